@@ -1,0 +1,1 @@
+"""Recipes and, later, how to run on a cluster; installed with the package."""

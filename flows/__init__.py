@@ -1,0 +1,1 @@
+"""One flow an audit, each reading like its paper's method, and the `memlib` command."""

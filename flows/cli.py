@@ -1,0 +1,228 @@
+"""The `memlib` command."""
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+import yaml
+from cyclopts import App, Parameter
+from rich.console import Console
+from rich.table import Table
+
+import memlib
+from flows.audits import AUDITS, audit_of
+from flows.recipes import load_recipe, shipped_recipes, validate
+from memlib.errors import RunError, UserError
+from memlib.specs import Resources
+from memlib.store import Store
+from memlib.tables import PUBLISHED
+
+DEFAULT_STORE = "memlib-store"
+StoreOption = Annotated[str, Parameter(name="--store", env_var="MEMLIB_STORE")]
+
+app = App(
+    name="memlib",
+    help="Memorization audits of neural networks: what does a model remember of its training data?",
+    version=memlib.__version__,
+    version_flags=["--version"],
+    result_action="return_value",
+)
+console = Console(highlight=False)
+
+
+@app.command
+def run(
+    audit: Literal["deja-vu"],
+    /,
+    *,
+    recipe: str,
+    set_: Annotated[Sequence[str], Parameter(name="--set", negative="")] = (),
+    store: StoreOption = DEFAULT_STORE,
+    quiet: bool = False,
+) -> None:
+    """Run an audit: split, train, embed, decode, score, report. What the store holds already is not done again.
+
+    Killed or failed, run the same command: finished stages are reused and training resumes where it was saved.
+
+    Parameters
+    ----------
+    audit
+        Which audit: deja-vu (does an image model name the object of a training image from its background alone?).
+    recipe
+        The name of a shipped recipe (see `memlib recipes`) or the path of a YAML file.
+    set_
+        Change a value of the recipe, as in --set training.epochs=50; may be given several times.
+        Machines are set as in --set resources.workers_per_model=2.
+    store
+        Folder or s3:// prefix for artifacts, results and reports.
+    quiet
+        No progress, only the result.
+    """
+    content, machines = load_recipe(recipe, set_)
+    named = audit_of(str(content.get("audit", audit)))
+    if named != audit:
+        raise UserError(f"recipe {recipe} is for the {named} audit, not {audit}")
+    spec = validate(AUDITS[audit].recipe, content)
+    resources = validate(Resources, machines)
+    Store(store).check_writable()
+    with _quiet_prefect():
+        manifest = AUDITS[audit].load_flow()(spec, Store(store).uri, resources, quiet)
+    _print_run(manifest)
+
+
+@app.command
+def runs(*, store: StoreOption = DEFAULT_STORE, json_: Annotated[bool, Parameter(name="--json", negative="")] = False) -> None:
+    """List the runs in a store, newest first.
+
+    Parameters
+    ----------
+    store
+        Folder or s3:// prefix that the runs were written to.
+    json_
+        Print the runs' manifests as JSON.
+    """
+    found = Store(store).runs()
+    if json_:
+        print(json.dumps(found, indent=1))
+        return
+    if not found:
+        console.print(f"no runs in {store}")
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("run", "finished", "audit", "share_excess", "p", "title"):
+        table.add_column(heading)
+    for entry in found:
+        first = entry["findings"][0]
+        finished = datetime.fromtimestamp(entry["finished"]).strftime("%Y-%m-%d %H:%M")
+        value = f"{100 * first['value']:.1f} %"
+        table.add_row(entry["run"], finished, entry["audit"], value, _p(first["p_value"]), entry["title"])
+    console.print(table)
+
+
+@app.command
+def show(run_id: str, /, *, store: StoreOption = DEFAULT_STORE, json_: Annotated[bool, Parameter(name="--json", negative="")] = False) -> None:
+    """Show what a run found, and where its results and report are.
+
+    Parameters
+    ----------
+    run_id
+        The run's id, or enough of its beginning.
+    store
+        Folder or s3:// prefix that the run was written to.
+    json_
+        Print the run's manifest as JSON, with the recipe and the keys of all artifacts.
+    """
+    found = [entry for entry in Store(store).runs() if entry["run"].startswith(run_id)]
+    if len(found) != 1:
+        seen = "no run" if not found else f"{len(found)} runs"
+        raise UserError(f"{seen} in {store} begin{'s' if len(found) < 2 else ''} with {run_id!r}; see memlib runs")
+    if json_:
+        print(json.dumps(found[0], indent=1))
+        return
+    _print_run(found[0], whole=True)
+
+
+@app.command
+def recipes(name: str | None = None, /) -> None:
+    """List the shipped recipes, or print one.
+
+    Parameters
+    ----------
+    name
+        A recipe to print in full, with what it extends filled in.
+    """
+    if name is not None:
+        content, resources = load_recipe(name)
+        print(yaml.safe_dump(content | ({"resources": resources} if resources else {}), sort_keys=False), end="")
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("recipe", "audit", "title"):
+        table.add_column(heading)
+    for key in shipped_recipes():
+        content, _ = load_recipe(key)
+        table.add_row(key, audit_of(content["audit"]), content.get("title", ""))
+    console.print(table)
+
+
+@app.command
+def schema(what: str | None = None, /) -> None:
+    """Print the meaning of every column of the results, or the JSON schema of a recipe.
+
+    Parameters
+    ----------
+    what
+        summary, units, curves (all of them by default), or an audit's name for its recipe.
+    """
+    if what in AUDITS:
+        print(json.dumps(AUDITS[what].recipe.model_json_schema(), indent=1))
+        return
+    if what is not None and what not in PUBLISHED:
+        raise UserError(f"no table or audit {what!r}; there are {', '.join([*PUBLISHED, *AUDITS])}")
+    for name in [what] if what else PUBLISHED:
+        for audit, table in PUBLISHED[name].items():
+            of = f", audit {audit}" if audit else ""
+            console.print(f"[bold]{name}[/bold] (version {table.version}{of}): {table.meaning}")
+            console.print(f"results/table={name}/audit={audit or '*'}/run=*/part-0.parquet", style="dim")
+            grid = Table(box=None, pad_edge=False)
+            for heading in ("column", "type", "unit", "meaning"):
+                grid.add_column(heading)
+            for column in table.columns:
+                grid.add_row(column.name, str(column.type), column.unit, column.meaning)
+            console.print(grid)
+            console.print()
+
+
+def _print_run(manifest: dict[str, Any], *, whole: bool = False) -> None:
+    table = Table(box=None, pad_edge=False, title=manifest["title"], title_justify="left")
+    for heading in ("metric", "value", "95 % interval", "null", "p", "n", "verdict"):
+        table.add_column(heading, justify="left" if heading in ("metric", "verdict") else "right")
+    for row in manifest["findings"]:
+        params = json.loads(row["params"])
+        if not whole and params.get("direction", "both") != "both":
+            continue
+        shown = ("p", "direction", "layer", "epoch", "crop", "k") if whole else ("p",)
+        at = " ".join(f"{name}={params[name]}" for name in shown if name in params)
+        interval = "" if row["ci_low"] is None else f"{row['ci_low']:.3f} to {row['ci_high']:.3f}"
+        null = "" if row["null_value"] is None else f"{row['null_value']:.2g}"
+        cells = (f"{row['metric']} {at}".strip(), f"{row['value']:.3f}", interval, null, _p(row["p_value"]), str(row["n"]))
+        table.add_row(*cells, row["verdict"])
+    console.print(table)
+    done = f"{len(manifest['computed'])} stages computed, {len(manifest['reused'])} reused, {manifest['seconds']:.0f} s"
+    console.print(f"\nrun {manifest['run']}: {done}")
+    console.print(f"results {manifest['results']['summary']}", soft_wrap=True)
+    console.print(f"report  {manifest['report']}", soft_wrap=True)
+
+
+def _p(value: float | None) -> str:
+    return "" if value is None else f"{value:.2g}"
+
+
+@contextlib.contextmanager
+def _quiet_prefect() -> Iterator[None]:
+    """Prefect without its chatter, and with time enough to start its own API when no server is configured."""
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "CRITICAL")
+    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
+    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+    yield
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; a user's mistake or an expected fault ends in one or two lines and status 2."""
+    try:
+        app(arguments)
+    except (UserError, RunError) as error:
+        print(f"memlib: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("memlib: stopped; run the same command to go on", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

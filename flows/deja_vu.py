@@ -1,0 +1,147 @@
+"""The déjà vu audit (Meehan 2023) from images to a page."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+from prefect import flow
+
+from memlib.audits.deja_vu import DIRECTIONS, Recipe
+from memlib.data.splits import PUBLIC, REFERENCE, SHARED, TARGET, select
+from memlib.errors import UserError
+from memlib.identity import content_key, derive_seed
+from memlib.models.encoder import layer_names
+from memlib.specs import CropSpec, Resources
+from memlib.store import Ref
+from memlib.training.fit import TrainingJob
+from tasks.data import WHEREABOUTS, decode_images, read_splits, split_roles
+from tasks.observing import View, embed_view, search_neighbors
+from tasks.reporting import publish, write_report
+from tasks.runtime import Context, stop_ray
+from tasks.scoring import ROLE_OF, Searches, probe_model, score_deja_vu
+from tasks.stage import open_store
+from tasks.training import train_models
+
+RUN_LENGTH = 12
+
+
+@flow(name="deja-vu", validate_parameters=True)
+def deja_vu(recipe: Recipe, store: str, resources: Resources = Resources(), quiet: bool = False) -> dict[str, Any]:
+    """Audits whether a model names the objects of its training images from their background alone.
+
+    Args:
+        recipe: data, split, models, decoding and report.
+        store: folder or s3:// prefix for artifacts, results and reports.
+        resources: machines; changes no result.
+        quiet: no progress.
+
+    Returns:
+        the run's manifest.
+    """
+    started = time.time()
+    context = Context(open_store(store), resources, quiet)
+    try:
+        return _audit(context, recipe, started)
+    finally:
+        stop_ray()
+
+
+def _audit(context: Context, recipe: Recipe, started: float) -> dict[str, Any]:
+    shard: Ref = decode_images(context, recipe.data)
+    splits: Ref = split_roles(context, recipe.split, shard)
+    table = read_splits(context, splits)
+    _refuse_too_large_k(recipe, table)
+
+    jobs = _jobs(recipe, shard, splits, table)
+    models = dict(zip(jobs, train_models(context, list(jobs.values())), strict=True))
+
+    audit = _Observations(context, recipe, shard, splits, models)
+    searches = audit.searches()
+    probes = audit.probes()
+    scores: Ref = score_deja_vu(context, searches, probes, splits, _class_names(table), recipe.decode)
+
+    run = _run_id(recipe, scores)
+    named = {job.name: models[side] for side, job in jobs.items()}
+    report: Ref = write_report(context, recipe, run, scores, searches, shard, splits, named)
+    artifacts = {"shard": str(shard), "splits": str(splits), "scores": str(scores), "report": str(report)}
+    artifacts |= {name: str(ref) for name, ref in named.items()}
+    found: dict[str, Any] = publish(context, recipe, run, scores, report, artifacts, started)
+    return found
+
+
+def _refuse_too_large_k(recipe: Recipe, splits: pa.Table) -> None:
+    """Before hours are spent on training."""
+    public = select(splits, PUBLIC).num_rows
+    if max(recipe.decode.k) > public:
+        raise UserError(f"decode.k is {max(recipe.decode.k)}, but the public set has only {public} images; lower decode.k")
+
+
+def _class_names(splits: pa.Table) -> list[str]:
+    names = dict(zip(splits["label"].to_pylist(), splits["class_name"].to_pylist(), strict=True))
+    return [names[label] for label in sorted(names)]
+
+
+def _jobs(recipe: Recipe, shard: Ref, splits: Ref, table: pa.Table) -> dict[tuple[int, str], TrainingJob]:
+    """The models, by pair and the set they train on; each from a seed of its own."""
+    jobs = {}
+    for pair in range(recipe.pairs):
+        for direction in DIRECTIONS:
+            seed = derive_seed(recipe.training.seed, "pair", pair, direction)
+            jobs[pair, direction] = TrainingJob(
+                name=f"model {direction}{pair}",
+                model=recipe.model,
+                training=recipe.training.model_copy(update={"seed": seed}),
+                num_classes=len(_class_names(table)),
+                shard=shard,
+                splits=splits,
+                roles=(ROLE_OF[direction], SHARED),
+            )
+    return jobs
+
+
+class _Observations:
+    """Embeddings, searches and probes of all models."""
+
+    def __init__(
+        self, context: Context, recipe: Recipe, shard: Ref, splits: Ref, models: Mapping[tuple[int, str], Ref]
+    ) -> None:
+        self.context, self.recipe, self.shard, self.splits, self.models = context, recipe, shard, splits, models
+        self.layers = tuple(
+            layer_names(recipe.model, classifier=recipe.training.objective.kind == "supervised")
+        )
+
+    def embed(self, model: Ref, epoch: int, *roles: str, crop: CropSpec | None = None) -> Ref:
+        ref: Ref = embed_view(self.context, model, epoch, View(roles, crop), self.shard, self.splits, self.layers)
+        return ref
+
+    def searches(self) -> list[Searches]:
+        """Every layer, epoch, crop and pair; the headline's setting first."""
+        recipe, k = self.recipe, max(self.recipe.decode.k)
+        found = []
+        for epoch in recipe.epochs:
+            for crop in recipe.crops:
+                for layer in recipe.layers:
+                    for pair in range(recipe.pairs):
+                        refs, public = [], []
+                        for direction in DIRECTIONS:
+                            model = self.models[pair, direction]
+                            queries = self.embed(model, epoch, TARGET, REFERENCE, crop=crop)
+                            public.append(self.embed(model, epoch, PUBLIC))
+                            refs.append(search_neighbors(self.context, queries, public[-1], layer, k))
+                        found.append(Searches(pair, layer, epoch, crop.mode, (refs[0], refs[1]), public[0]))
+        return found
+
+    def probes(self) -> list[Ref]:
+        """A linear probe on the backbone and the last layer of each model."""
+        layers = tuple(dict.fromkeys(("backbone", self.layers[-1])))
+        refs = []
+        for (pair, direction), model in self.models.items():
+            images = self.embed(model, self.recipe.training.epochs, TARGET, REFERENCE, SHARED)
+            refs.append(probe_model(self.context, images, self.splits, direction, pair, layers))
+        return refs
+
+
+def _run_id(recipe: Recipe, scores: Ref) -> str:
+    spec = recipe.model_dump(mode="json", exclude={"data": {"source": WHEREABOUTS}})
+    return content_key("run", version=1, spec=spec, inputs={"scores": scores.key})[:RUN_LENGTH]

@@ -1,0 +1,157 @@
+"""Recipes: YAML files, shipped or the user's own, with overrides from the command line."""
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from memlib.errors import UserError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """The recipes that come with the package, by name."""
+    folder = Path(str(files("deployments").joinpath("recipes")))
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def load_recipe(name_or_file: str, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The recipe and the resources of a YAML file, with `key=value` overrides applied.
+
+    Args:
+        name_or_file: a shipped recipe's name, or a path to a YAML file.
+        overrides: dotted keys of the recipe, or of resources (resources.gpu=false); values are YAML.
+
+    Raises:
+        UserError: when there is no such recipe or it is not YAML.
+    """
+    content = _read(name_or_file, seen=())
+    for override in overrides:
+        key, separator, value = override.partition("=")
+        if not separator or not key:
+            raise UserError(f"--set {override!r} is not key=value")
+        _put(content, key.split("."), _yaml(value, f"--set {override}"), override)
+    resources = content.pop("resources", None) or {}
+    return content, resources
+
+
+def _read(name_or_file: str, seen: tuple[str, ...]) -> dict[str, Any]:
+    if name_or_file in seen:
+        raise UserError(f"recipes extend each other in a circle: {' -> '.join((*seen, name_or_file))}")
+    known = shipped_recipes()
+    path = known.get(name_or_file) or Path(name_or_file)
+    if not path.is_file():
+        near = difflib.get_close_matches(name_or_file, known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else f"; shipped are {', '.join(known)}"
+        raise UserError(f"no recipe {name_or_file!r}{hint}")
+    content = _yaml(path.read_text(), str(path))
+    if not isinstance(content, dict):
+        raise UserError(f"{path} does not hold a recipe (a YAML mapping)")
+    base = content.pop("extends", None)
+    return content if base is None else _merged(_read(str(base), (*seen, name_or_file)), content)
+
+
+def _yaml(text: str, where: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
+
+
+def _merged(base: dict[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """`change` over `base`; mappings merge key by key unless they name another `kind`."""
+    result = dict(base)
+    for name, value in change.items():
+        old = result.get(name)
+        mapping = isinstance(old, dict) and isinstance(value, dict)
+        same_kind = mapping and value.get("kind", old.get("kind")) == old.get("kind")
+        result[name] = _merged(old, value) if same_kind else value
+    return result
+
+
+def _put(content: dict[str, Any], keys: list[str], value: Any, override: str) -> None:
+    for key in keys[:-1]:
+        content = content.setdefault(key, {})
+        if not isinstance(content, dict):
+            raise UserError(f"--set {override!r}: {key} is a value, not a section")
+    old = content.get(keys[-1])
+    if isinstance(old, dict) and isinstance(value, dict):
+        value = _merged({keys[-1]: old}, {keys[-1]: value})[keys[-1]]
+    content[keys[-1]] = value
+
+
+def validate(model: type[Model], content: Mapping[str, Any]) -> Model:
+    """The content as a spec.
+
+    Raises:
+        UserError: naming the first problems in words, unknown keys with the nearest right one.
+    """
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        problems = [_in_words(model, problem) for problem in error.errors(include_url=False)]
+        more = f" (and {len(problems) - 2} more)" if len(problems) > 2 else ""
+        raise UserError("; ".join(problems[:2]) + more) from error
+
+
+def _in_words(model: type[BaseModel], problem: Mapping[str, Any]) -> str:
+    place = [str(part) for part in problem["loc"]]
+    shown = ".".join(part for part in _without_tags(model, place))
+    if problem["type"] == "extra_forbidden":
+        known = list(_fields_at(model, place[:-1]))
+        near = difflib.get_close_matches(place[-1], known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}"
+        return f"unknown recipe key {shown}; {hint}"
+    if problem["type"] == "missing":
+        return f"the recipe lacks {shown}"
+    message = problem["msg"].removeprefix("Value error, ")
+    seen = "" if isinstance(problem["input"], dict) else f" (seen: {problem['input']!r})"
+    return f"{shown or 'recipe'}: {message[0].lower() + message[1:]}{seen}"
+
+
+def _without_tags(model: type[BaseModel], place: Sequence[str]) -> Iterator[str]:
+    """The place of a problem without the names of union members that pydantic puts in."""
+    for position, part in enumerate(place):
+        if position == 0 or part.isdigit() or part in _fields_at(model, place[:position]):
+            yield part
+        elif position == len(place) - 1:
+            members = _members_at(model, place[:position])
+            if not any(part in _tags(member) for member in members):
+                yield part
+
+
+def _fields_at(model: type[BaseModel], place: Sequence[str]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for member in _members_at(model, place):
+        fields |= member.model_fields
+    return fields
+
+
+def _members_at(model: type[BaseModel], place: Sequence[str]) -> list[type[BaseModel]]:
+    members = [model]
+    for part in place:
+        inner = [m.model_fields[part].annotation for m in members if part in m.model_fields]
+        if inner:
+            members = [found for annotation in inner for found in _models_in(annotation)]
+        else:
+            members = [member for member in members if part in _tags(member)] or members
+    return members
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if get_origin(annotation) in (Union, UnionType, Annotated, tuple, list):
+        for part in get_args(annotation):
+            yield from _models_in(part)
+    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+
+
+def _tags(model: type[BaseModel]) -> tuple[Any, ...]:
+    kind = model.model_fields.get("kind")
+    return get_args(kind.annotation) if kind is not None else ()

@@ -1,0 +1,1 @@
+"""Which examples exist, which a model may see, and how an image is cut."""

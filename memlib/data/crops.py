@@ -1,0 +1,100 @@
+"""Background ("periphery") crops: rectangles that hold none of the object.
+
+Meehan 2023, section 3.1 asks for "the largest possible crop that does not intersect with any bounding box";
+A.8 replaces it by the lower-left corner where there are no boxes. Rectangles are (x0, y0, x1, y1) in pixels,
+half open: columns x0 <= x < x1 and rows y0 <= y < y1.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memlib.specs import CropSpec
+
+Box = tuple[int, int, int, int]
+CORNER = 0.3  # of width and height, Meehan 2023, A.8
+
+
+def periphery_crop(content: Box, boxes: NDArray[np.int64], spec: CropSpec) -> Box | None:
+    """The crop of one image, or None when no rectangle with the required shorter side exists.
+
+    Args:
+        content: the part of the stored image that shows the picture (all of it unless it was padded).
+        boxes: (num_boxes, 4) int, the objects.
+        spec: which crop, and its minimum side as a fraction of the content's shorter side.
+    """
+    width, height = content[2] - content[0], content[3] - content[1]
+    min_side = max(1, int(np.ceil(spec.min_side * min(width, height) - 1e-9)))
+    if spec.mode == "corner":
+        return corner_crop(content, min_side=min_side)
+    if not len(boxes):
+        return None
+    inside = [_clip((int(b[0]), int(b[1]), int(b[2]), int(b[3])), content) for b in boxes]
+    if spec.mode == "official":
+        return official_crop(content, inside, min_side=min_side)
+    return maximal_crop(content, inside, min_side=min_side)
+
+
+def maximal_crop(content: Box, boxes: Sequence[Box], *, min_side: int = 1) -> Box | None:
+    """The rectangle of largest area within `content` that meets no box, its sides at least `min_side`.
+
+    Exact for any number of boxes: in a maximal rectangle each side touches the content's edge or a box, so the
+    left side is some box's right edge (or the content's left), and so on. For each pair of left and right
+    sides the boxes that reach between them leave free vertical gaps; the tallest is the best for the pair.
+    Among equal areas the one with the longer shorter side wins, then the topmost, then the leftmost.
+    """
+    lefts = sorted({content[0], *(box[2] for box in boxes)})
+    rights = sorted({content[2], *(box[0] for box in boxes)})
+    best: tuple[int, int, int, int] | None = None  # area, shorter side, -top, -left
+    found: Box | None = None
+    for left in lefts:
+        for right in rights:
+            if right - left < min_side:
+                continue
+            for top, bottom in _free_gaps(content, [b for b in boxes if b[0] < right and b[2] > left]):
+                if bottom - top < min_side:
+                    continue
+                size = ((right - left) * (bottom - top), min(right - left, bottom - top), -top, -left)
+                if best is None or size > best:
+                    best, found = size, (left, top, right, bottom)
+    return found
+
+
+def _free_gaps(content: Box, boxes: Sequence[Box]) -> list[tuple[int, int]]:
+    gaps, top = [], content[1]
+    for box in sorted(boxes, key=lambda b: b[1]):
+        if box[1] > top:
+            gaps.append((top, box[1]))
+        top = max(top, box[3])
+    if content[3] > top:
+        gaps.append((top, content[3]))
+    return gaps
+
+
+def official_crop(content: Box, boxes: Sequence[Box], *, min_side: int = 1) -> Box | None:
+    """The largest full-width or full-height strip between box edges, as in the authors' code.
+
+    The image is cut at every box edge; strips that touch a box are dropped and neighbours are never joined,
+    so the result can be smaller than `maximal_crop` or missing altogether.
+    """
+    strips: list[Box] = []
+    for axis in (0, 1):
+        cuts = sorted({content[axis], content[axis + 2], *(b[axis] for b in boxes), *(b[axis + 2] for b in boxes)})
+        for low, high in zip(cuts, cuts[1:], strict=False):
+            if any(box[axis] < high and box[axis + 2] > low for box in boxes):
+                continue
+            strips.append((low, content[1], high, content[3]) if axis == 0 else (content[0], low, content[2], high))
+    large = [s for s in strips if min(s[2] - s[0], s[3] - s[1]) >= min_side]
+    return max(large, key=lambda s: ((s[2] - s[0]) * (s[3] - s[1]), -s[1], -s[0]), default=None)
+
+
+def corner_crop(content: Box, *, min_side: int = 1) -> Box | None:
+    """The lower-left 0.3 width x 0.3 height, whatever the boxes (Meehan 2023, A.8)."""
+    width, height = content[2] - content[0], content[3] - content[1]
+    crop = (content[0], content[3] - round(CORNER * height), content[0] + round(CORNER * width), content[3])
+    return crop if min(crop[2] - crop[0], crop[3] - crop[1]) >= min_side else None
+
+
+def _clip(box: Box, content: Box) -> Box:
+    return (max(box[0], content[0]), max(box[1], content[1]), min(box[2], content[2]), min(box[3], content[3]))

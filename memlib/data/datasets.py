@@ -1,0 +1,130 @@
+"""Where images come from: one indexable interface, five kinds of source.
+
+Example ids are stable: the path or row within the source, the same on every machine. A source says by its
+`content_digest` what it holds, so that stages computed from it are found again exactly when nothing changed.
+"""
+
+import importlib
+import inspect
+import os
+from typing import Any
+
+import numpy as np
+from fsspec.implementations.local import LocalFileSystem
+from numpy.typing import NDArray
+
+from memlib.data.examples import NO_BOXES, Example, Source, decode_image, list_files, listing_digest
+from memlib.data.image_folder import ImageFolder
+from memlib.data.parquet import ParquetImages
+from memlib.data.scenes import Scenes
+from memlib.errors import UserError
+from memlib.identity import file_digest
+from memlib.specs import ImageFolderSource, ImportSource, ParquetSource, ScenesSource, SourceSpec, TorchvisionSource
+
+
+def open_source(spec: SourceSpec) -> Source:
+    """Opens the source a spec describes.
+
+    Raises:
+        UserError: when there is nothing there, or it is not laid out as the spec says.
+    """
+    if isinstance(spec, ScenesSource):
+        return Scenes(spec)
+    if isinstance(spec, ImageFolderSource):
+        return ImageFolder(spec)
+    if isinstance(spec, TorchvisionSource):
+        return Torchvision(spec)
+    if isinstance(spec, ParquetSource):
+        return ParquetImages(spec)
+    return import_source(spec)
+
+
+class Torchvision:
+    """A torchvision classification data set; example ids are <split>-<row>."""
+
+    def __init__(self, spec: TorchvisionSource) -> None:
+        import torchvision
+
+        self._spec = spec
+        kind = getattr(torchvision.datasets, spec.name, None)
+        if not inspect.isclass(kind):
+            names = [n for n in dir(torchvision.datasets) if inspect.isclass(getattr(torchvision.datasets, n))]
+            raise UserError(f"torchvision has no data set {spec.name!r}; it has {', '.join(names)}")
+        accepted = inspect.signature(kind.__init__).parameters
+        options: dict[str, Any] = {"root": spec.root}
+        if "train" in accepted:
+            options["train"] = spec.split == "train"
+        elif "split" in accepted:
+            options["split"] = spec.split
+        if "download" in accepted:
+            options["download"] = spec.download
+        try:
+            self._data = kind(**options)
+        except (RuntimeError, ValueError, OSError) as error:
+            raise UserError(f"torchvision.datasets.{spec.name} at {spec.root}: {error}") from error
+        names = getattr(self._data, "classes", None)
+        labels = getattr(self._data, "targets", getattr(self._data, "labels", None))
+        if names is None and labels is None:
+            raise UserError(f"torchvision.datasets.{spec.name} tells neither its classes nor its labels")
+        self.class_names = [str(n) for n in names] if names is not None else _numbered(np.asarray(labels))
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: int) -> Example:
+        image, label = self._data[index]
+        name = f"{self._spec.split}-{index:07d}"
+        return Example(name, decode_image(image, example_id=name, label=int(label)), int(label), NO_BOXES)
+
+    def content_digest(self) -> str:
+        folder = getattr(self._data, "raw_folder", None)
+        base = getattr(self._data, "base_folder", None)
+        if folder is None:
+            folder = os.path.join(self._spec.root, base) if isinstance(base, str) else self._spec.root
+        fs = LocalFileSystem()
+        return listing_digest(fs, str(folder), list_files(fs, str(folder)))
+
+
+def _numbered(labels: NDArray[Any]) -> list[str]:
+    return [str(label) for label in range(int(labels.max()) + 1)]
+
+
+class _Imported:
+    """A user's source, with a content digest of its own or that of the module it comes from."""
+
+    def __init__(self, inner: Any, digest: str) -> None:
+        self._inner, self._digest = inner, digest
+        self.class_names: list[str] = [str(name) for name in inner.class_names]
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __getitem__(self, index: int) -> Example:
+        item = self._inner[index]
+        return item if isinstance(item, Example) else Example(**item)
+
+    def content_digest(self) -> str:
+        own = getattr(self._inner, "content_digest", None)
+        return str(own()) if callable(own) else self._digest
+
+
+def import_source(spec: ImportSource) -> Source:
+    """Calls the user's `package.module:function` and checks what comes back."""
+    module_name, name = spec.function.split(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UserError(f"cannot import {module_name!r} ({error}); is its folder on PYTHONPATH?") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise UserError(f"{module_name} has no function {name!r}")
+    source = function(**spec.options)
+    missing = [part for part in ("__len__", "__getitem__", "class_names") if not hasattr(source, part)]
+    if missing:
+        raise UserError(f"{spec.function} returned a {type(source).__name__} without {', '.join(missing)}")
+    file = inspect.getsourcefile(module)
+    if spec.version is None and file is None:
+        raise UserError(f"the source of {module_name} cannot be read; declare a version")
+    from pathlib import Path
+
+    return _Imported(source, spec.version or file_digest(Path(str(file))))

@@ -1,0 +1,110 @@
+"""Images in class folders, with Tiny-ImageNet's or Pascal VOC's boxes."""
+
+import csv
+import io
+import itertools
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+import fsspec
+import numpy as np
+from numpy.typing import NDArray
+
+from memlib.data.examples import NO_BOXES, Example, decode_image, list_files, listing_digest
+from memlib.errors import UserError
+from memlib.specs import ImageFolderSource
+
+IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"}
+
+
+class ImageFolder:
+    """`<path>/<class>/**/<image>`; example ids are paths relative to the folder."""
+
+    def __init__(self, spec: ImageFolderSource) -> None:
+        self._spec = spec
+        self._fs, self._root = fsspec.url_to_fs(spec.path)
+        listing = list_files(self._fs, self._root)
+        images = [name for name in listing if PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES and "/" in name]
+        if not images:
+            raise UserError(f"no images below {spec.path}: expected {spec.path}/<class>/<image>.jpg (or .png, ...)")
+        self.class_names = sorted({name.split("/", 1)[0] for name in images})[: spec.num_classes]
+        if spec.num_classes and len(self.class_names) < spec.num_classes:
+            raise UserError(f"{spec.path} has {len(self.class_names)} classes, fewer than num_classes {spec.num_classes}")
+        label_of = {name: label for label, name in enumerate(self.class_names)}
+        self._items: list[tuple[str, int]] = []
+        for class_name, members in itertools.groupby(images, key=lambda name: name.split("/", 1)[0]):
+            if class_name in label_of:
+                chosen = list(members)[: spec.num_per_class]
+                self._items += [(name, label_of[class_name]) for name in chosen]
+        self._listing = {name: listing[name] for name, _ in self._items}
+        self._boxes: Callable[[str], NDArray[np.int64]] = lambda name: NO_BOXES
+        if spec.boxes == "tiny_imagenet":
+            self._boxes = self._tiny_imagenet_boxes(listing)
+        elif spec.boxes == "voc":
+            self._boxes = self._voc_boxes(listing)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> Example:
+        name, label = self._items[index]
+        pixels = decode_image(self._read(name), example_id=name, label=label)
+        return Example(name, pixels, label, self._boxes(name))
+
+    def content_digest(self) -> str:
+        return listing_digest(self._fs, self._root, self._listing)
+
+    def _read(self, name: str) -> bytes:
+        return bytes(self._fs.cat_file(f"{self._root}/{name}"))
+
+    def _tiny_imagenet_boxes(self, listing: Mapping[str, Any]) -> Callable[[str], NDArray[np.int64]]:
+        boxes: dict[str, list[list[int]]] = {}
+        for class_name in self.class_names:
+            table = f"{class_name}/{class_name}_boxes.txt"
+            if table not in listing:
+                raise UserError(f"{self._spec.path}/{table} is missing; boxes: tiny_imagenet needs one a class")
+            self._listing[table] = listing[table]
+            for row in csv.reader(io.StringIO(self._read(table).decode()), delimiter="\t"):
+                if len(row) < 5:
+                    raise UserError(f"{self._spec.path}/{table}: expected name, x0, y0, x1, y1, not {row}")
+                x0, y0, x1, y1 = (int(value) for value in row[1:5])
+                boxes.setdefault(f"{class_name}/{row[0]}", []).append([x0, y0, x1 + 1, y1 + 1])
+
+        def find(name: str) -> NDArray[np.int64]:
+            parts = name.split("/")
+            return np.array(boxes.get(f"{parts[0]}/{parts[-1]}", NO_BOXES), dtype=np.int64).reshape(-1, 4)
+
+        return find
+
+    def _voc_boxes(self, listing: Mapping[str, Any]) -> Callable[[str], NDArray[np.int64]]:
+        fs, root, names = self._fs, self._root, listing
+        if self._spec.annotations is not None:
+            fs, root = fsspec.url_to_fs(self._spec.annotations)
+            names = list_files(fs, root)
+        files = {PurePosixPath(name).stem: name for name in names if name.endswith(".xml")}
+        if not files:
+            where = self._spec.annotations or self._spec.path
+            raise UserError(f"no XML files below {where}; name their folder with annotations")
+        self._annotations = (fs, root, {name: names[name] for name in files.values()})
+
+        def find(name: str) -> NDArray[np.int64]:
+            file = files.get(PurePosixPath(name).stem)
+            return NO_BOXES if file is None else parse_voc(bytes(fs.cat_file(f"{root}/{file}")), file)
+
+        self._listing |= {f"annotations:{name}": entry for name, entry in self._annotations[2].items()}
+        return find
+
+
+def parse_voc(data: bytes, name: str) -> NDArray[np.int64]:
+    """Boxes of a Pascal VOC / ImageNet annotation: (num_boxes, 4) half open (VOC counts from 1, inclusive)."""
+    try:
+        root = ElementTree.fromstring(data)
+        rows = [
+            [int(float(box.findtext(tag) or "")) for tag in ("xmin", "ymin", "xmax", "ymax")]
+            for box in root.iterfind("object/bndbox")
+        ]
+    except (ElementTree.ParseError, ValueError) as error:
+        raise UserError(f"{name} is not a Pascal VOC annotation ({error})") from error
+    return np.array([[max(r[0] - 1, 0), max(r[1] - 1, 0), r[2], r[3]] for r in rows], dtype=np.int64).reshape(-1, 4)

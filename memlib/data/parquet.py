@@ -1,0 +1,127 @@
+"""Images in Parquet files: the Hugging Face convention, a struct of encoded bytes and path."""
+
+import bisect
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from memlib.data.examples import NO_BOXES, Example, UnreadableImage, decode_image, listing_digest
+from memlib.errors import UserError
+from memlib.specs import ParquetSource
+
+
+@dataclass(frozen=True)
+class _RowGroup:
+    file: str
+    index: int
+    first: int  # row of the source at which the group starts
+
+
+class ParquetImages:
+    """Reads one row group at a time; labels are class indices or strings."""
+
+    def __init__(self, spec: ParquetSource) -> None:
+        self._spec = spec
+        self._fs, root = fsspec.url_to_fs(spec.path)
+        found = self._fs.glob(root, detail=True) if "*" in root else self._fs.find(root, detail=True)
+        self._files = {name: found[name] for name in sorted(found) if name.endswith(".parquet")}
+        if not self._files:
+            raise UserError(f"no .parquet file at {spec.path}")
+        names = list(self._files)
+        self._folder = os.path.dirname(names[0]) if len(names) == 1 else os.path.commonpath(names)
+        self._groups: list[_RowGroup] = []
+        self._ids: list[str] = []
+        labels: list[Any] = []
+        stated: list[str] | None = None
+        for file in names:
+            stated = self._scan(file, labels) or stated
+        if None in labels:
+            raise UserError(f"{spec.path}: example {self._ids[labels.index(None)]} has no {spec.label_column}")
+        self.class_names, self._labels = _classes(labels, stated)
+        self._starts = [group.first for group in self._groups]
+        self._loaded: tuple[int, pa.Table] | None = None
+
+    def _scan(self, file: str, labels: list[Any]) -> list[str] | None:
+        """Reads ids and labels of a file; returns the class names it states."""
+        spec = self._spec
+        wanted = [c for c in (spec.image_column, spec.label_column, spec.id_column, spec.boxes_column) if c]
+        with self._fs.open(file) as handle:
+            parquet = pq.ParquetFile(handle)
+            missing = [column for column in wanted if column not in parquet.schema_arrow.names]
+            if missing:
+                raise UserError(f"{file} has no column {missing[0]!r}; it has {', '.join(parquet.schema_arrow.names)}")
+            short = os.path.relpath(file, self._folder)
+            row = 0
+            for index in range(parquet.num_row_groups):
+                self._groups.append(_RowGroup(file, index, len(self._ids)))
+                columns = [column for column in (spec.label_column, spec.id_column) if column]
+                table = parquet.read_row_group(index, columns=columns)
+                labels += table[spec.label_column].to_pylist()
+                if spec.id_column:
+                    self._ids += [str(value) for value in table[spec.id_column].to_pylist()]
+                else:
+                    self._ids += [f"{short}:{row + i:07d}" for i in range(table.num_rows)]
+                row += table.num_rows
+            return _stated_classes(parquet.schema_arrow.metadata, spec.label_column)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, index: int) -> Example:
+        name, label = self._ids[index], self._labels[index]
+        row = self._row(index)
+        image = row[self._spec.image_column]
+        data = image.get("bytes") if isinstance(image, dict) else image
+        if data is None:
+            raise UnreadableImage(name, label, "has no image bytes")
+        return Example(name, decode_image(data, example_id=name, label=label), label, self._boxes(row))
+
+    def content_digest(self) -> str:
+        return listing_digest(self._fs, self._folder, {os.path.relpath(f, self._folder): i for f, i in self._files.items()})
+
+    def _row(self, index: int) -> dict[str, Any]:
+        number = bisect.bisect_right(self._starts, index) - 1
+        group = self._groups[number]
+        if self._loaded is None or self._loaded[0] != number:
+            columns = [c for c in (self._spec.image_column, self._spec.boxes_column) if c]
+            with self._fs.open(group.file) as handle:
+                self._loaded = (number, pq.ParquetFile(handle).read_row_group(group.index, columns=columns))
+        row: dict[str, Any] = self._loaded[1].slice(index - group.first, 1).to_pylist()[0]
+        return row
+
+    def _boxes(self, row: Mapping[str, Any]) -> NDArray[np.int64]:
+        if not self._spec.boxes_column:
+            return NO_BOXES
+        value = row[self._spec.boxes_column]
+        value = value.get("bbox") if isinstance(value, dict) else value
+        boxes = np.array(value or NO_BOXES, dtype=np.float64).reshape(-1, 4)
+        if self._spec.box_format == "xywh":
+            boxes[:, 2:] += boxes[:, :2]
+        return np.concatenate([np.floor(boxes[:, :2]), np.ceil(boxes[:, 2:])], axis=1).astype(np.int64)
+
+
+def _classes(labels: list[Any], stated: list[str] | None) -> tuple[list[str], list[int]]:
+    if all(isinstance(label, int) for label in labels):
+        names = stated or [str(label) for label in range(max(labels, default=-1) + 1)]
+        return names, [int(label) for label in labels]
+    names = sorted({str(label) for label in labels})
+    index = {name: number for number, name in enumerate(names)}
+    return names, [index[str(label)] for label in labels]
+
+
+def _stated_classes(metadata: Mapping[bytes, bytes] | None, column: str) -> list[str] | None:
+    """Class names in the metadata that the `datasets` library writes."""
+    try:
+        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
+        names = features[column]["names"]
+    except (KeyError, TypeError, ValueError):
+        return None
+    return [str(name) for name in names]

@@ -1,0 +1,92 @@
+"""Embedded images with a known truth: real handwritten digits on backgrounds unrelated to them.
+
+The background is drawn without looking at the digit, so a background crop carries no information about the
+class: a model that has not seen the image can only guess (1 in 10), and whatever another model knows beyond
+that is memory. Digits are scikit-learn's (UCI, 8 x 8); no download.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from memlib.data.examples import Example
+from memlib.identity import canonical_json, derive_seed
+from memlib.specs import ScenesSource
+
+
+BRIGHTEST = 0.6  # of a background; digits are white
+
+
+class Scenes:
+    """Composed scenes; every scene depends on (seed, index) alone."""
+
+    def __init__(self, spec: ScenesSource) -> None:
+        from sklearn.datasets import load_digits
+
+        bunch = load_digits()
+        self._digits: NDArray[np.float64] = bunch.images / 16.0
+        self._labels: NDArray[np.int64] = bunch.target.astype(np.int64)
+        self._spec = spec
+        rng = np.random.default_rng(derive_seed(spec.seed, "scenes", "digits"))
+        rounds = -(-spec.num_examples // len(self._labels))
+        order = np.concatenate([rng.permutation(len(self._labels)) for _ in range(rounds)])
+        self._chosen = order[: spec.num_examples]
+        self.class_names = [str(digit) for digit in range(10)]
+
+    def __len__(self) -> int:
+        return self._spec.num_examples
+
+    def content_digest(self) -> str:
+        """Scenes are a function of their spec."""
+        return canonical_json(self._spec)
+
+    def __getitem__(self, index: int) -> Example:
+        spec = self._spec
+        rng = np.random.default_rng(derive_seed(spec.seed, "scenes", "scene", index))
+        scene = draw_background(rng, spec)
+        digit = Image.fromarray((self._digits[self._chosen[index]] * 255).astype(np.uint8))
+        ink = np.asarray(digit.resize((spec.digit_size, spec.digit_size), Image.Resampling.BILINEAR)) / 255.0
+        places = _draw_places(rng, spec)
+        for x, y in places:
+            window = scene[y : y + spec.digit_size, x : x + spec.digit_size]
+            window += (1.0 - window) * ink[..., None]
+        return Example(
+            example_id=f"scene-{index:07d}",
+            image=(scene * 255).round().astype(np.uint8),
+            label=int(self._labels[self._chosen[index]]),
+            boxes=np.array([[x, y, x + spec.digit_size, y + spec.digit_size] for x, y in places], dtype=np.int64),
+        )
+
+
+def _draw_places(rng: np.random.Generator, spec: ScenesSource) -> list[tuple[int, int]]:
+    """Upper-left corners of the digits, none overlapping another; starts again when it has painted itself in."""
+    places: list[tuple[int, int]] = []
+    tries = 0
+    while len(places) < spec.copies:
+        x, y = (int(value) for value in rng.integers(0, spec.size - spec.digit_size + 1, size=2))
+        if all(abs(x - a) >= spec.digit_size or abs(y - b) >= spec.digit_size for a, b in places):
+            places.append((x, y))
+        tries += 1
+        if tries % 100 == 0:
+            places = []
+    return places
+
+
+def draw_background(rng: np.random.Generator, spec: ScenesSource) -> NDArray[np.float64]:
+    """One background in [0, BRIGHTEST]: (size, size, 3)."""
+    size = spec.size
+    if spec.background == "field":
+        return _resized(rng.random((spec.cells, spec.cells, 3)), size, Image.Resampling.BICUBIC) * BRIGHTEST
+    if spec.background == "grid":
+        cells = np.repeat(rng.random((spec.cells, spec.cells, 1)), 3, axis=2)
+        return _resized(cells, size, Image.Resampling.NEAREST) * BRIGHTEST
+    if spec.background == "mosaic":
+        return _resized(rng.random((spec.cells, spec.cells, 3)), size, Image.Resampling.NEAREST) * BRIGHTEST
+    first, second = rng.random((2, 3))
+    cells = np.where(rng.random((spec.cells, spec.cells, 1)) < 0.5, first, second)
+    return _resized(cells, size, Image.Resampling.NEAREST) * BRIGHTEST
+
+
+def _resized(knots: NDArray[np.float64], size: int, how: Image.Resampling) -> NDArray[np.float64]:
+    image = Image.fromarray((knots * 255).astype(np.uint8)).resize((size, size), how)
+    return np.asarray(image).astype(np.float64) / 255.0

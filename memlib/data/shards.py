@@ -1,0 +1,169 @@
+"""Decoding once: a source becomes one memory-mapped uint8 array and an index that travels with it.
+
+`images.npy` is (num_examples, size, size, 3) uint8; `index.parquet` (tables.INDEX) has a row an image, sorted by
+example id, with label, boxes and the picture's rectangle in stored pixels. Training, embedding and every sweep
+read this shard; nothing decodes an image twice.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from PIL import Image
+
+from memlib.data.examples import Example, Source, UnreadableImage
+from memlib.errors import UserError
+from memlib.specs import DataSpec
+from memlib.tables import INDEX, write_table
+
+IMAGES, INDEX_FILE = "images.npy", "index.parquet"
+PAD_GREY = 128
+NAMED = 5  # how many offenders an error names
+
+
+def write_shard(
+    source: Source, spec: DataSpec, folder: Path, *, threads: int = 2, progress: Callable[[int, int], None] | None = None
+) -> pa.Table:
+    """Decodes every image of `source` into `folder` and returns the index.
+
+    Args:
+        source: the images.
+        spec: stored size, how to resize, and what to do with unreadable images.
+        folder: gets images.npy and index.parquet.
+        threads: images decoded side by side.
+        progress: called with (images done, images in all).
+
+    Raises:
+        UserError: for unreadable images (unless left out), boxes outside their image, labels out of range,
+            repeated ids; the message names the first few.
+    """
+    count, size = len(source), spec.image_size
+    if count == 0:
+        raise UserError("the source has no images")
+    pixels = np.lib.format.open_memmap(folder / IMAGES, mode="w+", dtype=np.uint8, shape=(count, size, size, 3))
+    rows: list[dict[str, Any]] = []
+    broken: list[UnreadableImage] = []
+    for position, item in enumerate(_decoded(source, threads)):
+        if isinstance(item, UnreadableImage):
+            broken.append(item)
+            rows.append(_unreadable_row(item, source.class_names))
+        else:
+            _check_example(item, source.class_names)
+            stored, row = _stored(item, spec, source.class_names)
+            pixels[position] = stored
+            rows.append(row)
+        if progress is not None:
+            progress(position + 1, count)
+    if broken and spec.unreadable == "error":
+        names = "; ".join(str(error) for error in broken[:NAMED])
+        more = f" and {len(broken) - NAMED} more" if len(broken) > NAMED else ""
+        raise UserError(f"{len(broken)} unreadable images: {names}{more}. Mend them, or set data.unreadable to leave_out")
+    empty = sorted(set(source.class_names) - {row["class_name"] for row in rows})
+    if empty:
+        raise UserError(f"class {empty[0]!r} has no image ({len(empty)} empty classes in all); every class needs some")
+    pixels.flush()
+    return _write_index(rows, folder)
+
+
+def read_images(path: Path) -> NDArray[np.uint8]:
+    """The stored images, memory-mapped: (num_examples, size, size, 3) uint8."""
+    images: NDArray[np.uint8] = np.load(path, mmap_mode="r")
+    return images
+
+
+def _decoded(source: Source, threads: int) -> Iterator[Example | UnreadableImage]:
+    def read(index: int) -> Example | UnreadableImage:
+        try:
+            return source[index]
+        except UnreadableImage as error:
+            return error
+
+    block = 256
+    with ThreadPoolExecutor(threads) as pool:
+        for start in range(0, len(source), block):
+            yield from pool.map(read, range(start, min(start + block, len(source))))
+
+
+def _check_example(example: Example, class_names: list[str]) -> None:
+    name = example.example_id
+    if not 0 <= example.label < len(class_names):
+        raise UserError(f"example {name} has label {example.label}, but there are {len(class_names)} classes")
+    if example.image.ndim != 3 or example.image.shape[2] != 3 or example.image.dtype != np.uint8:
+        seen = f"{example.image.dtype} {example.image.shape}"
+        raise UserError(f"example {name}: expected (height, width, 3) uint8 pixels, not {seen}")
+    height, width = example.image.shape[:2]
+    for x0, y0, x1, y1 in example.boxes.tolist():
+        if not (0 <= x0 < x1 <= width and 0 <= y0 < y1 <= height):
+            seen = f"box ({x0}, {y0}, {x1}, {y1}) in an image of {width} x {height}"
+            raise UserError(f"example {name}: {seen}; boxes are x0, y0, x1, y1 inside the image")
+
+
+def _stored(example: Example, spec: DataSpec, class_names: list[str]) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+    size = spec.image_size
+    height, width = example.image.shape[:2]
+    scale_x = scale_y = size / max(width, height)
+    if spec.resize == "squash":
+        scale_x, scale_y = size / width, size / height
+    new_width, new_height = max(1, round(width * scale_x)), max(1, round(height * scale_y))
+    left, top = (size - new_width) // 2, (size - new_height) // 2
+    image = example.image
+    if (new_width, new_height) != (width, height):
+        image = np.asarray(Image.fromarray(image).resize((new_width, new_height), Image.Resampling.BICUBIC))
+    stored = np.full((size, size, 3), PAD_GREY, dtype=np.uint8)
+    stored[top : top + new_height, left : left + new_width] = image
+    scale = np.array([new_width / width, new_height / height] * 2)
+    boxes = example.boxes * scale + np.array([left, top] * 2)
+    # outward to whole pixels, so that no part of the object is left outside
+    boxes = np.concatenate([np.floor(boxes[:, :2] + 1e-9), np.ceil(boxes[:, 2:] - 1e-9)], axis=1).astype(np.int64)
+    row = {
+        "example_id": example.example_id,
+        "label": example.label,
+        "class_name": class_names[example.label],
+        "boxes": boxes.reshape(-1).tolist(),
+        "content": [left, top, left + new_width, top + new_height],
+        "original_width": width,
+        "original_height": height,
+        "digest": hashlib.sha256(stored.tobytes()).hexdigest(),
+        "unreadable": None,
+    }
+    return stored, row
+
+
+def _unreadable_row(error: UnreadableImage, class_names: list[str]) -> dict[str, Any]:
+    known = 0 <= error.label < len(class_names)
+    return {
+        "example_id": error.example_id,
+        "label": error.label,
+        "class_name": class_names[error.label] if known else "",
+        "boxes": [],
+        "content": [0, 0, 0, 0],
+        "original_width": 0,
+        "original_height": 0,
+        "digest": "",
+        "unreadable": error.reason,
+    }
+
+
+def _write_index(rows: list[dict[str, Any]], folder: Path) -> pa.Table:
+    for row, entry in enumerate(rows):
+        entry["row"] = row
+    rows.sort(key=lambda entry: str(entry["example_id"]))
+    for first, second in zip(rows, rows[1:], strict=False):
+        if first["example_id"] == second["example_id"]:
+            raise UserError(f"two examples are called {first['example_id']!r}; ids must be unique")
+        if not first["example_id"]:
+            raise UserError("an example has an empty id")
+    table = pa.Table.from_pylist(rows, schema=INDEX.arrow)
+    write_table(table, INDEX, folder / INDEX_FILE)
+    return table
+
+
+def read_index(path: Path) -> pa.Table:
+    """The index of a shard (tables.INDEX), a row an image, sorted by example id."""
+    return pq.read_table(path)

@@ -1,0 +1,16 @@
+"""What a user can get wrong, and what the world can do to a run.
+
+The command line prints these without a traceback; anything else is a defect and keeps its traceback.
+"""
+
+
+class UserError(ValueError):
+    """A mistake the user can mend: the message says what was seen and what to do."""
+
+
+class RunError(RuntimeError):
+    """An expected fault of the world (a diverged loss, a lost store): said plainly, no traceback."""
+
+
+class CorruptArtifact(RunError):
+    """An artifact whose bytes do not match its manifest. It must be recomputed, never read."""

@@ -1,0 +1,72 @@
+"""Names for things: canonical JSON, content keys, derived seeds.
+
+Equal content gets an equal name in every process and on every machine. Whatever cannot be written the
+same way everywhere (sets, callables, NaN) is refused rather than guessed.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+KEY_LENGTH = 32  # hex digits, 128 bits
+
+
+def canonical_json(value: Any) -> str:
+    """Serialises plain data to one line of JSON that is the same in every process.
+
+    Args:
+        value: None, bool, int, finite float, str, list, tuple, a mapping with str keys, or a pydantic model.
+
+    Raises:
+        TypeError: for anything else (sets have no order, callables no content).
+        ValueError: for NaN and infinities.
+    """
+    return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return _plain(value.model_dump(mode="python"))
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{value} has no canonical JSON form: only finite numbers can be part of a key")
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        if not all(isinstance(name, str) for name in value):
+            raise TypeError("only mappings with str keys have a canonical JSON form")
+        return {name: _plain(item) for name, item in value.items()}
+    raise TypeError(f"{type(value).__name__} has no canonical JSON form: {value!r}")
+
+
+def content_key(stage: str, *, version: int, spec: Any, inputs: Mapping[str, Any]) -> str:
+    """The key of a stage's result: who computes it, how, and from what.
+
+    Args:
+        stage: the stage's name.
+        version: the declared version of its code, raised when results change.
+        spec: only what this stage itself is configured by.
+        inputs: the keys of what it reads, by role.
+    """
+    name = canonical_json({"stage": stage, "version": version, "spec": spec, "inputs": inputs})
+    return hashlib.sha256(name.encode()).hexdigest()[:KEY_LENGTH]
+
+
+def derive_seed(seed: int, *names: str | int) -> int:
+    """A seed for one purpose, independent of every other purpose's: 63 bits from (seed, names)."""
+    digest = hashlib.sha256(canonical_json([seed, *names]).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def file_digest(path: Path) -> str:
+    """sha256 of a file's bytes, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

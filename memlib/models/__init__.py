@@ -1,0 +1,1 @@
+"""Networks, built from a spec."""

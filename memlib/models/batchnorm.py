@@ -1,0 +1,52 @@
+"""Batch norm over the global batch on CPU workers (torch's own SyncBatchNorm needs GPUs).
+
+A model trained by several workers must equal, but for rounding, the one trained by a single worker, so the
+statistics are always those of the whole batch.
+"""
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional as dist_functional
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+class GlobalBatchNorm(_BatchNorm):
+    """Batch norm whose mean and variance are summed over all workers, with gradients through the sum."""
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2 dimensions, not {input.dim()}")
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(input)
+        axes = [0, *range(2, input.dim())]
+        shape = [1, -1] + [1] * (input.dim() - 2)
+        count = input.numel() // input.shape[1] * dist.get_world_size()
+        mean = dist_functional.all_reduce(input.sum(axes)) / count
+        centred = input - mean.view(shape)
+        variance = dist_functional.all_reduce(centred.square().sum(axes)) / count
+        assert self.running_mean is not None and self.running_var is not None
+        assert self.num_batches_tracked is not None and self.momentum is not None
+        with torch.no_grad():
+            self.num_batches_tracked += 1
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_var.lerp_(variance * (count / (count - 1)), self.momentum)
+        normalised = centred * torch.rsqrt(variance + self.eps).view(shape)
+        return normalised * self.weight.view(shape) + self.bias.view(shape)
+
+
+def synchronise_batch_norm(module: nn.Module) -> nn.Module:
+    """Replaces every batch norm by one over the global batch; torch's own where the module is on a GPU."""
+    if next(module.parameters()).is_cuda:
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
+        return converted
+    for name, child in module.named_children():
+        if isinstance(child, _BatchNorm) and not isinstance(child, GlobalBatchNorm):
+            replacement = GlobalBatchNorm(child.num_features, child.eps, child.momentum)
+            replacement.load_state_dict(child.state_dict())
+            setattr(module, name, replacement)
+        else:
+            synchronise_batch_norm(child)
+    return module

@@ -1,0 +1,61 @@
+"""A backbone, the projector behind it, and for supervised training a classifier behind that.
+
+Meehan 2023, A.2.2: VICReg's projector is three fully connected layers; the supervised baseline takes the same
+projector, then batch norm, ReLU and a linear layer, whose class scores are its "projector embedding".
+"""
+
+import torch
+from torch import Tensor, nn
+
+from memlib.identity import derive_seed
+from memlib.models.vision import build_backbone
+from memlib.specs import ModelSpec
+
+
+class Encoder(nn.Module):
+    """images (batch, 3, side, side) float32, normalised -> the last layer's output (batch, dim).
+
+    Layers are named backbone, projector_1, ..., projector_n and, with `num_classes`, classifier. The projector's
+    hidden layers are linear, batch norm, ReLU; its last is linear alone.
+    """
+
+    def __init__(self, spec: ModelSpec, *, num_classes: int | None = None) -> None:
+        super().__init__()
+        self.backbone, dim = build_backbone(spec)
+        self.projector = nn.ModuleList()
+        for position, width in enumerate(spec.projector):
+            last = position == len(spec.projector) - 1
+            linear = nn.Linear(dim, width, bias=last)
+            layer = [linear] if last else [linear, nn.BatchNorm1d(width), nn.ReLU(inplace=True)]
+            self.projector.append(nn.Sequential(*layer))
+            dim = width
+        self.classifier: nn.Module | None = None
+        if num_classes is not None:
+            self.classifier = nn.Sequential(nn.BatchNorm1d(dim), nn.ReLU(), nn.Linear(dim, num_classes))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.layers(images)[-1][1]
+
+    def layers(self, images: Tensor) -> list[tuple[str, Tensor]]:
+        """Every named layer's output in one pass, in order of depth."""
+        features = self.backbone(images)
+        outputs = [("backbone", features)]
+        for number, layer in enumerate(self.projector, start=1):
+            features = layer(features)
+            outputs.append((f"projector_{number}", features))
+        if self.classifier is not None:
+            outputs.append(("classifier", self.classifier(features)))
+        return outputs
+
+
+def layer_names(spec: ModelSpec, *, classifier: bool) -> list[str]:
+    """The names that `Encoder.layers` gives, in order of depth."""
+    projector = [f"projector_{number}" for number in range(1, len(spec.projector) + 1)]
+    return ["backbone", *projector, *(["classifier"] if classifier else [])]
+
+
+def build_encoder(spec: ModelSpec, *, num_classes: int | None, seed: int) -> Encoder:
+    """An encoder initialised from `seed` alone; the caller's random state is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(seed, "initial weights"))
+        return Encoder(spec, num_classes=num_classes)

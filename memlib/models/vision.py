@@ -1,0 +1,83 @@
+"""Image backbones: images (batch, 3, side, side) to features (batch, dim)."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from memlib.specs import ModelSpec
+
+VIT_SHAPES = {  # depth, heads, width (Dosovitskiy 2021, Touvron 2021)
+    "vit_tiny": (12, 3, 192),
+    "vit_small": (12, 6, 384),
+    "vit_base": (12, 12, 768),
+    "vit_large": (24, 16, 1024),
+}
+
+
+def build_backbone(spec: ModelSpec) -> tuple[nn.Module, int]:
+    """The backbone a spec names, randomly initialised, and the dimension of its features."""
+    if spec.backbone == "small_resnet":
+        return SmallResNet(spec.width), 8 * spec.width
+    if spec.backbone in VIT_SHAPES:
+        depth, heads, width = VIT_SHAPES[spec.backbone]
+        vit = torchvision.models.VisionTransformer(
+            image_size=spec.input_size,
+            patch_size=spec.patch_size,
+            num_layers=depth,
+            num_heads=heads,
+            hidden_dim=width,
+            mlp_dim=4 * width,
+        )
+        vit.heads = nn.Identity()
+        return vit, width
+    build: Callable[..., Any] = getattr(torchvision.models, spec.backbone)
+    resnet = build(weights=None)
+    dim = int(resnet.fc.in_features)
+    resnet.fc = nn.Identity()
+    if spec.input_size <= 64:  # the ImageNet stem would leave 2 x 2 pixels of a small image
+        resnet.conv1 = nn.Conv2d(3, 64, 3, stride=1, padding=1, bias=False)
+        resnet.maxpool = nn.Identity()
+    return resnet, dim
+
+
+class SmallResNet(nn.Module):
+    """Four residual blocks for images of 32 to 64 pixels; each after the first halves the side.
+
+    A stride-2 stem, then widths w, 2w, 4w, 8w and global average pooling: features (batch, 8 * width).
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, width, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)
+        )
+        widths = [width, 2 * width, 4 * width, 8 * width]
+        blocks = [_Block(a, b, stride=1 if i == 0 else 2) for i, (a, b) in enumerate(zip([width, *widths], widths, strict=False))]
+        self.blocks = nn.Sequential(*blocks)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features: Tensor = self.blocks(self.stem(images))
+        return features.mean(dim=(2, 3))
+
+
+class _Block(nn.Module):
+    def __init__(self, width_in: int, width_out: int, *, stride: int) -> None:
+        super().__init__()
+        self.branch = nn.Sequential(
+            nn.Conv2d(width_in, width_out, 3, stride=stride, padding=1, bias=False),
+            nn.BatchNorm2d(width_out),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(width_out, width_out, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width_out),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or width_in != width_out:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(width_in, width_out, 1, stride=stride, bias=False), nn.BatchNorm2d(width_out)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.branch(x) + self.shortcut(x))

@@ -1,0 +1,45 @@
+"""What the training loop asks of an objective."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional as dist_functional
+from torch import Tensor, nn
+
+Terms = dict[str, Tensor]
+
+
+class Objective(nn.Module, ABC):
+    """A loss over views of a batch.
+
+    Parameters, buffers and sub-modules (an EMA teacher, a centre) are the objective's state: they travel with
+    the resume state, and `after_step` may update them.
+    """
+
+    num_views: int = 1
+
+    @abstractmethod
+    def forward(self, model: nn.Module, views: Sequence[Tensor], labels: Tensor) -> Terms:
+        """The loss and its terms.
+
+        Args:
+            model: maps a view to the embedding that the objective is about.
+            views: num_views tensors (batch, 3, side, side).
+            labels: (batch,) int64.
+
+        Returns:
+            scalars by name; "loss" is what is minimised: the mean over the global batch, the same number on
+            every worker, or each worker's mean over its own part.
+        """
+
+    def after_step(self, model: nn.Module, *, progress: float) -> None:  # noqa: B027  (most have nothing to do)
+        """Called after every optimiser step; `progress` runs from 0 to 1 over the training."""
+
+
+def gather(embeddings: Tensor) -> Tensor:
+    """All workers' rows, with gradients to each: (batch, dim) -> (global batch, dim)."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        return torch.cat(dist_functional.all_gather(embeddings))
+    return embeddings

@@ -1,0 +1,55 @@
+"""Self-supervised objectives."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from memlib.objectives.base import Objective, Terms, gather
+from memlib.specs import VICRegSpec
+
+EPSILON = 1e-4
+
+
+def invariance_loss(a: Tensor, b: Tensor) -> Tensor:
+    """Mean squared difference of the two views' embeddings, each (batch, dim) (Bardes 2022, Eq. 5)."""
+    return F.mse_loss(a, b)
+
+
+def variance_loss(embeddings: Tensor) -> Tensor:
+    """Mean hinge of each dimension's standard deviation at 1: (batch, dim) -> scalar (Eq. 1 and 2)."""
+    return F.relu(1 - torch.sqrt(embeddings.var(dim=0) + EPSILON)).mean()
+
+
+def covariance_loss(embeddings: Tensor) -> Tensor:
+    """Sum of squared off-diagonal covariances over dim: (batch, dim) -> scalar (Eq. 3 and 4)."""
+    batch, dim = embeddings.shape
+    centred = embeddings - embeddings.mean(dim=0)
+    covariance = centred.T @ centred / (batch - 1)
+    return (covariance.square().sum() - covariance.diagonal().square().sum()) / dim
+
+
+class VICReg(Objective):
+    """Variance-invariance-covariance regularisation of two views (Bardes 2022, Eq. 6).
+
+    As in its authors' code the variance terms are averaged and the covariance terms summed over the views. The
+    statistics are those of the global batch, in float32 whatever the precision of the forward pass.
+    """
+
+    num_views = 2
+
+    def __init__(self, spec: VICRegSpec) -> None:
+        super().__init__()
+        self.spec = spec
+
+    def forward(self, model: nn.Module, views: Sequence[Tensor], labels: Tensor) -> Terms:
+        first, second = (model(view) for view in views)
+        with torch.autocast(first.device.type, enabled=False):
+            a, b = gather(first.float()), gather(second.float())
+            invariance = invariance_loss(a, b)
+            variance = (variance_loss(a) + variance_loss(b)) / 2
+            covariance = covariance_loss(a) + covariance_loss(b)
+        spec = self.spec
+        loss = spec.invariance * invariance + spec.variance * variance + spec.covariance * covariance
+        return {"loss": loss, "invariance": invariance, "variance": variance, "covariance": covariance}

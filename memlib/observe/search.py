@@ -1,0 +1,44 @@
+"""Neighbours of one set of embeddings among another, from arrays on disk."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memlib.stats.neighbors import nearest_neighbors
+
+SHARD_BYTES = 512 * 2**20  # of public vectors in memory at a time
+
+
+def search(
+    queries: NDArray[np.float32],
+    public: NDArray[np.float32],
+    k: int,
+    *,
+    storage: str = "float32",
+    shard_bytes: int = SHARD_BYTES,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """The k nearest public rows of each query row, the public set streaming through in shards.
+
+    Args:
+        queries: (num_queries, dim) float32.
+        public: (num_public, dim) float32, usually memory-mapped; rows are in order of example id.
+        k: how many.
+        storage: float32, or float16 for the candidate search on a GPU.
+        shard_bytes: how much of `public` is read at a time; changes nothing.
+        progress: called with (public rows done, public rows in all).
+
+    Returns:
+        rows of `public` (num_queries, k) int64 and squared distances (num_queries, k) float32.
+    """
+    rows = max(k, shard_bytes // (4 * public.shape[1]))
+
+    def shards() -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+        for start in range(0, len(public), rows):
+            stop = min(start + rows, len(public))
+            yield np.arange(start, stop), np.asarray(public[start:stop])
+            if progress is not None:
+                progress(stop, len(public))
+
+    return nearest_neighbors(np.asarray(queries), shards(), k, storage="float16" if storage == "float16" else "float32")

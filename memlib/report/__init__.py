@@ -1,0 +1,1 @@
+"""Tables and figures become one self-contained HTML page."""

@@ -1,0 +1,75 @@
+"""Figures as SVG (for the page) and PNG (for elsewhere)."""
+
+import base64
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+
+matplotlib.use("Agg")
+
+INK, TARGET, REFERENCE, MUTED, ACCENT = "#1f2933", "#b3262e", "#33658a", "#9aa5b1", "#d9a441"
+
+STYLE = {
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.grid": True,
+    "grid.color": "#e4e7eb",
+    "svg.hashsalt": "memlib",
+    "svg.fonttype": "none",
+}
+
+
+def new_figure(width: float = 6.4, height: float = 3.8) -> Figure:
+    """An empty figure in the house style, inches."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        figure.add_subplot()
+    return figure
+
+
+def save_figure(figure: Figure, folder: Path, name: str) -> str:
+    """Writes <name>.svg and <name>.png, and returns the SVG markup for the page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+        figure.savefig(folder / f"{name}.png", dpi=160, metadata={"Software": None})
+    markup = (folder / f"{name}.svg").read_text()
+    return markup[markup.index("<svg") :]
+
+
+def percent_axis(axis: object) -> None:
+    """Labels an axis holding fractions in per cent."""
+    from matplotlib.ticker import PercentFormatter
+
+    axis.set_major_formatter(PercentFormatter(1.0, decimals=0))  # type: ignore[attr-defined]
+
+
+def data_uri(image: NDArray[np.uint8], *, side: int = 96) -> str:
+    """A PNG data URI of an image (height, width, 3) uint8, enlarged without smoothing when it is small."""
+    picture = Image.fromarray(image)
+    how = Image.Resampling.NEAREST if max(picture.size) < side else Image.Resampling.LANCZOS
+    scale = side / max(picture.size)
+    size = (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))
+    buffer = io.BytesIO()
+    picture.resize(size, how).save(buffer, format="PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def outlined(image: NDArray[np.uint8], box: Sequence[int], *, scale: int = 3) -> NDArray[np.uint8]:
+    """The image enlarged, with a rectangle (x0, y0, x1, y1, half open) drawn around the crop."""
+    picture = Image.fromarray(image).resize((image.shape[1] * scale, image.shape[0] * scale), Image.Resampling.NEAREST)
+    x0, y0, x1, y1 = (side * scale for side in box)
+    ImageDraw.Draw(picture).rectangle((x0, y0, x1 - 1, y1 - 1), outline=(255, 64, 160), width=2)
+    return np.asarray(picture)

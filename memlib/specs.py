@@ -1,0 +1,296 @@
+"""Frozen, validated descriptions of data, models and training: everything a content key may depend on.
+
+How many machines, GPUs or threads carry the work out is `Resources`, a type of its own that no key contains.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+
+class Spec(BaseModel):
+    """Base of all specs: immutable, no unknown fields, no NaN."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+# -- data ---------------------------------------------------------------------------------------------
+
+
+class ScenesSource(Spec):
+    """Embedded images: real handwritten digits on backgrounds that have nothing to do with the digit."""
+
+    kind: Literal["scenes"] = "scenes"
+    num_examples: int = Field(default=3000, ge=10)
+    """How many scenes."""
+    size: int = Field(default=32, ge=12)
+    """Side of a scene in pixels."""
+    digit_size: int = Field(default=16, ge=6)
+    """Side of the digit's box in pixels."""
+    copies: int = Field(default=1, ge=1)
+    """How often the digit stands in its scene, in boxes that do not overlap."""
+    background: Literal["field", "grid", "mosaic", "palette"] = "field"
+    """field: smooth colours; grid: grey cells, so that no part tells of another; mosaic: the same in colour; palette: cells of two colours
+    that are the image's own, so that every part identifies the image."""
+    cells: int = Field(default=4, ge=2)
+    """How fine the background is: colour knots or cells along a side."""
+    seed: int = Field(default=0, ge=0)
+    """Draws digits, places and backgrounds."""
+
+    @model_validator(mode="after")
+    def _digit_fits(self) -> "ScenesSource":
+        if self.copies * self.digit_size**2 > self.size**2 / 2:
+            raise ValueError(f"{self.copies} digits of {self.digit_size} pixels leave no background in {self.size} pixels")
+        return self
+
+
+class ImageFolderSource(Spec):
+    """A folder (or s3:// prefix) with one sub-folder of images per class, boxes optional."""
+
+    kind: Literal["image_folder"]
+    path: str
+    """The folder that holds the class folders."""
+    boxes: Literal["none", "tiny_imagenet", "voc"] = "none"
+    """tiny_imagenet: <class>/<class>_boxes.txt; voc: Pascal VOC / ImageNet XML files."""
+    annotations: str | None = None
+    """Where the XML files are, when they are not beside the images."""
+    num_classes: int | None = Field(default=None, ge=2)
+    """Use only the first classes, in order of their names."""
+    num_per_class: int | None = Field(default=None, ge=1)
+    """Use only the first images of each class, in order of their paths."""
+
+
+class TorchvisionSource(Spec):
+    """Any torchvision classification data set by class name."""
+
+    kind: Literal["torchvision"]
+    name: str
+    """The class in torchvision.datasets: CIFAR10, FashionMNIST, SVHN, ..."""
+    root: str
+    """Where its files are (or go, with download)."""
+    split: str = "train"
+    """train, test or what the data set calls its parts."""
+    download: bool = False
+    """Fetch the files when they are absent."""
+
+
+class ParquetSource(Spec):
+    """Parquet files in the Hugging Face image convention: a struct of bytes and path, a label, boxes optional."""
+
+    kind: Literal["parquet"]
+    path: str
+    """A file, a folder or a glob; local or s3://."""
+    image_column: str = "image"
+    label_column: str = "label"
+    id_column: str | None = None
+    """A column of unique example ids; by default <file>:<row>."""
+    boxes_column: str | None = None
+    """A list of boxes, or a struct with a field `bbox`."""
+    box_format: Literal["xyxy", "xywh"] = "xywh"
+
+
+class ImportSource(Spec):
+    """One's own source: a function that returns an object with __len__, __getitem__ and class_names."""
+
+    kind: Literal["import"]
+    function: str = Field(pattern=r"^[\w.]+:\w+$")
+    """package.module:function."""
+    options: dict[str, Any] = {}
+    """Keyword arguments of the function (plain JSON)."""
+    version: str | None = None
+    """Part of the content key; by default the digest of the module's source."""
+
+
+SourceSpec = Annotated[
+    ScenesSource | ImageFolderSource | TorchvisionSource | ParquetSource | ImportSource,
+    Field(discriminator="kind"),
+]
+
+
+class DataSpec(Spec):
+    """Which images, and the size at which they are decoded once for everything that follows."""
+
+    source: SourceSpec
+    image_size: int = Field(default=32, ge=8)
+    """Side of the stored square images in pixels."""
+    resize: Literal["squash", "pad"] = "squash"
+    """squash: to a square, whatever the shape; pad: keep the shape, fill with grey."""
+    unreadable: Literal["error", "leave_out"] = "error"
+    """What to do with images that cannot be decoded: stop and name them, or leave them out and list them."""
+
+
+class CropSpec(Spec):
+    """The background (periphery) crop that is shown to the models."""
+
+    mode: Literal["maximal", "official", "corner"] = "maximal"
+    """maximal: the largest rectangle that meets no box; official: the largest strip beside the boxes;
+    corner: the lower-left 0.3 x 0.3 (Meehan 2023, A.8)."""
+    min_side: float = Field(default=0.25, gt=0, le=1)
+    """Smallest acceptable shorter side, as a fraction of the image's side."""
+
+
+class SplitSpec(Spec):
+    """Target set A, reference set B, shared set C and public set X (Meehan 2023, A.2.1)."""
+
+    train_per_class: int = Field(ge=1)
+    """Images of each class that a model trains on: A (or B) topped up from C."""
+    public_per_class: int | None = Field(default=None, ge=1)
+    """Images of each class in X; by default all that are left."""
+    crop: CropSpec = CropSpec()
+    """The background crop that an image needs to be audited."""
+    seed: int = Field(default=0, ge=0)
+    drop_duplicates: bool = True
+    """Leave out images whose pixels equal an earlier one's, so that no set holds a copy of another's image."""
+
+
+# -- models -------------------------------------------------------------------------------------------
+
+Backbone = Literal[
+    "small_resnet", "resnet18", "resnet34", "resnet50", "resnet101", "vit_tiny", "vit_small", "vit_base", "vit_large"
+]
+
+
+class ModelSpec(Spec):
+    """A backbone with a projector of fully connected layers behind it."""
+
+    backbone: Backbone = "small_resnet"
+    projector: tuple[int, ...] = (256, 256, 256)
+    """Widths of the projector's layers; the paper uses 8192-8192-8192."""
+    input_size: int = Field(default=32, ge=8)
+    """Side of the images the model sees, in pixels."""
+    width: int = Field(default=32, ge=4)
+    """small_resnet only: channels of the first of its four blocks."""
+    patch_size: int = Field(default=16, ge=2)
+    """ViT only: side of a patch in pixels."""
+
+    @model_validator(mode="after")
+    def _shapes_fit(self) -> "ModelSpec":
+        if any(width < 1 for width in self.projector):
+            raise ValueError(f"projector widths must be positive, not {list(self.projector)}")
+        if self.backbone.startswith("vit") and self.input_size % self.patch_size:
+            raise ValueError(f"input_size {self.input_size} is not a multiple of patch_size {self.patch_size}")
+        return self
+
+
+# -- training -----------------------------------------------------------------------------------------
+
+
+class VICRegSpec(Spec):
+    """Variance-invariance-covariance regularisation (Bardes 2022)."""
+
+    kind: Literal["vicreg"]
+    invariance: float = Field(default=25.0, ge=0)
+    variance: float = Field(default=25.0, ge=0)
+    covariance: float = Field(default=1.0, ge=0)
+
+
+class SupervisedSpec(Spec):
+    """Cross-entropy on augmented crops; the class scores are the last layer (Meehan 2023, A.2.2)."""
+
+    kind: Literal["supervised"]
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+
+
+ObjectiveSpec = Annotated[VICRegSpec | SupervisedSpec, Field(discriminator="kind")]
+
+
+class OptimizerSpec(Spec):
+    """LARS or AdamW, with linear warm-up and a cosine to zero."""
+
+    name: Literal["lars", "adamw"] = "adamw"
+    learning_rate: float = Field(default=2e-3, gt=0)
+    """Peak learning rate as used, not scaled by the batch size."""
+    weight_decay: float = Field(default=1e-4, ge=0)
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    """LARS only."""
+    warmup_epochs: float = Field(default=10.0, ge=0)
+    final_fraction: float = Field(default=0.0, ge=0, le=1)
+    """Learning rate at the end, as a fraction of the peak."""
+
+
+class AugmentSpec(Spec):
+    """Random views of an image; probabilities that differ between the views are given as pairs."""
+
+    crop_scale: tuple[float, float] = (0.08, 1.0)
+    """Area of the random crop, as a fraction of the image."""
+    crop_ratio: tuple[float, float] = (0.75, 4 / 3)
+    flip: float = Field(default=0.5, ge=0, le=1)
+    jitter: float = Field(default=0.8, ge=0, le=1)
+    """Probability of colour jitter; its four strengths follow."""
+    brightness: float = Field(default=0.4, ge=0, lt=1)
+    contrast: float = Field(default=0.4, ge=0, lt=1)
+    saturation: float = Field(default=0.2, ge=0, lt=1)
+    hue: float = Field(default=0.1, ge=0, le=0.5)
+    grey: float = Field(default=0.2, ge=0, le=1)
+    blur: tuple[float, float] = (1.0, 0.1)
+    """Probability of a Gaussian blur (sigma 0.1 to 2 at 224 px, scaled to the input) in the first and other views."""
+    solarize: tuple[float, float] = (0.0, 0.2)
+
+    @field_validator("crop_scale", "crop_ratio")
+    @classmethod
+    def _ordered(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not 0 < value[0] <= value[1]:
+            raise ValueError(f"expected two positive numbers, the smaller first, not {list(value)}")
+        return value
+
+    @field_validator("crop_scale")
+    @classmethod
+    def _within_the_image(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if value[1] > 1:
+            raise ValueError(f"a crop cannot have {value[1]} times the image's area")
+        return value
+
+
+class TrainingSpec(Spec):
+    """How weights are made from images. All of it enters the key; machines and threads do not."""
+
+    objective: ObjectiveSpec
+    epochs: int = Field(ge=0)
+    """0 leaves the model at its initialisation."""
+    batch_size: int = Field(default=256, ge=2)
+    """Images in one step over all workers; the last incomplete batch of an epoch is dropped."""
+    optimizer: OptimizerSpec = OptimizerSpec()
+    augment: AugmentSpec = AugmentSpec()
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of the forward pass (autocast); losses are always computed in float32."""
+    checkpoint_epochs: tuple[int, ...] = ()
+    """Epochs after which weights are kept, besides the last one."""
+    seed: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _checkpoints_are_reached(self) -> "TrainingSpec":
+        late = [epoch for epoch in self.checkpoint_epochs if not 0 <= epoch <= self.epochs]
+        if late:
+            raise ValueError(f"checkpoint_epochs {late} are outside the {self.epochs} epochs of training")
+        return self
+
+    @property
+    def kept_epochs(self) -> tuple[int, ...]:
+        """All epochs whose weights are kept, in order."""
+        return tuple(sorted({*self.checkpoint_epochs, self.epochs}))
+
+
+# -- machines (never part of a key) -------------------------------------------------------------------
+
+
+class Resources(Spec):
+    """How the work is carried out. Changes nothing but rounding, so it is part of no key."""
+
+    ray_address: str | None = None
+    """An existing cluster (auto, host:port); by default Ray starts on this machine, on loopback."""
+    workers_per_model: int = Field(default=1, ge=1)
+    """Workers that train one model together (data parallel)."""
+    gpu: bool | None = None
+    """One GPU a worker; by default when the cluster has any."""
+    threads_per_worker: int = Field(default=1, ge=1)
+    """CPU cores a worker takes."""
+    concurrent_models: int | None = Field(default=None, ge=1)
+    """Models trained side by side; by default as many as fit."""
+    resume_seconds: float = Field(default=60.0, ge=0)
+    """Seconds between two saves of the state that a killed training resumes from; 0 saves after every step."""
+    max_failures: int = Field(default=3, ge=0)
+    """How often a killed worker is replaced before the run gives up."""
+    index_float16: bool = False
+    """Hold the public set in float16 in the GPU search; distances are recomputed, so results are the same."""
+    train_timeout: float | None = Field(default=None, gt=0)
+    """Seconds after which a training stage that still runs is stopped."""

@@ -1,0 +1,1 @@
+"""Statistics that any audit might use."""

@@ -1,0 +1,158 @@
+"""Intervals and tests for paired comparisons: bootstrap, sign flips, McNemar."""
+
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import scipy.sparse
+import scipy.stats
+from numpy.typing import NDArray
+
+Statistic = Callable[[NDArray[np.float32]], NDArray[np.float64]]
+_CELLS = 2**23  # weights drawn at a time
+
+
+def mcnemar_p(wins: int, losses: int) -> float:
+    """Exact one-sided McNemar test: P(Binomial(wins + losses, 1/2) >= wins); 1 when there is nothing to compare."""
+    return float(scipy.stats.binom.sf(wins - 1, wins + losses, 0.5)) if wins + losses else 1.0
+
+
+def bootstrap_weights(strata: NDArray[np.int64], replicates: int, *, seed: int) -> Iterator[NDArray[np.float32]]:
+    """How often each unit is drawn in each replicate of a stratified bootstrap.
+
+    Args:
+        strata: (num_units,), units of a stratum are resampled among themselves.
+        replicates: how many replicates in all.
+        seed: of the draws.
+
+    Yields:
+        (some replicates, num_units) float32 counts.
+    """
+    rng = np.random.default_rng(seed)
+    members = [np.flatnonzero(strata == stratum) for stratum in np.unique(strata)]
+    for size in _chunks(replicates, len(strata)):
+        weights = np.empty((size, len(strata)), dtype=np.float32)
+        for rows in members:
+            weights[:, rows] = rng.multinomial(len(rows), np.full(len(rows), 1 / len(rows)), size=size)
+        yield weights
+
+
+def sign_flips(num_units: int, permutations: int, *, seed: int) -> Iterator[NDArray[np.float32]]:
+    """Which units have the two sides of their pair exchanged: (some permutations, num_units) of 0 and 1."""
+    rng = np.random.default_rng(seed)
+    for size in _chunks(permutations, num_units):
+        yield rng.integers(0, 2, size=(size, num_units)).astype(np.float32)
+
+
+def _chunks(total: int, width: int) -> Iterator[int]:
+    size = max(1, _CELLS // max(1, width))
+    for start in range(0, total, size):
+        yield min(size, total - start)
+
+
+def permutation_p(observed: float, null: NDArray[np.float64]) -> float:
+    """One-sided p-value of a value at least as large: (1 + how many of the null reach it) / (1 + their number)."""
+    reached = int((null >= observed - 1e-12).sum())
+    return (1 + reached) / (1 + len(null))
+
+
+def percentile_interval(replicates: NDArray[np.float64], *, level: float = 0.95) -> tuple[float, float]:
+    """The central `level` of the bootstrap replicates."""
+    low, high = np.quantile(replicates, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def widened_interval(
+    replicates: NDArray[np.float64], repeats: NDArray[np.float64], *, level: float = 0.95
+) -> tuple[float, float]:
+    """An interval over examples and over repeated trainings together.
+
+    The variance is the bootstrap's of the mean over repeats plus that of the mean's own spread between repeats;
+    the quantile is Student's with len(repeats) - 1 degrees of freedom, which is conservative.
+
+    Args:
+        replicates: (num_replicates,) bootstrap values of the mean over repeats.
+        repeats: (num_repeats,) the value of each repeat, at least 3.
+        level: coverage.
+    """
+    assert len(repeats) >= 3
+    spread = math.sqrt(replicates.var(ddof=1) + repeats.var(ddof=1) / len(repeats))
+    half = float(scipy.stats.t.ppf((1 + level) / 2, len(repeats) - 1)) * spread
+    centre = float(repeats.mean())
+    return centre - half, centre + half
+
+
+def wilson_interval(hits: int, trials: int, *, level: float = 0.95) -> tuple[float, float]:
+    """Wilson's interval of a proportion."""
+    found = scipy.stats.binomtest(hits, trials).proportion_ci(confidence_level=level, method="wilson")
+    return float(found.low), float(found.high)
+
+
+class ConfidenceLevels:
+    """Units grouped by confidence, so that weighted top shares cost a sum a level.
+
+    Args:
+        confidences: (num_units,) float64; equal numbers are ties.
+        hits: (num_units,) bool, whether the unit's prediction is right.
+    """
+
+    def __init__(self, confidences: NDArray[np.float64], hits: NDArray[np.bool_], *, levels: NDArray[np.float64]) -> None:
+        place = np.searchsorted(-levels, -confidences)  # levels run from the highest confidence down
+        units = np.arange(len(confidences))
+        ones = np.ones(len(units), dtype=np.float32)
+        shape = (len(units), len(levels))
+        self._members = scipy.sparse.csr_array((ones, (units, place)), shape=shape)
+        self._right = scipy.sparse.csr_array((hits.astype(np.float32), (units, place)), shape=shape)
+
+    def totals(self, weights: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Weight and right weight of each level: two (num_replicates, num_levels)."""
+        count = np.asarray((self._members.T @ weights.T).T, dtype=np.float64)
+        right = np.asarray((self._right.T @ weights.T).T, dtype=np.float64)
+        return count, right
+
+
+def confidence_levels(*confidences: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The distinct confidences, highest first."""
+    return np.unique(np.concatenate(confidences))[::-1]
+
+
+def top_share_accuracy(
+    count: NDArray[np.float64], right: NDArray[np.float64], share: float
+) -> NDArray[np.float64]:
+    """Accuracy among the `share` most confident units; ties at the cut-off count in expectation.
+
+    Args:
+        count: (num_replicates, num_levels) units of each confidence level, highest level first.
+        right: (num_replicates, num_levels) those that are right.
+        share: in (0, 1]; the number chosen is round(share * units), at least 1.
+
+    Returns:
+        (num_replicates,) float64.
+    """
+    total = count.sum(axis=1)
+    chosen = np.maximum(1.0, np.round(share * total))
+    above = np.cumsum(count, axis=1)
+    last = (above < chosen[:, None] - 1e-9).sum(axis=1)  # the level in which the cut falls
+    rows = np.arange(len(count))
+    before = above[rows, last] - count[rows, last]
+    right_before = np.cumsum(right, axis=1)[rows, last] - right[rows, last]
+    accuracy: NDArray[np.float64] = (
+        right_before + (chosen - before) * right[rows, last] / count[rows, last]
+    ) / chosen
+    return accuracy
+
+
+def accuracy_curve(
+    confidences: NDArray[np.float64], hits: NDArray[np.bool_]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Accuracy of the n most confident units for every n, ties in expectation.
+
+    Returns:
+        shares (num_units,) n / num_units and accuracies (num_units,).
+    """
+    num_units = len(hits)
+    levels, place, count = np.unique(-confidences, return_inverse=True, return_counts=True)
+    right = np.bincount(place, weights=hits, minlength=len(levels))
+    rate = np.repeat(right / count, count)  # each unit of a level is right with the level's rate
+    n = np.arange(1, num_units + 1)
+    return n / num_units, np.cumsum(rate) / n

@@ -1,0 +1,351 @@
+"""The store: the one place where artifacts are published, and the one truth about what is done.
+
+Layout, below a local folder or an s3:// prefix::
+
+    artifacts/<stage>/<key>/manifest.json       names an attempt, with size and digest of each file; written last
+    artifacts/<stage>/<key>/<attempt>/<file>    one attempt's files; racing attempts never share a folder
+    resume/<key>/<step>-<attempt>/...           a stage's own unfinished state, newest verified one wins
+    results/, runs/                             what people read
+
+A reader trusts only what a manifest names, and checks it: size and sha256 before the first use.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from memlib.errors import CorruptArtifact, RunError, UserError
+from memlib.identity import file_digest
+
+MANIFEST = "manifest.json"
+KEPT_RESUME_STATES = 2
+
+
+@dataclass(frozen=True)
+class Ref:
+    """The address of a committed artifact: which stage made it, and its content key."""
+
+    stage: str
+    key: str
+
+    def __str__(self) -> str:
+        return f"{self.stage}/{self.key}"
+
+
+@dataclass
+class Attempt:
+    """One attempt at making an artifact: a local folder to fill, and facts worth keeping about the work."""
+
+    folder: Path
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def path(self, name: str) -> Path:
+        """Where to write the file called `name` (sub-folders are made)."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+
+class Store:
+    """A content-addressed store in a local folder or any fsspec file system (s3://bucket/prefix).
+
+    Args:
+        uri: a path or a URL that fsspec knows.
+        cache: where verified copies of remote artifacts are kept (default: a folder in the user's cache).
+        cache_bytes: size limit of those copies; the least recently used ones go first.
+    """
+
+    def __init__(self, uri: str, *, cache: str | None = None, cache_bytes: int = 50 * 2**30) -> None:
+        self.uri = str(uri)
+        try:
+            self._fs, self._root = fsspec.url_to_fs(self.uri)
+        except (ValueError, ImportError) as error:
+            raise UserError(f"cannot open the store {self.uri}: {error}") from error
+        self.is_local = isinstance(self._fs, LocalFileSystem)
+        if self.is_local:
+            self.uri = self._root  # absolute, so that it means the same in every process
+        default_cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "memlib" / "artifacts"
+        self._cache = Path(cache) if cache else default_cache
+        self._cache_bytes = cache_bytes
+        self._verified: dict[str, str] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_open_store, (self.uri, str(self._cache), self._cache_bytes))
+
+    def _at(self, *parts: str) -> str:
+        return "/".join([self._root.rstrip("/"), *parts])
+
+    # -- is it there ----------------------------------------------------------------------------------
+
+    def check_writable(self) -> None:
+        """Writes and removes a probe, so that a read-only or unreachable store is found before any work.
+
+        Raises:
+            UserError: with what the file system said.
+        """
+        probe = self._at(f".probe-{uuid.uuid4().hex}")
+        try:
+            if self.is_local:
+                os.makedirs(self._root, exist_ok=True)
+            self._fs.pipe_file(probe, b"memlib")
+            self._fs.rm_file(probe)
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+            raise UserError(f"the store {self.uri} cannot be written ({said}); choose another with --store") from error
+
+    def lookup(self, stage: str, key: str) -> Ref | None:
+        """The committed artifact of this stage and key, checked to the last byte; None when there is none.
+
+        Raises:
+            CorruptArtifact: when a manifest is there but it, or a file it names, is damaged.
+        """
+        ref = Ref(stage, key)
+        if not self._fs.exists(self._at("artifacts", stage, key, MANIFEST)):
+            return None
+        for name in self.manifest(ref)["files"]:
+            self.local_path(ref, name)
+        return ref
+
+    def manifest(self, ref: Ref) -> dict[str, Any]:
+        """What was recorded when the artifact was committed: files with sizes and digests, spec, inputs, facts."""
+        path = self._at("artifacts", ref.stage, ref.key, MANIFEST)
+        try:
+            manifest = json.loads(self._fs.cat_file(path))
+            manifest["files"], manifest["attempt"]  # noqa: B018  (both must be there)
+        except FileNotFoundError as error:
+            raise CorruptArtifact(f"artifact {ref} has no manifest; it must be computed again") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptArtifact(f"the manifest of artifact {ref} is damaged; it must be computed again") from error
+        return dict(manifest)
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    def local_path(self, ref: Ref, name: str) -> Path:
+        """A local file with the artifact's bytes, verified against the manifest; safe to memory-map.
+
+        Raises:
+            CorruptArtifact: when size or digest differ from what was committed.
+        """
+        manifest = self.manifest(ref)
+        if name not in manifest["files"]:
+            raise KeyError(f"artifact {ref} has no file {name!r}; it has {sorted(manifest['files'])}")
+        expected = manifest["files"][name]
+        remote = self._at("artifacts", ref.stage, ref.key, manifest["attempt"], name)
+        path = Path(remote) if self.is_local else self._fetch(remote, expected)
+        try:
+            stat = path.stat()
+        except FileNotFoundError:
+            raise CorruptArtifact(f"artifact {ref}: file {name} is missing") from None
+        if stat.st_size != expected["size"]:
+            seen = f"{stat.st_size} bytes, committed with {expected['size']}"
+            raise CorruptArtifact(f"artifact {ref}: file {name} is damaged ({seen})")
+        mark = f"{expected['sha256']}:{stat.st_size}:{stat.st_mtime_ns}"
+        if self._verified.get(str(path)) != mark:
+            if file_digest(path) != expected["sha256"]:
+                if not self.is_local:
+                    path.unlink()
+                raise CorruptArtifact(f"artifact {ref}: file {name} is damaged (its sha256 differs from the manifest)")
+            self._verified[str(path)] = mark
+        return path
+
+    def _fetch(self, remote: str, expected: Mapping[str, Any]) -> Path:
+        path = self._cache / expected["sha256"]
+        if not path.exists():
+            self._cache.mkdir(parents=True, exist_ok=True)
+            self._make_room(expected["size"])
+            part = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
+            try:
+                self._fs.get_file(remote, str(part))
+                part.replace(path)
+            except FileNotFoundError:
+                part.unlink(missing_ok=True)
+                raise CorruptArtifact(f"{remote} is missing") from None
+        os.utime(path)  # recently used; does not touch the content
+        return path
+
+    def _make_room(self, size: int) -> None:
+        copies = sorted(((p.stat().st_mtime, p.stat().st_size, p) for p in self._cache.iterdir()), key=lambda c: c[0])
+        total = sum(copy[1] for copy in copies) + size
+        for _, copy_size, path in copies:
+            if total <= self._cache_bytes:
+                return
+            path.unlink(missing_ok=True)
+            total -= copy_size
+
+    # -- writing --------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def write(
+        self, ref: Ref, *, spec: Any = None, inputs: Mapping[str, Any] | None = None, secret: bool = False
+    ) -> Iterator[Attempt]:
+        """Makes an artifact: fill `attempt.folder` inside the block; it is committed when the block ends well.
+
+        Racing writers each fill a folder of their own; the first to commit wins and the other's files go away.
+
+        Args:
+            ref: the artifact's address.
+            spec: what the stage was configured by, kept in the manifest (plain JSON).
+            inputs: keys of what was read, kept in the manifest.
+            secret: whether the files hold private content (training images, canaries): local files get mode 600.
+        """
+        name = uuid.uuid4().hex[:12]
+        target = self._at("artifacts", ref.stage, ref.key, name)
+        folder = Path(target) if self.is_local else Path(tempfile.mkdtemp(prefix="memlib-"))
+        folder.mkdir(parents=True, exist_ok=True)
+        attempt = Attempt(folder)
+        started = time.time()
+        try:
+            yield attempt
+            files = _describe(folder, secret=secret)
+            if not self.is_local:
+                for file in files:
+                    self._fs.put_file(str(folder / file), f"{target}/{file}")
+            record = {
+                "stage": ref.stage,
+                "key": ref.key,
+                "attempt": name,
+                "files": files,
+                "secret": secret,
+                "spec": spec,
+                "inputs": dict(inputs or {}),
+                "facts": attempt.facts,
+                "seconds": round(time.time() - started, 3),
+                "host": socket.gethostname(),
+                "finished": time.time(),
+            }
+            won = self._commit(self._at("artifacts", ref.stage, ref.key, MANIFEST), record)
+        except BaseException:
+            self._remove(target)
+            raise
+        finally:
+            if not self.is_local:
+                shutil.rmtree(folder, ignore_errors=True)
+        if not won:
+            self._remove(target)
+
+    def _commit(self, path: str, record: Mapping[str, Any]) -> bool:
+        """Writes a manifest unless there is one already: one winner, and never half a file."""
+        data = json.dumps(record, indent=1, sort_keys=True).encode()
+        if self.is_local:
+            part = Path(f"{path}.{uuid.uuid4().hex}.part")
+            part.write_bytes(data)
+            try:
+                os.link(part, path)
+            except FileExistsError:
+                return False
+            finally:
+                part.unlink()
+            return True
+        try:
+            self._fs.pipe_file(path, data, mode="create")
+        except FileExistsError:
+            return False
+        return True
+
+    def discard(self, ref: Ref) -> None:
+        """Takes an artifact out of the store, manifest first, so that it is computed again."""
+        base = self._at("artifacts", ref.stage, ref.key)
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm_file(f"{base}/{MANIFEST}")
+        self._remove(base)
+        self._fs.invalidate_cache()
+
+    def _remove(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm(path, recursive=True)
+
+    # -- unfinished work ------------------------------------------------------------------------------
+
+    def save_resume(self, key: str, step: int, folder: Path) -> None:
+        """Publishes the unfinished state in `folder` as the newest of stage key `key`; drops the oldest ones."""
+        base = self._at("resume", key)
+        target = f"{base}/{step:012d}-{uuid.uuid4().hex[:12]}"
+        files = _describe(folder, secret=True)
+        if self.is_local:
+            os.makedirs(target)
+        for file in files:
+            self._fs.put_file(str(folder / file), f"{target}/{file}")
+        self._commit(f"{target}/{MANIFEST}", {"files": files})
+        for old in sorted(self._listing(base))[:-KEPT_RESUME_STATES]:
+            self._remove(old)
+
+    def load_resume(self, key: str, folder: Path) -> bool:
+        """Copies the newest verified unfinished state into `folder`; False when there is none."""
+        for state in sorted(self._listing(self._at("resume", key)), reverse=True):
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                files = json.loads(self._fs.cat_file(f"{state}/{MANIFEST}"))["files"]
+                for name, expected in files.items():
+                    copy = folder / name
+                    self._fs.get_file(f"{state}/{name}", str(copy))
+                    if file_digest(copy) != expected["sha256"]:
+                        raise ValueError(f"{state}/{name} is damaged")
+                return True
+        return False
+
+    def drop_resume(self, key: str) -> None:
+        """Removes the unfinished state of a stage that has committed."""
+        self._remove(self._at("resume", key))
+
+    def _listing(self, path: str) -> list[str]:
+        self._fs.invalidate_cache()
+        try:
+            return [str(entry) for entry in self._fs.ls(path, detail=False)]
+        except FileNotFoundError:
+            return []
+
+    # -- what people read -----------------------------------------------------------------------------
+
+    def publish(self, path: str, source: Path, *, secret: bool = False) -> str:
+        """Puts a file where people look for it (below the store's root) and returns its URI."""
+        target = self._at(path)
+        if self.is_local:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            part = Path(f"{target}.{uuid.uuid4().hex}.part")
+            shutil.copyfile(source, part)
+            part.chmod(0o600 if secret else 0o644)
+            part.replace(target)
+            return target
+        self._fs.put_file(str(source), target)
+        return str(self._fs.unstrip_protocol(target))
+
+    def published(self, path: str) -> bytes | None:
+        """The bytes of a published file, None when there is none."""
+        try:
+            return bytes(self._fs.cat_file(self._at(path)))
+        except FileNotFoundError:
+            return None
+
+    def runs(self) -> list[dict[str, Any]]:
+        """The manifests of all runs, newest first."""
+        found = []
+        for folder in self._listing(self._at("runs")):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError):
+                found.append(json.loads(self._fs.cat_file(f"{folder}/{MANIFEST}")))
+        return sorted(found, key=lambda run: run["finished"], reverse=True)
+
+
+def _open_store(uri: str, cache: str, cache_bytes: int) -> Store:
+    return Store(uri, cache=cache, cache_bytes=cache_bytes)
+
+
+def _describe(folder: Path, *, secret: bool) -> dict[str, dict[str, Any]]:
+    files = {}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        if secret:
+            path.chmod(0o600)
+        files[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": file_digest(path)}
+    if not files:
+        raise RunError(f"nothing was written to {folder}")
+    return files

@@ -1,0 +1,168 @@
+"""The Arrow schemas of everything that is published, with the unit and meaning of each column.
+
+Every file carries its table's name and version in the Parquet metadata, and the meaning of each column in that
+column's own. A change that readers would notice raises the version.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+ROW_GROUP = 131_072
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its type, unit ("" for names and categories) and meaning."""
+
+    name: str
+    type: pa.DataType
+    unit: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """A named, versioned list of columns; `keys` are the columns that identify a row."""
+
+    name: str
+    version: int
+    meaning: str
+    columns: tuple[Column, ...]
+    keys: tuple[str, ...]
+
+    @property
+    def arrow(self) -> pa.Schema:
+        """The Arrow schema, with unit and meaning as field metadata."""
+        fields = [pa.field(c.name, c.type, metadata={"unit": c.unit, "meaning": c.meaning}) for c in self.columns]
+        metadata = {"memlib.table": self.name, "memlib.version": str(self.version), "memlib.keys": json.dumps(self.keys)}
+        return pa.schema(fields, metadata=metadata)
+
+
+def write_table(table: pa.Table, schema: Table, path: Path, *, metadata: Mapping[str, str] | None = None) -> None:
+    """Writes a table as Parquet: zstd, row groups of 131,072, schema version and extra metadata in the file."""
+    arrow = schema.arrow
+    arrow = arrow.with_metadata({**arrow.metadata, **{k.encode(): v.encode() for k, v in (metadata or {}).items()}})
+    pq.write_table(table.cast(arrow), path, compression="zstd", row_group_size=ROW_GROUP)
+
+
+_TEXT, _INT, _FLOAT, _FLAG = pa.string(), pa.int64(), pa.float64(), pa.bool_()
+_RECTANGLE = pa.list_(pa.int32())
+
+INDEX = Table(
+    name="index",
+    version=1,
+    meaning="The images of a source as they were decoded, a row each, sorted by example id.",
+    columns=(
+        Column("example_id", _TEXT, "", "path or row within the source"),
+        Column("row", _INT, "row", "position in images.npy"),
+        Column("label", _INT, "class index", "the object's class"),
+        Column("class_name", _TEXT, "", "its name"),
+        Column("boxes", _RECTANGLE, "pixel", "x0, y0, x1, y1 of each object, half open, in the stored image"),
+        Column("content", _RECTANGLE, "pixel", "x0, y0, x1, y1 of the picture in the stored (maybe padded) image"),
+        Column("original_width", _INT, "pixel", "before resizing"),
+        Column("original_height", _INT, "pixel", "before resizing"),
+        Column("digest", _TEXT, "sha256", "of the stored pixels: equal for duplicates"),
+        Column("unreadable", _TEXT, "", "why the image could not be decoded; null when it was"),
+    ),
+    keys=("example_id",),
+)
+
+SPLITS = Table(
+    name="splits",
+    version=1,
+    meaning="Which role each example plays in the audit.",
+    columns=(
+        Column("example_id", _TEXT, "", "path or row within the source"),
+        Column("row", _INT, "row", "position in the shard's images.npy"),
+        Column("role", _TEXT, "", "target (A), reference (B), shared (C), public (X) or left_out"),
+        Column("label", _INT, "class index", "the object's class"),
+        Column("class_name", _TEXT, "", "its name"),
+        Column("crop_x0", pa.int32(), "pixel", "left edge of the background crop in the stored image; null without one"),
+        Column("crop_y0", pa.int32(), "pixel", "its top edge"),
+        Column("crop_x1", pa.int32(), "pixel", "its right edge, exclusive"),
+        Column("crop_y1", pa.int32(), "pixel", "its bottom edge, exclusive"),
+        Column("reason", _TEXT, "", "why the example was left out; null when it was not"),
+    ),
+    keys=("example_id",),
+)
+
+TRAINING = Table(
+    name="training",
+    version=1,
+    meaning="What a training reported, a row an epoch.",
+    columns=(
+        Column("epoch", _INT, "epoch", "epochs finished"),
+        Column("step", _INT, "step", "optimiser steps taken"),
+        Column("learning_rate", _FLOAT, "", "in the last step of the epoch"),
+        Column("term", _TEXT, "", "loss, or one of its terms"),
+        Column("value", _FLOAT, "", "its mean over the epoch"),
+    ),
+    keys=("epoch", "term"),
+)
+
+SUMMARY = Table(
+    name="summary",
+    version=1,
+    meaning="The findings, a row a metric. The first row is the headline.",
+    columns=(
+        Column("metric", _TEXT, "", "the metric's name"),
+        Column("params", _TEXT, "JSON", "what the metric was computed at (layer, k, p, direction, ...)"),
+        Column("value", _FLOAT, "fraction", "the estimate"),
+        Column("ci_low", _FLOAT, "fraction", "lower end of the 95 % interval; null when there is none"),
+        Column("ci_high", _FLOAT, "fraction", "its upper end"),
+        Column("null_value", _FLOAT, "fraction", "the value when nothing is memorized; null when unknown"),
+        Column("p_value", _FLOAT, "probability", "of a value at least as large under the null; null when not tested"),
+        Column("n", _INT, "", "units the estimate rests on"),
+        Column("verdict", _TEXT, "", "above_null, at_null, below_null, or descriptive when there is no null"),
+    ),
+    keys=("metric", "params"),
+)
+
+CURVES = Table(
+    name="curves",
+    version=1,
+    meaning="The points of every curve in the report.",
+    columns=(
+        Column("curve", _TEXT, "", "the curve's name"),
+        Column("series", _TEXT, "", "which line of the curve"),
+        Column("params", _TEXT, "JSON", "what the curve was computed at"),
+        Column("x", _FLOAT, "fraction", "for accuracy_by_confidence: share of the most confident examples"),
+        Column("y", _FLOAT, "fraction", "for accuracy_by_confidence: label inference accuracy among them"),
+    ),
+    keys=("curve", "series", "params", "x"),
+)
+
+DEJA_VU_UNITS = Table(
+    name="units",
+    version=1,
+    meaning="A row an audited example, pair of models, layer, epoch, crop and k. Each example is audited in one direction.",
+    columns=(
+        Column("example_id", _TEXT, "", "the audited training image"),
+        Column("direction", _TEXT, "", "the set it belongs to: A (target model trained on it) or B (roles swapped)"),
+        Column("pair", _INT, "", "which pair of trained models, counted from 0"),
+        Column("layer", _TEXT, "", "the embedding that was decoded: backbone, projector_1, ..., classifier"),
+        Column("epoch", _INT, "epoch", "the checkpoint's epoch"),
+        Column("crop", _TEXT, "", "the background crop: maximal, official or corner"),
+        Column("k", _INT, "", "public neighbours that voted"),
+        Column("label", _INT, "class index", "the object's class"),
+        Column("class_name", _TEXT, "", "its name"),
+        Column("target_prediction", _INT, "class index", "vote under the model trained on the example"),
+        Column("reference_prediction", _INT, "class index", "vote under the model that never saw it"),
+        Column("target_confidence", _FLOAT, "nat", "negative entropy of the vote under the target model, at most 0"),
+        Column("reference_confidence", _FLOAT, "nat", "the same under the reference model"),
+        Column("category", _TEXT, "", "memorized, misrepresented, correlated or unassociated"),
+    ),
+    keys=("example_id", "direction", "pair", "layer", "epoch", "crop", "k"),
+)
+
+PUBLISHED: Mapping[str, Mapping[str, Table]] = {
+    "summary": {"": SUMMARY},
+    "curves": {"": CURVES},
+    "units": {"deja_vu": DEJA_VU_UNITS},
+}
+"""Tables below results/, by name and audit ("" where all audits share one)."""

@@ -1,0 +1,152 @@
+"""Random views, drawn for the whole batch on the CPU and applied in one go on the device.
+
+The draws depend on (seed, step, view) and on the place in the global batch alone, so they are the same however
+many workers share the batch, and a resumed training needs no other state than its step.
+"""
+
+import math
+from dataclasses import dataclass, fields
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchvision.ops import roi_align
+
+from memlib.identity import derive_seed
+from memlib.specs import AugmentSpec
+
+MEAN = (0.485, 0.456, 0.406)  # ImageNet's, of channels in [0, 1]
+STD = (0.229, 0.224, 0.225)
+BLUR_SIGMA = (0.1, 2.0)  # pixels at 224 px (VICReg)
+_LUMA = torch.tensor([0.299, 0.587, 0.114])
+_TO_YIQ = torch.tensor([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
+_FROM_YIQ = torch.linalg.inv(_TO_YIQ)
+
+
+@dataclass(frozen=True)
+class ViewDraws:
+    """The random choices of one view of a batch; every tensor's first dimension is the batch."""
+
+    boxes: Tensor  # (batch, 4) float32 x0, y0, x1, y1 as fractions of the image
+    flip: Tensor  # (batch,) bool
+    colour: Tensor  # (batch, 3, 3) float32, applied to each pixel's RGB
+    contrast: Tensor  # (batch,) float32, 1 for none
+    blur: Tensor  # (batch,) float32 sigma in pixels at 224 px, 0 for none
+    solarize: Tensor  # (batch,) bool
+
+    def part(self, rows: slice) -> "ViewDraws":
+        """The draws of some rows of the batch."""
+        return ViewDraws(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+
+def draw_view(spec: AugmentSpec, *, batch: int, seed: int, step: int, view: int) -> ViewDraws:
+    """Draws one view of a global batch of `batch` images."""
+    rng = torch.Generator().manual_seed(derive_seed(seed, "augment", step, view))
+    kind = min(view, 1)
+
+    def chance(probability: float) -> Tensor:
+        return torch.rand(batch, generator=rng) < probability
+
+    def around(centre: float, strength: float) -> Tensor:
+        return centre + (torch.rand(batch, generator=rng) * 2 - 1) * strength
+
+    boxes = _draw_boxes(spec, batch, rng)
+    flip = chance(spec.flip)
+    jitter = chance(spec.jitter)
+    brightness = torch.where(jitter, around(1, spec.brightness), 1.0)
+    contrast = torch.where(jitter, around(1, spec.contrast), 1.0)
+    saturation = torch.where(jitter, around(1, spec.saturation), 1.0)
+    hue = torch.where(jitter, around(0, spec.hue), 0.0)
+    saturation = torch.where(chance(spec.grey), 0.0, saturation)
+    sigma = BLUR_SIGMA[0] + torch.rand(batch, generator=rng) * (BLUR_SIGMA[1] - BLUR_SIGMA[0])
+    blur = torch.where(chance(spec.blur[kind]), sigma, 0.0)
+    solarize = chance(spec.solarize[kind])
+    return ViewDraws(boxes, flip, _colour_matrix(brightness, saturation, hue), contrast, blur, solarize)
+
+
+def _draw_boxes(spec: AugmentSpec, batch: int, rng: torch.Generator) -> Tensor:
+    area = spec.crop_scale[0] + torch.rand(batch, generator=rng) * (spec.crop_scale[1] - spec.crop_scale[0])
+    low, high = (math.log(ratio) for ratio in spec.crop_ratio)
+    ratio = torch.exp(low + torch.rand(batch, generator=rng) * (high - low))
+    width = torch.sqrt(area * ratio).clamp(max=1)
+    height = torch.sqrt(area / ratio).clamp(max=1)
+    x0 = torch.rand(batch, generator=rng) * (1 - width)
+    y0 = torch.rand(batch, generator=rng) * (1 - height)
+    return torch.stack([x0, y0, x0 + width, y0 + height], dim=1)
+
+
+def _colour_matrix(brightness: Tensor, saturation: Tensor, hue: Tensor) -> Tensor:
+    """Brightness, saturation and hue as one 3 x 3 matrix an image; hue turns the chroma plane of YIQ."""
+    turn = torch.zeros(len(hue), 3, 3)
+    cos, sin = torch.cos(2 * math.pi * hue), torch.sin(2 * math.pi * hue)
+    turn[:, 0, 0] = 1
+    turn[:, 1, 1], turn[:, 1, 2], turn[:, 2, 1], turn[:, 2, 2] = cos, -sin, sin, cos
+    turned = _FROM_YIQ @ turn @ _TO_YIQ
+    grey = _LUMA.expand(3, 3)
+    weight = saturation[:, None, None]
+    return brightness[:, None, None] * (weight * torch.eye(3) + (1 - weight) * grey) @ turned
+
+
+def apply_view(images: Tensor, draws: ViewDraws, *, side: int) -> Tensor:
+    """Makes one normalised view of a batch.
+
+    Args:
+        images: (batch, 3, height, width) float32 in [0, 1], on the device.
+        draws: the random choices, a row an image.
+        side: side of the view in pixels.
+
+    Returns:
+        (batch, 3, side, side) float32, ImageNet-normalised.
+    """
+    device = images.device
+    views = resized_crops(images, draws.boxes.to(device), side=side)
+    flip = draws.flip.to(device)[:, None, None, None]
+    views = torch.where(flip, views.flip(3), views)
+    views = torch.einsum("bij,bjhw->bihw", draws.colour.to(device), views)
+    grey_mean = torch.einsum("j,bjhw->b", _LUMA.to(device), views) / (side * side)
+    contrast = draws.contrast.to(device)
+    views = views * contrast[:, None, None, None] + ((1 - contrast) * grey_mean)[:, None, None, None]
+    views = views.clamp(0, 1)
+    if bool((draws.blur > 0).any()):
+        views = _blur(views, draws.blur.to(device) * side / 224)
+    if bool(draws.solarize.any()):
+        solarize = draws.solarize.to(device)[:, None, None, None]
+        views = torch.where(solarize & (views >= 0.5), 1 - views, views)
+    return normalise(views)
+
+
+def resized_crops(images: Tensor, boxes: Tensor, *, side: int) -> Tensor:
+    """Cuts one rectangle out of each image and resizes it by averaging the bilinear samples of each pixel.
+
+    Args:
+        images: (batch, 3, height, width) float32.
+        boxes: (batch, 4) float32 x0, y0, x1, y1 as fractions of the image.
+        side: side of the result; elongated crops are squashed.
+    """
+    height, width = images.shape[2:]
+    scale = torch.tensor([width, height, width, height], dtype=torch.float32, device=images.device)
+    index = torch.arange(len(images), dtype=torch.float32, device=images.device)[:, None]
+    crops: Tensor = roi_align(images, torch.cat([index, boxes * scale], dim=1), output_size=side, aligned=True)
+    return crops
+
+
+def normalise(images: Tensor) -> Tensor:
+    """Subtracts ImageNet's mean and divides by its standard deviation, a channel each."""
+    mean = torch.tensor(MEAN, device=images.device).view(1, 3, 1, 1)
+    std = torch.tensor(STD, device=images.device).view(1, 3, 1, 1)
+    return (images - mean) / std
+
+
+def _blur(images: Tensor, sigma: Tensor) -> Tensor:
+    """Gaussian blur with one sigma (pixels) an image; sigma 0 leaves the image as it is."""
+    radius = max(1, math.ceil(2 * float(sigma.max())))
+    offsets = torch.arange(-radius, radius + 1, device=images.device, dtype=torch.float32)
+    kernel = torch.exp(-offsets.square() / (2 * sigma.clamp(min=1e-3)[:, None].square()))
+    kernel = kernel / kernel.sum(dim=1, keepdim=True)
+    batch, channels, height, width = images.shape
+    flat = images.reshape(1, batch * channels, height, width)
+    weights = kernel.repeat_interleave(channels, dim=0)
+    flat = F.pad(flat, (radius, radius, radius, radius), mode="reflect" if radius < min(height, width) else "replicate")
+    flat = F.conv2d(flat, weights[:, None, None, :], groups=batch * channels)
+    flat = F.conv2d(flat, weights[:, None, :, None], groups=batch * channels)
+    return flat.view(batch, channels, height, width)

@@ -1,0 +1,59 @@
+"""Weights on disk: safetensors for what is kept, weights_only for what is resumed. Nothing is unpickled."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import nn
+
+from memlib.errors import UserError
+
+RESUME_FILE = "state.pt"
+
+
+def weights_file(epoch: int) -> str:
+    """The name of the weights after `epoch` epochs."""
+    return f"epoch-{epoch:05d}.safetensors"
+
+
+def save_weights(model: nn.Module, path: Path) -> None:
+    """Writes a module's parameters and buffers."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    safetensors.torch.save_file(tensors, path)
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Reads weights into a module of the same architecture.
+
+    Raises:
+        UserError: when a tensor is missing, unknown or of another shape, or the file is not safetensors.
+    """
+    try:
+        found = safetensors.torch.load_file(path)
+    except Exception as error:  # safetensors raises its own and OS errors
+        raise UserError(f"{path} is not a readable safetensors file ({error})") from error
+    expected = model.state_dict()
+    problems = [f"{name} is missing" for name in expected if name not in found]
+    problems += [f"{name} is unknown" for name in found if name not in expected]
+    problems += [
+        f"{name} has shape {tuple(found[name].shape)}, the model's has {tuple(tensor.shape)}"
+        for name, tensor in expected.items()
+        if name in found and found[name].shape != tensor.shape
+    ]
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise UserError(f"checkpoint {path} is of another architecture: {problems[0]}{more}; use the spec it was made with")
+    model.load_state_dict(found)
+
+
+def save_resume_state(state: Mapping[str, Any], folder: Path) -> None:
+    """Writes tensors and plain values for `load_resume_state`."""
+    torch.save(dict(state), folder / RESUME_FILE)
+
+
+def load_resume_state(folder: Path) -> dict[str, Any]:
+    """Reads a resume state with weights_only, so that a planted pickle does nothing."""
+    state: dict[str, Any] = torch.load(folder / RESUME_FILE, map_location="cpu", weights_only=True)
+    return state

@@ -1,0 +1,215 @@
+"""One model from its job to a committed artifact: resumes where an earlier attempt stopped, keeps weights, commits."""
+
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch.distributed as dist
+
+from memlib.data.shards import IMAGES, read_images
+from memlib.data.splits import column, members_digest, select
+from memlib.identity import content_key
+from memlib.models.encoder import Encoder, build_encoder
+from memlib.objectives import build_objective, needs_classifier
+from memlib.specs import ModelSpec, TrainingSpec
+from memlib.store import Attempt, Ref, Store
+from memlib.tables import TRAINING, write_table
+from memlib.training.checkpoint import load_resume_state, load_weights, save_resume_state, save_weights, weights_file
+from memlib.training.loop import Training, TrainingSet, Worker
+
+STAGE, VERSION = "train", 1
+SPLITS_FILE, HISTORY, MODEL_FILE = "splits.parquet", "history.parquet", "model.json"
+
+Progress = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """A model to be trained.
+
+    Attributes:
+        name: what people call it: target 0, reference 0, shadow 17, ...
+        model, training: how.
+        num_classes: of the data.
+        shard, splits: artifacts with the images and who may see them.
+        roles: the roles whose examples it trains on.
+        parent: a trained model whose last weights it starts from.
+    """
+
+    name: str
+    model: ModelSpec
+    training: TrainingSpec
+    num_classes: int
+    shard: Ref
+    splits: Ref
+    roles: tuple[str, ...]
+    parent: Ref | None = None
+
+    def members(self, store: Store) -> pa.Table:
+        """The rows of the splits it trains on, in order of example id."""
+        return select(pq.read_table(store.local_path(self.splits, SPLITS_FILE)), *self.roles)
+
+    def ref(self, store: Store) -> Ref:
+        """Where the trained model goes. The key names the examples themselves, not the split they came from."""
+        inputs = {"shard": self.shard.key, "examples": members_digest(self.members(store))}
+        if self.parent is not None:
+            inputs["parent"] = self.parent.key
+        return Ref(STAGE, content_key(STAGE, version=VERSION, spec=self.spec(), inputs=inputs))
+
+    def spec(self) -> dict[str, Any]:
+        """What the model's key says of how it is made."""
+        return {
+            "model": self.model.model_dump(mode="json"),
+            "training": self.training.model_dump(mode="json"),
+            "num_classes": self.num_classes,
+        }
+
+    def build(self) -> Encoder:
+        """The untrained model."""
+        classes = self.num_classes if needs_classifier(self.training.objective) else None
+        return build_encoder(self.model, num_classes=classes, seed=self.training.seed)
+
+
+def train_into_store(
+    store: Store, job: TrainingJob, *, worker: Worker, resume_seconds: float, progress: Progress | None = None
+) -> Ref:
+    """Trains a model and commits it, unless that has been done.
+
+    With several workers all call this; the first one writes. An interrupted attempt's newest verified state is
+    taken up, on whatever machine.
+
+    Args:
+        store: where everything is.
+        job: what to train.
+        worker: this process's part.
+        resume_seconds: seconds between two saves of the state; 0 saves after every step.
+        progress: called on the first worker after each epoch.
+    """
+    ref = job.ref(store)
+    if store.lookup(ref.stage, ref.key) is not None:
+        return ref
+    with tempfile.TemporaryDirectory(prefix="memlib-train-") as scratch:
+        run = _Run(store, ref, job, worker, Path(scratch), resume_seconds, progress)
+        run.train()
+        if worker.rank == 0:
+            with store.write(ref, spec=job.spec(), inputs={"shard": str(job.shard), "splits": str(job.splits)}) as attempt:
+                run.write_artifact(attempt)
+            store.drop_resume(ref.key)
+        if worker.world_size > 1:
+            dist.barrier()
+    return ref
+
+
+def load_trained(store: Store, ref: Ref, *, epoch: int) -> tuple[Encoder, ModelSpec]:
+    """A trained model as it was after `epoch` epochs, on the CPU."""
+    described = json.loads(store.local_path(ref, MODEL_FILE).read_text())
+    spec = ModelSpec.model_validate(described["model"])
+    encoder = build_encoder(spec, num_classes=described["classifier"], seed=0)
+    load_weights(encoder, store.local_path(ref, weights_file(epoch)))
+    return encoder, spec
+
+
+class _Run:
+    """The side of a training that touches the disk."""
+
+    def __init__(
+        self,
+        store: Store,
+        ref: Ref,
+        job: TrainingJob,
+        worker: Worker,
+        folder: Path,
+        resume_seconds: float,
+        progress: Progress | None,
+    ) -> None:
+        self.store, self.ref, self.job, self.worker, self.folder = store, ref, job, worker, folder
+        self.resume_seconds, self.progress = resume_seconds, progress
+        members = job.members(store)
+        images = read_images(store.local_path(job.shard, IMAGES))
+        self.data = TrainingSet(images, column(members, "row"), column(members, "label"))
+        encoder = job.build()
+        if job.parent is not None:
+            last = max(name for name in store.manifest(job.parent)["files"] if name.startswith("epoch-"))
+            load_weights(encoder, store.local_path(job.parent, last))
+        objective = build_objective(job.training.objective)
+        self.training = Training(
+            encoder, objective, self.data, job.training, input_size=job.model.input_size, worker=worker
+        )
+        self.history: list[dict[str, Any]] = []
+        self.resumed_from: int | None = None
+        self.seconds = 0.0  # spent by earlier attempts, as far as they were saved
+        self.started = time.monotonic()
+
+    def train(self) -> None:
+        if self.store.load_resume(self.ref.key, self.folder):
+            state = load_resume_state(self.folder)
+            self.training.load_state(state["training"])
+            self.history = state["history"]
+            self.seconds = state["seconds"]
+            self.resumed_from = self.training.step
+        elif 0 in self.job.training.kept_epochs:
+            self._keep(0)
+        self.saved = time.monotonic()
+        self.epoch_started, self.epoch_first_step = time.monotonic(), self.training.step
+        self.training.run(after_step=self._after_step, after_epoch=self._after_epoch)
+
+    def _after_step(self, training: Training) -> None:
+        finished = training.step == training.num_steps
+        if self.worker.rank or finished or time.monotonic() - self.saved < self.resume_seconds:
+            return
+        if training.step % training.steps_per_epoch == 0:
+            return  # the epoch's own call saves, after it has kept its weights
+        self._save()
+
+    def _after_epoch(self, training: Training, means: dict[str, float]) -> None:
+        if self.worker.rank:
+            return
+        for term, value in means.items():
+            row = {"epoch": training.epoch, "step": training.step, "learning_rate": training.rate}
+            self.history.append({**row, "term": term, "value": value})
+        if training.epoch in self.job.training.kept_epochs:
+            self._keep(training.epoch)
+        if time.monotonic() - self.saved >= self.resume_seconds and training.step < training.num_steps:
+            self._save()
+        now = time.monotonic()
+        images = (training.step - self.epoch_first_step) * self.job.training.batch_size
+        if self.progress is not None:
+            speed = images / max(1e-9, now - self.epoch_started)
+            self.progress({"epoch": training.epoch, "images_per_second": speed, "loss": means["loss"]})
+        self.epoch_started, self.epoch_first_step = now, training.step
+
+    def _keep(self, epoch: int) -> None:
+        if self.worker.rank == 0:
+            save_weights(self.training.model, self.folder / weights_file(epoch))
+
+    def _save(self) -> None:
+        seconds = self.seconds + time.monotonic() - self.started
+        state = {"training": self.training.state(), "history": self.history, "seconds": seconds}
+        save_resume_state(state, self.folder)
+        self.store.save_resume(self.ref.key, self.training.step, self.folder)
+        self.saved = time.monotonic()
+
+    def write_artifact(self, attempt: Attempt) -> None:
+        job = self.job
+        for epoch in job.training.kept_epochs:
+            shutil.copyfile(self.folder / weights_file(epoch), attempt.path(weights_file(epoch)))
+        write_table(pa.Table.from_pylist(self.history, schema=TRAINING.arrow), TRAINING, attempt.path(HISTORY))
+        classifier = job.num_classes if needs_classifier(job.training.objective) else None
+        described = {"model": job.model.model_dump(mode="json"), "classifier": classifier}
+        attempt.path(MODEL_FILE).write_text(json.dumps(described))
+        attempt.facts |= {
+            "name": job.name,
+            "world_size": self.worker.world_size,
+            "device": self.worker.device.type,
+            "num_examples": len(self.data),
+            "training_seconds": round(self.seconds + time.monotonic() - self.started, 1),
+            "resumed_from_step": self.resumed_from,
+            "num_steps": self.training.num_steps,
+        }

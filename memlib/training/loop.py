@@ -1,0 +1,256 @@
+"""The one training loop: batches, an objective, callbacks.
+
+Everything random is a function of (seed, epoch or step), so the state of a training is its weights, optimiser,
+scaler, objective and step: stopping and resuming equals never having stopped, bit for bit on one CPU worker.
+"""
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from memlib.errors import RunError, UserError
+from memlib.identity import derive_seed
+from memlib.models.batchnorm import synchronise_batch_norm
+from memlib.objectives import Objective
+from memlib.specs import TrainingSpec
+from memlib.training.augment import apply_view, draw_view
+from memlib.training.optim import build_optimizer, learning_rate
+
+
+@dataclass(frozen=True)
+class Worker:
+    """Which part of each global batch this process takes, and on what device."""
+
+    rank: int = 0
+    world_size: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """The images a model may see: rows of a shard, with their labels."""
+
+    images: NDArray[np.uint8]  # (num_stored, size, size, 3), usually memory-mapped
+    rows: NDArray[np.int64]  # (num_examples,)
+    labels: NDArray[np.int64]  # (num_examples,)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+class Training:
+    """A training under way: what it has, how far it is, and how to take it further.
+
+    Args:
+        model: the network, on any device; it is moved to the worker's.
+        objective: the loss, with whatever state it has.
+        data: the images it may see.
+        spec: everything that decides the result.
+        input_size: side of a view in pixels.
+        worker: this process's part.
+
+    Raises:
+        UserError: when the spec asks for what the data or the device cannot give.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        data: TrainingSet,
+        spec: TrainingSpec,
+        *,
+        input_size: int,
+        worker: Worker | None = None,
+    ) -> None:
+        self.worker = worker or Worker()
+        self.spec, self.data, self.input_size = spec, data, input_size
+        _check(spec, data, self.worker)
+        self.steps_per_epoch = len(data) // spec.batch_size
+        self.num_steps = spec.epochs * self.steps_per_epoch
+        self.model = model.to(self.worker.device)
+        self.objective = objective.to(self.worker.device)
+        self._forward: nn.Module = self.model
+        if self.worker.world_size > 1:
+            self.model = synchronise_batch_norm(self.model)
+            self._forward = DistributedDataParallel(self.model, broadcast_buffers=False)
+        self.optimizer = build_optimizer(spec.optimizer, [self.model, self.objective])
+        self.scaler = torch.amp.GradScaler(self.worker.device.type, enabled=spec.precision == "float16")
+        self.step = 0
+        self.rate = 0.0
+        self.epoch_sums: dict[str, float] = {}
+
+    @property
+    def epoch(self) -> int:
+        """Epochs finished."""
+        return self.step // max(1, self.steps_per_epoch)
+
+    def state(self) -> dict[str, Any]:
+        """All that a resumed training needs; random state and loader position are functions of the step."""
+        return {
+            "step": self.step,
+            "model": self.model.state_dict(),
+            "objective": self.objective.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "epoch_sums": dict(self.epoch_sums),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Takes up a training where `state` left it."""
+        self.model.load_state_dict(state["model"])
+        self.objective.load_state_dict(state["objective"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.scaler.is_enabled():
+            self.scaler.load_state_dict(state["scaler"])
+        self.step = int(state["step"])
+        self.epoch_sums = dict(state["epoch_sums"])
+
+    def run(
+        self,
+        *,
+        after_step: Callable[["Training"], None] | None = None,
+        after_epoch: Callable[["Training", dict[str, float]], None] | None = None,
+        stop_after: int | None = None,
+    ) -> None:
+        """Trains to the end, or until `stop_after` steps have been taken in all.
+
+        Args:
+            after_step: called after each step.
+            after_epoch: called after each epoch with the mean of every loss term.
+            stop_after: a step to stop at, for tests.
+
+        Raises:
+            RunError: when the loss is not finite; says the step and the values that led there.
+        """
+        end = self.num_steps if stop_after is None else min(stop_after, self.num_steps)
+        batches = Prefetcher(self.data, self.spec, self.worker, first_step=self.step, last_step=end)
+        self._forward.train()
+        for images, labels in batches:
+            self._take_step(images, labels)
+            if after_step is not None:
+                after_step(self)
+            if self.step % self.steps_per_epoch == 0:
+                means = {name: value / self.steps_per_epoch for name, value in self.epoch_sums.items()}
+                self.epoch_sums = {}
+                if after_epoch is not None:
+                    after_epoch(self, means)
+        self._forward.eval()
+
+    def _take_step(self, images: Tensor, labels: Tensor) -> None:
+        spec, worker = self.spec, self.worker
+        torch.manual_seed(derive_seed(spec.seed, "step", self.step, worker.rank))  # dropout and the like
+        views = self._views(images)
+        self.rate = learning_rate(
+            spec.optimizer, step=self.step, steps_per_epoch=self.steps_per_epoch, num_steps=self.num_steps
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate
+        dtype = torch.float32 if spec.precision == "float32" else getattr(torch, spec.precision)
+        with torch.autocast(worker.device.type, dtype=dtype, enabled=spec.precision != "float32"):
+            terms = self.objective(self._forward, views, labels)
+        values = {name: float(value.detach()) for name, value in terms.items()}
+        if not all(math.isfinite(value) for value in values.values()):
+            raise RunError(self._divergence(values))
+        self.optimizer.zero_grad(set_to_none=True)
+        self.scaler.scale(terms["loss"]).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.step += 1
+        self.objective.after_step(self.model, progress=self.step / self.num_steps)
+        sums = defaultdict(float, self.epoch_sums)
+        for name, value in values.items():
+            sums[name] += value
+        self.epoch_sums = dict(sums)
+
+    def _views(self, images: Tensor) -> list[Tensor]:
+        part = _part(self.spec.batch_size, self.worker)
+        device = self.worker.device
+        scaled = images.to(device, non_blocking=True).permute(0, 3, 1, 2).float().div_(255)
+        draws = (
+            draw_view(self.spec.augment, batch=self.spec.batch_size, seed=self.spec.seed, step=self.step, view=view)
+            for view in range(self.objective.num_views)
+        )
+        return [apply_view(scaled, draw.part(part), side=self.input_size) for draw in draws]
+
+    def _divergence(self, values: Mapping[str, float]) -> str:
+        done = self.step % self.steps_per_epoch
+        means = {name: value / done for name, value in self.epoch_sums.items()} if done else {}
+        seen = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+        before = ", ".join(f"{name} {value:.4g}" for name, value in means.items()) or "none in this epoch"
+        return (
+            f"the loss is not finite at step {self.step} (epoch {self.epoch + 1}): {seen}; means before it: {before}; "
+            f"learning rate {self.rate:.3g}. Lower training.optimizer.learning_rate or raise the precision"
+        )
+
+
+def _check(spec: TrainingSpec, data: TrainingSet, worker: Worker) -> None:
+    if spec.epochs and len(data) < spec.batch_size:
+        raise UserError(f"training.batch_size {spec.batch_size} is more than the {len(data)} images to train on")
+    if spec.batch_size % worker.world_size:
+        raise UserError(f"training.batch_size {spec.batch_size} cannot be shared by {worker.world_size} workers evenly")
+    if spec.precision == "float16" and worker.device.type != "cuda":
+        raise UserError("training.precision float16 needs a GPU; use bfloat16 or float32")
+
+
+def _part(batch_size: int, worker: Worker) -> slice:
+    share = batch_size // worker.world_size
+    return slice(worker.rank * share, (worker.rank + 1) * share)
+
+
+def epoch_order(num_examples: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
+    """The order in which an epoch visits the examples: a permutation drawn from (seed, epoch)."""
+    order: NDArray[np.int64] = np.random.default_rng(derive_seed(seed, "order", epoch)).permutation(num_examples)
+    return order
+
+
+class Prefetcher:
+    """Iterates over this worker's part of each global batch, reading the next one while the last is trained on.
+
+    Yields:
+        images (batch / world size, size, size, 3) uint8 and labels (batch / world size,) int64.
+    """
+
+    def __init__(
+        self, data: TrainingSet, spec: TrainingSpec, worker: Worker, *, first_step: int, last_step: int, depth: int = 2
+    ) -> None:
+        self._data, self._spec, self._worker = data, spec, worker
+        self._steps = range(first_step, last_step)
+        self._depth = depth
+        self._order: tuple[int, NDArray[np.int64]] = (-1, np.zeros(0, dtype=np.int64))
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        with ThreadPoolExecutor(1) as reader:
+            steps = iter(self._steps)
+            pending = [reader.submit(self._read, step) for step in itertools.islice(steps, self._depth)]
+            while pending:
+                images, labels = pending.pop(0).result()
+                pending += [reader.submit(self._read, step) for step in itertools.islice(steps, 1)]
+                yield images, labels.to(self._worker.device, non_blocking=True)
+
+    def _read(self, step: int) -> tuple[Tensor, Tensor]:
+        batch = self._spec.batch_size
+        epoch, place = divmod(step, len(self._data) // batch)
+        if self._order[0] != epoch:
+            self._order = (epoch, epoch_order(len(self._data), seed=self._spec.seed, epoch=epoch))
+        chosen = self._order[1][place * batch : (place + 1) * batch][_part(batch, self._worker)]
+        images = torch.from_numpy(self._data.images[self._data.rows[chosen]])
+        labels = torch.from_numpy(self._data.labels[chosen])
+        if self._worker.device.type == "cuda":
+            return images.pin_memory(), labels.pin_memory()
+        return images, labels
+
+
+
+
+

@@ -1,0 +1,69 @@
+"""Optimisers and the learning-rate schedule, a pure function of the step."""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from memlib.specs import OptimizerSpec
+
+TRUST = 1e-3  # LARS's trust coefficient (You 2017)
+
+
+class LARS(torch.optim.Optimizer):
+    """Layer-wise adaptive rate scaling (You 2017); parameters of one dimension are exempt, as in VICReg's code."""
+
+    def __init__(self, params: Iterable[nn.Parameter], *, lr: float, weight_decay: float, momentum: float) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """One update of every parameter that has a gradient."""
+        assert closure is None, "LARS takes no closure"
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, group)
+
+    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        if parameter.dim() > 1:
+            gradient = gradient + group["weight_decay"] * parameter
+            weight_norm, gradient_norm = parameter.norm(), gradient.norm()
+            usable = (weight_norm > 0) & (gradient_norm > 0)
+            gradient = gradient * torch.where(usable, TRUST * weight_norm / gradient_norm, 1.0)
+        state = self.state[parameter]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(parameter)
+        state["momentum"].mul_(group["momentum"]).add_(gradient)
+        parameter.add_(state["momentum"], alpha=-group["lr"])
+
+
+def build_optimizer(spec: OptimizerSpec, modules: Iterable[nn.Module]) -> torch.optim.Optimizer:
+    """The optimiser a spec names over the trainable parameters of the modules; AdamW decays no 1-D parameter."""
+    params = [p for module in modules for p in module.parameters() if p.requires_grad]
+    if spec.name == "lars":
+        return LARS(params, lr=spec.learning_rate, weight_decay=spec.weight_decay, momentum=spec.momentum)
+    groups = [
+        {"params": [p for p in params if p.dim() > 1], "weight_decay": spec.weight_decay},
+        {"params": [p for p in params if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=spec.learning_rate)
+
+
+def learning_rate(spec: OptimizerSpec, *, step: int, steps_per_epoch: int, num_steps: int) -> float:
+    """Linear warm-up from 0, then a cosine from the peak to final_fraction of it.
+
+    Args:
+        spec: peak, warm-up and end.
+        step: steps taken before this one.
+        steps_per_epoch: length of an epoch.
+        num_steps: length of the training.
+    """
+    warmup = min(spec.warmup_epochs * steps_per_epoch, num_steps)
+    if step < warmup:
+        return spec.learning_rate * (step + 1) / warmup
+    done = (step - warmup) / max(1, num_steps - warmup)
+    end = spec.final_fraction
+    return spec.learning_rate * (end + (1 - end) * (1 + math.cos(math.pi * done)) / 2)

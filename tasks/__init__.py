@@ -1,0 +1,1 @@
+"""Thin Prefect tasks over memlib, and the only place that knows Ray."""

@@ -1,0 +1,51 @@
+"""Decoding and splitting as stages."""
+
+from typing import Any
+
+import pyarrow.parquet as pq
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from memlib.data.datasets import open_source
+from memlib.data.shards import INDEX_FILE, read_index, write_shard
+from memlib.data.splits import split_examples
+from memlib.specs import DataSpec, SplitSpec
+from memlib.store import Attempt, Ref
+from memlib.tables import SPLITS, write_table
+from memlib.training.fit import SPLITS_FILE
+from tasks.runtime import Context
+from tasks.stage import run_stage
+
+WHEREABOUTS = {"path", "root", "annotations", "download"}  # of a source; its content digest stands for them
+
+
+@task(name="decode images", cache_policy=NO_CACHE)
+def decode_images(context: Context, spec: DataSpec) -> Any:
+    """Decodes a source into a shard that everything else reads."""
+    source = open_source(spec.source)
+
+    def compute(attempt: Attempt) -> None:
+        with context.counter("decoding images") as progress:
+            table = write_shard(source, spec, attempt.folder, progress=progress)
+        attempt.facts["num_examples"] = table.num_rows
+
+    described = spec.model_dump(mode="json", exclude={"source": WHEREABOUTS})
+    inputs = {"source": source.content_digest()}
+    return run_stage(context, "decode", version=1, spec=described, inputs=inputs, compute=compute, secret=True)
+
+
+@task(name="split examples", cache_policy=NO_CACHE)
+def split_roles(context: Context, spec: SplitSpec, shard: Ref) -> Any:
+    """Gives every example its role."""
+
+    def compute(attempt: Attempt) -> None:
+        table = split_examples(read_index(context.store.local_path(shard, INDEX_FILE)), spec)
+        write_table(table, SPLITS, attempt.path(SPLITS_FILE))
+
+    described = spec.model_dump(mode="json")
+    return run_stage(context, "split", version=1, spec=described, inputs={"shard": shard.key}, compute=compute)
+
+
+def read_splits(context: Context, splits: Ref) -> Any:
+    """tables.SPLITS of a run."""
+    return pq.read_table(context.store.local_path(splits, SPLITS_FILE))

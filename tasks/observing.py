@@ -1,0 +1,154 @@
+"""Embedding and searching as stages. Each artifact keeps its arrays beside the ids of their rows."""
+
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from memlib.data.shards import IMAGES, INDEX_FILE, read_images, read_index
+from memlib.data.splits import crop_rectangles, members_digest, select
+from memlib.observe.embeddings import embed
+from memlib.observe.search import search
+from memlib.specs import CropSpec
+from memlib.store import Attempt, Ref
+from memlib.training.fit import load_trained
+from tasks.data import read_splits
+from tasks.runtime import Context, start_ray
+from tasks.stage import run_stage
+
+IDS = "ids.parquet"
+
+
+@dataclass(frozen=True)
+class View:
+    """Which images a model is shown, and how: whole, or one background crop each."""
+
+    roles: tuple[str, ...]
+    crop: CropSpec | None = None
+
+    def spec(self) -> dict[str, Any]:
+        """What a key says of it; the examples are named by their digest."""
+        return {"crop": None if self.crop is None else self.crop.model_dump(mode="json")}
+
+
+@task(name="embed", cache_policy=NO_CACHE)
+def embed_view(
+    context: Context, model: Ref, epoch: int, view: View, shard: Ref, splits: Ref, layers: tuple[str, ...]
+) -> Any:
+    """Embeds a view with a trained model: <layer>.npy for every layer in one pass, and ids.parquet."""
+    members = select(read_splits(context, splits), *view.roles)
+    if view.crop is not None:
+        index = read_index(context.store.local_path(shard, INDEX_FILE))
+        crops = crop_rectangles(index, members["example_id"].to_pylist(), view.crop)
+        members = members.filter(pa.array([name in crops for name in members["example_id"].to_pylist()], type=pa.bool_()))
+        boxes = [crops[name] for name in members["example_id"].to_pylist()]
+    else:
+        boxes = None
+
+    def compute(attempt: Attempt) -> None:
+        ids = members.select(["example_id", "row", "label"])
+        if boxes is not None:
+            for side, name in enumerate(("crop_x0", "crop_y0", "crop_x1", "crop_y1")):
+                ids = ids.append_column(name, pa.array([box[side] for box in boxes], type=pa.int32()))
+        pq.write_table(ids, attempt.path(IDS), compression="zstd")
+        work = _Embedding(context, model, epoch, shard, layers, ids["row"].to_numpy(), boxes)
+        work.run(attempt.folder)
+
+    spec = {"epoch": epoch, "layers": list(layers), **view.spec()}
+    inputs = {"model": model.key, "shard": shard.key, "examples": members_digest(members)}
+    return run_stage(context, "embed", version=1, spec=spec, inputs=inputs, compute=compute, secret=True)
+
+
+@dataclass
+class _Embedding:
+    context: Context
+    model: Ref
+    epoch: int
+    shard: Ref
+    layers: tuple[str, ...]
+    rows: NDArray[np.int64]
+    boxes: list[tuple[int, int, int, int]] | None
+
+    def run(self, folder: Path) -> None:
+        """In this process; on a cluster, in a Ray task that sends the files back."""
+        if self.context.resources.ray_address is None:
+            with self.context.counter("embedding") as progress:
+                self._embed(folder, progress)
+            return
+        ray = start_ray(self.context)
+        gpus = 1 if self.context.resources.gpu is not False and ray.cluster_resources().get("GPU", 0) >= 1 else 0
+        remote = ray.remote(num_cpus=self.context.resources.threads_per_worker, num_gpus=gpus, max_retries=3)
+        worker_view = Context(self.context.store, self.context.resources, quiet=True)
+        work = _Embedding(worker_view, self.model, self.epoch, self.shard, self.layers, self.rows, self.boxes)
+        for name, data in ray.get(remote(_embed_remotely).remote(work)).items():
+            (folder / name).write_bytes(data)
+
+    def _embed(self, folder: Path, progress: Callable[[int, int], None] | None) -> None:
+        store = self.context.store
+        encoder, spec = load_trained(store, self.model, epoch=self.epoch)
+        embed(
+            encoder,
+            read_images(store.local_path(self.shard, IMAGES)),
+            self.rows,
+            input_size=spec.input_size,
+            folder=folder,
+            layers=self.layers,
+            rectangles=None if self.boxes is None else np.array(self.boxes, dtype=np.float32).reshape(-1, 4),
+            device=self.context.device,
+            progress=progress,
+        )
+
+
+def _embed_remotely(work: _Embedding) -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory(prefix="memlib-embed-") as folder:
+        work._embed(Path(folder), None)
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+@task(name="search", cache_policy=NO_CACHE)
+def search_neighbors(context: Context, queries: Ref, public: Ref, layer: str, k: int) -> Any:
+    """The k nearest public images of each query, at one layer; neighbours for fewer are its first columns.
+
+    Files: ids.parquet (of the queries), neighbors.npy (num_queries, k) int64 rows of the public ids,
+    distances.npy (num_queries, k) float32 squared L2.
+    """
+
+    def compute(attempt: Attempt) -> None:
+        storage = "float16" if context.resources.index_float16 else "float32"
+        array = read_layer(context, queries, layer)
+        with context.counter("searching") as progress:
+            found = search(array, read_layer(context, public, layer), k, storage=storage, progress=progress)
+        np.save(attempt.path("neighbors.npy"), found[0])
+        np.save(attempt.path("distances.npy"), found[1])
+        pq.write_table(read_ids(context, queries), attempt.path(IDS), compression="zstd")
+
+    spec, inputs = {"layer": layer, "k": k}, {"queries": queries.key, "public": public.key}
+    return run_stage(context, "search", version=1, spec=spec, inputs=inputs, compute=compute)
+
+
+def read_ids(context: Context, ref: Ref) -> pa.Table:
+    """The ids of an artifact's rows."""
+    return pq.read_table(context.store.local_path(ref, IDS))
+
+
+def read_layer(context: Context, ref: Ref, layer: str) -> NDArray[np.float32]:
+    """One layer's embeddings (num_examples, dim) float32, memory-mapped."""
+    array: NDArray[np.float32] = np.load(context.store.local_path(ref, f"{layer}.npy"), mmap_mode="r")
+    return array
+
+
+def read_neighbors(context: Context, ref: Ref) -> NDArray[np.int64]:
+    """The neighbours found by a search: (num_queries, k) int64 rows of the public ids."""
+    array: NDArray[np.int64] = np.load(context.store.local_path(ref, "neighbors.npy"))
+    return array
+
+
