@@ -75,7 +75,9 @@ def run(
 
 
 @app.command
-def runs(*, store: StoreOption = DEFAULT_STORE, json_: Annotated[bool, Parameter(name="--json", negative="")] = False) -> None:
+def runs(
+    *, store: StoreOption = DEFAULT_STORE, json_: Annotated[bool, Parameter(name="--json", negative="")] = False
+) -> None:
     """List the runs in a store, newest first.
 
     Parameters
@@ -104,7 +106,13 @@ def runs(*, store: StoreOption = DEFAULT_STORE, json_: Annotated[bool, Parameter
 
 
 @app.command
-def show(run_id: str, /, *, store: StoreOption = DEFAULT_STORE, json_: Annotated[bool, Parameter(name="--json", negative="")] = False) -> None:
+def show(
+    run_id: str,
+    /,
+    *,
+    store: StoreOption = DEFAULT_STORE,
+    json_: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> None:
     """Show what a run found, and where its results and report are.
 
     Parameters
@@ -188,7 +196,14 @@ def _print_run(manifest: dict[str, Any], *, whole: bool = False) -> None:
         at = " ".join(f"{name}={params[name]}" for name in shown if name in params)
         interval = "" if row["ci_low"] is None else f"{row['ci_low']:.3f} to {row['ci_high']:.3f}"
         null = "" if row["null_value"] is None else f"{row['null_value']:.2g}"
-        cells = (f"{row['metric']} {at}".strip(), f"{row['value']:.3f}", interval, null, _p(row["p_value"]), str(row["n"]))
+        cells = (
+            f"{row['metric']} {at}".strip(),
+            f"{row['value']:.3f}",
+            interval,
+            null,
+            _p(row["p_value"]),
+            str(row["n"]),
+        )
         table.add_row(*cells, row["verdict"])
     console.print(table)
     done = f"{len(manifest['computed'])} stages computed, {len(manifest['reused'])} reused, {manifest['seconds']:.0f} s"

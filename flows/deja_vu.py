@@ -107,9 +107,7 @@ class _Observations:
         self, context: Context, recipe: Recipe, shard: Ref, splits: Ref, models: Mapping[tuple[int, str], Ref]
     ) -> None:
         self.context, self.recipe, self.shard, self.splits, self.models = context, recipe, shard, splits, models
-        self.layers = tuple(
-            layer_names(recipe.model, classifier=recipe.training.objective.kind == "supervised")
-        )
+        self.layers = tuple(layer_names(recipe.model, classifier=recipe.training.objective.kind == "supervised"))
 
     def embed(self, model: Ref, epoch: int, *roles: str, crop: CropSpec | None = None) -> Ref:
         ref: Ref = embed_view(self.context, model, epoch, View(roles, crop), self.shard, self.splits, self.layers)

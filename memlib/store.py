@@ -123,7 +123,7 @@ class Store:
         path = self._at("artifacts", ref.stage, ref.key, MANIFEST)
         try:
             manifest = json.loads(self._fs.cat_file(path))
-            manifest["files"], manifest["attempt"]  # noqa: B018  (both must be there)
+            manifest["files"], manifest["attempt"]
         except FileNotFoundError as error:
             raise CorruptArtifact(f"artifact {ref} has no manifest; it must be computed again") from error
         except (ValueError, KeyError, TypeError) as error:

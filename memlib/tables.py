@@ -39,7 +39,11 @@ class Table:
     def arrow(self) -> pa.Schema:
         """The Arrow schema, with unit and meaning as field metadata."""
         fields = [pa.field(c.name, c.type, metadata={"unit": c.unit, "meaning": c.meaning}) for c in self.columns]
-        metadata = {"memlib.table": self.name, "memlib.version": str(self.version), "memlib.keys": json.dumps(self.keys)}
+        metadata = {
+            "memlib.table": self.name,
+            "memlib.version": str(self.version),
+            "memlib.keys": json.dumps(self.keys),
+        }
         return pa.schema(fields, metadata=metadata)
 
 

@@ -3,8 +3,6 @@
 from typing import Any
 
 import pyarrow.parquet as pq
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from memlib.data.datasets import open_source
 from memlib.data.shards import INDEX_FILE, read_index, write_shard
@@ -14,12 +12,12 @@ from memlib.store import Attempt, Ref
 from memlib.tables import SPLITS, write_table
 from memlib.training.fit import SPLITS_FILE
 from tasks.runtime import Context
-from tasks.stage import run_stage
+from tasks.stage import run_stage, stage_task
 
 WHEREABOUTS = {"path", "root", "annotations", "download"}  # of a source; its content digest stands for them
 
 
-@task(name="decode images", cache_policy=NO_CACHE)
+@stage_task("decode images")
 def decode_images(context: Context, spec: DataSpec) -> Any:
     """Decodes a source into a shard that everything else reads."""
     source = open_source(spec.source)
@@ -34,7 +32,7 @@ def decode_images(context: Context, spec: DataSpec) -> Any:
     return run_stage(context, "decode", version=1, spec=described, inputs=inputs, compute=compute, secret=True)
 
 
-@task(name="split examples", cache_policy=NO_CACHE)
+@stage_task("split examples")
 def split_roles(context: Context, spec: SplitSpec, shard: Ref) -> Any:
     """Gives every example its role."""
 

@@ -1,6 +1,5 @@
 """Embedding and searching as stages. Each artifact keeps its arrays beside the ids of their rows."""
 
-
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,8 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from memlib.data.shards import IMAGES, INDEX_FILE, read_images, read_index
 from memlib.data.splits import crop_rectangles, members_digest, select
@@ -23,7 +20,7 @@ from memlib.store import Attempt, Ref
 from memlib.training.fit import load_trained
 from tasks.data import read_splits
 from tasks.runtime import Context, start_ray
-from tasks.stage import run_stage
+from tasks.stage import run_stage, stage_task
 
 IDS = "ids.parquet"
 
@@ -40,10 +37,8 @@ class View:
         return {"crop": None if self.crop is None else self.crop.model_dump(mode="json")}
 
 
-@task(name="embed", cache_policy=NO_CACHE)
-def embed_view(
-    context: Context, model: Ref, epoch: int, view: View, shard: Ref, splits: Ref, layers: tuple[str, ...]
-) -> Any:
+@stage_task("embed")
+def embed_view(context: Context, model: Ref, epoch: int, view: View, shard: Ref, splits: Ref, layers: tuple[str, ...]) -> Any:
     """Embeds a view with a trained model: <layer>.npy for every layer in one pass, and ids.parquet."""
     members = select(read_splits(context, splits), *view.roles)
     if view.crop is not None:
@@ -114,7 +109,7 @@ def _embed_remotely(work: _Embedding) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
-@task(name="search", cache_policy=NO_CACHE)
+@stage_task("search")
 def search_neighbors(context: Context, queries: Ref, public: Ref, layer: str, k: int) -> Any:
     """The k nearest public images of each query, at one layer; neighbours for fewer are its first columns.
 
@@ -150,5 +145,3 @@ def read_neighbors(context: Context, ref: Ref) -> NDArray[np.int64]:
     """The neighbours found by a search: (num_queries, k) int64 rows of the public ids."""
     array: NDArray[np.int64] = np.load(context.store.local_path(ref, "neighbors.npy"))
     return array
-
-

@@ -12,29 +12,28 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import memlib
 import pyarrow as pa
 import pyarrow.parquet as pq
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+
+import memlib
 from memlib.audits import deja_vu
 from memlib.data.shards import IMAGES, read_images
 from memlib.report.deja_vu import Facts, Shown, build_page
 from memlib.report.page import render
 from memlib.store import MANIFEST, Attempt, Ref
 from memlib.tables import CURVES, DEJA_VU_UNITS, SUMMARY, Table, write_table
-from prefect import task
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
-from prefect.cache_policies import NO_CACHE
 from tasks.data import read_splits
 from tasks.observing import read_ids, read_neighbors
 from tasks.runtime import Context
 from tasks.scoring import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, Searches
-from tasks.stage import run_stage
+from tasks.stage import run_stage, stage_task
 
 REPORT_FILE = "report.html"
 ARTIFACT_ROWS = 50
 
 
-@task(name="report", cache_policy=NO_CACHE)
+@stage_task("report")
 def write_report(
     context: Context, recipe: deja_vu.Recipe, run: str, scores: Ref, searches: Sequence[Searches], shard: Ref,
     splits: Ref, models: Mapping[str, Ref],
@@ -106,9 +105,15 @@ class _Pictures:
         return Shown(self._images[entry["row"]], box, nearest(target), nearest(reference))
 
 
-@task(name="publish", cache_policy=NO_CACHE)
+@stage_task("publish")
 def publish(
-    context: Context, recipe: deja_vu.Recipe, run: str, scores: Ref, report: Ref, artifacts: Mapping[str, str], started: float
+    context: Context,
+    recipe: deja_vu.Recipe,
+    run: str,
+    scores: Ref,
+    report: Ref,
+    artifacts: Mapping[str, str],
+    started: float,
 ) -> dict[str, Any]:
     """Puts the tables below results/, the page and figures below runs/<run>/, the run's manifest last."""
     store = context.store

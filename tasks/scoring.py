@@ -7,8 +7,6 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from memlib.audits import deja_vu
 from memlib.data.splits import REFERENCE, SHARED, TARGET, select
@@ -18,9 +16,14 @@ from memlib.tables import CURVES, DEJA_VU_UNITS, SUMMARY, write_table
 from tasks.data import read_splits
 from tasks.observing import read_ids, read_layer, read_neighbors
 from tasks.runtime import Context
-from tasks.stage import run_stage
+from tasks.stage import run_stage, stage_task
 
-UNITS_FILE, SUMMARY_FILE, CURVES_FILE, PROBE_FILE = "units.parquet", "summary.parquet", "curves.parquet", "probe.parquet"
+UNITS_FILE, SUMMARY_FILE, CURVES_FILE, PROBE_FILE = (
+    "units.parquet",
+    "summary.parquet",
+    "curves.parquet",
+    "probe.parquet",
+)
 ROLE_OF: dict[str, str] = {"A": TARGET, "B": REFERENCE}
 
 
@@ -36,7 +39,7 @@ class Searches:
     public: Ref
 
 
-@task(name="linear probe", cache_policy=NO_CACHE)
+@stage_task("linear probe")
 def probe_model(
     context: Context, images: Ref, splits: Ref, direction: Literal["A", "B"], pair: int, layers: tuple[str, ...]
 ) -> Any:
@@ -66,7 +69,7 @@ def probe_model(
     return run_stage(context, "probe", version=1, spec=spec, inputs=inputs, compute=compute)
 
 
-@task(name="score", cache_policy=NO_CACHE)
+@stage_task("score")
 def score_deja_vu(
     context: Context,
     searches: Sequence[Searches],

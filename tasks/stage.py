@@ -1,14 +1,37 @@
 """A stage: key -> committed? -> compute -> commit -> reference. The store alone says what is done."""
 
+import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ParamSpec
 
+from prefect import task
+from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed
 
 from memlib.errors import CorruptArtifact
 from memlib.identity import content_key
 from memlib.store import Attempt, Ref, Store
 from tasks.runtime import Context
+
+P = ParamSpec("P")
+
+
+def stage_task(name: str) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
+    """A Prefect task whose result is the artifact's reference, also when it ends in the state Cached.
+
+    Prefect's own caching is off: its records know nothing of the store, so they could vouch for what is gone.
+    """
+
+    def decorate(function: Callable[P, Any]) -> Callable[P, Any]:
+        wrapped = task(name=name, cache_policy=NO_CACHE)(function)
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> Any:
+            return wrapped(*args, **kwargs, return_state=True).result()
+
+        return call
+
+    return decorate
 
 
 def committed(context: Context, ref: Ref) -> bool:

@@ -1,4 +1,4 @@
-"""Training on Ray: several models share a fit, several fits run side by side, each model commits on its own."""
+"""Training on Ray: one fit carries many models, groups of workers train them side by side, each model commits itself."""
 
 import threading
 import time
@@ -8,19 +8,19 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import torch
-from prefect import task
-from prefect.cache_policies import NO_CACHE
+import torch.distributed as dist
 
 from memlib.errors import RunError, UserError
 from memlib.specs import Resources
-from memlib.store import Ref, Store
+from memlib.store import Store
 from memlib.training.fit import TrainingJob, train_into_store
 from memlib.training.loop import Worker
+from tasks.board import Board
 from tasks.runtime import Context, start_ray
-from tasks.stage import cached, committed
+from tasks.stage import cached, committed, stage_task
 
 
-@task(name="train models", cache_policy=NO_CACHE)
+@stage_task("train models")
 def train_models(context: Context, jobs: Sequence[TrainingJob]) -> Any:
     """Trains the models that are not in the store; returns their references in the order of the jobs."""
     refs = [job.ref(context.store) for job in jobs]
@@ -30,41 +30,42 @@ def train_models(context: Context, jobs: Sequence[TrainingJob]) -> Any:
     train_on_ray(context, list(missing.values()))
     lost = [job.name for ref, job in missing.items() if context.store.lookup(ref.stage, ref.key) is None]
     if lost:
-        raise RunError(f"training ended without a model for {', '.join(lost)}; run the same command again")
+        raise RunError(f"training ended without {', '.join(lost)}; run the same command again")
     context.computed += [str(ref) for ref in missing]
     context.reused += [str(ref) for ref in refs if ref not in missing]
     return refs
 
 
 def train_on_ray(context: Context, jobs: Sequence[TrainingJob]) -> None:
-    """Shares the jobs among fits that run side by side, and waits for all of them.
+    """Trains the jobs, as many side by side as the cluster holds, and waits for all of them.
 
     Raises:
         RunError: when a worker kept failing, a job diverged, or the time limit passed.
-        UserError: when the cluster cannot hold a single worker, or a job is impossible.
+        UserError: when the cluster cannot hold one model's workers.
     """
     ray = start_ray(context)
     resources = context.resources
     use_gpu = resources.gpu if resources.gpu is not None else ray.cluster_resources().get("GPU", 0) >= 1
-    slots = _slots(ray.cluster_resources(), resources, use_gpu=use_gpu)
-    groups = [list(jobs[i::slots]) for i in range(min(slots, len(jobs)))]
-    context.say(f"training {', '.join(job.name for job in jobs)}: {len(groups)} side by side")
+    groups = min(_slots(ray.cluster_resources(), resources, use_gpu=use_gpu), len(jobs))
+    context.say(f"training {', '.join(job.name for job in jobs)}: {groups} side by side")
     board = ray.remote(num_cpus=0)(Board).remote()
-    with context.bars() as bars, ThreadPoolExecutor(len(groups)) as pool:
-        done = threading.Event()
+    done = threading.Event()
+    with context.bars() as bars, ThreadPoolExecutor(1) as pool:
         watcher = threading.Thread(target=_watch, args=(ray, board, bars, jobs, done), daemon=True)
         watcher.start()
-        fits = [pool.submit(_fit, context, group, board, use_gpu) for group in groups]
-        late = wait(fits, timeout=resources.train_timeout).not_done
-        if late:
-            ray.shutdown()  # ends the fits, so that their threads return
+        fit = pool.submit(_fit, context, list(jobs), groups, board, use_gpu)
+        late = wait([fit], timeout=resources.train_timeout).not_done
+        problems = [] if late else list(ray.get(board.problems.remote()).items())
         done.set()
         watcher.join()
+        if late:
+            ray.shutdown()  # ends the fit, so that its thread returns
     if late:
         raise RunError(f"training still ran after {resources.train_timeout:g} s (resources.train_timeout); it was stopped")
-    problems = [problem for fit in fits for problem in fit.result()]
     if problems:
-        raise RunError("; ".join(problems))
+        raise RunError("; ".join(f"{name}: {problem}" for name, problem in problems))
+    if fit.result():
+        raise RunError(str(fit.result()))
 
 
 def _slots(cluster: dict[str, float], resources: Resources, *, use_gpu: bool) -> int:
@@ -80,8 +81,8 @@ def _slots(cluster: dict[str, float], resources: Resources, *, use_gpu: bool) ->
     return min(fit, resources.concurrent_models or fit)
 
 
-def _fit(context: Context, jobs: list[TrainingJob], board: Any, use_gpu: bool) -> list[str]:
-    """One TorchTrainer.fit over a list of jobs; returns what went wrong, in words."""
+def _fit(context: Context, jobs: list[TrainingJob], groups: int, board: Any, use_gpu: bool) -> str | None:
+    """One TorchTrainer.fit over all jobs; returns what went wrong, in words."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
     from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -91,9 +92,9 @@ def _fit(context: Context, jobs: list[TrainingJob], board: Any, use_gpu: bool) -
         needs["GPU"] = 1
     trainer = TorchTrainer(
         train_worker,
-        train_loop_config={"store": store, "jobs": jobs, "resources": resources, "board": board},
+        train_loop_config={"store": store, "jobs": jobs, "resources": resources, "board": board, "use_gpu": use_gpu},
         scaling_config=ScalingConfig(
-            num_workers=resources.workers_per_model, use_gpu=use_gpu, resources_per_worker=needs
+            num_workers=groups * resources.workers_per_model, use_gpu=use_gpu, resources_per_worker=needs
         ),
         torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
         run_config=RunConfig(
@@ -102,13 +103,13 @@ def _fit(context: Context, jobs: list[TrainingJob], board: Any, use_gpu: bool) -
             **_ray_storage(store),
         ),
     )
-    names = ", ".join(job.name for job in jobs)
     try:
-        result = trainer.fit()
+        trainer.fit()
     except TrainingFailedError as error:
         cause = next(iter(getattr(error, "worker_failures", {}).values()), error)
-        return [f"training {names} failed ({type(cause).__name__}: {str(cause).strip().splitlines()[-1]})"]
-    return list(result.return_value or [])
+        last = str(cause).strip().splitlines()[-1]
+        return f"training failed ({type(cause).__name__}: {last}); run the same command again to go on"
+    return None
 
 
 def _ray_storage(store: Store) -> dict[str, Any]:
@@ -123,55 +124,51 @@ def _ray_storage(store: Store) -> dict[str, Any]:
     return {"storage_path": f"{root.rstrip('/')}/ray", "storage_filesystem": pyarrow.fs.PyFileSystem(handler)}
 
 
-def train_worker(config: dict[str, Any]) -> list[str]:
-    """What each Ray worker runs: the jobs one after another. A job that cannot succeed does not stop the others."""
+def train_worker(config: dict[str, Any]) -> None:
+    """What each Ray worker runs: its group's share of the jobs, one after another.
+
+    A job that cannot succeed is reported and does not stop the others; a worker that dies is replaced by Ray, and
+    all groups go on from their newest saved states.
+    """
+    import ray
     import ray.train
+    import ray.train.torch
 
     context = ray.train.get_context()
     resources: Resources = config["resources"]
-    rank, world = context.get_world_rank(), context.get_world_size()
-    on_gpu = torch.cuda.is_available() and resources.gpu is not False
-    device = ray.train.torch.get_device() if on_gpu else torch.device("cpu")
     torch.set_num_threads(resources.threads_per_worker)
-    problems = []
-    for job in config["jobs"]:
-        def show(news: dict[str, Any], name: str = job.name) -> None:
-            config["board"].post.remote(name, news)
-
-        try:
-            worker = Worker(rank, world, device)
-            train_into_store(config["store"], job, worker=worker, resume_seconds=resources.resume_seconds, progress=show)
-        except (RunError, UserError) as error:
-            problems.append(f"{job.name}: {error}")
-    return problems
+    device = ray.train.torch.get_device() if config["use_gpu"] else torch.device("cpu")
+    size = resources.workers_per_model
+    number, rank = divmod(context.get_world_rank(), size)
+    groups = context.get_world_size() // size
+    members = [dist.new_group(list(range(g * size, (g + 1) * size))) for g in range(groups)] if size > 1 else []
+    worker = Worker(rank, size, device, members[number] if members else None)
+    for job in config["jobs"][number::groups]:
+        _train_one(job, worker, config)
+    dist.barrier()  # a worker that leaves early would look like a failure
 
 
-class Board:
-    """A Ray actor to which workers post how far they are."""
+def _train_one(job: TrainingJob, worker: Worker, config: dict[str, Any]) -> None:
+    import ray
 
-    def __init__(self) -> None:
-        self._news: dict[str, dict[str, Any]] = {}
+    def show(news: dict[str, Any]) -> None:
+        config["board"].post.remote(job.name, news)
 
-    def post(self, name: str, news: dict[str, Any]) -> None:
-        """Replaces what is known of a model."""
-        self._news[name] = news
-
-    def read(self) -> dict[str, dict[str, Any]]:
-        """The newest of every model."""
-        return self._news
+    seconds = config["resources"].resume_seconds
+    try:
+        train_into_store(config["store"], job, worker=worker, resume_seconds=seconds, progress=show)
+    except (RunError, UserError) as error:
+        ray.get(config["board"].object_to.remote(job.name, str(error)))
 
 
 def _watch(ray: Any, board: Any, bars: Any, jobs: Sequence[TrainingJob], done: threading.Event) -> None:
     epochs = {job.name: job.training.epochs for job in jobs}
     while not done.wait(0.5):
         try:
-            news = ray.get(board.read.remote(), timeout=5)
+            news = ray.get(board.news.remote(), timeout=5)
         except Exception:  # the cluster is going away, or slow: progress is only for the eye
             time.sleep(1)
             continue
         for name, state in news.items():
             note = f"{state['images_per_second']:.0f} images/s, loss {state['loss']:.3g}"
             bars.move(name, state["epoch"], epochs[name], note)
-
-
-__all__ = ["Ref", "train_models", "train_on_ray", "train_worker"]

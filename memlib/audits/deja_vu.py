@@ -268,9 +268,7 @@ class _Analysis:
         mine = self.direction == direction
         confidence = {side: values[pair, mine] for side, values in self.confidence.items()}
         levels = confidence_levels(*confidence.values())
-        return {
-            side: ConfidenceLevels(confidence[side], self.right[side][pair, mine], levels=levels) for side in confidence
-        }
+        return {side: ConfidenceLevels(confidence[side], self.right[side][pair, mine], levels=levels) for side in confidence}
 
     def statistics(self, weights: NDArray[np.float32]) -> dict[str, NDArray[np.float64]]:
         """Every statistic under unit weights: name -> (num_pairs, num_replicates)."""

@@ -5,6 +5,7 @@ A.8 replaces it by the lower-left corner where there are no boxes. Rectangles ar
 half open: columns x0 <= x < x1 and rows y0 <= y < y1.
 """
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -81,7 +82,7 @@ def official_crop(content: Box, boxes: Sequence[Box], *, min_side: int = 1) -> B
     strips: list[Box] = []
     for axis in (0, 1):
         cuts = sorted({content[axis], content[axis + 2], *(b[axis] for b in boxes), *(b[axis + 2] for b in boxes)})
-        for low, high in zip(cuts, cuts[1:], strict=False):
+        for low, high in itertools.pairwise(cuts):
             if any(box[axis] < high and box[axis + 2] > low for box in boxes):
                 continue
             strips.append((low, content[1], high, content[3]) if axis == 0 else (content[0], low, content[2], high))

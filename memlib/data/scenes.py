@@ -13,7 +13,6 @@ from memlib.data.examples import Example
 from memlib.identity import canonical_json, derive_seed
 from memlib.specs import ScenesSource
 
-
 BRIGHTEST = 0.6  # of a background; digits are white
 
 

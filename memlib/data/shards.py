@@ -6,6 +6,7 @@ read this shard; nothing decodes an image twice.
 """
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,7 +29,12 @@ NAMED = 5  # how many offenders an error names
 
 
 def write_shard(
-    source: Source, spec: DataSpec, folder: Path, *, threads: int = 2, progress: Callable[[int, int], None] | None = None
+    source: Source,
+    spec: DataSpec,
+    folder: Path,
+    *,
+    threads: int = 2,
+    progress: Callable[[int, int], None] | None = None,
 ) -> pa.Table:
     """Decodes every image of `source` into `folder` and returns the index.
 
@@ -154,7 +160,7 @@ def _write_index(rows: list[dict[str, Any]], folder: Path) -> pa.Table:
     for row, entry in enumerate(rows):
         entry["row"] = row
     rows.sort(key=lambda entry: str(entry["example_id"]))
-    for first, second in zip(rows, rows[1:], strict=False):
+    for first, second in itertools.pairwise(rows):
         if first["example_id"] == second["example_id"]:
             raise UserError(f"two examples are called {first['example_id']!r}; ids must be unique")
         if not first["example_id"]:

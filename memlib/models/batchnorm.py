@@ -12,7 +12,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class GlobalBatchNorm(_BatchNorm):
-    """Batch norm whose mean and variance are summed over all workers, with gradients through the sum."""
+    """Batch norm whose mean and variance are summed over the workers of a group, with gradients through the sum."""
+
+    group: dist.ProcessGroup | None = None
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
@@ -23,12 +25,14 @@ class GlobalBatchNorm(_BatchNorm):
             return super().forward(input)
         axes = [0, *range(2, input.dim())]
         shape = [1, -1] + [1] * (input.dim() - 2)
-        count = input.numel() // input.shape[1] * dist.get_world_size()
-        mean = dist_functional.all_reduce(input.sum(axes)) / count
+        count = input.numel() // input.shape[1] * dist.get_world_size(self.group)
+        mean = dist_functional.all_reduce(input.sum(axes), group=self.group) / count
         centred = input - mean.view(shape)
-        variance = dist_functional.all_reduce(centred.square().sum(axes)) / count
-        assert self.running_mean is not None and self.running_var is not None
-        assert self.num_batches_tracked is not None and self.momentum is not None
+        variance = dist_functional.all_reduce(centred.square().sum(axes), group=self.group) / count
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        assert self.momentum is not None
         with torch.no_grad():
             self.num_batches_tracked += 1
             self.running_mean.lerp_(mean, self.momentum)
@@ -37,16 +41,17 @@ class GlobalBatchNorm(_BatchNorm):
         return normalised * self.weight.view(shape) + self.bias.view(shape)
 
 
-def synchronise_batch_norm(module: nn.Module) -> nn.Module:
+def synchronise_batch_norm(module: nn.Module, group: dist.ProcessGroup | None) -> nn.Module:
     """Replaces every batch norm by one over the global batch; torch's own where the module is on a GPU."""
     if next(module.parameters()).is_cuda:
-        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module, group)
         return converted
     for name, child in module.named_children():
         if isinstance(child, _BatchNorm) and not isinstance(child, GlobalBatchNorm):
             replacement = GlobalBatchNorm(child.num_features, child.eps, child.momentum)
             replacement.load_state_dict(child.state_dict())
+            replacement.group = group
             setattr(module, name, replacement)
         else:
-            synchronise_batch_norm(child)
+            synchronise_batch_norm(child, group)
     return module

@@ -55,7 +55,9 @@ class SmallResNet(nn.Module):
             nn.Conv2d(3, width, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)
         )
         widths = [width, 2 * width, 4 * width, 8 * width]
-        blocks = [_Block(a, b, stride=1 if i == 0 else 2) for i, (a, b) in enumerate(zip([width, *widths], widths, strict=False))]
+        blocks = [
+            _Block(a, b, stride=1 if i == 0 else 2) for i, (a, b) in enumerate(zip([width, *widths], widths, strict=False))
+        ]
         self.blocks = nn.Sequential(*blocks)
 
     def forward(self, images: Tensor) -> Tensor:

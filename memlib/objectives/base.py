@@ -19,6 +19,8 @@ class Objective(nn.Module, ABC):
     """
 
     num_views: int = 1
+    group: dist.ProcessGroup | None = None
+    """The workers that share each batch; set by the training, None for one worker."""
 
     @abstractmethod
     def forward(self, model: nn.Module, views: Sequence[Tensor], labels: Tensor) -> Terms:
@@ -34,12 +36,11 @@ class Objective(nn.Module, ABC):
             every worker, or each worker's mean over its own part.
         """
 
-    def after_step(self, model: nn.Module, *, progress: float) -> None:  # noqa: B027  (most have nothing to do)
+    def after_step(self, model: nn.Module, *, progress: float) -> None:
         """Called after every optimiser step; `progress` runs from 0 to 1 over the training."""
 
-
-def gather(embeddings: Tensor) -> Tensor:
-    """All workers' rows, with gradients to each: (batch, dim) -> (global batch, dim)."""
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        return torch.cat(dist_functional.all_gather(embeddings))
-    return embeddings
+    def gather(self, embeddings: Tensor) -> Tensor:
+        """All workers' rows, with gradients to each: (batch, dim) -> (global batch, dim)."""
+        if self.group is None:
+            return embeddings
+        return torch.cat(dist_functional.all_gather(embeddings, group=self.group))

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from memlib.objectives.base import Objective, Terms, gather
+from memlib.objectives.base import Objective, Terms
 from memlib.specs import VICRegSpec
 
 EPSILON = 1e-4
@@ -46,7 +46,7 @@ class VICReg(Objective):
     def forward(self, model: nn.Module, views: Sequence[Tensor], labels: Tensor) -> Terms:
         first, second = (model(view) for view in views)
         with torch.autocast(first.device.type, enabled=False):
-            a, b = gather(first.float()), gather(second.float())
+            a, b = self.gather(first.float()), self.gather(second.float())
             invariance = invariance_loss(a, b)
             variance = (variance_loss(a) + variance_loss(b)) / 2
             covariance = covariance_loss(a) + covariance_loss(b)

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from memlib.audits.deja_vu import CATEGORIES, Recipe, most_correlated, most_memorized
 from memlib.report.figures import (
     ACCENT,
-
     MUTED,
     REFERENCE,
     TARGET,
@@ -236,9 +235,7 @@ _MEMORIZED = (
 _CORRELATED = "Both models name these with high confidence: the background itself tells."
 
 
-def _gallery_section(
-    heading: str, chosen: pa.Table, show: Callable[[Mapping[str, Any]], Shown], text: str
-) -> Section | None:
+def _gallery_section(heading: str, chosen: pa.Table, show: Callable[[Mapping[str, Any]], Shown], text: str) -> Section | None:
     if chosen.num_rows == 0:
         return None
     items = []
@@ -347,7 +344,10 @@ def _run_section(recipe: Recipe, facts: Facts) -> Section:
         ("crop", ", ".join(f"{c.mode}, shorter side at least {_percent(c.min_side)}" for c in recipe.crops)),
         ("model", f"{recipe.model.backbone}, projector {'-'.join(map(str, recipe.model.projector))}"),
         ("objective", ", ".join(f"{k} {v}" for k, v in training.objective.model_dump(mode="json").items())),
-        ("training", f"{training.epochs} epochs, batch {training.batch_size}, {training.precision}, seed {training.seed}"),
+        (
+            "training",
+            f"{training.epochs} epochs, batch {training.batch_size}, {training.precision}, seed {training.seed}",
+        ),
         ("optimizer", ", ".join(f"{k} {v}" for k, v in training.optimizer.model_dump(mode="json").items())),
         ("vote", f"k = {', '.join(map(str, recipe.decode.k))}, L2 on raw embeddings, ties to {recipe.decode.tie}"),
         ("ties at the cut-off", "counted in expectation"),
@@ -358,5 +358,3 @@ def _run_section(recipe: Recipe, facts: Facts) -> Section:
         paragraphs=["Method: Meehan et al. 2023, Do SSL Models Have Déjà Vu?, sections 3, 4 and A.1 to A.8."],
         table=TableView(("", ""), rows),
     )
-
-

@@ -57,7 +57,8 @@ def nearest_neighbors(
     best: NDArray[np.uint64] | None = None
     seen = 0
     for ids, vectors in shards:
-        assert len(ids) == len(vectors) and (len(ids) == 0 or (ids.min() >= 0 and ids.max() < 2**32))
+        assert len(ids) == len(vectors)
+        assert len(ids) == 0 or (ids.min() >= 0 and ids.max() < 2**32)
         if not len(ids):
             continue
         vectors = np.ascontiguousarray(vectors, dtype=np.float32)

@@ -116,9 +116,7 @@ def confidence_levels(*confidences: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.unique(np.concatenate(confidences))[::-1]
 
 
-def top_share_accuracy(
-    count: NDArray[np.float64], right: NDArray[np.float64], share: float
-) -> NDArray[np.float64]:
+def top_share_accuracy(count: NDArray[np.float64], right: NDArray[np.float64], share: float) -> NDArray[np.float64]:
     """Accuracy among the `share` most confident units; ties at the cut-off count in expectation.
 
     Args:
@@ -136,9 +134,7 @@ def top_share_accuracy(
     rows = np.arange(len(count))
     before = above[rows, last] - count[rows, last]
     right_before = np.cumsum(right, axis=1)[rows, last] - right[rows, last]
-    accuracy: NDArray[np.float64] = (
-        right_before + (chosen - before) * right[rows, last] / count[rows, last]
-    ) / chosen
+    accuracy: NDArray[np.float64] = (right_before + (chosen - before) * right[rows, last] / count[rows, last]) / chosen
     return accuracy
 
 

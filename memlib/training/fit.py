@@ -103,7 +103,7 @@ def train_into_store(
                 run.write_artifact(attempt)
             store.drop_resume(ref.key)
         if worker.world_size > 1:
-            dist.barrier()
+            dist.barrier(group=worker.group)
     return ref
 
 
@@ -139,9 +139,7 @@ class _Run:
             last = max(name for name in store.manifest(job.parent)["files"] if name.startswith("epoch-"))
             load_weights(encoder, store.local_path(job.parent, last))
         objective = build_objective(job.training.objective)
-        self.training = Training(
-            encoder, objective, self.data, job.training, input_size=job.model.input_size, worker=worker
-        )
+        self.training = Training(encoder, objective, self.data, job.training, input_size=job.model.input_size, worker=worker)
         self.history: list[dict[str, Any]] = []
         self.resumed_from: int | None = None
         self.seconds = 0.0  # spent by earlier attempts, as far as they were saved

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -34,6 +35,14 @@ class Worker:
     rank: int = 0
     world_size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    group: dist.ProcessGroup | None = None  # the workers that share this model's batches
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean over the workers, on each of them."""
+        if self.world_size > 1:
+            dist.all_reduce(values, group=self.group)
+            values = values / self.world_size
+        return values
 
 
 @dataclass(frozen=True)
@@ -82,8 +91,9 @@ class Training:
         self.objective = objective.to(self.worker.device)
         self._forward: nn.Module = self.model
         if self.worker.world_size > 1:
-            self.model = synchronise_batch_norm(self.model)
-            self._forward = DistributedDataParallel(self.model, broadcast_buffers=False)
+            self.model = synchronise_batch_norm(self.model, self.worker.group)
+            self._forward = DistributedDataParallel(self.model, process_group=self.worker.group, broadcast_buffers=False)
+        self.objective.group = self.worker.group
         self.optimizer = build_optimizer(spec.optimizer, [self.model, self.objective])
         self.scaler = torch.amp.GradScaler(self.worker.device.type, enabled=spec.precision == "float16")
         self.step = 0
@@ -159,7 +169,8 @@ class Training:
         dtype = torch.float32 if spec.precision == "float32" else getattr(torch, spec.precision)
         with torch.autocast(worker.device.type, dtype=dtype, enabled=spec.precision != "float32"):
             terms = self.objective(self._forward, views, labels)
-        values = {name: float(value.detach()) for name, value in terms.items()}
+        means = worker.mean(torch.stack([value.detach().float() for value in terms.values()])).tolist()
+        values = dict(zip(terms, means, strict=True))
         if not all(math.isfinite(value) for value in values.values()):
             raise RunError(self._divergence(values))
         self.optimizer.zero_grad(set_to_none=True)
@@ -249,8 +260,3 @@ class Prefetcher:
         if self._worker.device.type == "cuda":
             return images.pin_memory(), labels.pin_memory()
         return images, labels
-
-
-
-
-
