@@ -188,9 +188,11 @@ def _print_run(manifest: dict[str, Any], *, whole: bool = False) -> None:
     table = Table(box=None, pad_edge=False, title=manifest["title"], title_justify="left")
     for heading in ("metric", "value", "95 % interval", "null", "p", "n", "verdict"):
         table.add_column(heading, justify="left" if heading in ("metric", "verdict") else "right")
+    headline = json.loads(manifest["findings"][0]["params"])
     for row in manifest["findings"]:
         params = json.loads(row["params"])
-        if not whole and params.get("direction", "both") != "both":
+        same = all(params.get(name, headline[name]) == headline[name] for name in ("epoch", "crop", "k", "direction"))
+        if not whole and not (same and (params["layer"] == headline["layer"] or row["metric"].startswith("probe"))):
             continue
         shown = ("p", "direction", "layer", "epoch", "crop", "k") if whole else ("p",)
         at = " ".join(f"{name}={params[name]}" for name in shown if name in params)

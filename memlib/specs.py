@@ -30,8 +30,8 @@ class ScenesSource(Spec):
     copies: int = Field(default=1, ge=1)
     """How often the digit stands in its scene, in boxes that do not overlap."""
     background: Literal["field", "grid", "mosaic", "palette"] = "field"
-    """field: smooth colours; grid: grey cells, so that no part tells of another; mosaic: the same in colour; palette: cells of two colours
-    that are the image's own, so that every part identifies the image."""
+    """field: smooth colours; grid: grey cells, so that no part tells of another; mosaic: the same in colour;
+    palette: cells of two colours that are the image's own, so that every part identifies the image."""
     cells: int = Field(default=4, ge=2)
     """How fine the background is: colour knots or cells along a side."""
     seed: int = Field(default=0, ge=0)

@@ -44,7 +44,7 @@ def embed(
         RunError: when an embedding is not finite.
     """
     device = device or torch.device("cpu")
-    encoder = encoder.to(device).eval()
+    encoder = encoder.to(device, memory_format=torch.channels_last).eval()
     size = images.shape[1]
     boxes = np.tile(np.array([0, 0, size, size], dtype=np.float32), (len(rows), 1)) if rectangles is None else rectangles
     arrays: dict[str, NDArray[np.float32]] = {}
@@ -52,7 +52,7 @@ def embed(
         part = slice(start, min(start + batch_size, len(rows)))
         pixels = torch.from_numpy(images[rows[part]]).to(device).permute(0, 3, 1, 2).float().div_(255)
         views = resized_crops(pixels, torch.from_numpy(boxes[part] / size).to(device), side=input_size)
-        for name, values in encoder.layers(normalise(views)):
+        for name, values in encoder.layers(normalise(views).contiguous(memory_format=torch.channels_last)):
             if name not in layers:
                 continue
             if not bool(torch.isfinite(values).all()):

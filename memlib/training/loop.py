@@ -87,7 +87,7 @@ class Training:
         _check(spec, data, self.worker)
         self.steps_per_epoch = len(data) // spec.batch_size
         self.num_steps = spec.epochs * self.steps_per_epoch
-        self.model = model.to(self.worker.device)
+        self.model = model.to(self.worker.device, memory_format=torch.channels_last)  # faster convolutions
         self.objective = objective.to(self.worker.device)
         self._forward: nn.Module = self.model
         if self.worker.world_size > 1:
@@ -192,7 +192,8 @@ class Training:
             draw_view(self.spec.augment, batch=self.spec.batch_size, seed=self.spec.seed, step=self.step, view=view)
             for view in range(self.objective.num_views)
         )
-        return [apply_view(scaled, draw.part(part), side=self.input_size) for draw in draws]
+        views = [apply_view(scaled, draw.part(part), side=self.input_size) for draw in draws]
+        return [view.contiguous(memory_format=torch.channels_last) for view in views]
 
     def _divergence(self, values: Mapping[str, float]) -> str:
         done = self.step % self.steps_per_epoch
