@@ -148,20 +148,23 @@ class Store:
             stat = path.stat()
         except FileNotFoundError:
             raise CorruptArtifact(f"artifact {ref}: file {name} is missing") from None
-        if stat.st_size != expected["size"]:
-            seen = f"{stat.st_size} bytes, committed with {expected['size']}"
-            raise CorruptArtifact(f"artifact {ref}: file {name} is damaged ({seen})")
         mark = f"{expected['sha256']}:{stat.st_size}:{stat.st_mtime_ns}"
         if self._verified.get(str(path)) != mark:
-            if file_digest(path) != expected["sha256"]:
+            if stat.st_size != expected["size"]:
+                problem = f"{stat.st_size} bytes, committed with {expected['size']}"
+            elif file_digest(path) != expected["sha256"]:
+                problem = "its sha256 differs from the manifest"
+            else:
+                problem = ""
+                self._verified[str(path)] = mark
+            if problem:
                 if not self.is_local:
-                    path.unlink()
-                raise CorruptArtifact(f"artifact {ref}: file {name} is damaged (its sha256 differs from the manifest)")
-            self._verified[str(path)] = mark
+                    path.unlink()  # the copy, so that a sound one can be fetched
+                raise CorruptArtifact(f"artifact {ref}: file {name} is damaged ({problem})")
         return path
 
     def _fetch(self, remote: str, expected: Mapping[str, Any]) -> Path:
-        path = self._cache / expected["sha256"]
+        path = self._cache / str(expected["sha256"])
         if not path.exists():
             self._cache.mkdir(parents=True, exist_ok=True)
             self._make_room(expected["size"])

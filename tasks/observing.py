@@ -60,7 +60,7 @@ def embed_view(context: Context, model: Ref, epoch: int, view: View, shard: Ref,
 
     spec = {"epoch": epoch, "layers": list(layers), **view.spec()}
     inputs = {"model": model.key, "shard": shard.key, "examples": members_digest(members)}
-    return run_stage(context, "embed", version=1, spec=spec, inputs=inputs, compute=compute, secret=True)
+    return run_stage(context, "embed", version=2, spec=spec, inputs=inputs, compute=compute, secret=True)
 
 
 @dataclass
@@ -97,7 +97,7 @@ class _Embedding:
             input_size=spec.input_size,
             folder=folder,
             layers=self.layers,
-            rectangles=None if self.boxes is None else np.array(self.boxes, dtype=np.float32).reshape(-1, 4),
+            rectangles=None if self.boxes is None else np.array(self.boxes, dtype=np.int64).reshape(-1, 4),
             device=self.context.device,
             progress=progress,
         )

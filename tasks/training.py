@@ -7,17 +7,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
 from memlib.errors import RunError, UserError
 from memlib.specs import Resources
 from memlib.store import Store
-from memlib.training.fit import TrainingJob, train_into_store
-from memlib.training.loop import Worker
+from memlib.training.fit import TrainingJob
 from tasks.board import Board
 from tasks.runtime import Context, start_ray
 from tasks.stage import cached, committed, stage_task
+from tasks.workers import train_worker
 
 
 @stage_task("train models")
@@ -122,43 +119,6 @@ def _ray_storage(store: Store) -> dict[str, Any]:
     file_system, root = fsspec.url_to_fs(store.uri)
     handler = pyarrow.fs.FSSpecHandler(file_system)
     return {"storage_path": f"{root.rstrip('/')}/ray", "storage_filesystem": pyarrow.fs.PyFileSystem(handler)}
-
-
-def train_worker(config: dict[str, Any]) -> None:
-    """What each Ray worker runs: its group's share of the jobs, one after another.
-
-    A job that cannot succeed is reported and does not stop the others; a worker that dies is replaced by Ray, and
-    all groups go on from their newest saved states.
-    """
-    import ray
-    import ray.train
-    import ray.train.torch
-
-    context = ray.train.get_context()
-    resources: Resources = config["resources"]
-    torch.set_num_threads(resources.threads_per_worker)
-    device = ray.train.torch.get_device() if config["use_gpu"] else torch.device("cpu")
-    size = resources.workers_per_model
-    number, rank = divmod(context.get_world_rank(), size)
-    groups = context.get_world_size() // size
-    members = [dist.new_group(list(range(g * size, (g + 1) * size))) for g in range(groups)] if size > 1 else []
-    worker = Worker(rank, size, device, members[number] if members else None)
-    for job in config["jobs"][number::groups]:
-        _train_one(job, worker, config)
-    dist.barrier()  # a worker that leaves early would look like a failure
-
-
-def _train_one(job: TrainingJob, worker: Worker, config: dict[str, Any]) -> None:
-    import ray
-
-    def show(news: dict[str, Any]) -> None:
-        config["board"].post.remote(job.name, news)
-
-    seconds = config["resources"].resume_seconds
-    try:
-        train_into_store(config["store"], job, worker=worker, resume_seconds=seconds, progress=show)
-    except (RunError, UserError) as error:
-        ray.get(config["board"].object_to.remote(job.name, str(error)))
 
 
 def _watch(ray: Any, board: Any, bars: Any, jobs: Sequence[TrainingJob], done: threading.Event) -> None:

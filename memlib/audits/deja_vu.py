@@ -218,7 +218,7 @@ def summarize(units: pa.Table, config: Config, *, num_classes: int, probes: pa.T
     Returns:
         tables.SUMMARY.
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
     for setting, part in _settings(units):
         analysis = _Analysis(part, config)
         rows += _headline_rows(analysis, setting, config, num_classes)

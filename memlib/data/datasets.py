@@ -7,6 +7,7 @@ Example ids are stable: the path or row within the source, the same on every mac
 import importlib
 import inspect
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ class Torchvision:
         import torchvision
 
         self._spec = spec
-        kind = getattr(torchvision.datasets, spec.name, None)
+        kind: Any = getattr(torchvision.datasets, spec.name, None)
         if not inspect.isclass(kind):
             names = [n for n in dir(torchvision.datasets) if inspect.isclass(getattr(torchvision.datasets, n))]
             raise UserError(f"torchvision has no data set {spec.name!r}; it has {', '.join(names)}")
@@ -59,11 +60,11 @@ class Torchvision:
         if "download" in accepted:
             options["download"] = spec.download
         try:
-            self._data = kind(**options)
+            self._data: Any = kind(**options)
         except (RuntimeError, ValueError, OSError) as error:
             raise UserError(f"torchvision.datasets.{spec.name} at {spec.root}: {error}") from error
-        names = getattr(self._data, "classes", None)
-        labels = getattr(self._data, "targets", getattr(self._data, "labels", None))
+        names: Any = getattr(self._data, "classes", None)
+        labels: Any = getattr(self._data, "targets", getattr(self._data, "labels", None))
         if names is None and labels is None:
             raise UserError(f"torchvision.datasets.{spec.name} tells neither its classes nor its labels")
         self.class_names = [str(n) for n in names] if names is not None else _numbered(np.asarray(labels))
@@ -77,6 +78,7 @@ class Torchvision:
         return Example(name, decode_image(image, example_id=name, label=int(label)), int(label), NO_BOXES)
 
     def content_digest(self) -> str:
+        """Of the data set's own files below the root."""
         folder = getattr(self._data, "raw_folder", None)
         base = getattr(self._data, "base_folder", None)
         if folder is None:
@@ -125,6 +127,4 @@ def import_source(spec: ImportSource) -> Source:
     file = inspect.getsourcefile(module)
     if spec.version is None and file is None:
         raise UserError(f"the source of {module_name} cannot be read; declare a version")
-    from pathlib import Path
-
     return _Imported(source, spec.version or file_digest(Path(str(file))))

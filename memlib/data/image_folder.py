@@ -54,6 +54,7 @@ class ImageFolder:
         return Example(name, pixels, label, self._boxes(name))
 
     def content_digest(self) -> str:
+        """Of the images and boxes that are used."""
         return listing_digest(self._fs, self._root, self._listing)
 
     def _read(self, name: str) -> bytes:

@@ -85,6 +85,7 @@ class ParquetImages:
         return Example(name, decode_image(data, example_id=name, label=label), label, self._boxes(row))
 
     def content_digest(self) -> str:
+        """Of the files' listing."""
         return listing_digest(self._fs, self._folder, {os.path.relpath(f, self._folder): i for f, i in self._files.items()})
 
     def _row(self, index: int) -> dict[str, Any]:

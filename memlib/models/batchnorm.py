@@ -6,9 +6,10 @@ statistics are always those of the whole batch.
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional as dist_functional
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from memlib.collectives import sum_over_workers
 
 
 class GlobalBatchNorm(_BatchNorm):
@@ -21,14 +22,15 @@ class GlobalBatchNorm(_BatchNorm):
             raise ValueError(f"expected at least 2 dimensions, not {input.dim()}")
 
     def forward(self, input: Tensor) -> Tensor:
+        """(batch, channels, ...) -> the same shape."""
         if not self.training:
             return super().forward(input)
         axes = [0, *range(2, input.dim())]
         shape = [1, -1] + [1] * (input.dim() - 2)
         count = input.numel() // input.shape[1] * dist.get_world_size(self.group)
-        mean = dist_functional.all_reduce(input.sum(axes), group=self.group) / count
+        mean = sum_over_workers(input.sum(axes), self.group) / count
         centred = input - mean.view(shape)
-        variance = dist_functional.all_reduce(centred.square().sum(axes), group=self.group) / count
+        variance = sum_over_workers(centred.square().sum(axes), self.group) / count
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
@@ -38,13 +40,14 @@ class GlobalBatchNorm(_BatchNorm):
             self.running_mean.lerp_(mean, self.momentum)
             self.running_var.lerp_(variance * (count / (count - 1)), self.momentum)
         normalised = centred * torch.rsqrt(variance + self.eps).view(shape)
-        return normalised * self.weight.view(shape) + self.bias.view(shape)
+        output: Tensor = normalised * self.weight.view(shape) + self.bias.view(shape)
+        return output
 
 
 def synchronise_batch_norm(module: nn.Module, group: dist.ProcessGroup | None) -> nn.Module:
     """Replaces every batch norm by one over the global batch; torch's own where the module is on a GPU."""
-    if next(module.parameters()).is_cuda:
-        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module, group)
+    if any(parameter.is_cuda for parameter in module.parameters()):
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module, group)  # type: ignore[no-untyped-call]
         return converted
     for name, child in module.named_children():
         if isinstance(child, _BatchNorm) and not isinstance(child, GlobalBatchNorm):

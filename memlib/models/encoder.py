@@ -34,6 +34,7 @@ class Encoder(nn.Module):
             self.classifier = nn.Sequential(nn.BatchNorm1d(dim), nn.ReLU(), nn.Linear(dim, num_classes))
 
     def forward(self, images: Tensor) -> Tensor:
+        """The last layer's output."""
         return self.layers(images)[-1][1]
 
     def layers(self, images: Tensor) -> list[tuple[str, Tensor]]:

@@ -61,6 +61,7 @@ class SmallResNet(nn.Module):
         self.blocks = nn.Sequential(*blocks)
 
     def forward(self, images: Tensor) -> Tensor:
+        """(batch, 3, side, side) -> (batch, 8 * width)."""
         features: Tensor = self.blocks(self.stem(images))
         return features.mean(dim=(2, 3))
 

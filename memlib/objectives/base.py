@@ -3,10 +3,10 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional as dist_functional
 from torch import Tensor, nn
+
+from memlib.collectives import gather_rows
 
 Terms = dict[str, Tensor]
 
@@ -43,4 +43,4 @@ class Objective(nn.Module, ABC):
         """All workers' rows, with gradients to each: (batch, dim) -> (global batch, dim)."""
         if self.group is None:
             return embeddings
-        return torch.cat(dist_functional.all_gather(embeddings, group=self.group))
+        return gather_rows(embeddings, self.group)

@@ -44,6 +44,7 @@ class VICReg(Objective):
         self.spec = spec
 
     def forward(self, model: nn.Module, views: Sequence[Tensor], labels: Tensor) -> Terms:
+        """See `Objective.forward`."""
         first, second = (model(view) for view in views)
         with torch.autocast(first.device.type, enabled=False):
             a, b = self.gather(first.float()), self.gather(second.float())

@@ -17,6 +17,7 @@ class Supervised(Objective):
         self.spec = spec
 
     def forward(self, model: nn.Module, views: Sequence[Tensor], labels: Tensor) -> Terms:
+        """See `Objective.forward`."""
         scores = model(views[0]).float()
         loss = F.cross_entropy(scores, labels, label_smoothing=self.spec.label_smoothing)
         return {"loss": loss, "training_accuracy": (scores.argmax(dim=1) == labels).float().mean()}

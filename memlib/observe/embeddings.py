@@ -5,11 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
+from torch import Tensor
 
 from memlib.errors import RunError
 from memlib.models.encoder import Encoder
-from memlib.training.augment import normalise, resized_crops
+from memlib.training.augment import normalise
 
 
 @torch.inference_mode()
@@ -21,7 +23,7 @@ def embed(
     input_size: int,
     folder: Path,
     layers: Sequence[str],
-    rectangles: NDArray[np.float32] | None = None,
+    rectangles: NDArray[np.int64] | None = None,
     batch_size: int = 256,
     device: torch.device | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -35,7 +37,7 @@ def embed(
         input_size: side at which the model sees an image; crops are squashed to it.
         folder: gets the arrays.
         layers: which layers to keep, as named by `Encoder.layers`.
-        rectangles: (num_examples, 4) float32 x0, y0, x1, y1 in stored pixels; None embeds whole images.
+        rectangles: (num_examples, 4) int64 x0, y0, x1, y1 in stored pixels; None embeds whole images.
         batch_size: images in one pass (changes nothing but rounding).
         device: where to run.
         progress: called with (examples done, examples in all).
@@ -44,15 +46,14 @@ def embed(
         RunError: when an embedding is not finite.
     """
     device = device or torch.device("cpu")
-    encoder = encoder.to(device, memory_format=torch.channels_last).eval()
-    size = images.shape[1]
-    boxes = np.tile(np.array([0, 0, size, size], dtype=np.float32), (len(rows), 1)) if rectangles is None else rectangles
+    encoder = encoder.to(device).to(memory_format=torch.channels_last).eval()
     arrays: dict[str, NDArray[np.float32]] = {}
     for start in range(0, len(rows), batch_size):
         part = slice(start, min(start + batch_size, len(rows)))
         pixels = torch.from_numpy(images[rows[part]]).to(device).permute(0, 3, 1, 2).float().div_(255)
-        views = resized_crops(pixels, torch.from_numpy(boxes[part] / size).to(device), side=input_size)
-        for name, values in encoder.layers(normalise(views).contiguous(memory_format=torch.channels_last)):
+        boxes = None if rectangles is None else rectangles[part]
+        views = normalise(cut(pixels, boxes, side=input_size)).contiguous(memory_format=torch.channels_last)
+        for name, values in encoder.layers(views):
             if name not in layers:
                 continue
             if not bool(torch.isfinite(values).all()):
@@ -65,3 +66,23 @@ def embed(
             progress(part.stop, len(rows))
     for array in arrays.values():
         array.flush()  # type: ignore[attr-defined]
+
+
+def cut(images: Tensor, rectangles: NDArray[np.int64] | None, *, side: int) -> Tensor:
+    """Cuts a rectangle out of each image, then resizes it: no pixel outside the rectangle has any influence.
+
+    Args:
+        images: (batch, 3, height, width) float32.
+        rectangles: (batch, 4) int64 x0, y0, x1, y1, half open; None takes whole images.
+        side: side of the result; elongated crops are squashed.
+    """
+    if rectangles is None:
+        return _resize(images, side)
+    parts = zip(images, rectangles.tolist(), strict=True)
+    return torch.cat([_resize(image[None, :, y0:y1, x0:x1], side) for image, (x0, y0, x1, y1) in parts])
+
+
+def _resize(images: Tensor, side: int) -> Tensor:
+    if images.shape[2:] == (side, side):
+        return images
+    return F.interpolate(images, size=(side, side), mode="bilinear", antialias=True, align_corners=False)

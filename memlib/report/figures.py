@@ -4,6 +4,7 @@ import base64
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -15,7 +16,7 @@ matplotlib.use("Agg")
 
 INK, TARGET, REFERENCE, MUTED, ACCENT = "#1f2933", "#b3262e", "#33658a", "#9aa5b1", "#d9a441"
 
-STYLE = {
+STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
     "axes.spines.top": False,
@@ -49,11 +50,11 @@ def save_figure(figure: Figure, folder: Path, name: str) -> str:
     return markup[markup.index("<svg") :]
 
 
-def percent_axis(axis: object) -> None:
+def percent_axis(axis: Any) -> None:
     """Labels an axis holding fractions in per cent."""
     from matplotlib.ticker import PercentFormatter
 
-    axis.set_major_formatter(PercentFormatter(1.0, decimals=0))  # type: ignore[attr-defined]
+    axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
 def data_uri(image: NDArray[np.uint8], *, side: int = 96) -> str:

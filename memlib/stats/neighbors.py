@@ -69,7 +69,7 @@ def nearest_neighbors(
         keys = _search_shard(queries, ids.astype(np.uint64), vectors, min(k, len(ids)), engine)
         best = keys if best is None else np.sort(np.concatenate([best, keys], axis=1), axis=1)[:, :k]
     if best is None or seen < k:
-        raise UserError(f"k is {k}, but the public set has only {seen} examples; lower audit.k or enlarge the public set")
+        raise UserError(f"k is {k}, but the public set has only {seen} examples; lower decode.k or enlarge the public set")
     distances = (best >> _ID_BITS).astype(np.uint32).view(np.float32)
     return (best & np.uint64(2**32 - 1)).astype(np.int64), distances
 
@@ -121,7 +121,8 @@ class _Faiss:
 
     def squared_norms(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
         centred = queries - self._centre
-        return np.einsum("ij,ij->i", centred, centred)
+        norms: NDArray[np.float32] = np.einsum("ij,ij->i", centred, centred)
+        return norms
 
     def propose(self, queries: NDArray[np.float32], count: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         centred = queries - self._centre
@@ -135,7 +136,7 @@ class _Faiss:
     def distances(self, queries: NDArray[np.float32], candidates: NDArray[np.int64]) -> NDArray[np.float32]:
         result = np.empty(candidates.shape, dtype=np.float32)
         candidates = np.ascontiguousarray(candidates)
-        faiss.fvec_L2sqr_by_idx(
+        faiss.fvec_L2sqr_by_idx(  # type: ignore[attr-defined]
             faiss.swig_ptr(result),
             faiss.swig_ptr(queries),
             faiss.swig_ptr(self._vectors),
@@ -166,7 +167,7 @@ class _Torch:
 
     def propose(self, queries: NDArray[np.float32], count: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         found = []
-        for part in torch.from_numpy(queries).split(1024):
+        for part in torch.split(torch.from_numpy(queries), 1024):
             centred = part.to(self._device) - self._centre
             scores = torch.addmm(self._norms[None], centred, self._centred.T, alpha=-2)
             values, indices = scores.topk(count, dim=1, largest=False, sorted=True)
@@ -217,5 +218,5 @@ def vote(
         else:
             winner = counts.argmax(axis=1)
         predictions[start : start + rows] = winner
-        confidences[start : start + rows] = table[counts].sum(axis=1) / 2.0**40 / k - np.log(k)
+        confidences[start : start + rows] = (table[counts].sum(axis=1) - table[k]) / 2.0**40 / k
     return predictions, confidences

@@ -84,7 +84,8 @@ def _colour_matrix(brightness: Tensor, saturation: Tensor, hue: Tensor) -> Tenso
     turned = _FROM_YIQ @ turn @ _TO_YIQ
     grey = _LUMA.expand(3, 3)
     weight = saturation[:, None, None]
-    return brightness[:, None, None] * (weight * torch.eye(3) + (1 - weight) * grey) @ turned
+    matrix: Tensor = brightness[:, None, None] * (weight * torch.eye(3) + (1 - weight) * grey) @ turned
+    return matrix
 
 
 def apply_view(images: Tensor, draws: ViewDraws, *, side: int) -> Tensor:
@@ -117,6 +118,8 @@ def apply_view(images: Tensor, draws: ViewDraws, *, side: int) -> Tensor:
 
 def resized_crops(images: Tensor, boxes: Tensor, *, side: int) -> Tensor:
     """Cuts one rectangle out of each image and resizes it by averaging the bilinear samples of each pixel.
+
+    Pixels up to half a pixel outside may weigh in; crops that must hold nothing else are cut by `observe`.
 
     Args:
         images: (batch, 3, height, width) float32.

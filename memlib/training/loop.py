@@ -87,7 +87,7 @@ class Training:
         _check(spec, data, self.worker)
         self.steps_per_epoch = len(data) // spec.batch_size
         self.num_steps = spec.epochs * self.steps_per_epoch
-        self.model = model.to(self.worker.device, memory_format=torch.channels_last)  # faster convolutions
+        self.model = model.to(self.worker.device).to(memory_format=torch.channels_last)  # faster convolutions
         self.objective = objective.to(self.worker.device)
         self._forward: nn.Module = self.model
         if self.worker.world_size > 1:

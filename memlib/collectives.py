@@ -1,0 +1,56 @@
+"""Sums and gathers over the workers that share a batch, with gradients through them.
+
+torch.distributed's own differentiable collectives are deprecated in favour of a private module.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def sum_over_workers(values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """The sum of every worker's values, on each of them; gradients are summed likewise."""
+    total: Tensor = _Sum.apply(values, group)
+    return total
+
+
+def gather_rows(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """All workers' rows in order of rank: (batch, dim) -> (global batch, dim).
+
+    The gradient of a worker's rows is the sum of what every worker's loss says of them.
+    """
+    gathered: Tensor = _Gather.apply(rows, group)
+    return gathered
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+        context.group = group
+        total = values.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        total = gradient.contiguous().clone()
+        dist.all_reduce(total, group=context.group)
+        return total, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, rows: Tensor, group: dist.ProcessGroup) -> Tensor:
+        context.group, context.count = group, len(rows)
+        parts = [torch.empty_like(rows) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(parts, rows.contiguous(), group=group)
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        total = gradient.contiguous().clone()
+        dist.all_reduce(total, group=context.group)
+        start = dist.get_rank(context.group) * context.count
+        return total[start : start + context.count], None

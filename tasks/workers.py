@@ -1,0 +1,45 @@
+"""What runs inside Ray's training workers; apart from the tasks, so that workers load neither Prefect nor FAISS."""
+
+from typing import Any
+
+import ray
+import ray.train
+import ray.train.torch
+import torch
+import torch.distributed as dist
+
+from memlib.errors import RunError, UserError
+from memlib.specs import Resources
+from memlib.training.fit import TrainingJob, train_into_store
+from memlib.training.loop import Worker
+
+
+def train_worker(config: dict[str, Any]) -> None:
+    """What each Ray worker runs: its group's share of the jobs, one after another.
+
+    A job that cannot succeed is reported and does not stop the others; a worker that dies is replaced by Ray, and
+    all groups go on from their newest saved states.
+    """
+    context = ray.train.get_context()
+    resources: Resources = config["resources"]
+    torch.set_num_threads(resources.threads_per_worker)
+    device = ray.train.torch.get_device() if config["use_gpu"] else torch.device("cpu")
+    size = resources.workers_per_model
+    number, rank = divmod(context.get_world_rank(), size)
+    groups = context.get_world_size() // size
+    members = [dist.new_group(list(range(g * size, (g + 1) * size))) for g in range(groups)] if size > 1 else []
+    worker = Worker(rank, size, device, members[number] if members else None)
+    for job in config["jobs"][number::groups]:
+        _train_one(job, worker, config)
+    dist.barrier()  # a worker that leaves early would look like a failure
+
+
+def _train_one(job: TrainingJob, worker: Worker, config: dict[str, Any]) -> None:
+    def show(news: dict[str, Any]) -> None:
+        config["board"].post.remote(job.name, news)
+
+    seconds = config["resources"].resume_seconds
+    try:
+        train_into_store(config["store"], job, worker=worker, resume_seconds=seconds, progress=show)
+    except (RunError, UserError) as error:
+        ray.get(config["board"].object_to.remote(job.name, str(error)))

@@ -1,0 +1,22 @@
+"""Shared by all tests: a cache folder of their own, one thread, and the real data where it is."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    default = Path(__file__).parents[1].parent / "shared" / "data"
+    folder = Path(os.environ.get("MEMLIB_DATA", default))
+    if not folder.is_dir():
+        pytest.skip("no real data: set MEMLIB_DATA to a folder with MNIST/, tiny-imagenet-50.tar.xz, ...")
+    return folder

@@ -1,0 +1,262 @@
+import json
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import scipy.stats
+from pydantic import ValidationError
+
+from memlib.audits.deja_vu import (
+    Config,
+    Decoding,
+    Recipe,
+    categorize,
+    curves,
+    most_correlated,
+    most_memorized,
+    score,
+    summarize,
+)
+from memlib.tables import CURVES, DEJA_VU_UNITS, SUMMARY
+
+FAST = Config(k=(9,), replicates=400, permutations=400)
+
+
+def decodings(
+    *, known: float = 0.0, common: float = 0.0, better: float = 0.0, per_class: int = 30, classes: int = 5, k: int = 9,
+    seed: int = 0, pairs: int = 1,
+) -> list[Decoding]:  # fmt: skip
+    """Votes drawn from a model of memory.
+
+    Args:
+        known: share of its own training images whose class the target sees among the neighbours.
+        common: share of images that both models know (correlation).
+        better: share of all images that the model trained on A knows, whoever trained on them.
+    """
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(classes), per_class)
+    found = []
+    for pair in range(pairs):
+        for direction in ("A", "B"):
+            shared = rng.random(len(labels)) < common
+
+            def votes(share: float, shared: np.ndarray = shared) -> np.ndarray:
+                votes = rng.integers(0, classes, size=(len(labels), k))
+                sees = shared | (rng.random(len(labels)) < share)
+                return np.where(sees[:, None] & (rng.random(votes.shape) < 0.6), labels[:, None], votes)
+
+            target = votes(known + (better if direction == "A" else 0))
+            reference = votes(better if direction == "B" else 0)
+            names = [f"{direction}/{i:04d}" for i in range(len(labels))]
+            found.append(Decoding(direction, pair, "projector_3", 10, "maximal", names, labels, target, reference))
+    return found
+
+
+def findings(config: Config = FAST, **options: Any) -> dict[tuple[str, str], dict[str, Any]]:
+    units = score(decodings(**options), [f"c{i}" for i in range(options.get("classes", 5))], config)
+    table = summarize(units, config, num_classes=options.get("classes", 5))
+    assert table.schema.equals(SUMMARY.arrow)
+    found = {}
+    for row in table.to_pylist():
+        params = json.loads(row["params"])
+        if "class" not in params:
+            at = f"@{params['p']:g}" if "p" in params else ""
+            found[row["metric"] + at, params["direction"]] = row
+    return found
+
+
+def test_an_example_by_hand() -> None:
+    # A: 4 images of classes 0 0 1 1; B: one image, class 1
+    a = Decoding(
+        "A", 0, "last", 1, "maximal", ["a", "b", "c", "d"], np.array([0, 0, 1, 1]),
+        target=np.array([[0, 0, 0], [0, 0, 1], [0, 0, 1], [1, 1, 1]]),
+        reference=np.array([[0, 0, 1], [1, 1, 1], [1, 1, 0], [0, 0, 0]]),
+    )  # fmt: skip
+    b = Decoding("B", 0, "last", 1, "maximal", ["e"], np.array([1]), np.array([[1, 1, 1]]), np.array([[1, 0, 0]]))
+    units = score([a, b], ["zero", "one"], Config(k=(3,)))
+    assert units.schema.equals(DEJA_VU_UNITS.arrow)
+    assert units["category"].to_pylist() == ["correlated", "memorized", "misrepresented", "memorized", "memorized"]
+    assert units["target_prediction"].to_pylist() == [0, 0, 0, 1, 1]
+    assert units["target_confidence"][0].as_py() == 0.0
+    mixed = np.log(1 / 3) / 3 + 2 * np.log(2 / 3) / 3
+    assert units["target_confidence"][1].as_py() == pytest.approx(mixed)
+    table = summarize(units, Config(k=(3,), p=0.5, replicates=100, permutations=100), num_classes=2).to_pylist()
+    values = {(r["metric"], json.loads(r["params"]).get("p"), json.loads(r["params"])["direction"]): r["value"]
+              for r in table if "class" not in json.loads(r["params"])}  # fmt: skip
+    # target on A: right a, b, d; the two surest are a and d. reference on A: surest are b and d, both wrong
+    assert values["accuracy_target", 0.5, "A"] == 1.0
+    assert values["accuracy_reference", 0.5, "A"] == 0.0
+    assert values["accuracy_target", 1.0, "both"] == (0.75 + 1) / 2
+    assert values["accuracy_reference", 1.0, "both"] == (0.5 + 0) / 2
+    assert values["share_excess", None, "both"] == ((2 - 1) / 4 + 1) / 2
+    assert values["deja_vu_score", 0.5, "both"] == 1.0
+
+
+def test_the_four_categories() -> None:
+    right = np.array([True, True, False, False])
+    expected = ["correlated", "memorized", "misrepresented", "unassociated"]
+    assert categorize(right, np.array([True, False, True, False])) == expected
+
+
+def test_planted_memory_is_found() -> None:
+    found = findings(known=0.3)
+    excess, score_ = found["share_excess", "both"], found["deja_vu_score@0.2", "both"]
+    assert 0.15 < excess["value"] < 0.35
+    assert excess["verdict"] == score_["verdict"] == "above_null"
+    assert excess["p_value"] < 1e-6
+    assert score_["p_value"] == pytest.approx(1 / 401)
+    assert excess["ci_low"] > 0
+    assert found["accuracy_reference@1", "both"]["verdict"] == "at_null"
+    shares = [
+        found[f"share_{name}", "both"]["value"] for name in ("memorized", "misrepresented", "correlated", "unassociated")
+    ]
+    assert sum(shares) == pytest.approx(1)
+    assert shares[0] - shares[1] == pytest.approx(excess["value"])
+
+
+def test_correlation_alone_is_no_memory() -> None:
+    found = findings(common=0.5)
+    assert found["accuracy_reference@1", "both"]["verdict"] == "above_null"
+    assert found["share_excess", "both"]["verdict"] == "at_null"
+    assert found["share_excess", "both"]["p_value"] > 0.01
+
+
+def test_a_better_model_shows_in_one_direction_but_not_in_both() -> None:
+    found = findings(better=0.4, per_class=60)
+    assert found["share_excess", "A"]["verdict"] == "above_null"
+    assert found["share_excess", "B"]["verdict"] == "below_null"
+    assert found["share_excess", "both"]["verdict"] == "at_null"
+    assert found["deja_vu_score@0.2", "both"]["p_value"] > 0.01
+
+
+def test_exchanging_target_and_reference_turns_the_sign() -> None:
+    forward = decodings(known=0.3)
+    backward = [
+        Decoding(d.direction, d.pair, d.layer, d.epoch, d.crop, d.example_ids, d.labels, d.reference, d.target)
+        for d in forward
+    ]
+    names = [f"c{i}" for i in range(5)]
+    values = [
+        {r["metric"] + r["params"]: r["value"] for r in summarize(score(d, names, FAST), FAST, num_classes=5).to_pylist()}
+        for d in (forward, backward)
+    ]
+    signed = [name for name in values[0] if name.startswith(("share_excess", "deja_vu_score"))]
+    assert signed
+    for name in signed:
+        assert values[0][name] == pytest.approx(-values[1][name])
+
+
+def test_row_order_changes_nothing() -> None:
+    units = score(decodings(known=0.2), [f"c{i}" for i in range(5)], FAST)
+    shuffled = units.take(pa.array(np.random.default_rng(0).permutation(units.num_rows)))
+    assert summarize(units, FAST, num_classes=5).equals(summarize(shuffled, FAST, num_classes=5))
+    assert curves(units).sort_by("x").equals(curves(shuffled).sort_by("x")) or np.allclose(
+        sorted(curves(units)["y"].to_pylist()), sorted(curves(shuffled)["y"].to_pylist())
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"common": 0.4}, {"better": 0.3}])
+def test_without_memory_intervals_cover_and_tests_keep_their_level(options: dict[str, float]) -> None:
+    """100 audits without memory: at least 90 intervals hold 0 (a true .95 fails this once in 40), p is not too small."""
+    config = Config(k=(9,), replicates=200, permutations=200)
+    covered = {"share_excess": 0, "deja_vu_score@0.2": 0}
+    p_values: dict[str, list[float]] = {name: [] for name in covered}
+    for seed in range(100):
+        found = findings(config, seed=seed, per_class=20, **options)
+        for name in covered:
+            row = found[name, "both"]
+            covered[name] += row["ci_low"] <= 0 <= row["ci_high"]
+            p_values[name].append(row["p_value"])
+    for name in covered:
+        assert covered[name] >= 88, (name, covered)
+        rejected = sum(p <= 0.05 for p in p_values[name])
+        assert rejected <= scipy.stats.binom.ppf(0.999, 100, 0.05), (name, rejected)
+
+
+def test_intervals_cover_planted_memory() -> None:
+    config = Config(k=(9,), replicates=200, permutations=100)
+    truth = np.mean([findings(config, seed=s, known=0.3, per_class=400)["share_excess", "both"]["value"] for s in range(5)])
+    covered = 0
+    for seed in range(60):
+        row = findings(config, seed=seed + 100, known=0.3, per_class=20)["share_excess", "both"]
+        covered += row["ci_low"] <= truth <= row["ci_high"]
+    assert covered >= 51  # a true .95 fails this once in 1,000
+
+
+def test_three_pairs_speak_of_training() -> None:
+    one, three = findings(known=0.2), findings(known=0.2, pairs=3)
+    assert json.loads(one["share_excess", "both"]["params"])["interval"] == "these models"
+    assert json.loads(three["share_excess", "both"]["params"])["interval"] == "training"
+    assert three["share_excess", "both"]["p_value"] <= 2 / 401
+    assert three["share_excess", "both"]["n"] == one["share_excess", "both"]["n"]
+
+
+def test_several_k_come_from_the_same_neighbors() -> None:
+    config = Config(k=(9, 5, 1), replicates=100, permutations=100)
+    units = score(decodings(known=0.3), [f"c{i}" for i in range(5)], config)
+    assert sorted(set(units["k"].to_pylist())) == [1, 5, 9]
+    headline = json.loads(summarize(units, config, num_classes=5)["params"][0].as_py())
+    assert headline["k"] == 9
+    alone = score(decodings(known=0.3, k=9), [f"c{i}" for i in range(5)], Config(k=(5,)))
+    assert units.filter(pa.array([k == 5 for k in units["k"].to_pylist()])).equals(alone)
+
+
+def test_curves_end_at_the_overall_accuracy() -> None:
+    units = score(decodings(known=0.3), [f"c{i}" for i in range(5)], FAST)
+    table = curves(units)
+    assert table.schema.equals(CURVES.arrow)
+    found = findings(known=0.3)
+    for side in ("target", "reference"):
+        last = max((r for r in table.to_pylist() if r["series"] == side), key=lambda r: r["x"])
+        assert last["x"] == 1
+        assert last["y"] == pytest.approx(found[f"accuracy_{side}@1", "both"]["value"])
+
+
+def test_galleries_are_chosen_as_in_the_paper() -> None:
+    units = score(decodings(known=0.5, common=0.2), [f"c{i}" for i in range(5)], FAST)
+    chosen = most_memorized(units, 5).to_pylist()
+    assert all(row["category"] == "memorized" for row in chosen)
+    gaps = [row["target_confidence"] - row["reference_confidence"] for row in chosen]
+    everyone = [r["target_confidence"] - r["reference_confidence"] for r in units.to_pylist() if r["category"] == "memorized"]
+    assert gaps == sorted(everyone, reverse=True)[:5]
+    both = most_correlated(units, 3).to_pylist()
+    assert all(row["category"] == "correlated" for row in both)
+    assert most_memorized(units, 0).num_rows == 0
+
+
+def test_probe_gaps_are_means_of_the_directions() -> None:
+    units = score(decodings(), [f"c{i}" for i in range(5)], FAST)
+    probes = pa.Table.from_pylist(
+        [
+            {"layer": layer, "direction": d, "pair": 0, "n": 10, "train_accuracy": t, "test_accuracy": 0.5}
+            for layer in ("backbone", "projector_3")
+            for d, t in (("A", 0.9), ("B", 0.7))
+        ]
+    )
+    rows = {r["metric"]: r for r in summarize(units, FAST, num_classes=5, probes=probes).to_pylist()}
+    assert rows["probe_gap_backbone"]["value"] == pytest.approx(0.3)
+    assert rows["probe_gap_projector"]["n"] == 20
+
+
+@pytest.mark.parametrize(
+    ("decode", "message"),
+    [
+        ({"layers": ["projector_9"]}, "projector_9.*this model has backbone, projector_1, projector_2, projector_3"),
+        ({"epochs": [3]}, r"decode\.epochs names 3; training keeps \[5\]"),
+        ({"k": []}, "at least one positive number"),
+        ({"k": [0]}, "at least one positive number"),
+        ({"layers": []}, "at least one layer"),
+        ({"p": 1.5}, "less than or equal to 1"),
+    ],
+)
+def test_recipes_that_ask_for_what_is_not_there(decode: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Recipe.model_validate(
+            {
+                "data": {"source": {"kind": "scenes"}},
+                "split": {"train_per_class": 5},
+                "training": {"objective": {"kind": "vicreg"}, "epochs": 5},
+                "decode": decode,
+            }
+        )

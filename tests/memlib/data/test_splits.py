@@ -1,0 +1,108 @@
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memlib.data.splits import members_digest, select, split_examples
+from memlib.errors import UserError
+from memlib.specs import CropSpec, SplitSpec
+from memlib.tables import INDEX
+
+
+def make_index(per_class: int = 20, classes: int = 3, with_box: float = 1.0, **changes: Any) -> pa.Table:
+    rows = []
+    for label in range(classes):
+        for i in range(per_class):
+            row: dict[str, Any] = {
+                "example_id": f"{label}/{i:03d}",
+                "row": len(rows),
+                "label": label,
+                "class_name": f"class {label}",
+                "boxes": [0, 0, 16, 16] if i < with_box * per_class else [],
+                "content": [0, 0, 32, 32],
+                "original_width": 32,
+                "original_height": 32,
+                "digest": f"{label}-{i}",
+                "unreadable": None,
+            }
+            rows.append(row | changes.get(row["example_id"], {}))
+    return pa.Table.from_pylist(rows, schema=INDEX.arrow)
+
+
+@given(
+    per_class=st.integers(6, 30),
+    classes=st.integers(1, 4),
+    train=st.integers(1, 8),
+    seed=st.integers(0, 5),
+    with_box=st.floats(0.3, 1),
+)
+@settings(max_examples=60, deadline=None)
+def test_roles_are_disjoint_balanced_and_hold_only_what_they_may(
+    per_class: int, classes: int, train: int, seed: int, with_box: float
+) -> None:
+    index = make_index(per_class, classes, with_box)
+    try:
+        splits = split_examples(index, SplitSpec(train_per_class=train, seed=seed))
+    except UserError:
+        return  # too few images: said so
+    ids = splits["example_id"].to_pylist()
+    assert ids == index["example_id"].to_pylist()
+    by_role = {role: set(select(splits, role)["example_id"].to_pylist()) for role in set(splits["role"].to_pylist())}
+    assert sum(len(members) for members in by_role.values()) == len(ids)
+    for label in range(classes):
+        counts = {role: len([m for m in members if m.startswith(f"{label}/")]) for role, members in by_role.items()}
+        assert counts.get("target", 0) + counts.get("shared", 0) == train
+        assert counts.get("target") == counts.get("reference")
+        assert counts.get("public", 0) >= 1
+    for row in select(splits, "target", "reference").to_pylist():
+        assert row["crop_x0"] is not None
+    assert all((row["reason"] is not None) == (row["role"] == "left_out") for row in splits.to_pylist())
+
+
+def test_a_split_is_a_function_of_seed_and_ids() -> None:
+    index, spec = make_index(), SplitSpec(train_per_class=5, seed=3)
+    first, again = split_examples(index, spec), split_examples(index, spec)
+    assert first.equals(again)
+    assert not first.equals(split_examples(index, SplitSpec(train_per_class=5, seed=4)))
+    assert members_digest(select(first, "target")) != members_digest(select(first, "reference"))
+
+
+def test_shared_tops_both_up_when_boxes_are_few() -> None:
+    splits = split_examples(make_index(with_box=0.3), SplitSpec(train_per_class=5))  # 6 with a box
+    counts = [select(splits, role).num_rows for role in ("target", "reference", "shared", "public")]
+    assert counts == [9, 9, 6, 36]
+
+
+def test_copies_and_unreadable_images_are_left_out_with_the_reason() -> None:
+    changes = {"0/001": {"digest": "0-0"}, "0/002": {"unreadable": "truncated"}}
+    splits = split_examples(make_index(**changes), SplitSpec(train_per_class=5)).to_pylist()
+    assert splits[1]["reason"] == "duplicate of 0/000"
+    assert splits[2]["reason"] == "unreadable: truncated"
+    kept = split_examples(make_index(**changes), SplitSpec(train_per_class=5, drop_duplicates=False)).to_pylist()
+    assert kept[1]["reason"] is None
+
+
+@pytest.mark.parametrize(
+    ("index", "spec", "message"),
+    [
+        (make_index(), SplitSpec(train_per_class=12), r"class 'class 0' has 20 usable images .* needs"),
+        (make_index(with_box=0), SplitSpec(train_per_class=2), "none of the 60 images has a maximal crop"),
+        (make_index(), SplitSpec(train_per_class=2, crop=CropSpec(min_side=0.9)), "lower split.crop.min_side"),
+        (make_index(), SplitSpec(train_per_class=5, public_per_class=15), "and 15 public ones"),
+        (
+            make_index(**{f"1/{i:03d}": {"boxes": []} for i in range(20)}),
+            SplitSpec(train_per_class=2),
+            "class 'class 1' has 0 images with a large enough background crop",
+        ),
+        (
+            make_index(**{f"2/{i:03d}": {"unreadable": "cut"} for i in range(20)}),
+            SplitSpec(train_per_class=2),
+            "class 'class 2' has no usable image",
+        ),
+    ],
+)
+def test_what_cannot_be_split_is_refused_by_name(index: pa.Table, spec: SplitSpec, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        split_examples(index, spec)

@@ -1,0 +1,69 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from memlib.errors import RunError
+from memlib.models.encoder import build_encoder
+from memlib.observe.embeddings import cut, embed
+from memlib.observe.search import search
+from memlib.specs import ModelSpec
+
+SPEC = ModelSpec(width=8, projector=(16, 12), input_size=16)
+NAMES = ("backbone", "projector_1", "projector_2")
+
+
+def test_nothing_outside_the_rectangle_has_any_influence() -> None:
+    rng = np.random.default_rng(0)
+    images = torch.from_numpy(rng.random((3, 3, 20, 20), dtype=np.float32))
+    boxes = np.array([[3, 0, 9, 20], [0, 13, 20, 20], [5, 5, 10, 10]])
+    changed = images.clone()
+    for image, (x0, y0, x1, y1) in zip(changed, boxes, strict=True):
+        keep = image[:, y0:y1, x0:x1].clone()
+        image.fill_(9.0)
+        image[:, y0:y1, x0:x1] = keep
+    assert torch.equal(cut(images, boxes, side=16), cut(changed, boxes, side=16))
+    assert torch.equal(cut(images[:, :, :16, :16], None, side=16), images[:, :, :16, :16])
+
+
+@pytest.fixture
+def images() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, size=(30, 20, 20, 3), dtype=np.uint8)
+
+
+def test_every_layer_in_one_pass_in_the_order_of_the_rows(images: np.ndarray, tmp_path: Path) -> None:
+    encoder = build_encoder(SPEC, num_classes=None, seed=0)
+    rows = np.array([7, 3, 29, 3])
+    embed(encoder, images, rows, input_size=16, folder=tmp_path, layers=NAMES, batch_size=3)
+    found = {name: np.load(tmp_path / f"{name}.npy") for name in NAMES}
+    assert {name: array.shape for name, array in found.items()} == {
+        "backbone": (4, 64), "projector_1": (4, 16), "projector_2": (4, 12),
+    }  # fmt: skip
+    assert np.allclose(found["backbone"][1], found["backbone"][3], atol=1e-5)
+    assert not np.allclose(found["backbone"][0], found["backbone"][1])
+    other = tmp_path / "other"
+    other.mkdir()
+    embed(encoder, images, rows, input_size=16, folder=other, layers=NAMES[:1], batch_size=1)
+    assert np.allclose(np.load(other / "backbone.npy"), found["backbone"], atol=1e-5)
+    assert not (other / "projector_1.npy").exists()
+
+
+def test_weights_that_are_not_finite_are_named(images: np.ndarray, tmp_path: Path) -> None:
+    encoder = build_encoder(SPEC, num_classes=None, seed=0)
+    with torch.no_grad():
+        next(encoder.projector[0].parameters()).fill_(float("nan"))
+    with pytest.raises(RunError, match="projector_1 embeddings are not finite"):
+        embed(encoder, images, np.arange(4), input_size=16, folder=tmp_path, layers=NAMES)
+
+
+def test_the_public_set_streams_through_in_any_number_of_shards() -> None:
+    rng = np.random.default_rng(0)
+    queries, public = rng.normal(size=(9, 6)).astype(np.float32), rng.normal(size=(300, 6)).astype(np.float32)
+    seen: list[tuple[int, int]] = []
+    whole = search(queries, public, 7)
+    parts = search(queries, public, 7, shard_bytes=40 * 24, progress=lambda done, total: seen.append((done, total)))
+    assert np.array_equal(whole[0], parts[0])
+    assert np.array_equal(whole[1], parts[1])
+    assert seen[-1] == (300, 300)
+    assert len(seen) == 8

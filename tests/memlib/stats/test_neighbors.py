@@ -1,0 +1,106 @@
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memlib.errors import UserError
+from memlib.stats.neighbors import nearest_neighbors, vote
+
+
+def slow_neighbors(queries: np.ndarray, public: np.ndarray, ids: np.ndarray, k: int) -> np.ndarray:
+    found = []
+    for query in queries.astype(np.float64):
+        distance = ((public.astype(np.float64) - query) ** 2).sum(axis=1).astype(np.float32)
+        found.append(ids[np.lexsort((ids, distance))[:k]])
+    return np.array(found)
+
+
+@pytest.fixture(scope="module")
+def vectors() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(50, 16)).astype(np.float32), rng.normal(size=(700, 16)).astype(np.float32)
+
+
+@pytest.mark.parametrize("backend", ["faiss", "torch"])
+def test_neighbors_are_the_nearest(vectors: tuple[np.ndarray, np.ndarray], backend: str) -> None:
+    queries, public = vectors
+    ids = np.arange(700)
+    found, distances = nearest_neighbors(queries, [(ids, public)], 20, backend=backend)
+    assert (found == slow_neighbors(queries, public, ids, 20)).mean() > 0.999
+    assert np.allclose(distances, ((public[found] - queries[:, None]) ** 2).sum(axis=2), rtol=1e-5)
+    assert (np.diff(distances, axis=1) >= 0).all()
+
+
+@given(seed=st.integers(0, 1000), parts=st.integers(1, 6), batch=st.integers(1, 60), duplicates=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_shards_order_and_batches_change_nothing(seed: int, parts: int, batch: int, duplicates: bool) -> None:
+    rng = np.random.default_rng(seed)
+    queries, public = rng.normal(size=(60, 8)).astype(np.float32), rng.normal(size=(200, 8)).astype(np.float32)
+    if duplicates:
+        public[50:] = public[rng.integers(0, 50, size=150)]  # ties everywhere
+    ids = np.arange(200)
+    whole = nearest_neighbors(queries, [(ids, public)], 12)
+    order = rng.permutation(200)
+    shards = [(ids[part], public[part]) for part in np.array_split(order, parts)]
+    chunks = [nearest_neighbors(queries[i : i + batch], shards, 12) for i in range(0, 60, batch)]
+    assert np.array_equal(whole[0], np.concatenate([chunk[0] for chunk in chunks]))
+    assert np.array_equal(whole[1], np.concatenate([chunk[1] for chunk in chunks]))
+
+
+@pytest.mark.parametrize("backend", ["faiss", "torch"])
+def test_many_equal_vectors_go_to_the_lowest_ids(backend: str) -> None:
+    public = np.ones((500, 4), dtype=np.float32)
+    public[7] = 5
+    found, _ = nearest_neighbors(np.ones((3, 4), dtype=np.float32), [(np.arange(500), public)], 30, backend=backend)
+    assert np.array_equal(found, np.tile([i for i in range(31) if i != 7], (3, 1)))
+
+
+@pytest.mark.parametrize("backend", ["faiss", "torch"])
+def test_a_common_offset_costs_no_precision(backend: str) -> None:
+    rng = np.random.default_rng(0)
+    public = (1000 + rng.integers(-8, 8, size=(400, 6)) / 8).astype(np.float32)
+    queries = (1000 + rng.integers(-8, 8, size=(20, 6)) / 8).astype(np.float32)
+    found, _ = nearest_neighbors(queries, [(np.arange(400), public)], 15, backend=backend)
+    assert np.array_equal(found, slow_neighbors(queries, public, np.arange(400), 15))
+
+
+def test_more_neighbors_than_examples_are_refused() -> None:
+    one = np.zeros((1, 3), dtype=np.float32)
+    with pytest.raises(UserError, match="k is 4, but the public set has only 3"):
+        nearest_neighbors(one, [(np.arange(3), np.zeros((3, 3), dtype=np.float32))], 4)
+    with pytest.raises(UserError, match="has only 0"):
+        nearest_neighbors(one, [], 1)
+    with pytest.raises(UserError, match="not finite"):
+        nearest_neighbors(one * np.nan, [(np.arange(3), np.zeros((3, 3), dtype=np.float32))], 1)
+
+
+def slow_vote(labels: list[int], tie: str) -> tuple[int, float]:
+    counts = Counter(labels)
+    most = max(counts.values())
+    tied = [label for label in counts if counts[label] == most]
+    winner = min(tied) if tie == "lowest_class" else min(tied, key=labels.index)
+    shares = [count / len(labels) for count in counts.values()]
+    return winner, sum(share * np.log(share) for share in shares)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 4), min_size=9, max_size=9), min_size=1, max_size=20),
+    st.sampled_from(["nearest", "lowest_class"]),
+)
+@settings(deadline=None)
+def test_votes_equal_the_slow_count(labels: list[list[int]], tie: str) -> None:
+    predictions, confidences = vote(np.array(labels), 5, tie=tie)
+    for row, prediction, confidence in zip(labels, predictions, confidences, strict=True):
+        expected = slow_vote(row, tie)
+        assert prediction == expected[0]
+        assert confidence == pytest.approx(expected[1], abs=1e-9)
+
+
+def test_equal_votes_have_equal_confidence_to_the_last_bit() -> None:
+    rng = np.random.default_rng(0)
+    base = np.repeat(np.arange(6), [7, 5, 5, 3, 2, 1])
+    rows = np.array([rng.permutation(rng.permutation(6)[base]) for _ in range(200)])
+    assert len(set(vote(rows, 6)[1].tolist())) == 1
+    assert vote(np.zeros((1, 5), dtype=int), 3)[1][0] == 0

@@ -1,0 +1,118 @@
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.linear_model import LogisticRegression
+
+from memlib.stats.probe import probe_accuracies
+from memlib.stats.tests import (
+    ConfidenceLevels,
+    accuracy_curve,
+    bootstrap_weights,
+    confidence_levels,
+    mcnemar_p,
+    percentile_interval,
+    permutation_p,
+    sign_flips,
+    top_share_accuracy,
+    widened_interval,
+    wilson_interval,
+)
+
+
+def slow_top_share(confidences: np.ndarray, hits: np.ndarray, share: float, rng: np.random.Generator) -> float:
+    """The mean over random orders of the ties."""
+    chosen = max(1, round(share * len(hits)))
+    found = []
+    for _ in range(4000):
+        order = np.lexsort((rng.random(len(hits)), -confidences))
+        found.append(hits[order[:chosen]].mean())
+    return float(np.mean(found))
+
+
+@pytest.mark.parametrize("share", [0.1, 0.33, 0.8, 1.0])
+def test_ties_at_the_cut_count_in_expectation(share: float) -> None:
+    rng = np.random.default_rng(0)
+    confidences, hits = rng.integers(0, 4, size=30) / 4.0, rng.random(30) < 0.5
+    levels = ConfidenceLevels(confidences, hits, levels=confidence_levels(confidences))
+    found = top_share_accuracy(*levels.totals(np.ones((1, 30), dtype=np.float32)), share)[0]
+    assert found == pytest.approx(slow_top_share(confidences, hits, share, rng), abs=0.015)
+    _, accuracies = accuracy_curve(confidences, hits)
+    assert found == pytest.approx(accuracies[max(1, round(share * 30)) - 1])
+
+
+@given(seed=st.integers(0, 100))
+@settings(max_examples=30, deadline=None)
+def test_weights_act_as_copies(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    confidences, hits = rng.integers(0, 5, size=20) / 5.0, rng.random(20) < 0.5
+    weights = rng.integers(0, 4, size=20)
+    weights[0] += 1
+    common = confidence_levels(confidences)
+    weighted = ConfidenceLevels(confidences, hits, levels=common).totals(weights[None].astype(np.float32))
+    copies = ConfidenceLevels(np.repeat(confidences, weights), np.repeat(hits, weights), levels=common)
+    copied = copies.totals(np.ones((1, int(weights.sum())), dtype=np.float32))
+    assert top_share_accuracy(*weighted, 0.3)[0] == pytest.approx(top_share_accuracy(*copied, 0.3)[0])
+
+
+def test_row_order_changes_no_curve() -> None:
+    rng = np.random.default_rng(0)
+    confidences, hits = rng.integers(0, 6, size=50) / 6.0, rng.random(50) < 0.4
+    order = rng.permutation(50)
+    for a, b in zip(accuracy_curve(confidences, hits), accuracy_curve(confidences[order], hits[order]), strict=True):
+        assert np.array_equal(a, b)
+
+
+@pytest.mark.parametrize(("wins", "losses"), [(0, 0), (3, 3), (10, 2), (2, 10), (40, 25)])
+def test_mcnemar_equals_scipys_binomial(wins: int, losses: int) -> None:
+    expected = scipy.stats.binomtest(wins, wins + losses, alternative="greater").pvalue if wins + losses else 1.0
+    assert mcnemar_p(wins, losses) == pytest.approx(expected)
+
+
+def test_bootstrap_keeps_every_stratum_at_its_size() -> None:
+    strata = np.array([0] * 5 + [1] * 8)
+    weights = np.concatenate(list(bootstrap_weights(strata, 300, seed=0)))
+    assert weights.shape == (300, 13)
+    assert (weights[:, :5].sum(axis=1) == 5).all()
+    assert (weights[:, 5:].sum(axis=1) == 8).all()
+    assert weights.mean(axis=0) == pytest.approx(np.ones(13), abs=0.25)
+    again = np.concatenate(list(bootstrap_weights(strata, 300, seed=0)))
+    assert np.array_equal(weights, again)
+
+
+def test_flips_are_fair_and_p_values_never_zero() -> None:
+    flips = np.concatenate(list(sign_flips(40, 500, seed=0)))
+    assert flips.mean() == pytest.approx(0.5, abs=0.02)
+    assert permutation_p(9.0, np.zeros(99)) == 0.01
+    assert permutation_p(0.0, np.zeros(99)) == 1.0
+
+
+def test_intervals() -> None:
+    assert percentile_interval(np.arange(1001) / 1000) == pytest.approx((0.025, 0.975))
+    assert wilson_interval(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
+    narrow = percentile_interval(np.random.default_rng(0).normal(size=2000) * 0.01)
+    wide = widened_interval(np.random.default_rng(0).normal(size=2000) * 0.01, np.array([-0.1, 0.0, 0.1]))
+    assert wide[0] < narrow[0]
+    assert wide[1] > narrow[1]
+
+
+def test_the_widened_interval_covers_training() -> None:
+    rng = np.random.default_rng(0)
+    covered = 0
+    for _ in range(400):
+        repeats = 0.3 + rng.normal(size=4) * 0.05  # true mean .3, spread between trainings .05
+        replicates = repeats.mean() + rng.normal(size=500) * 0.01
+        low, high = widened_interval(replicates, repeats)
+        covered += low <= 0.3 <= high
+    assert covered >= 370
+
+
+def test_the_probe_is_logistic_regression() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 5)).astype(np.float32)
+    y = (x @ rng.normal(size=(5, 3)) + rng.normal(size=(300, 3))).argmax(axis=1)
+    found = probe_accuracies(x[:200], y[:200], x[200:], y[200:], num_classes=3, weight_decay=1e-4)
+    oracle = LogisticRegression(C=50, max_iter=500).fit(x[:200], y[:200])
+    assert found[0] == pytest.approx(oracle.score(x[:200], y[:200]), abs=0.02)
+    assert found[1] == pytest.approx(oracle.score(x[200:], y[200:]), abs=0.03)

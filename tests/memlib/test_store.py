@@ -1,0 +1,134 @@
+import json
+import os
+import pickle
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from memlib.errors import CorruptArtifact, UserError
+from memlib.store import Ref, Store
+
+REF = Ref("decode", "0" * 32)
+
+
+@pytest.fixture(params=["local", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "local":
+        return Store(str(tmp_path / "store"))
+    fsspec.filesystem("memory").store.clear()
+    return Store("memory://bucket/store", cache=str(tmp_path / "cache"))
+
+
+def commit(store: Store, content: bytes = b"content", ref: Ref = REF) -> None:
+    with store.write(ref, spec={"a": 1}) as attempt:
+        attempt.path("data.bin").write_bytes(content)
+        attempt.path("sub/more.txt").write_text("more")
+
+
+def stored(store: Store, name: str, ref: Ref = REF) -> str:
+    return f"{store._root}/artifacts/{ref.stage}/{ref.key}/{store.manifest(ref)['attempt']}/{name}"
+
+
+def test_what_was_committed_is_found_and_read(store: Store) -> None:
+    assert store.lookup(REF.stage, REF.key) is None
+    commit(store)
+    assert store.lookup(REF.stage, REF.key) == REF
+    assert store.local_path(REF, "data.bin").read_bytes() == b"content"
+    assert store.local_path(REF, "sub/more.txt").read_text() == "more"
+    assert store.manifest(REF)["spec"] == {"a": 1}
+
+
+def test_an_attempt_that_fails_leaves_nothing(store: Store) -> None:
+    with pytest.raises(RuntimeError, match="halfway"), store.write(REF) as attempt:
+        attempt.path("data.bin").write_bytes(b"half")
+        raise RuntimeError("halfway")
+    assert store.lookup(REF.stage, REF.key) is None
+    assert not [name for name in store._fs.find(store._root) if "data.bin" in name]
+
+
+@pytest.mark.parametrize("damage", [b"CONTENT", b"cont", b""])
+def test_damaged_bytes_are_detected_and_named(store: Store, damage: bytes) -> None:
+    commit(store)
+    store._fs.pipe_file(stored(store, "data.bin"), damage)
+    fresh = pickle.loads(pickle.dumps(store))  # another process, which has verified nothing yet
+    with pytest.raises(CorruptArtifact, match=r"decode/0+.*data\.bin"):
+        fresh.lookup(REF.stage, REF.key)
+    fresh.discard(REF)
+    assert fresh.lookup(REF.stage, REF.key) is None
+    commit(fresh)
+    assert fresh.local_path(REF, "data.bin").read_bytes() == b"content"
+
+
+def test_a_missing_file_and_half_a_manifest_are_damage(store: Store) -> None:
+    commit(store)
+    store._fs.rm_file(stored(store, "data.bin"))
+    with pytest.raises(CorruptArtifact, match="missing"):
+        store.lookup(REF.stage, REF.key)
+    store._fs.pipe_file(f"{store._root}/artifacts/{REF}/manifest.json", b'{"files": {')
+    with pytest.raises(CorruptArtifact, match="manifest"):
+        store.lookup(REF.stage, REF.key)
+
+
+def test_of_two_racing_writers_the_first_to_commit_wins_whole(store: Store) -> None:
+    with store.write(REF) as slow:
+        slow.path("data.bin").write_bytes(b"slow")
+        with store.write(REF) as fast:
+            fast.path("data.bin").write_bytes(b"fast")
+    assert store.local_path(REF, "data.bin").read_bytes() == b"fast"
+    assert len([name for name in store._fs.find(store._root) if name.endswith("data.bin")]) == 1
+
+
+def test_secret_files_are_the_owners_alone(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    with store.write(REF, secret=True) as attempt:
+        attempt.path("data.bin").write_bytes(b"x")
+    assert store.local_path(REF, "data.bin").stat().st_mode & 0o777 == 0o600
+    assert store.manifest(REF)["secret"] is True
+
+
+def test_the_newest_sound_resume_state_is_taken_up(store: Store, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    for step in (10, 20, 30):
+        (state / "state.pt").write_bytes(f"step {step}".encode())
+        store.save_resume("key", step, state)
+    newest = sorted(store._listing(f"{store._root}/resume/key"))
+    assert len(newest) == 2
+    store._fs.pipe_file(f"{newest[-1]}/state.pt", b"broken!")
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    assert store.load_resume("key", copy)
+    assert (copy / "state.pt").read_bytes() == b"step 20"
+    store.drop_resume("key")
+    assert not store.load_resume("key", copy)
+
+
+def test_the_cache_of_remote_files_keeps_to_its_size(tmp_path: Path) -> None:
+    fsspec.filesystem("memory").store.clear()
+    store = Store("memory://bucket", cache=str(tmp_path), cache_bytes=2500)
+    refs = [Ref("decode", str(i)) for i in range(4)]
+    for ref in refs:
+        commit(store, os.urandom(1000), ref)
+        store.local_path(ref, "data.bin")
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2500
+    assert len(store.local_path(refs[0], "data.bin").read_bytes()) == 1000
+
+
+def test_a_store_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    blocker = tmp_path / "file"
+    blocker.write_text("not a folder")
+    with pytest.raises(UserError, match="cannot be written"):
+        Store(str(blocker / "store")).check_writable()
+    with pytest.raises(UserError, match="cannot open"):
+        Store("nosuchprotocol://bucket")
+
+
+def test_runs_are_listed_newest_first(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"))
+    for number in (1, 2):
+        file = tmp_path / "manifest.json"
+        file.write_text(json.dumps({"run": f"r{number}", "finished": number}))
+        store.publish(f"runs/r{number}/manifest.json", file)
+    (tmp_path / "store/runs/broken").mkdir()
+    assert [run["run"] for run in store.runs()] == ["r2", "r1"]

@@ -1,0 +1,171 @@
+import io
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from memlib.errors import RunError, UserError
+from memlib.models.encoder import build_encoder
+from memlib.objectives import Objective, build_objective
+from memlib.specs import AugmentSpec, ModelSpec, OptimizerSpec, TrainingSpec
+from memlib.training.loop import Training, TrainingSet, Worker, epoch_order
+
+MODEL = ModelSpec(width=8, projector=(16, 16), input_size=16)
+
+
+def make_data(count: int = 26) -> TrainingSet:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, size=(40, 16, 16, 3), dtype=np.uint8)
+    rows = rng.permutation(40)[:count]
+    return TrainingSet(images, rows, rng.integers(0, 3, size=count))
+
+
+def make_training(
+    kind: str = "vicreg", *, optimizer: str = "adamw", worker: Worker | None = None, **changes: Any
+) -> Training:
+    spec = TrainingSpec(
+        objective={"kind": kind},
+        optimizer=OptimizerSpec(name=optimizer, learning_rate=0.01, warmup_epochs=1),
+        **({"epochs": 4, "batch_size": 8, "augment": AugmentSpec()} | changes),
+    )
+    encoder = build_encoder(MODEL, num_classes=3 if kind == "supervised" else None, seed=1)
+    return Training(encoder, build_objective(spec.objective), make_data(), spec, input_size=16, worker=worker)
+
+
+def weights(training: Training) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in training.model.state_dict().items()}
+
+
+def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "optimizer", "precision"),
+    [("vicreg", "adamw", "float32"), ("vicreg", "lars", "bfloat16"), ("supervised", "adamw", "float32")],
+)
+@pytest.mark.parametrize("stop", [1, 5, 9])
+def test_stopping_and_resuming_changes_no_bit(kind: str, optimizer: str, precision: str, stop: int) -> None:
+    whole = make_training(kind, optimizer=optimizer, precision=precision)
+    means: list[dict[str, float]] = []
+    whole.run(after_epoch=lambda _, m: means.append(m))
+    first = make_training(kind, optimizer=optimizer, precision=precision)
+    again: list[dict[str, float]] = []
+    first.run(stop_after=stop, after_epoch=lambda _, m: again.append(m))
+    assert first.step == stop
+    second = make_training(kind, optimizer=optimizer, precision=precision)
+    torch.manual_seed(99)  # whatever the process did before
+    second.load_state(through_a_file(first.state()))
+    second.run(after_epoch=lambda _, m: again.append(m))
+    for name, tensor in weights(whole).items():
+        assert torch.equal(tensor, second.model.state_dict()[name]), name
+    assert means == again
+
+
+class Forgetful(Objective):
+    """Dropout on the embedding, an EMA teacher and a centre: state of every kind."""
+
+    num_views = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.5)
+        self.teacher = nn.Linear(16, 16)
+        self.teacher.requires_grad_(False)
+        self.register_buffer("centre", torch.zeros(16))
+
+    def forward(self, model: nn.Module, views: Sequence[Tensor], labels: Tensor) -> dict[str, Tensor]:
+        assert len(views) == 3
+        outputs = [self.dropout(model(view)) for view in views]
+        aim = self.teacher(outputs[0].detach()) - self.centre
+        return {"loss": sum((out - aim).square().mean() for out in outputs)}
+
+    def after_step(self, model: nn.Module, *, progress: float) -> None:
+        self.centre.lerp_(torch.full((16,), progress), 0.1)
+        self.teacher.weight.lerp_(model.projector[-1][0].weight.detach(), 0.1)
+
+
+def test_an_objectives_state_is_updated_after_the_step_and_resumed() -> None:
+    def make() -> Training:
+        torch.manual_seed(5)
+        spec = TrainingSpec(objective={"kind": "vicreg"}, epochs=3, batch_size=8)
+        return Training(build_encoder(MODEL, num_classes=None, seed=1), Forgetful(), make_data(), spec, input_size=16)
+
+    whole, first, second = make(), make(), make()
+    whole.run()
+    first.run(stop_after=4)
+    second.load_state(through_a_file(first.state()))
+    second.run()
+    for name, tensor in whole.objective.state_dict().items():
+        assert torch.equal(tensor, second.objective.state_dict()[name]), name
+    assert whole.objective.centre.abs().sum() > 0
+    assert all(torch.equal(a, b) for a, b in zip(whole.model.parameters(), second.model.parameters(), strict=True))
+
+
+def test_every_epoch_visits_every_example_once_in_an_order_of_its_own() -> None:
+    orders = [epoch_order(50, seed=1, epoch=epoch) for epoch in range(3)]
+    assert all(sorted(order) == list(range(50)) for order in orders)
+    assert not np.array_equal(orders[0], orders[1])
+    assert np.array_equal(orders[2], epoch_order(50, seed=1, epoch=2))
+
+
+def test_a_loss_that_is_not_finite_stops_with_what_led_there() -> None:
+    class Bursting(Objective):
+        steps = 0
+
+        def forward(self, model: nn.Module, views: Sequence[Tensor], labels: Tensor) -> dict[str, Tensor]:
+            self.steps += 1
+            size = model(views[0]).square().mean()
+            return {"loss": size * (float("nan") if self.steps > 4 else 1.0), "size": size}
+
+    spec = TrainingSpec(objective={"kind": "vicreg"}, epochs=3, batch_size=8)
+    training = Training(build_encoder(MODEL, num_classes=None, seed=1), Bursting(), make_data(), spec, input_size=16)
+    with pytest.raises(
+        RunError, match=r"not finite at step 4 \(epoch 2\): loss nan, size .*; means before it: loss .*learning rate"
+    ):
+        training.run()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"batch_size": 27}, "more than the 26 images"), ({"precision": "float16"}, "float16 needs a GPU")],
+)
+def test_what_cannot_be_trained_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make_training(**changes)
+
+
+def train_shared(rank: int, folder: str, kind: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    worker = Worker(rank, 2, torch.device("cpu"), dist.new_group([0, 1]))
+    training = make_training(kind, optimizer="lars", worker=worker, epochs=2)
+    training.run()
+    if rank == 0:
+        torch.save(training.model.state_dict(), f"{folder}/shared.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("kind", ["vicreg", "supervised"])
+def test_two_workers_train_the_same_model_as_one(kind: str, tmp_path: Path) -> None:
+    workers = [subprocess.Popen([sys.executable, __file__, str(rank), str(tmp_path), kind]) for rank in range(2)]
+    assert [worker.wait(timeout=300) for worker in workers] == [0, 0]
+    alone = make_training(kind, optimizer="lars", epochs=2)
+    alone.run()
+    shared = torch.load(tmp_path / "shared.pt", weights_only=True)
+    for name, tensor in alone.model.state_dict().items():
+        assert torch.allclose(tensor.float(), shared[name].float(), atol=1e-5, rtol=1e-4), name
+
+
+if __name__ == "__main__":
+    train_shared(int(sys.argv[1]), sys.argv[2], sys.argv[3])
