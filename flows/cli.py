@@ -221,7 +221,7 @@ def _p(value: float | None) -> str:
 @contextlib.contextmanager
 def _quiet_prefect() -> Iterator[None]:
     """Prefect without its chatter, and with time enough to start its own API when no server is configured."""
-    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")

@@ -81,12 +81,15 @@ class ParquetSource(Spec):
     path: str
     """A file, a folder or a glob; local or s3://."""
     image_column: str = "image"
+    """A struct of bytes and path, or plain bytes."""
     label_column: str = "label"
+    """Class indices or strings."""
     id_column: str | None = None
     """A column of unique example ids; by default <file>:<row>."""
     boxes_column: str | None = None
     """A list of boxes, or a struct with a field `bbox`."""
     box_format: Literal["xyxy", "xywh"] = "xywh"
+    """Corners, or corner and size as in COCO."""
 
 
 class ImportSource(Spec):
@@ -139,6 +142,7 @@ class SplitSpec(Spec):
     crop: CropSpec = CropSpec()
     """The background crop that an image needs to be audited."""
     seed: int = Field(default=0, ge=0)
+    """Draws the roles."""
     drop_duplicates: bool = True
     """Leave out images whose pixels equal an earlier one's, so that no set holds a copy of another's image."""
 
@@ -154,6 +158,7 @@ class ModelSpec(Spec):
     """A backbone with a projector of fully connected layers behind it."""
 
     backbone: Backbone = "small_resnet"
+    """small_resnet: four blocks for 32 to 64 px; ResNets get a small stem up to 64 px; ViTs as in DeiT."""
     projector: tuple[int, ...] = (256, 256, 256)
     """Widths of the projector's layers; the paper uses 8192-8192-8192."""
     input_size: int = Field(default=32, ge=8)
@@ -180,8 +185,11 @@ class VICRegSpec(Spec):
 
     kind: Literal["vicreg"]
     invariance: float = Field(default=25.0, ge=0)
+    """Weight of the distance between the views."""
     variance: float = Field(default=25.0, ge=0)
+    """Weight of the hinge on each dimension's spread."""
     covariance: float = Field(default=1.0, ge=0)
+    """Weight of the covariances between dimensions."""
 
 
 class SupervisedSpec(Spec):
@@ -189,6 +197,7 @@ class SupervisedSpec(Spec):
 
     kind: Literal["supervised"]
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the target spread over all classes."""
 
 
 ObjectiveSpec = Annotated[VICRegSpec | SupervisedSpec, Field(discriminator="kind")]
@@ -198,12 +207,15 @@ class OptimizerSpec(Spec):
     """LARS or AdamW, with linear warm-up and a cosine to zero."""
 
     name: Literal["lars", "adamw"] = "adamw"
+    """The optimiser."""
     learning_rate: float = Field(default=2e-3, gt=0)
     """Peak learning rate as used, not scaled by the batch size."""
     weight_decay: float = Field(default=1e-4, ge=0)
+    """On matrices and kernels only, not on biases and norms."""
     momentum: float = Field(default=0.9, ge=0, lt=1)
     """LARS only."""
     warmup_epochs: float = Field(default=10.0, ge=0)
+    """Length of the linear warm-up from zero."""
     final_fraction: float = Field(default=0.0, ge=0, le=1)
     """Learning rate at the end, as a fraction of the peak."""
 
@@ -214,17 +226,25 @@ class AugmentSpec(Spec):
     crop_scale: tuple[float, float] = (0.08, 1.0)
     """Area of the random crop, as a fraction of the image."""
     crop_ratio: tuple[float, float] = (0.75, 4 / 3)
+    """Its width over its height."""
     flip: float = Field(default=0.5, ge=0, le=1)
+    """Probability of a mirror image."""
     jitter: float = Field(default=0.8, ge=0, le=1)
     """Probability of colour jitter; its four strengths follow."""
     brightness: float = Field(default=0.4, ge=0, lt=1)
+    """Factor within 1 +- this."""
     contrast: float = Field(default=0.4, ge=0, lt=1)
+    """Factor within 1 +- this."""
     saturation: float = Field(default=0.2, ge=0, lt=1)
+    """Factor within 1 +- this."""
     hue: float = Field(default=0.1, ge=0, le=0.5)
+    """Turn within +- this, 1 being a full turn."""
     grey: float = Field(default=0.2, ge=0, le=1)
+    """Probability of a grey image."""
     blur: tuple[float, float] = (1.0, 0.1)
     """Probability of a Gaussian blur (sigma 0.1 to 2 at 224 px, scaled to the input) in the first and other views."""
     solarize: tuple[float, float] = (0.0, 0.2)
+    """Probability of inverting what is brighter than half, in the first and other views."""
 
     @field_validator("crop_scale", "crop_ratio")
     @classmethod
@@ -256,6 +276,7 @@ class TrainingSpec(Spec):
     checkpoint_epochs: tuple[int, ...] = ()
     """Epochs after which weights are kept, besides the last one."""
     seed: int = Field(default=0, ge=0)
+    """Each model's own seed is derived from it."""
 
     @model_validator(mode="after")
     def _checkpoints_are_reached(self) -> "TrainingSpec":

@@ -67,6 +67,7 @@ class Config(Spec):
     permutations: int = Field(default=2000, ge=100)
     """Exchanges of target and reference for the p-value."""
     seed: int = Field(default=0, ge=0)
+    """Of the bootstrap and the permutations."""
 
     @field_validator("k")
     @classmethod

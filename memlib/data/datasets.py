@@ -63,11 +63,11 @@ class Torchvision:
             self._data: Any = kind(**options)
         except (RuntimeError, ValueError, OSError) as error:
             raise UserError(f"torchvision.datasets.{spec.name} at {spec.root}: {error}") from error
-        names: Any = getattr(self._data, "classes", None)
+        stated: Any = getattr(self._data, "classes", None)
         labels: Any = getattr(self._data, "targets", getattr(self._data, "labels", None))
-        if names is None and labels is None:
+        if stated is None and labels is None:
             raise UserError(f"torchvision.datasets.{spec.name} tells neither its classes nor its labels")
-        self.class_names = [str(n) for n in names] if names is not None else _numbered(np.asarray(labels))
+        self.class_names = [str(name) for name in stated] if stated is not None else _numbered(np.asarray(labels))
 
     def __len__(self) -> int:
         return len(self._data)

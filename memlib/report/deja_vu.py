@@ -125,7 +125,12 @@ def build_page(
     sections = [
         _curve_section(findings, curves, headline, recipe, folder),
         _category_section(findings, folder),
-        _gallery_section("Most memorized", most_memorized(units, recipe.report.gallery), show, _MEMORIZED),
+        _gallery_section(
+            "Most memorized" if kind == "found" else "Named by the target model only",
+            most_memorized(units, recipe.report.gallery),
+            show,
+            _MEMORIZED if kind == "found" else _BY_CHANCE + _MEMORIZED,
+        ),
         _gallery_section("Most correlated", most_correlated(units, recipe.report.gallery), show, _CORRELATED),
         _class_section(findings),
         _settings_section(findings, recipe),
@@ -228,6 +233,10 @@ def _category_section(findings: Findings, folder: Path) -> Section:
     )
 
 
+_BY_CHANCE = (
+    "This run did not show memorization, so these are examples of what chance alone produces: some images are always "
+    "named by one model only. "
+)
 _MEMORIZED = (
     "Only the target model names these, and its confidence exceeds the reference's most. The outlined background is all "
     "that the models were shown; a gold frame marks public images of the hidden object's class."

@@ -27,7 +27,6 @@ STYLE: Any = {
     "ytick.color": INK,
     "axes.grid": True,
     "grid.color": "#e4e7eb",
-    "svg.hashsalt": "memlib",
     "svg.fonttype": "none",
 }
 
@@ -43,7 +42,7 @@ def new_figure(width: float = 6.4, height: float = 3.8) -> Figure:
 def save_figure(figure: Figure, folder: Path, name: str) -> str:
     """Writes <name>.svg and <name>.png, and returns the SVG markup for the page."""
     folder.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):  # ids of one page's figures must differ
         figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
         figure.savefig(folder / f"{name}.png", dpi=160, metadata={"Software": None})
     markup = (folder / f"{name}.svg").read_text()

@@ -147,7 +147,7 @@ class Training:
         batches = Prefetcher(self.data, self.spec, self.worker, first_step=self.step, last_step=end)
         self._forward.train()
         for images, labels in batches:
-            self._take_step(images, labels)
+            self.take_step(images, labels)
             if after_step is not None:
                 after_step(self)
             if self.step % self.steps_per_epoch == 0:
@@ -157,7 +157,13 @@ class Training:
                     after_epoch(self, means)
         self._forward.eval()
 
-    def _take_step(self, images: Tensor, labels: Tensor) -> None:
+    def take_step(self, images: Tensor, labels: Tensor) -> None:
+        """One optimiser step on this worker's part of a batch.
+
+        Args:
+            images: (batch / world size, height, width, 3) uint8.
+            labels: (batch / world size,) int64.
+        """
         spec, worker = self.spec, self.worker
         torch.manual_seed(derive_seed(spec.seed, "step", self.step, worker.rank))  # dropout and the like
         views = self._views(images)

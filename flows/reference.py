@@ -1,0 +1,128 @@
+"""Reference pages, written from the code: every column of the results, every key of a recipe."""
+
+from collections.abc import Iterator
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from flows.audits import AUDITS
+from flows.recipes import models_in
+from memlib.specs import Resources
+from memlib.tables import PUBLISHED, Table
+
+
+def schema_page() -> str:
+    """docs/schema.md: the published tables."""
+    lines = [
+        "# Results",
+        "",
+        "Parquet below `<store>/results/table=<table>/audit=<audit>/run=<run>/part-0.parquet`: one glob a table reads",
+        "all audits and runs (hive partitions `table`, `audit`, `run`). Each file carries the table's name and version,",
+        "the run, and the key of the stage that made it; each column its unit and meaning. `memlib schema` prints the same.",
+        "",
+    ]
+    for name, tables in PUBLISHED.items():
+        for audit, table in tables.items():
+            lines += _table_lines(name, audit, table)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _table_lines(name: str, audit: str, table: Table) -> list[str]:
+    rows = [f"| `{c.name}` | {c.type} | {c.unit} | {c.meaning} |" for c in table.columns]
+    return [
+        f"## {name}{f' ({audit})' if audit else ''}, version {table.version}",
+        "",
+        f"{table.meaning} Key: {', '.join(f'`{key}`' for key in table.keys)}.",
+        "",
+        "| column | type | unit | meaning |",
+        "|---|---|---|---|",
+        *rows,
+        "",
+    ]
+
+
+def recipe_page() -> str:
+    """docs/recipes.md: every key of every audit's recipe, and of the resources."""
+    lines = [
+        "# Recipes",
+        "",
+        "A recipe is a YAML file; `memlib recipes` lists the shipped ones and `memlib recipes NAME` prints one. A file may",
+        "say `extends: NAME_OR_FILE` and change parts of it. Any key can be set on the command line with",
+        "`--set training.epochs=50`. Unknown keys are refused. A recipe decides the result and is part of every content",
+        "key; `resources` says how the work is carried out and is part of none.",
+        "",
+    ]
+    for audit in AUDITS.values():
+        lines += [f"## {audit.name}", "", audit.question, ""]
+        lines += _section("", audit.recipe)
+    lines += ["## resources", "", *_section("resources", Resources)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _section(place: str, model: type[BaseModel]) -> list[str]:
+    rows, inner = [], []
+    for name, field in model.model_fields.items():
+        key = f"{place}.{name}" if place else name
+        if name in ("kind", "audit"):  # the heading says it
+            continue
+        members = list(models_in(field.annotation))
+        if not members:
+            rows.append(f"| `{key}` | {_type(field)} | {_default(field)} | {_text(field.description)} |")
+        for member in members:
+            kind = _kind(member)
+            inner += [f"### {key}{f', kind: {kind}' if kind else ''}", "", _text(member.__doc__), ""]
+            inner += _section(key, member)
+    table = ["| key | type | default | meaning |", "|---|---|---|---|", *rows, ""] if rows else []
+    return table + inner
+
+
+def _kind(model: type[BaseModel]) -> str:
+    field = model.model_fields.get("kind")
+    return str(get_args(field.annotation)[0]) if field is not None else ""
+
+
+def _type(field: FieldInfo) -> str:
+    bounds = [f"{name} {getattr(limit, mark)}" for limit in field.metadata for mark, name in _BOUNDS if hasattr(limit, mark)]
+    return "".join([_name(field.annotation), *(f", {bound}" for bound in bounds)])
+
+
+_BOUNDS = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
+
+
+def _name(annotation: Any) -> str:
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is None:
+        return {"NoneType": "null"}.get(getattr(annotation, "__name__", str(annotation)), getattr(annotation, "__name__", ""))
+    if origin is tuple:
+        inner = [_name(part) for part in parts if part is not Ellipsis]
+        return f"list of {inner[0]}" if Ellipsis in parts else f"[{', '.join(inner)}]"
+    if origin is dict:
+        return "mapping"
+    if str(origin) == "typing.Literal":
+        return " or ".join(f"`{part}`" for part in parts)
+    return " or ".join(_name(part) for part in parts)
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    return f"`{list(value) if isinstance(value, tuple) else 'null' if value is None else value}`"
+
+
+def _text(text: str | None) -> str:
+    return " ".join((text or "").split())
+
+
+def pages() -> Iterator[tuple[str, str]]:
+    """(path, text) of every page."""
+    yield "docs/schema.md", schema_page()
+    yield "docs/recipes.md", recipe_page()
+
+
+if __name__ == "__main__":
+    from pathlib import Path
+
+    for path, text in pages():
+        Path(path).write_text(text)

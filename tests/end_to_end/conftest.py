@@ -1,0 +1,44 @@
+"""One undisturbed audit for all tests, and audits to disturb."""
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import RECIPE, Memlib, kill_leftovers, resume_step, wait_for
+
+
+@pytest.fixture(scope="session")
+def memlib(tmp_path_factory: pytest.TempPathFactory) -> Memlib:
+    folder = tmp_path_factory.mktemp("end_to_end")
+    (folder / "tiny.yaml").write_text(RECIPE)
+    environment = dict(os.environ) | {
+        "PREFECT_HOME": str(folder / "prefect"), "XDG_CACHE_HOME": str(folder / "cache"), "COLUMNS": "200",
+    }  # fmt: skip
+    return Memlib(folder / "tiny.yaml", environment)
+
+
+@pytest.fixture(scope="session")
+def finished(memlib: Memlib, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The store and manifest of an audit that nothing disturbed."""
+    store = tmp_path_factory.mktemp("finished") / "store"
+    return store, memlib.audit(store)
+
+
+@pytest.fixture
+def started(memlib: Memlib, tmp_path: Path) -> Iterator[Callable[..., tuple[Path, subprocess.Popen[str]]]]:
+    """Starts an audit and returns once its training is under way and has been saved."""
+    running = []
+
+    def start(step: int = 30) -> tuple[Path, subprocess.Popen[str]]:
+        store = tmp_path / "store"
+        process = memlib.start(store)
+        running.append(process)
+        wait_for(lambda: resume_step(store) >= step, process=process)
+        return store, process
+
+    yield start
+    for process in running:
+        kill_leftovers(process)

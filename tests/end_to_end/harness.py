@@ -1,0 +1,103 @@
+"""Whole audits through the command line, on scenes so small that a training takes seconds."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+RECIPE = """
+audit: deja_vu
+title: tiny
+data: {source: {kind: scenes, num_examples: 240, size: 16, digit_size: 8, background: palette}, image_size: 16}
+split: {train_per_class: 6}
+model: {backbone: small_resnet, width: 8, projector: [32, 32], input_size: 16}
+training:
+  objective: {kind: supervised}
+  epochs: 50
+  batch_size: 10
+  checkpoint_epochs: [25]
+decode: {k: [5], replicates: 200, permutations: 200}
+report: {gallery: 2}
+resources: {resume_seconds: 0}
+"""
+
+
+@dataclass
+class Memlib:
+    """The command, with a recipe and an environment of its own."""
+
+    recipe: Path
+    environment: dict[str, str]
+
+    def start(self, store: Path, *settings: str, **environment: str) -> subprocess.Popen[str]:
+        """Starts an audit in a session of its own, so that all it leaves behind can be found."""
+        options = [part for setting in settings for part in ("--set", setting)]
+        command = [sys.executable, "-m", "flows.cli", "run", "deja-vu", "--recipe", str(self.recipe), "--store", str(store)]
+        return subprocess.Popen(
+            [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=self.environment | environment, start_new_session=True,
+        )  # fmt: skip
+
+    def run(self, store: Path, *settings: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        process = self.start(store, *settings, **environment)
+        output, errors = process.communicate(timeout=600)
+        return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+    def audit(self, store: Path, *settings: str, **environment: str) -> dict[str, Any]:
+        """Runs an audit that must succeed and returns its manifest."""
+        done = self.run(store, *settings, **environment)
+        assert done.returncode == 0, done.stderr
+        return newest(store)
+
+    def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "flows.cli", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, env=self.environment, timeout=300)
+
+
+def newest(store: Path) -> dict[str, Any]:
+    manifests = [json.loads(path.read_text()) for path in store.glob("runs/*/manifest.json")]
+    return max(manifests, key=lambda manifest: manifest["finished"])
+
+
+def published(store: Path, manifest: dict[str, Any]) -> dict[str, pa.Table]:
+    """A run's tables, without the metadata of the file."""
+    return {
+        name: pq.read_table(path, partitioning=None).replace_schema_metadata() for name, path in manifest["results"].items()
+    }
+
+
+def wait_for(condition: Callable[[], Any], *, seconds: float = 240, process: subprocess.Popen[str] | None = None) -> Any:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = condition()
+        if found:
+            return found
+        assert process is None or process.poll() is None, f"ended early: {process.communicate()}"
+        time.sleep(0.1)
+    raise AssertionError("waited in vain")
+
+
+def resume_step(store: Path) -> int:
+    """The newest step of any unfinished training in the store."""
+    steps = [int(path.parent.name.split("-")[0]) for path in store.glob("resume/*/*/manifest.json")]
+    return max(steps, default=0)
+
+
+def kill_leftovers(process: subprocess.Popen[str]) -> None:
+    """Ends whatever still runs in the process's session."""
+    for other in psutil.process_iter():
+        try:
+            if os.getsid(other.pid) == process.pid:
+                other.send_signal(signal.SIGKILL)
+        except (psutil.Error, ProcessLookupError):
+            continue

@@ -1,0 +1,210 @@
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars
+import psutil
+import pyarrow.parquet as pq
+import pytest
+from harness import Memlib, kill_leftovers, newest, published, resume_step, wait_for
+
+from memlib.tables import PUBLISHED
+
+NO_RAY = {"RAY_ADDRESS": "127.0.0.1:1"}  # starting Ray would fail
+Started = Callable[..., tuple[Path, subprocess.Popen[str]]]
+Finished = tuple[Path, dict[str, Any]]
+
+
+def train_facts(store: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text())["facts"] for path in store.glob("artifacts/train/*/manifest.json")]
+
+
+def assert_same_results(store: Path, other: Finished) -> None:
+    mine, theirs = published(store, newest(store)), published(*other)
+    assert newest(store)["run"] == other[1]["run"]
+    for name in theirs:
+        assert mine[name].equals(theirs[name]), name
+
+
+def test_an_audit_publishes_tables_page_figures_and_manifest(finished: Finished) -> None:
+    store, manifest = finished
+    assert len(manifest["computed"]) == 16
+    page = Path(manifest["report"]).read_text()
+    assert "http" not in page.replace("http://www.w3.org", "")  # figures name their SVG namespace, nothing else
+    assert page.count("<svg") == 2
+    assert {path.name for path in Path(manifest["report"]).parent.glob("figures/*")} == {
+        f"{name}.{kind}" for name in ("accuracy_by_confidence", "categories") for kind in ("svg", "png")
+    }
+    metrics = {row["metric"] for row in manifest["findings"]}
+    assert metrics >= {
+        "deja_vu_score", "accuracy_target", "accuracy_reference", "share_memorized", "share_misrepresented",
+        "share_correlated", "share_unassociated", "share_excess", "probe_gap_backbone", "probe_gap_projector",
+    }  # fmt: skip
+    assert [facts["resumed_from_step"] for facts in train_facts(store)] == [None, None]
+    assert not list(store.glob("resume/*"))
+    for name in ("decode", "embed", "report"):
+        files = [p for p in store.glob(f"artifacts/{name}/*/*/*") if p.is_file()]
+        assert files
+        assert all(path.stat().st_mode & 0o077 == 0 for path in files), "training images are secret"
+
+
+def test_a_finished_audit_trains_nothing_and_does_not_start_ray(memlib: Memlib, finished: Finished) -> None:
+    store, first = finished
+    again = memlib.audit(store, **NO_RAY)
+    assert again["computed"] == []
+    assert sorted(set(again["reused"])) == sorted(set(first["computed"]))
+    assert again["run"] == first["run"]
+
+
+def test_changing_k_keeps_models_and_embeddings_and_changing_p_keeps_searches(memlib: Memlib, finished: Finished) -> None:
+    store, first = finished
+    other_k = memlib.audit(store, "decode.k=[7,5]", **NO_RAY)
+    assert {name.split("/")[0] for name in other_k["computed"]} == {"search", "score", "report"}
+    other_p = memlib.audit(store, "decode.p=0.5", "report.gallery=1", **NO_RAY)
+    assert {name.split("/")[0] for name in other_p["computed"]} == {"score", "report"}
+    other_crop = memlib.audit(store, "decode.crops=[maximal,corner]", **NO_RAY)
+    made = sorted(name.split("/")[0] for name in other_crop["computed"])
+    assert made == ["embed", "embed", "report", "score", "search", "search"]
+    assert len({first["run"], other_k["run"], other_p["run"], other_crop["run"]}) == 4
+
+
+def test_a_driver_killed_in_training_goes_on_where_it_was(memlib: Memlib, finished: Finished, started: Started) -> None:
+    store, driver = started()
+    os.kill(driver.pid, signal.SIGKILL)
+    kill_leftovers(driver)
+    reached = resume_step(store)
+    assert not list(store.glob("artifacts/train/*/manifest.json"))
+    manifest = memlib.audit(store)
+    assert {name.split("/")[0] for name in manifest["reused"]} >= {"decode", "split"}
+    resumed = [facts["resumed_from_step"] for facts in train_facts(store)]
+    assert all(step is not None and 0 < step <= reached for step in resumed), resumed
+    assert_same_results(store, finished)
+
+
+def test_a_killed_ray_worker_is_replaced_without_help(finished: Finished, started: Started) -> None:
+    store, driver = started()
+
+    def workers() -> list[psutil.Process]:
+        return [p for p in psutil.process_iter(["cmdline"]) if os.getsid(p.pid) == driver.pid and _is_worker(p)]
+
+    victim = wait_for(workers, process=driver)[0]
+    victim.send_signal(signal.SIGKILL)
+    _, errors = driver.communicate(timeout=600)
+    assert driver.returncode == 0, errors
+    assert any(facts["resumed_from_step"] for facts in train_facts(store))
+    assert_same_results(store, finished)
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    try:
+        return any("RayTrainWorker" in part for part in process.cmdline())
+    except psutil.Error:
+        return False
+
+
+@pytest.mark.parametrize("stage", ["train", "embed", "split"])
+def test_a_damaged_artifact_is_named_and_made_again(memlib: Memlib, finished: Finished, tmp_path: Path, stage: str) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(finished[0], store)
+    kinds = {"train": "*.safetensors", "embed": "*.npy", "split": "*.parquet"}
+    victim = sorted(store.glob(f"artifacts/{stage}/*/*/{kinds[stage]}"))[0]
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    victim.write_bytes(data)
+    done = memlib.run(store)
+    assert done.returncode == 0, done.stderr
+    assert f"artifact {stage}/{victim.parent.parent.name}" in done.stderr.replace("\n", "")
+    assert "computing it again" in done.stderr
+    assert [name.split("/")[0] for name in newest(store)["computed"]] == [stage]
+    mine, theirs = published(store, newest(store)), published(*finished)
+    assert all(mine[name].equals(theirs[name]) for name in theirs)
+
+
+def test_results_are_read_by_duckdb_and_polars(finished: Finished) -> None:
+    store, manifest = finished
+    for name, schemas in PUBLISHED.items():
+        glob = f"{store}/results/table={name}/**/*.parquet"
+        schema = schemas.get("deja_vu") or schemas[""]
+        columns = [column.name for column in schema.columns]
+        rows = duckdb.sql(
+            f"select * from read_parquet('{glob}', hive_partitioning=true, union_by_name=true) where run = '{manifest['run']}'"
+        )
+        assert set(columns) <= set(rows.columns)
+        assert {"audit", "run", "table"} <= set(rows.columns)
+        frame = polars.scan_parquet(glob, hive_partitioning=True).filter(polars.col("run") == manifest["run"]).collect()
+        assert len(frame) == len(rows) > 0
+        assert len(frame.select(schema.keys).unique()) == len(frame), f"{schema.keys} do not identify a row of {name}"
+    file = pq.ParquetFile(manifest["results"]["units"])
+    assert file.schema_arrow.metadata[b"memlib.version"] == b"1"
+    assert file.schema_arrow.metadata[b"memlib.run"] == manifest["run"].encode()
+    assert file.schema_arrow.field("target_confidence").metadata[b"unit"] == b"nat"
+    assert file.metadata.row_group(0).column(0).compression == "ZSTD"
+
+
+def test_the_other_commands_tell_of_the_run(memlib: Memlib, finished: Finished) -> None:
+    store, manifest = finished
+    listed = memlib.call("runs", "--store", str(store))
+    assert manifest["run"] in listed.stdout
+    shown = memlib.call("show", manifest["run"][:6], "--store", str(store))
+    assert "share_excess" in shown.stdout
+    assert manifest["report"] in shown.stdout
+    assert json.loads(memlib.call("show", manifest["run"], "--store", str(store), "--json").stdout)["run"] == manifest["run"]
+    lost = memlib.call("show", "zzz", "--store", str(store))
+    assert lost.returncode == 2
+    assert "no run in" in lost.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["decode.k=[5000]"], "decode.k is 5000, but the public set has only 120 images"),
+        (["training.optimizer.learning_rate=1e30"], "the loss is not finite at step"),
+        (["resources.workers_per_model=99"], "one model needs 99 CPUs"),
+        (["training.batch_size=61"], "training.batch_size 61 is more than the 60 images"),
+    ],
+)
+def test_impossible_audits_end_in_a_line_and_leave_earlier_stages(
+    memlib: Memlib, tmp_path: Path, settings: list[str], message: str
+) -> None:
+    done = memlib.run(tmp_path, *settings)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+    assert len(done.stderr.strip().splitlines()) <= 2, done.stderr
+    assert len(list(tmp_path.glob("artifacts/split/*/manifest.json"))) == 1
+
+
+def test_mistakes_on_the_command_line_end_in_a_line(memlib: Memlib, tmp_path: Path) -> None:
+    blocker = tmp_path / "file"
+    blocker.write_text("")
+    for arguments, message in (
+        (["run", "deja-vu", "--recipe", "smokee"], "did you mean smoke"),
+        (["run", "deja-vu", "--recipe", "smoke", "--set", "training.epoch=1"], "did you mean epochs"),
+        (["run", "deja-vu", "--recipe", "smoke", "--store", f"{blocker}/store"], "cannot be written"),
+        (["schema", "sumary"], "no table or audit 'sumary'"),
+        (["run", "deja-vu", "--recipe", "smoke", "--colour"], "--colour"),
+        (["run", "dejavu", "--recipe", "smoke"], "dejavu"),
+    ):
+        done = memlib.call(*arguments)
+        assert done.returncode == 2, (arguments, done.returncode)
+        assert message in done.stderr + done.stdout
+        assert "Traceback" not in done.stderr + done.stdout
+
+
+def test_every_command_and_option_is_documented(memlib: Memlib) -> None:
+    overview = memlib.call("--help").stdout
+    for command in ("run", "runs", "show", "recipes", "schema"):
+        assert command in overview
+        assert memlib.call(command, "--help").returncode == 0
+    for option in ("--recipe", "--set", "--store", "--quiet"):
+        assert option in memlib.call("run", "--help").stdout
+    assert "smoke" in memlib.call("recipes").stdout
+    assert "share_excess" not in memlib.call("schema", "units").stdout
+    assert "nat" in memlib.call("schema", "units").stdout
+    assert json.loads(memlib.call("schema", "deja-vu").stdout)["properties"]["training"]

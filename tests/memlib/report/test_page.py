@@ -1,0 +1,103 @@
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from memlib.audits.deja_vu import Config, Decoding, Recipe, curves, score, summarize
+from memlib.report.deja_vu import Facts, Shown, build_page, verdict
+from memlib.report.figures import data_uri, outlined
+from memlib.report.page import GalleryItem, Page, Section, TableView, render
+
+EVIL = "<script>alert('x')</script>"
+
+
+def test_all_text_is_escaped() -> None:
+    page = Page(
+        title=EVIL, audit="deja_vu", run="r", verdict=EVIL, verdict_kind="found", lead=EVIL, numbers=[(EVIL, EVIL, EVIL)],
+        sections=[
+            Section(
+                heading=EVIL, paragraphs=[EVIL], figure_caption=EVIL, svg="<svg></svg>",
+                table=TableView([EVIL], [[EVIL]]), details=TableView([EVIL], [[EVIL]]), details_title=EVIL,
+                gallery=[GalleryItem(EVIL, "data:,", "data:,", [(EVIL, [("data:,", EVIL, True)])])],
+            )
+        ],
+    )  # fmt: skip
+    html = render(page)
+    assert "<script" not in html
+    assert html.count("&lt;script&gt;") >= 14
+
+
+class Loads(HTMLParser):
+    """Everything that a browser would fetch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "xlink:href")]
+
+
+def made_up(known: float, count: int = 120) -> tuple[pa.Table, Config]:
+    rng = np.random.default_rng(0)
+    config = Config(k=(5,), replicates=200, permutations=200)
+    found = []
+    for direction in ("A", "B"):
+        labels = rng.integers(0, 3, size=count)
+        votes = rng.integers(0, 3, size=(2, count, 5))
+        votes[0] = np.where(rng.random((count, 1)) < known, labels[:, None], votes[0])
+        names = [f"{direction}{i:03d}{EVIL}" for i in range(count)]
+        found.append(Decoding(direction, 0, "projector_3", 5, "maximal", names, labels, votes[0], votes[1]))
+    return score(found, ["cat", "dog", EVIL], config), config
+
+
+@pytest.mark.parametrize(("known", "kind"), [(0.6, "found"), (0.0, "not_found")])
+def test_the_page_of_an_audit(known: float, kind: str, tmp_path: Path) -> None:
+    units, config = made_up(known)
+    summary = summarize(units, config, num_classes=3)
+    recipe = Recipe.model_validate(
+        {
+            "data": {"source": {"kind": "scenes"}}, "split": {"train_per_class": 5}, "title": f"Audit {EVIL}",
+            "training": {"objective": {"kind": "vicreg"}, "epochs": 5}, "decode": config, "report": {"gallery": 3},
+        }
+    )  # fmt: skip
+    image = np.zeros((16, 16, 3), dtype=np.uint8)
+    shown = Shown(image, (0, 0, 16, 6), [(image, "cat")] * 4, [(image, EVIL)] * 4)
+    facts = Facts({"target": 60}, {"duplicate": 2}, {"model A0": 3.0})
+    page = build_page(recipe, "run1", units, summary, curves(units), facts, lambda unit: shown, tmp_path)
+    html = render(page)
+    assert page.verdict_kind == kind
+    assert EVIL not in html
+    loads = Loads()
+    loads.feed(html)
+    assert loads.found
+    assert all(load.startswith(("data:image/png;base64,", "#")) for load in loads.found)
+    assert "Content-Security-Policy" in html
+    assert "viewport" in html
+    assert "@media print" in html
+    assert {path.suffix for path in tmp_path.iterdir()} == {".svg", ".png"}
+    excess = json.loads(summary["params"][0].as_py())
+    assert excess["direction"] == "both"
+    assert f"{100 * summary['value'][0].as_py():.1f}" in html
+
+
+def test_a_comparison_upside_down_is_no_reassurance() -> None:
+    units, config = made_up(0.6)
+    names = ["target_prediction", "target_confidence", "reference_prediction", "reference_confidence", "category"]
+    swap = {a: b for a, b in zip(names, [*names[2:4], *names[:2]], strict=False)}
+    turned = units.rename_columns([swap.get(name, name) for name in units.column_names]).select(units.column_names)
+    kind, sentence, _ = verdict(summarize(turned, config, num_classes=3), config.p)
+    assert kind == "odd"
+    assert "upside down" in sentence
+
+
+def test_pictures() -> None:
+    image = np.zeros((8, 12, 3), dtype=np.uint8)
+    marked = outlined(image, (2, 0, 12, 4), scale=3)
+    assert marked.shape == (24, 36, 3)
+    assert tuple(marked[0, 6]) == (255, 64, 160)
+    assert marked[20, 20].sum() == 0
+    assert data_uri(image).startswith("data:image/png;base64,")

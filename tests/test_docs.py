@@ -1,0 +1,38 @@
+"""The documents say what the code does."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from flows.recipes import load_recipe, shipped_recipes
+from flows.reference import pages
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize(("path", "text"), pages())
+def test_reference_pages_are_up_to_date(path: str, text: str) -> None:
+    assert (ROOT / path).read_text() == text, "run python -m flows.reference"
+
+
+def test_every_recipe_and_document_is_named_in_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text()
+    for name in shipped_recipes():
+        assert name in readme, name
+    for path in re.findall(r"\]\(((?!http)[^)#]+)\)", readme):
+        assert (ROOT / path).exists(), path
+
+
+def test_the_settings_of_the_readme_exist() -> None:
+    readme = (ROOT / "README.md").read_text()
+    commands = re.findall(r"memlib run deja-vu --recipe (\S+)((?: +(?:\\\n *)?--\S+ \S+)*)", readme)
+    assert len(commands) >= 3
+    for recipe, rest in commands:
+        if recipe in shipped_recipes():
+            load_recipe(recipe, re.findall(r"--set (\S+)", rest))
+
+
+def test_every_column_and_key_has_a_meaning() -> None:
+    for path, text in pages():
+        assert "|  |\n" not in text, path
