@@ -1,38 +1,39 @@
 """The audits there are: the name on the command line, the recipe's schema, and the flow that runs it."""
 
-from collections.abc import Callable
+import importlib
 from dataclasses import dataclass
 from typing import Any
 
-from memlib.audits import deja_vu
 from memlib.specs import Spec
 
 
 @dataclass(frozen=True)
 class Audit:
-    """An audit as the command line knows it; the flow is imported when it is needed, as Prefect is slow to load."""
+    """An audit as the command line knows it; its code is imported when it is needed, as torch is slow to load."""
 
     name: str
     question: str
-    recipe: type[Spec]
-    load_flow: Callable[[], Any]
 
+    @property
+    def recipe(self) -> type[Spec]:
+        """The schema of its recipes."""
+        found: type[Spec] = importlib.import_module(f"memlib.audits.{self._module}").Recipe
+        return found
 
-def _deja_vu_flow() -> Any:
-    from flows.deja_vu import deja_vu as flow
+    @property
+    def flow(self) -> Any:
+        """The Prefect flow that runs it."""
+        return getattr(importlib.import_module(f"flows.{self._module}"), self._module)
 
-    return flow
+    @property
+    def _module(self) -> str:
+        return self.name.replace("-", "_")
 
 
 AUDITS = {
     audit.name: audit
     for audit in (
-        Audit(
-            name="deja-vu",
-            question="Does an image model name the object of a training image from its background alone?",
-            recipe=deja_vu.Recipe,
-            load_flow=_deja_vu_flow,
-        ),
+        Audit("deja-vu", "Does an image model name the object of a training image from its background alone?"),
     )
 }
 

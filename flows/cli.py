@@ -70,7 +70,7 @@ def run(
     resources = validate(Resources, machines)
     Store(store).check_writable()
     with _quiet_prefect():
-        manifest = AUDITS[audit].load_flow()(spec, Store(store).uri, resources, quiet)
+        manifest = AUDITS[audit].flow(spec, Store(store).uri, resources, quiet)
     _print_run(manifest)
 
 
@@ -96,7 +96,7 @@ def runs(
         return
     table = Table(box=None, pad_edge=False)
     for heading in ("run", "finished", "audit", "share_excess", "p", "title"):
-        table.add_column(heading)
+        table.add_column(heading, no_wrap=heading != "title")
     for entry in found:
         first = entry["findings"][0]
         finished = datetime.fromtimestamp(entry["finished"]).strftime("%Y-%m-%d %H:%M")
@@ -149,7 +149,7 @@ def recipes(name: str | None = None, /) -> None:
         return
     table = Table(box=None, pad_edge=False)
     for heading in ("recipe", "audit", "title"):
-        table.add_column(heading)
+        table.add_column(heading, no_wrap=heading != "title")
     for key in shipped_recipes():
         content, _ = load_recipe(key)
         table.add_row(key, audit_of(content["audit"]), content.get("title", ""))

@@ -36,7 +36,7 @@ def test_an_audit_publishes_tables_page_figures_and_manifest(finished: Finished)
     store, manifest = finished
     assert len(manifest["computed"]) == 16
     page = Path(manifest["report"]).read_text()
-    assert "http" not in page.replace("http://www.w3.org", "")  # figures name their SVG namespace, nothing else
+    assert "://" not in page.replace("http://www.w3.org", "")  # figures name their SVG namespace, nothing else
     assert page.count("<svg") == 2
     assert {path.name for path in Path(manifest["report"]).parent.glob("figures/*")} == {
         f"{name}.{kind}" for name in ("accuracy_by_confidence", "categories") for kind in ("svg", "png")
