@@ -32,9 +32,7 @@ class Audit:
 
 AUDITS = {
     audit.name: audit
-    for audit in (
-        Audit("deja-vu", "Does an image model name the object of a training image from its background alone?"),
-    )
+    for audit in (Audit("deja-vu", "Does an image model name the object of a training image from its background alone?"),)
 }
 
 

@@ -1,0 +1,62 @@
+"""A run seen on a Prefect server: reused stages end in the state Cached, tables and report are artifacts."""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Memlib, kill_leftovers
+
+
+@pytest.fixture
+def api(memlib: Memlib, tmp_path: Path) -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
+        env=memlib.environment | {"PREFECT_HOME": str(tmp_path)}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    url = f"http://127.0.0.1:{port}/api"
+    for _ in range(240):
+        try:
+            urllib.request.urlopen(f"{url}/health", timeout=2)
+            break
+        except (urllib.error.URLError, OSError):
+            assert server.poll() is None
+            time.sleep(0.5)
+    yield url
+    kill_leftovers(server)
+
+
+def ask(url: str, **query: Any) -> Any:
+    request = urllib.request.Request(url, json.dumps(query).encode(), {"Content-Type": "application/json"})
+    return json.load(urllib.request.urlopen(request, timeout=30))
+
+
+def test_a_run_reports_to_the_server(memlib: Memlib, finished: tuple[Path, dict[str, Any]], api: str) -> None:
+    store, first = finished
+    manifest = memlib.audit(store, PREFECT_API_URL=api)
+    assert manifest["run"] == first["run"]
+    flows = ask(f"{api}/flow_runs/filter")
+    assert [flow["state_name"] for flow in flows] == ["Completed"]
+    states: dict[str, str] = {}
+    for _ in range(30):  # the server takes task states in as events, a little later
+        states = {run["name"].rsplit("-", 1)[0]: run["state_name"] for run in ask(f"{api}/task_runs/filter")}
+        if len(states) == 9 and set(states.values()) == {"Cached", "Completed"}:
+            break
+        time.sleep(1)
+    assert {name for name, state in states.items() if state == "Cached"} == {
+        "decode images", "split examples", "train models", "embed", "search", "linear probe", "score", "report",
+    }  # fmt: skip
+    artifacts = {artifact["key"]: artifact for artifact in ask(f"{api}/artifacts/filter")}
+    assert {artifact["type"] for artifact in artifacts.values()} == {"table", "markdown"}
+    table = json.loads(artifacts[f"deja-vu-{first['run']}-summary"]["data"])
+    assert table[0]["metric"] == "share_excess"

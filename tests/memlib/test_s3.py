@@ -1,0 +1,107 @@
+"""The store and the sources on S3, spoken to over HTTP."""
+
+import io
+import pickle
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from moto.server import ThreadedMotoServer
+from PIL import Image
+
+from memlib.data.datasets import open_source
+from memlib.errors import CorruptArtifact, UserError
+from memlib.specs import ImageFolderSource, ParquetSource
+from memlib.store import Ref, Store
+
+REF = Ref("decode", "0" * 32)
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    fsspec.filesystem("s3").clear_instance_cache()
+    name = f"audits-{uuid.uuid4().hex[:8]}"
+    fsspec.filesystem("s3").mkdir(name)
+    yield f"s3://{name}"
+    fsspec.filesystem("s3").clear_instance_cache()
+    server.stop()
+
+
+def png(value: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(np.full((20, 20, 3), value, dtype=np.uint8)).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def test_artifacts_on_s3(bucket: str, tmp_path: Path) -> None:
+    store = Store(f"{bucket}/some/prefix", cache=str(tmp_path / "cache"))
+    store.check_writable()
+    assert store.lookup(REF.stage, REF.key) is None
+    with store.write(REF) as slow:
+        slow.path("sub/data.bin").write_bytes(b"slow")
+        with store.write(REF) as fast:
+            fast.path("sub/data.bin").write_bytes(b"fast")
+    other = pickle.loads(pickle.dumps(store))
+    assert other.lookup(REF.stage, REF.key) == REF
+    assert other.local_path(REF, "sub/data.bin").read_bytes() == b"fast"
+    files = [name for name in store._fs.find(bucket) if name.endswith("data.bin")]
+    assert len(files) == 1
+    store._fs.pipe_file(files[0], b"FAST")
+    fresh = Store(f"{bucket}/some/prefix", cache=str(tmp_path / "other"))
+    with pytest.raises(CorruptArtifact, match="damaged"):
+        fresh.lookup(REF.stage, REF.key)
+    fresh.discard(REF)
+    assert fresh.lookup(REF.stage, REF.key) is None
+
+
+def test_resume_states_and_runs_on_s3(bucket: str, tmp_path: Path) -> None:
+    store = Store(bucket, cache=str(tmp_path / "cache"))
+    state, copy = tmp_path / "state", tmp_path / "copy"
+    state.mkdir()
+    copy.mkdir()
+    for step in (1, 2, 3):
+        (state / "state.pt").write_bytes(b"%d" % step)
+        store.save_resume("key", step, state)
+    assert store.load_resume("key", copy)
+    assert (copy / "state.pt").read_bytes() == b"3"
+    store.drop_resume("key")
+    assert not store.load_resume("key", copy)
+    (tmp_path / "manifest.json").write_text('{"run": "r", "finished": 1}')
+    uri = store.publish("runs/r/manifest.json", tmp_path / "manifest.json")
+    assert uri == f"{bucket}/runs/r/manifest.json"
+    assert [run["run"] for run in store.runs()] == ["r"]
+
+
+def test_images_and_tables_on_s3(bucket: str, tmp_path: Path) -> None:
+    s3 = fsspec.filesystem("s3")
+    s3.pipe({f"{bucket}/photos/cat/1.png": png(1), f"{bucket}/photos/dog/2.png": png(2)})
+    source = open_source(ImageFolderSource(kind="image_folder", path=f"{bucket}/photos"))
+    assert source[1].image[0, 0, 0] == 2
+    before = source.content_digest()
+    s3.pipe_file(f"{bucket}/photos/dog/2.png", png(3))
+    s3.invalidate_cache()
+    assert open_source(ImageFolderSource(kind="image_folder", path=f"{bucket}/photos")).content_digest() != before
+    rows = [{"image": {"bytes": png(i), "path": f"{i}.png"}, "label": i} for i in range(3)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    s3.put_file(str(tmp_path / "a.parquet"), f"{bucket}/hf/a.parquet")
+    table = open_source(ParquetSource(kind="parquet", path=f"{bucket}/hf"))
+    assert table[2].label == 2
+    assert len(table.content_digest()) == 64
+
+
+def test_a_bucket_that_is_not_there_is_named(bucket: str) -> None:
+    with pytest.raises(UserError, match="s3://nowhere.*cannot be written"):
+        Store("s3://nowhere/audits").check_writable()
