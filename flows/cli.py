@@ -4,6 +4,8 @@ import contextlib
 import json
 import os
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -31,7 +33,7 @@ app = App(
     version_flags=["--version"],
     result_action="return_value",
 )
-console = Console(highlight=False)
+console = Console(highlight=False, markup=False)
 
 
 @app.command
@@ -69,6 +71,7 @@ def run(
     spec = validate(AUDITS[audit].recipe, content)
     resources = validate(Resources, machines)
     Store(store).check_writable()
+    _check_prefect()
     with _quiet_prefect():
         manifest = AUDITS[audit].flow(spec, Store(store).uri, resources, quiet)
     _print_run(manifest)
@@ -173,7 +176,7 @@ def schema(what: str | None = None, /) -> None:
     for name in [what] if what else PUBLISHED:
         for audit, table in PUBLISHED[name].items():
             of = f", audit {audit}" if audit else ""
-            console.print(f"[bold]{name}[/bold] (version {table.version}{of}): {table.meaning}")
+            console.print(f"{name} (version {table.version}{of}): {table.meaning}", style="bold")
             console.print(f"results/table={name}/audit={audit or '*'}/run=*/part-0.parquet", style="dim")
             grid = Table(box=None, pad_edge=False)
             for heading in ("column", "type", "unit", "meaning"):
@@ -218,6 +221,20 @@ def _p(value: float | None) -> str:
     return "" if value is None else f"{value:.2g}"
 
 
+def _check_prefect() -> None:
+    """Asks the Prefect server for a sign of life, when one is configured."""
+    url = os.environ.get("PREFECT_API_URL")
+    if not url:
+        return
+    try:
+        with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=10):
+            pass
+    except urllib.error.HTTPError:
+        pass  # it answers; what it thinks of us is for Prefect to find out
+    except (OSError, ValueError) as error:
+        raise UserError(f"no Prefect server at PREFECT_API_URL {url} ({error}); start it or unset the variable") from error
+
+
 @contextlib.contextmanager
 def _quiet_prefect() -> Iterator[None]:
     """Prefect without its chatter, and with time enough to start its own API when no server is configured."""
@@ -234,6 +251,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         app(arguments)
     except (UserError, RunError) as error:
         print(f"memlib: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:  # a full disk, a lost network, a folder that is a file
+        print(f"memlib: {type(error).__name__}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("memlib: stopped; run the same command to go on", file=sys.stderr)

@@ -8,7 +8,8 @@ import pyarrow as pa
 from prefect import flow
 
 from memlib.audits.deja_vu import DIRECTIONS, Recipe
-from memlib.data.splits import PUBLIC, REFERENCE, SHARED, TARGET, select
+from memlib.data.shards import INDEX_FILE, read_index
+from memlib.data.splits import PUBLIC, REFERENCE, SHARED, TARGET, crop_rectangles, select
 from memlib.errors import UserError
 from memlib.identity import content_key, derive_seed
 from memlib.models.encoder import layer_names
@@ -51,7 +52,7 @@ def _audit(context: Context, recipe: Recipe, started: float) -> dict[str, Any]:
     shard: Ref = decode_images(context, recipe.data)
     splits: Ref = split_roles(context, recipe.split, shard)
     table = read_splits(context, splits)
-    _refuse_too_large_k(recipe, table)
+    _refuse_the_impossible(context, recipe, table, shard)
 
     jobs = _jobs(recipe, shard, splits, table)
     models = dict(zip(jobs, train_models(context, list(jobs.values())), strict=True))
@@ -70,8 +71,14 @@ def _audit(context: Context, recipe: Recipe, started: float) -> dict[str, Any]:
     return found
 
 
-def _refuse_too_large_k(recipe: Recipe, splits: pa.Table) -> None:
-    """Before hours are spent on training."""
+def _refuse_the_impossible(context: Context, recipe: Recipe, splits: pa.Table, shard: Ref) -> None:
+    """Before hours are spent on training: more neighbours than images, crop modes that no image has."""
+    index = read_index(context.store.local_path(shard, INDEX_FILE))
+    for crop in recipe.crops:
+        for direction in DIRECTIONS:
+            members = select(splits, ROLE_OF[direction])["example_id"].to_pylist()
+            if not crop_rectangles(index, members, crop):
+                raise UserError(f"no audited image has a {crop.mode} crop; take it out of decode.crops")
     public = select(splits, PUBLIC).num_rows
     if max(recipe.decode.k) > public:
         raise UserError(f"decode.k is {max(recipe.decode.k)}, but the public set has only {public} images; lower decode.k")

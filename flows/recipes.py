@@ -50,11 +50,19 @@ def _read(name_or_file: str, seen: tuple[str, ...]) -> dict[str, Any]:
         near = difflib.get_close_matches(name_or_file, known, n=1)
         hint = f"; did you mean {near[0]}?" if near else f"; shipped are {', '.join(known)}"
         raise UserError(f"no recipe {name_or_file!r}{hint}")
-    content = _yaml(path.read_text(), str(path))
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text ({error})") from error
+    content = _yaml(text, str(path))
     if not isinstance(content, dict):
         raise UserError(f"{path} does not hold a recipe (a YAML mapping)")
     base = content.pop("extends", None)
-    return content if base is None else _merged(_read(str(base), (*seen, name_or_file)), content)
+    if base is None:
+        return content
+    beside = path.parent / str(base)  # a file is meant relative to the one that names it
+    named = str(beside) if str(base) not in known and beside.is_file() else str(base)
+    return _merged(_read(named, (*seen, name_or_file)), content)
 
 
 def _yaml(text: str, where: str) -> Any:

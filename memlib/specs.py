@@ -96,12 +96,13 @@ class ImportSource(Spec):
     """One's own source: a function that returns an object with __len__, __getitem__ and class_names."""
 
     kind: Literal["import"]
-    function: str = Field(pattern=r"^[\w.]+:\w+$")
+    function: str = Field(pattern=r"^\w+(\.\w+)*:\w+$")
     """package.module:function."""
     options: dict[str, Any] = {}
     """Keyword arguments of the function (plain JSON)."""
     version: str | None = None
-    """Part of the content key; by default the digest of the module's source."""
+    """Part of the content key; by default the digest of the module's source. Raise it when data elsewhere change,
+    or give the source a method `content_digest`."""
 
 
 SourceSpec = Annotated[
@@ -122,14 +123,29 @@ class DataSpec(Spec):
     """What to do with images that cannot be decoded: stop and name them, or leave them out and list them."""
 
 
+CropMode = Literal["maximal", "official", "corner"]
+CORNER = 0.3  # side of a corner crop as a fraction of the image's, Meehan 2023, A.8
+
+
 class CropSpec(Spec):
     """The background (periphery) crop that is shown to the models."""
 
-    mode: Literal["maximal", "official", "corner"] = "maximal"
+    mode: CropMode = "maximal"
     """maximal: the largest rectangle that meets no box; official: the largest strip beside the boxes;
     corner: the lower-left 0.3 x 0.3 (Meehan 2023, A.8)."""
     min_side: float = Field(default=0.25, gt=0, le=1)
     """Smallest acceptable shorter side, as a fraction of the image's side."""
+
+    @model_validator(mode="after")
+    def _corner_is_large_enough(self) -> "CropSpec":
+        if self.mode == "corner" and self.min_side > CORNER:
+            raise ValueError(f"a corner crop has {CORNER} of the image's side; min_side {self.min_side} leaves none")
+        return self
+
+    def of_mode(self, mode: CropMode) -> "CropSpec":
+        """The same with another mode; a corner asks for no more than it has."""
+        side = min(self.min_side, CORNER) if mode == "corner" else self.min_side
+        return CropSpec(mode=mode, min_side=side)
 
 
 class SplitSpec(Spec):
@@ -303,8 +319,8 @@ class Resources(Spec):
     """Workers that train one model together (data parallel)."""
     gpu: bool | None = None
     """One GPU a worker; by default when the cluster has any."""
-    threads_per_worker: int = Field(default=1, ge=1)
-    """CPU cores a worker takes."""
+    threads_per_worker: int | None = Field(default=None, ge=1)
+    """CPU cores a worker takes; by default the machine's, shared evenly, and 1 on a cluster that was there."""
     concurrent_models: int | None = Field(default=None, ge=1)
     """Models trained side by side; by default as many as fit."""
     resume_seconds: float = Field(default=60.0, ge=0)

@@ -112,6 +112,7 @@ class Store:
             CorruptArtifact: when a manifest is there but it, or a file it names, is damaged.
         """
         ref = Ref(stage, key)
+        self._fs.invalidate_cache(self._at("artifacts", stage, key))
         if not self._fs.exists(self._at("artifacts", stage, key, MANIFEST)):
             return None
         for name in self.manifest(ref)["files"]:
@@ -143,45 +144,60 @@ class Store:
             raise KeyError(f"artifact {ref} has no file {name!r}; it has {sorted(manifest['files'])}")
         expected = manifest["files"][name]
         remote = self._at("artifacts", ref.stage, ref.key, manifest["attempt"], name)
-        path = Path(remote) if self.is_local else self._fetch(remote, expected)
+        if self.is_local:
+            problem = self._problem(Path(remote), expected)
+            path = Path(remote)
+        else:
+            path = self._cache / str(expected["sha256"])
+            problem = self._problem(path, expected)
+            if problem:  # no copy, or a damaged one: the remote file decides
+                self._fetch(remote, path, expected["size"])
+                problem = self._problem(path, expected)
+                if problem:
+                    path.unlink(missing_ok=True)
+        if problem:
+            raise CorruptArtifact(f"artifact {ref}: file {name} is {problem}")
+        return path
+
+    def _problem(self, path: Path, expected: Mapping[str, Any]) -> str:
+        """What is wrong with a file, "" when it is as it was committed; each file is hashed once a process."""
         try:
             stat = path.stat()
         except FileNotFoundError:
-            raise CorruptArtifact(f"artifact {ref}: file {name} is missing") from None
+            return "missing"
         mark = f"{expected['sha256']}:{stat.st_size}:{stat.st_mtime_ns}"
-        if self._verified.get(str(path)) != mark:
-            if stat.st_size != expected["size"]:
-                problem = f"{stat.st_size} bytes, committed with {expected['size']}"
-            elif file_digest(path) != expected["sha256"]:
-                problem = "its sha256 differs from the manifest"
-            else:
-                problem = ""
-                self._verified[str(path)] = mark
-            if problem:
-                if not self.is_local:
-                    path.unlink()  # the copy, so that a sound one can be fetched
-                raise CorruptArtifact(f"artifact {ref}: file {name} is damaged ({problem})")
-        return path
+        if self._verified.get(str(path)) == mark:
+            return ""
+        if stat.st_size != expected["size"]:
+            return f"damaged ({stat.st_size} bytes, committed with {expected['size']})"
+        if file_digest(path) != expected["sha256"]:
+            return "damaged (its sha256 differs from the manifest)"
+        self._verified[str(path)] = mark
+        return ""
 
-    def _fetch(self, remote: str, expected: Mapping[str, Any]) -> Path:
-        path = self._cache / str(expected["sha256"])
-        if not path.exists():
-            self._cache.mkdir(parents=True, exist_ok=True)
-            self._make_room(expected["size"])
-            part = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
-            try:
-                self._fs.get_file(remote, str(part))
-                part.replace(path)
-            except FileNotFoundError:
-                part.unlink(missing_ok=True)
-                raise CorruptArtifact(f"{remote} is missing") from None
-        os.utime(path)  # recently used; does not touch the content
-        return path
+    def _fetch(self, remote: str, path: Path, size: int) -> None:
+        """Copies a remote file into the cache, which only its owner can read."""
+        self._cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._make_room(size)
+        part = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
+        try:
+            part.touch(mode=0o600)
+            self._fs.get_file(remote, str(part))
+            part.replace(path)
+        except FileNotFoundError:
+            path.unlink(missing_ok=True)
+        finally:
+            part.unlink(missing_ok=True)
 
     def _make_room(self, size: int) -> None:
-        copies = sorted(((p.stat().st_mtime, p.stat().st_size, p) for p in self._cache.iterdir()), key=lambda c: c[0])
+        """Removes the oldest copies; other processes may do the same at the same time."""
+        copies = []
+        for path in self._cache.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if path.suffix != ".part":
+                    copies.append((path.stat().st_mtime, path.stat().st_size, path))
         total = sum(copy[1] for copy in copies) + size
-        for _, copy_size, path in copies:
+        for _, copy_size, path in sorted(copies):
             if total <= self._cache_bytes:
                 return
             path.unlink(missing_ok=True)
@@ -206,7 +222,7 @@ class Store:
         name = uuid.uuid4().hex[:12]
         target = self._at("artifacts", ref.stage, ref.key, name)
         folder = Path(target) if self.is_local else Path(tempfile.mkdtemp(prefix="memlib-"))
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700 if secret else 0o755)
         attempt = Attempt(folder)
         started = time.time()
         try:
@@ -258,11 +274,19 @@ class Store:
         return True
 
     def discard(self, ref: Ref) -> None:
-        """Takes an artifact out of the store, manifest first, so that it is computed again."""
+        """Takes an artifact out of the store, manifest first, so that it is computed again.
+
+        Other attempts at it, which may be under way, are left alone.
+        """
         base = self._at("artifacts", ref.stage, ref.key)
+        try:
+            attempt = str(self.manifest(ref)["attempt"])
+        except CorruptArtifact:
+            attempt = ""
         with contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(f"{base}/{MANIFEST}")
-        self._remove(base)
+        if attempt:
+            self._remove(f"{base}/{attempt}")
         self._fs.invalidate_cache()
 
     def _remove(self, path: str) -> None:
@@ -281,8 +305,12 @@ class Store:
         for file in files:
             self._fs.put_file(str(folder / file), f"{target}/{file}")
         self._commit(f"{target}/{MANIFEST}", {"files": files})
-        for old in sorted(self._listing(base))[:-KEPT_RESUME_STATES]:
-            self._remove(old)
+        states = sorted(self._listing(base))
+        whole = [state for state in states if self._fs.exists(f"{state}/{MANIFEST}")]
+        kept = whole[-KEPT_RESUME_STATES:]
+        for old in states:
+            if old not in kept and (old in whole or old < kept[-1]):  # a newer one without manifest may be under way
+                self._remove(old)
 
     def load_resume(self, key: str, folder: Path) -> bool:
         """Copies the newest verified unfinished state into `folder`; False when there is none."""
@@ -305,7 +333,7 @@ class Store:
         self._fs.invalidate_cache()
         try:
             return [str(entry) for entry in self._fs.ls(path, detail=False)]
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
 
     # -- what people read -----------------------------------------------------------------------------
@@ -322,6 +350,10 @@ class Store:
             return target
         self._fs.put_file(str(source), target)
         return str(self._fs.unstrip_protocol(target))
+
+    def drop(self, path: str) -> None:
+        """Removes a folder below the root that is nobody's result."""
+        self._remove(self._at(path))
 
     def published(self, path: str) -> bytes | None:
         """The bytes of a published file, None when there is none."""

@@ -1,14 +1,13 @@
 """Embedding and searching as stages. Each artifact keeps its arrays beside the ids of their rows."""
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 from numpy.typing import NDArray
 
 from memlib.data.shards import IMAGES, INDEX_FILE, read_images, read_index
@@ -16,10 +15,10 @@ from memlib.data.splits import crop_rectangles, members_digest, select
 from memlib.observe.embeddings import embed
 from memlib.observe.search import search
 from memlib.specs import CropSpec
-from memlib.store import Attempt, Ref
+from memlib.store import Attempt, Ref, Store
 from memlib.training.fit import load_trained
 from tasks.data import read_splits
-from tasks.runtime import Context, start_ray
+from tasks.runtime import Context
 from tasks.stage import run_stage, stage_task
 
 IDS = "ids.parquet"
@@ -49,64 +48,51 @@ def embed_view(context: Context, model: Ref, epoch: int, view: View, shard: Ref,
     else:
         boxes = None
 
+    ids = members.select(["example_id", "row", "label"])
+    if boxes is not None:
+        for side, name in enumerate(("crop_x0", "crop_y0", "crop_x1", "crop_y1")):
+            ids = ids.append_column(name, pa.array([box[side] for box in boxes], type=pa.int32()))
+    work = Embedding(context.store, model, epoch, shard, layers, ids)
+
     def compute(attempt: Attempt) -> None:
-        ids = members.select(["example_id", "row", "label"])
-        if boxes is not None:
-            for side, name in enumerate(("crop_x0", "crop_y0", "crop_x1", "crop_y1")):
-                ids = ids.append_column(name, pa.array([box[side] for box in boxes], type=pa.int32()))
-        pq.write_table(ids, attempt.path(IDS), compression="zstd")
-        work = _Embedding(context, model, epoch, shard, layers, ids["row"].to_numpy(), boxes)
-        work.run(attempt.folder)
+        with context.counter("embedding") as progress:
+            work.write(attempt, context.device, progress)
 
     spec = {"epoch": epoch, "layers": list(layers), **view.spec()}
     inputs = {"model": model.key, "shard": shard.key, "examples": members_digest(members)}
-    return run_stage(context, "embed", version=2, spec=spec, inputs=inputs, compute=compute, secret=True)
+    return run_stage(
+        context, "embed", version=2, spec=spec, inputs=inputs, compute=compute, on_cluster=work.write, secret=True
+    )
 
 
-@dataclass
-class _Embedding:
-    context: Context
+@dataclass(frozen=True)
+class Embedding:
+    """What is to be embedded with which model: all that another machine needs to do it."""
+
+    store: Store
     model: Ref
     epoch: int
     shard: Ref
     layers: tuple[str, ...]
-    rows: NDArray[np.int64]
-    boxes: list[tuple[int, int, int, int]] | None
+    ids: pa.Table  # example_id, row, label and, for crops, crop_x0 ... crop_y1
 
-    def run(self, folder: Path) -> None:
-        """In this process; on a cluster, in a Ray task that sends the files back."""
-        if self.context.resources.ray_address is None:
-            with self.context.counter("embedding") as progress:
-                self._embed(folder, progress)
-            return
-        ray = start_ray(self.context)
-        gpus = 1 if self.context.resources.gpu is not False and ray.cluster_resources().get("GPU", 0) >= 1 else 0
-        remote = ray.remote(num_cpus=self.context.resources.threads_per_worker, num_gpus=gpus, max_retries=3)
-        worker_view = Context(self.context.store, self.context.resources, quiet=True)
-        work = _Embedding(worker_view, self.model, self.epoch, self.shard, self.layers, self.rows, self.boxes)
-        for name, data in ray.get(remote(_embed_remotely).remote(work)).items():
-            (folder / name).write_bytes(data)
-
-    def _embed(self, folder: Path, progress: Callable[[int, int], None] | None) -> None:
-        store = self.context.store
-        encoder, spec = load_trained(store, self.model, epoch=self.epoch)
+    def write(self, attempt: Attempt, device: torch.device, progress: Callable[[int, int], None] | None = None) -> None:
+        """Fills the artifact."""
+        encoder, spec = load_trained(self.store, self.model, epoch=self.epoch)
+        sides = [name for name in self.ids.column_names if name.startswith("crop_")]
+        boxes = np.stack([self.ids[name].to_numpy() for name in sides], axis=1).astype(np.int64) if sides else None
+        pq.write_table(self.ids, attempt.path(IDS), compression="zstd")
         embed(
             encoder,
-            read_images(store.local_path(self.shard, IMAGES)),
-            self.rows,
+            read_images(self.store.local_path(self.shard, IMAGES)),
+            self.ids["row"].to_numpy(),
             input_size=spec.input_size,
-            folder=folder,
+            folder=attempt.folder,
             layers=self.layers,
-            rectangles=None if self.boxes is None else np.array(self.boxes, dtype=np.int64).reshape(-1, 4),
-            device=self.context.device,
+            rectangles=boxes,
+            device=device,
             progress=progress,
         )
-
-
-def _embed_remotely(work: _Embedding) -> dict[str, bytes]:
-    with tempfile.TemporaryDirectory(prefix="memlib-embed-") as folder:
-        work._embed(Path(folder), None)
-        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
 @stage_task("search")
@@ -118,10 +104,11 @@ def search_neighbors(context: Context, queries: Ref, public: Ref, layer: str, k:
     """
 
     def compute(attempt: Attempt) -> None:
-        storage = "float16" if context.resources.index_float16 else "float32"
+        storage: Literal["float32", "float16"] = "float16" if context.resources.index_float16 else "float32"
         array = read_layer(context, queries, layer)
         with context.counter("searching") as progress:
-            found = search(array, read_layer(context, public, layer), k, storage=storage, progress=progress)
+            public_array = read_layer(context, public, layer)
+            found = search(array, public_array, k, device=context.device, storage=storage, progress=progress)
         np.save(attempt.path("neighbors.npy"), found[0])
         np.save(attempt.path("distances.npy"), found[1])
         pq.write_table(read_ids(context, queries), attempt.path(IDS), compression="zstd")

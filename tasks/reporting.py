@@ -142,11 +142,11 @@ def publish(
             "results": results,
             "report": pages[REPORT_FILE],
             "artifacts": dict(artifacts),
+            "history": _history(context, run, started),
             "computed": context.computed,
             "reused": context.reused,
             "seconds": round(time.time() - started, 1),
             "finished": time.time(),
-            "who": f"{_user()}@{socket.gethostname()}",
             "software": {"memlib": memlib.__version__, "python": platform.python_version()},
         }
         record = Path(folder) / MANIFEST
@@ -154,6 +154,20 @@ def publish(
         store.publish(f"runs/{run}/{MANIFEST}", record)
     _show_in_prefect(manifest)
     return manifest
+
+
+def _history(context: Context, run: str, started: float) -> list[dict[str, Any]]:
+    """Who ran it when, the first time first: a run that is found finished is still noted."""
+    before = context.store.published(f"runs/{run}/{MANIFEST}")
+    entries: list[dict[str, Any]] = json.loads(before).get("history", []) if before else []
+    entry = {
+        "who": f"{_user()}@{socket.gethostname()}",
+        "started": started,
+        "seconds": round(time.time() - started, 1),
+        "computed": len(context.computed),
+        "reused": len(context.reused),
+    }
+    return [*entries, entry]
 
 
 def _user() -> str:

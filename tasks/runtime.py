@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from memlib.errors import UserError
 from memlib.specs import Resources
 from memlib.store import Store
 
@@ -35,7 +36,7 @@ class Context:
     computed: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._console = Console(stderr=True)
+        self._console = Console(stderr=True, markup=False)
         self.live = self._console.is_terminal and not self.quiet
 
     @property
@@ -46,7 +47,7 @@ class Context:
     def say(self, text: str) -> None:
         """A line about what is going on, for someone who watches."""
         if self.live:
-            self._console.print(f"[dim]{text}[/dim]", highlight=False)
+            self._console.print(text, style="dim", highlight=False)
 
     def warn(self, text: str) -> None:
         """A line that must be seen, also in a log."""
@@ -105,6 +106,7 @@ def start_ray(context: Context) -> Any:
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "namespace": "memlib"}
         if address is None:
             options |= {
+                "address": "local",  # also where RAY_ADDRESS names a cluster
                 "_node_ip_address": "127.0.0.1",
                 "include_dashboard": False,
                 "object_store_memory": OBJECT_STORE_BYTES,
@@ -112,8 +114,24 @@ def start_ray(context: Context) -> Any:
             }
         else:
             options["address"] = address
-        ray.init(**options)
+        try:
+            ray.init(**options)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            where = f"the Ray cluster at {address}" if address else "Ray on this machine"
+            said = str(error).strip().splitlines()[0]
+            raise UserError(f"cannot start or reach {where} ({said}); see resources.ray_address") from error
     return ray
+
+
+def run_on_cluster(context: Context, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a function in a Ray task, on a GPU when the cluster has one; a lost node is survived by trying again."""
+    ray = start_ray(context)
+    use_gpu = context.resources.gpu is not False and ray.cluster_resources().get("GPU", 0) >= 1
+    options = {"num_cpus": context.resources.threads_per_worker or 1, "num_gpus": int(use_gpu), "max_retries": 3}
+    try:
+        return ray.get(ray.remote(**options)(function).remote(*arguments))
+    except ray.exceptions.RayTaskError as error:
+        raise error.as_instanceof_cause() from error
 
 
 def stop_ray() -> None:

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec
 
+import torch
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed
@@ -11,7 +12,7 @@ from prefect.states import Completed
 from memlib.errors import CorruptArtifact
 from memlib.identity import content_key
 from memlib.store import Attempt, Ref, Store
-from tasks.runtime import Context
+from tasks.runtime import Context, run_on_cluster
 
 P = ParamSpec("P")
 
@@ -52,6 +53,7 @@ def run_stage(
     spec: Any,
     inputs: Mapping[str, Any],
     compute: Callable[[Attempt], None],
+    on_cluster: Callable[[Attempt, torch.device], None] | None = None,
     secret: bool = False,
 ) -> Any:
     """Runs a stage unless its result is committed.
@@ -62,7 +64,8 @@ def run_stage(
         version: the declared version of its code.
         spec: only what this stage is configured by.
         inputs: keys of what it reads, by role.
-        compute: fills the attempt's folder.
+        compute: fills the attempt's folder, in this process.
+        on_cluster: does the same in a Ray task, for runs on a cluster; it travels, so it holds no context.
         secret: whether the files hold private content.
 
     Returns:
@@ -72,10 +75,23 @@ def run_stage(
     if committed(context, ref):
         return cached(context, ref)
     context.say(f"{stage} {ref.key[:8]}: computing")
-    with context.store.write(ref, spec=spec, inputs=inputs, secret=secret) as attempt:
-        compute(attempt)
+    record = {"spec": spec, "inputs": dict(inputs), "secret": secret}
+    if on_cluster is not None and context.resources.ray_address is not None:
+        run_on_cluster(context, _compute_there, context.store, ref, record, on_cluster)
+    else:
+        with context.store.write(ref, **record) as attempt:
+            compute(attempt)
     context.computed.append(str(ref))
     return ref
+
+
+def _compute_there(
+    store: Store, ref: Ref, record: Mapping[str, Any], compute: Callable[[Attempt, torch.device], None]
+) -> None:
+    """A stage in a Ray task: what it makes goes to the store from there."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with store.write(ref, **record) as attempt:
+        compute(attempt, device)
 
 
 def cached(context: Context, data: Ref | list[Ref]) -> Any:

@@ -4,7 +4,7 @@ import threading
 import time
 import uuid
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from memlib.errors import RunError, UserError
@@ -42,16 +42,25 @@ def train_on_ray(context: Context, jobs: Sequence[TrainingJob]) -> None:
     """
     ray = start_ray(context)
     resources = context.resources
-    use_gpu = resources.gpu if resources.gpu is not None else ray.cluster_resources().get("GPU", 0) >= 1
-    groups = min(_slots(ray.cluster_resources(), resources, use_gpu=use_gpu), len(jobs))
+    cluster = ray.cluster_resources()
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    use_gpu = resources.gpu if resources.gpu is not None else cluster.get("GPU", 0) >= 1
+    groups = min(_slots(nodes, resources, use_gpu=use_gpu), len(jobs))
+    threads = resources.threads_per_worker or _threads(cluster, resources, groups)
+    resources = resources.model_copy(update={"threads_per_worker": threads})
     context.say(f"training {', '.join(job.name for job in jobs)}: {groups} side by side")
     board = ray.remote(num_cpus=0)(Board).remote()
     done = threading.Event()
     with context.bars() as bars, ThreadPoolExecutor(1) as pool:
         watcher = threading.Thread(target=_watch, args=(ray, board, bars, jobs, done), daemon=True)
         watcher.start()
-        fit = pool.submit(_fit, context, list(jobs), groups, board, use_gpu)
-        late = wait([fit], timeout=resources.train_timeout).not_done
+        fit: Future[str | None] = pool.submit(_fit, context.store, resources, list(jobs), groups, board, use_gpu)
+        try:
+            late = wait([fit], timeout=resources.train_timeout).not_done
+        except BaseException:  # an interrupt: end the fit, or leaving the pool would wait for it
+            done.set()
+            ray.shutdown()
+            raise
         problems = [] if late else list(ray.get(board.problems.remote()).items())
         done.set()
         watcher.join()
@@ -65,26 +74,38 @@ def train_on_ray(context: Context, jobs: Sequence[TrainingJob]) -> None:
         raise RunError(str(fit.result()))
 
 
-def _slots(cluster: dict[str, float], resources: Resources, *, use_gpu: bool) -> int:
-    """How many models fit side by side."""
-    kind = "GPU" if use_gpu else "CPU"
-    needed = resources.workers_per_model * (1 if use_gpu else resources.threads_per_worker)
-    fit = int(cluster.get(kind, 0) // needed)
+def _slots(nodes: Sequence[dict[str, float]], resources: Resources, *, use_gpu: bool) -> int:
+    """How many models fit side by side, given each node's resources.
+
+    Raises:
+        UserError: when there is no room for a single model's workers.
+    """
+    needs = {"CPU": resources.threads_per_worker or 1} | ({"GPU": 1} if use_gpu else {})
+    workers = sum(min(int(node.get(kind, 0) // amount) for kind, amount in needs.items()) for node in nodes)
+    fit = workers // resources.workers_per_model
     if fit < 1:
+        asked = " and ".join(f"{amount} {kind}" for kind, amount in needs.items())
         raise UserError(
-            f"one model needs {needed} {kind}s, but the Ray cluster has {cluster.get(kind, 0):g}; lower "
-            f"resources.workers_per_model or resources.threads_per_worker"
+            f"one model needs {resources.workers_per_model} workers of {asked} each, but the Ray cluster has room for "
+            f"{workers}; lower resources.workers_per_model or resources.threads_per_worker"
         )
     return min(fit, resources.concurrent_models or fit)
 
 
-def _fit(context: Context, jobs: list[TrainingJob], groups: int, board: Any, use_gpu: bool) -> str | None:
+def _threads(cluster: dict[str, float], resources: Resources, groups: int) -> int:
+    """Cores a worker: all of this machine's, shared evenly; 1 on a cluster, whose nodes may differ."""
+    if resources.ray_address is not None:
+        return 1
+    return max(1, int(cluster["CPU"]) // (groups * resources.workers_per_model))
+
+
+def _fit(store: Store, resources: Resources, jobs: list[TrainingJob], groups: int, board: Any, use_gpu: bool) -> str | None:
     """One TorchTrainer.fit over all jobs; returns what went wrong, in words."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    resources, store = context.resources, context.store
-    needs: dict[str, float] = {"CPU": resources.threads_per_worker}
+    name = f"memlib-{uuid.uuid4().hex[:12]}"  # an attempt's own, so that no finished Ray run answers for it
+    needs: dict[str, float] = {"CPU": resources.threads_per_worker or 1}
     if use_gpu:
         needs["GPU"] = 1
     trainer = TorchTrainer(
@@ -95,7 +116,7 @@ def _fit(context: Context, jobs: list[TrainingJob], groups: int, board: Any, use
         ),
         torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
         run_config=RunConfig(
-            name=f"memlib-{uuid.uuid4().hex[:12]}",  # an attempt's own, so that no finished Ray run answers for it
+            name=name,
             failure_config=FailureConfig(max_failures=resources.max_failures, controller_failure_limit=5),
             **_ray_storage(store),
         ),
@@ -106,6 +127,8 @@ def _fit(context: Context, jobs: list[TrainingJob], groups: int, board: Any, use
         cause = next(iter(getattr(error, "worker_failures", {}).values()), error)
         last = str(cause).strip().splitlines()[-1]
         return f"training failed ({type(cause).__name__}: {last}); run the same command again to go on"
+    finally:
+        store.drop(f"ray/{name}")
     return None
 
 

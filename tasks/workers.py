@@ -22,7 +22,7 @@ def train_worker(config: dict[str, Any]) -> None:
     """
     context = ray.train.get_context()
     resources: Resources = config["resources"]
-    torch.set_num_threads(resources.threads_per_worker)
+    torch.set_num_threads(resources.threads_per_worker or 1)
     device = ray.train.torch.get_device() if config["use_gpu"] else torch.device("cpu")
     size = resources.workers_per_model
     number, rank = divmod(context.get_world_rank(), size)

@@ -24,7 +24,7 @@ from pydantic import Field, field_validator, model_validator
 
 from memlib.identity import derive_seed
 from memlib.models.encoder import layer_names
-from memlib.specs import CropSpec, DataSpec, ModelSpec, Spec, SplitSpec, TrainingSpec
+from memlib.specs import CropMode, CropSpec, DataSpec, ModelSpec, Spec, SplitSpec, TrainingSpec
 from memlib.stats.neighbors import Tie, vote
 from memlib.stats.tests import (
     ConfidenceLevels,
@@ -32,6 +32,7 @@ from memlib.stats.tests import (
     bootstrap_weights,
     confidence_levels,
     mcnemar_p,
+    paired_interval,
     percentile_interval,
     permutation_p,
     sign_flips,
@@ -56,7 +57,7 @@ class Config(Spec):
     """Public neighbours that vote; the first is the headline. Each must be at most the public set's size."""
     epochs: tuple[int, ...] = ()
     """Checkpoints to decode besides the last one, which is the headline."""
-    crops: tuple[Literal["maximal", "official", "corner"], ...] = ()
+    crops: tuple[CropMode, ...] = ()
     """Crop modes to decode; the first is the headline. By default the split's own."""
     p: float = Field(default=0.2, gt=0, le=1)
     """Share of most confident examples at which the déjà vu score is taken."""
@@ -74,7 +75,7 @@ class Config(Spec):
     def _positive(cls, value: tuple[int, ...]) -> tuple[int, ...]:
         if not value or min(value) < 1:
             raise ValueError(f"k must name at least one positive number, not {list(value)}")
-        return value
+        return tuple(dict.fromkeys(value))
 
     @field_validator("layers")
     @classmethod
@@ -134,7 +135,7 @@ class Recipe(Spec):
     def crops(self) -> tuple[CropSpec, ...]:
         """The crops to decode, the headline's first."""
         modes = self.decode.crops or (self.split.crop.mode,)
-        return tuple(self.split.crop.model_copy(update={"mode": mode}) for mode in dict.fromkeys(modes))
+        return tuple(self.split.crop.of_mode(mode) for mode in dict.fromkeys(modes))
 
 
 @dataclass(frozen=True)
@@ -260,7 +261,7 @@ class _Analysis:
             (pair, direction): self._group(pair, direction) for pair in range(self.num_pairs) for direction in DIRECTIONS
         }
         self.observed = self.statistics(np.ones((1, self.num_units), dtype=np.float32))
-        strata = self.label * 2 + (self.direction == "B")
+        strata = _strata(self.label, self.direction)
         seed = derive_seed(config.seed, "bootstrap")
         drawn = [self.statistics(w) for w in bootstrap_weights(strata, config.replicates, seed=seed)]
         self.replicates = {name: np.concatenate([part[name] for part in drawn], axis=1) for name in self.observed}
@@ -342,6 +343,15 @@ class _Analysis:
         return float(self.observed[name].mean())
 
 
+def _strata(label: NDArray[np.int64], direction: NDArray[Any]) -> NDArray[np.int64]:
+    """Class and direction; classes with a single unit in a direction share a stratum, as one cannot be resampled."""
+    side = (direction == "B").astype(np.int64)
+    strata = label * 2 + side
+    alone = np.bincount(strata)[strata] == 1
+    merged: NDArray[np.int64] = np.where(alone, -1 - side, strata)
+    return merged
+
+
 def _headline_rows(
     analysis: _Analysis, setting: Mapping[str, Any], config: Config, num_classes: int
 ) -> Iterator[dict[str, Any]]:
@@ -390,11 +400,10 @@ def _class_rows(analysis: _Analysis, setting: Mapping[str, Any]) -> Iterator[dic
         mine = analysis.label == label
         name = str(analysis.class_name[mine][0])
         per_unit = gain[:, mine].mean(axis=0)
-        half = 1.96 * per_unit.std(ddof=1) / np.sqrt(mine.sum()) if mine.sum() > 1 else 1.0
         value = float(per_unit.mean())
         wins, losses = int((gain[0, mine] > 0).sum()), int((gain[0, mine] < 0).sum())
         p_value = mcnemar_p(wins, losses) if analysis.num_pairs == 1 else None
-        interval = (max(-1.0, value - half), min(1.0, value + half))
+        interval = paired_interval(per_unit)
         params = {**setting, "direction": "both", "pairs": analysis.num_pairs, "class": name, "label": int(label)}
         yield summary_row("share_excess", params, value, interval, n=int(mine.sum()), p_value=p_value)
 

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from memlib.specs import CropSpec
+from memlib.specs import CORNER, CropSpec
 
 Box = tuple[int, int, int, int]
-CORNER = 0.3  # of width and height, Meehan 2023, A.8
 
 
 def periphery_crop(content: Box, boxes: NDArray[np.int64], spec: CropSpec) -> Box | None:

@@ -54,6 +54,8 @@ class Torchvision:
         accepted = inspect.signature(kind.__init__).parameters
         options: dict[str, Any] = {"root": spec.root}
         if "train" in accepted:
+            if spec.split not in ("train", "test"):
+                raise UserError(f"torchvision.datasets.{spec.name} has the splits train and test, not {spec.split!r}")
             options["train"] = spec.split == "train"
         elif "split" in accepted:
             options["split"] = spec.split
@@ -61,7 +63,7 @@ class Torchvision:
             options["download"] = spec.download
         try:
             self._data: Any = kind(**options)
-        except (RuntimeError, ValueError, OSError) as error:
+        except (RuntimeError, ValueError, TypeError, OSError) as error:
             raise UserError(f"torchvision.datasets.{spec.name} at {spec.root}: {error}") from error
         stated: Any = getattr(self._data, "classes", None)
         labels: Any = getattr(self._data, "targets", getattr(self._data, "labels", None))
@@ -103,11 +105,14 @@ class _Imported:
 
     def __getitem__(self, index: int) -> Example:
         item = self._inner[index]
-        return item if isinstance(item, Example) else Example(**item)
+        try:
+            return item if isinstance(item, Example) else Example(**item)
+        except TypeError as error:
+            raise UserError(f"item {index} of the imported source is not an Example ({error})") from error
 
     def content_digest(self) -> str:
         own = getattr(self._inner, "content_digest", None)
-        return str(own()) if callable(own) else self._digest
+        return f"{self._digest}:{own()}" if callable(own) else self._digest
 
 
 def import_source(spec: ImportSource) -> Source:
@@ -115,12 +120,16 @@ def import_source(spec: ImportSource) -> Source:
     module_name, name = spec.function.split(":")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise UserError(f"cannot import {module_name!r} ({error}); is its folder on PYTHONPATH?") from error
+    except Exception as error:  # the user's code may raise anything
+        problem = f"{type(error).__name__}: {error}"
+        raise UserError(f"cannot import {module_name!r} ({problem}); is its folder on PYTHONPATH?") from error
     function = getattr(module, name, None)
     if not callable(function):
         raise UserError(f"{module_name} has no function {name!r}")
-    source = function(**spec.options)
+    try:
+        source = function(**spec.options)
+    except Exception as error:
+        raise UserError(f"{spec.function} failed with {spec.options}: {type(error).__name__}: {error}") from error
     missing = [part for part in ("__len__", "__getitem__", "class_names") if not hasattr(source, part)]
     if missing:
         raise UserError(f"{spec.function} returned a {type(source).__name__} without {', '.join(missing)}")

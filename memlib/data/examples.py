@@ -1,5 +1,6 @@
 """What an example is, how its bytes become pixels, and how a source says what it holds."""
 
+import contextlib
 import hashlib
 import io
 import os
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import fsspec
 import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
@@ -77,15 +79,38 @@ def decode_image(data: bytes | Image.Image, *, example_id: str = "", label: int 
 # -- what a folder or bucket holds --------------------------------------------------------------------
 
 
-def list_files(fs: Any, root: str) -> dict[str, dict[str, Any]]:
-    """All files below `root` with what the file system says of them, by relative path, sorted."""
-    root = root.rstrip("/")
+def open_location(uri: str) -> tuple[Any, str]:
+    """The file system of a path or URL, and the path on it.
+
+    Raises:
+        UserError: for an unknown protocol.
+    """
     try:
-        found = fs.find(root, detail=True)
+        fs, root = fsspec.url_to_fs(uri)
+    except (ValueError, ImportError) as error:
+        raise UserError(f"cannot open {uri}: {error}") from error
+    return fs, str(root)
+
+
+def find_files(fs: Any, root: str) -> dict[str, dict[str, Any]]:
+    """All files below `root` by their whole path, with what the file system says of them; empty when none.
+
+    Raises:
+        UserError: when the file system cannot be asked (no network, no permission).
+    """
+    try:
+        found: dict[str, dict[str, Any]] = fs.find(root, detail=True)
     except FileNotFoundError:
-        found = {}
-    except OSError as error:
-        raise UserError(f"cannot list {root}: {error}") from error
+        return {}
+    except Exception as error:  # each file system has errors of its own
+        raise UserError(f"cannot list {root}: {type(error).__name__}: {error}") from error
+    return found
+
+
+def list_files(fs: Any, root: str) -> dict[str, dict[str, Any]]:
+    """The same by relative path, sorted."""
+    root = root.rstrip("/")
+    found = find_files(fs, root)
     return {name[len(root) + 1 :]: found[name] for name in sorted(found) if name != root}
 
 
@@ -111,7 +136,7 @@ class _HashMemo:
         folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "memlib"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._db = sqlite3.connect(folder / "digests.sqlite", timeout=30)
+            self._db = sqlite3.connect(folder / "digests.sqlite", timeout=5, isolation_level=None)
             self._db.execute("create table if not exists digests (mark text primary key, sha256 text)")
         except (OSError, sqlite3.Error):  # no cache folder: hash every time
             self._db = sqlite3.connect(":memory:")
@@ -119,7 +144,6 @@ class _HashMemo:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._db.commit()
         self._db.close()
 
     def digest(self, path: Path) -> str:
@@ -129,5 +153,6 @@ class _HashMemo:
         if row is not None:
             return str(row[0])
         digest = file_digest(path)
-        self._db.execute("insert or replace into digests values (?, ?)", (mark, digest))
+        with contextlib.suppress(sqlite3.Error):  # another process is writing: it is only a memo
+            self._db.execute("insert or replace into digests values (?, ?)", (mark, digest))
         return digest

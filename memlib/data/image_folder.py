@@ -4,15 +4,15 @@ import csv
 import io
 import itertools
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-import fsspec
 import numpy as np
 from numpy.typing import NDArray
 
-from memlib.data.examples import NO_BOXES, Example, decode_image, list_files, listing_digest
+from memlib.data.examples import NO_BOXES, Example, decode_image, list_files, listing_digest, open_location
 from memlib.errors import UserError
 from memlib.specs import ImageFolderSource
 
@@ -24,7 +24,7 @@ class ImageFolder:
 
     def __init__(self, spec: ImageFolderSource) -> None:
         self._spec = spec
-        self._fs, self._root = fsspec.url_to_fs(spec.path)
+        self._fs, self._root = open_location(spec.path)
         listing = list_files(self._fs, self._root)
         images = [name for name in listing if PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES and "/" in name]
         if not images:
@@ -70,7 +70,10 @@ class ImageFolder:
             for row in csv.reader(io.StringIO(self._read(table).decode()), delimiter="\t"):
                 if len(row) < 5:
                     raise UserError(f"{self._spec.path}/{table}: expected name, x0, y0, x1, y1, not {row}")
-                x0, y0, x1, y1 = (int(value) for value in row[1:5])
+                try:
+                    x0, y0, x1, y1 = (int(value) for value in row[1:5])
+                except ValueError as error:
+                    raise UserError(f"{self._spec.path}/{table}: {row} is no box ({error})") from error
                 boxes.setdefault(f"{class_name}/{row[0]}", []).append([x0, y0, x1 + 1, y1 + 1])
 
         def find(name: str) -> NDArray[np.int64]:
@@ -82,20 +85,46 @@ class ImageFolder:
     def _voc_boxes(self, listing: Mapping[str, Any]) -> Callable[[str], NDArray[np.int64]]:
         fs, root, names = self._fs, self._root, listing
         if self._spec.annotations is not None:
-            fs, root = fsspec.url_to_fs(self._spec.annotations)
+            fs, root = open_location(self._spec.annotations)
             names = list_files(fs, root)
-        files = {PurePosixPath(name).stem: name for name in names if name.endswith(".xml")}
-        if not files:
+        annotations = [name for name in names if name.endswith(".xml")]
+        if not annotations:
             where = self._spec.annotations or self._spec.path
             raise UserError(f"no XML files below {where}; name their folder with annotations")
-        self._annotations = (fs, root, {name: names[name] for name in files.values()})
+        match = _match_annotations([name for name, _ in self._items], annotations)
+        self._listing |= {f"annotations:{name}": names[name] for name in match.values()}
 
         def find(name: str) -> NDArray[np.int64]:
-            file = files.get(PurePosixPath(name).stem)
+            file = match.get(name)
             return NO_BOXES if file is None else parse_voc(bytes(fs.cat_file(f"{root}/{file}")), file)
 
-        self._listing |= {f"annotations:{name}": entry for name, entry in self._annotations[2].items()}
         return find
+
+
+def _match_annotations(images: Sequence[str], annotations: Sequence[str]) -> dict[str, str]:
+    """The XML file of each image that has one: by path without suffix, else by name where names are unique.
+
+    Raises:
+        UserError: when a name could mean two files.
+    """
+    by_path = {name.removesuffix(".xml"): name for name in annotations}
+    by_stem: dict[str, list[str]] = {}
+    for name in annotations:
+        by_stem.setdefault(PurePosixPath(name).stem, []).append(name)
+    stems = Counter(PurePosixPath(name).stem for name in images)
+    match = {}
+    for name in images:
+        path = PurePosixPath(name)
+        exact = by_path.get(str(path.with_suffix("")))
+        found = [exact] if exact else by_stem.get(path.stem, [])
+        if not exact and found and (len(found) > 1 or stems[path.stem] > 1):
+            raise UserError(
+                f"{name} could have the boxes of {found[0]}, but other files have that name too; give the XML files the "
+                "same relative paths as the images"
+            )
+        if found:
+            match[name] = found[0]
+    return match
 
 
 def parse_voc(data: bytes, name: str) -> NDArray[np.int64]:

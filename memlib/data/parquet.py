@@ -7,13 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from memlib.data.examples import NO_BOXES, Example, UnreadableImage, decode_image, listing_digest
+from memlib.data.examples import (
+    NO_BOXES,
+    Example,
+    UnreadableImage,
+    decode_image,
+    find_files,
+    listing_digest,
+    open_location,
+)
 from memlib.errors import UserError
 from memlib.specs import ParquetSource
 
@@ -30,8 +37,8 @@ class ParquetImages:
 
     def __init__(self, spec: ParquetSource) -> None:
         self._spec = spec
-        self._fs, root = fsspec.url_to_fs(spec.path)
-        found = self._fs.glob(root, detail=True) if "*" in root else self._fs.find(root, detail=True)
+        self._fs, root = open_location(spec.path)
+        found = self._fs.glob(root, detail=True) if "*" in root else find_files(self._fs, root)
         self._files = {name: found[name] for name in sorted(found) if name.endswith(".parquet")}
         if not self._files:
             raise UserError(f"no .parquet file at {spec.path}")
@@ -42,7 +49,10 @@ class ParquetImages:
         labels: list[Any] = []
         stated: list[str] | None = None
         for file in names:
-            stated = self._scan(file, labels) or stated
+            try:
+                stated = self._scan(file, labels) or stated
+            except pa.ArrowInvalid as error:
+                raise UserError(f"{file} is not a readable Parquet file ({error})") from error
         if None in labels:
             raise UserError(f"{spec.path}: example {self._ids[labels.index(None)]} has no {spec.label_column}")
         self.class_names, self._labels = _classes(labels, stated)
@@ -91,11 +101,13 @@ class ParquetImages:
     def _row(self, index: int) -> dict[str, Any]:
         number = bisect.bisect_right(self._starts, index) - 1
         group = self._groups[number]
-        if self._loaded is None or self._loaded[0] != number:
+        loaded = self._loaded  # one read: another thread may exchange it for another row group
+        if loaded is None or loaded[0] != number:
             columns = [c for c in (self._spec.image_column, self._spec.boxes_column) if c]
             with self._fs.open(group.file) as handle:
-                self._loaded = (number, pq.ParquetFile(handle).read_row_group(group.index, columns=columns))
-        row: dict[str, Any] = self._loaded[1].slice(index - group.first, 1).to_pylist()[0]
+                loaded = (number, pq.ParquetFile(handle).read_row_group(group.index, columns=columns))
+            self._loaded = loaded
+        row: dict[str, Any] = loaded[1].slice(index - group.first, 1).to_pylist()[0]
         return row
 
     def _boxes(self, row: Mapping[str, Any]) -> NDArray[np.int64]:

@@ -25,11 +25,12 @@ class GlobalBatchNorm(_BatchNorm):
         """(batch, channels, ...) -> the same shape."""
         if not self.training:
             return super().forward(input)
+        values = input.float()  # statistics in float32, whatever the precision of the pass
         axes = [0, *range(2, input.dim())]
         shape = [1, -1] + [1] * (input.dim() - 2)
         count = input.numel() // input.shape[1] * dist.get_world_size(self.group)
-        mean = sum_over_workers(input.sum(axes), self.group) / count
-        centred = input - mean.view(shape)
+        mean = sum_over_workers(values.sum(axes), self.group) / count
+        centred = values - mean.view(shape)
         variance = sum_over_workers(centred.square().sum(axes), self.group) / count
         assert self.running_mean is not None
         assert self.running_var is not None
@@ -41,7 +42,7 @@ class GlobalBatchNorm(_BatchNorm):
             self.running_var.lerp_(variance * (count / (count - 1)), self.momentum)
         normalised = centred * torch.rsqrt(variance + self.eps).view(shape)
         output: Tensor = normalised * self.weight.view(shape) + self.bias.view(shape)
-        return output
+        return output.to(input.dtype)
 
 
 def synchronise_batch_norm(module: nn.Module, group: dist.ProcessGroup | None) -> nn.Module:

@@ -36,6 +36,9 @@ class Objective(nn.Module, ABC):
             every worker, or each worker's mean over its own part.
         """
 
+    def prepare(self, model: nn.Module) -> None:
+        """Called once with the initialised model, before the first step: the place to copy it as a teacher."""
+
     def after_step(self, model: nn.Module, *, progress: float) -> None:
         """Called after every optimiser step; `progress` runs from 0 to 1 over the training."""
 

@@ -1,8 +1,10 @@
 """Neighbours of one set of embeddings among another, from arrays on disk."""
 
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from memlib.stats.neighbors import nearest_neighbors
@@ -15,7 +17,8 @@ def search(
     public: NDArray[np.float32],
     k: int,
     *,
-    storage: str = "float32",
+    device: torch.device | None = None,
+    storage: Literal["float32", "float16"] = "float32",
     shard_bytes: int = SHARD_BYTES,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
@@ -25,6 +28,7 @@ def search(
         queries: (num_queries, dim) float32.
         public: (num_public, dim) float32, usually memory-mapped; rows are in order of example id.
         k: how many.
+        device: where to search.
         storage: float32, or float16 for the candidate search on a GPU.
         shard_bytes: how much of `public` is read at a time; changes nothing.
         progress: called with (public rows done, public rows in all).
@@ -41,4 +45,4 @@ def search(
             if progress is not None:
                 progress(stop, len(public))
 
-    return nearest_neighbors(np.asarray(queries), shards(), k, storage="float16" if storage == "float16" else "float32")
+    return nearest_neighbors(np.asarray(queries), shards(), k, device=device, storage=storage)

@@ -20,6 +20,7 @@ Backend = Literal["faiss", "torch"]
 Tie = Literal["nearest", "lowest_class"]
 
 MARGIN = 8  # candidates beyond k
+FAISS_GPU_K = 2048  # the most neighbours that faiss finds on a GPU
 ROUNDING = {"float32": 1e-5, "float16": 2e-2}  # of a proposed distance, relative to |query|^2 + |vector|^2
 _ID_BITS = np.uint64(32)
 _PAIRS = 2**18  # pairs recomputed at a time by the torch backend
@@ -30,7 +31,7 @@ def nearest_neighbors(
     shards: Iterable[tuple[NDArray[np.int64], NDArray[np.float32]]],
     k: int,
     *,
-    backend: Backend = "faiss",
+    backend: Backend | None = None,
     device: torch.device | None = None,
     storage: Literal["float32", "float16"] = "float32",
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
@@ -41,8 +42,8 @@ def nearest_neighbors(
         shards: the public set in parts: ids (n,) int64 in [0, 2^32), unique over all parts, and vectors
             (n, dim) float32. One part at a time is held in memory.
         k: how many.
-        backend: faiss (on its GPU when it has one) or torch (on `device`).
-        device: where the torch backend runs.
+        backend: faiss or torch; by default faiss, but torch on a GPU that faiss cannot use.
+        device: where to search; faiss takes its own GPU when this is one.
         storage: of the vectors in the candidate search on a GPU; the result is the same.
 
     Returns:
@@ -65,7 +66,7 @@ def nearest_neighbors(
         if not np.isfinite(vectors).all():
             raise UserError("a public embedding is not finite")
         seen += len(ids)
-        engine = _Torch(vectors, device) if backend == "torch" else _Faiss(vectors, storage)
+        engine = _engine(vectors, min(k + MARGIN, len(ids)), backend, device or torch.device("cpu"), storage)
         keys = _search_shard(queries, ids.astype(np.uint64), vectors, min(k, len(ids)), engine)
         best = keys if best is None else np.sort(np.concatenate([best, keys], axis=1), axis=1)[:, :k]
     if best is None or seen < k:
@@ -105,12 +106,21 @@ def _keys(distances: NDArray[np.float32], ids: NDArray[np.uint64]) -> NDArray[np
     return (bits << _ID_BITS) | ids
 
 
+def _engine(
+    vectors: NDArray[np.float32], wanted: int, backend: Backend | None, device: torch.device, storage: str
+) -> "_Faiss | _Torch":
+    faiss_on_gpu = device.type == "cuda" and faiss.get_num_gpus() > 0 and wanted <= FAISS_GPU_K
+    if backend == "torch" or (backend is None and device.type == "cuda" and not faiss_on_gpu):
+        return _Torch(vectors, device)
+    return _Faiss(vectors, storage, on_gpu=faiss_on_gpu)
+
+
 class _Faiss:
     """Candidates by faiss's brute-force search on its GPU or the CPU; distances by its pairwise kernel."""
 
-    def __init__(self, vectors: NDArray[np.float32], storage: str) -> None:
+    def __init__(self, vectors: NDArray[np.float32], storage: str, *, on_gpu: bool) -> None:
         self._vectors = vectors
-        self._on_gpu = faiss.get_num_gpus() > 0
+        self._on_gpu = on_gpu
         self._centre = vectors.mean(axis=0, dtype=np.float64).astype(np.float32)  # distances do not depend on it
         self._centred = vectors - self._centre
         self.rounding = ROUNDING["float32"]
@@ -152,8 +162,8 @@ class _Torch:
 
     rounding = ROUNDING["float32"]
 
-    def __init__(self, vectors: NDArray[np.float32], device: torch.device | None) -> None:
-        self._device = device or torch.device("cpu")
+    def __init__(self, vectors: NDArray[np.float32], device: torch.device) -> None:
+        self._device = device
         self._vectors = torch.from_numpy(vectors).to(self._device)
         self._centre = self._vectors.double().mean(dim=0).float()
         self._centred = self._vectors - self._centre

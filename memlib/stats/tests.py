@@ -1,15 +1,15 @@
 """Intervals and tests for paired comparisons: bootstrap, sign flips, McNemar."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import scipy.sparse
 import scipy.stats
 from numpy.typing import NDArray
 
-Statistic = Callable[[NDArray[np.float32]], NDArray[np.float64]]
 _CELLS = 2**23  # weights drawn at a time
+_ROUNDING = 1e-3  # of sums of bootstrap weights, in units
 
 
 def mcnemar_p(wins: int, losses: int) -> float:
@@ -18,7 +18,10 @@ def mcnemar_p(wins: int, losses: int) -> float:
 
 
 def bootstrap_weights(strata: NDArray[np.int64], replicates: int, *, seed: int) -> Iterator[NDArray[np.float32]]:
-    """How often each unit is drawn in each replicate of a stratified bootstrap.
+    """The weight of each unit in each replicate of a stratified bootstrap.
+
+    A stratum of n units draws n - 1 with weight n / (n - 1) each, so that the variance is not too small by
+    (n - 1) / n, which counts where classes are small (Rao and Wu 1988). A stratum of one keeps its unit.
 
     Args:
         strata: (num_units,), units of a stratum are resampled among themselves.
@@ -26,14 +29,16 @@ def bootstrap_weights(strata: NDArray[np.int64], replicates: int, *, seed: int) 
         seed: of the draws.
 
     Yields:
-        (some replicates, num_units) float32 counts.
+        (some replicates, num_units) float32, summing to each stratum's size.
     """
     rng = np.random.default_rng(seed)
     members = [np.flatnonzero(strata == stratum) for stratum in np.unique(strata)]
     for size in _chunks(replicates, len(strata)):
         weights = np.empty((size, len(strata)), dtype=np.float32)
         for rows in members:
-            weights[:, rows] = rng.multinomial(len(rows), np.full(len(rows), 1 / len(rows)), size=size)
+            draws = max(1, len(rows) - 1)
+            counts = rng.multinomial(draws, np.full(len(rows), 1 / len(rows)), size=size)
+            weights[:, rows] = counts * (len(rows) / draws)
         yield weights
 
 
@@ -82,10 +87,16 @@ def widened_interval(
     return centre - half, centre + half
 
 
-def wilson_interval(hits: int, trials: int, *, level: float = 0.95) -> tuple[float, float]:
-    """Wilson's interval of a proportion."""
-    found = scipy.stats.binomtest(hits, trials).proportion_ci(confidence_level=level, method="wilson")
-    return float(found.low), float(found.high)
+def paired_interval(gains: NDArray[np.float64], *, level: float = 0.95) -> tuple[float, float]:
+    """An interval of the mean of paired differences in [-1, 1] that is never degenerate (Agresti and Min 2005).
+
+    Half a unit is added to each cell of the paired table, that is, two units with the gains +-1/sqrt(2).
+    """
+    count = len(gains) + 2
+    centre = gains.sum() / count
+    spread = math.sqrt(max(0.0, np.square(gains).sum() + 1 - gains.sum() ** 2 / count)) / count
+    half = float(scipy.stats.norm.ppf((1 + level) / 2)) * spread
+    return max(-1.0, float(centre) - half), min(1.0, float(centre) + half)
 
 
 class ConfidenceLevels:
@@ -127,10 +138,10 @@ def top_share_accuracy(count: NDArray[np.float64], right: NDArray[np.float64], s
     Returns:
         (num_replicates,) float64.
     """
-    total = count.sum(axis=1)
-    chosen = np.maximum(1.0, np.round(share * total))
     above = np.cumsum(count, axis=1)
-    last = (above < chosen[:, None] - 1e-9).sum(axis=1)  # the level in which the cut falls
+    total = above[:, -1]
+    chosen = np.minimum(np.maximum(1.0, np.round(share * total)), total)
+    last = (above < chosen[:, None] - _ROUNDING).sum(axis=1)  # the level in which the cut falls
     rows = np.arange(len(count))
     before = above[rows, last] - count[rows, last]
     right_before = np.cumsum(right, axis=1)[rows, last] - right[rows, last]

@@ -11,10 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch.distributed as dist
 
 from memlib.data.shards import IMAGES, read_images
 from memlib.data.splits import column, members_digest, select
+from memlib.errors import RunError
 from memlib.identity import content_key
 from memlib.models.encoder import Encoder, build_encoder
 from memlib.objectives import build_objective, needs_classifier
@@ -93,17 +93,16 @@ def train_into_store(
         progress: called on the first worker after each epoch.
     """
     ref = job.ref(store)
-    if store.lookup(ref.stage, ref.key) is not None:
+    first = worker.rank == 0
+    if worker.share(first and store.lookup(ref.stage, ref.key) is not None):
         return ref
     with tempfile.TemporaryDirectory(prefix="memlib-train-") as scratch:
         run = _Run(store, ref, job, worker, Path(scratch), resume_seconds, progress)
         run.train()
-        if worker.rank == 0:
-            with store.write(ref, spec=job.spec(), inputs={"shard": str(job.shard), "splits": str(job.splits)}) as attempt:
-                run.write_artifact(attempt)
-            store.drop_resume(ref.key)
-        if worker.world_size > 1:
-            dist.barrier(group=worker.group)
+        problem = run.commit() if first else None
+    problem = worker.share(problem)  # all workers end alike, or the others would wait for the first one
+    if problem is not None:
+        raise RunError(problem)
     return ref
 
 
@@ -146,8 +145,11 @@ class _Run:
         self.started = time.monotonic()
 
     def train(self) -> None:
-        if self.store.load_resume(self.ref.key, self.folder):
+        state = None
+        if self.worker.rank == 0 and self.store.load_resume(self.ref.key, self.folder):
             state = load_resume_state(self.folder)
+        state = self.worker.share(state)  # the first worker decides, so that all start from the same step
+        if state is not None:
             self.training.load_state(state["training"])
             self.history = state["history"]
             self.seconds = state["seconds"]
@@ -194,7 +196,18 @@ class _Run:
         self.store.save_resume(self.ref.key, self.training.step, self.folder)
         self.saved = time.monotonic()
 
-    def write_artifact(self, attempt: Attempt) -> None:
+    def commit(self) -> str | None:
+        """Publishes the model; returns what went wrong, in words."""
+        inputs = {"shard": str(self.job.shard), "splits": str(self.job.splits)}
+        try:
+            with self.store.write(self.ref, spec=self.job.spec(), inputs=inputs) as attempt:
+                self._write_artifact(attempt)
+            self.store.drop_resume(self.ref.key)
+        except OSError as error:
+            return f"the model could not be written ({type(error).__name__}: {error}); free space and run again"
+        return None
+
+    def _write_artifact(self, attempt: Attempt) -> None:
         job = self.job
         for epoch in job.training.kept_epochs:
             shutil.copyfile(self.folder / weights_file(epoch), attempt.path(weights_file(epoch)))

@@ -37,6 +37,14 @@ class Worker:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     group: dist.ProcessGroup | None = None  # the workers that share this model's batches
 
+    def share(self, value: Any) -> Any:
+        """The first worker's value, on every worker."""
+        if self.world_size == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, group=self.group, group_src=0, device=self.device)
+        return values[0]
+
     def mean(self, values: Tensor) -> Tensor:
         """The mean over the workers, on each of them."""
         if self.world_size > 1:
@@ -89,6 +97,7 @@ class Training:
         self.num_steps = spec.epochs * self.steps_per_epoch
         self.model = model.to(self.worker.device).to(memory_format=torch.channels_last)  # faster convolutions
         self.objective = objective.to(self.worker.device)
+        self.objective.prepare(self.model)
         self._forward: nn.Module = self.model
         if self.worker.world_size > 1:
             self.model = synchronise_batch_norm(self.model, self.worker.group)
@@ -181,6 +190,9 @@ class Training:
             raise RunError(self._divergence(values))
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(terms["loss"]).backward()
+        for parameter in self.objective.parameters():  # the model's are averaged by DistributedDataParallel
+            if parameter.grad is not None:
+                parameter.grad = worker.mean(parameter.grad)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.step += 1

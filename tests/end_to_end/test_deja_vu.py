@@ -3,6 +3,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from harness import Memlib, kill_leftovers, newest, published, resume_step, wait
 
 from memlib.tables import PUBLISHED
 
-NO_RAY = {"RAY_ADDRESS": "127.0.0.1:1"}  # starting Ray would fail
+NO_RAY = {"RAY_TMPDIR": "/dev/null/none"}  # starting Ray would fail
 Started = Callable[..., tuple[Path, subprocess.Popen[str]]]
 Finished = tuple[Path, dict[str, Any]]
 
@@ -47,7 +48,7 @@ def test_an_audit_publishes_tables_page_figures_and_manifest(finished: Finished)
         "share_correlated", "share_unassociated", "share_excess", "probe_gap_backbone", "probe_gap_projector",
     }  # fmt: skip
     assert [facts["resumed_from_step"] for facts in train_facts(store)] == [None, None]
-    assert not list(store.glob("resume/*"))
+    assert not list(store.glob("resume/*")) + list(store.glob("ray/*"))
     for name in ("decode", "embed", "report"):
         files = [p for p in store.glob(f"artifacts/{name}/*/*/*") if p.is_file()]
         assert files
@@ -60,6 +61,31 @@ def test_a_finished_audit_trains_nothing_and_does_not_start_ray(memlib: Memlib, 
     assert again["computed"] == []
     assert sorted(set(again["reused"])) == sorted(set(first["computed"]))
     assert again["run"] == first["run"]
+    assert len(again["history"]) >= 2
+    assert again["history"][0]["computed"] == 16
+    assert again["history"][-1]["computed"] == 0
+
+
+def test_where_ray_cannot_start_a_line_says_so(memlib: Memlib, tmp_path: Path) -> None:
+    for done in (memlib.run(tmp_path, **NO_RAY), memlib.run(tmp_path, "resources.ray_address=127.0.0.1:1")):
+        assert done.returncode == 2
+        assert "cannot start or reach" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_an_audit_on_a_cluster_that_was_there(memlib: Memlib, finished: Finished, tmp_path: Path) -> None:
+    head = subprocess.run(
+        ["ray", "start", "--head", "--node-ip-address=127.0.0.1", "--port=6399", "--num-cpus=2", "--include-dashboard=false",
+         "--object-store-memory=100000000"],
+        capture_output=True, text=True, env=memlib.environment | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+    )  # fmt: skip
+    assert head.returncode == 0, head.stderr
+    try:
+        store = tmp_path / "store"
+        memlib.audit(store, "resources.ray_address=127.0.0.1:6399", "resources.workers_per_model=1")
+        assert_same_results(store, finished)
+    finally:
+        subprocess.run([Path(sys.executable).parent / "ray", "stop", "--force"], capture_output=True)
 
 
 def test_changing_k_keeps_models_and_embeddings_and_changing_p_keeps_searches(memlib: Memlib, finished: Finished) -> None:
@@ -165,7 +191,7 @@ def test_the_other_commands_tell_of_the_run(memlib: Memlib, finished: Finished) 
     [
         (["decode.k=[5000]"], "decode.k is 5000, but the public set has only 120 images"),
         (["training.optimizer.learning_rate=1e30"], "the loss is not finite at step"),
-        (["resources.workers_per_model=99"], "one model needs 99 CPUs"),
+        (["resources.workers_per_model=99"], "one model needs 99 workers of 1 CPU each"),
         (["training.batch_size=61"], "training.batch_size 61 is more than the 60 images"),
     ],
 )

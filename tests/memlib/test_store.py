@@ -104,6 +104,32 @@ def test_the_newest_sound_resume_state_is_taken_up(store: Store, tmp_path: Path)
     assert not store.load_resume("key", copy)
 
 
+def test_half_written_resume_states_displace_no_whole_one(store: Store, tmp_path: Path) -> None:
+    state, copy = tmp_path / "state", tmp_path / "copy"
+    state.mkdir()
+    copy.mkdir()
+    for name in ("000000001000-a", "000000001000-b"):
+        store._fs.makedirs(f"{store._root}/resume/key/{name}", exist_ok=True)
+        store._fs.pipe_file(f"{store._root}/resume/key/{name}/state.pt", b"half")
+    for step in (900, 950):
+        (state / "state.pt").write_bytes(b"%d" % step)
+        store.save_resume("key", step, state)
+    assert store.load_resume("key", copy)
+    assert (copy / "state.pt").read_bytes() == b"950"
+
+
+def test_a_damaged_copy_is_fetched_again(tmp_path: Path) -> None:
+    fsspec.filesystem("memory").store.clear()
+    commit(Store("memory://bucket", cache=str(tmp_path)))
+    store = Store("memory://bucket", cache=str(tmp_path))
+    path = store.local_path(REF, "data.bin")
+    assert path.stat().st_mode & 0o077 == 0
+    path.write_bytes(b"CONTENT")
+    fresh = Store("memory://bucket", cache=str(tmp_path))
+    assert fresh.lookup(REF.stage, REF.key) == REF
+    assert fresh.local_path(REF, "data.bin").read_bytes() == b"content"
+
+
 def test_the_cache_of_remote_files_keeps_to_its_size(tmp_path: Path) -> None:
     fsspec.filesystem("memory").store.clear()
     store = Store("memory://bucket", cache=str(tmp_path), cache_bytes=2500)

@@ -123,7 +123,7 @@ def test_correlation_alone_is_no_memory() -> None:
 
 
 def test_a_better_model_shows_in_one_direction_but_not_in_both() -> None:
-    found = findings(better=0.4, per_class=60)
+    found = findings(better=0.4, per_class=60, seed=1)
     assert found["share_excess", "A"]["verdict"] == "above_null"
     assert found["share_excess", "B"]["verdict"] == "below_null"
     assert found["share_excess", "both"]["verdict"] == "at_null"
@@ -172,6 +172,21 @@ def test_without_memory_intervals_cover_and_tests_keep_their_level(options: dict
         assert covered[name] >= 88, (name, covered)
         rejected = sum(p <= 0.05 for p in p_values[name])
         assert rejected <= scipy.stats.binom.ppf(0.999, 100, 0.05), (name, rejected)
+
+
+@pytest.mark.parametrize("per_class", [1, 2, 3])
+def test_intervals_cover_with_few_images_a_class(per_class: int) -> None:
+    config = Config(k=(9,), replicates=200, permutations=100)
+    options = {"per_class": per_class, "classes": 60 // per_class, "common": 0.3}
+    covered = 0
+    for seed in range(100):
+        row = findings(config, seed=seed, **options)["share_excess", "both"]
+        covered += row["ci_low"] <= 0 <= row["ci_high"]
+    assert covered >= 87
+
+
+def test_the_same_k_twice_counts_once() -> None:
+    assert Config(k=(3, 5, 3)).k == (3, 5)
 
 
 def test_intervals_cover_planted_memory() -> None:

@@ -12,12 +12,12 @@ from memlib.stats.tests import (
     bootstrap_weights,
     confidence_levels,
     mcnemar_p,
+    paired_interval,
     percentile_interval,
     permutation_p,
     sign_flips,
     top_share_accuracy,
     widened_interval,
-    wilson_interval,
 )
 
 
@@ -74,11 +74,21 @@ def test_bootstrap_keeps_every_stratum_at_its_size() -> None:
     strata = np.array([0] * 5 + [1] * 8)
     weights = np.concatenate(list(bootstrap_weights(strata, 300, seed=0)))
     assert weights.shape == (300, 13)
-    assert (weights[:, :5].sum(axis=1) == 5).all()
-    assert (weights[:, 5:].sum(axis=1) == 8).all()
+    assert np.allclose(weights[:, :5].sum(axis=1), 5)
+    assert np.allclose(weights[:, 5:].sum(axis=1), 8)
     assert weights.mean(axis=0) == pytest.approx(np.ones(13), abs=0.25)
     again = np.concatenate(list(bootstrap_weights(strata, 300, seed=0)))
     assert np.array_equal(weights, again)
+
+
+@pytest.mark.parametrize("size", [2, 3, 10])
+def test_bootstrap_has_the_variance_of_the_mean_in_small_strata(size: int) -> None:
+    values = np.random.default_rng(0).normal(size=(40, size))
+    strata = np.repeat(np.arange(40), size)
+    weights = np.concatenate(list(bootstrap_weights(strata, 4000, seed=0)))
+    found = (weights @ values.ravel() / values.size).var()
+    expected = values.var(axis=1, ddof=1).mean() / values.size
+    assert found == pytest.approx(expected, rel=0.1)
 
 
 def test_flips_are_fair_and_p_values_never_zero() -> None:
@@ -90,7 +100,9 @@ def test_flips_are_fair_and_p_values_never_zero() -> None:
 
 def test_intervals() -> None:
     assert percentile_interval(np.arange(1001) / 1000) == pytest.approx((0.025, 0.975))
-    assert wilson_interval(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
+    low, high = paired_interval(np.zeros(10))
+    assert -0.3 < low < 0 < high < 0.3
+    assert paired_interval(np.ones(3))[0] < 1
     narrow = percentile_interval(np.random.default_rng(0).normal(size=2000) * 0.01)
     wide = widened_interval(np.random.default_rng(0).normal(size=2000) * 0.01, np.array([-0.1, 0.0, 0.1]))
     assert wide[0] < narrow[0]
