@@ -3,6 +3,10 @@ PYTHON ?= python3
 FAISS ?= cpu
 STORE ?= memlib-store
 BIN := .venv/bin
+OTHER := $(if $(filter gpu,$(FAISS)),cpu,gpu)
+# both FAISS packages are the same module: the other one goes first
+INSTALL = rm -f .venv/$(OTHER) .venv/$(OTHER)-test; $(BIN)/python -m pip uninstall --quiet --yes faiss-$(OTHER); \
+	$(BIN)/python -m pip install --quiet -c constraints.txt
 
 .PHONY: audit test test-slow lint clean help
 
@@ -12,16 +16,16 @@ help:
 	@echo "make test-slow  the tests that take minutes"
 	@echo "make clean      remove .venv and caches"
 
-audit: .venv/installed
+audit: .venv/$(FAISS)
 	$(BIN)/memlib run deja-vu --recipe smoke --store $(STORE)
 
 test: lint
 	$(BIN)/pytest
 
-test-slow: .venv/installed-test
+test-slow: .venv/$(FAISS)-test
 	$(BIN)/pytest -m slow
 
-lint: .venv/installed-test
+lint: .venv/$(FAISS)-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -31,13 +35,13 @@ lint: .venv/installed-test
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "memlib needs Python 3.11 or later; make PYTHON=python3.12 ..."; exit 2; }
 	$(PYTHON) -m venv .venv
 
-.venv/installed: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$(FAISS)]'
+.venv/$(FAISS): .venv/bin/python pyproject.toml constraints.txt
+	$(INSTALL) -e '.[$(FAISS)]'
 	@touch $@
 
-.venv/installed-test: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$(FAISS),test]'
-	@touch $@ .venv/installed
+.venv/$(FAISS)-test: .venv/bin/python pyproject.toml constraints.txt
+	$(INSTALL) -e '.[$(FAISS),test]'
+	@touch .venv/$(FAISS) $@
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -1,6 +1,7 @@
 """What a run carries from task to task, Ray on demand, and progress for people."""
 
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -102,6 +103,7 @@ def start_ray(context: Context) -> Any:
 
     if not ray.is_initialized():
         address = context.resources.ray_address
+        _check_address(address)
         context.say(f"starting Ray{f' at {address}' if address else ' on this machine'}")
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "namespace": "memlib"}
         if address is None:
@@ -116,11 +118,22 @@ def start_ray(context: Context) -> Any:
             options["address"] = address
         try:
             ray.init(**options)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             where = f"the Ray cluster at {address}" if address else "Ray on this machine"
             said = str(error).strip().splitlines()[0]
             raise UserError(f"cannot start or reach {where} ({said}); see resources.ray_address") from error
     return ray
+
+
+def _check_address(address: str | None) -> None:
+    """Fails at once where nothing listens; Ray itself would try for many minutes."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=20).close()
+    except OSError as error:
+        raise UserError(f"cannot start or reach the Ray cluster at {address} ({error}); see resources.ray_address") from error
 
 
 def run_on_cluster(context: Context, function: Callable[..., Any], *arguments: Any) -> Any:

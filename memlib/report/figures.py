@@ -43,7 +43,7 @@ def save_figure(figure: Figure, folder: Path, name: str) -> str:
     """Writes <name>.svg and <name>.png, and returns the SVG markup for the page."""
     folder.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):  # ids of one page's figures must differ
-        figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+        figure.savefig(folder / f"{name}.svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
         figure.savefig(folder / f"{name}.png", dpi=160, metadata={"Software": None})
     markup = (folder / f"{name}.svg").read_text()
     return markup[markup.index("<svg") :]

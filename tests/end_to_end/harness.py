@@ -61,7 +61,7 @@ class Memlib:
 
     def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "flows.cli", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, env=self.environment, timeout=300)
+        return subprocess.run(command, capture_output=True, text=True, env=self.environment, timeout=3000)
 
 
 def newest(store: Path) -> dict[str, Any]:

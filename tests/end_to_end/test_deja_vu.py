@@ -2,6 +2,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -74,18 +75,25 @@ def test_where_ray_cannot_start_a_line_says_so(memlib: Memlib, tmp_path: Path) -
 
 
 def test_an_audit_on_a_cluster_that_was_there(memlib: Memlib, finished: Finished, tmp_path: Path) -> None:
-    head = subprocess.run(
-        ["ray", "start", "--head", "--node-ip-address=127.0.0.1", "--port=6399", "--num-cpus=2", "--include-dashboard=false",
-         "--object-store-memory=100000000"],
-        capture_output=True, text=True, env=memlib.environment | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+    scripts = Path(sys.executable).parent
+    head = subprocess.Popen(
+        [scripts / "ray", "start", "--head", "--block", "--node-ip-address=127.0.0.1", "--port=6399", "--num-cpus=2",
+         "--include-dashboard=false", "--object-store-memory=100000000"],
+        env=memlib.environment | {"PATH": f"{scripts}:{os.environ['PATH']}"}, start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    assert head.returncode == 0, head.stderr
     try:
+        wait_for(lambda: _listens(6399), process=head)
         store = tmp_path / "store"
-        memlib.audit(store, "resources.ray_address=127.0.0.1:6399", "resources.workers_per_model=1")
+        memlib.audit(store, "resources.ray_address=127.0.0.1:6399")
         assert_same_results(store, finished)
     finally:
-        subprocess.run([Path(sys.executable).parent / "ray", "stop", "--force"], capture_output=True)
+        kill_leftovers(head)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_changing_k_keeps_models_and_embeddings_and_changing_p_keeps_searches(memlib: Memlib, finished: Finished) -> None:

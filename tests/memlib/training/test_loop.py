@@ -161,7 +161,7 @@ def train_shared(rank: int, folder: str, kind: str, precision: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "precision", "tolerance"),
-    [("vicreg", "float32", 1e-5), ("supervised", "float32", 1e-5), ("vicreg", "bfloat16", 3e-2)],
+    [("vicreg", "float32", 1e-5), ("supervised", "float32", 1e-5), ("vicreg", "bfloat16", 0.1)],
 )
 def test_two_workers_train_the_same_model_as_one(kind: str, precision: str, tolerance: float, tmp_path: Path) -> None:
     command = [sys.executable, __file__, str(tmp_path), kind, precision]

@@ -1,0 +1,39 @@
+"""Does the audit find memory where it is, and none where it is not? Minutes each: make test-slow."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Memlib, newest
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+
+def headline(manifest: dict[str, Any]) -> dict[tuple[str, float | None], dict[str, Any]]:
+    found = {}
+    for row in reversed(manifest["findings"]):  # the headline's rows come first, so they stay
+        params = json.loads(row["params"])
+        if params.get("direction") == "both":
+            found[row["metric"], params.get("p")] = row
+    return found
+
+
+@pytest.mark.parametrize("recipe", ["smoke", "scenes_vicreg"])
+def test_on_scenes_the_target_remembers_and_the_reference_guesses(memlib: Memlib, tmp_path: Path, recipe: str) -> None:
+    done = memlib.call("run", "deja-vu", "--recipe", recipe, "--store", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    found = headline(newest(tmp_path))
+    assert found["accuracy_reference", 1.0]["verdict"] == "at_null"
+    assert found["share_excess", None]["verdict"] == "above_null"
+    assert found["share_excess", None]["p_value"] < 1e-4
+    assert found["deja_vu_score", 0.2]["verdict"] == "above_null"
+
+
+def test_intervals_cover_nothing_where_nothing_was_memorized() -> None:
+    done = subprocess.run([sys.executable, ROOT / "benchmarks/null_coverage.py"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
