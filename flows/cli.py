@@ -4,9 +4,10 @@ import contextlib
 import json
 import os
 import sys
+import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -64,16 +65,19 @@ def run(
     quiet
         No progress, only the result.
     """
+    _quiet_prefect()
     content, machines = load_recipe(recipe, set_)
     named = audit_of(str(content.get("audit", audit)))
     if named != audit:
         raise UserError(f"recipe {recipe} is for the {named} audit, not {audit}")
+    server = _start_server_early()
     spec = validate(AUDITS[audit].recipe, content)
     resources = validate(Resources, machines)
     Store(store).check_writable()
     _check_prefect()
-    with _quiet_prefect():
-        manifest = AUDITS[audit].flow(spec, Store(store).uri, resources, quiet)
+    flow = AUDITS[audit].flow
+    server.join()
+    manifest = flow(spec, Store(store).uri, resources, quiet)
     _print_run(manifest)
 
 
@@ -235,14 +239,30 @@ def _check_prefect() -> None:
         raise UserError(f"no Prefect server at PREFECT_API_URL {url} ({error}); start it or unset the variable") from error
 
 
-@contextlib.contextmanager
-def _quiet_prefect() -> Iterator[None]:
+def _start_server_early() -> threading.Thread:
+    """Has Prefect start the API it would start anyway, when none is configured, while we load torch."""
+
+    def start() -> None:
+        if os.environ.get("PREFECT_API_URL"):
+            return
+        with contextlib.suppress(Exception):  # if it cannot start, the flow will say so
+            from prefect.server.api.server import SubprocessASGIServer
+            from prefect.settings import PREFECT_API_URL
+
+            if not PREFECT_API_URL.value():
+                SubprocessASGIServer().start()
+
+    thread = threading.Thread(target=start, daemon=True)
+    thread.start()
+    return thread
+
+
+def _quiet_prefect() -> None:
     """Prefect without its chatter, and with time enough to start its own API when no server is configured."""
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
-    yield
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

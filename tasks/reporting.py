@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,8 +19,6 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 import memlib
 from memlib.audits import deja_vu
 from memlib.data.shards import IMAGES, read_images
-from memlib.report.deja_vu import Facts, Shown, build_page
-from memlib.report.page import render
 from memlib.store import MANIFEST, Attempt, Ref
 from memlib.tables import CURVES, DEJA_VU_UNITS, SUMMARY, Table, write_table
 from tasks.data import read_splits
@@ -28,6 +26,9 @@ from tasks.observing import read_ids, read_neighbors
 from tasks.runtime import Context
 from tasks.scoring import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, Searches
 from tasks.stage import run_stage, stage_task
+
+if TYPE_CHECKING:
+    from memlib.report.deja_vu import Facts, Shown
 
 REPORT_FILE = "report.html"
 ARTIFACT_ROWS = 50
@@ -41,6 +42,9 @@ def write_report(
     """Draws the figures and the page: report.html, figures/*.svg and *.png."""
 
     def compute(attempt: Attempt) -> None:
+        from memlib.report.deja_vu import build_page  # matplotlib is slow to load
+        from memlib.report.page import render
+
         tables = {name: read_scores(context, scores, name) for name in (UNITS_FILE, SUMMARY_FILE, CURVES_FILE)}
         page = build_page(
             recipe, run, tables[UNITS_FILE], tables[SUMMARY_FILE], tables[CURVES_FILE], _facts(context, splits, models),
@@ -58,7 +62,9 @@ def read_scores(context: Context, scores: Ref, name: str) -> pa.Table:
     return pq.read_table(context.store.local_path(scores, name))
 
 
-def _facts(context: Context, splits: Ref, models: Mapping[str, Ref]) -> Facts:
+def _facts(context: Context, splits: Ref, models: Mapping[str, Ref]) -> "Facts":
+    from memlib.report.deja_vu import Facts
+
     table = read_splits(context, splits)
     reasons = [reason.split(" of ")[0].split(":")[0] for reason in table["reason"].to_pylist() if reason]
     return Facts(
@@ -90,7 +96,10 @@ class _Pictures:
     def _read_neighbors(self, ref: Ref) -> Any:
         return read_neighbors(self._context, ref)
 
-    def show(self, unit: Mapping[str, Any]) -> Shown:
+    def show(self, unit: Mapping[str, Any]) -> "Shown":
+        """The pictures of one row of the units."""
+        from memlib.report.deja_vu import Shown
+
         found = self._searches[unit["pair"], unit["layer"], unit["epoch"], unit["crop"]]
         target, reference = found.by_model if unit["direction"] == "A" else found.by_model[::-1]
         entry = self._ids(target)[unit["example_id"]]

@@ -14,7 +14,6 @@ from memlib.training.fit import TrainingJob
 from tasks.board import Board
 from tasks.runtime import Context, start_ray
 from tasks.stage import cached, committed, stage_task
-from tasks.workers import train_worker
 
 
 @stage_task("train models")
@@ -103,6 +102,8 @@ def _fit(store: Store, resources: Resources, jobs: list[TrainingJob], groups: in
     """One TorchTrainer.fit over all jobs; returns what went wrong, in words."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
     from ray.train.torch import TorchConfig, TorchTrainer
+
+    from tasks.workers import train_worker  # loads Ray, which a run that finds its models does not need
 
     name = f"memlib-{uuid.uuid4().hex[:12]}"  # an attempt's own, so that no finished Ray run answers for it
     needs: dict[str, float] = {"CPU": resources.threads_per_worker or 1}

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torchvision
 from torch import Tensor, nn
 
 from memlib.specs import ModelSpec
@@ -21,6 +20,8 @@ def build_backbone(spec: ModelSpec) -> tuple[nn.Module, int]:
     """The backbone a spec names, randomly initialised, and the dimension of its features."""
     if spec.backbone == "small_resnet":
         return SmallResNet(spec.width), 8 * spec.width
+    import torchvision  # slow to load
+
     if spec.backbone in VIT_SHAPES:
         depth, heads, width = VIT_SHAPES[spec.backbone]
         vit = torchvision.models.VisionTransformer(

@@ -10,7 +10,6 @@ from dataclasses import dataclass, fields
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchvision.ops import roi_align
 
 from memlib.identity import derive_seed
 from memlib.specs import AugmentSpec
@@ -126,6 +125,8 @@ def resized_crops(images: Tensor, boxes: Tensor, *, side: int) -> Tensor:
         boxes: (batch, 4) float32 x0, y0, x1, y1 as fractions of the image.
         side: side of the result; elongated crops are squashed.
     """
+    from torchvision.ops import roi_align  # slow to load
+
     height, width = images.shape[2:]
     scale = torch.tensor([width, height, width, height], dtype=torch.float32, device=images.device)
     index = torch.arange(len(images), dtype=torch.float32, device=images.device)[:, None]
