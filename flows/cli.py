@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import sys
 import threading
 import urllib.error
@@ -265,8 +266,14 @@ def _quiet_prefect() -> None:
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 
 
+def _interrupt(*_: object) -> None:
+    """SIGTERM as Ctrl-C: Ray and the Prefect API that this run started end with it."""
+    raise KeyboardInterrupt
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; a user's mistake or an expected fault ends in one or two lines and status 2."""
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         app(arguments)
     except (UserError, RunError) as error:

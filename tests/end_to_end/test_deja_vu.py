@@ -1,5 +1,6 @@
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -76,16 +77,17 @@ def test_where_ray_cannot_start_a_line_says_so(memlib: Memlib, tmp_path: Path) -
 
 def test_an_audit_on_a_cluster_that_was_there(memlib: Memlib, finished: Finished, tmp_path: Path) -> None:
     scripts = Path(sys.executable).parent
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     head = subprocess.Popen(
         [scripts / "ray", "start", "--head", "--block", "--node-ip-address=127.0.0.1", "--port=6399", "--num-cpus=2",
          "--include-dashboard=false", "--object-store-memory=100000000"],
-        env=memlib.environment | {"PATH": f"{scripts}:{os.environ['PATH']}"}, start_new_session=True,
+        env=memlib.environment | token | {"PATH": f"{scripts}:{os.environ['PATH']}"}, start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
         wait_for(lambda: _listens(6399), process=head)
         store = tmp_path / "store"
-        memlib.audit(store, "resources.ray_address=127.0.0.1:6399")
+        memlib.audit(store, "resources.ray_address=127.0.0.1:6399", **token)
         assert_same_results(store, finished)
     finally:
         kill_leftovers(head)
