@@ -96,7 +96,7 @@ def score_deja_vu(
         "probes": [ref.key for ref in probes],
         "splits": splits.key,
     }
-    return run_stage(context, "score", version=2, spec=spec, inputs=inputs, compute=compute)
+    return run_stage(context, "score", version=3, spec=spec, inputs=inputs, compute=compute)
 
 
 def _decodings(context: Context, searches: Sequence[Searches], splits: Ref) -> Iterator[deja_vu.Decoding]:

@@ -332,7 +332,9 @@ class _Analysis:
         """Over examples; over training too for both directions when there are pairs enough."""
         mean = self.replicates[name].mean(axis=0)
         if self.speaks_of_training and name.endswith("/both"):
-            return widened_interval(mean, self.observed[name][:, 0])
+            low, high = widened_interval(mean, self.observed[name][:, 0])
+            floor = -1.0 if name.startswith(("share_excess", "deja_vu_score")) else 0.0
+            return max(floor, low), min(1.0, high)
         return percentile_interval(mean)
 
     @property

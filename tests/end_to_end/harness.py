@@ -76,7 +76,7 @@ def published(store: Path, manifest: dict[str, Any]) -> dict[str, pa.Table]:
     }
 
 
-def wait_for(condition: Callable[[], Any], *, seconds: float = 240, process: subprocess.Popen[str] | None = None) -> Any:
+def wait_for(condition: Callable[[], Any], *, seconds: float = 480, process: subprocess.Popen[str] | None = None) -> Any:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         found = condition()

@@ -204,6 +204,9 @@ def test_three_pairs_speak_of_training() -> None:
     assert json.loads(one["share_excess", "both"]["params"])["interval"] == "these models"
     assert json.loads(three["share_excess", "both"]["params"])["interval"] == "training"
     assert three["share_excess", "both"]["p_value"] <= 2 / 401
+    assert all(
+        0 <= row["ci_low"] <= row["ci_high"] <= 1 for (name, _), row in three.items() if name.startswith(("acc", "share_m"))
+    )
     assert three["share_excess", "both"]["n"] == one["share_excess", "both"]["n"]
 
 
