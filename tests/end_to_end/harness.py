@@ -39,7 +39,7 @@ class Memlib:
     recipe: Path
     environment: dict[str, str]
 
-    def start(self, store: Path, *settings: str, **environment: str) -> subprocess.Popen[str]:
+    def start(self, store: Path | str, *settings: str, **environment: str) -> subprocess.Popen[str]:
         """Starts an audit in a session of its own, so that all it leaves behind can be found."""
         options = [part for setting in settings for part in ("--set", setting)]
         command = [sys.executable, "-m", "flows.cli", "run", "deja-vu", "--recipe", str(self.recipe), "--store", str(store)]
