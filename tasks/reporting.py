@@ -20,7 +20,7 @@ import memlib
 from memlib.audits import deja_vu
 from memlib.data.shards import IMAGES, read_images
 from memlib.store import MANIFEST, Attempt, Ref
-from memlib.tables import CURVES, DEJA_VU_UNITS, SUMMARY, Table, write_table
+from memlib.tables import PUBLISHED, write_table
 from tasks.data import read_splits
 from tasks.observing import read_ids, read_neighbors
 from tasks.runtime import Context
@@ -127,14 +127,12 @@ def publish(
     """Puts the tables below results/, the page and figures below runs/<run>/, the run's manifest last."""
     store = context.store
     metadata = {"memlib.run": run, "memlib.stage_key": scores.key, "memlib.software": memlib.__version__}
-    tables: dict[str, tuple[str, Table]] = {
-        "summary": (SUMMARY_FILE, SUMMARY), "units": (UNITS_FILE, DEJA_VU_UNITS), "curves": (CURVES_FILE, CURVES),
-    }  # fmt: skip
     results = {}
     with tempfile.TemporaryDirectory(prefix="memlib-publish-") as folder:
-        for name, (file, schema) in tables.items():
-            part = Path(folder) / file
-            write_table(read_scores(context, scores, file), schema, part, metadata=metadata)
+        for name, schemas in PUBLISHED.items():
+            part = Path(folder) / f"{name}.parquet"
+            schema = schemas.get(recipe.audit) or schemas[""]
+            write_table(read_scores(context, scores, part.name), schema, part, metadata=metadata)
             path = f"results/table={name}/audit={recipe.audit}/run={run}/part-0.parquet"
             results[name] = store.publish(path, part)
         pages = {
