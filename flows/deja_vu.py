@@ -114,11 +114,14 @@ class _Observations:
         self, context: Context, recipe: Recipe, shard: Ref, splits: Ref, models: Mapping[tuple[int, str], Ref]
     ) -> None:
         self.context, self.recipe, self.shard, self.splits, self.models = context, recipe, shard, splits, models
+        self._embedded: dict[tuple[Ref, int, View], Ref] = {}
         self.layers = tuple(layer_names(recipe.model, classifier=recipe.training.objective.kind == "supervised"))
 
     def embed(self, model: Ref, epoch: int, *roles: str, crop: CropSpec | None = None) -> Ref:
-        ref: Ref = embed_view(self.context, model, epoch, View(roles, crop), self.shard, self.splits, self.layers)
-        return ref
+        key = (model, epoch, View(roles, crop))
+        if key not in self._embedded:  # once a run, however many layers and searches read it
+            self._embedded[key] = embed_view(self.context, model, epoch, key[2], self.shard, self.splits, self.layers)
+        return self._embedded[key]
 
     def searches(self) -> list[Searches]:
         """Every layer, epoch, crop and pair; the headline's setting first."""
