@@ -12,7 +12,6 @@ from memlib.data.shards import INDEX_FILE, read_index
 from memlib.data.splits import PUBLIC, REFERENCE, SHARED, TARGET, crop_rectangles, select
 from memlib.errors import UserError
 from memlib.identity import content_key, derive_seed
-from memlib.models.encoder import layer_names
 from memlib.specs import CropSpec, Resources
 from memlib.store import Ref
 from memlib.training.fit import TrainingJob
@@ -115,7 +114,7 @@ class _Observations:
     ) -> None:
         self.context, self.recipe, self.shard, self.splits, self.models = context, recipe, shard, splits, models
         self._embedded: dict[tuple[Ref, int, View], Ref] = {}
-        self.layers = tuple(layer_names(recipe.model, classifier=recipe.training.objective.kind == "supervised"))
+        self.layers = recipe.model_layers
 
     def embed(self, model: Ref, epoch: int, *roles: str, crop: CropSpec | None = None) -> Ref:
         key = (model, epoch, View(roles, crop))

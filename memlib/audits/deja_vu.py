@@ -24,6 +24,7 @@ from pydantic import Field, field_validator, model_validator
 
 from memlib.identity import derive_seed
 from memlib.models.encoder import layer_names
+from memlib.objectives import needs_classifier
 from memlib.specs import CropMode, CropSpec, DataSpec, ModelSpec, Spec, SplitSpec, TrainingSpec
 from memlib.stats.neighbors import Tie, vote
 from memlib.stats.tests import (
@@ -111,7 +112,7 @@ class Recipe(Spec):
 
     @model_validator(mode="after")
     def _decodes_what_there_is(self) -> "Recipe":
-        names = layer_names(self.model, classifier=self.training.objective.kind == "supervised")
+        names = self.model_layers
         unknown = [layer for layer in self.decode.layers if layer not in (*names, "last")]
         if unknown:
             raise ValueError(f"decode.layers names {unknown[0]!r}; this model has {', '.join(names)}")
@@ -121,9 +122,14 @@ class Recipe(Spec):
         return self
 
     @property
+    def model_layers(self) -> tuple[str, ...]:
+        """Every layer the trained models have, in order of depth."""
+        return tuple(layer_names(self.model, classifier=needs_classifier(self.training.objective)))
+
+    @property
     def layers(self) -> tuple[str, ...]:
         """The layers to decode, `last` replaced by its name, each once."""
-        names = layer_names(self.model, classifier=self.training.objective.kind == "supervised")
+        names = self.model_layers
         return tuple(dict.fromkeys(names[-1] if layer == "last" else layer for layer in self.decode.layers))
 
     @property
