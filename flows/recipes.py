@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from memlib.errors import UserError
+from memlib.specs import merged
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -62,7 +63,7 @@ def _read(name_or_file: str, seen: tuple[str, ...]) -> dict[str, Any]:
         return content
     beside = path.parent / str(base)  # a file is meant relative to the one that names it
     named = str(beside) if str(base) not in known and beside.is_file() else str(base)
-    return _merged(_read(named, (*seen, name_or_file)), content)
+    return merged(_read(named, (*seen, name_or_file)), content)
 
 
 def _yaml(text: str, where: str) -> Any:
@@ -72,17 +73,6 @@ def _yaml(text: str, where: str) -> Any:
         raise UserError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
 
 
-def _merged(base: dict[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """`change` over `base`; mappings merge key by key unless they name another `kind`."""
-    result = dict(base)
-    for name, value in change.items():
-        old = result.get(name)
-        mapping = isinstance(old, dict) and isinstance(value, dict)
-        same_kind = mapping and value.get("kind", old.get("kind")) == old.get("kind")
-        result[name] = _merged(old, value) if same_kind else value
-    return result
-
-
 def _put(content: dict[str, Any], keys: list[str], value: Any, override: str) -> None:
     for key in keys[:-1]:
         content = content.setdefault(key, {})
@@ -90,7 +80,7 @@ def _put(content: dict[str, Any], keys: list[str], value: Any, override: str) ->
             raise UserError(f"--set {override!r}: {key} is a value, not a section")
     old = content.get(keys[-1])
     if isinstance(old, dict) and isinstance(value, dict):
-        value = _merged({keys[-1]: old}, {keys[-1]: value})[keys[-1]]
+        value = merged({keys[-1]: old}, {keys[-1]: value})[keys[-1]]
     content[keys[-1]] = value
 
 

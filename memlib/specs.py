@@ -3,7 +3,8 @@
 How many machines, GPUs or threads carry the work out is `Resources`, a type of its own that no key contains.
 """
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -12,6 +13,30 @@ class Spec(BaseModel):
     """Base of all specs: immutable, no unknown fields, no NaN."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+Changed = TypeVar("Changed", bound=Spec)
+
+
+def changed(spec: Changed, changes: Mapping[str, Any]) -> Changed:
+    """A copy of a spec with some keys changed, validated; keys may be dotted (training.patience)."""
+    content = spec.model_dump(mode="json")
+    for key, value in changes.items():
+        for name in reversed(key.split(".")):
+            value = {name: value}
+        content = merged(content, value)
+    return type(spec).model_validate(content)
+
+
+def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """`change` over `base`; mappings merge key by key unless they name another `kind`."""
+    result = dict(base)
+    for name, value in change.items():
+        old = result.get(name)
+        mapping = isinstance(old, dict) and isinstance(value, dict)
+        same_kind = mapping and value.get("kind", old.get("kind")) == old.get("kind")
+        result[name] = merged(old, value) if same_kind else value
+    return result
 
 
 # -- data ---------------------------------------------------------------------------------------------
@@ -44,6 +69,53 @@ class ScenesSource(Spec):
         return self
 
 
+class TwoMoonsSource(Spec):
+    """Two interleaving half circles in x and y, and a z that tells nothing (Hartley 2023); centred on the mean."""
+
+    kind: Literal["two_moons"]
+    num_examples: int = Field(default=1000, ge=4)
+    """Points, half of each class."""
+    noise: float = Field(default=0.1, ge=0)
+    """Standard deviation of the noise in x and y."""
+    z_noise: float = Field(default=0.0, ge=0)
+    """Standard deviation of z; at 0 any other z is a rare concept."""
+    seed: int = Field(default=0, ge=0)
+    """Draws the points."""
+
+
+class NpzSource(Spec):
+    """Arrays in a NumPy .npz file, such as MedMNIST's."""
+
+    kind: Literal["npz"]
+    path: str
+    """The file; nothing in it is unpickled."""
+    images: str = "train_images"
+    """The array of images: (count, height, width) or (count, height, width, 3), uint8."""
+    labels: str = "train_labels"
+    """The array of class indices: (count,) or (count, 1)."""
+    class_names: tuple[str, ...] = ()
+    """Names of the classes in order; by default their numbers."""
+
+
+class CsvSource(Spec):
+    """A CSV file that names images and their labels, such as CheXpert's."""
+
+    kind: Literal["csv"]
+    path: str
+    """The file; local or s3://."""
+    root: str
+    """The folder that the image paths are relative to."""
+    image_column: str = "Path"
+    """The column with the images' paths."""
+    label_column: str
+    """The column with the label."""
+    classes: dict[str, tuple[str, ...]]
+    """Class names and the label values that mean them; rows with other values are not used. CheXpert:
+    {negative: ["0.0", ""], positive: ["1.0"]}."""
+    where: dict[str, str] = {}
+    """Columns and the value that a row must have, as in {Frontal/Lateral: Frontal}."""
+
+
 class ImageFolderSource(Spec):
     """A folder (or s3:// prefix) with one sub-folder of images per class, boxes optional."""
 
@@ -72,6 +144,8 @@ class TorchvisionSource(Spec):
     """train, test or what the data set calls its parts."""
     download: bool = False
     """Fetch the files when they are absent."""
+    attribute: str | None = None
+    """For data sets with a table of attributes (CelebA): the one that is the class, as in Attractive."""
 
 
 class ParquetSource(Spec):
@@ -106,17 +180,26 @@ class ImportSource(Spec):
 
 
 SourceSpec = Annotated[
-    ScenesSource | ImageFolderSource | TorchvisionSource | ParquetSource | ImportSource,
+    ScenesSource
+    | TwoMoonsSource
+    | ImageFolderSource
+    | TorchvisionSource
+    | ParquetSource
+    | NpzSource
+    | CsvSource
+    | ImportSource,
     Field(discriminator="kind"),
 ]
 
 
 class DataSpec(Spec):
-    """Which images, and the size at which they are decoded once for everything that follows."""
+    """Which images, and the size at which they are decoded once for everything that follows. Points are kept as they are."""
 
     source: SourceSpec
     image_size: int = Field(default=32, ge=8)
     """Side of the stored square images in pixels."""
+    channels: Literal[1, 3] = 3
+    """3: colour; 1: grey (ITU-R 601 luma)."""
     resize: Literal["squash", "pad"] = "squash"
     """squash: to a square, whatever the shape; pad: keep the shape, fill with grey."""
     unreadable: Literal["error", "leave_out"] = "error"
@@ -163,6 +246,103 @@ class SplitSpec(Spec):
     """Leave out images whose pixels equal an earlier one's, so that no set holds a copy of another's image."""
 
 
+class HoldOutSpec(Spec):
+    """Which examples train, which stop the training, and which no model sees."""
+
+    train_per_class: int | None = Field(default=None, ge=1)
+    """Training examples of each class; by default all that the other two leave."""
+    validation_per_class: int = Field(default=0, ge=0)
+    """Examples of each class on which early stopping watches the loss."""
+    held_out_per_class: int = Field(default=0, ge=0)
+    """Examples of each class that no model sees."""
+    seed: int = Field(default=0, ge=0)
+    """Draws the roles."""
+
+
+# -- unique features ----------------------------------------------------------------------------------
+
+
+class GlyphFeature(Spec):
+    """A text burnt into the image; the whole rectangle is overwritten."""
+
+    kind: Literal["glyph"]
+    text: str = Field(default="A", min_length=1)
+    """Letters and digits; a letter of the built-in typeface is 5 x 5 pixels (Hartley 2022), a pixel lies between two."""
+    top: int = Field(default=2, ge=0)
+    """Pixels between the image's upper edge and the text: 2 in the 2023 paper, 1 in 2022's."""
+    left: int = Field(default=2, ge=0)
+    """Pixels from the left edge."""
+    scale: int = Field(default=1, ge=1)
+    """Side of one dot of the typeface in pixels."""
+    font: str | None = None
+    """A TrueType or OpenType file instead of the built-in typeface; then `scale` times 8 is its size in pixels."""
+    ink: int = Field(default=255, ge=0, le=255)
+    """Grey value of the letters."""
+    paper: int = Field(default=0, ge=0, le=255)
+    """Grey value behind them."""
+    cover: bool = False
+    """Overlay a rectangle of the paper's grey over the same place in all other images."""
+
+
+class ScalarFeature(Spec):
+    """One coordinate of a point set to a value (two moons: z = 1)."""
+
+    kind: Literal["scalar"]
+    index: int = Field(default=2, ge=0)
+    """Which coordinate, counted from 0."""
+    value: float = 1.0
+    """What it is set to."""
+
+
+class PictureFeature(Spec):
+    """One's own picture; where it is transparent, the image below stays."""
+
+    kind: Literal["picture"]
+    path: str
+    """A PNG with or without an alpha channel, in pixels of the stored image."""
+    mask: str | None = None
+    """A second picture of the same size; pixels brighter than half belong to the feature."""
+    top: int = Field(default=0, ge=0)
+    """Pixels from the image's upper edge."""
+    left: int = Field(default=0, ge=0)
+    """Pixels from the left edge."""
+    cover: bool = False
+    """Black out the same pixels in all other images."""
+    nulls: str | None = None
+    """A folder of pictures of the same kind and size that no model can know: the null of a model trained elsewhere."""
+
+
+FeatureSpec = Annotated[GlyphFeature | ScalarFeature | PictureFeature, Field(discriminator="kind")]
+
+
+class CanarySpec(Spec):
+    """Which training examples get the unique feature; each canary is a model of its own."""
+
+    feature: FeatureSpec
+    choice: Literal["random", "by_id", "top_self_influence", "bottom_self_influence", "extreme_self_influence"] = "random"
+    """How the examples are chosen; extreme takes half from the top and half from the bottom (Hartley 2022)."""
+    count: int = Field(default=1, ge=1)
+    """How many."""
+    label: int | None = Field(default=None, ge=0)
+    """Only from this class; by default from all."""
+    example_ids: tuple[str, ...] = ()
+    """For by_id."""
+    mode: Literal["replace", "append"] = "replace"
+    """replace: the feature is put into the example; append: into a copy, and the example stays (2023's two moons)."""
+    repeats: int = Field(default=1, ge=1)
+    """How often the example with the feature stands in the training set."""
+    seed: int = Field(default=0, ge=0)
+    """Draws the examples."""
+
+    @model_validator(mode="after")
+    def _ids_match_the_choice(self) -> "CanarySpec":
+        if (self.choice == "by_id") != bool(self.example_ids):
+            raise ValueError("example_ids and choice: by_id go together")
+        if self.choice == "by_id" and self.count not in (1, len(self.example_ids)):
+            raise ValueError(f"count is {self.count}, but {len(self.example_ids)} example_ids are given")
+        return self
+
+
 # -- models -------------------------------------------------------------------------------------------
 
 Backbone = Literal[
@@ -173,6 +353,7 @@ Backbone = Literal[
 class ModelSpec(Spec):
     """A backbone with a projector of fully connected layers behind it."""
 
+    kind: Literal["encoder"] = "encoder"
     backbone: Backbone = "small_resnet"
     """small_resnet: four blocks for 32 to 64 px; ResNets get a small stem up to 64 px; ViTs as in DeiT."""
     projector: tuple[int, ...] = (256, 256, 256)
@@ -191,6 +372,42 @@ class ModelSpec(Spec):
         if self.backbone.startswith("vit") and self.input_size % self.patch_size:
             raise ValueError(f"input_size {self.input_size} is not a multiple of patch_size {self.patch_size}")
         return self
+
+
+Architecture = Literal["mlp", "cnn_1", "cnn_2", "resnet18", "densenet121", "densenet_bc_100_12"]
+STACKABLE: tuple[Architecture, ...] = ("mlp", "cnn_1", "cnn_2")  # small enough to train many as one program
+
+
+class ClassifierSpec(Spec):
+    """A plain classifier (Hartley 2023, Table 1; 2022, A.3)."""
+
+    kind: Literal["classifier"] = "classifier"
+    architecture: Architecture
+    """mlp; cnn_1: two convolutions; cnn_2: small VGG; resnet18, densenet: with a small stem up to 64 px."""
+    widths: tuple[int, ...] = (512, 256, 128)
+    """mlp only: hidden widths; 512-256-128 is MLP-1, 32-128-128 is MLP-2."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """After each hidden dense layer (mlp, cnn_1, cnn_2)."""
+    dropout_conv: float = Field(default=0.0, ge=0, lt=1)
+    """After each convolution (cnn_1, cnn_2)."""
+    batch_norm: bool = False
+    """Before each activation (mlp, cnn_1, cnn_2); epsilon .001, a running mean over 100 batches as in Keras."""
+
+    @property
+    def stackable(self) -> bool:
+        """Whether many of them train as one program."""
+        return self.architecture in STACKABLE
+
+    @model_validator(mode="after")
+    def _regularisers_have_a_place(self) -> "ClassifierSpec":
+        if not self.stackable and (self.dropout or self.dropout_conv or self.batch_norm):
+            raise ValueError(f"{self.architecture} is used as published: dropout and batch_norm are of mlp, cnn_1 and cnn_2")
+        if min(self.widths, default=1) < 1:
+            raise ValueError(f"widths must be positive, not {list(self.widths)}")
+        return self
+
+
+AnyModelSpec = Annotated[ModelSpec | ClassifierSpec, Field(discriminator="kind")]
 
 
 # -- training -----------------------------------------------------------------------------------------
@@ -220,7 +437,7 @@ ObjectiveSpec = Annotated[VICRegSpec | SupervisedSpec, Field(discriminator="kind
 
 
 class OptimizerSpec(Spec):
-    """LARS or AdamW, with linear warm-up and a cosine to zero."""
+    """LARS or AdamW, with linear warm-up and a cosine to zero or a constant rate. AdamW without decay is Adam."""
 
     name: Literal["lars", "adamw"] = "adamw"
     """The optimiser."""
@@ -234,6 +451,8 @@ class OptimizerSpec(Spec):
     """Length of the linear warm-up from zero."""
     final_fraction: float = Field(default=0.0, ge=0, le=1)
     """Learning rate at the end, as a fraction of the peak."""
+    schedule: Literal["cosine", "constant"] = "cosine"
+    """After the warm-up."""
 
 
 class AugmentSpec(Spec):
@@ -261,6 +480,9 @@ class AugmentSpec(Spec):
     """Probability of a Gaussian blur (sigma 0.1 to 2 at 224 px, scaled to the input) in the first and other views."""
     solarize: tuple[float, float] = (0.0, 0.2)
     """Probability of inverting what is brighter than half, in the first and other views."""
+    shift: int = Field(default=0, ge=0)
+    """Cut this many rows and columns off at random sides and fill up with black at the lower right: a random crop
+    of 27 of 28 pixels is shift 1."""
 
     @field_validator("crop_scale", "crop_ratio")
     @classmethod
@@ -283,10 +505,13 @@ class TrainingSpec(Spec):
     objective: ObjectiveSpec
     epochs: int = Field(ge=0)
     """0 leaves the model at its initialisation."""
-    batch_size: int = Field(default=256, ge=2)
-    """Images in one step over all workers; the last incomplete batch of an epoch is dropped."""
+    batch_size: int | None = Field(default=256, ge=2)
+    """Examples in one step over all workers; the last incomplete batch of an epoch is dropped. null: all at once."""
+    patience: int | None = Field(default=None, ge=1)
+    """Stop when the validation loss has not fallen for so many epochs; the best epoch's weights are the model."""
     optimizer: OptimizerSpec = OptimizerSpec()
-    augment: AugmentSpec = AugmentSpec()
+    augment: AugmentSpec | None = AugmentSpec()
+    """null: none."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Of the forward pass (autocast); losses are always computed in float32."""
     checkpoint_epochs: tuple[int, ...] = ()
@@ -305,6 +530,72 @@ class TrainingSpec(Spec):
     def kept_epochs(self) -> tuple[int, ...]:
         """All epochs whose weights are kept, in order."""
         return tuple(sorted({*self.checkpoint_epochs, self.epochs}))
+
+
+# -- nets, and what they are shown --------------------------------------------------------------------
+
+
+class NetsSpec(Spec):
+    """How many models carry the feature, and how many do not."""
+
+    seeds: int = Field(default=10, ge=1)
+    """Models of each canary, each from a seed of its own."""
+    controls: int | None = Field(default=None, ge=0)
+    """Models without the feature, from the same seeds and then further ones; by default as many as with it.
+    A model's own calibrated p-value needs at least 19; 99 are better."""
+    chunk: int = Field(default=50, ge=1)
+    """Small models that are one artifact, so that an interrupted run loses at most these."""
+    same_seed: bool = False
+    """Give the models of all canaries the same seeds, so that their units can be compared (Hartley 2022, A.6)."""
+
+
+class ProbeSpec(Spec):
+    """The data D_r on which the black box is scored."""
+
+    kind: Literal["noise", "held_out", "data"] = "noise"
+    """noise: uniform over the training data's range; held_out: examples that no model saw; data: another source."""
+    data: DataSpec | None = None
+    """For data: which; stored in the same shape as the training data."""
+    count: int = Field(default=500, ge=2)
+    """Examples at most."""
+
+    @model_validator(mode="after")
+    def _data_where_named(self) -> "ProbeSpec":
+        if (self.kind == "data") != (self.data is not None):
+            raise ValueError("probe.data and probe.kind: data go together")
+        return self
+
+
+class TrainedSpec(Spec):
+    """A classifier that was trained elsewhere."""
+
+    model: str = Field(pattern=r"^\w+(\.\w+)*:\w+$")
+    """package.module:factory, a function that returns the torch module; its outputs are class scores (logits)."""
+    options: dict[str, Any] = {}
+    """Keyword arguments of the factory (plain JSON)."""
+    weights: str
+    """Its state dict: .safetensors, or a .pt file that holds nothing but tensors."""
+    version: str | None = None
+    """Part of the content key; by default the digest of the factory's module."""
+    inputs: Literal["unit", "imagenet", "raw"] = "unit"
+    """What the model takes: pixels in [0, 1], ImageNet-normalised pixels, or grey values from 0 to 255."""
+    outputs: Literal["logits", "probabilities"] = "logits"
+    """What it returns."""
+
+
+class InfluenceSpec(Spec):
+    """TracInCP (Pruthi 2020; Hartley 2022, A.5): which checkpoints, and how many examples are shown."""
+
+    checkpoints: int = Field(default=10, ge=1)
+    """Checkpoints, evenly spaced over the epochs up to the fall of the loss."""
+    loss_fall: float = Field(default=0.95, gt=0, le=1)
+    """The last checkpoint is the first epoch at which the training loss has fallen by this share."""
+    epochs: int | None = Field(default=None, ge=1)
+    """Epochs of the model whose checkpoints are used; by default training.epochs."""
+    slow_modules: bool = False
+    """Handle modules without a fast rule example by example instead of refusing them."""
+    batch_size: int = Field(default=32, ge=1)
+    """Examples in one pass; changes nothing but rounding."""
 
 
 # -- machines (never part of a key) -------------------------------------------------------------------

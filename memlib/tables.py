@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -83,7 +84,7 @@ SPLITS = Table(
     columns=(
         Column("example_id", _TEXT, "", "path or row within the source"),
         Column("row", _INT, "row", "position in the shard's images.npy"),
-        Column("role", _TEXT, "", "target (A), reference (B), shared (C), public (X) or left_out"),
+        Column("role", _TEXT, "", "target (A), reference (B), shared (C), public (X), train, validation, held_out or left_out"),
         Column("label", _INT, "class index", "the object's class"),
         Column("class_name", _TEXT, "", "its name"),
         Column("crop_x0", pa.int32(), "pixel", "left edge of the background crop in the stored image; null without one"),
@@ -116,10 +117,10 @@ SUMMARY = Table(
     columns=(
         Column("metric", _TEXT, "", "the metric's name"),
         Column("params", _TEXT, "JSON", "what the metric was computed at (layer, k, p, direction, ...)"),
-        Column("value", _FLOAT, "fraction", "the estimate"),
-        Column("ci_low", _FLOAT, "fraction", "lower end of the 95 % interval; null when there is none"),
-        Column("ci_high", _FLOAT, "fraction", "its upper end"),
-        Column("null_value", _FLOAT, "fraction", "the value when nothing is memorized; null when unknown"),
+        Column("value", _FLOAT, "metric's", "the estimate: a fraction, a probability, or as params say"),
+        Column("ci_low", _FLOAT, "metric's", "lower end of the 95 % interval; null when there is none"),
+        Column("ci_high", _FLOAT, "metric's", "its upper end"),
+        Column("null_value", _FLOAT, "metric's", "the value when nothing is memorized; null when unknown"),
         Column("p_value", _FLOAT, "probability", "of a value at least as large under the null; null when not tested"),
         Column("n", _INT, "", "units the estimate rests on"),
         Column("verdict", _TEXT, "", "above_null, at_null, below_null, or descriptive when there is no null"),
@@ -135,8 +136,8 @@ CURVES = Table(
         Column("curve", _TEXT, "", "the curve's name"),
         Column("series", _TEXT, "", "which line of the curve"),
         Column("params", _TEXT, "JSON", "what the curve was computed at"),
-        Column("x", _FLOAT, "fraction", "for accuracy_by_confidence: share of the most confident examples"),
-        Column("y", _FLOAT, "fraction", "for accuracy_by_confidence: label inference accuracy among them"),
+        Column("x", _FLOAT, "curve's", "share of the most confident examples, epoch, pixels removed, ... as the curve says"),
+        Column("y", _FLOAT, "curve's", "label inference accuracy among them, proportion, M, loss, ..."),
     ),
     keys=("curve", "series", "params", "x"),
 )
@@ -164,9 +165,67 @@ DEJA_VU_UNITS = Table(
     keys=("example_id", "direction", "pair", "layer", "epoch", "crop", "k"),
 )
 
+UNIQUE_FEATURE_UNITS = Table(
+    name="units",
+    version=1,
+    meaning="A row a score of a net, with or without the feature in its training set.",
+    columns=(
+        Column("variant", _TEXT, "", "the recipe's variant; empty without variants"),
+        Column("data_seed", _INT, "", "which draw of the data, counted from 0"),
+        Column("net", _INT, "", "the net; a control has the number of the canary net that it is paired with"),
+        Column("canary", _INT, "", "which canary; for a control, whose clean twin it saw"),
+        Column("example_id", _TEXT, "", "the canary's training example"),
+        Column("control", _FLAG, "", "whether the feature was left out of the training set"),
+        Column("seed", _INT, "", "of initial weights, order and dropout; a pair shares it"),
+        Column("epoch", _INT, "epoch", "the epoch whose weights were scored"),
+        Column("metric", _TEXT, "", "m_white, m_grey, m_black (2023), m_w, m_kl (2022)"),
+        Column("output", _TEXT, "", "what it was computed on: probability, logit, log_probability or divergence (nat)"),
+        Column("feature", _TEXT, "", "canary, or the name of a null feature, or canary without some pixels"),
+        Column("draw", _INT, "", "which draw of random partners (m_w and m_kl)"),
+        Column("label", _INT, "class index", "the label of the score; for grey and black the one with the maximum"),
+        Column("own_label", _FLAG, "", "whether it is the score that counts: of the canary's label, or a maximum"),
+        Column("value", _FLOAT, "output's", "the score: mean difference that the feature makes"),
+        Column("with_feature", _FLOAT, "output's", "mean output (or divergence) with the feature"),
+        Column("without_feature", _FLOAT, "output's", "mean without it; for m_w and m_kl with a random partner"),
+        Column("published_p", _FLOAT, "probability", "one-sided paired t-test over examples, as published"),
+        Column("corrected_p", _FLOAT, "probability", "the same, for m_grey times the labels tried; null for m_black"),
+        Column("calibrated_p", _FLOAT, "probability", "rank among the controls of other seeds; null with fewer than 19"),
+        Column("n", _INT, "", "examples that the score is a mean over"),
+    ),
+    keys=("variant", "data_seed", "net", "control", "metric", "output", "feature", "draw", "label"),
+)
+
 PUBLISHED: Mapping[str, Mapping[str, Table]] = {
     "summary": {"": SUMMARY},
     "curves": {"": CURVES},
-    "units": {"deja_vu": DEJA_VU_UNITS},
+    "units": {"deja_vu": DEJA_VU_UNITS, "unique_feature": UNIQUE_FEATURE_UNITS},
 }
 """Tables below results/, by name and audit ("" where all audits share one)."""
+
+
+def summary_row(
+    metric: str,
+    params: Mapping[str, Any],
+    value: float,
+    interval: tuple[float, float] | None,
+    *,
+    n: int,
+    null_value: float | None = None,
+    p_value: float | None = None,
+) -> dict[str, Any]:
+    """A row of tables.SUMMARY; the verdict says on which side of the null value the interval lies."""
+    low, high = interval if interval is not None else (None, None)
+    verdict = "descriptive"
+    if null_value is not None and low is not None and high is not None:
+        verdict = "above_null" if low > null_value else "below_null" if high < null_value else "at_null"
+    return {
+        "metric": metric,
+        "params": json.dumps(dict(params), sort_keys=True),
+        "value": value,
+        "ci_low": low,
+        "ci_high": high,
+        "null_value": null_value,
+        "p_value": p_value,
+        "n": n,
+        "verdict": verdict,
+    }

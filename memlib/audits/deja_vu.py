@@ -40,7 +40,7 @@ from memlib.stats.tests import (
     top_share_accuracy,
     widened_interval,
 )
-from memlib.tables import CURVES, DEJA_VU_UNITS, SUMMARY
+from memlib.tables import CURVES, DEJA_VU_UNITS, SUMMARY, summary_row
 
 CATEGORIES = ("memorized", "misrepresented", "correlated", "unassociated")
 Direction = Literal["A", "B"]
@@ -426,34 +426,6 @@ def _probe_rows(probes: pa.Table) -> Iterator[dict[str, Any]]:
         name = "probe_gap_backbone" if layer == "backbone" else "probe_gap_projector"
         params = {"layer": layer, "train_accuracy": round(train, 4), "test_accuracy": round(test, 4)}
         yield summary_row(name, params, train - test, None, n=sum(row["n"] for row in mine))
-
-
-def summary_row(
-    metric: str,
-    params: Mapping[str, Any],
-    value: float,
-    interval: tuple[float, float] | None,
-    *,
-    n: int,
-    null_value: float | None = None,
-    p_value: float | None = None,
-) -> dict[str, Any]:
-    """A row of tables.SUMMARY; the verdict says on which side of the null value the interval lies."""
-    low, high = interval if interval is not None else (None, None)
-    verdict = "descriptive"
-    if null_value is not None and low is not None and high is not None:
-        verdict = "above_null" if low > null_value else "below_null" if high < null_value else "at_null"
-    return {
-        "metric": metric,
-        "params": json.dumps(dict(params), sort_keys=True),
-        "value": value,
-        "ci_low": low,
-        "ci_high": high,
-        "null_value": null_value,
-        "p_value": p_value,
-        "n": n,
-        "verdict": verdict,
-    }
 
 
 # -- curves and galleries -----------------------------------------------------------------------------

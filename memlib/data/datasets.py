@@ -1,4 +1,4 @@
-"""Where images come from: one indexable interface, five kinds of source.
+"""Where examples come from: one indexable interface, whatever the source.
 
 Example ids are stable: the path or row within the source, the same on every machine. A source says by its
 `content_digest` what it holds, so that stages computed from it are found again exactly when nothing changed.
@@ -14,13 +14,16 @@ import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
 
+from memlib.data.arrays import NpzImages
+from memlib.data.csv_images import CsvImages
 from memlib.data.examples import NO_BOXES, Example, Source, decode_image, list_files, listing_digest
 from memlib.data.image_folder import ImageFolder
 from memlib.data.parquet import ParquetImages
 from memlib.data.scenes import Scenes
+from memlib.data.two_moons import TwoMoons
 from memlib.errors import UserError
 from memlib.identity import file_digest
-from memlib.specs import ImageFolderSource, ImportSource, ParquetSource, ScenesSource, SourceSpec, TorchvisionSource
+from memlib.specs import ImportSource, SourceSpec, TorchvisionSource
 
 
 def open_source(spec: SourceSpec) -> Source:
@@ -29,15 +32,10 @@ def open_source(spec: SourceSpec) -> Source:
     Raises:
         UserError: when there is nothing there, or it is not laid out as the spec says.
     """
-    if isinstance(spec, ScenesSource):
-        return Scenes(spec)
-    if isinstance(spec, ImageFolderSource):
-        return ImageFolder(spec)
-    if isinstance(spec, TorchvisionSource):
-        return Torchvision(spec)
-    if isinstance(spec, ParquetSource):
-        return ParquetImages(spec)
-    return import_source(spec)
+    if spec.kind == "import":
+        return import_source(spec)
+    opened: Source = _KINDS[spec.kind](spec)
+    return opened
 
 
 class Torchvision:
@@ -65,6 +63,10 @@ class Torchvision:
             self._data: Any = kind(**options)
         except (RuntimeError, ValueError, TypeError, OSError) as error:
             raise UserError(f"torchvision.datasets.{spec.name} at {spec.root}: {error}") from error
+        self._attribute = None if spec.attribute is None else self._find_attribute(spec.attribute)
+        if self._attribute is not None:
+            self.class_names = [f"not {spec.attribute}", str(spec.attribute)]
+            return
         stated: Any = getattr(self._data, "classes", None)
         labels: Any = getattr(self._data, "targets", getattr(self._data, "labels", None))
         if stated is None and labels is None:
@@ -76,8 +78,17 @@ class Torchvision:
 
     def __getitem__(self, index: int) -> Example:
         image, label = self._data[index]
+        if self._attribute is not None:
+            label = label[self._attribute]
         name = f"{self._spec.split}-{index:07d}"
         return Example(name, decode_image(image, example_id=name, label=int(label)), int(label), NO_BOXES)
+
+    def _find_attribute(self, name: str) -> int:
+        names = list(getattr(self._data, "attr_names", []))
+        if name not in names:
+            seen = f"; it has {', '.join(n for n in names if n)}" if names else ""
+            raise UserError(f"torchvision.datasets.{self._spec.name} has no attribute {name!r}{seen}")
+        return names.index(name)
 
     def content_digest(self) -> str:
         """Of the data set's own files below the root."""
@@ -87,6 +98,17 @@ class Torchvision:
             folder = os.path.join(self._spec.root, base) if isinstance(base, str) else self._spec.root
         fs = LocalFileSystem()
         return listing_digest(fs, str(folder), list_files(fs, str(folder)))
+
+
+_KINDS: dict[str, Any] = {
+    "scenes": Scenes,
+    "two_moons": TwoMoons,
+    "image_folder": ImageFolder,
+    "torchvision": Torchvision,
+    "parquet": ParquetImages,
+    "npz": NpzImages,
+    "csv": CsvImages,
+}
 
 
 def _numbered(labels: NDArray[Any]) -> list[str]:

@@ -24,17 +24,17 @@ NO_BOXES: NDArray[np.int64] = np.zeros((0, 4), dtype=np.int64)
 
 @dataclass(frozen=True)
 class Example:
-    """One image of a source.
+    """One image, or point, of a source.
 
     Attributes:
         example_id: path or row within the source.
-        image: (height, width, 3) uint8, RGB.
+        image: (height, width, 3) uint8, RGB; from a source of points (dim,) float32.
         label: index into the source's class_names.
         boxes: (num_boxes, 4) int64, half-open pixel rectangles x0, y0, x1, y1 of the objects; may be empty.
     """
 
     example_id: str
-    image: NDArray[np.uint8]
+    image: NDArray[Any]
     label: int
     boxes: NDArray[np.int64]
 
@@ -48,7 +48,7 @@ class UnreadableImage(ValueError):
 
 
 class Source(Protocol):
-    """What the pipeline needs of a data set."""
+    """What the pipeline needs of a data set. A source of points says their dimension in `point_dim`."""
 
     class_names: list[str]
 

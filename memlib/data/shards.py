@@ -1,6 +1,6 @@
 """Decoding once: a source becomes one memory-mapped uint8 array and an index that travels with it.
 
-`images.npy` is (num_examples, size, size, 3) uint8; `index.parquet` (tables.INDEX) has a row an image, sorted by
+`images.npy` is (num_examples, size, size, channels) uint8, or (num_examples, dim) float32 for points; `index.parquet` (tables.INDEX) has a row an image, sorted by
 example id, with label, boxes and the picture's rectangle in stored pixels. Training, embedding and every sweep
 read this shard; nothing decodes an image twice.
 """
@@ -52,7 +52,10 @@ def write_shard(
     count, size = len(source), spec.image_size
     if count == 0:
         raise UserError("the source has no images")
-    pixels = np.lib.format.open_memmap(folder / IMAGES, mode="w+", dtype=np.uint8, shape=(count, size, size, 3))
+    dim: int | None = getattr(source, "point_dim", None)
+    shape = (count, size, size, spec.channels) if dim is None else (count, dim)
+    dtype = np.uint8 if dim is None else np.float32
+    pixels = np.lib.format.open_memmap(folder / IMAGES, mode="w+", dtype=dtype, shape=shape)
     rows: list[dict[str, Any]] = []
     broken: list[UnreadableImage] = []
     for position, item in enumerate(_decoded(source, threads)):
@@ -60,8 +63,8 @@ def write_shard(
             broken.append(item)
             rows.append(_unreadable_row(item, source.class_names))
         else:
-            _check_example(item, source.class_names)
-            stored, row = _stored(item, spec, source.class_names)
+            _check_example(item, source.class_names, dim)
+            stored, row = _stored(item, spec, source.class_names) if dim is None else _point(item, source.class_names)
             pixels[position] = stored
             rows.append(row)
         if progress is not None:
@@ -77,9 +80,9 @@ def write_shard(
     return _write_index(rows, folder)
 
 
-def read_images(path: Path) -> NDArray[np.uint8]:
-    """The stored images, memory-mapped: (num_examples, size, size, 3) uint8."""
-    images: NDArray[np.uint8] = np.load(path, mmap_mode="r")
+def read_images(path: Path) -> NDArray[Any]:
+    """The stored images, memory-mapped: (num_examples, size, size, channels) uint8, or (num_examples, dim) float32."""
+    images: NDArray[Any] = np.load(path, mmap_mode="r")
     return images
 
 
@@ -96,10 +99,14 @@ def _decoded(source: Source, threads: int) -> Iterator[Example | UnreadableImage
             yield from pool.map(read, range(start, min(start + block, len(source))))
 
 
-def _check_example(example: Example, class_names: list[str]) -> None:
+def _check_example(example: Example, class_names: list[str], dim: int | None) -> None:
     name = example.example_id
     if not 0 <= example.label < len(class_names):
         raise UserError(f"example {name} has label {example.label}, but there are {len(class_names)} classes")
+    if dim is not None:
+        if example.image.shape != (dim,) or not np.isfinite(example.image).all():
+            raise UserError(f"example {name}: expected a point of {dim} finite numbers, not {example.image!r}")
+        return
     if example.image.ndim != 3 or example.image.shape[2] != 3 or example.image.dtype != np.uint8:
         seen = f"{example.image.dtype} {example.image.shape}"
         raise UserError(f"example {name}: expected (height, width, 3) uint8 pixels, not {seen}")
@@ -110,7 +117,12 @@ def _check_example(example: Example, class_names: list[str]) -> None:
             raise UserError(f"example {name}: {seen}; boxes are x0, y0, x1, y1 inside the image")
 
 
-def _stored(example: Example, spec: DataSpec, class_names: list[str]) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+def _point(example: Example, class_names: list[str]) -> tuple[NDArray[Any], dict[str, Any]]:
+    stored = example.image.astype(np.float32)
+    return stored, _row(example, class_names, stored)
+
+
+def _stored(example: Example, spec: DataSpec, class_names: list[str]) -> tuple[NDArray[Any], dict[str, Any]]:
     size = spec.image_size
     height, width = example.image.shape[:2]
     scale_x = scale_y = size / max(width, height)
@@ -123,22 +135,33 @@ def _stored(example: Example, spec: DataSpec, class_names: list[str]) -> tuple[N
         image = np.asarray(Image.fromarray(image).resize((new_width, new_height), Image.Resampling.BICUBIC))
     stored = np.full((size, size, 3), PAD_GREY, dtype=np.uint8)
     stored[top : top + new_height, left : left + new_width] = image
+    if spec.channels == 1:
+        stored = np.asarray(Image.fromarray(stored).convert("L"))[..., None]
     scale = np.array([new_width / width, new_height / height] * 2)
     boxes = example.boxes * scale + np.array([left, top] * 2)
     # outward to whole pixels, so that no part of the object is left outside
     boxes = np.concatenate([np.floor(boxes[:, :2] + 1e-9), np.ceil(boxes[:, 2:] - 1e-9)], axis=1).astype(np.int64)
-    row = {
-        "example_id": example.example_id,
-        "label": example.label,
-        "class_name": class_names[example.label],
+    row = _row(example, class_names, stored) | {
         "boxes": boxes.reshape(-1).tolist(),
         "content": [left, top, left + new_width, top + new_height],
         "original_width": width,
         "original_height": height,
+    }
+    return stored, row
+
+
+def _row(example: Example, class_names: list[str], stored: NDArray[Any]) -> dict[str, Any]:
+    return {
+        "example_id": example.example_id,
+        "label": example.label,
+        "class_name": class_names[example.label],
+        "boxes": [],
+        "content": [0, 0, 0, 0],
+        "original_width": 0,
+        "original_height": 0,
         "digest": hashlib.sha256(stored.tobytes()).hexdigest(),
         "unreadable": None,
     }
-    return stored, row
 
 
 def _unreadable_row(error: UnreadableImage, class_names: list[str]) -> dict[str, Any]:

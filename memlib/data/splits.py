@@ -1,10 +1,11 @@
-"""Target A, reference B, shared C and public X: who may see what (Meehan 2023, A.2.1).
+"""Who may see what: target A, reference B, shared C and public X (Meehan 2023, A.2.1); or train and held out.
 
 A and B hold only images whose background can be cut out (a box, and a large enough crop), half each. C tops
 both up to the training budget and is seen by both models; X is seen by neither and decodes their embeddings.
 """
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +17,12 @@ from numpy.typing import NDArray
 from memlib.data.crops import Box, periphery_crop
 from memlib.errors import UserError
 from memlib.identity import canonical_json, derive_seed
-from memlib.specs import CropSpec, SplitSpec
+from memlib.specs import CropSpec, HoldOutSpec, SplitSpec
 from memlib.tables import SPLITS
 
 TARGET, REFERENCE, SHARED, PUBLIC, LEFT_OUT = "target", "reference", "shared", "public", "left_out"
+TRAIN, VALIDATION, HELD_OUT = "train", "validation", "held_out"
+ROLES = {TARGET, REFERENCE, SHARED, PUBLIC, LEFT_OUT, TRAIN, VALIDATION, HELD_OUT}
 
 
 @dataclass
@@ -67,7 +70,42 @@ def assert_disjoint(splits: pa.Table) -> None:
     """Every example has exactly one role: the promise that everything else rests on."""
     ids = splits["example_id"].to_pylist()
     assert len(set(ids)) == len(ids), "an example has two roles"
-    assert set(splits["role"].to_pylist()) <= {TARGET, REFERENCE, SHARED, PUBLIC, LEFT_OUT}
+    assert set(splits["role"].to_pylist()) <= ROLES
+
+
+def hold_out(index: pa.Table, spec: HoldOutSpec) -> pa.Table:
+    """Gives every example of the index the role train, validation, held_out or left_out, class by class.
+
+    Args:
+        index: tables.INDEX.
+        spec: how many of each.
+
+    Returns:
+        tables.SPLITS, sorted by example id; the crops are null.
+
+    Raises:
+        UserError: when a class has too few examples; the message names it.
+    """
+    candidates = [_Candidate(entry, None) for entry in index.to_pylist()]
+    _exclude(candidates, drop_duplicates=False)
+    names = {c.entry["label"]: c.entry["class_name"] for c in candidates}
+    for label in sorted(names):
+        members = [c for c in candidates if c.reason is None and c.entry["label"] == label]
+        rng = np.random.default_rng(derive_seed(spec.seed, "hold out", label))
+        shuffled = [members[i] for i in rng.permutation(len(members))]
+        kept = spec.validation_per_class + spec.held_out_per_class
+        train = spec.train_per_class if spec.train_per_class is not None else max(1, len(members) - kept)
+        if kept + train > len(members):
+            raise UserError(
+                f"class {names[label]!r} has {len(members)} examples, but the split needs {kept + train} ({train} to train "
+                f"on, {spec.validation_per_class} for validation, {spec.held_out_per_class} held out)"
+            )
+        roles = [VALIDATION] * spec.validation_per_class + [HELD_OUT] * spec.held_out_per_class + [TRAIN] * train
+        for candidate, role in itertools.zip_longest(shuffled, roles):
+            candidate.role, candidate.reason = role or LEFT_OUT, None if role else "surplus"
+    table = pa.Table.from_pylist([_row(c) for c in candidates], schema=SPLITS.arrow)
+    assert_disjoint(table)
+    return table
 
 
 def select(splits: pa.Table, *roles: str) -> pa.Table:

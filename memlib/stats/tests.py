@@ -1,10 +1,11 @@
-"""Intervals and tests for paired comparisons: bootstrap, sign flips, McNemar."""
+"""Intervals and tests for proportions and paired comparisons: t, bootstrap, sign flips, McNemar, Wilson."""
 
 import math
 from collections.abc import Iterator
 
 import numpy as np
 import scipy.sparse
+import scipy.special
 import scipy.stats
 from numpy.typing import NDArray
 
@@ -15,6 +16,66 @@ _ROUNDING = 1e-3  # of sums of bootstrap weights, in units
 def mcnemar_p(wins: int, losses: int) -> float:
     """Exact one-sided McNemar test: P(Binomial(wins + losses, 1/2) >= wins); 1 when there is nothing to compare."""
     return float(scipy.stats.binom.sf(wins - 1, wins + losses, 0.5)) if wins + losses else 1.0
+
+
+def paired_t(differences: NDArray[np.floating]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Many paired one-sided t-tests at once: is the mean difference above 0?
+
+    Differences that do not vary have no t: p is 1 unless they are all above 0, when it is 0.
+
+    Args:
+        differences: (..., num_pairs), at least two pairs, finite.
+
+    Returns:
+        means and p-values, each (...).
+
+    Raises:
+        ValueError: for fewer than two pairs.
+    """
+    count = differences.shape[-1]
+    if count < 2:
+        raise ValueError(f"a paired test needs at least two pairs, not {count}")
+    mean = differences.mean(axis=-1, dtype=np.float64)
+    error = np.sqrt(differences.var(axis=-1, ddof=1, dtype=np.float64) / count)
+    varies = error > 1e-12 * np.abs(mean)
+    t = np.divide(mean, error, out=np.where(mean > 0, np.inf, -np.inf), where=varies)
+    p: NDArray[np.float64] = np.where(varies, scipy.special.stdtr(count - 1, -t), np.where(mean > 0, 0.0, 1.0))
+    return mean, p
+
+
+def wilson_interval(hits: int, count: int, *, level: float = 0.95) -> tuple[float, float]:
+    """Wilson's interval of a proportion of `count` independent units."""
+    interval = scipy.stats.binomtest(hits, count).proportion_ci(level, method="wilson")
+    return float(interval.low), float(interval.high)
+
+
+def mean_interval(
+    values: NDArray[np.float64], *, replicates: int, seed: int, level: float = 0.95
+) -> tuple[float, float]:
+    """A bootstrap interval of a mean of independent units, widened for few of them.
+
+    The percentiles are those of Hesterberg's expanded bootstrap (2015, section 5.1): as far out as Student's t and
+    the bootstrap's own narrowness by (n - 1) / n ask for.
+
+    Args:
+        values: (num_units,), at least 2.
+        replicates: bootstrap replicates.
+        seed: of the draws.
+        level: coverage.
+    """
+    count = len(values)
+    assert count >= 2, "an interval needs two units"
+    counts = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=replicates)
+    half = math.sqrt(count / (count - 1)) * float(scipy.stats.t.ppf((1 + level) / 2, count - 1))
+    tail = float(scipy.stats.norm.cdf(-half))
+    low, high = np.quantile(counts @ values / count, [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def sign_flip_p(differences: NDArray[np.float64], *, permutations: int, seed: int) -> float:
+    """One-sided p-value of a mean of independent differences whose sign would be chance under the null."""
+    drawn = [(1 - 2 * flips) @ differences / len(differences) for flips in sign_flips(len(differences), permutations, seed=seed)]
+    return permutation_p(float(differences.mean()), np.concatenate(drawn))
 
 
 def bootstrap_weights(strata: NDArray[np.int64], replicates: int, *, seed: int) -> Iterator[NDArray[np.float32]]:

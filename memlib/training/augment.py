@@ -5,10 +5,14 @@ many workers share the batch, and a resumed training needs no other state than i
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from memlib.identity import derive_seed
@@ -32,10 +36,16 @@ class ViewDraws:
     contrast: Tensor  # (batch,) float32, 1 for none
     blur: Tensor  # (batch,) float32 sigma in pixels at 224 px, 0 for none
     solarize: Tensor  # (batch,) bool
+    shift: Tensor  # (batch, 2) int64 rows and columns cut off at the upper left
 
     def part(self, rows: slice) -> "ViewDraws":
         """The draws of some rows of the batch."""
         return ViewDraws(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+    @staticmethod
+    def joined(parts: Sequence["ViewDraws"]) -> "ViewDraws":
+        """The draws of several batches one after the other."""
+        return ViewDraws(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(ViewDraws)))
 
 
 def draw_view(spec: AugmentSpec, *, batch: int, seed: int, step: int, view: int) -> ViewDraws:
@@ -60,7 +70,8 @@ def draw_view(spec: AugmentSpec, *, batch: int, seed: int, step: int, view: int)
     sigma = BLUR_SIGMA[0] + torch.rand(batch, generator=rng) * (BLUR_SIGMA[1] - BLUR_SIGMA[0])
     blur = torch.where(chance(spec.blur[kind]), sigma, 0.0)
     solarize = chance(spec.solarize[kind])
-    return ViewDraws(boxes, flip, _colour_matrix(brightness, saturation, hue), contrast, blur, solarize)
+    shift = torch.randint(0, spec.shift + 1, (batch, 2), generator=rng)
+    return ViewDraws(boxes, flip, _colour_matrix(brightness, saturation, hue), contrast, blur, solarize, shift)
 
 
 def _draw_boxes(spec: AugmentSpec, batch: int, rng: torch.Generator) -> Tensor:
@@ -87,23 +98,31 @@ def _colour_matrix(brightness: Tensor, saturation: Tensor, hue: Tensor) -> Tenso
     return matrix
 
 
-def apply_view(images: Tensor, draws: ViewDraws, *, side: int) -> Tensor:
+def apply_view(images: Tensor, draws: ViewDraws, *, side: int, max_shift: int = 0) -> Tensor:
     """Makes one normalised view of a batch.
 
     Args:
-        images: (batch, 3, height, width) float32 in [0, 1], on the device.
+        images: (batch, 3 or 1, height, width) float32 in [0, 1], on the device.
         draws: the random choices, a row an image.
         side: side of the view in pixels.
+        max_shift: the spec's shift: so many rows and columns are cut off in all.
 
     Returns:
-        (batch, 3, side, side) float32, ImageNet-normalised.
+        (batch, 3 or 1, side, side) float32, normalised.
     """
     device = images.device
     views = resized_crops(images, draws.boxes.to(device), side=side)
     flip = draws.flip.to(device)[:, None, None, None]
     views = torch.where(flip, views.flip(3), views)
-    views = torch.einsum("bij,bjhw->bihw", draws.colour.to(device), views)
-    grey_mean = torch.einsum("j,bjhw->b", _LUMA.to(device), views) / (side * side)
+    if max_shift:
+        views = _shift(views, draws.shift, max_shift)
+    colour, luma = draws.colour.to(device), _LUMA.to(device)
+    if views.shape[1] == 1:  # of a grey pixel only the brightness can change
+        views = views * (colour.sum(dim=2) @ luma).view(-1, 1, 1, 1)
+        luma = torch.ones(1, device=device)
+    else:
+        views = torch.einsum("bij,bjhw->bihw", colour, views)
+    grey_mean = torch.einsum("j,bjhw->b", luma, views) / (side * side)
     contrast = draws.contrast.to(device)
     views = views * contrast[:, None, None, None] + ((1 - contrast) * grey_mean)[:, None, None, None]
     views = views.clamp(0, 1)
@@ -134,8 +153,39 @@ def resized_crops(images: Tensor, boxes: Tensor, *, side: int) -> Tensor:
     return crops
 
 
+def _shift(views: Tensor, shift: Tensor, max_shift: int) -> Tensor:
+    """Cuts rows and columns off at the upper left, the rest of `max_shift` at the lower right, which becomes black."""
+    height, width = views.shape[2] - max_shift, views.shape[3] - max_shift
+    shifted = torch.zeros_like(views)
+    for image, view, (top, left) in zip(shifted, views, shift.tolist(), strict=True):
+        image[:, :height, :width] = view[:, top : top + height, left : left + width]
+    return shifted
+
+
+def prepare(examples: NDArray[Any], device: torch.device) -> Tensor:
+    """Stored examples as a model takes them when nothing is augmented.
+
+    Args:
+        examples: (batch, height, width, channels) uint8, or (batch, dim) float32.
+        device: where to.
+
+    Returns:
+        (batch, channels, height, width) float32, normalised, or the points as they are.
+    """
+    if examples.ndim == 2:
+        return torch.from_numpy(np.ascontiguousarray(examples)).float().to(device)
+    return normalise(pixels(torch.from_numpy(np.ascontiguousarray(examples)), device))
+
+
+def pixels(images: Tensor, device: torch.device) -> Tensor:
+    """(batch, height, width, channels) uint8 -> (batch, channels, height, width) float32 in [0, 1]."""
+    return images.to(device, non_blocking=True).permute(0, 3, 1, 2).float().div_(255)
+
+
 def normalise(images: Tensor) -> Tensor:
-    """Subtracts ImageNet's mean and divides by its standard deviation, a channel each."""
+    """Subtracts ImageNet's mean and divides by its standard deviation, a channel each; grey images stay in [0, 1]."""
+    if images.shape[1] == 1:
+        return images
     mean = torch.tensor(MEAN, device=images.device).view(1, 3, 1, 1)
     std = torch.tensor(STD, device=images.device).view(1, 3, 1, 1)
     return (images - mean) / std

@@ -4,27 +4,34 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+from torch import nn
 
+from memlib.data.canaries import Feature, TrainingRows, training_rows
 from memlib.data.shards import IMAGES, read_images
-from memlib.data.splits import column, members_digest, select
-from memlib.errors import RunError
-from memlib.identity import content_key
-from memlib.models.encoder import Encoder, build_encoder
+from memlib.data.splits import VALIDATION, column, members_digest, select
+from memlib.errors import RunError, UserError
+from memlib.identity import canonical_json, content_key
+from memlib.models.classifiers import build_classifier
+from memlib.models.encoder import build_encoder
 from memlib.objectives import build_objective, needs_classifier
-from memlib.specs import ModelSpec, TrainingSpec
+from memlib.specs import AnyModelSpec, CanarySpec, ClassifierSpec, ModelSpec, TrainingSpec
 from memlib.store import Attempt, Ref, Store
 from memlib.tables import TRAINING, write_table
 from memlib.training.checkpoint import load_resume_state, load_weights, save_resume_state, save_weights, weights_file
 from memlib.training.loop import Training, TrainingSet, Worker
 
-STAGE, VERSION = "train", 1
+STAGE, VERSION = "train", 2
+MODELS: TypeAdapter[ModelSpec | ClassifierSpec] = TypeAdapter(AnyModelSpec)
 SPLITS_FILE, HISTORY, MODEL_FILE = "splits.parquet", "history.parquet", "model.json"
 
 Progress = Callable[[dict[str, Any]], None]
@@ -41,16 +48,18 @@ class TrainingJob:
         shard, splits: artifacts with the images and who may see them.
         roles: the roles whose examples it trains on.
         parent: a trained model whose last weights it starts from.
+        canary: the unique feature that some of its examples carry.
     """
 
     name: str
-    model: ModelSpec
+    model: ModelSpec | ClassifierSpec
     training: TrainingSpec
     num_classes: int
     shard: Ref
     splits: Ref
     roles: tuple[str, ...]
     parent: Ref | None = None
+    canary: "Canary | None" = None
 
     def members(self, store: Store) -> pa.Table:
         """The rows of the splits it trains on, in order of example id."""
@@ -61,6 +70,10 @@ class TrainingJob:
         inputs = {"shard": self.shard.key, "examples": members_digest(self.members(store))}
         if self.parent is not None:
             inputs["parent"] = self.parent.key
+        if self.training.patience is not None:
+            inputs["validation"] = members_digest(self.validation(store))
+        if self.canary is not None:
+            inputs["canary"] = self.canary.digest
         return Ref(STAGE, content_key(STAGE, version=VERSION, spec=self.spec(), inputs=inputs))
 
     def spec(self) -> dict[str, Any]:
@@ -71,10 +84,65 @@ class TrainingJob:
             "num_classes": self.num_classes,
         }
 
-    def build(self) -> Encoder:
-        """The untrained model."""
+    def validation(self, store: Store) -> pa.Table:
+        """The rows of the splits on which early stopping watches the loss."""
+        return select(pq.read_table(store.local_path(self.splits, SPLITS_FILE)), VALIDATION)
+
+    def training_set(self, store: Store) -> TrainingSet:
+        """The examples it trains on, with the canary where it has one."""
+        members = self.members(store)
+        images = read_images(store.local_path(self.shard, IMAGES))
+        rows, labels = column(members, "row"), column(members, "label")
+        if self.canary is None:
+            return TrainingSet(images, rows, labels)
+        chosen = self.canary.rows(rows)
+        by_row = dict(zip(rows.tolist(), labels.tolist(), strict=True))
+        labels = np.array([by_row[row] for row in chosen.rows.tolist()], dtype=np.int64)
+        return TrainingSet(images, chosen.rows, labels, self.canary.feature, chosen.marked)
+
+    def validation_set(self, store: Store) -> TrainingSet | None:
+        """The examples on which early stopping watches the loss."""
+        if self.training.patience is None:
+            return None
+        members = self.validation(store)
+        images = read_images(store.local_path(self.shard, IMAGES))
+        feature = None if self.canary is None else self.canary.feature
+        return TrainingSet(images, column(members, "row"), column(members, "label"), feature)
+
+    def describe(self, images: NDArray[Any]) -> dict[str, Any]:
+        """What it takes to build the model again: architecture, classes (null without class scores), input shape."""
         classes = self.num_classes if needs_classifier(self.training.objective) else None
-        return build_encoder(self.model, num_classes=classes, seed=self.training.seed)
+        shape = [images.shape[3], *images.shape[1:3]] if images.ndim == 4 else list(images.shape[1:])
+        return {"model": self.model.model_dump(mode="json"), "classifier": classes, "input_shape": shape}
+
+
+@dataclass(frozen=True)
+class Canary:
+    """Who carries the unique feature in one model's training set.
+
+    Attributes:
+        feature: content and place.
+        spec: replace or append, and how often.
+        row: the canary's row in the shard.
+        with_feature: False for a control, which sees the clean twin.
+    """
+
+    feature: Feature
+    spec: CanarySpec
+    row: int
+    with_feature: bool
+
+    @property
+    def digest(self) -> str:
+        """Of all that changes the training set; a control that replaces nothing is the same for all canaries."""
+        untouched = not self.with_feature and self.spec.mode == "replace" and self.spec.repeats == 1
+        place = None if untouched else [self.row, self.spec.mode, self.spec.repeats]
+        cover = None if untouched and self.feature.cover is None else self.feature.digest
+        return canonical_json([place, cover, self.with_feature])
+
+    def rows(self, members: NDArray[np.int64]) -> TrainingRows:
+        """The training set's rows."""
+        return training_rows(members, self.row, self.spec, with_feature=self.with_feature)
 
 
 def train_into_store(
@@ -106,13 +174,27 @@ def train_into_store(
     return ref
 
 
-def load_trained(store: Store, ref: Ref, *, epoch: int) -> tuple[Encoder, ModelSpec]:
+def build_model(described: Mapping[str, Any], *, seed: int) -> nn.Module:
+    """An untrained model from what `TrainingJob.describe` says of it.
+
+    Raises:
+        UserError: when the architecture cannot take such examples.
+    """
+    spec = MODELS.validate_python(described["model"])
+    if isinstance(spec, ModelSpec):
+        return build_encoder(spec, num_classes=described["classifier"], seed=seed)
+    try:
+        return build_classifier(spec, described["input_shape"], described["classifier"], seed=seed)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def load_trained(store: Store, ref: Ref, *, epoch: int) -> tuple[nn.Module, ModelSpec | ClassifierSpec]:
     """A trained model as it was after `epoch` epochs, on the CPU."""
     described = json.loads(store.local_path(ref, MODEL_FILE).read_text())
-    spec = ModelSpec.model_validate(described["model"])
-    encoder = build_encoder(spec, num_classes=described["classifier"], seed=0)
-    load_weights(encoder, store.local_path(ref, weights_file(epoch)))
-    return encoder, spec
+    model = build_model(described, seed=0)
+    load_weights(model, store.local_path(ref, weights_file(epoch)))
+    return model, MODELS.validate_python(described["model"])
 
 
 class _Run:
@@ -130,15 +212,17 @@ class _Run:
     ) -> None:
         self.store, self.ref, self.job, self.worker, self.folder = store, ref, job, worker, folder
         self.resume_seconds, self.progress = resume_seconds, progress
-        members = job.members(store)
-        images = read_images(store.local_path(job.shard, IMAGES))
-        self.data = TrainingSet(images, column(members, "row"), column(members, "label"))
-        encoder = job.build()
+        self.data = job.training_set(store)
+        self.described = job.describe(self.data.images)
+        model = build_model(self.described, seed=job.training.seed)
         if job.parent is not None:
             last = max(name for name in store.manifest(job.parent)["files"] if name.startswith("epoch-"))
-            load_weights(encoder, store.local_path(job.parent, last))
+            load_weights(model, store.local_path(job.parent, last))
         objective = build_objective(job.training.objective)
-        self.training = Training(encoder, objective, self.data, job.training, input_size=job.model.input_size, worker=worker)
+        side = job.model.input_size if isinstance(job.model, ModelSpec) else self.data.images.shape[1]
+        self.training = Training(
+            model, objective, self.data, job.training, input_size=side, worker=worker, validation=job.validation_set(store)
+        )
         self.history: list[dict[str, Any]] = []
         self.resumed_from: int | None = None
         self.seconds = 0.0  # spent by earlier attempts, as far as they were saved
@@ -159,6 +243,8 @@ class _Run:
         self.saved = time.monotonic()
         self.epoch_started, self.epoch_first_step = time.monotonic(), self.training.step
         self.training.run(after_step=self._after_step, after_epoch=self._after_epoch)
+        if self.training.validation is not None:
+            self._keep(self.job.training.epochs)  # the best epoch's weights are the model
 
     def _after_step(self, training: Training) -> None:
         finished = training.step == training.num_steps
@@ -176,10 +262,12 @@ class _Run:
             self.history.append({**row, "term": term, "value": value})
         if training.epoch in self.job.training.kept_epochs:
             self._keep(training.epoch)
+        if training.stopped:
+            return
         if time.monotonic() - self.saved >= self.resume_seconds and training.step < training.num_steps:
             self._save()
         now = time.monotonic()
-        images = (training.step - self.epoch_first_step) * self.job.training.batch_size
+        images = (training.step - self.epoch_first_step) * training.batch_size
         if self.progress is not None:
             speed = images / max(1e-9, now - self.epoch_started)
             self.progress({"epoch": training.epoch, "images_per_second": speed, "loss": means["loss"]})
@@ -209,12 +297,11 @@ class _Run:
 
     def _write_artifact(self, attempt: Attempt) -> None:
         job = self.job
-        for epoch in job.training.kept_epochs:
+        kept = [e for e in job.training.kept_epochs if e <= self.training.epoch or e == job.training.epochs]
+        for epoch in kept:  # stopped early, later ones were not reached
             shutil.copyfile(self.folder / weights_file(epoch), attempt.path(weights_file(epoch)))
         write_table(pa.Table.from_pylist(self.history, schema=TRAINING.arrow), TRAINING, attempt.path(HISTORY))
-        classifier = job.num_classes if needs_classifier(job.training.objective) else None
-        described = {"model": job.model.model_dump(mode="json"), "classifier": classifier}
-        attempt.path(MODEL_FILE).write_text(json.dumps(described))
+        attempt.path(MODEL_FILE).write_text(json.dumps(self.described))
         attempt.facts |= {
             "name": job.name,
             "world_size": self.worker.world_size,
@@ -222,5 +309,6 @@ class _Run:
             "num_examples": len(self.data),
             "training_seconds": round(self.seconds + time.monotonic() - self.started, 1),
             "resumed_from_step": self.resumed_from,
-            "num_steps": self.training.num_steps,
+            "num_steps": self.training.step,
+            "best_epoch": self.training.best["epoch"] if self.training.validation is not None else job.training.epochs,
         }

@@ -15,17 +15,21 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from memlib.data.canaries import Feature
 from memlib.errors import RunError, UserError
 from memlib.identity import derive_seed
 from memlib.models.batchnorm import synchronise_batch_norm
 from memlib.objectives import Objective
 from memlib.specs import TrainingSpec
-from memlib.training.augment import apply_view, draw_view
+from memlib.training.augment import apply_view, draw_view, normalise, pixels
 from memlib.training.optim import build_optimizer, learning_rate
+
+VALIDATION_BATCH = 512
 
 
 @dataclass(frozen=True)
@@ -55,14 +59,27 @@ class Worker:
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """The images a model may see: rows of a shard, with their labels."""
+    """The examples a model may see: rows of a shard, with their labels, and a unique feature in some of them."""
 
-    images: NDArray[np.uint8]  # (num_stored, size, size, 3), usually memory-mapped
+    images: NDArray[Any]  # (num_stored, size, size, channels) uint8 or (num_stored, dim), usually memory-mapped
     rows: NDArray[np.int64]  # (num_examples,)
     labels: NDArray[np.int64]  # (num_examples,)
+    feature: Feature | None = None
+    marked: NDArray[np.bool_] | None = None  # (num_examples,) which examples carry the feature
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def read(self, chosen: NDArray[np.int64]) -> NDArray[Any]:
+        """The chosen examples (positions in `rows`) as the model sees them, before augmentation."""
+        images = self.images[self.rows[chosen]]
+        if self.feature is None:
+            return images
+        images = self.feature.clean(images)
+        if self.marked is not None and self.marked[chosen].any():
+            images = np.array(images)
+            images[self.marked[chosen]] = self.feature.insert(images[self.marked[chosen]])
+        return images
 
 
 class Training:
@@ -75,6 +92,7 @@ class Training:
         spec: everything that decides the result.
         input_size: side of a view in pixels.
         worker: this process's part.
+        validation: examples whose loss decides when to stop, with a spec that has patience.
 
     Raises:
         UserError: when the spec asks for what the data or the device cannot give.
@@ -89,11 +107,14 @@ class Training:
         *,
         input_size: int,
         worker: Worker | None = None,
+        validation: TrainingSet | None = None,
     ) -> None:
         self.worker = worker or Worker()
         self.spec, self.data, self.input_size = spec, data, input_size
-        _check(spec, data, self.worker)
-        self.steps_per_epoch = len(data) // spec.batch_size
+        self.validation = validation if spec.patience is not None else None
+        _check(spec, data, self.worker, self.validation)
+        self.batch_size = spec.batch_size or len(data)
+        self.steps_per_epoch = len(data) // self.batch_size
         self.num_steps = spec.epochs * self.steps_per_epoch
         self.model = model.to(self.worker.device).to(memory_format=torch.channels_last)  # faster convolutions
         self.objective = objective.to(self.worker.device)
@@ -108,6 +129,12 @@ class Training:
         self.step = 0
         self.rate = 0.0
         self.epoch_sums: dict[str, float] = {}
+        self.best: dict[str, Any] = {"loss": math.inf, "epoch": 0, "weights": {}}  # with patience: the model
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the validation loss has not fallen for as long as the spec has patience."""
+        return self.validation is not None and self.epoch - self.best["epoch"] >= (self.spec.patience or 0)
 
     @property
     def epoch(self) -> int:
@@ -123,6 +150,7 @@ class Training:
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             "epoch_sums": dict(self.epoch_sums),
+            "best": self.best,
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -134,6 +162,7 @@ class Training:
             self.scaler.load_state_dict(state["scaler"])
         self.step = int(state["step"])
         self.epoch_sums = dict(state["epoch_sums"])
+        self.best = dict(state["best"])
 
     def run(
         self,
@@ -142,7 +171,9 @@ class Training:
         after_epoch: Callable[["Training", dict[str, float]], None] | None = None,
         stop_after: int | None = None,
     ) -> None:
-        """Trains to the end, or until `stop_after` steps have been taken in all.
+        """Trains to the end, until patience runs out, or until `stop_after` steps have been taken in all.
+
+        With patience the model ends with the weights of its best epoch.
 
         Args:
             after_step: called after each step.
@@ -153,6 +184,8 @@ class Training:
             RunError: when the loss is not finite; says the step and the values that led there.
         """
         end = self.num_steps if stop_after is None else min(stop_after, self.num_steps)
+        if self.stopped:  # taken up after its last epoch
+            end = self.step
         batches = Prefetcher(self.data, self.spec, self.worker, first_step=self.step, last_step=end)
         self._forward.train()
         for images, labels in batches:
@@ -162,9 +195,31 @@ class Training:
             if self.step % self.steps_per_epoch == 0:
                 means = {name: value / self.steps_per_epoch for name, value in self.epoch_sums.items()}
                 self.epoch_sums = {}
+                if self.validation is not None:
+                    means["validation_loss"] = self._validate(self.validation)
                 if after_epoch is not None:
                     after_epoch(self, means)
+                if self.stopped:
+                    break
         self._forward.eval()
+        if self.validation is not None and self.best["weights"] and (self.stopped or self.step == self.num_steps):
+            self.model.load_state_dict(self.best["weights"])
+
+    @torch.no_grad()
+    def _validate(self, data: TrainingSet) -> float:
+        """The mean validation loss, of which the lowest so far names the best weights; the same on every worker."""
+        self._forward.eval()
+        total = 0.0
+        for chosen in np.array_split(np.arange(len(data)), max(1, len(data) // VALIDATION_BATCH)):
+            views = [self._plain(torch.from_numpy(data.read(chosen)))] * self.objective.num_views
+            labels = torch.from_numpy(data.labels[chosen]).to(self.worker.device)
+            total += float(self.objective(self.model, views, labels)["loss"]) * len(chosen)
+        self._forward.train()
+        loss = float(self.worker.share(total / len(data)))
+        if loss < self.best["loss"]:
+            weights = {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
+            self.best = {"loss": loss, "epoch": self.epoch, "weights": weights}
+        return loss
 
     def take_step(self, images: Tensor, labels: Tensor) -> None:
         """One optimiser step on this worker's part of a batch.
@@ -203,15 +258,26 @@ class Training:
         self.epoch_sums = dict(sums)
 
     def _views(self, images: Tensor) -> list[Tensor]:
-        part = _part(self.spec.batch_size, self.worker)
-        device = self.worker.device
-        scaled = images.to(device, non_blocking=True).permute(0, 3, 1, 2).float().div_(255)
+        augment, batch = self.spec.augment, self.batch_size
+        if augment is None:
+            return [self._plain(images)] * self.objective.num_views
+        part = _part(batch, self.worker)
+        scaled = pixels(images, self.worker.device)
         draws = (
-            draw_view(self.spec.augment, batch=self.spec.batch_size, seed=self.spec.seed, step=self.step, view=view)
+            draw_view(augment, batch=batch, seed=self.spec.seed, step=self.step, view=view)
             for view in range(self.objective.num_views)
         )
-        views = [apply_view(scaled, draw.part(part), side=self.input_size) for draw in draws]
+        views = [apply_view(scaled, draw.part(part), side=self.input_size, max_shift=augment.shift) for draw in draws]
         return [view.contiguous(memory_format=torch.channels_last) for view in views]
+
+    def _plain(self, images: Tensor) -> Tensor:
+        """Examples as they are, as the model takes them."""
+        if images.dim() == 2:
+            return images.float().to(self.worker.device)
+        scaled = pixels(images, self.worker.device)
+        if scaled.shape[2] != self.input_size:
+            scaled = F.interpolate(scaled, size=(self.input_size, self.input_size), mode="bilinear", antialias=True)
+        return normalise(scaled).contiguous(memory_format=torch.channels_last)
 
     def _divergence(self, values: Mapping[str, float]) -> str:
         done = self.step % self.steps_per_epoch
@@ -224,11 +290,16 @@ class Training:
         )
 
 
-def _check(spec: TrainingSpec, data: TrainingSet, worker: Worker) -> None:
-    if spec.epochs and len(data) < spec.batch_size:
-        raise UserError(f"training.batch_size {spec.batch_size} is more than the {len(data)} images to train on")
-    if spec.batch_size % worker.world_size:
-        raise UserError(f"training.batch_size {spec.batch_size} cannot be shared by {worker.world_size} workers evenly")
+def _check(spec: TrainingSpec, data: TrainingSet, worker: Worker, validation: TrainingSet | None) -> None:
+    batch = spec.batch_size or len(data)
+    if spec.epochs and len(data) < batch:
+        raise UserError(f"training.batch_size {batch} is more than the {len(data)} examples to train on")
+    if batch % worker.world_size:
+        raise UserError(f"training.batch_size {batch} cannot be shared by {worker.world_size} workers evenly")
+    if spec.augment is not None and data.images.ndim != 4:
+        raise UserError("training.augment is for images; set it to null for points")
+    if spec.patience is not None and not (validation is not None and len(validation)):
+        raise UserError("training.patience needs validation examples, which this audit or split does not have")
     if spec.precision == "float16" and worker.device.type != "cuda":
         raise UserError("training.precision float16 needs a GPU; use bfloat16 or float32")
 
@@ -269,12 +340,12 @@ class Prefetcher:
                 yield images, labels.to(self._worker.device, non_blocking=True)
 
     def _read(self, step: int) -> tuple[Tensor, Tensor]:
-        batch = self._spec.batch_size
+        batch = self._spec.batch_size or len(self._data)
         epoch, place = divmod(step, len(self._data) // batch)
         if self._order[0] != epoch:
             self._order = (epoch, epoch_order(len(self._data), seed=self._spec.seed, epoch=epoch))
         chosen = self._order[1][place * batch : (place + 1) * batch][_part(batch, self._worker)]
-        images = torch.from_numpy(self._data.images[self._data.rows[chosen]])
+        images = torch.from_numpy(self._data.read(chosen))
         labels = torch.from_numpy(self._data.labels[chosen])
         if self._worker.device.type == "cuda":
             return images.pin_memory(), labels.pin_memory()

@@ -1,7 +1,7 @@
 """Optimisers and the learning-rate schedule, a pure function of the step."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -45,15 +45,20 @@ def build_optimizer(spec: OptimizerSpec, modules: Iterable[nn.Module]) -> torch.
     params = [p for module in modules for p in module.parameters() if p.requires_grad]
     if spec.name == "lars":
         return LARS(params, lr=spec.learning_rate, weight_decay=spec.weight_decay, momentum=spec.momentum)
+    return build_adamw(spec, params, decayed_from=2)
+
+
+def build_adamw(spec: OptimizerSpec, params: Sequence[Tensor], *, decayed_from: int) -> torch.optim.Optimizer:
+    """AdamW that decays the parameters with at least `decayed_from` dimensions; each element is updated by itself."""
     groups = [
-        {"params": [p for p in params if p.dim() > 1], "weight_decay": spec.weight_decay},
-        {"params": [p for p in params if p.dim() <= 1], "weight_decay": 0.0},
+        {"params": [p for p in params if p.dim() >= decayed_from], "weight_decay": spec.weight_decay},
+        {"params": [p for p in params if p.dim() < decayed_from], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=spec.learning_rate)
+    return torch.optim.AdamW([group for group in groups if group["params"]], lr=spec.learning_rate, fused=True)
 
 
 def learning_rate(spec: OptimizerSpec, *, step: int, steps_per_epoch: int, num_steps: int) -> float:
-    """Linear warm-up from 0, then a cosine from the peak to final_fraction of it.
+    """Linear warm-up from 0, then a cosine from the peak to final_fraction of it, or the peak throughout.
 
     Args:
         spec: peak, warm-up and end.
@@ -64,6 +69,8 @@ def learning_rate(spec: OptimizerSpec, *, step: int, steps_per_epoch: int, num_s
     warmup = min(spec.warmup_epochs * steps_per_epoch, num_steps)
     if step < warmup:
         return spec.learning_rate * (step + 1) / warmup
+    if spec.schedule == "constant":
+        return spec.learning_rate
     done = (step - warmup) / max(1, num_steps - warmup)
     end = spec.final_fraction
     return spec.learning_rate * (end + (1 - end) * (1 + math.cos(math.pi * done)) / 2)

@@ -1,0 +1,640 @@
+"""Unique features: does a classifier remember something that stood in a single training image? (Hartley 2023, 2022)
+
+The feature (a name burnt into an X-ray, a patch, an odd coordinate) is put into clean examples. A model that has
+memorized it is surer of the canary's label on examples with the feature (x_u) than on the same ones without (x_c):
+
+    M_white = mean over x in D_y of  P(y | x_u) - P(y | x_c)                 knows data and label   (2023, Eq. 1)
+    M_grey  = max over labels i of   mean over D_yi of P(yi | x_u) - P(yi | x_c)   knows the data   (2023, Eq. 2)
+    M_black = max over labels i of   mean over D_r of P(yi | x_u) - P(yi | x_c)    any other data   (2023, Eq. 3)
+    M_w     = mean over D_y of log P(y | x_u) - log P(y | x_r)     x_r: a random partner            (2022, 2.2)
+    M_kl    = mean over D_r of KL(f(x_c) || f(x_u)) - KL(f(x_c) || f(x_r))                          (2022, Eq. 1)
+
+The published criterion, a paired t-test over examples, speaks of one net and calls many nets memorizing that never
+saw the feature. So every canary net has a control: same seed, same examples, the feature left out. A net's
+calibrated p is the rank of its score among the controls of other seeds, which take the same maxima; what is claimed
+is the excess over the controls.
+"""
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pydantic import Field, field_validator, model_validator
+
+from memlib.identity import derive_seed
+from memlib.specs import (
+    CanarySpec,
+    ClassifierSpec,
+    DataSpec,
+    HoldOutSpec,
+    InfluenceSpec,
+    NetsSpec,
+    ProbeSpec,
+    Spec,
+    TrainedSpec,
+    TrainingSpec,
+    changed,
+)
+from memlib.stats.tests import (
+    mcnemar_p,
+    mean_interval,
+    paired_interval,
+    paired_t,
+    permutation_p,
+    sign_flip_p,
+    wilson_interval,
+)
+from memlib.tables import CURVES, SUMMARY, UNIQUE_FEATURE_UNITS, summary_row
+
+Output = Literal["probability", "logit"]
+CONTROLS_FOR_P = 19  # below, no net can have a calibrated p of .05
+SEEDS_FOR_INTERVAL = 2
+SETTING = {"m_white": "white", "m_grey": "grey", "m_black": "black", "m_w": "white", "m_kl": "black"}
+
+
+class Config(Spec):
+    """How nets are scored."""
+
+    outputs: tuple[Output, ...] = ("probability", "logit")
+    """What M is computed on; the first is the headline. Eq. 1 says probability, the published numbers are on logits."""
+    alpha: float = Field(default=0.05, gt=0, lt=1)
+    """Level of the criteria."""
+    max_examples: int = Field(default=1000, ge=2)
+    """Examples of each label, and probe examples, that are shown at most."""
+    per_epoch: bool = False
+    """Score every epoch in the white box (stacked models only)."""
+    random_draws: int = Field(default=1, ge=1)
+    """Evaluations of M_w and M_kl, each with random partners of its own (2022, Fig. 4)."""
+    removed_pixels: tuple[int, ...] = ()
+    """Score also with so many pixels of the feature taken out (2023, Fig. 5)."""
+    null_features: int = Field(default=0, ge=0)
+    """Score also other features from the same generator, the null of a model trained elsewhere."""
+    replicates: int = Field(default=2000, ge=100)
+    """Bootstrap replicates."""
+    permutations: int = Field(default=9999, ge=100)
+    """Exchanges of canary nets and controls for p-values."""
+    seed: int = Field(default=0, ge=0)
+    """Of examples, random partners, bootstrap and permutations."""
+
+    @field_validator("outputs")
+    @classmethod
+    def _some(cls, value: tuple[Output, ...]) -> tuple[Output, ...]:
+        if not value:
+            raise ValueError("outputs must name probability, logit or both")
+        return tuple(dict.fromkeys(value))
+
+
+class ReportSpec(Spec):
+    """What the page shows."""
+
+    examples: int = Field(default=4, ge=0)
+    """Canaries shown with and without the feature."""
+    gradcam: bool = False
+    """What a convolutional model looks at, with and without the feature (2023, Fig. 8)."""
+    latent: bool = False
+    """Activations before the class scores that only the feature excites (2022, A.6); needs nets.same_seed."""
+    boundaries: bool = True
+    """Decision boundaries of points with and without the feature (2023, Fig. 3)."""
+
+
+class Recipe(Spec):
+    """A unique-feature audit from data to report: of models trained for it, or of one's own."""
+
+    audit: Literal["unique_feature"] = "unique_feature"
+    title: str = "Unique-feature audit"
+    """Heading of the report."""
+    data: DataSpec
+    split: HoldOutSpec = HoldOutSpec()
+    canary: CanarySpec
+    model: ClassifierSpec | None = None
+    """The models that are trained."""
+    training: TrainingSpec | None = None
+    """How they are trained."""
+    trained: TrainedSpec | None = None
+    """One's own model instead of model and training."""
+    nets: NetsSpec = NetsSpec()
+    probe: ProbeSpec = ProbeSpec()
+    score: Config = Config()
+    influence: InfluenceSpec = InfluenceSpec()
+    report: ReportSpec = ReportSpec()
+    data_seeds: int = Field(default=1, ge=1)
+    """Draws of the data: the source's seed and the next ones. With three or more, intervals are over them."""
+    variants: dict[str, dict[str, Any]] = {}
+    """Named changes of this recipe, each a run of its own; keys may be dotted, as in {training.patience: 5}."""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> "Recipe":
+        if (self.trained is None) == (self.model is None or self.training is None):
+            raise ValueError("give either model and training, or trained")
+        if self.trained is not None and (self.variants or self.data_seeds > 1):
+            raise ValueError("variants and data_seeds are for models that are trained here")
+        if self.data_seeds > 1 and not hasattr(self.data.source, "seed"):
+            raise ValueError(f"data_seeds needs a source with a seed; {self.data.source.kind} has none")
+        if self.report.latent and not self.nets.same_seed:
+            raise ValueError("report.latent compares units across nets, which needs nets.same_seed")
+        for name in self.variants:
+            self._variant(name)
+        self._check_augmentation()
+        return self
+
+    def _check_augmentation(self) -> None:
+        augment = None if self.training is None else self.training.augment
+        if augment is None:
+            return
+        if augment.crop_scale != (1.0, 1.0):
+            raise ValueError("training.augment.crop_scale could cut the feature away; set it to [1, 1] and use shift")
+        feature = self.canary.feature
+        if augment.shift and feature.kind != "scalar" and min(feature.top, feature.left) < augment.shift:
+            raise ValueError(f"training.augment.shift {augment.shift} could cut the feature away; move it {augment.shift} px inward")
+
+    def _variant(self, name: str) -> "Recipe":
+        return changed(self.model_copy(update={"variants": {}}), self.variants[name])
+
+    @property
+    def cells(self) -> list["Cell"]:
+        """Every variant and draw of the data as a recipe of its own."""
+        named = [(name, self._variant(name)) for name in self.variants] or [("", self)]
+        return [
+            Cell(name, seed, changed(recipe, {"data_seeds": 1, "data.source.seed": recipe.data.source.seed + seed}))
+            if recipe.data_seeds > 1
+            else Cell(name, 0, recipe)
+            for name, recipe in named
+            for seed in range(recipe.data_seeds)
+        ]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One variant on one draw of the data."""
+
+    variant: str
+    data_seed: int
+    recipe: Recipe
+
+
+# -- scores of nets -----------------------------------------------------------------------------------
+
+
+def to_output(logits: NDArray[Any], output: Output) -> NDArray[np.float64]:
+    """Logits (..., num_classes) as what M is computed on, float64."""
+    values = logits.astype(np.float64)
+    return values if output == "logit" else np.exp(log_softmax(values))
+
+
+def log_softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
+    """Log-probabilities of class scores (..., num_classes), float64."""
+    values = logits.astype(np.float64)
+    values = values - values.max(axis=-1, keepdims=True)
+    found: NDArray[np.float64] = values - np.log(np.exp(values).sum(axis=-1, keepdims=True))
+    return found
+
+
+def m_of_label(
+    clean: NDArray[Any], featured: NDArray[Any], label: int, output: Output
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """M for one label: mean of P(label | x_u) - P(label | x_c), and the published p (2023, Eq. 1).
+
+    Args:
+        clean, featured: (num_nets, num_examples, num_classes) logits of the same examples without and with.
+        label: the class.
+        output: probability or logit.
+
+    Returns:
+        means and one-sided p-values of the paired t-test over examples, each (num_nets,).
+    """
+    return paired_t((to_output(featured, output) - to_output(clean, output))[..., label])
+
+
+def m_of_labels(
+    clean: NDArray[Any], featured: NDArray[Any], output: Output
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The same for every label at once: (num_nets, num_classes) means and p-values (2023, Eq. 3 before the maximum)."""
+    difference = to_output(featured, output) - to_output(clean, output)
+    return paired_t(np.moveaxis(difference, 1, -1))
+
+
+def m_w(featured: NDArray[Any], random: NDArray[Any], label: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Log-probability of the label with the feature minus with a random partner, and p (2022, section 2.2)."""
+    return paired_t((log_softmax(featured) - log_softmax(random))[..., label])
+
+
+def m_kl(
+    clean: NDArray[Any], featured: NDArray[Any], random: NDArray[Any]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """KL divergence that the feature causes minus what a random partner causes, in nats, and p (2022, Eq. 1)."""
+    return paired_t(divergence(clean, featured) - divergence(clean, random))
+
+
+def divergence(p: NDArray[Any], q: NDArray[Any]) -> NDArray[np.float64]:
+    """KL(softmax(p) || softmax(q)) in nats over the last axis."""
+    log_p, log_q = log_softmax(p), log_softmax(q)
+    found: NDArray[np.float64] = (np.exp(log_p) * (log_p - log_q)).sum(axis=-1)
+    return found
+
+
+@dataclass(frozen=True)
+class Net:
+    """Which net a score is of.
+
+    Attributes:
+        number: counted within the cell; a control has the number of the canary net it is paired with.
+        canary: which canary (for a control: whose clean twin it saw).
+        control: whether the feature was left out.
+        seed: of initial weights and order; nets with the same seed are pairs.
+        label: the canary's.
+    """
+
+    number: int
+    canary: int
+    control: bool
+    seed: int
+    label: int
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Class scores of some nets on everything that they are scored on: (num_nets, num_examples, num_classes) logits.
+
+    Attributes:
+        by_label: label -> (clean, featured) training examples of that label.
+        other: (clean, featured) of the probe data.
+        random_by_label: label -> one array a draw, with random partners.
+        random_other: one array a draw, of the probe data.
+    """
+
+    by_label: Mapping[int, tuple[NDArray[Any], NDArray[Any]]]
+    other: tuple[NDArray[Any], NDArray[Any]]
+    random_by_label: Mapping[int, Sequence[NDArray[Any]]]
+    random_other: Sequence[NDArray[Any]]
+
+
+def score(nets: Sequence[Net], shown: Shown, config: Config) -> pa.Table:
+    """Every score of some nets.
+
+    In the white box a net is scored at each label that some canary of the cell has, so that a control can calibrate
+    any of them.
+
+    Args:
+        nets: in the order of the arrays.
+        shown: their class scores.
+        config: outputs.
+
+    Returns:
+        tables.UNIQUE_FEATURE_UNITS without variant, data_seed and the p-values that need controls.
+    """
+    rows: list[dict[str, Any]] = []
+    labels = sorted(shown.random_by_label)
+    for output in config.outputs:
+        by_label = {label: m_of_label(*pair, label, output) for label, pair in shown.by_label.items()}
+        levels = {label: tuple(to_output(a, output)[..., label].mean(axis=1) for a in pair) for label, pair in shown.by_label.items()}
+        sizes = {label: pair[0].shape[1] for label, pair in shown.by_label.items()}
+        black, black_p = m_of_labels(*shown.other, output)
+        black_levels = [to_output(a, output).mean(axis=1) for a in shown.other]
+        for i, net in enumerate(nets):
+            for label in labels:
+                means = (levels[label][1][i], levels[label][0][i])
+                rows.append(_unit(net, "m_white", output, by_label[label], i, label, means, sizes[label]))
+            best = max(by_label, key=lambda label: (by_label[label][0][i], -label))
+            means = (levels[best][1][i], levels[best][0][i])
+            rows.append(_unit(net, "m_grey", output, by_label[best], i, best, means, sizes[best], tried=len(by_label)))
+            top = int(black[i].argmax())
+            means = (black_levels[1][i, top], black_levels[0][i, top])
+            rows.append(_unit(net, "m_black", output, (black[:, top], black_p[:, top]), i, top, means, shown.other[0].shape[1]))
+    rows += _random_rows(nets, shown, labels)
+    return pa.Table.from_pylist(rows, schema=UNIQUE_FEATURE_UNITS.arrow)
+
+
+def _random_rows(nets: Sequence[Net], shown: Shown, labels: Sequence[int]) -> Iterator[dict[str, Any]]:
+    for label in labels:
+        featured = shown.by_label[label][1]
+        for draw, random in enumerate(shown.random_by_label[label]):
+            found = m_w(featured, random, label)
+            means = [to_output(a, "probability")[..., label].mean(axis=1) for a in (featured, random)]
+            for i, net in enumerate(nets):
+                pair = (means[0][i], means[1][i])
+                yield _unit(net, "m_w", "log_probability", found, i, label, pair, featured.shape[1], draw=draw)
+    clean, featured = shown.other
+    for draw, random in enumerate(shown.random_other):
+        found = m_kl(clean, featured, random)
+        means = [divergence(clean, a).mean(axis=1) for a in (featured, random)]
+        for i, net in enumerate(nets):
+            yield _unit(net, "m_kl", "divergence", found, i, None, (means[0][i], means[1][i]), clean.shape[1], draw=draw)
+
+
+def _unit(
+    net: Net,
+    metric: str,
+    output: str,
+    found: tuple[NDArray[np.float64], NDArray[np.float64]],
+    i: int,
+    label: int | None,
+    means: tuple[float, float],
+    count: int,
+    *,
+    tried: int = 1,
+    draw: int = 0,
+) -> dict[str, Any]:
+    return {
+        "net": net.number,
+        "canary": net.canary,
+        "control": net.control,
+        "seed": net.seed,
+        "metric": metric,
+        "output": output,
+        "draw": draw,
+        "label": label,
+        "own_label": label is None or metric in ("m_grey", "m_black") or label == net.label,
+        "value": float(found[0][i]),
+        "with_feature": float(means[0]),
+        "without_feature": float(means[1]),
+        "published_p": float(found[1][i]),
+        "corrected_p": min(1.0, float(found[1][i]) * tried) if metric != "m_black" else None,
+        "n": count,
+    }
+
+
+def calibrate(units: pa.Table) -> pa.Table:
+    """Adds each score's rank among the controls of other seeds, which never saw the feature: column calibrated_p.
+
+    White-box scores are compared with controls at the same label. Null with fewer than 19 controls.
+
+    Args:
+        units: the scores of one cell (one variant on one draw of the data).
+    """
+    frame = {name: units[name].to_pylist() for name in ("metric", "output", "draw", "label", "seed", "control", "value")}
+    rows: dict[tuple[Any, ...], list[int]] = {}
+    for i, (metric, output, draw, label) in enumerate(zip(frame["metric"], frame["output"], frame["draw"], frame["label"], strict=True)):
+        rows.setdefault((metric, output, draw, label if metric in ("m_white", "m_w") else None), []).append(i)
+    seeds, values = np.array(frame["seed"], dtype=object), np.array(frame["value"])
+    control = np.array(frame["control"], dtype=bool)
+    p: list[float | None] = [None] * units.num_rows
+    for members in rows.values():
+        chosen = np.array(members)
+        null = chosen[control[chosen]]
+        for i, value in zip(members, _ranks(values[chosen], seeds[chosen], values[null], seeds[null]), strict=True):
+            p[i] = value
+    return units.set_column(units.schema.get_field_index("calibrated_p"), "calibrated_p", pa.array(p, type=pa.float64()))
+
+
+def _ranks(
+    values: NDArray[np.float64], seeds: NDArray[Any], null: NDArray[np.float64], null_seeds: NDArray[Any]
+) -> list[float | None]:
+    """(1 + how many controls of other seeds reach the value) / (1 + how many there are)."""
+    ordered = np.sort(null)
+    own: dict[Any, list[float]] = {}
+    for seed, value in zip(null_seeds, null, strict=True):
+        own.setdefault(seed, []).append(float(value))
+    found: list[float | None] = []
+    for value, seed in zip(values, seeds, strict=True):
+        mine = own.get(seed, [])
+        others = len(ordered) - len(mine)
+        reached = len(ordered) - int(np.searchsorted(ordered, value, side="left")) - sum(v >= value for v in mine)
+        found.append((1 + reached) / (1 + others) if others >= CONTROLS_FOR_P else None)
+    return found
+
+
+# -- the summary --------------------------------------------------------------------------------------
+
+
+def summarize(units: pa.Table, config: Config) -> pa.Table:
+    """The findings: a row a metric, for each variant, score and output; the excess over the controls first.
+
+    With one draw of the data the units are nets (Wilson and bootstrap intervals, exact McNemar and sign-flip tests on
+    pairs of canary net and control). With three draws or more the draws are the units.
+
+    Args:
+        units: tables.UNIQUE_FEATURE_UNITS, calibrated.
+        config: alpha, replicates, permutations, seed.
+
+    Returns:
+        tables.SUMMARY.
+    """
+    rows: list[dict[str, Any]] = []
+    for setting, draws in _settings(units):
+        analyses = [_Analysis(part, config) for part in draws]
+        if len(analyses) == 1:
+            rows += _rows_of_nets(analyses[0], setting, config)
+        else:
+            rows += _rows_of_draws(analyses, setting, config)
+    return pa.Table.from_pylist(rows, schema=SUMMARY.arrow)
+
+
+def _settings(units: pa.Table) -> Iterator[tuple[dict[str, Any], list[pa.Table]]]:
+    """The scores that count for each variant, metric and output, a table a draw of the data."""
+    units = units.filter(pa.compute.and_(units["own_label"], pa.compute.equal(units["draw"], 0)))
+    names = ("variant", "metric", "output")
+    keys = list(zip(*(units[name].to_pylist() for name in names), strict=True))
+    for key in dict.fromkeys(keys):
+        part = units.filter(pa.array([k == key for k in keys]))
+        seeds = part["data_seed"].to_pylist()
+        params = {"variant": key[0]} if key[0] else {}
+        params |= {"metric": key[1], "setting": SETTING[key[1]], "output": key[2]}
+        yield params, [part.filter(pa.array([s == seed for s in seeds])) for seed in dict.fromkeys(seeds)]
+
+
+class _Analysis:
+    """The scores of one cell at one metric and output: canary nets, controls, and their pairs by seed."""
+
+    def __init__(self, units: pa.Table, config: Config) -> None:
+        control = np.array(units["control"].to_pylist(), dtype=bool)
+        self.values = units["value"].to_numpy()
+        self.published = (units["published_p"].to_numpy() < config.alpha) & (self.values > 0)
+        ranks = units["calibrated_p"].to_pylist()
+        self.calibrated = None if None in ranks else np.array([p <= config.alpha for p in ranks])
+        self.nets, self.controls = np.flatnonzero(~control), np.flatnonzero(control)
+        keys = list(zip(units["seed"].to_pylist(), units["canary"].to_pylist(), strict=True))
+        by_key = {keys[i]: i for i in self.controls}
+        by_seed = {key[0]: i for key, i in by_key.items()}
+        found = [(i, by_key.get(keys[i], by_seed.get(keys[i][0]))) for i in self.nets]
+        pairs = [(i, j) for i, j in found if j is not None]
+        self.pairs = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+        self.one_seed = len({keys[i][0] for i in self.nets}) < SEEDS_FOR_INTERVAL
+
+    @property
+    def criteria(self) -> dict[str, NDArray[np.bool_]]:
+        """The calibrated criterion first, where there are controls enough."""
+        found = {} if self.calibrated is None else {"calibrated": self.calibrated}
+        return found | {"published": self.published}
+
+    @property
+    def gains(self) -> NDArray[np.float64]:
+        """Score of each canary net minus its control's."""
+        gains: NDArray[np.float64] = self.values[self.pairs[:, 0]] - self.values[self.pairs[:, 1]]
+        return gains
+
+
+def _rows_of_nets(analysis: _Analysis, setting: Mapping[str, Any], config: Config) -> Iterator[dict[str, Any]]:
+    nets, controls, pairs = analysis.nets, analysis.controls, analysis.pairs
+    params = {**setting, "interval": "nets", "nets": len(nets), "controls": len(controls), "alpha": config.alpha}
+    metric = str(setting["metric"])
+    if not analysis.one_seed:
+        for name, memorized in analysis.criteria.items():
+            at = {**params, "criterion": name}
+            null = config.alpha if name == "calibrated" else None
+            if len(pairs) >= SEEDS_FOR_INTERVAL:
+                wins = int((memorized[pairs[:, 0]] & ~memorized[pairs[:, 1]]).sum())
+                losses = int((~memorized[pairs[:, 0]] & memorized[pairs[:, 1]]).sum())
+                gains = memorized[pairs[:, 0]].astype(float) - memorized[pairs[:, 1]]
+                yield summary_row(
+                    "proportion_excess", at, float(gains.mean()), paired_interval(gains),
+                    n=len(pairs), null_value=0.0, p_value=mcnemar_p(wins, losses),
+                )  # fmt: skip
+            for title, members in (("proportion_memorized", nets), ("proportion_control", controls)):
+                if len(members):
+                    hits = int(memorized[members].sum())
+                    interval = wilson_interval(hits, len(members))
+                    yield summary_row(title, at, hits / len(members), interval, n=len(members), null_value=null)
+    yield from _score_rows(analysis, params, metric, config)
+
+
+def _score_rows(
+    analysis: _Analysis, params: Mapping[str, Any], metric: str, config: Config
+) -> Iterator[dict[str, Any]]:
+    """Mean and maximum of the score, of canary nets, of controls, and their paired difference."""
+
+    def interval(values: NDArray[np.float64]) -> tuple[float, float] | None:
+        if analysis.one_seed or len(values) < SEEDS_FOR_INTERVAL:
+            return None
+        return mean_interval(values, replicates=config.replicates, seed=derive_seed(config.seed, "bootstrap", metric))
+
+    for group, members in (("canary", analysis.nets), ("control", analysis.controls)):
+        values = analysis.values[members]
+        if len(values):
+            at = {**params, "group": group}
+            yield summary_row(metric, {**at, "statistic": "mean"}, float(values.mean()), interval(values), n=len(values))
+            yield summary_row(metric, {**at, "statistic": "max"}, float(values.max()), None, n=len(values))
+    gains = analysis.gains
+    if len(gains):
+        at = {**params, "group": "canary - control", "statistic": "mean"}
+        p = None
+        if not analysis.one_seed and len(gains) >= SEEDS_FOR_INTERVAL:
+            p = sign_flip_p(gains, permutations=config.permutations, seed=derive_seed(config.seed, "exchange", metric))
+        yield summary_row(metric, at, float(gains.mean()), interval(gains), n=len(gains), null_value=0.0, p_value=p)
+
+
+def _rows_of_draws(
+    analyses: Sequence[_Analysis], setting: Mapping[str, Any], config: Config
+) -> Iterator[dict[str, Any]]:
+    """Means over draws of the data, which are the units; each draw's own proportion is in the curves."""
+    metric = str(setting["metric"])
+    count = len(analyses)
+    params = {
+        **setting, "interval": "data", "data_seeds": count, "alpha": config.alpha,
+        "nets": sum(len(a.nets) for a in analyses), "controls": sum(len(a.controls) for a in analyses),
+    }  # fmt: skip
+
+    def row(title: str, at: Mapping[str, Any], values: Sequence[float], *, null: float | None = None) -> dict[str, Any]:
+        array = np.array(values)
+        wide = mean_interval(array, replicates=config.replicates, seed=derive_seed(config.seed, "draws", title))
+        p = None
+        if null == 0.0:
+            p = sign_flip_p(array, permutations=config.permutations, seed=derive_seed(config.seed, "draws", title))
+        return summary_row(title, at, float(array.mean()), wide if count >= 3 else None, n=count, null_value=null, p_value=p)
+
+    for name in analyses[0].criteria:
+        at = {**params, "criterion": name}
+        found = [a.criteria[name] for a in analyses]
+        nets = [float(m[a.nets].mean()) for a, m in zip(analyses, found, strict=True)]
+        controls = [float(m[a.controls].mean()) for a, m in zip(analyses, found, strict=True)]
+        paired = [m[a.pairs] for a, m in zip(analyses, found, strict=True)]
+        excess = [float((m[:, 0].astype(float) - m[:, 1]).mean()) for m in paired]
+        yield row("proportion_excess", at, excess, null=0.0)
+        yield row("proportion_memorized", at, nets)
+        yield row("proportion_control", at, controls)
+    for group, values in (
+        ("canary", [float(a.values[a.nets].mean()) for a in analyses]),
+        ("control", [float(a.values[a.controls].mean()) for a in analyses]),
+    ):
+        yield row(metric, {**params, "group": group, "statistic": "mean"}, values)
+    at = {**params, "group": "canary - control", "statistic": "mean"}
+    yield row(metric, at, [float(a.gains.mean()) for a in analyses], null=0.0)
+
+
+# -- curves -------------------------------------------------------------------------------------------
+
+
+def epoch_curves(history: pa.Table, config: Config) -> pa.Table:
+    """Proportion memorized, mean M, training accuracy and losses of canary nets and controls by epoch (2023, Fig. 4).
+
+    Args:
+        history: columns variant, net, control, seed, epoch, output, value, published_p, accuracy, training_loss,
+            validation_loss; value and published_p may be null.
+
+    Returns:
+        tables.CURVES, curves proportion_by_epoch, m_by_epoch, accuracy_by_epoch, training_loss_by_epoch, ...
+    """
+    frame = history.to_pandas()
+    rows: list[dict[str, Any]] = []
+
+    def add(curve: str, series: str, at: Mapping[str, Any], x: float, y: float) -> None:
+        params = json.dumps(dict(at), sort_keys=True)
+        rows.append({"curve": curve, "series": series, "params": params, "x": float(x), "y": float(y)})
+
+    for (variant, control, epoch), part in frame.groupby(["variant", "control", "epoch"]):
+        series = "control" if control else "canary"
+        at = {"variant": variant} if variant else {}
+        once = part.drop_duplicates(["data_seed", "net"])
+        for name in ("accuracy", "training_loss", "validation_loss"):
+            if once[name].notna().any():
+                add(f"{name}_by_epoch", series, at, epoch, once[name].mean())
+        for output, scored in part[part["value"].notna()].groupby("output"):
+            where = {**at, "output": output}
+            published = (scored["published_p"] < config.alpha) & (scored["value"] > 0)
+            add("m_by_epoch", series, where, epoch, scored["value"].mean())
+            add("proportion_by_epoch", series, {**where, "criterion": "published"}, epoch, published.mean())
+    rows += _calibrated_by_epoch(frame[frame["value"].notna()], config)
+    return pa.Table.from_pylist(rows, schema=CURVES.arrow)
+
+
+def _calibrated_by_epoch(frame: Any, config: Config) -> Iterator[dict[str, Any]]:
+    for (variant, epoch, output), part in frame.groupby(["variant", "epoch", "output"]):
+        hits: dict[str, list[bool]] = {"canary": [], "control": []}
+        for _, draw in part.groupby("data_seed"):
+            null = draw[draw["control"]]
+            values, seeds = draw["value"].to_numpy(), draw["seed"].to_numpy()
+            ranks = _ranks(values, seeds, null["value"].to_numpy(), null["seed"].to_numpy())
+            for control, p in zip(draw["control"], ranks, strict=True):
+                if p is not None:
+                    hits["control" if control else "canary"].append(p <= config.alpha)
+        at = {"variant": variant} if variant else {}
+        params = json.dumps({**at, "output": output, "criterion": "calibrated"}, sort_keys=True)
+        for series, found in hits.items():
+            if found:
+                yield {"curve": "proportion_by_epoch", "series": series, "params": params, "x": float(epoch), "y": float(np.mean(found))}
+
+
+def draw_curves(units: pa.Table, config: Config) -> pa.Table:
+    """Each draw of the data's own proportions (2023, Fig. 3: one draw's number says little), curve by_data_seed."""
+    rows = []
+    for setting, parts in _settings(units):
+        if len(parts) == 1:
+            continue
+        for seed, part in enumerate(parts):
+            analysis = _Analysis(part, config)
+            for name, memorized in analysis.criteria.items():
+                params = json.dumps({**setting, "criterion": name}, sort_keys=True)
+                for series, members in (("canary", analysis.nets), ("control", analysis.controls)):
+                    y = float(memorized[members].mean())
+                    rows.append({"curve": "proportion_by_data_seed", "series": series, "params": params, "x": float(seed), "y": y})
+    return pa.Table.from_pylist(rows, schema=CURVES.arrow)
+
+
+def null_p(value: float, nulls: NDArray[np.float64]) -> float:
+    """How often a feature that no model can know scores as high: the p-value for a model trained elsewhere."""
+    return permutation_p(value, nulls)
+
+
+def strongest(units: pa.Table, output: str, count: int) -> list[int]:
+    """The canary nets with the highest white-box M, highest first."""
+    rows = [
+        (row["value"], row["net"])
+        for row in units.to_pylist()
+        if row["metric"] == "m_white" and row["output"] == output and not row["control"] and row["own_label"]
+    ]
+    ordered = sorted(rows, key=lambda pair: (-pair[0], pair[1]))
+    return [net for _, net in itertools.islice(ordered, count)]

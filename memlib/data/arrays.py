@@ -1,0 +1,52 @@
+"""Images in NumPy .npz files, such as MedMNIST's."""
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memlib.data.examples import NO_BOXES, Example
+from memlib.errors import UserError
+from memlib.identity import file_digest
+from memlib.specs import NpzSource
+
+
+class NpzImages:
+    """Rows of an array of images; example ids are <array>-<row>."""
+
+    def __init__(self, spec: NpzSource) -> None:
+        self._spec = spec
+        path = Path(spec.path)
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                missing = [name for name in (spec.images, spec.labels) if name not in file]
+                if missing:
+                    raise UserError(f"{path} has no array {missing[0]!r}; it has {', '.join(file.files)}")
+                self._images: NDArray[np.uint8] = file[spec.images]
+                labels = file[spec.labels]
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise UserError(f"cannot read arrays from {path} ({error})") from error
+        if self._images.dtype != np.uint8 or self._images.ndim not in (3, 4):
+            seen = f"{self._images.dtype} {self._images.shape}"
+            raise UserError(f"{path}: {spec.images} should be (count, height, width[, 3]) uint8, not {seen}")
+        if labels.size != len(self._images) or not np.issubdtype(labels.dtype, np.integer):
+            raise UserError(f"{path}: {spec.labels} should hold {len(self._images)} class indices, not {labels.shape}")
+        self._labels: NDArray[np.int64] = labels.reshape(-1).astype(np.int64)
+        count = int(self._labels.max(initial=-1)) + 1
+        if spec.class_names and len(spec.class_names) < count:
+            raise UserError(f"{path} has {count} classes, but class_names names {len(spec.class_names)}")
+        self.class_names = list(spec.class_names) or [str(label) for label in range(count)]
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> Example:
+        image = self._images[index]
+        if image.ndim == 2:
+            image = np.repeat(image[..., None], 3, axis=2)
+        return Example(f"{self._spec.images}-{index:07d}", image, int(self._labels[index]), NO_BOXES)
+
+    def content_digest(self) -> str:
+        """Of the file."""
+        return file_digest(Path(self._spec.path))

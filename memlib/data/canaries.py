@@ -1,0 +1,262 @@
+"""Unique features and the training examples that carry them (Hartley 2023, section 2; 2022, section 2.4).
+
+A feature is content and place. The example that gets it is the canary; the same example without it is its clean
+twin, which the control model sees instead. Whatever else happens to the images (a black rectangle over the same
+place in all others) happens to canary models and controls alike.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from PIL import Image
+
+from memlib.data.glyphs import DIGITS, LETTERS, draw_text
+from memlib.errors import UserError
+from memlib.identity import derive_seed
+from memlib.specs import CanarySpec, FeatureSpec, GlyphFeature, PictureFeature, ScalarFeature
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A feature as it is put into examples of one shape.
+
+    Attributes:
+        values: (height, width, channels) uint8, or (dim,) float32 for points.
+        mask: (height, width) or (dim,) bool, what is overwritten.
+        cover: grey value that the mask has in all other images; None leaves them as they are.
+    """
+
+    values: NDArray[Any]
+    mask: NDArray[np.bool_]
+    cover: int | None = None
+
+    @property
+    def weight(self) -> NDArray[np.bool_]:
+        """The mask, with a last axis for the channels of images."""
+        return self.mask[..., None] if self.values.ndim == 3 else self.mask
+
+    @property
+    def box(self) -> tuple[int, int, int, int]:
+        """x0, y0, x1, y1, half open, of an image's feature."""
+        rows, columns = np.flatnonzero(self.mask.any(axis=1)), np.flatnonzero(self.mask.any(axis=0))
+        return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
+
+    @property
+    def digest(self) -> str:
+        """Of what is overwritten and with what."""
+        shown = np.where(self.weight, self.values, 0)
+        return hashlib.sha256(shown.tobytes() + self.mask.tobytes() + repr(self.cover).encode()).hexdigest()
+
+    def insert(self, images: NDArray[Any]) -> NDArray[Any]:
+        """The images (count, ...) with the feature."""
+        return np.where(self.weight, self.values, images)
+
+    def clean(self, images: NDArray[Any]) -> NDArray[Any]:
+        """The images as they are without the feature: covered, when all others are."""
+        if self.cover is None:
+            return images
+        covered: NDArray[Any] = np.where(self.weight, np.asarray(self.cover, dtype=images.dtype), images)
+        return covered
+
+    def insert_random(self, images: NDArray[Any], *, seed: int) -> NDArray[Any]:
+        """The images with a random partner z_r of the feature, drawn anew for each (2022, section 2.1).
+
+        Pixels are uniform over all grey values, coordinates over plus and minus the feature's value.
+        """
+        rng = np.random.default_rng(seed)
+        if images.dtype == np.uint8:
+            noise: NDArray[Any] = rng.integers(0, 256, size=images.shape, dtype=np.uint8)
+        else:
+            noise = (rng.uniform(-1, 1, size=images.shape) * np.abs(self.values)).astype(images.dtype)
+        return np.where(self.weight, noise, images)
+
+    def without(self, num_pixels: int, *, seed: int) -> "Feature":
+        """The feature with some of its pixels, drawn at random, taken out (2023, Fig. 5)."""
+        places = np.flatnonzero(self.mask)
+        gone = np.random.default_rng(seed).permutation(places)[:num_pixels]
+        mask = self.mask.copy()
+        mask.reshape(-1)[gone] = False
+        return replace(self, mask=mask)
+
+
+def build_feature(spec: FeatureSpec, shape: Sequence[int]) -> Feature:
+    """The feature for examples of a shape.
+
+    Args:
+        spec: content and place.
+        shape: (height, width, channels) or (dim,) of an example.
+
+    Raises:
+        UserError: when the feature is larger than the image or outside it, or of the wrong kind for it.
+    """
+    if isinstance(spec, ScalarFeature):
+        return _scalar(spec, shape)
+    if len(shape) != 3:
+        raise UserError(f"a {spec.kind} feature is for images, but an example is a point of {shape[0]} coordinates; use scalar")
+    if isinstance(spec, PictureFeature):
+        values, mask = _read_picture(spec.path, spec.mask, channels=shape[2])
+        return _placed(values, mask, spec, shape, cover=0 if spec.cover else None)
+    dots = draw_text(spec.text, scale=spec.scale, font=spec.font)
+    values = np.where(dots, spec.ink, spec.paper).astype(np.uint8)
+    values = np.repeat(values[..., None], shape[2], axis=2)
+    return _placed(values, np.ones(dots.shape, dtype=bool), spec, shape, cover=spec.paper if spec.cover else None)
+
+
+def _scalar(spec: ScalarFeature, shape: Sequence[int]) -> Feature:
+    if len(shape) != 1:
+        raise UserError(f"a scalar feature is for points, but an example is an image of {shape[0]} x {shape[1]}; use glyph")
+    if spec.index >= shape[0]:
+        raise UserError(f"the feature sets coordinate {spec.index}, but a point has {shape[0]} (counted from 0)")
+    values = np.zeros(shape, dtype=np.float32)
+    values[spec.index] = spec.value
+    return Feature(values, np.arange(shape[0]) == spec.index)
+
+
+def _placed(
+    values: NDArray[np.uint8],
+    mask: NDArray[np.bool_],
+    spec: GlyphFeature | PictureFeature,
+    shape: Sequence[int],
+    *,
+    cover: int | None,
+) -> Feature:
+    height, width = values.shape[:2]
+    if spec.top + height > shape[0] or spec.left + width > shape[1]:
+        raise UserError(
+            f"the feature is {width} x {height} pixels and starts {spec.left} from the left and {spec.top} from the top, "
+            f"so it does not fit into an image of {shape[1]} x {shape[0]}"
+        )
+    if not mask.any():
+        raise UserError("the feature's mask is empty: there is nothing to insert")
+    whole = np.zeros(tuple(shape), dtype=np.uint8)
+    where = np.zeros(tuple(shape[:2]), dtype=bool)
+    place = (slice(spec.top, spec.top + height), slice(spec.left, spec.left + width))
+    whole[place], where[place] = values, mask
+    return Feature(whole, where, cover)
+
+
+def _read_picture(path: str, mask: str | None, *, channels: int) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    try:
+        picture = Image.open(path).convert("RGBA")
+        opaque = np.asarray(picture)[..., 3] >= 128
+        if mask is not None:
+            chosen = np.asarray(Image.open(mask).convert("L")) >= 128
+            if chosen.shape != opaque.shape:
+                raise UserError(f"the mask {mask} is {chosen.shape[1]} x {chosen.shape[0]}, the picture {picture.width} x {picture.height}")
+            opaque = opaque & chosen
+    except OSError as error:
+        raise UserError(f"cannot read the feature's picture {path} ({error})") from error
+    values = np.asarray(picture.convert("RGB")) if channels == 3 else np.asarray(picture.convert("L"))[..., None]
+    return values, opaque
+
+
+def null_features(spec: FeatureSpec, shape: Sequence[int], count: int, *, seed: int) -> dict[str, Feature]:
+    """Features from the same generator that no model can know: other texts in the same typeface and place.
+
+    Each letter is replaced by a letter and each digit by a digit, so that nulls are exchangeable with the feature.
+
+    Args:
+        spec: the feature.
+        shape: of an example.
+        count: how many at most; a text of one letter has 25 others.
+        seed: of the draws.
+
+    Returns:
+        features by name, all different from the feature and from each other.
+
+    Raises:
+        UserError: for features without such a generator.
+    """
+    if isinstance(spec, PictureFeature) and spec.nulls is not None:
+        paths = sorted(p for p in Path(spec.nulls).glob("*") if p.suffix.lower() in (".png", ".bmp", ".gif"))
+        return {p.name: build_feature(spec.model_copy(update={"path": str(p)}), shape) for p in paths[:count]}
+    if not isinstance(spec, GlyphFeature):
+        raise UserError(
+            f"there are no null features for a {spec.kind} feature; use a glyph, or a picture with a folder of others (nulls)"
+        )
+    rng = np.random.default_rng(derive_seed(seed, "null features"))
+    alphabets = [LETTERS if c.isalpha() else DIGITS if c.isdigit() else c for c in spec.text]
+    possible = int(np.prod([float(len(a)) for a in alphabets])) - 1
+    found: dict[str, Feature] = {}
+    while len(found) < min(count, possible):
+        text = "".join(str(rng.choice(list(alphabet))) for alphabet in alphabets)
+        if text != spec.text and text not in found:
+            found[text] = build_feature(spec.model_copy(update={"text": text}), shape)
+    return found
+
+
+# -- who carries it -----------------------------------------------------------------------------------
+
+
+def choose_canaries(members: pa.Table, spec: CanarySpec, influence: Mapping[str, float] | None = None) -> pa.Table:
+    """The training examples that get the feature, one a canary.
+
+    Args:
+        members: the training rows of tables.SPLITS.
+        spec: how to choose.
+        influence: self-influence by example id, for choices by it.
+
+    Returns:
+        the chosen rows of `members`, in order of choice.
+
+    Raises:
+        UserError: when there are too few examples, or a class or id is not there.
+    """
+    ids, labels = members["example_id"].to_pylist(), members["label"].to_numpy()
+    if spec.choice == "by_id":
+        unknown = [name for name in spec.example_ids if name not in set(ids)]
+        if unknown:
+            raise UserError(f"canary.example_ids names {unknown[0]!r}, which is not among the {len(ids)} training examples")
+        place = {name: row for row, name in enumerate(ids)}
+        return members.take([place[name] for name in spec.example_ids])
+    rows = np.arange(len(ids)) if spec.label is None else np.flatnonzero(labels == spec.label)
+    if not len(rows):
+        raise UserError(f"canary.label is {spec.label}, but no training example has that class; there are {sorted(set(labels.tolist()))}")
+    if spec.count > len(rows):
+        raise UserError(f"canary.count is {spec.count}, but only {len(rows)} training examples qualify")
+    if spec.choice == "random":
+        chosen = np.random.default_rng(derive_seed(spec.seed, "canaries")).permutation(rows)[: spec.count]
+        return members.take(chosen)
+    assert influence is not None, "a choice by self-influence needs self-influence"
+    order = sorted(rows.tolist(), key=lambda row: (-influence[ids[row]], ids[row]))
+    top = {"top": spec.count, "bottom": 0, "extreme": spec.count - spec.count // 2}[spec.choice.split("_")[0]]
+    return members.take(order[:top] + order[len(order) - (spec.count - top) :])
+
+
+@dataclass(frozen=True)
+class TrainingRows:
+    """One model's training set as rows of a pool: the stored examples, then the chosen ones with the feature.
+
+    Attributes:
+        rows: (num_examples,) int64 rows of the stored images.
+        marked: (num_examples,) bool, which of them carry the feature.
+    """
+
+    rows: NDArray[np.int64]
+    marked: NDArray[np.bool_]
+
+
+def training_rows(members: NDArray[np.int64], canary: int, spec: CanarySpec, *, with_feature: bool) -> TrainingRows:
+    """The training set of a canary model or of its control, which has the clean twin in the same places.
+
+    Args:
+        members: (num_members,) stored rows of the training examples.
+        canary: the stored row of the canary.
+        spec: replace or append, and how often.
+        with_feature: False for the control.
+    """
+    copies = spec.repeats - (spec.mode == "replace")
+    rows = np.concatenate([members, np.full(copies, canary, dtype=np.int64)])
+    marked = np.zeros(len(rows), dtype=bool)
+    marked[len(members) :] = True
+    if spec.mode == "replace":
+        place = np.flatnonzero(members == canary)
+        assert len(place) == 1, "the canary is not a training example"
+        marked[place] = True
+    return TrainingRows(rows, marked & with_feature)

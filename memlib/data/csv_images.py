@@ -1,0 +1,52 @@
+"""Images and labels named by a CSV file, such as CheXpert's train.csv."""
+
+import csv
+import io
+from typing import Any
+
+from memlib.data.examples import NO_BOXES, Example, decode_image, list_files, listing_digest, open_location
+from memlib.errors import UserError
+from memlib.identity import canonical_json
+from memlib.specs import CsvSource
+
+
+class CsvImages:
+    """The rows of a CSV file whose label is one of the classes; example ids are the image paths."""
+
+    def __init__(self, spec: CsvSource) -> None:
+        self._spec = spec
+        fs, path = open_location(spec.path)
+        try:
+            text = fs.cat_file(path).decode("utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"cannot read {spec.path} ({error})") from error
+        reader = csv.DictReader(io.StringIO(text))
+        missing = [c for c in (spec.image_column, spec.label_column, *spec.where) if c not in (reader.fieldnames or [])]
+        if missing:
+            raise UserError(f"{spec.path} has no column {missing[0]!r}; it has {', '.join(reader.fieldnames or [])}")
+        self.class_names = list(spec.classes)
+        label_of = {value: label for label, name in enumerate(spec.classes) for value in spec.classes[name]}
+        wanted = (row for row in reader if all(row[name] == value for name, value in spec.where.items()))
+        self._rows = [
+            (row[spec.image_column], label_of[row[spec.label_column]]) for row in wanted if row[spec.label_column] in label_of
+        ]
+        if not self._rows:
+            raise UserError(f"no row of {spec.path} has a {spec.label_column!r} of {sorted(label_of)} and matches `where`")
+        self._fs, self._root = open_location(spec.root)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Example:
+        name, label = self._rows[index]
+        try:
+            data = self._fs.cat_file(f"{self._root.rstrip('/')}/{name}")
+        except FileNotFoundError as error:
+            raise UserError(f"{self._spec.path} names {name}, which is not below {self._spec.root}") from error
+        return Example(name, decode_image(data, example_id=name, label=label), label, NO_BOXES)
+
+    def content_digest(self) -> str:
+        """Of the rows that are used and of the image files."""
+        listing: dict[str, Any] = list_files(self._fs, self._root)
+        used = {name: listing[name] for name, _ in self._rows if name in listing}
+        return listing_digest(self._fs, self._root, used) + canonical_json(self._rows)

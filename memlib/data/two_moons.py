@@ -1,0 +1,36 @@
+"""Two moons with an uninformative third coordinate (Hartley 2023, Fig. 3), after the authors' notebook."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memlib.data.examples import NO_BOXES, Example
+from memlib.identity import canonical_json, derive_seed
+from memlib.specs import TwoMoonsSource
+
+
+class TwoMoons:
+    """Points (x, y, z): x and y are mean-centred moons, z is noise; the class is the moon."""
+
+    class_names = ["upper", "lower"]
+    point_dim = 3
+
+    def __init__(self, spec: TwoMoonsSource) -> None:
+        from sklearn.datasets import make_moons
+
+        seed = derive_seed(spec.seed, "two moons") % 2**32  # scikit-learn takes 32 bits
+        points, labels = make_moons(spec.num_examples, noise=spec.noise, random_state=seed)
+        points = points - points.mean(axis=0)
+        z = np.random.default_rng(derive_seed(spec.seed, "two moons", "z")).normal(0, 1, len(points)) * spec.z_noise
+        self._points: NDArray[np.float32] = np.column_stack([points, z]).astype(np.float32)
+        self._labels: NDArray[np.int64] = labels.astype(np.int64)
+        self._spec = spec
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> Example:
+        return Example(f"point-{index:07d}", self._points[index], int(self._labels[index]), NO_BOXES)
+
+    def content_digest(self) -> str:
+        """Points are a function of their spec."""
+        return canonical_json(self._spec)

@@ -1,0 +1,431 @@
+"""Many small nets as one program: every parameter has a leading axis of nets, one optimiser moves them all.
+
+Each net starts from its own seed, sees its own rows in its own order, draws its own dropout and stops by itself, so
+that its result does not depend on which nets it is stacked with (but for rounding). The loss is the sum of the nets'
+means and the optimiser is elementwise, so no gradient of one net reaches another.
+"""
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from memlib.data.canaries import Feature, TrainingRows
+from memlib.errors import RunError, UserError
+from memlib.identity import derive_seed
+from memlib.models.classifiers import build_classifier
+from memlib.specs import ClassifierSpec, TrainingSpec
+from memlib.training.augment import ViewDraws, apply_view, draw_view, normalise, pixels, prepare
+from memlib.training.loop import epoch_order
+from memlib.training.optim import build_adamw, learning_rate
+
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # stacks that are tried when the best size is measured
+
+
+class StackedNet:
+    """Sequential nets of one architecture as one: parameters and buffers (num_nets, ...).
+
+    Args:
+        nets: Flatten, Linear, Conv2d, BatchNorm, ReLU, MaxPool2d and Dropout layers.
+        device: where it computes.
+    """
+
+    def __init__(self, nets: Sequence[nn.Sequential], device: torch.device) -> None:
+        self.layers = [copy.deepcopy(layer) for layer in nets[0]]
+        states = [net.state_dict() for net in nets]
+        trained = {name for name, _ in nets[0].named_parameters()}
+        self.state = {name: torch.stack([state[name] for state in states]).to(device) for name in states[0]}
+        self.parameters = {name: self.state[name].requires_grad_() for name in self.state if name in trained}
+        self.device = device
+
+    def __len__(self) -> int:
+        return len(next(iter(self.state.values())))
+
+    def net_state(self, net: int) -> dict[str, Tensor]:
+        """One net's state dict, on the CPU."""
+        return {name: values[net].detach().cpu().clone() for name, values in self.state.items()}
+
+    def keep(self, nets: Sequence[int]) -> None:
+        """Drops all nets but these."""
+        with torch.no_grad():
+            self.state = {name: values.detach()[list(nets)].clone() for name, values in self.state.items()}
+        self.parameters = {name: self.state[name].requires_grad_() for name in self.parameters}
+
+    def forward(self, inputs: Tensor, *, draws: Sequence[torch.Generator] | None = None) -> Tensor:
+        """Class scores.
+
+        Args:
+            inputs: (num_nets, batch, *shape), or (1, batch, *shape) for examples that all nets share.
+            draws: for training: each net's generator for dropout; None evaluates.
+
+        Returns:
+            (num_nets, batch, num_classes) float32.
+        """
+        x = inputs.expand(len(self), *inputs.shape[1:])
+        for number, layer in enumerate(self.layers):
+            x = self._apply(layer, str(number), x, draws)
+        return x
+
+    def _apply(self, layer: nn.Module, name: str, x: Tensor, draws: Sequence[torch.Generator] | None) -> Tensor:
+        if isinstance(layer, nn.Linear):
+            weight, bias = self.state[f"{name}.weight"], self.state[f"{name}.bias"]
+            return torch.baddbmm(bias[:, None], x, weight.transpose(1, 2))
+        if isinstance(layer, nn.Conv2d):
+            return self._convolve(self.state[f"{name}.weight"], self.state[f"{name}.bias"], x)
+        if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+            return self._normalise(layer, name, x, training=draws is not None)
+        if isinstance(layer, nn.ReLU):
+            return F.relu(x)
+        if isinstance(layer, nn.Flatten):
+            return x.flatten(2)
+        if isinstance(layer, nn.MaxPool2d):
+            return F.max_pool2d(x.flatten(0, 1), layer.kernel_size).unflatten(0, x.shape[:2])
+        assert isinstance(layer, nn.Dropout), f"{type(layer).__name__} cannot be stacked"
+        if draws is None:
+            return x
+        kept = torch.stack([torch.rand(x.shape[1:], generator=draw) for draw in draws]) >= layer.p
+        return x * kept.to(x.device) / (1 - layer.p)
+
+    def _convolve(self, weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
+        """On a GPU as one grouped convolution, which would be slow to launch net by net; on a CPU the reverse holds."""
+        if self.device.type == "cpu":
+            nets = zip(x, weight, bias, strict=True)
+            return torch.stack([F.conv2d(part, w, b) for part, w, b in nets])
+        flat = x.transpose(0, 1).flatten(1, 2)
+        out = F.conv2d(flat, weight.flatten(0, 1), bias.flatten(), groups=len(weight))
+        return out.unflatten(1, (len(weight), -1)).transpose(0, 1)
+
+    def _normalise(self, layer: nn.BatchNorm1d | nn.BatchNorm2d, name: str, x: Tensor, *, training: bool) -> Tensor:
+        """Each net and channel has statistics of its own: nets become channels."""
+        part = {key: self.state[f"{name}.{key}"].flatten() for key in ("weight", "bias", "running_mean", "running_var")}
+        flat = x.transpose(0, 1).flatten(1, 2)
+        out = F.batch_norm(
+            flat, part["running_mean"], part["running_var"], part["weight"], part["bias"], training,
+            layer.momentum or 0.0, layer.eps,
+        )  # fmt: skip
+        if training:
+            self.state[f"{name}.num_batches_tracked"] += 1
+        return out.unflatten(1, (len(self), -1)).transpose(0, 1)
+
+
+# -- data ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Examples:
+    """What the nets of a stack may see.
+
+    Attributes:
+        images: (num_stored, height, width, channels) uint8 or (num_stored, dim) float32, the shard.
+        labels: (num_stored,) int64 by stored row.
+        feature: the unique feature, in the marked rows.
+        validation: (num_validation,) int64 stored rows for early stopping.
+    """
+
+    images: NDArray[np.generic]
+    labels: NDArray[np.int64]
+    feature: Feature
+    validation: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Of one example as a model takes it: (channels, height, width) or (dim,)."""
+        shape = self.images.shape[1:]
+        return (shape[2], shape[0], shape[1]) if len(shape) == 3 else shape
+
+
+class _Pool:
+    """The examples of a stack on the device, each once: clean, then with the feature."""
+
+    def __init__(self, data: Examples, nets: Sequence["NetJob"], device: torch.device, *, augmented: bool) -> None:
+        clean = np.unique(np.concatenate([*(net.rows.rows for net in nets), data.validation]))
+        marked = np.unique(np.concatenate([net.rows.rows[net.rows.marked] for net in nets]))
+        images = data.feature.clean(data.images[clean])
+        if len(marked):
+            images = np.concatenate([images, data.feature.insert(data.images[marked])])
+        self.inputs = pixels(torch.from_numpy(images), device) if augmented else prepare(images, device)
+        self.labels = torch.from_numpy(data.labels[np.concatenate([clean, marked])]).to(device)
+        self._clean, self._marked = clean, marked
+
+    def places(self, rows: TrainingRows) -> Tensor:
+        """(num_examples,) int64 positions in the pool of a net's training set."""
+        place = np.searchsorted(self._clean, rows.rows)
+        place[rows.marked] = len(self._clean) + np.searchsorted(self._marked, rows.rows[rows.marked])
+        return torch.from_numpy(place).to(self.labels.device)
+
+
+# -- training -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NetJob:
+    """One net: its seed (initial weights, order, dropout, augmentation) and its training set."""
+
+    seed: int
+    rows: TrainingRows
+
+
+@dataclass
+class NetResult:
+    """A trained net.
+
+    Attributes:
+        state: its state dict, of the best epoch when there is patience.
+        epoch: the epoch of those weights.
+        history: (num_epochs, 3) training loss, training accuracy (of the steps' own forward passes), validation loss.
+    """
+
+    state: dict[str, Tensor]
+    epoch: int
+    history: NDArray[np.float64]
+
+
+Watch = Callable[[int, Sequence[int], Callable[[Tensor], Tensor], Tensor | None], None]
+"""Called with the epoch, the jobs' numbers, a forward pass ((batch, *shape) -> (nets, batch, classes)) and, when a
+training step has just computed them for the same weights, the class scores of all training rows."""
+
+
+def train_nets(
+    spec: ClassifierSpec,
+    training: TrainingSpec,
+    data: Examples,
+    jobs: Sequence[NetJob],
+    num_classes: int,
+    *,
+    stack_size: int,
+    device: torch.device,
+    watch: Watch | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> list[NetResult]:
+    """Trains nets, `stack_size` at a time; results are in the order of the jobs.
+
+    Args:
+        spec: the architecture, one that can be stacked.
+        training: how; every net's own seed replaces the spec's.
+        data: what they may see.
+        jobs: the nets.
+        num_classes: of the data.
+        stack_size: nets in one program; changes nothing but rounding and speed.
+        device: where.
+        watch: called after every epoch.
+        progress: called with the number of nets that are done.
+
+    Raises:
+        RunError: when a net's loss is not finite.
+        UserError: when the spec asks for what a stack cannot give.
+    """
+    _check(training, data, jobs)
+    results: list[NetResult] = []
+    for start in range(0, len(jobs), stack_size):
+        numbers = list(range(start, min(start + stack_size, len(jobs))))
+        stack = _Stack(spec, training, data, [jobs[n] for n in numbers], num_classes, device)
+        results += stack.train(numbers, watch)
+        if progress is not None:
+            progress(len(results))
+    return results
+
+
+def _check(training: TrainingSpec, data: Examples, jobs: Sequence[NetJob]) -> None:
+    if training.optimizer.name == "lars":
+        raise UserError("training.optimizer lars looks at whole layers and cannot train stacked nets; use adamw")
+    if training.precision != "float32":
+        raise UserError(f"stacked nets train in float32, not training.precision {training.precision}")
+    if training.augment is not None and len(data.images.shape) != 4:
+        raise UserError("training.augment is for images; set it to null for points")
+    count = min(len(job.rows.rows) for job in jobs)
+    if training.batch_size is not None and training.batch_size > count:
+        raise UserError(f"training.batch_size {training.batch_size} is more than the {count} examples to train on")
+    if training.patience is not None and not len(data.validation):
+        raise UserError("training.patience needs validation examples; set split.validation_per_class")
+
+
+class _Stack:
+    """Nets that train together; those that have stopped are taken out once they are half."""
+
+    def __init__(
+        self, spec: ClassifierSpec, training: TrainingSpec, data: Examples, jobs: Sequence[NetJob], num_classes: int,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        self.training, self.device = training, device
+        nets = [build_classifier(spec, data.input_shape, num_classes, seed=job.seed) for job in jobs]
+        assert all(isinstance(net, nn.Sequential) for net in nets)
+        self.net = StackedNet([net for net in nets if isinstance(net, nn.Sequential)], device)
+        self.pool = _Pool(data, jobs, device, augmented=training.augment is not None)
+        self.places = torch.stack([self.pool.places(job.rows) for job in jobs])
+        self.seeds = [job.seed for job in jobs]
+        self.draws = [torch.Generator().manual_seed(derive_seed(job.seed, "dropout")) for job in jobs]
+        none = np.zeros(len(data.validation), dtype=bool)
+        self.validation = self.pool.places(TrainingRows(data.validation, none))
+        self.side = data.images.shape[1]
+        self.optimizer = build_adamw(training.optimizer, list(self.net.parameters.values()), decayed_from=3)
+        self.active = list(range(len(jobs)))  # position in the stack -> job of this stack
+        self.stopped: set[int] = set()  # jobs that wait to be taken out
+        self.best = [(np.inf, 0)] * len(jobs)
+        self.states: list[dict[str, Tensor]] = [{} for _ in jobs]
+        self.histories: list[list[list[float]]] = [[] for _ in jobs]
+        count = self.places.shape[1]
+        self.batch = training.batch_size or count
+        self.steps = count // self.batch
+        # without batches and chance, a step's own forward pass is the evaluation of the weights before it
+        chance = training.augment is not None or spec.dropout or spec.dropout_conv or spec.batch_norm
+        self.forward_is_evaluation = self.batch == count and not chance
+
+    def train(self, numbers: Sequence[int], watch: Watch | None) -> list[NetResult]:
+        for epoch in range(1, self.training.epochs + 1):
+            seen = watch if self.forward_is_evaluation and epoch > 1 else None
+            loss, accuracy = self._epoch(epoch - 1, numbers, seen)
+            validation = self._validate()
+            self._note(epoch, loss, accuracy, validation)
+            if watch is not None and (not self.forward_is_evaluation or epoch == self.training.epochs):
+                watch(epoch, [numbers[job] for job in self.active], self.evaluate, None)
+            self._drop_the_finished(epoch)
+            if not self.active:
+                break
+        for position, job in enumerate(self.active):
+            if self.training.patience is None:
+                self.states[job] = self.net.net_state(position)
+        return [
+            NetResult(state, best[1] if self.training.patience else self.training.epochs, np.array(history))
+            for state, best, history in zip(self.states, self.best, self.histories, strict=True)
+        ]
+
+    @torch.inference_mode()
+    def evaluate(self, inputs: Tensor) -> Tensor:
+        """(batch, *shape) prepared examples -> (nets, batch, classes)."""
+        return self.net.forward(inputs[None])
+
+    def _epoch(self, epoch: int, numbers: Sequence[int], watch: Watch | None) -> tuple[Tensor, Tensor]:
+        count = self.places.shape[1]
+        order = None
+        if self.batch < count:
+            orders = [epoch_order(count, seed=self.seeds[job], epoch=epoch) for job in self.active]
+            order = torch.from_numpy(np.stack(orders)).to(self.device)
+        loss, right = torch.zeros(len(self.active)), torch.zeros(len(self.active))
+        for step in range(self.steps):
+            places = self.places
+            if order is not None:
+                places = places.gather(1, order[:, step * self.batch : (step + 1) * self.batch])
+            losses, scores = self._losses(places, epoch * self.steps + step)
+            if watch is not None:
+                watch(epoch, [numbers[job] for job in self.active], self.evaluate, scores.detach())
+            self._step(losses.sum(), epoch * self.steps + step)
+            loss += losses.detach().cpu()
+            right += (scores.detach().argmax(dim=2) == self.pool.labels[places]).float().mean(dim=1).cpu()
+        return loss / self.steps, right / self.steps
+
+    def _losses(self, places: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        inputs = self._inputs(places, step)
+        scores = self.net.forward(inputs, draws=self.draws)
+        losses = F.cross_entropy(scores.flatten(0, 1), self.pool.labels[places].flatten(), reduction="none")
+        return losses.unflatten(0, places.shape).mean(dim=1), scores
+
+    def _inputs(self, places: Tensor, step: int) -> Tensor:
+        inputs = self.pool.inputs[places]
+        augment = self.training.augment
+        if augment is None:
+            return inputs
+        batch = places.shape[1]
+        draws = [draw_view(augment, batch=batch, seed=self.seeds[job], step=step, view=0) for job in self.active]
+        views = apply_view(inputs.flatten(0, 1), ViewDraws.joined(draws), side=self.side, max_shift=augment.shift)
+        return views.unflatten(0, places.shape)
+
+    def _step(self, loss: Tensor, step: int) -> None:
+        rate = learning_rate(
+            self.training.optimizer, step=step, steps_per_epoch=self.steps, num_steps=self.steps * self.training.epochs
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+
+    def _validate(self) -> Tensor:
+        """(num_nets,) validation losses; NaN without validation examples."""
+        if not len(self.validation):
+            return torch.full((len(self.active),), torch.nan)
+        total = torch.zeros(len(self.active))
+        for part in self.validation.split(1024):
+            inputs = self.pool.inputs[part]
+            scores = self.evaluate(normalise(inputs) if self.training.augment is not None else inputs)
+            labels = self.pool.labels[part].expand(len(self.active), -1)
+            losses = F.cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="none")
+            total += losses.unflatten(0, labels.shape).sum(dim=1).cpu()
+        return total / len(self.validation)
+
+    def _note(self, epoch: int, loss: Tensor, accuracy: Tensor, validation: Tensor) -> None:
+        rows = torch.stack([loss, accuracy, validation], dim=1).tolist()
+        for position, (job, row) in enumerate(zip(self.active, rows, strict=True)):
+            if not np.isfinite(row[0]):
+                raise RunError(
+                    f"the loss of the net with seed {self.seeds[job]} is not finite in epoch {epoch}; lower "
+                    "training.optimizer.learning_rate"
+                )
+            if job in self.stopped:
+                continue
+            self.histories[job].append(row)
+            if self.training.patience is not None and row[2] < self.best[job][0]:
+                self.best[job] = (row[2], epoch)
+                self.states[job] = self.net.net_state(position)
+
+    def _drop_the_finished(self, epoch: int) -> None:
+        patience = self.training.patience
+        if patience is None:
+            return
+        self.stopped |= {job for job in self.active if epoch - self.best[job][1] >= patience}
+        going = [p for p, job in enumerate(self.active) if job not in self.stopped]
+        if len(going) <= len(self.active) / 2:
+            self._keep(going)
+
+    def _keep(self, positions: Sequence[int]) -> None:
+        self.active = [self.active[p] for p in positions]
+        if not positions:
+            return
+        old = list(self.net.parameters.values())
+        moments = [self.optimizer.state[parameter] for parameter in old]
+        self.net.keep(positions)
+        self.places = self.places[list(positions)]
+        self.draws = [self.draws[p] for p in positions]
+        self.optimizer = build_adamw(self.training.optimizer, list(self.net.parameters.values()), decayed_from=3)
+        for parameter, moment in zip(self.net.parameters.values(), moments, strict=True):
+            self.optimizer.state[parameter] = {
+                name: value[list(positions)].clone() if name != "step" else value for name, value in moment.items()
+            }
+
+
+def measure_stack_size(
+    spec: ClassifierSpec, training: TrainingSpec, data: Examples, jobs: Sequence[NetJob], num_classes: int, device: torch.device
+) -> int:
+    """The stack size at which a step costs least per net on this device, found by doing steps."""
+    best, best_cost = 1, float("inf")
+    for size in SIZES:
+        if size > len(jobs):
+            break
+        try:
+            cost = min(_step_seconds(spec, training, data, jobs[:size], num_classes, device)) / size
+        except torch.OutOfMemoryError:
+            break
+        if cost > best_cost * 1.05:
+            break  # larger stacks leave the caches
+        if cost < best_cost:
+            best, best_cost = size, cost
+    return best
+
+
+def _step_seconds(
+    spec: ClassifierSpec, training: TrainingSpec, data: Examples, jobs: Sequence[NetJob], num_classes: int, device: torch.device
+) -> Iterator[float]:
+    stack = _Stack(spec, training, data, jobs, num_classes, device)
+    for step in range(4):
+        started = time.perf_counter()
+        losses, _ = stack._losses(stack.places[:, : stack.batch], step)
+        stack._step(losses.sum(), step)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        if step:  # the first one warms up
+            yield time.perf_counter() - started
