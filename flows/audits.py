@@ -21,6 +21,12 @@ class Audit:
         return found
 
     @property
+    def brief(self) -> tuple[str, ...]:
+        """What a finding shares with the headline to be shown in brief."""
+        found: tuple[str, ...] = importlib.import_module(f"memlib.audits.{self._module}").BRIEF
+        return found
+
+    @property
     def flow(self) -> Any:
         """The Prefect flow that runs it."""
         return getattr(importlib.import_module(f"flows.{self._module}"), self._module)
@@ -32,7 +38,11 @@ class Audit:
 
 AUDITS = {
     audit.name: audit
-    for audit in (Audit("deja-vu", "Does an image model name the object of a training image from its background alone?"),)
+    for audit in (
+        Audit("deja-vu", "Does an image model name the object of a training image from its background alone?"),
+        Audit("unique-feature", "Does a classifier remember something that stood in a single training image?"),
+        Audit("self-influence", "Which training examples does a classifier lean on itself for?"),
+    )
 }
 
 

@@ -25,6 +25,7 @@ from memlib.specs import Resources
 from memlib.store import Store
 from memlib.tables import PUBLISHED
 
+ASIDE = {"interval", "pairs", "train_accuracy", "test_accuracy", "nets", "controls", "alpha", "metric", "setting"}  # said elsewhere
 DEFAULT_STORE = "memlib-store"
 StoreOption = Annotated[str, Parameter(name="--store", env_var="MEMLIB_STORE")]
 
@@ -40,7 +41,7 @@ console = Console(highlight=False, markup=False)
 
 @app.command
 def run(
-    audit: Literal["deja-vu"],
+    audit: Literal["deja-vu", "unique-feature", "self-influence"],
     /,
     *,
     recipe: str,
@@ -48,14 +49,16 @@ def run(
     store: StoreOption = DEFAULT_STORE,
     quiet: bool = False,
 ) -> None:
-    """Run an audit: split, train, embed, decode, score, report. What the store holds already is not done again.
+    """Run an audit: split, train, observe, score, report. What the store holds already is not done again.
 
     Killed or failed, run the same command: finished stages are reused and training resumes where it was saved.
 
     Parameters
     ----------
     audit
-        Which audit: deja-vu (does an image model name the object of a training image from its background alone?).
+        Which audit. deja-vu: does an image model name the object of a training image from its background alone?
+        unique-feature: does a classifier remember something that stood in a single training image?
+        self-influence: which training examples does a classifier lean on itself for?
     recipe
         The name of a shipped recipe (see `memlib recipes`) or the path of a YAML file.
     set_
@@ -103,13 +106,13 @@ def runs(
         console.print(f"no runs in {store}")
         return
     table = Table(box=None, pad_edge=False)
-    for heading in ("run", "finished", "audit", "share_excess", "p", "title"):
+    for heading in ("run", "finished", "audit", "headline", "value", "p", "title"):
         table.add_column(heading, no_wrap=heading != "title")
     for entry in found:
         first = entry["findings"][0]
         finished = datetime.fromtimestamp(entry["finished"]).strftime("%Y-%m-%d %H:%M")
-        value = f"{100 * first['value']:.1f} %"
-        table.add_row(entry["run"], finished, entry["audit"], value, _p(first["p_value"]), entry["title"])
+        cells = (first["metric"], f"{first['value']:.3g}", _p(first["p_value"]))
+        table.add_row(entry["run"], finished, audit_of(entry["audit"]), *cells, entry["title"])
     console.print(table)
 
 
@@ -196,30 +199,33 @@ def _print_run(manifest: dict[str, Any], *, whole: bool = False) -> None:
     table = Table(box=None, pad_edge=False, title=manifest["title"], title_justify="left")
     for heading in ("metric", "value", "95 % interval", "null", "p", "n", "verdict"):
         table.add_column(heading, justify="left" if heading in ("metric", "verdict") else "right")
-    headline = json.loads(manifest["findings"][0]["params"])
-    for row in manifest["findings"]:
-        params = json.loads(row["params"])
-        same = all(params.get(name, headline[name]) == headline[name] for name in ("epoch", "crop", "k", "direction"))
-        if not whole and not (same and (params["layer"] == headline["layer"] or row["metric"].startswith("probe"))):
-            continue
-        shown = ("p", "direction", "layer", "epoch", "crop", "k") if whole else ("p",)
-        at = " ".join(f"{name}={params[name]}" for name in shown if name in params)
+    rows = [{**row, "params": json.loads(row["params"])} for row in manifest["findings"]]
+    if not whole:
+        headline, names = rows[0]["params"], AUDITS[audit_of(manifest["audit"])].brief
+        rows = [row for row in rows if all(row["params"].get(name, headline.get(name)) == headline.get(name) for name in names)]
+    varying = _varying([row["params"] for row in rows])
+    for row in rows:
+        at = ", ".join(_setting(name, row["params"][name]) for name in varying if name in row["params"])
         interval = "" if row["ci_low"] is None else f"{row['ci_low']:.3f} to {row['ci_high']:.3f}"
         null = "" if row["null_value"] is None else f"{row['null_value']:.2g}"
-        cells = (
-            f"{row['metric']} {at}".strip(),
-            f"{row['value']:.3f}",
-            interval,
-            null,
-            _p(row["p_value"]),
-            str(row["n"]),
-        )
+        name = f"{row['metric']} {at}".strip()
+        cells = (name, f"{row['value']:.3f}", interval, null, _p(row["p_value"]), str(row["n"]))
         table.add_row(*cells, row["verdict"])
     console.print(table)
     done = f"{len(manifest['computed'])} stages computed, {len(manifest['reused'])} reused, {manifest['seconds']:.0f} s"
     console.print(f"\nrun {manifest['run']}: {done}")
     console.print(f"results {manifest['results']['summary']}", soft_wrap=True)
     console.print(f"report  {manifest['report']}", soft_wrap=True)
+
+
+def _varying(params: Sequence[dict[str, Any]]) -> list[str]:
+    """The names in which findings differ, so that a reader can tell them apart."""
+    names = dict.fromkeys(name for at in params for name in at if name not in ASIDE)
+    return [name for name in names if len({str(at.get(name)) for at in params}) > 1]
+
+
+def _setting(name: str, value: Any) -> str:
+    return value if isinstance(value, str) else f"{name}={value}"
 
 
 def _p(value: float | None) -> str:

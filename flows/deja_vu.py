@@ -11,19 +11,18 @@ from memlib.audits.deja_vu import DIRECTIONS, Recipe
 from memlib.data.shards import INDEX_FILE, read_index
 from memlib.data.splits import PUBLIC, REFERENCE, SHARED, TARGET, crop_rectangles, select
 from memlib.errors import UserError
-from memlib.identity import content_key, derive_seed
+from memlib.identity import derive_seed
 from memlib.specs import CropSpec, Resources
 from memlib.store import Ref
 from memlib.training.fit import TrainingJob
-from tasks.data import WHEREABOUTS, decode_images, read_splits, split_roles
+from tasks.data import decode_images, read_splits, split_roles
+from tasks.deja_vu_report import write_report
 from tasks.observing import View, embed_view, search_neighbors
-from tasks.reporting import publish, write_report
+from tasks.reporting import publish, run_id
 from tasks.runtime import Context, stop_ray
 from tasks.scoring import ROLE_OF, Searches, probe_model, score_deja_vu
 from tasks.stage import open_store
 from tasks.training import train_models
-
-RUN_LENGTH = 12
 
 
 @flow(name="deja-vu", validate_parameters=True)
@@ -61,7 +60,7 @@ def _audit(context: Context, recipe: Recipe, started: float) -> dict[str, Any]:
     probes = audit.probes()
     scores: Ref = score_deja_vu(context, searches, probes, splits, _class_names(table), recipe.decode)
 
-    run = _run_id(recipe, scores)
+    run = run_id(recipe, scores)
     named = {job.name: models[side] for side, job in jobs.items()}
     report: Ref = write_report(context, recipe, run, scores, searches, shard, splits, named)
     artifacts = {"shard": str(shard), "splits": str(splits), "scores": str(scores), "report": str(report)}
@@ -148,7 +147,3 @@ class _Observations:
             refs.append(probe_model(self.context, images, self.splits, direction, pair, layers))
         return refs
 
-
-def _run_id(recipe: Recipe, scores: Ref) -> str:
-    spec = recipe.model_dump(mode="json", exclude={"data": {"source": WHEREABOUTS}})
-    return content_key("run", version=1, spec=spec, inputs={"scores": scores.key})[:RUN_LENGTH]

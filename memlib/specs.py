@@ -573,7 +573,7 @@ class TrainedSpec(Spec):
     """package.module:factory, a function that returns the torch module; its outputs are class scores (logits)."""
     options: dict[str, Any] = {}
     """Keyword arguments of the factory (plain JSON)."""
-    weights: str
+    weights: str | None = None
     """Its state dict: .safetensors, or a .pt file that holds nothing but tensors."""
     version: str | None = None
     """Part of the content key; by default the digest of the factory's module."""

@@ -110,6 +110,24 @@ TRAINING = Table(
     keys=("epoch", "term"),
 )
 
+NETS_HISTORY = Table(
+    name="nets_history",
+    version=1,
+    meaning="The training of stacked nets, a row a net and epoch, and output where every epoch was scored.",
+    columns=(
+        Column("position", _INT, "", "the net's place in the artifact"),
+        Column("epoch", _INT, "epoch", "epochs finished"),
+        Column("best_epoch", _INT, "epoch", "the epoch whose weights were kept"),
+        Column("training_loss", _FLOAT, "nat", "mean over the epoch's steps"),
+        Column("accuracy", _FLOAT, "fraction", "on the training batches, as they were trained on"),
+        Column("validation_loss", _FLOAT, "nat", "null without validation examples"),
+        Column("output", _TEXT, "", "what M was computed on; null when the epoch was not scored"),
+        Column("value", _FLOAT, "output's", "white-box M at the canary's label"),
+        Column("published_p", _FLOAT, "probability", "one-sided paired t-test over examples"),
+    ),
+    keys=("position", "epoch", "output"),
+)
+
 SUMMARY = Table(
     name="summary",
     version=1,
@@ -195,10 +213,27 @@ UNIQUE_FEATURE_UNITS = Table(
     keys=("variant", "data_seed", "net", "control", "metric", "output", "feature", "draw", "label"),
 )
 
+SELF_INFLUENCE_UNITS = Table(
+    name="units",
+    version=1,
+    meaning="A row a training example, the most influential first.",
+    columns=(
+        Column("example_id", _TEXT, "", "the training example"),
+        Column("label", _INT, "class index", "its class"),
+        Column("class_name", _TEXT, "", "the class's name"),
+        Column("rank", _INT, "", "1 for the most influential"),
+        Column("self_influence", _FLOAT, "nat", "TracInCP: sum of learning rate times squared gradient norm"),
+        Column("share", _FLOAT, "fraction", "of the self-influence of all examples"),
+        Column("checkpoints", pa.list_(_INT), "epoch", "the checkpoints it is a sum over"),
+        Column("gradient_norms", pa.list_(_FLOAT), "nat^2", "squared gradient norm at each of them"),
+    ),
+    keys=("example_id",),
+)
+
 PUBLISHED: Mapping[str, Mapping[str, Table]] = {
     "summary": {"": SUMMARY},
     "curves": {"": CURVES},
-    "units": {"deja_vu": DEJA_VU_UNITS, "unique_feature": UNIQUE_FEATURE_UNITS},
+    "units": {"deja_vu": DEJA_VU_UNITS, "unique_feature": UNIQUE_FEATURE_UNITS, "self_influence": SELF_INFLUENCE_UNITS},
 }
 """Tables below results/, by name and audit ("" where all audits share one)."""
 

@@ -6,8 +6,8 @@ import pyarrow.parquet as pq
 
 from memlib.data.datasets import open_source
 from memlib.data.shards import INDEX_FILE, read_index, write_shard
-from memlib.data.splits import split_examples
-from memlib.specs import DataSpec, SplitSpec
+from memlib.data.splits import hold_out, split_examples
+from memlib.specs import DataSpec, HoldOutSpec, SplitSpec
 from memlib.store import Attempt, Ref
 from memlib.tables import SPLITS, write_table
 from memlib.training.fit import SPLITS_FILE
@@ -42,6 +42,18 @@ def split_roles(context: Context, spec: SplitSpec, shard: Ref) -> Any:
 
     described = spec.model_dump(mode="json")
     return run_stage(context, "split", version=1, spec=described, inputs={"shard": shard.key}, compute=compute)
+
+
+@stage_task("hold out examples")
+def hold_out_examples(context: Context, spec: HoldOutSpec, shard: Ref) -> Any:
+    """Says which examples train, which stop the training, and which no model sees."""
+
+    def compute(attempt: Attempt) -> None:
+        table = hold_out(read_index(context.store.local_path(shard, INDEX_FILE)), spec)
+        write_table(table, SPLITS, attempt.path(SPLITS_FILE))
+
+    described = spec.model_dump(mode="json")
+    return run_stage(context, "hold_out", version=1, spec=described, inputs={"shard": shard.key}, compute=compute)
 
 
 def read_splits(context: Context, splits: Ref) -> Any:

@@ -1,8 +1,8 @@
 """A stage: key -> committed? -> compute -> commit -> reference. The store alone says what is done."""
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ParamSpec, Protocol
 
 import torch
 from prefect import task
@@ -12,7 +12,8 @@ from prefect.states import Completed
 from memlib.errors import CorruptArtifact
 from memlib.identity import content_key
 from memlib.store import Attempt, Ref, Store
-from tasks.runtime import Context, run_on_cluster
+from tasks.remote import compute_there
+from tasks.runtime import Context, map_on_ray, run_on_cluster
 
 P = ParamSpec("P")
 
@@ -77,7 +78,7 @@ def run_stage(
     context.say(f"{stage} {ref.key[:8]}: computing")
     record = {"spec": spec, "inputs": dict(inputs), "secret": secret}
     if on_cluster is not None and context.resources.ray_address is not None:
-        run_on_cluster(context, _compute_there, context.store, ref, record, on_cluster)
+        run_on_cluster(context, compute_there, context.store, ref, record, on_cluster)
     else:
         with context.store.write(ref, **record) as attempt:
             compute(attempt)
@@ -85,13 +86,55 @@ def run_stage(
     return ref
 
 
-def _compute_there(
-    store: Store, ref: Ref, record: Mapping[str, Any], compute: Callable[[Attempt, torch.device], None]
-) -> None:
-    """A stage in a Ray task: what it makes goes to the store from there."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with store.write(ref, **record) as attempt:
-        compute(attempt, device)
+class Job(Protocol):
+    """A part of a stage that fills an artifact of its own; it travels, so it holds no context."""
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What the part is configured by."""
+        ...
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """The keys of what it reads."""
+        ...
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Fills the artifact."""
+        ...
+
+
+def run_jobs(context: Context, stage: str, jobs: Sequence[Job], *, version: int, secret: bool = False) -> Any:
+    """Runs the parts of a stage that are not committed, several on Ray at once, a single one here.
+
+    Each part commits when it is done, so an interrupted run loses at most the parts under way. A part that fails does
+    not stop the others.
+
+    Returns:
+        the artifacts' references in the order of the jobs, or the Prefect state Cached with them.
+
+    Raises:
+        UserError, RunError: the first failure, and how many there were.
+    """
+    refs = [Ref(stage, content_key(stage, version=version, spec=job.spec, inputs=job.inputs)) for job in jobs]
+    missing = {ref: job for ref, job in zip(refs, jobs, strict=True) if not committed(context, ref)}
+    if not missing:
+        return cached(context, refs)
+    context.say(f"{stage}: {len(missing)} of {len(set(refs))} to compute")
+    calls = {
+        ref: (context.store, ref, {"spec": job.spec, "inputs": job.inputs, "secret": secret}, job.write)
+        for ref, job in missing.items()
+    }
+    if len(missing) == 1 and context.resources.ray_address is None:
+        ((store, ref, record, write),) = calls.values()
+        with store.write(ref, **record) as attempt:
+            write(attempt, context.device)
+    else:
+        with context.counter(stage) as progress:
+            map_on_ray(context, compute_there, list(calls.values()), progress)
+    context.computed += [str(ref) for ref in missing]
+    context.reused += [str(ref) for ref in dict.fromkeys(refs) if ref not in missing]
+    return refs
 
 
 def cached(context: Context, data: Ref | list[Ref]) -> Any:

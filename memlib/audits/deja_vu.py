@@ -47,6 +47,7 @@ Direction = Literal["A", "B"]
 DIRECTIONS: tuple[Direction, ...] = ("A", "B")
 PAIRS_FOR_TRAINING = 3  # pairs of models from which an interval can speak of training itself
 CURVE_POINTS = 200
+BRIEF = ("layer", "epoch", "crop", "k", "direction")  # what a finding shares with the headline to be shown in brief
 
 
 class Config(Spec):
@@ -424,7 +425,7 @@ def _probe_rows(probes: pa.Table) -> Iterator[dict[str, Any]]:
         train = float(np.mean([row["train_accuracy"] for row in mine]))
         test = float(np.mean([row["test_accuracy"] for row in mine]))
         name = "probe_gap_backbone" if layer == "backbone" else "probe_gap_projector"
-        params = {"layer": layer, "train_accuracy": round(train, 4), "test_accuracy": round(test, 4)}
+        params = {"probe_layer": layer, "train_accuracy": round(train, 4), "test_accuracy": round(test, 4)}
         yield summary_row(name, params, train - test, None, n=sum(row["n"] for row in mine))
 
 

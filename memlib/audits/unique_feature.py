@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import scipy.stats
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
@@ -54,6 +55,7 @@ from memlib.tables import CURVES, SUMMARY, UNIQUE_FEATURE_UNITS, summary_row
 Output = Literal["probability", "logit"]
 CONTROLS_FOR_P = 19  # below, no net can have a calibrated p of .05
 SEEDS_FOR_INTERVAL = 2
+BRIEF = ("metric", "output")  # what a finding shares with the headline to be shown in brief
 SETTING = {"m_white": "white", "m_grey": "grey", "m_black": "black", "m_w": "white", "m_kl": "black"}
 
 
@@ -72,6 +74,8 @@ class Config(Spec):
     """Evaluations of M_w and M_kl, each with random partners of its own (2022, Fig. 4)."""
     removed_pixels: tuple[int, ...] = ()
     """Score also with so many pixels of the feature taken out (2023, Fig. 5)."""
+    latent: bool = False
+    """Find the units before the class scores that only the feature excites (2022, A.6); needs nets.same_seed."""
     null_features: int = Field(default=0, ge=0)
     """Score also other features from the same generator, the null of a model trained elsewhere."""
     replicates: int = Field(default=2000, ge=100)
@@ -96,8 +100,6 @@ class ReportSpec(Spec):
     """Canaries shown with and without the feature."""
     gradcam: bool = False
     """What a convolutional model looks at, with and without the feature (2023, Fig. 8)."""
-    latent: bool = False
-    """Activations before the class scores that only the feature excites (2022, A.6); needs nets.same_seed."""
     boundaries: bool = True
     """Decision boundaries of points with and without the feature (2023, Fig. 3)."""
 
@@ -131,12 +133,14 @@ class Recipe(Spec):
     def _is_whole(self) -> "Recipe":
         if (self.trained is None) == (self.model is None or self.training is None):
             raise ValueError("give either model and training, or trained")
+        if self.trained is not None and self.trained.weights is None:
+            raise ValueError("trained.weights says where the model's weights are")
         if self.trained is not None and (self.variants or self.data_seeds > 1):
             raise ValueError("variants and data_seeds are for models that are trained here")
         if self.data_seeds > 1 and not hasattr(self.data.source, "seed"):
             raise ValueError(f"data_seeds needs a source with a seed; {self.data.source.kind} has none")
-        if self.report.latent and not self.nets.same_seed:
-            raise ValueError("report.latent compares units across nets, which needs nets.same_seed")
+        if self.score.latent and not (self.nets.same_seed and self.model is not None and self.model.stackable):
+            raise ValueError("score.latent compares units of small nets, which needs nets.same_seed and mlp, cnn_1 or cnn_2")
         for name in self.variants:
             self._variant(name)
         self._check_augmentation()
@@ -261,19 +265,24 @@ class Shown:
     """Class scores of some nets on everything that they are scored on: (num_nets, num_examples, num_classes) logits.
 
     Attributes:
+        labels: those that some canary of the cell has.
         by_label: label -> (clean, featured) training examples of that label.
         other: (clean, featured) of the probe data.
         random_by_label: label -> one array a draw, with random partners.
         random_other: one array a draw, of the probe data.
     """
 
+    labels: Sequence[int]
     by_label: Mapping[int, tuple[NDArray[Any], NDArray[Any]]]
     other: tuple[NDArray[Any], NDArray[Any]]
     random_by_label: Mapping[int, Sequence[NDArray[Any]]]
     random_other: Sequence[NDArray[Any]]
 
 
-def score(nets: Sequence[Net], shown: Shown, config: Config) -> pa.Table:
+METRICS = ("m_white", "m_grey", "m_black")
+
+
+def score(nets: Sequence[Net], shown: Shown, config: Config, *, metrics: Sequence[str] = METRICS) -> pa.Table:
     """Every score of some nets.
 
     In the white box a net is scored at each label that some canary of the cell has, so that a control can calibrate
@@ -281,57 +290,69 @@ def score(nets: Sequence[Net], shown: Shown, config: Config) -> pa.Table:
 
     Args:
         nets: in the order of the arrays.
-        shown: their class scores.
+        shown: their class scores; m_w and m_kl are taken where there are random partners.
         config: outputs.
+        metrics: which of m_white, m_grey and m_black.
 
     Returns:
-        tables.UNIQUE_FEATURE_UNITS without variant, data_seed and the p-values that need controls.
+        tables.UNIQUE_FEATURE_UNITS without variant, data_seed, epoch and the p-values that need controls.
     """
     rows: list[dict[str, Any]] = []
-    labels = sorted(shown.random_by_label)
     for output in config.outputs:
-        by_label = {label: m_of_label(*pair, label, output) for label, pair in shown.by_label.items()}
-        levels = {label: tuple(to_output(a, output)[..., label].mean(axis=1) for a in pair) for label, pair in shown.by_label.items()}
-        sizes = {label: pair[0].shape[1] for label, pair in shown.by_label.items()}
-        black, black_p = m_of_labels(*shown.other, output)
-        black_levels = [to_output(a, output).mean(axis=1) for a in shown.other]
-        for i, net in enumerate(nets):
-            for label in labels:
-                means = (levels[label][1][i], levels[label][0][i])
-                rows.append(_unit(net, "m_white", output, by_label[label], i, label, means, sizes[label]))
-            best = max(by_label, key=lambda label: (by_label[label][0][i], -label))
-            means = (levels[best][1][i], levels[best][0][i])
-            rows.append(_unit(net, "m_grey", output, by_label[best], i, best, means, sizes[best], tried=len(by_label)))
-            top = int(black[i].argmax())
-            means = (black_levels[1][i, top], black_levels[0][i, top])
-            rows.append(_unit(net, "m_black", output, (black[:, top], black_p[:, top]), i, top, means, shown.other[0].shape[1]))
-    rows += _random_rows(nets, shown, labels)
+        if "m_white" in metrics or "m_grey" in metrics:
+            rows += _rows_by_label(nets, shown, output, metrics)
+        if "m_black" in metrics:
+            black, p = m_of_labels(*shown.other, output)
+            clean, featured = (to_output(a, output).mean(axis=1) for a in shown.other)
+            for i, net in enumerate(nets):
+                top = int(black[i].argmax())
+                means = (featured[i, top], clean[i, top])
+                rows.append(_unit(net, "m_black", output, (black[i, top], p[i, top]), top, means, shown.other[0].shape[1]))
+    rows += _random_rows(nets, shown)
     return pa.Table.from_pylist(rows, schema=UNIQUE_FEATURE_UNITS.arrow)
 
 
-def _random_rows(nets: Sequence[Net], shown: Shown, labels: Sequence[int]) -> Iterator[dict[str, Any]]:
-    for label in labels:
+def _rows_by_label(nets: Sequence[Net], shown: Shown, output: Output, metrics: Sequence[str]) -> Iterator[dict[str, Any]]:
+    wanted = shown.by_label if "m_grey" in metrics else {label: shown.by_label[label] for label in shown.labels}
+    found = {label: m_of_label(*pair, label, output) for label, pair in wanted.items()}
+    means = {label: [to_output(a, output)[..., label].mean(axis=1) for a in pair] for label, pair in wanted.items()}
+
+    def row(metric: str, net: Net, i: int, label: int, tried: int) -> dict[str, Any]:
+        clean, featured = means[label]
+        at = (found[label][0][i], found[label][1][i])
+        return _unit(net, metric, output, at, label, (featured[i], clean[i]), wanted[label][0].shape[1], tried=tried)
+
+    for i, net in enumerate(nets):
+        if "m_white" in metrics:
+            yield from (row("m_white", net, i, label, 1) for label in shown.labels)
+        if "m_grey" in metrics:
+            best = max(found, key=lambda label: (found[label][0][i], -label))
+            yield row("m_grey", net, i, best, len(found))
+
+
+def _random_rows(nets: Sequence[Net], shown: Shown) -> Iterator[dict[str, Any]]:
+    for label, draws in shown.random_by_label.items():
         featured = shown.by_label[label][1]
-        for draw, random in enumerate(shown.random_by_label[label]):
-            found = m_w(featured, random, label)
-            means = [to_output(a, "probability")[..., label].mean(axis=1) for a in (featured, random)]
+        for draw, random in enumerate(draws):
+            value, p = m_w(featured, random, label)
+            levels = [to_output(a, "probability")[..., label].mean(axis=1) for a in (featured, random)]
             for i, net in enumerate(nets):
-                pair = (means[0][i], means[1][i])
-                yield _unit(net, "m_w", "log_probability", found, i, label, pair, featured.shape[1], draw=draw)
+                means = (levels[0][i], levels[1][i])
+                yield _unit(net, "m_w", "log_probability", (value[i], p[i]), label, means, featured.shape[1], draw=draw)
     clean, featured = shown.other
     for draw, random in enumerate(shown.random_other):
-        found = m_kl(clean, featured, random)
-        means = [divergence(clean, a).mean(axis=1) for a in (featured, random)]
+        value, p = m_kl(clean, featured, random)
+        levels = [divergence(clean, a).mean(axis=1) for a in (featured, random)]
         for i, net in enumerate(nets):
-            yield _unit(net, "m_kl", "divergence", found, i, None, (means[0][i], means[1][i]), clean.shape[1], draw=draw)
+            means = (levels[0][i], levels[1][i])
+            yield _unit(net, "m_kl", "divergence", (value[i], p[i]), None, means, clean.shape[1], draw=draw)
 
 
 def _unit(
     net: Net,
     metric: str,
     output: str,
-    found: tuple[NDArray[np.float64], NDArray[np.float64]],
-    i: int,
+    found: tuple[float, float],
     label: int | None,
     means: tuple[float, float],
     count: int,
@@ -339,6 +360,7 @@ def _unit(
     tried: int = 1,
     draw: int = 0,
 ) -> dict[str, Any]:
+    value, p = float(found[0]), float(found[1])
     return {
         "net": net.number,
         "canary": net.canary,
@@ -346,16 +368,20 @@ def _unit(
         "seed": net.seed,
         "metric": metric,
         "output": output,
+        "feature": "canary",
         "draw": draw,
         "label": label,
-        "own_label": label is None or metric in ("m_grey", "m_black") or label == net.label,
-        "value": float(found[0][i]),
+        "own_label": metric not in ("m_white", "m_w") or label == net.label,
+        "value": value,
         "with_feature": float(means[0]),
         "without_feature": float(means[1]),
-        "published_p": float(found[1][i]),
-        "corrected_p": min(1.0, float(found[1][i]) * tried) if metric != "m_black" else None,
+        "published_p": p,
+        "corrected_p": min(1.0, p * tried) if metric != "m_black" else None,
         "n": count,
     }
+
+
+_CALIBRATED_BY = ("metric", "output", "feature", "draw", "label", "seed", "control", "value")
 
 
 def calibrate(units: pa.Table) -> pa.Table:
@@ -366,10 +392,10 @@ def calibrate(units: pa.Table) -> pa.Table:
     Args:
         units: the scores of one cell (one variant on one draw of the data).
     """
-    frame = {name: units[name].to_pylist() for name in ("metric", "output", "draw", "label", "seed", "control", "value")}
+    frame = {name: units[name].to_pylist() for name in _CALIBRATED_BY}
     rows: dict[tuple[Any, ...], list[int]] = {}
-    for i, (metric, output, draw, label) in enumerate(zip(frame["metric"], frame["output"], frame["draw"], frame["label"], strict=True)):
-        rows.setdefault((metric, output, draw, label if metric in ("m_white", "m_w") else None), []).append(i)
+    for i, (metric, output, feature, draw, label) in enumerate(zip(*(frame[n] for n in _CALIBRATED_BY[:5]), strict=True)):
+        rows.setdefault((metric, output, feature, draw, label if metric in ("m_white", "m_w") else None), []).append(i)
     seeds, values = np.array(frame["seed"], dtype=object), np.array(frame["value"])
     control = np.array(frame["control"], dtype=bool)
     p: list[float | None] = [None] * units.num_rows
@@ -398,10 +424,32 @@ def _ranks(
     return found
 
 
+def nets_of(spec: NetsSpec, labels: Sequence[int], *, seed: int) -> list[Net]:
+    """The nets of a cell: every canary's, then the controls.
+
+    Args:
+        spec: how many.
+        labels: of each canary.
+        seed: every net's own seed is derived from it.
+    """
+    count = len(labels)
+    total = count * spec.seeds
+    numbers = [i % spec.seeds if spec.same_seed else i for i in range(total)]
+    seeds = [derive_seed(seed, "net", number) for number in numbers]
+    nets = [Net(i, i // spec.seeds, False, seeds[i], labels[i // spec.seeds]) for i in range(total)]
+    wanted = spec.controls if spec.controls is not None else spec.seeds if spec.same_seed else total
+    for i in range(wanted):
+        canary = i // spec.seeds if i < total and not spec.same_seed else i % count
+        nets.append(Net(i, canary, True, derive_seed(seed, "net", i), labels[canary]))
+    return nets
+
+
 # -- the summary --------------------------------------------------------------------------------------
 
 
-def summarize(units: pa.Table, config: Config) -> pa.Table:
+def summarize(
+    units: pa.Table, config: Config, *, influence: Mapping[tuple[str, int, str], float] | None = None
+) -> pa.Table:
     """The findings: a row a metric, for each variant, score and output; the excess over the controls first.
 
     With one draw of the data the units are nets (Wilson and bootstrap intervals, exact McNemar and sign-flip tests on
@@ -410,10 +458,12 @@ def summarize(units: pa.Table, config: Config) -> pa.Table:
     Args:
         units: tables.UNIQUE_FEATURE_UNITS, calibrated.
         config: alpha, replicates, permutations, seed.
+        influence: self-influence by (variant, data seed, example id), where canaries were chosen by it.
 
     Returns:
         tables.SUMMARY.
     """
+    influence = influence or {}
     rows: list[dict[str, Any]] = []
     for setting, draws in _settings(units):
         analyses = [_Analysis(part, config) for part in draws]
@@ -421,12 +471,66 @@ def summarize(units: pa.Table, config: Config) -> pa.Table:
             rows += _rows_of_nets(analyses[0], setting, config)
         else:
             rows += _rows_of_draws(analyses, setting, config)
+    rows += _correlations(units, influence)
+    return pa.Table.from_pylist(rows, schema=SUMMARY.arrow)
+
+
+def _correlations(units: pa.Table, influence: Mapping[tuple[str, int, str], float]) -> Iterator[dict[str, Any]]:
+    """How well the restricted settings follow the white box (2023, Figs. 6 and 7), and M self-influence (2022, 3.3)."""
+    scores: dict[tuple[str, str], dict[str, dict[Any, float]]] = {}
+    for row in units.to_pylist():
+        if row["control"] or not row["own_label"] or row["draw"] or row["feature"] != "canary":
+            continue
+        net = (row["data_seed"], row["net"], row["example_id"])
+        outputs = {row["output"]} if row["output"] in ("probability", "logit") else {"probability", "logit"}
+        for output in outputs:
+            scores.setdefault((row["variant"], output), {}).setdefault(row["metric"], {})[net] = row["value"]
+    for (variant, output), found in scores.items():
+        pairs = {("m_white", other): (found["m_white"], found[other]) for other in found if "m_white" in found and other != "m_white"}
+        for metric in found:
+            known = {net: influence[variant, net[0], net[2]] for net in found[metric] if (variant, net[0], net[2]) in influence}
+            pairs["self_influence", metric] = (known, found[metric])
+        for (first, second), (a, b) in pairs.items():
+            nets = sorted(a.keys() & b.keys())
+            x, y = np.array([a[net] for net in nets]), np.array([b[net] for net in nets])
+            if len(nets) < 4 or np.ptp(x) == 0 or np.ptp(y) == 0:
+                continue
+            result = scipy.stats.pearsonr(x, y)
+            interval = result.confidence_interval()
+            params = {"variant": variant} if variant else {}
+            params |= {"metric": "correlation", "of": f"{first} and {second}", "output": output, "statistic": "Pearson"}
+            low, high = float(interval.low), float(interval.high)
+            yield summary_row("correlation", params, float(result.statistic), (low, high), n=len(nets), null_value=0.0)
+
+
+def summarize_own(units: pa.Table, config: Config) -> pa.Table:
+    """The findings on a model that was trained elsewhere: each score against features that it cannot know.
+
+    Args:
+        units: scores of one net, of the feature (canary) and of null features.
+        config: alpha.
+
+    Returns:
+        tables.SUMMARY, black box first; p is the rank among the null features.
+    """
+    rows = []
+    for metric in ("m_black", "m_grey"):
+        for output in config.outputs:
+            mine = [r for r in units.to_pylist() if r["metric"] == metric and r["output"] == output]
+            known = [row["value"] for row in mine if row["feature"] == "canary"]
+            nulls = np.array([row["value"] for row in mine if row["feature"] != "canary"])
+            if not known or not len(nulls):
+                continue
+            p = permutation_p(known[0], nulls)
+            params = {"metric": metric, "setting": SETTING[metric], "output": output, "null": "other features", "alpha": config.alpha}
+            row = summary_row(metric, params, known[0], None, n=len(nulls), null_value=float(nulls.mean()), p_value=p)
+            rows.append(row | {"verdict": "above_null" if p <= config.alpha else "at_null"})
     return pa.Table.from_pylist(rows, schema=SUMMARY.arrow)
 
 
 def _settings(units: pa.Table) -> Iterator[tuple[dict[str, Any], list[pa.Table]]]:
     """The scores that count for each variant, metric and output, a table a draw of the data."""
-    units = units.filter(pa.compute.and_(units["own_label"], pa.compute.equal(units["draw"], 0)))
+    units = units.filter(pa.array(_counting(units)))
     names = ("variant", "metric", "output")
     keys = list(zip(*(units[name].to_pylist() for name in names), strict=True))
     for key in dict.fromkeys(keys):
@@ -472,6 +576,9 @@ def _rows_of_nets(analysis: _Analysis, setting: Mapping[str, Any], config: Confi
     nets, controls, pairs = analysis.nets, analysis.controls, analysis.pairs
     params = {**setting, "interval": "nets", "nets": len(nets), "controls": len(controls), "alpha": config.alpha}
     metric = str(setting["metric"])
+    scores = list(_score_rows(analysis, params, metric, config))
+    if analysis.calibrated is None:  # without a calibrated criterion the experiment as a whole is the finding
+        yield from scores[::-1]
     if not analysis.one_seed:
         for name, memorized in analysis.criteria.items():
             at = {**params, "criterion": name}
@@ -489,7 +596,8 @@ def _rows_of_nets(analysis: _Analysis, setting: Mapping[str, Any], config: Confi
                     hits = int(memorized[members].sum())
                     interval = wilson_interval(hits, len(members))
                     yield summary_row(title, at, hits / len(members), interval, n=len(members), null_value=null)
-    yield from _score_rows(analysis, params, metric, config)
+    if analysis.calibrated is not None:
+        yield from scores
 
 
 def _score_rows(
@@ -624,9 +732,71 @@ def draw_curves(units: pa.Table, config: Config) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=CURVES.arrow)
 
 
-def null_p(value: float, nulls: NDArray[np.float64]) -> float:
-    """How often a feature that no model can know scores as high: the p-value for a model trained elsewhere."""
-    return permutation_p(value, nulls)
+def removal_curves(units: pa.Table) -> pa.Table:
+    """Mean white-box M of canary nets and controls against the pixels taken out of the feature (2023, Fig. 5)."""
+    found: dict[tuple[str, str, str, int], list[float]] = {}
+    for row in units.to_pylist():
+        name = row["feature"]
+        removed = 0 if name == "canary" else int(name.split()[2]) if name.startswith("canary without") else None
+        if removed is not None and row["metric"] == "m_white" and row["own_label"]:
+            series = "control" if row["control"] else "canary"
+            found.setdefault((row["variant"], row["output"], series, removed), []).append(row["value"])
+    if all(removed == 0 for _, _, _, removed in found):
+        return CURVES.arrow.empty_table()
+    rows = [
+        {
+            "curve": "m_by_removed_pixels", "series": series, "x": float(removed), "y": float(np.mean(values)),
+            "params": json.dumps({"output": output} | ({"variant": variant} if variant else {}), sort_keys=True),
+        }
+        for (variant, output, series, removed), values in sorted(found.items())
+    ]  # fmt: skip
+    return pa.Table.from_pylist(rows, schema=CURVES.arrow)
+
+
+def canary_curves(units: pa.Table) -> pa.Table:
+    """Mean, lowest and highest white-box score of each canary over its nets (2022, Figs. 3a to 6), where there are many."""
+    rows: list[dict[str, Any]] = []
+    frame = units.filter(pa.array(_counting(units) & ~np.array(units["control"].to_pylist(), dtype=bool))).to_pandas()
+    frame = frame[frame["metric"].isin(["m_white", "m_w", "m_kl"])]
+    for (variant, metric, output), part in frame.groupby(["variant", "metric", "output"]):
+        by_canary = part.groupby(["data_seed", "canary"])["value"].agg(["mean", "min", "max"]).sort_values("mean")
+        if len(by_canary) < 2:
+            continue
+        params = json.dumps({"metric": metric, "output": output} | ({"variant": variant} if variant else {}), sort_keys=True)
+        for place, (_, values) in enumerate(by_canary.iterrows()):
+            for series in ("mean", "min", "max"):
+                y = float(values[series])
+                rows.append({"curve": "score_by_canary", "series": series, "params": params, "x": float(place), "y": y})
+    return pa.Table.from_pylist(rows, schema=CURVES.arrow)
+
+
+def _counting(units: pa.Table) -> NDArray[np.bool_]:
+    """Which scores count: of the canary's label or a maximum, of the whole feature, first draw of partners."""
+    own = np.array(units["own_label"].to_pylist(), dtype=bool)
+    whole = np.array(units["feature"].to_pylist(), dtype=object) == "canary"
+    counting: NDArray[np.bool_] = own & whole & (units["draw"].to_numpy() == 0)
+    return counting
+
+
+def latent_curves(variant: str, feature: NDArray[np.float64], random: NDArray[np.float64]) -> pa.Table:
+    """How often each unit before the class scores is excited by the feature, and by random partners, alone.
+
+    Args:
+        variant: the recipe's variant.
+        feature, random: (num_nets, num_units) share of examples that excite the unit only with the feature (partner).
+
+    Returns:
+        tables.CURVES, curve latent_by_unit, normalised to a maximum of 1 (2022, Fig. 3b).
+    """
+    params = json.dumps({"variant": variant} if variant else {}, sort_keys=True)
+    means = {"feature": feature.mean(axis=0), "random": random.mean(axis=0)}
+    top = max(1e-12, *(float(values.max()) for values in means.values()))
+    rows = [
+        {"curve": "latent_by_unit", "series": series, "params": params, "x": float(unit), "y": float(value / top)}
+        for series, values in means.items()
+        for unit, value in enumerate(values)
+    ]
+    return pa.Table.from_pylist(rows, schema=CURVES.arrow)
 
 
 def strongest(units: pa.Table, output: str, count: int) -> list[int]:

@@ -6,7 +6,7 @@ place in all others) happens to canary models and controls alike.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -260,3 +260,26 @@ def training_rows(members: NDArray[np.int64], canary: int, spec: CanarySpec, *, 
         assert len(place) == 1, "the canary is not a training example"
         marked[place] = True
     return TrainingRows(rows, marked & with_feature)
+
+
+def probe_rows(
+    members: pa.Table, label: int, *, without: Collection[int], max_examples: int, seed: int
+) -> NDArray[np.int64]:
+    """Positions in `members` of the examples on which M is taken for a label: D_y without any canary (2023, Eq. 1).
+
+    Args:
+        members: the training rows of tables.SPLITS.
+        label: the class.
+        without: stored rows of the canaries.
+        max_examples: at most so many, drawn at random.
+        seed: of the draw.
+
+    Raises:
+        UserError: when there are fewer than two.
+    """
+    wanted = (members["label"].to_numpy() == label) & ~np.isin(members["row"].to_numpy(), list(without))
+    rows = np.flatnonzero(wanted)
+    if len(rows) < 2:
+        raise UserError(f"class {label} has {len(rows)} training examples besides the canaries; a paired test needs two")
+    chosen = np.random.default_rng(derive_seed(seed, "probe", label)).permutation(rows)[:max_examples]
+    return np.sort(chosen)

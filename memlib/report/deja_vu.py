@@ -325,7 +325,7 @@ def _probe_section(findings: Findings) -> Section | None:
     found = [row for row in findings.rows if row["metric"].startswith("probe_gap")]
     rows = [
         (
-            row["params"]["layer"],
+            row["params"]["probe_layer"],
             _percent(row["params"]["train_accuracy"]),
             _percent(row["params"]["test_accuracy"]),
             _points(row["value"]),
@@ -355,7 +355,7 @@ def _run_section(recipe: Recipe, facts: Facts) -> Section:
         ("objective", ", ".join(f"{k} {v}" for k, v in training.objective.model_dump(mode="json").items())),
         (
             "training",
-            f"{training.epochs} epochs, batch {training.batch_size}, {training.precision}, seed {training.seed}",
+            f"{training.epochs} epochs, batch {training.batch_size or 'all'}, {training.precision}, seed {training.seed}",
         ),
         ("optimizer", ", ".join(f"{k} {v}" for k, v in training.optimizer.model_dump(mode="json").items())),
         ("vote", f"k = {', '.join(map(str, recipe.decode.k))}, L2 on raw embeddings, ties to {recipe.decode.tie}"),

@@ -39,6 +39,16 @@ def new_figure(width: float = 6.4, height: float = 3.8) -> Figure:
     return figure
 
 
+def new_panels(count: int, *, width: float = 3.2, height: float = 2.6, columns: int = 3) -> Figure:
+    """A figure of several panels in the house style; panels that are left over are hidden."""
+    rows = -(-count // columns)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(width * min(count, columns), height * rows), layout="constrained")
+        for place in range(count):
+            figure.add_subplot(rows, min(count, columns), place + 1)
+    return figure
+
+
 def save_figure(figure: Figure, folder: Path, name: str) -> str:
     """Writes <name>.svg and <name>.png, and returns the SVG markup for the page."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -58,7 +68,7 @@ def percent_axis(axis: Any) -> None:
 
 def data_uri(image: NDArray[np.uint8], *, side: int = 96) -> str:
     """A PNG data URI of an image (height, width, 3) uint8, enlarged without smoothing when it is small."""
-    picture = Image.fromarray(image)
+    picture = Image.fromarray(image[..., 0] if image.ndim == 3 and image.shape[2] == 1 else image)
     how = Image.Resampling.NEAREST if max(picture.size) < side else Image.Resampling.LANCZOS
     scale = side / max(picture.size)
     size = (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))

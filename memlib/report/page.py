@@ -36,6 +36,7 @@ class Section:
     figure_caption: str = ""
     table: TableView | None = None
     gallery: Sequence[GalleryItem] = ()
+    pictures: Sequence[tuple[str, str]] = ()  # data URI, caption
     details: TableView | None = None
     details_title: str = ""
 

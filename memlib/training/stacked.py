@@ -7,7 +7,7 @@ means and the optimiser is elementwise, so no gradient of one net reaches anothe
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -44,6 +44,15 @@ class StackedNet:
         self.parameters = {name: self.state[name].requires_grad_() for name in self.state if name in trained}
         self.device = device
 
+    @classmethod
+    def load(cls, net: nn.Sequential, state: Mapping[str, Tensor], device: torch.device) -> "StackedNet":
+        """Nets of the architecture of `net` from their stacked state (num_nets, ...)."""
+        stacked = cls([net], device)
+        trained = set(stacked.parameters)
+        stacked.state = {name: state[name].to(device) for name in stacked.state}
+        stacked.parameters = {name: stacked.state[name].requires_grad_() for name in trained}
+        return stacked
+
     def __len__(self) -> int:
         return len(next(iter(self.state.values())))
 
@@ -57,8 +66,8 @@ class StackedNet:
             self.state = {name: values.detach()[list(nets)].clone() for name, values in self.state.items()}
         self.parameters = {name: self.state[name].requires_grad_() for name in self.parameters}
 
-    def forward(self, inputs: Tensor, *, draws: Sequence[torch.Generator] | None = None) -> Tensor:
-        """Class scores.
+    def forward(self, inputs: Tensor, *, draws: Sequence[torch.Generator] | None = None, layers: int | None = None) -> Tensor:
+        """Class scores, or the output of the first `layers` layers (-1: all but the last).
 
         Args:
             inputs: (num_nets, batch, *shape), or (1, batch, *shape) for examples that all nets share.
@@ -68,7 +77,7 @@ class StackedNet:
             (num_nets, batch, num_classes) float32.
         """
         x = inputs.expand(len(self), *inputs.shape[1:])
-        for number, layer in enumerate(self.layers):
+        for number, layer in enumerate(self.layers[:layers]):
             x = self._apply(layer, str(number), x, draws)
         return x
 

@@ -1,0 +1,173 @@
+"""Self-influence: which training examples does a model lean on itself for? (TracInCP; Pruthi 2020, Hartley 2022, A.5)
+
+    TracInCP(x) = sum over checkpoints i of  learning_rate_i * |gradient of loss(w_i, x)|^2
+
+An example with high self-influence moves the model much by itself: mislabelled, atypical, or carrying something that
+no other example has. It says what could be memorized and where to look first, not that it was.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import scipy.stats
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from memlib.specs import (
+    ClassifierSpec,
+    DataSpec,
+    HoldOutSpec,
+    InfluenceSpec,
+    Spec,
+    TrainedSpec,
+    TrainingSpec,
+)
+from memlib.tables import CURVES, SELF_INFLUENCE_UNITS, SUMMARY, summary_row
+
+BRIEF = ("class",)
+
+
+class CheckpointSpec(Spec):
+    """A checkpoint of a model that was trained elsewhere."""
+
+    weights: str
+    """Its state dict: .safetensors, or a .pt file that holds nothing but tensors."""
+    learning_rate: float = Field(gt=0)
+    """The learning rate of the optimiser at that point."""
+
+
+class ReportSpec(Spec):
+    """What the page shows."""
+
+    gallery: int = Field(default=12, ge=0)
+    """Examples in each of the two galleries."""
+
+
+class Recipe(Spec):
+    """Self-influence of every training example, for a model that is trained here or for one's own."""
+
+    audit: Literal["self_influence"] = "self_influence"
+    title: str = "Self-influence"
+    """Heading of the report."""
+    data: DataSpec
+    split: HoldOutSpec = HoldOutSpec()
+    model: ClassifierSpec | None = None
+    """The model that is trained."""
+    training: TrainingSpec | None = None
+    """How it is trained."""
+    trained: TrainedSpec | None = None
+    """One's own model instead of model and training; its weights are those of the checkpoints."""
+    checkpoints: tuple[CheckpointSpec, ...] = ()
+    """One's own model's checkpoints."""
+    influence: InfluenceSpec = InfluenceSpec()
+    report: ReportSpec = ReportSpec()
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> "Recipe":
+        if (self.trained is None) == (self.model is None or self.training is None):
+            raise ValueError("give either model and training, or trained")
+        if (self.trained is None) == bool(self.checkpoints):
+            raise ValueError("trained and checkpoints go together")
+        return self
+
+
+def choose_checkpoints(losses: Sequence[float], spec: InfluenceSpec) -> list[int]:
+    """Evenly spaced epochs up to the first at which the training loss has fallen by `loss_fall` (2022, A.5).
+
+    Args:
+        losses: mean training loss of each epoch, from the first.
+        spec: how many, and the fall.
+    """
+    enough = [epoch for epoch, loss in enumerate(losses, start=1) if loss <= (1 - spec.loss_fall) * losses[0]]
+    last = enough[0] if enough else len(losses)
+    return sorted({round(epoch) for epoch in np.linspace(last / spec.checkpoints, last, spec.checkpoints) if round(epoch) >= 1})
+
+
+def self_influence(norms: NDArray[np.floating], rates: Sequence[float]) -> NDArray[np.float64]:
+    """TracInCP of each example with itself.
+
+    Args:
+        norms: (num_checkpoints, num_examples) squared gradient norms.
+        rates: learning rate at each checkpoint.
+
+    Returns:
+        (num_examples,) float64.
+    """
+    return np.asarray(rates, dtype=np.float64) @ norms.astype(np.float64)
+
+
+def score(
+    example_ids: Sequence[str],
+    labels: NDArray[np.int64],
+    class_names: Sequence[str],
+    norms: NDArray[np.floating],
+    rates: Sequence[float],
+    epochs: Sequence[int],
+) -> pa.Table:
+    """A row an example, the most influential first.
+
+    Args:
+        example_ids, labels, class_names: of each example.
+        norms: (num_checkpoints, num_examples).
+        rates, epochs: of each checkpoint.
+
+    Returns:
+        tables.SELF_INFLUENCE_UNITS.
+    """
+    total = self_influence(norms, rates)
+    order = sorted(range(len(total)), key=lambda i: (-total[i], example_ids[i]))
+    shares = total / total.sum() if total.sum() > 0 else np.zeros_like(total)
+    rows = [
+        {
+            "example_id": example_ids[i], "label": int(labels[i]), "class_name": class_names[i], "rank": rank,
+            "self_influence": float(total[i]), "share": float(shares[i]), "checkpoints": list(epochs),
+            "gradient_norms": [float(value) for value in norms[:, i]],
+        }
+        for rank, i in enumerate(order, start=1)
+    ]  # fmt: skip
+    return pa.Table.from_pylist(rows, schema=SELF_INFLUENCE_UNITS.arrow)
+
+
+def summarize(units: pa.Table) -> pa.Table:
+    """How concentrated self-influence is, how stable over checkpoints, and by class; all descriptive.
+
+    Returns:
+        tables.SUMMARY.
+    """
+    values = units["self_influence"].to_numpy()
+    count = len(values)
+    norms = np.array(units["gradient_norms"].to_pylist())
+    base = {"checkpoints": units["checkpoints"][0].as_py()}
+    rows: list[dict[str, Any]] = []
+    for share in (0.01, 0.1):
+        top = max(1, round(share * count))
+        rows.append(summary_row("influence_share", {**base, "top": share}, float(units["share"].to_numpy()[:top].sum()), None, n=count))
+    rows.append(summary_row("self_influence_median", base, float(np.median(values)), None, n=count))
+    rows.append(summary_row("self_influence_max", base, float(values.max()), None, n=count))
+    if norms.shape[1] >= 2 and count >= 3:
+        halves = norms[:, ::2].sum(axis=1), norms[:, 1::2].sum(axis=1)
+        agreement = float(scipy.stats.spearmanr(*halves).statistic)
+        if np.isfinite(agreement):
+            rows.append(summary_row("checkpoint_agreement", {**base, "statistic": "Spearman"}, agreement, None, n=count))
+    names = units["class_name"].to_pylist()
+    for name in dict.fromkeys(sorted(names)):
+        mine = values[[n == name for n in names]]
+        rows.append(summary_row("self_influence_mean", {**base, "class": name}, float(mine.mean()), None, n=len(mine)))
+    return pa.Table.from_pylist(rows, schema=SUMMARY.arrow)
+
+
+def curves(units: pa.Table) -> pa.Table:
+    """The share of all self-influence that the most influential share of examples has: curve influence_by_rank."""
+    shares = np.cumsum(units["share"].to_numpy())
+    chosen = np.unique(np.geomspace(1, len(shares), min(200, len(shares))).round().astype(int))
+    rows = [
+        {
+            "curve": "influence_by_rank", "series": "examples", "params": json.dumps({}), "x": float(n / len(shares)),
+            "y": float(shares[n - 1]),
+        }
+        for n in chosen
+    ]  # fmt: skip
+    return pa.Table.from_pylist(rows, schema=CURVES.arrow)

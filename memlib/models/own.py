@@ -1,0 +1,105 @@
+"""Models that were trained elsewhere: a factory of the user's and a file of weights, never unpickled."""
+
+import importlib
+import inspect
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from memlib.errors import UserError
+from memlib.identity import canonical_json, file_digest
+from memlib.specs import TrainedSpec
+from memlib.training.augment import MEAN, STD
+
+
+def load_own(spec: TrainedSpec, weights: str) -> nn.Module:
+    """The factory's model with the weights of a file, in evaluation mode.
+
+    Raises:
+        UserError: when the factory, the file or their agreement fails; says which.
+    """
+    model = _factory(spec)(**spec.options)
+    if not isinstance(model, nn.Module):
+        raise UserError(f"{spec.model} returned a {type(model).__name__}, not a torch module")
+    state = _read_weights(weights)
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        problem = " ".join(str(error).split())
+        raise UserError(f"the weights {weights} do not fit the model of {spec.model}: {problem[:300]}") from error
+    return model.eval()
+
+
+def _factory(spec: TrainedSpec) -> Any:
+    module, name = spec.model.split(":")
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except Exception as error:  # the user's code may raise anything
+        raise UserError(f"cannot import {module!r} ({type(error).__name__}: {error}); is its folder on PYTHONPATH?") from error
+    if not callable(found):
+        raise UserError(f"{module} has no function {name!r}")
+    return found
+
+
+def _read_weights(path: str) -> dict[str, Tensor]:
+    try:
+        if path.endswith(".safetensors"):
+            return dict(safetensors.torch.load_file(path))
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # safetensors and torch have errors of their own
+        said = str(error).splitlines()[0]
+        raise UserError(f"cannot read weights from {path} ({said}); a state dict as .safetensors or .pt is needed") from error
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise UserError(f"{path} does not hold a state dict (names and tensors)")
+    return dict(state)
+
+
+def own_digest(spec: TrainedSpec, *weights: str) -> str:
+    """What a key says of the model: its weights, its factory's version or source, and how it is used."""
+    version = spec.version
+    if version is None:
+        source = inspect.getsourcefile(inspect.unwrap(_factory(spec)))
+        if source is None:
+            raise UserError(f"the source of {spec.model} cannot be read; declare a version")
+        version = file_digest(Path(source))
+    for path in weights:
+        if not Path(path).is_file():
+            raise UserError(f"there are no weights at {path}")
+    used = spec.model_dump(mode="json", exclude={"weights", "version"})
+    return canonical_json([used, version, [file_digest(Path(path)) for path in weights]])
+
+
+def take_own(spec: TrainedSpec, examples: NDArray[Any], device: torch.device) -> Tensor:
+    """Stored examples as the model takes them: (batch, channels, height, width) float32, or points as they are."""
+    values = torch.from_numpy(examples.copy()).float().to(device)
+    if examples.ndim == 2:
+        return values
+    values = values.permute(0, 3, 1, 2)
+    if spec.inputs == "raw":
+        return values
+    values = values / 255
+    if spec.inputs == "unit":
+        return values
+    if values.shape[1] != 3:
+        raise UserError("trained.inputs imagenet is for colour images; set data.channels to 3, or trained.inputs to unit")
+    mean, std = (torch.tensor(part, device=device).view(1, 3, 1, 1) for part in (MEAN, STD))
+    return (values - mean) / std
+
+
+class AsLogits(nn.Module):
+    """A model whose outputs are probabilities, as one of class scores."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Log-probabilities, which are class scores up to a constant."""
+        outputs = self.model(inputs)
+        if bool((outputs < 0).any()) or not torch.allclose(outputs.sum(dim=-1), torch.ones(()), atol=1e-3):
+            raise UserError("trained.outputs says probabilities, but the model's outputs are not; set it to logits")
+        return torch.log(outputs.clamp(min=1e-12))

@@ -1,0 +1,289 @@
+"""Squared norms of per-example gradients, exact, without forming the gradients.
+
+One forward pass, one backward pass to the outputs of the layers, and then layer by layer: the gradient of a linear
+map's weight is a sum over positions t of delta_t a_t', so that its squared norm is a matter of small matrices. With
+one position it is |delta|^2 |a|^2 (Goodfellow 2015); with many, of whichever is smaller: the Gram matrices
+<A'A, D'D> or the product D A' of a single example (Rochette 2019, Li 2022).
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from memlib.errors import UserError
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""(outputs, targets) -> (batch,) losses."""
+
+FALL_BACK = (nn.LSTM, nn.GRU, nn.RNN)  # their gates are not layers: example by example
+LINEAR, CONVOLUTIONS = (nn.Linear,), (nn.Conv1d, nn.Conv2d)
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm)
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """(batch, num_classes) class scores and (batch,) labels -> (batch,) losses in nats."""
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+class GradientNorms:
+    """Squared gradient norms of a model's loss on single examples, over all parameters that require a gradient.
+
+    The model is put in evaluation mode, as a batch-normalising layer in training mode has no gradient of a single
+    example. Linear, Conv1d, Conv2d, BatchNorm, LayerNorm and Embedding have a fast rule; LSTM, GRU and RNN are done
+    example by example, as are, on request, all other modules with parameters.
+
+    Args:
+        model: maps inputs (batch, ...) to outputs (batch, ...), each example by itself.
+        loss: losses of single examples.
+        slow_modules: do modules without a fast rule example by example instead of refusing them.
+
+    Raises:
+        UserError: naming the modules without a fast rule.
+    """
+
+    def __init__(self, model: nn.Module, *, loss: Loss = cross_entropy, slow_modules: bool = False) -> None:
+        self.model, self.loss = model.eval(), loss
+        self._slow_allowed = slow_modules
+        self._copy = False  # outputs of layers, where the model changes them in place
+        owners = [(name, m) for name, m in model.named_modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
+        shared = _shared_parameters(owners)
+        fast = (*LINEAR, *CONVOLUTIONS, *NORMS, nn.Embedding)
+        tied = {name for name, m in owners if any(id(p) in shared for p in m.parameters(recurse=False))}
+        self._fast = {name: m for name, m in owners if isinstance(m, fast) and _plain(m) and name not in tied}
+        self._slow = {name: m for name, m in owners if name not in self._fast}
+        refused = {name: m for name, m in self._slow.items() if not isinstance(m, FALL_BACK)}
+        if refused and not slow_modules:
+            raise UserError(_refusal(refused, shared))
+
+    def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The squared norm of each example's gradient.
+
+        Args:
+            inputs: (batch, ...).
+            targets: (batch, ...).
+
+        Returns:
+            (batch,) float32.
+        """
+        norms = torch.zeros(len(inputs), device=inputs.device)
+        if self._fast:
+            calls = self._record(inputs, targets)
+            uncalled = [name for name in self._fast if name not in calls]
+            for name in uncalled:  # used by a parent without being called, or not at all
+                self._slow[name] = self._fast.pop(name)
+            if uncalled and not self._slow_allowed:
+                raise UserError(f"the modules {', '.join(uncalled)} are never called; {_ON_REQUEST}")
+            for name, found in calls.items():
+                norms += _squared_norm(self._fast[name], found)
+        if self._slow:
+            norms += self._one_by_one(inputs, targets)
+        return norms
+
+    def _record(self, inputs: Tensor, targets: Tensor) -> "dict[str, list[_Call]]":
+        calls: dict[str, list[_Call]] = {}
+        names = {id(module): name for name, module in self._fast.items()}
+
+        def keep(module: nn.Module, arguments: Any, named: Any, output: Tensor) -> Tensor:
+            a = arguments[0] if arguments else named["input"]
+            if not output.requires_grad:
+                output.requires_grad_()
+            name = names[id(module)]
+            if len(output) != len(inputs):
+                raise UserError(f"module {name} has outputs whose first dimension is not the batch; {_ON_REQUEST}")
+            calls.setdefault(name, []).append(_Call(a.detach(), output, a._version, output._version))
+            return output.clone() if self._copy else output
+
+        handles = [module.register_forward_hook(keep, with_kwargs=True) for module in self._fast.values()]
+        try:
+            with _frozen(self.model), torch.enable_grad():
+                losses = self.loss(self.model(inputs), targets)
+        finally:
+            for handle in handles:
+                handle.remove()
+        every = [call for found in calls.values() for call in found]
+        if any(call.changed for call in every):
+            assert not self._copy, "a layer's input was changed in place"
+            self._copy = True
+            return self._record(inputs, targets)
+        gradients = torch.autograd.grad(losses.sum(), [call.output for call in every], allow_unused=True)
+        for call, gradient in zip(every, gradients, strict=True):
+            call.gradient = torch.zeros_like(call.output) if gradient is None else gradient
+            call.output = call.gradient  # lets go of the graph
+        return calls
+
+    def _one_by_one(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The slow modules' share: a backward pass for each example."""
+        parameters = list({id(p): p for m in self._slow.values() for p in m.parameters(recurse=False) if p.requires_grad}.values())
+        parts = []
+        with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):  # cuDNN's RNNs have no backward in eval mode
+            for i in range(len(inputs)):
+                loss = self.loss(self.model(inputs[i : i + 1]), targets[i : i + 1]).sum()
+                gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+                parts.append(sum((g.square().sum() for g in gradients if g is not None), torch.zeros((), device=inputs.device)))
+        return torch.stack(parts)
+
+
+@dataclass
+class _Call:
+    """One call of a layer: what went in, what came out, and later the loss's gradient at the output."""
+
+    input: Tensor
+    output: Tensor
+    input_version: int
+    output_version: int
+    gradient: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    @property
+    def changed(self) -> bool:
+        """Whether the model has changed either in place since."""
+        return self.input._version != self.input_version or self.output._version != self.output_version
+
+
+_ON_REQUEST = "set influence.slow_modules to do such modules example by example"
+
+
+def _refusal(refused: dict[str, nn.Module], shared: set[int]) -> str:
+    def reason(module: nn.Module) -> str:
+        tied = any(id(p) in shared for p in module.parameters(recurse=False))
+        return f"{type(module).__name__}{', parameters shared with another' if tied else ''}"
+
+    listed = ", ".join(f"{name or 'the model itself'} ({reason(module)})" for name, module in refused.items())
+    return f"no fast rule for the gradient norms of {listed}; {_ON_REQUEST}"
+
+
+def _shared_parameters(owners: Sequence[tuple[str, nn.Module]]) -> set[int]:
+    seen: dict[int, int] = {}
+    for _, module in owners:
+        for parameter in module.parameters(recurse=False):
+            seen[id(parameter)] = seen.get(id(parameter), 0) + 1
+    return {key for key, count in seen.items() if count > 1}
+
+
+def _plain(module: nn.Module) -> bool:
+    """Whether the rule holds for the module as it is set up."""
+    if isinstance(module, nn.Embedding):
+        return module.max_norm is None and not module.scale_grad_by_freq
+    if isinstance(module, nn.Conv1d | nn.Conv2d):
+        return module.padding_mode == "zeros" and not isinstance(module.padding, str)
+    return all(p.requires_grad for p in module.parameters(recurse=False))
+
+
+@contextlib.contextmanager
+def _frozen(model: nn.Module) -> Iterator[None]:
+    """No gradients of parameters inside the block: only those of layers' outputs are wanted."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_()
+
+
+# -- rules --------------------------------------------------------------------------------------------
+
+
+def _squared_norm(module: nn.Module, calls: "list[_Call]") -> Tensor:
+    """(batch,) squared norm of the gradient of all parameters of a layer, summed over its calls before squaring."""
+    if isinstance(module, nn.Linear):
+        return _linear(module, calls)
+    if isinstance(module, nn.Conv1d | nn.Conv2d):
+        return _convolution(module, calls)
+    if isinstance(module, nn.Embedding):
+        return _embedding(module, calls)
+    return _normalisation(module, calls)
+
+
+def _linear(module: nn.Linear, calls: "list[_Call]") -> Tensor:
+    bias = module.bias is not None
+    if len(calls) == 1 and calls[0].gradient.dim() == 2:
+        a, delta = calls[0].input, calls[0].gradient
+        return delta.square().sum(dim=1) * (a.square().sum(dim=1) + bias)
+    a = torch.cat([call.input.flatten(1, -2) if call.input.dim() > 2 else call.input[:, None] for call in calls], dim=1)
+    delta = torch.cat([c.gradient.flatten(1, -2) if c.gradient.dim() > 2 else c.gradient[:, None] for c in calls], dim=1)
+    norms = _sum_of_outer_products(a, delta)
+    return norms + delta.sum(dim=1).square().sum(dim=1) if bias else norms
+
+
+def _sum_of_outer_products(a: Tensor, delta: Tensor) -> Tensor:
+    """(batch,) squared norm of sum_t delta_t a_t'; a: (batch, positions, width in), delta: (batch, positions, width out)."""
+    positions = a.shape[1]
+    if 2 * positions**2 < a.shape[2] * delta.shape[2]:
+        return (torch.bmm(a, a.transpose(1, 2)) * torch.bmm(delta, delta.transpose(1, 2))).sum(dim=(1, 2))
+    return torch.bmm(delta.transpose(1, 2), a).square().sum(dim=(1, 2))
+
+
+def _convolution(module: nn.Conv1d | nn.Conv2d, calls: "list[_Call]") -> Tensor:
+    if len(calls) == 1 and isinstance(module, nn.Conv2d) and module.groups == 1 and set(module.stride) == {1}:
+        norms = _shifted_products(module, calls[0])
+    else:
+        norms = _unfolded_products(module, calls)
+    if module.bias is None:
+        return norms
+    return norms + sum(call.gradient.flatten(2).sum(dim=2) for call in calls).square().sum(dim=1)  # type: ignore[union-attr]
+
+
+def _shifted_products(module: nn.Conv2d, call: _Call) -> Tensor:
+    """Stride 1: for each place in the kernel the shifted input times the gradient, without an unfolded copy."""
+    delta = call.gradient.flatten(2)
+    height, width = call.gradient.shape[2:]
+    a = F.pad(call.input, (module.padding[1], module.padding[1], module.padding[0], module.padding[0]))
+    norms = torch.zeros(len(delta), device=delta.device)
+    for i in range(module.kernel_size[0]):
+        for j in range(module.kernel_size[1]):
+            top, left = i * module.dilation[0], j * module.dilation[1]
+            part = a[:, :, top : top + height, left : left + width].flatten(2)
+            norms += torch.bmm(delta, part.transpose(1, 2)).square().sum(dim=(1, 2))
+    return norms
+
+
+def _unfolded_products(module: nn.Conv1d | nn.Conv2d, calls: "list[_Call]") -> Tensor:
+    """Any stride and groups: positions of an unfolded input; the calls' positions one after the other."""
+    inputs, deltas = [], []
+    for call in calls:
+        a = call.input[:, :, None] if isinstance(module, nn.Conv1d) else call.input
+        pad, stride, dilation, kernel = (
+            (unit, *value) if isinstance(module, nn.Conv1d) else value
+            for unit, value in ((0, module.padding), (1, module.stride), (1, module.dilation), (1, module.kernel_size))
+        )
+        u = F.unfold(a, kernel, dilation=dilation, padding=pad, stride=stride)  # type: ignore[arg-type]
+        inputs.append(u.unflatten(1, (module.groups, -1)).flatten(0, 1))
+        deltas.append(call.gradient.flatten(2).unflatten(1, (module.groups, -1)).flatten(0, 1))
+    a = torch.cat(inputs, dim=2).transpose(1, 2)
+    delta = torch.cat(deltas, dim=2).transpose(1, 2)
+    return _sum_of_outer_products(a, delta).unflatten(0, (-1, module.groups)).sum(dim=1)
+
+
+def _embedding(module: nn.Embedding, calls: "list[_Call]") -> Tensor:
+    ids = torch.cat([call.input.flatten(1) if call.input.dim() > 1 else call.input[:, None] for call in calls], dim=1)
+    delta = torch.cat([c.gradient.reshape(len(c.gradient), -1, c.gradient.shape[-1]) for c in calls], dim=1)
+    if module.padding_idx is not None:
+        delta = delta * (ids != module.padding_idx)[..., None]
+    same = ids[:, :, None] == ids[:, None, :]
+    return (torch.bmm(delta, delta.transpose(1, 2)) * same).sum(dim=(1, 2))
+
+
+def _normalisation(module: nn.Module, calls: "list[_Call]") -> Tensor:
+    """Scale and offset: the gradient is the sum over positions of delta times the normalised input, and of delta."""
+    scale, offset = [], []
+    for call in calls:
+        delta = call.gradient
+        if isinstance(module, nn.LayerNorm):
+            hat = F.layer_norm(call.input, module.normalized_shape, eps=module.eps)
+            axes = list(range(1, delta.dim() - len(module.normalized_shape)))
+        else:
+            assert isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
+            if module.running_mean is None or module.running_var is None:
+                raise UserError(f"{type(module).__name__} without running statistics has no gradient of a single example")
+            hat = F.batch_norm(call.input, module.running_mean, module.running_var, eps=module.eps)
+            axes = list(range(2, delta.dim()))
+        scale.append(((delta * hat).sum(dim=axes) if axes else delta * hat).flatten(1))
+        offset.append((delta.sum(dim=axes) if axes else delta).flatten(1))
+    norms = sum(scale).square().sum(dim=1)  # type: ignore[union-attr]
+    return norms + sum(offset).square().sum(dim=1) if module.bias is not None else norms  # type: ignore[union-attr]

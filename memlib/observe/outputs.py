@@ -1,0 +1,50 @@
+"""Class scores of one net or many on stored examples."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from memlib.errors import RunError
+from memlib.training.augment import prepare
+
+Forward = Callable[[Tensor], Tensor]
+"""(batch, *shape) prepared examples -> (num_nets, batch, num_classes)."""
+
+POINTS, IMAGES = 2**16, 2**11  # examples times nets in one pass
+
+
+@torch.inference_mode()
+def class_scores(
+    forward: Forward,
+    examples: NDArray[np.generic],
+    *,
+    num_nets: int,
+    device: torch.device,
+    take: Callable[[NDArray[np.generic], torch.device], Tensor] = prepare,
+) -> NDArray[np.float32]:
+    """The class scores (logits) of every net on every example.
+
+    Args:
+        forward: the nets, in evaluation mode.
+        examples: (num_examples, ...) as stored.
+        num_nets: how many nets `forward` holds, for the size of a pass.
+        device: where to run.
+        take: makes stored examples what the nets take.
+
+    Returns:
+        (num_nets, num_examples, num_classes) float32.
+
+    Raises:
+        RunError: when an output is not finite.
+    """
+    size = max(16, (POINTS if examples.ndim == 2 else IMAGES) // num_nets)
+    parts = [forward(take(examples[start : start + size], device)).float().cpu() for start in range(0, len(examples), size)]
+    scores: NDArray[np.float32] = torch.cat(parts, dim=1).numpy()
+    finite = np.isfinite(scores).all(axis=(1, 2))
+    if not finite.all():
+        bad = np.flatnonzero(~finite)
+        raise RunError(f"net {bad[0]} of {len(scores)} returns class scores that are not finite; its weights are unusable")
+    return scores
