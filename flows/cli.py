@@ -25,7 +25,17 @@ from memlib.specs import Resources
 from memlib.store import Store
 from memlib.tables import PUBLISHED
 
-ASIDE = {"interval", "pairs", "train_accuracy", "test_accuracy", "nets", "controls", "alpha", "metric", "setting"}  # said elsewhere
+ASIDE = {
+    "interval",
+    "pairs",
+    "train_accuracy",
+    "test_accuracy",
+    "nets",
+    "controls",
+    "alpha",
+    "metric",
+    "setting",
+}  # said elsewhere
 DEFAULT_STORE = "memlib-store"
 StoreOption = Annotated[str, Parameter(name="--store", env_var="MEMLIB_STORE")]
 
@@ -202,7 +212,9 @@ def _print_run(manifest: dict[str, Any], *, whole: bool = False) -> None:
     rows = [{**row, "params": json.loads(row["params"])} for row in manifest["findings"]]
     if not whole:
         headline, names = rows[0]["params"], AUDITS[audit_of(manifest["audit"])].brief
-        rows = [row for row in rows if all(row["params"].get(name, headline.get(name)) == headline.get(name) for name in names)]
+        rows = [
+            row for row in rows if all(row["params"].get(name, headline.get(name)) == headline.get(name) for name in names)
+        ]
     varying = _varying([row["params"] for row in rows])
     for row in rows:
         at = ", ".join(_setting(name, row["params"][name]) for name in varying if name in row["params"])

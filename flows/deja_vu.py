@@ -146,4 +146,3 @@ class _Observations:
             images = self.embed(model, self.recipe.training.epochs, TARGET, REFERENCE, SHARED)
             refs.append(probe_model(self.context, images, self.splits, direction, pair, layers))
         return refs
-

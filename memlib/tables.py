@@ -84,7 +84,9 @@ SPLITS = Table(
     columns=(
         Column("example_id", _TEXT, "", "path or row within the source"),
         Column("row", _INT, "row", "position in the shard's images.npy"),
-        Column("role", _TEXT, "", "target (A), reference (B), shared (C), public (X), train, validation, held_out or left_out"),
+        Column(
+            "role", _TEXT, "", "target (A), reference (B), shared (C), public (X), train, validation, held_out or left_out"
+        ),
         Column("label", _INT, "class index", "the object's class"),
         Column("class_name", _TEXT, "", "its name"),
         Column("crop_x0", pa.int32(), "pixel", "left edge of the background crop in the stored image; null without one"),

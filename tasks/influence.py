@@ -27,7 +27,9 @@ def gradient_norms(context: Context, jobs: Sequence[CheckpointNorms]) -> Any:
 
 
 @stage_task("self-influence")
-def sum_influence(context: Context, data: TrainingData, norms: Sequence[Ref], rates: Sequence[float], epochs: Sequence[int]) -> Any:
+def sum_influence(
+    context: Context, data: TrainingData, norms: Sequence[Ref], rates: Sequence[float], epochs: Sequence[int]
+) -> Any:
     """TracInCP of every training example: units.parquet, curves.parquet, summary.parquet."""
 
     def compute(attempt: Attempt) -> None:
@@ -62,7 +64,11 @@ def influence_of(
 
 
 def influence_of_own(
-    context: Context, data: TrainingData, trained: TrainedSpec, checkpoints: Sequence[CheckpointSpec], influence: InfluenceSpec
+    context: Context,
+    data: TrainingData,
+    trained: TrainedSpec,
+    checkpoints: Sequence[CheckpointSpec],
+    influence: InfluenceSpec,
 ) -> Ref:
     """The same for the checkpoints of a model that was trained elsewhere; they are numbered from 1."""
     jobs = [

@@ -107,7 +107,9 @@ class NetChunk:
         training = self.training.model_dump(mode="json", exclude={"seed", "checkpoint_epochs"})
         spec = {"model": self.model.model_dump(mode="json"), "training": training}
         spec["nets"] = [[seed, canary.digest] for seed, canary in zip(self.seeds, self.canaries, strict=True)]
-        spec["feature"] = self.canaries[0].feature.digest if any(c.with_feature for c in self.canaries) or self.watch else None
+        spec["feature"] = (
+            self.canaries[0].feature.digest if any(c.with_feature for c in self.canaries) or self.watch else None
+        )
         if self.watch:
             spec["watch"] = [list(self.watch), self.config.max_examples, self.config.seed, list(self.all_canaries)]
             spec["labels"] = [int(self.data.labels[canary.row]) for canary in self.canaries]
@@ -172,9 +174,7 @@ class _Watch:
         self.places: dict[int, NDArray[np.int64]] = {}
         self.examples: dict[int, tuple[NDArray[Any], NDArray[Any]]] = {}
         for label in set(self.labels):
-            place = probe_rows(
-                members, label, without=chunk.all_canaries, max_examples=config.max_examples, seed=config.seed
-            )
+            place = probe_rows(members, label, without=chunk.all_canaries, max_examples=config.max_examples, seed=config.seed)
             images = chunk.data.images[rows[place]]
             self.places[label], self.examples[label] = place, (feature.clean(images), feature.insert(images))
         self.scores: dict[tuple[int, int], dict[str, tuple[float, float]]] = {}
@@ -348,10 +348,14 @@ def _told(forward: Forward, num_classes: int) -> Forward:
             scores = forward(inputs)
         except (RuntimeError, ValueError, TypeError) as error:
             said = str(error).splitlines()[0]
-            raise UserError(f"the model cannot take examples of shape {tuple(inputs.shape[1:])}: {said}; see data and trained.inputs") from error
+            raise UserError(
+                f"the model cannot take examples of shape {tuple(inputs.shape[1:])}: {said}; see data and trained.inputs"
+            ) from error
         if scores.dim() != 3 or scores.shape[1] != len(inputs) or scores.shape[2] < num_classes:
             seen = " x ".join(str(side) for side in scores.shape[1:])
-            raise UserError(f"the model returns {seen} for {len(inputs)} examples, not class scores of at least {num_classes} classes")
+            raise UserError(
+                f"the model returns {seen} for {len(inputs)} examples, not class scores of at least {num_classes} classes"
+            )
         return scores
 
     return checked
@@ -383,7 +387,9 @@ def probe_examples(data: TrainingData, probe: ProbeSpec, other: Ref | None, *, s
         wanted = " x ".join(str(side) for side in shape)
         raise UserError(f"probe examples are {seen_shape} {images.dtype}, but the models take {wanted} {data.images.dtype}")
     if len(rows) < 2:
-        raise UserError(f"there are {len(rows)} probe examples, a paired test needs two; see probe and split.held_out_per_class")
+        raise UserError(
+            f"there are {len(rows)} probe examples, a paired test needs two; see probe and split.held_out_per_class"
+        )
     chosen: NDArray[Any] = images[np.sort(rng.permutation(rows)[: probe.count])]
     return chosen
 
@@ -486,7 +492,9 @@ class CheckpointNorms:
                     raise
                 shape = tuple(inputs.shape[1:])
                 said = str(error).splitlines()[0]
-                raise UserError(f"the model cannot take examples of shape {shape} with labels up to {labels.max()}: {said}") from error
+                raise UserError(
+                    f"the model cannot take examples of shape {shape} with labels up to {labels.max()}: {said}"
+                ) from error
             found[part] = values.double().cpu().numpy()
         if not np.isfinite(found).all():
             raise RunError(f"the gradients at epoch {self.epoch} are not finite: the model's weights are unusable")

@@ -89,9 +89,7 @@ def _net(context: Context, recipe: Recipe, cell: Scored, number: int) -> tuple[t
     raise KeyError(number)
 
 
-def _attention(
-    context: Context, recipe: Recipe, cell: Scored, order: Sequence[int]
-) -> list[tuple[NDArray[np.uint8], str]]:
+def _attention(context: Context, recipe: Recipe, cell: Scored, order: Sequence[int]) -> list[tuple[NDArray[np.uint8], str]]:
     """GradCAM on the canary, and on other examples of its class, with the feature and without (2023, Fig. 8)."""
     net, who = _net(context, recipe, cell, order[0])
     members = cell.data.members(TRAIN).to_pylist()
@@ -128,7 +126,9 @@ def _boundaries(context: Context, recipe: Recipe, cell: Scored, order: Sequence[
         net, _ = _net(context, recipe, cell, number)
         with torch.inference_mode():
             sides = [
-                torch.softmax(net(prepare(examples.astype(np.float32), torch.device("cpu"))), dim=1)[:, 1].numpy().reshape(SIDE, SIDE)
+                torch.softmax(net(prepare(examples.astype(np.float32), torch.device("cpu"))), dim=1)[:, 1]
+                .numpy()
+                .reshape(SIDE, SIDE)
                 for examples in (cell.feature.clean(plane), cell.feature.insert(plane))
             ]
         extent = (float(low[0]), float(high[0]), float(low[1]), float(high[1]))

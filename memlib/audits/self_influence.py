@@ -83,7 +83,9 @@ def choose_checkpoints(losses: Sequence[float], spec: InfluenceSpec) -> list[int
     """
     enough = [epoch for epoch, loss in enumerate(losses, start=1) if loss <= (1 - spec.loss_fall) * losses[0]]
     last = enough[0] if enough else len(losses)
-    return sorted({round(epoch) for epoch in np.linspace(last / spec.checkpoints, last, spec.checkpoints) if round(epoch) >= 1})
+    return sorted(
+        {round(epoch) for epoch in np.linspace(last / spec.checkpoints, last, spec.checkpoints) if round(epoch) >= 1}
+    )
 
 
 def self_influence(norms: NDArray[np.floating], rates: Sequence[float]) -> NDArray[np.float64]:
@@ -144,7 +146,11 @@ def summarize(units: pa.Table) -> pa.Table:
     rows: list[dict[str, Any]] = []
     for share in (0.01, 0.1):
         top = max(1, round(share * count))
-        rows.append(summary_row("influence_share", {**base, "top": share}, float(units["share"].to_numpy()[:top].sum()), None, n=count))
+        rows.append(
+            summary_row(
+                "influence_share", {**base, "top": share}, float(units["share"].to_numpy()[:top].sum()), None, n=count
+            )
+        )
     rows.append(summary_row("self_influence_median", base, float(np.median(values)), None, n=count))
     rows.append(summary_row("self_influence_max", base, float(values.max()), None, n=count))
     if norms.shape[1] >= 2 and count >= 3:

@@ -154,7 +154,9 @@ class Recipe(Spec):
             raise ValueError("training.augment.crop_scale could cut the feature away; set it to [1, 1] and use shift")
         feature = self.canary.feature
         if augment.shift and feature.kind != "scalar" and min(feature.top, feature.left) < augment.shift:
-            raise ValueError(f"training.augment.shift {augment.shift} could cut the feature away; move it {augment.shift} px inward")
+            raise ValueError(
+                f"training.augment.shift {augment.shift} could cut the feature away; move it {augment.shift} px inward"
+            )
 
     def _variant(self, name: str) -> "Recipe":
         return changed(self.model_copy(update={"variants": {}}), self.variants[name])
@@ -447,10 +449,11 @@ def nets_of(spec: NetsSpec, labels: Sequence[int], *, seed: int) -> list[Net]:
 # -- the summary --------------------------------------------------------------------------------------
 
 
-def summarize(
-    units: pa.Table, config: Config, *, influence: Mapping[tuple[str, int, str], float] | None = None
-) -> pa.Table:
-    """The findings: a row a metric, for each variant, score and output; the excess over the controls first.
+def summarize(units: pa.Table, config: Config, *, influence: Mapping[tuple[str, int, str], float] | None = None) -> pa.Table:
+    """The findings for each variant, score and output; the paired difference of canary nets and controls first.
+
+    That difference is what the feature's single appearance did to the nets, tested by exchanging nets within their
+    pairs. The proportions say how many single nets could be called memorizing.
 
     With one draw of the data the units are nets (Wilson and bootstrap intervals, exact McNemar and sign-flip tests on
     pairs of canary net and control). With three draws or more the draws are the units.
@@ -486,9 +489,15 @@ def _correlations(units: pa.Table, influence: Mapping[tuple[str, int, str], floa
         for output in outputs:
             scores.setdefault((row["variant"], output), {}).setdefault(row["metric"], {})[net] = row["value"]
     for (variant, output), found in scores.items():
-        pairs = {("m_white", other): (found["m_white"], found[other]) for other in found if "m_white" in found and other != "m_white"}
+        pairs = {
+            ("m_white", other): (found["m_white"], found[other])
+            for other in found
+            if "m_white" in found and other != "m_white"
+        }
         for metric in found:
-            known = {net: influence[variant, net[0], net[2]] for net in found[metric] if (variant, net[0], net[2]) in influence}
+            known = {
+                net: influence[variant, net[0], net[2]] for net in found[metric] if (variant, net[0], net[2]) in influence
+            }
             pairs["self_influence", metric] = (known, found[metric])
         for (first, second), (a, b) in pairs.items():
             nets = sorted(a.keys() & b.keys())
@@ -522,7 +531,13 @@ def summarize_own(units: pa.Table, config: Config) -> pa.Table:
             if not known or not len(nulls):
                 continue
             p = permutation_p(known[0], nulls)
-            params = {"metric": metric, "setting": SETTING[metric], "output": output, "null": "other features", "alpha": config.alpha}
+            params = {
+                "metric": metric,
+                "setting": SETTING[metric],
+                "output": output,
+                "null": "other features",
+                "alpha": config.alpha,
+            }
             row = summary_row(metric, params, known[0], None, n=len(nulls), null_value=float(nulls.mean()), p_value=p)
             rows.append(row | {"verdict": "above_null" if p <= config.alpha else "at_null"})
     return pa.Table.from_pylist(rows, schema=SUMMARY.arrow)
@@ -576,9 +591,7 @@ def _rows_of_nets(analysis: _Analysis, setting: Mapping[str, Any], config: Confi
     nets, controls, pairs = analysis.nets, analysis.controls, analysis.pairs
     params = {**setting, "interval": "nets", "nets": len(nets), "controls": len(controls), "alpha": config.alpha}
     metric = str(setting["metric"])
-    scores = list(_score_rows(analysis, params, metric, config))
-    if analysis.calibrated is None:  # without a calibrated criterion the experiment as a whole is the finding
-        yield from scores[::-1]
+    yield from _score_rows(analysis, params, metric, config)
     if not analysis.one_seed:
         for name, memorized in analysis.criteria.items():
             at = {**params, "criterion": name}
@@ -596,26 +609,16 @@ def _rows_of_nets(analysis: _Analysis, setting: Mapping[str, Any], config: Confi
                     hits = int(memorized[members].sum())
                     interval = wilson_interval(hits, len(members))
                     yield summary_row(title, at, hits / len(members), interval, n=len(members), null_value=null)
-    if analysis.calibrated is not None:
-        yield from scores
 
 
-def _score_rows(
-    analysis: _Analysis, params: Mapping[str, Any], metric: str, config: Config
-) -> Iterator[dict[str, Any]]:
-    """Mean and maximum of the score, of canary nets, of controls, and their paired difference."""
+def _score_rows(analysis: _Analysis, params: Mapping[str, Any], metric: str, config: Config) -> Iterator[dict[str, Any]]:
+    """The paired difference of the score, then mean and maximum of canary nets and of controls."""
 
     def interval(values: NDArray[np.float64]) -> tuple[float, float] | None:
         if analysis.one_seed or len(values) < SEEDS_FOR_INTERVAL:
             return None
         return mean_interval(values, replicates=config.replicates, seed=derive_seed(config.seed, "bootstrap", metric))
 
-    for group, members in (("canary", analysis.nets), ("control", analysis.controls)):
-        values = analysis.values[members]
-        if len(values):
-            at = {**params, "group": group}
-            yield summary_row(metric, {**at, "statistic": "mean"}, float(values.mean()), interval(values), n=len(values))
-            yield summary_row(metric, {**at, "statistic": "max"}, float(values.max()), None, n=len(values))
     gains = analysis.gains
     if len(gains):
         at = {**params, "group": "canary - control", "statistic": "mean"}
@@ -623,11 +626,15 @@ def _score_rows(
         if not analysis.one_seed and len(gains) >= SEEDS_FOR_INTERVAL:
             p = sign_flip_p(gains, permutations=config.permutations, seed=derive_seed(config.seed, "exchange", metric))
         yield summary_row(metric, at, float(gains.mean()), interval(gains), n=len(gains), null_value=0.0, p_value=p)
+    for group, members in (("canary", analysis.nets), ("control", analysis.controls)):
+        values = analysis.values[members]
+        if len(values):
+            at = {**params, "group": group}
+            yield summary_row(metric, {**at, "statistic": "mean"}, float(values.mean()), interval(values), n=len(values))
+            yield summary_row(metric, {**at, "statistic": "max"}, float(values.max()), None, n=len(values))
 
 
-def _rows_of_draws(
-    analyses: Sequence[_Analysis], setting: Mapping[str, Any], config: Config
-) -> Iterator[dict[str, Any]]:
+def _rows_of_draws(analyses: Sequence[_Analysis], setting: Mapping[str, Any], config: Config) -> Iterator[dict[str, Any]]:
     """Means over draws of the data, which are the units; each draw's own proportion is in the curves."""
     metric = str(setting["metric"])
     count = len(analyses)
@@ -644,6 +651,8 @@ def _rows_of_draws(
             p = sign_flip_p(array, permutations=config.permutations, seed=derive_seed(config.seed, "draws", title))
         return summary_row(title, at, float(array.mean()), wide if count >= 3 else None, n=count, null_value=null, p_value=p)
 
+    at = {**params, "group": "canary - control", "statistic": "mean"}
+    yield row(metric, at, [float(a.gains.mean()) for a in analyses], null=0.0)
     for name in analyses[0].criteria:
         at = {**params, "criterion": name}
         found = [a.criteria[name] for a in analyses]
@@ -659,8 +668,6 @@ def _rows_of_draws(
         ("control", [float(a.values[a.controls].mean()) for a in analyses]),
     ):
         yield row(metric, {**params, "group": group, "statistic": "mean"}, values)
-    at = {**params, "group": "canary - control", "statistic": "mean"}
-    yield row(metric, at, [float(a.gains.mean()) for a in analyses], null=0.0)
 
 
 # -- curves -------------------------------------------------------------------------------------------
@@ -713,7 +720,13 @@ def _calibrated_by_epoch(frame: Any, config: Config) -> Iterator[dict[str, Any]]
         params = json.dumps({**at, "output": output, "criterion": "calibrated"}, sort_keys=True)
         for series, found in hits.items():
             if found:
-                yield {"curve": "proportion_by_epoch", "series": series, "params": params, "x": float(epoch), "y": float(np.mean(found))}
+                yield {
+                    "curve": "proportion_by_epoch",
+                    "series": series,
+                    "params": params,
+                    "x": float(epoch),
+                    "y": float(np.mean(found)),
+                }
 
 
 def draw_curves(units: pa.Table, config: Config) -> pa.Table:
@@ -728,7 +741,9 @@ def draw_curves(units: pa.Table, config: Config) -> pa.Table:
                 params = json.dumps({**setting, "criterion": name}, sort_keys=True)
                 for series, members in (("canary", analysis.nets), ("control", analysis.controls)):
                     y = float(memorized[members].mean())
-                    rows.append({"curve": "proportion_by_data_seed", "series": series, "params": params, "x": float(seed), "y": y})
+                    rows.append(
+                        {"curve": "proportion_by_data_seed", "series": series, "params": params, "x": float(seed), "y": y}
+                    )
     return pa.Table.from_pylist(rows, schema=CURVES.arrow)
 
 

@@ -98,7 +98,9 @@ def build_feature(spec: FeatureSpec, shape: Sequence[int]) -> Feature:
     if isinstance(spec, ScalarFeature):
         return _scalar(spec, shape)
     if len(shape) != 3:
-        raise UserError(f"a {spec.kind} feature is for images, but an example is a point of {shape[0]} coordinates; use scalar")
+        raise UserError(
+            f"a {spec.kind} feature is for images, but an example is a point of {shape[0]} coordinates; use scalar"
+        )
     if isinstance(spec, PictureFeature):
         values, mask = _read_picture(spec.path, spec.mask, channels=shape[2])
         return _placed(values, mask, spec, shape, cover=0 if spec.cover else None)
@@ -148,7 +150,9 @@ def _read_picture(path: str, mask: str | None, *, channels: int) -> tuple[NDArra
         if mask is not None:
             chosen = np.asarray(Image.open(mask).convert("L")) >= 128
             if chosen.shape != opaque.shape:
-                raise UserError(f"the mask {mask} is {chosen.shape[1]} x {chosen.shape[0]}, the picture {picture.width} x {picture.height}")
+                raise UserError(
+                    f"the mask {mask} is {chosen.shape[1]} x {chosen.shape[0]}, the picture {picture.width} x {picture.height}"
+                )
             opaque = opaque & chosen
     except OSError as error:
         raise UserError(f"cannot read the feature's picture {path} ({error})") from error
@@ -217,7 +221,9 @@ def choose_canaries(members: pa.Table, spec: CanarySpec, influence: Mapping[str,
         return members.take([place[name] for name in spec.example_ids])
     rows = np.arange(len(ids)) if spec.label is None else np.flatnonzero(labels == spec.label)
     if not len(rows):
-        raise UserError(f"canary.label is {spec.label}, but no training example has that class; there are {sorted(set(labels.tolist()))}")
+        raise UserError(
+            f"canary.label is {spec.label}, but no training example has that class; there are {sorted(set(labels.tolist()))}"
+        )
     if spec.count > len(rows):
         raise UserError(f"canary.count is {spec.count}, but only {len(rows)} training examples qualify")
     if spec.choice == "random":
@@ -262,9 +268,7 @@ def training_rows(members: NDArray[np.int64], canary: int, spec: CanarySpec, *, 
     return TrainingRows(rows, marked & with_feature)
 
 
-def probe_rows(
-    members: pa.Table, label: int, *, without: Collection[int], max_examples: int, seed: int
-) -> NDArray[np.int64]:
+def probe_rows(members: pa.Table, label: int, *, without: Collection[int], max_examples: int, seed: int) -> NDArray[np.int64]:
     """Positions in `members` of the examples on which M is taken for a label: D_y without any canary (2023, Eq. 1).
 
     Args:

@@ -34,7 +34,14 @@ def build_classifier(spec: ClassifierSpec, input_shape: Sequence[int], num_class
             return _cnn(spec, input_shape, num_classes)
         if input_shape[0] != 3:
             raise ValueError(f"{spec.architecture} takes colour images; set data.channels to 3")
-        return _resnet18(input_shape, num_classes) if spec.architecture == "resnet18" else _densenet(spec, input_shape, num_classes)
+        return (
+            _resnet18(input_shape, num_classes)
+            if spec.architecture == "resnet18"
+            else _densenet(spec, input_shape, num_classes)
+        )
+
+
+# A bias before batch norm changes nothing and has no gradient but rounding, which Adam would blow up: there is none.
 
 
 def _activation(spec: ClassifierSpec, norm: nn.Module, dropout: nn.Module | None) -> list[nn.Module]:
@@ -46,7 +53,7 @@ def _dense(spec: ClassifierSpec, widths: Sequence[int], dim: int, num_classes: i
     for width in widths:
         norm = nn.BatchNorm1d(width, eps=BN_EPSILON, momentum=BN_MOMENTUM)
         dropout = nn.Dropout(spec.dropout) if spec.dropout else None
-        layers += [nn.Linear(dim, width), *_activation(spec, norm, dropout)]
+        layers += [nn.Linear(dim, width, bias=not spec.batch_norm), *_activation(spec, norm, dropout)]
         dim = width
     return [*layers, nn.Linear(dim, num_classes)]
 
@@ -70,7 +77,7 @@ def _cnn(spec: ClassifierSpec, input_shape: Sequence[int], num_classes: int) -> 
         assert isinstance(part, int)
         norm = nn.BatchNorm2d(part, eps=BN_EPSILON, momentum=BN_MOMENTUM)
         dropout = nn.Dropout(spec.dropout_conv) if spec.dropout_conv else None
-        layers += [nn.Conv2d(channels, part, 3), *_activation(spec, norm, dropout)]
+        layers += [nn.Conv2d(channels, part, 3, bias=not spec.batch_norm), *_activation(spec, norm, dropout)]
         channels, height, width = part, height - 2, width - 2
     if height < 1 or width < 1:
         raise ValueError(f"{spec.architecture} needs larger images than {input_shape[2]} x {input_shape[1]}")

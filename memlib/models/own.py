@@ -22,7 +22,12 @@ def load_own(spec: TrainedSpec, weights: str) -> nn.Module:
     Raises:
         UserError: when the factory, the file or their agreement fails; says which.
     """
-    model = _factory(spec)(**spec.options)
+    try:
+        model = _factory(spec)(**spec.options)
+    except UserError:
+        raise
+    except Exception as error:  # the user's code may raise anything
+        raise UserError(f"{spec.model} failed with {spec.options}: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
         raise UserError(f"{spec.model} returned a {type(model).__name__}, not a torch module")
     state = _read_weights(weights)
@@ -39,7 +44,9 @@ def _factory(spec: TrainedSpec) -> Any:
     try:
         found = getattr(importlib.import_module(module), name, None)
     except Exception as error:  # the user's code may raise anything
-        raise UserError(f"cannot import {module!r} ({type(error).__name__}: {error}); is its folder on PYTHONPATH?") from error
+        raise UserError(
+            f"cannot import {module!r} ({type(error).__name__}: {error}); is its folder on PYTHONPATH?"
+        ) from error
     if not callable(found):
         raise UserError(f"{module} has no function {name!r}")
     return found

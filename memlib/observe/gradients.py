@@ -90,13 +90,14 @@ class GradientNorms:
 
         def keep(module: nn.Module, arguments: Any, named: Any, output: Tensor) -> Tensor:
             a = arguments[0] if arguments else named["input"]
-            if not output.requires_grad:
+            first = not output.requires_grad  # nothing before it has parameters: the graph starts here
+            if first:
                 output.requires_grad_()
             name = names[id(module)]
             if len(output) != len(inputs):
                 raise UserError(f"module {name} has outputs whose first dimension is not the batch; {_ON_REQUEST}")
             calls.setdefault(name, []).append(_Call(a.detach(), output, a._version, output._version))
-            return output.clone() if self._copy else output
+            return output.clone() if self._copy or first else output
 
         handles = [module.register_forward_hook(keep, with_kwargs=True) for module in self._fast.values()]
         try:
@@ -118,13 +119,17 @@ class GradientNorms:
 
     def _one_by_one(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """The slow modules' share: a backward pass for each example."""
-        parameters = list({id(p): p for m in self._slow.values() for p in m.parameters(recurse=False) if p.requires_grad}.values())
+        parameters = list(
+            {id(p): p for m in self._slow.values() for p in m.parameters(recurse=False) if p.requires_grad}.values()
+        )
         parts = []
         with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):  # cuDNN's RNNs have no backward in eval mode
             for i in range(len(inputs)):
                 loss = self.loss(self.model(inputs[i : i + 1]), targets[i : i + 1]).sum()
                 gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-                parts.append(sum((g.square().sum() for g in gradients if g is not None), torch.zeros((), device=inputs.device)))
+                parts.append(
+                    sum((g.square().sum() for g in gradients if g is not None), torch.zeros((), device=inputs.device))
+                )
         return torch.stack(parts)
 
 

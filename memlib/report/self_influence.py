@@ -48,7 +48,11 @@ def build_page(
         numbers=[
             (_percent(top[0.01]), "of self-influence in 1 % of the examples", ""),
             (_percent(top[0.1]), "in 10 % of the examples", ""),
-            *((f"{r['value']:.2f}", "rank agreement of odd and even checkpoints", "") for r in rows if r["metric"] == "checkpoint_agreement"),
+            *(
+                (f"{r['value']:.2f}", "rank agreement of odd and even checkpoints", "")
+                for r in rows
+                if r["metric"] == "checkpoint_agreement"
+            ),
         ],
         sections=[
             _curve(curves, folder),
@@ -57,7 +61,9 @@ def build_page(
             _classes(rows),
             Section(
                 heading="What was run",
-                paragraphs=["Method: TracInCP (Pruthi et al. 2020), exact squared gradient norms over all parameters; Hartley 2022, A.5."],
+                paragraphs=[
+                    "Method: TracInCP (Pruthi et al. 2020), exact squared gradient norms over all parameters; Hartley 2022, A.5."
+                ],
                 table=TableView(("", ""), list(facts.items())),
             ),
         ],

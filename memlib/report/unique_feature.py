@@ -11,7 +11,18 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from memlib.audits.unique_feature import CONTROLS_FOR_P, Recipe
-from memlib.report.figures import ACCENT, INK, MUTED, REFERENCE, TARGET, data_uri, new_figure, new_panels, percent_axis, save_figure
+from memlib.report.figures import (
+    ACCENT,
+    INK,
+    MUTED,
+    REFERENCE,
+    TARGET,
+    data_uri,
+    new_figure,
+    new_panels,
+    percent_axis,
+    save_figure,
+)
 from memlib.report.page import Page, Section, TableView
 
 ALPHA = 0.05
@@ -82,7 +93,7 @@ class Findings:
 def verdict(summary: pa.Table) -> tuple[str, str, str]:
     """(kind, one sentence, its explanation): what a reader who reads nothing else must know.
 
-    It rests on the excess over controls that never saw the feature, corrected for the number of variants.
+    It rests on the paired difference to controls that never saw the feature, corrected for the number of variants.
     """
     findings = Findings(summary)
     heads = {variant: findings.first(variant) for variant in findings.variants}
@@ -96,7 +107,7 @@ def verdict(summary: pa.Table) -> tuple[str, str, str]:
     below = [v for v, row in tested.items() if row["ci_high"] is not None and row["ci_high"] < 0]
     first = heads[findings.variants[0]]
     if len(heads) == 1:
-        text = _in_words(first)
+        text = f"{_in_words(first)} {_proportions(findings, first['params'])}".strip()
         if found:
             return "found", "The models remember the feature.", text
         if below:
@@ -118,16 +129,21 @@ def _in_words(row: Mapping[str, Any]) -> str:
             f"{row['null_value']:.3g} on average; {_p(row['p_value'])} of a feature that the model cannot know to score as high."
         )
     interval = "" if row["ci_low"] is None else f" (95 % interval {_signed(row['ci_low'])} to {_signed(row['ci_high'])})"
-    if row["metric"] == "proportion_excess":
-        unit = f"{row['n']} draws of the data" if params["interval"] == "data" else f"{row['n']} pairs of nets from the same seed"
-        return (
-            f"{of}: the share of nets called memorizing is {100 * row['value']:.1f} points higher with the feature in one "
-            f"training example than without{interval.replace('interval', 'interval, as a fraction,')}; {unit}, "
-            f"{_p(row['p_value'])}. The criterion is calibrated on nets that never saw it."
-        )
+    unit = f"{row['n']} draws of the data" if params["interval"] == "data" else f"{row['n']} pairs of nets from the same seed"
     return (
-        f"{of}: with the feature in one training example the score is {_signed(row['value'])} higher than without{interval}; "
-        f"{row['n']} pairs of nets from the same seed, {_p(row['p_value'])}."
+        f"{of}: where the feature stood in the training set the score is {_signed(row['value'])} higher than where it was left "
+        f"out{interval}; {unit}, {_p(row['p_value'])}."
+    )
+
+
+def _proportions(findings: Findings, params: Mapping[str, Any]) -> str:
+    at = {name: params.get(name, "") for name in ("variant", "metric", "output")} | {"criterion": "calibrated"}
+    memorized, control = findings.find("proportion_memorized", **at), findings.find("proportion_control", **at)
+    if memorized is None or control is None:
+        return "There are too few controls to say of a single net whether it remembers."
+    return (
+        f"Of single nets, {_percent(memorized['value'])} score higher than 95 % of the controls; "
+        f"{_percent(control['value'])} of the controls themselves do."
     )
 
 
@@ -182,20 +198,23 @@ def build_page(
 
 
 def _numbers(findings: Findings) -> list[tuple[str, str, str]]:
-    at = {name: findings.headline.get(name, "") for name in ("variant", "metric", "output", "criterion")}
+    at = {name: findings.headline.get(name, "") for name in ("variant", "metric", "output")}
     shown = []
-    for name, title in (
-        ("proportion_excess", "share of nets beyond their controls"),
-        ("proportion_memorized", "called memorizing, with the feature"),
-        ("proportion_control", "called memorizing, without it"),
+    for group, title in (
+        ("canary - control", "difference that the feature's appearance made"),
+        ("canary", "mean score with the feature"),
+        ("control", "mean score without it"),
     ):
-        row = findings.find(name, **at)
-        if row is not None:
-            shown.append((_percent(row["value"]), title, _interval(row)))
-    for group, title in (("canary", "mean score with the feature"), ("control", "mean score without it")):
-        row = findings.find(str(at["metric"]), variant=at["variant"], output=at["output"], group=group, statistic="mean")
+        row = findings.find(str(at["metric"]), **at, group=group, statistic="mean")
         if row is not None:
             shown.append((f"{row['value']:.3g}", title, _interval(row)))
+    criterion = "calibrated" if findings.find("proportion_memorized", **at, criterion="calibrated") else "published"
+    for name, title in (("proportion_memorized", "with the feature"), ("proportion_control", "without it")):
+        row = findings.find(name, **at, criterion=criterion)
+        if row is not None:
+            shown.append(
+                (_percent(row["value"]), f"of nets called memorizing, {title} ({criterion} criterion)", _interval(row))
+            )
     for row in findings.rows[:2] if not shown else ():
         where = f"{METRIC_NAMES.get(row['params']['metric'], '')}, {row['params']['output']}"
         shown.append((f"{row['value']:.3g}", where, f"other features {row['null_value']:.3g}, {_p(row['p_value'])}"))
@@ -232,7 +251,9 @@ def _nets_section(frame: Any, findings: Findings, folder: Path) -> Section:
             if len(values):
                 share = (np.arange(len(values)) + 0.5) / len(values)
                 label = "with the feature" if series == "canary" else "control"
-                axes.plot(values, share, color=COLOURS[series], label=label, lw=1.6, marker="o" if len(values) <= 60 else "", ms=3)
+                axes.plot(
+                    values, share, color=COLOURS[series], label=label, lw=1.6, marker="o" if len(values) <= 60 else "", ms=3
+                )
         axes.axvline(0, color=MUTED, lw=1)
         axes.set_xlabel("score of a net")
         percent_axis(axes.yaxis)
@@ -276,7 +297,14 @@ def _nulls_section(frame: Any, folder: Path) -> Section:
 def _significance_section(findings: Findings, recipe: Recipe) -> Section:
     if recipe.trained is not None:
         rows = [
-            (METRIC_NAMES[r["params"]["metric"]], r["params"]["output"], f"{r['value']:.4g}", f"{r['null_value']:.4g}", str(r["n"]), _p(r["p_value"]))
+            (
+                METRIC_NAMES[r["params"]["metric"]],
+                r["params"]["output"],
+                f"{r['value']:.4g}",
+                f"{r['null_value']:.4g}",
+                str(r["n"]),
+                _p(r["p_value"]),
+            )
             for r in findings.rows
         ]
         heads = ("score", "output", "the feature", "mean of other features", "other features", "p (rank among them)")
@@ -288,7 +316,11 @@ def _significance_section(findings: Findings, recipe: Recipe) -> Section:
         if row["metric"] not in ("proportion_excess",) and params.get("group") != "canary - control":
             continue
         variant = params.get("variant", "")
-        title = f"nets beyond controls, {params['criterion']}" if row["metric"] == "proportion_excess" else "mean score, paired difference"
+        title = (
+            f"nets beyond controls, {params['criterion']}"
+            if row["metric"] == "proportion_excess"
+            else "mean score, paired difference"
+        )
         pair = ""
         if row["metric"] == "proportion_excess":
             at = {name: params.get(name, "") for name in ("variant", "metric", "output", "criterion")}
@@ -299,7 +331,15 @@ def _significance_section(findings: Findings, recipe: Recipe) -> Section:
             both = [findings.find(params["metric"], **at, group=g, statistic="mean") for g in ("canary", "control")]
             pair = " / ".join(f"{r['value']:.3g}" for r in both if r)
         value = _percent(row["value"]) if row["metric"] == "proportion_excess" else f"{row['value']:.3g}"
-        cells = (METRIC_NAMES[params["metric"]], params["output"].replace("_", " "), title, pair, value, _interval(row), _p(row["p_value"]))
+        cells = (
+            METRIC_NAMES[params["metric"]],
+            params["output"].replace("_", " "),
+            title,
+            pair,
+            value,
+            _interval(row),
+            _p(row["p_value"]),
+        )
         rows.append((variant, *cells) if findings.variants != [""] else cells)
     heads = ("setting", "output", "what", "with / without", "difference", "interval", "p")
     heads = ("variant", *heads) if findings.variants != [""] else heads
@@ -312,7 +352,8 @@ def _significance_section(findings: Findings, recipe: Recipe) -> Section:
     return Section(
         heading="Significance",
         paragraphs=[
-            note + "Published: the papers' paired t-test over examples, which speaks of one net and also calls nets memorizing "
+            note
+            + "Published: the papers' paired t-test over examples, which speaks of one net and also calls nets memorizing "
             "that never saw the feature; it is shown for comparison, and its controls beside it.",
         ],
         table=TableView(heads, rows[:24]),
@@ -336,7 +377,9 @@ def _attention_section(material: Material) -> Section | None:
         return None
     return Section(
         heading="What the model looks at",
-        paragraphs=["GradCAM of the canary's class in the net with the highest score (warm: much, cold: little), after Fig. 8 of 2023."],
+        paragraphs=[
+            "GradCAM of the canary's class in the net with the highest score (warm: much, cold: little), after Fig. 8 of 2023."
+        ],
         pictures=[(data_uri(image, side=128), caption) for image, caption in material.attention],
     )
 
@@ -393,7 +436,12 @@ def _draws_section(curves: pa.Table, findings: Findings, folder: Path) -> Sectio
     for axes, variant in zip(figure.axes, variants, strict=True):
         for criterion, marker in (("published", "o"), ("calibrated", "s")):
             lines = _lines(
-                curves, "proportion_by_data_seed", variant=variant, metric=at["metric"], output=at["output"], criterion=criterion
+                curves,
+                "proportion_by_data_seed",
+                variant=variant,
+                metric=at["metric"],
+                output=at["output"],
+                criterion=criterion,
             )
             for series, (x, y) in lines.items():
                 shown = COLOURS[series] if criterion == "calibrated" else "none"
@@ -449,12 +497,26 @@ def _settings_section(frame: Any, findings: Findings, folder: Path) -> Section |
         for control in (True, False):
             part = wide[wide.index.get_level_values("control") == control]
             colour = COLOURS["control" if control else "canary"]
-            axes.scatter(part["m_white"], part[metric], s=8, color=colour, alpha=0.6, label="control" if control else "with the feature")
+            axes.scatter(
+                part["m_white"],
+                part[metric],
+                s=8,
+                color=colour,
+                alpha=0.6,
+                label="control" if control else "with the feature",
+            )
         axes.set_xlabel("white box")
         axes.set_ylabel(METRIC_NAMES[metric])
     figure.axes[0].legend(frameon=False, fontsize=8)
     rows = [
-        (row["params"].get("variant", ""), row["params"]["of"], row["params"]["output"], f"{row['value']:.2f}", _interval(row), str(row["n"]))
+        (
+            row["params"].get("variant", ""),
+            row["params"]["of"],
+            row["params"]["output"],
+            f"{row['value']:.2f}",
+            _interval(row),
+            str(row["n"]),
+        )
         for row in findings.rows
         if row["metric"] == "correlation" and row["params"]["output"] == output
     ]
@@ -465,7 +527,9 @@ def _settings_section(frame: Any, findings: Findings, folder: Path) -> Section |
             "take the highest of all labels, so their scores lie high for controls too."
         ],
         svg=save_figure(figure, folder, "settings"),
-        table=TableView(("variant", "scores", "output", "correlation over canary nets", "interval", "nets"), rows) if rows else None,
+        table=TableView(("variant", "scores", "output", "correlation over canary nets", "interval", "nets"), rows)
+        if rows
+        else None,
     )
 
 
@@ -476,7 +540,9 @@ def _removal_section(curves: pa.Table, findings: Findings, folder: Path) -> Sect
     figure = new_panels(len(variants)) if len(variants) > 1 else new_figure()
     for axes, variant in zip(figure.axes, variants, strict=True):
         for series, (x, y) in _lines(curves, "m_by_removed_pixels", variant=variant, output=output).items():
-            axes.plot(x, y, color=COLOURS[series], label="with the feature" if series == "canary" else "control", marker="o", ms=3)
+            axes.plot(
+                x, y, color=COLOURS[series], label="with the feature" if series == "canary" else "control", marker="o", ms=3
+            )
         axes.set_xlabel("pixels taken out of the feature")
         axes.set_ylabel("mean white-box M")
         axes.set_title(variant, fontsize=9)
@@ -490,7 +556,13 @@ def _removal_section(curves: pa.Table, findings: Findings, folder: Path) -> Sect
 
 def _canary_section(curves: pa.Table, findings: Findings, folder: Path) -> Section | None:
     metric = findings.headline.get("metric")
-    lines = _lines(curves, "score_by_canary", variant=findings.variants[0] if findings.variants else "", metric=metric, output=findings.headline.get("output"))
+    lines = _lines(
+        curves,
+        "score_by_canary",
+        variant=findings.variants[0] if findings.variants else "",
+        metric=metric,
+        output=findings.headline.get("output"),
+    )
     if not lines:
         return None
     figure = new_figure()
@@ -504,7 +576,9 @@ def _canary_section(curves: pa.Table, findings: Findings, folder: Path) -> Secti
     axes.legend(frameon=False)
     return Section(
         heading="From canary to canary",
-        paragraphs=["Scores of the nets of each canary (2022, Figs. 3a to 6): they vary with the seed more than with the canary."],
+        paragraphs=[
+            "Scores of the nets of each canary (2022, Figs. 3a to 6): they vary with the seed more than with the canary."
+        ],
         svg=save_figure(figure, folder, "by_canary"),
     )
 
@@ -515,12 +589,20 @@ def _latent_section(curves: pa.Table, folder: Path) -> Section | None:
     figure = new_figure()
     axes = figure.axes[0]
     for series, (x, y) in _lines(curves, "latent_by_unit").items():
-        axes.plot(x, y, color=COLOURS[series] if series != "random" else ACCENT, lw=1, label=f"excited by the {series} only" if series == "feature" else "by random partners only")
+        axes.plot(
+            x,
+            y,
+            color=COLOURS[series] if series != "random" else ACCENT,
+            lw=1,
+            label=f"excited by the {series} only" if series == "feature" else "by random partners only",
+        )
     axes.set_xlabel("unit of the last hidden layer")
     axes.set_ylabel("how often, relative to the highest")
     axes.legend(frameon=False)
     return Section(
         heading="Where the feature is held",
-        paragraphs=["Units that the feature excites and the clean example does not, over nets from the same seed (2022, Fig. 3b)."],
+        paragraphs=[
+            "Units that the feature excites and the clean example does not, over nets from the same seed (2022, Fig. 3b)."
+        ],
         svg=save_figure(figure, folder, "latent"),
     )

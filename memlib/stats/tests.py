@@ -9,6 +9,7 @@ import scipy.special
 import scipy.stats
 from numpy.typing import NDArray
 
+FEW = 10  # units that are too few for a bootstrap
 _CELLS = 2**23  # weights drawn at a time
 _ROUNDING = 1e-3  # of sums of bootstrap weights, in units
 
@@ -49,13 +50,11 @@ def wilson_interval(hits: int, count: int, *, level: float = 0.95) -> tuple[floa
     return float(interval.low), float(interval.high)
 
 
-def mean_interval(
-    values: NDArray[np.float64], *, replicates: int, seed: int, level: float = 0.95
-) -> tuple[float, float]:
-    """A bootstrap interval of a mean of independent units, widened for few of them.
+def mean_interval(values: NDArray[np.float64], *, replicates: int, seed: int, level: float = 0.95) -> tuple[float, float]:
+    """A bootstrap interval of a mean of independent units, widened for few of them; Student's t below 10 units.
 
     The percentiles are those of Hesterberg's expanded bootstrap (2015, section 5.1): as far out as Student's t and
-    the bootstrap's own narrowness by (n - 1) / n ask for.
+    the bootstrap's own narrowness by (n - 1) / n ask for. Fewer units than 10 cannot be resampled so far out.
 
     Args:
         values: (num_units,), at least 2.
@@ -65,6 +64,9 @@ def mean_interval(
     """
     count = len(values)
     assert count >= 2, "an interval needs two units"
+    if count < FEW:
+        t = scipy.stats.t.interval(level, count - 1, values.mean(), scipy.stats.sem(values)) if np.ptp(values) else values[:2]
+        return float(t[0]), float(t[1])
     counts = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=replicates)
     half = math.sqrt(count / (count - 1)) * float(scipy.stats.t.ppf((1 + level) / 2, count - 1))
     tail = float(scipy.stats.norm.cdf(-half))
@@ -74,7 +76,9 @@ def mean_interval(
 
 def sign_flip_p(differences: NDArray[np.float64], *, permutations: int, seed: int) -> float:
     """One-sided p-value of a mean of independent differences whose sign would be chance under the null."""
-    drawn = [(1 - 2 * flips) @ differences / len(differences) for flips in sign_flips(len(differences), permutations, seed=seed)]
+    drawn = [
+        (1 - 2 * flips) @ differences / len(differences) for flips in sign_flips(len(differences), permutations, seed=seed)
+    ]
     return permutation_p(float(differences.mean()), np.concatenate(drawn))
 
 

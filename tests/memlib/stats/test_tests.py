@@ -12,12 +12,16 @@ from memlib.stats.tests import (
     bootstrap_weights,
     confidence_levels,
     mcnemar_p,
+    mean_interval,
     paired_interval,
+    paired_t,
     percentile_interval,
     permutation_p,
+    sign_flip_p,
     sign_flips,
     top_share_accuracy,
     widened_interval,
+    wilson_interval,
 )
 
 
@@ -128,3 +132,44 @@ def test_the_probe_is_logistic_regression() -> None:
     oracle = LogisticRegression(C=50, max_iter=500).fit(x[:200], y[:200])
     assert found[0] == pytest.approx(oracle.score(x[:200], y[:200]), abs=0.02)
     assert found[1] == pytest.approx(oracle.score(x[200:], y[200:]), abs=0.03)
+
+
+def test_paired_t_equals_scipy_for_many_at_once() -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(2, 7, 3, 12))
+    mean, p = paired_t(a - b)
+    expected = scipy.stats.ttest_rel(a, b, axis=-1, alternative="greater")
+    np.testing.assert_allclose(mean, (a - b).mean(axis=-1))
+    np.testing.assert_allclose(p, expected.pvalue)
+
+
+def test_paired_t_without_variance_has_defined_answers() -> None:
+    mean, p = paired_t(np.array([[0.0, 0, 0], [0.25, 0.25, 0.25], [-0.25, -0.25, -0.25]]))
+    np.testing.assert_array_equal(p, [1, 0, 1])
+    np.testing.assert_array_equal(mean, [0, 0.25, -0.25])
+    with pytest.raises(ValueError, match="at least two pairs, not 1"):
+        paired_t(np.zeros((3, 1)))
+
+
+def test_wilson_covers() -> None:
+    low, high = wilson_interval(0, 20)
+    assert low == 0
+    assert high == pytest.approx(0.1611, abs=1e-3)
+
+
+@pytest.mark.parametrize("count", [5, 10, 30])
+def test_the_mean_interval_covers_with_few_units(count: int) -> None:
+    rng = np.random.default_rng(count)
+    held = 0
+    for draw in range(300):
+        values = rng.normal(1.0, 1.0, count)
+        low, high = mean_interval(values, replicates=400, seed=draw)
+        held += low <= 1 <= high
+    assert held >= 300 * 0.95 - 4 * np.sqrt(300 * 0.95 * 0.05)
+
+
+def test_sign_flips_of_nothing_are_at_alpha() -> None:
+    rng = np.random.default_rng(0)
+    p = np.array([sign_flip_p(rng.normal(size=12), permutations=199, seed=i) for i in range(400)])
+    assert abs((p <= 0.05).mean() - 0.05) < 0.045
+    assert sign_flip_p(np.ones(12), permutations=999, seed=0) < 0.01

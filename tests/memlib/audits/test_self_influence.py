@@ -1,0 +1,56 @@
+"""TracInCP by hand, its checkpoints, and a plant: mislabelled examples."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from memlib.audits.self_influence import choose_checkpoints, curves, score, self_influence, summarize
+from memlib.models.classifiers import build_classifier
+from memlib.observe.gradients import GradientNorms
+from memlib.specs import ClassifierSpec, InfluenceSpec
+
+
+def test_the_sum_over_checkpoints() -> None:
+    np.testing.assert_allclose(self_influence(np.array([[1.0, 2], [3, 4]]), [0.5, 0.1]), [0.8, 1.4])
+
+
+def test_checkpoints_are_evenly_spaced_up_to_the_fall_of_the_loss() -> None:
+    losses = [1.0 * 0.9**epoch for epoch in range(100)]  # .05 of the first at epoch 30
+    assert choose_checkpoints(losses, InfluenceSpec()) == [3, 6, 9, 12, 15, 18, 21, 24, 27, 30]
+    assert choose_checkpoints([1.0, 0.9, 0.8], InfluenceSpec()) == [1, 2, 3]  # never falls so far: all there are
+    assert choose_checkpoints(losses, InfluenceSpec(checkpoints=1)) == [30]
+
+
+def test_rows_are_ordered_and_shares_sum_to_one() -> None:
+    units = score(["a", "b", "c"], np.array([0, 1, 1]), ["x", "y", "y"], np.array([[1.0, 5, 2]]), [0.5], [3])
+    assert units["example_id"].to_pylist() == ["b", "c", "a"]
+    assert units["rank"].to_pylist() == [1, 2, 3]
+    assert sum(units["share"].to_pylist()) == pytest.approx(1)
+    assert curves(units)["y"].to_pylist()[-1] == pytest.approx(1)
+    rows = {(r["metric"], r["params"]): r["value"] for r in summarize(units).to_pylist()}
+    assert rows["self_influence_mean", json.dumps({"checkpoints": [3], "class": "y"})] == pytest.approx(1.75)
+    nothing = score(["a", "b"], np.array([0, 1]), ["x", "y"], np.zeros((2, 2)), [0.5, 0.5], [1, 2])
+    assert nothing["share"].to_pylist() == [0, 0]
+    assert summarize(nothing).num_rows > 0
+
+
+def test_mislabelled_examples_come_first() -> None:
+    torch.manual_seed(0)
+    inputs = torch.randn(300, 5)
+    targets = (inputs[:, 0] > 0).long()
+    wrong = torch.arange(0, 300, 30)
+    targets[wrong] = 1 - targets[wrong]
+    model = build_classifier(ClassifierSpec(architecture="mlp", widths=(16,)), (5,), 2, seed=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    norms = []
+    for epoch in range(60):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+        if epoch % 20 == 19:
+            norms.append(GradientNorms(model)(inputs, targets).numpy())
+    order = np.argsort(-self_influence(np.stack(norms), [0.1] * 3))
+    assert len(set(order[:40].tolist()) & set(wrong.tolist())) >= 8  # 8 of 10 among the first 40 of 300

@@ -1,0 +1,194 @@
+"""Nets that train together end as they would alone, and as plain torch code has them."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from memlib.data.canaries import TrainingRows, build_feature, training_rows
+from memlib.errors import RunError, UserError
+from memlib.models.classifiers import build_classifier
+from memlib.specs import CanarySpec, ClassifierSpec, GlyphFeature, ScalarFeature, TrainingSpec
+from memlib.training.augment import prepare
+from memlib.training.loop import epoch_order
+from memlib.training.stacked import Examples, NetJob, StackedNet, measure_stack_size, train_nets
+
+CPU = torch.device("cpu")
+MLP = ClassifierSpec(architecture="mlp", widths=(16, 16))
+
+
+def training(**changes: Any) -> TrainingSpec:
+    optimizer = {"learning_rate": 1e-3, "weight_decay": 0, "warmup_epochs": 0, "schedule": "constant"}
+    base = {"objective": {"kind": "supervised"}, "epochs": 4, "batch_size": 16, "augment": None, "optimizer": optimizer}
+    return TrainingSpec.model_validate(base | changes)
+
+
+def points(count: int = 80) -> Examples:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, count)
+    values = (rng.normal(size=(count, 3)) + labels[:, None]).astype(np.float32)
+    return Examples(values, labels, build_feature(ScalarFeature(kind="scalar", value=3), (3,)), np.arange(60, count))
+
+
+def images(side: int = 12, channels: int = 1) -> Examples:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, 60)
+    pixels = (rng.integers(0, 100, (60, side, side, channels)) + 50 * labels[:, None, None, None]).astype(np.uint8)
+    feature = build_feature(GlyphFeature(kind="glyph"), (side, side, channels))
+    return Examples(pixels, labels, feature, np.arange(45, 60))
+
+
+def jobs(count: int, data: Examples, *, repeats: int = 1) -> list[NetJob]:
+    spec = CanarySpec.model_validate({"feature": {"kind": "glyph"}, "repeats": repeats})
+    seen = np.arange(len(data.labels) - len(data.validation))
+    return [NetJob(100 + i, training_rows(seen, i % 5, spec, with_feature=i % 2 == 0)) for i in range(count)]
+
+
+CASES = {
+    "full batch": (MLP, training(batch_size=None, epochs=20), points()),
+    "batches": (MLP, training(), points()),
+    "dropout and batch norm": (MLP.model_copy(update={"dropout": 0.2, "batch_norm": True}), training(), points()),
+    "cnn_1": (ClassifierSpec(architecture="cnn_1"), training(epochs=2), images()),
+    "cnn_2, regularised": (
+        ClassifierSpec(architecture="cnn_2", dropout=0.2, dropout_conv=0.5, batch_norm=True), training(epochs=2), images(16),
+    ),
+    "augmented": (
+        MLP,
+        training(augment={"crop_scale": (1, 1), "crop_ratio": (1, 1), "brightness": 0, "contrast": 0.2, "shift": 1, "blur": (0, 0)}),
+        images(),
+    ),
+    "patience": (MLP, training(epochs=60, patience=2, optimizer={"learning_rate": 0.05, "warmup_epochs": 0}), points()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_net_does_not_depend_on_its_neighbours(case: str) -> None:
+    spec, how, data = CASES[case]
+    nets = jobs(6, data)
+    together = train_nets(spec, how, data, nets, 3, stack_size=6, device=CPU)
+    others = train_nets(spec, how, data, nets[::-1], 3, stack_size=4, device=CPU)[::-1]
+    alone = train_nets(spec, how, data, nets[:2], 3, stack_size=1, device=CPU)
+    for a, b in [*zip(together, others, strict=True), *zip(together, alone, strict=False)]:
+        assert a.epoch == b.epoch
+        assert len(a.history) == len(b.history)
+        for name, value in a.state.items():
+            torch.testing.assert_close(value, b.state[name], rtol=2e-3, atol=2e-5)
+    assert not torch.equal(together[0].state["1.weight" if "1.weight" in together[0].state else "0.weight"],
+                           together[1].state["1.weight" if "1.weight" in together[1].state else "0.weight"])  # fmt: skip
+
+
+def plain(spec: ClassifierSpec, how: TrainingSpec, data: Examples, job: NetJob, classes: int) -> nn.Module:
+    """The training of one net as one would write it down."""
+    shown = data.images[job.rows.rows].copy()
+    shown[job.rows.marked] = data.feature.insert(shown[job.rows.marked])
+    inputs, labels = prepare(shown, CPU), torch.from_numpy(data.labels[job.rows.rows])
+    net = build_classifier(spec, data.input_shape, classes, seed=job.seed)
+    optimizer = torch.optim.Adam(net.parameters(), lr=how.optimizer.learning_rate)
+    size = how.batch_size or len(labels)
+    for epoch in range(how.epochs):
+        order = torch.from_numpy(epoch_order(len(labels), seed=job.seed, epoch=epoch))
+        for start in range(0, len(labels) - size + 1, size):
+            chosen = order[start : start + size]
+            optimizer.zero_grad()
+            F.cross_entropy(net(inputs[chosen]), labels[chosen]).backward()
+            optimizer.step()
+    return net
+
+
+@pytest.mark.parametrize("case", ["full batch", "batches", "cnn_1"])
+def test_the_stack_equals_plain_code(case: str) -> None:
+    spec, how, data = CASES[case]
+    nets = jobs(3, data)
+    for job, found in zip(nets, train_nets(spec, how, data, nets, 3, stack_size=3, device=CPU), strict=True):
+        for name, value in plain(spec, how, data, job, 3).state_dict().items():
+            torch.testing.assert_close(found.state[name], value, rtol=2e-3, atol=2e-5)
+
+
+def test_large_batches_take_the_net_by_net_path_with_the_same_result() -> None:
+    rng = np.random.default_rng(1)
+    data = Examples(rng.normal(size=(400, 3)).astype(np.float32), rng.integers(0, 2, 400), points().feature)
+    how = training(batch_size=None, epochs=5)
+    nets = jobs(2, data)
+    found = train_nets(MLP, how, data, nets, 2, stack_size=2, device=CPU)
+    for job, result in zip(nets, found, strict=True):
+        for name, value in plain(MLP, how, data, job, 2).state_dict().items():
+            torch.testing.assert_close(result.state[name], value, rtol=2e-3, atol=2e-5)
+
+
+def test_without_the_feature_canary_net_and_control_are_the_same_net() -> None:
+    data = points()
+    rows = np.arange(60)
+    spec = CanarySpec.model_validate({"feature": {"kind": "scalar", "value": float(data.images[3, 2])}})
+    same = Examples(data.images, data.labels, build_feature(spec.feature, (3,)), data.validation)
+    pair = [NetJob(5, training_rows(rows, 3, spec, with_feature=w)) for w in (True, False)]
+    a, b = train_nets(MLP, training(), same, pair, 2, stack_size=2, device=CPU)
+    assert all(torch.equal(value, b.state[name]) for name, value in a.state.items())
+
+
+def test_early_stopping_keeps_the_best_epoch() -> None:
+    spec, how, data = CASES["patience"]
+    for result in train_nets(spec, how, data, jobs(5, data), 2, stack_size=5, device=CPU):
+        losses = result.history[:, 2]
+        assert result.epoch == int(losses.argmin()) + 1
+        assert len(losses) == min(result.epoch + 2, 60)  # and no longer than patience lasts
+
+
+def test_watching_sees_every_epoch_and_the_same_scores_whichever_way() -> None:
+    data = points()
+    probe = prepare(data.images[:7], CPU)
+    seen: dict[str, dict[tuple[int, int], np.ndarray]] = {"full": {}, "again": {}}
+
+    def watcher(name: str, use_known: bool) -> Any:
+        def watch(epoch: int, nets: Any, forward: Any, known: Any) -> None:
+            scores = known[:, :7] if use_known and known is not None else forward(probe)
+            for net, row in zip(nets, scores, strict=True):
+                seen[name][net, epoch] = row.detach().numpy().copy()
+
+        return watch
+
+    for name, use_known in (("full", True), ("again", False)):
+        nets = [NetJob(i, TrainingRows(np.arange(60), np.zeros(60, dtype=bool))) for i in range(3)]
+        train_nets(MLP, training(batch_size=None, epochs=5), data, nets, 2, stack_size=2, device=CPU, watch=watcher(name, use_known))
+    assert set(seen["full"]) == {(net, epoch) for net in range(3) for epoch in range(1, 6)}
+    for key, value in seen["full"].items():
+        np.testing.assert_allclose(value, seen["again"][key], rtol=1e-4, atol=1e-6)
+
+
+def test_a_chunk_is_found_again_from_its_stacked_state() -> None:
+    spec, how, data = CASES["batches"]
+    results = train_nets(spec, how, data, jobs(3, data), 2, stack_size=3, device=CPU)
+    state = {name: torch.stack([r.state[name] for r in results]) for name in results[0].state}
+    skeleton = build_classifier(spec, data.input_shape, 2, seed=9)
+    assert isinstance(skeleton, nn.Sequential)
+    scores = StackedNet.load(skeleton, state, CPU).forward(prepare(data.images, CPU)[None])
+    for result, mine in zip(results, scores, strict=True):
+        skeleton.load_state_dict(result.state)
+        torch.testing.assert_close(skeleton.eval()(prepare(data.images, CPU)), mine)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "said"),
+    [
+        ({"batch_size": 200}, UserError, "more than the 60 examples"),
+        ({"patience": 3}, UserError, "needs validation"),
+        ({"precision": "bfloat16"}, UserError, "train in float32"),
+        ({"optimizer": {"name": "lars"}}, UserError, "cannot train stacked nets"),
+        ({"augment": {}}, UserError, "for images"),
+        ({"optimizer": {"learning_rate": 1e30, "warmup_epochs": 0}}, RunError, "not finite in epoch"),
+    ],
+)
+def test_what_cannot_be_trained(changes: dict[str, Any], error: type[Exception], said: str) -> None:
+    data = points()
+    nets = jobs(2, data)
+    data = Examples(data.images, data.labels, data.feature)
+    with pytest.raises(error, match=said):
+        train_nets(MLP, training(**changes), data, nets, 2, stack_size=2, device=CPU)
+
+
+def test_a_stack_size_is_measured() -> None:
+    data = points()
+    assert measure_stack_size(MLP, training(), data, jobs(9, data), 2, CPU) in (1, 2, 4, 8)
+    assert measure_stack_size(MLP, training(), data, jobs(1, data), 2, CPU) == 1
