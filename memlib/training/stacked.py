@@ -26,6 +26,7 @@ from memlib.training.augment import ViewDraws, apply_view, draw_view, normalise,
 from memlib.training.loop import epoch_order
 from memlib.training.optim import build_adamw, learning_rate
 
+VALIDATION_BATCH = 1024
 LARGE_BATCH = 256  # from here on the products of a single net keep a core busy
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # stacks that are tried when the best size is measured
 
@@ -82,7 +83,7 @@ class StackedNet:
         if self._in_turn(x, layers):
             names = [str(number) for number, layer in enumerate(self.layers) if isinstance(layer, nn.Linear)]
             weights = [self.state[f"{name}.{part}"] for name in names for part in ("weight", "bias")]
-            scores: Tensor = _DenseChain.apply(x.flatten(2), *weights)  # type: ignore[no-untyped-call]
+            scores: Tensor = _DenseChain.apply(x.flatten(2), *weights)
             return scores
         for number, layer in enumerate(self.layers[:layers]):
             x = self._apply(layer, str(number), x, draws)
@@ -107,7 +108,7 @@ class StackedNet:
         if isinstance(layer, nn.Flatten):
             return x.flatten(2)
         if isinstance(layer, nn.MaxPool2d):
-            return F.max_pool2d(x.flatten(0, 1), layer.kernel_size).unflatten(0, x.shape[:2])
+            return _by_net(F.max_pool2d(x.flatten(0, 1), layer.kernel_size), x.shape[:2])
         assert isinstance(layer, nn.Dropout), f"{type(layer).__name__} cannot be stacked"
         if draws is None:
             return x
@@ -121,7 +122,7 @@ class StackedNet:
             return torch.stack([F.conv2d(part, w, b) for part, w, b in zip(x, weight, biases, strict=True)])
         flat = x.transpose(0, 1).flatten(1, 2)
         out = F.conv2d(flat, weight.flatten(0, 1), None if bias is None else bias.flatten(), groups=len(weight))
-        return out.unflatten(1, (len(weight), -1)).transpose(0, 1)
+        return out.reshape(len(out), len(weight), -1, *out.shape[2:]).transpose(0, 1)
 
     def _normalise(self, layer: nn.BatchNorm1d | nn.BatchNorm2d, name: str, x: Tensor, *, training: bool) -> Tensor:
         """Each net and channel has statistics of its own: nets become channels."""
@@ -133,7 +134,12 @@ class StackedNet:
         )  # fmt: skip
         if training:
             self.state[f"{name}.num_batches_tracked"] += 1
-        return out.unflatten(1, (len(self), -1)).transpose(0, 1)
+        return out.reshape(len(out), len(self), -1, *out.shape[2:]).transpose(0, 1)
+
+
+def _by_net(flat: Tensor, shape: torch.Size) -> Tensor:
+    """(num_nets * batch, ...) -> (num_nets, batch, ...)."""
+    return flat.reshape(*shape, *flat.shape[1:])
 
 
 class _DenseChain(torch.autograd.Function):
@@ -173,9 +179,7 @@ class _DenseChain(torch.autograd.Function):
                 torch.sum(delta, 0, out=biases[i][net])
                 if i:
                     torch.mm(delta, weights[i][net], out=buffers[i])
-                    delta = torch.ops.aten.threshold_backward.grad_input(
-                        buffers[i], below[i][net], 0, grad_input=buffers[i]
-                    )
+                    delta = torch.ops.aten.threshold_backward.grad_input(buffers[i], below[i][net], 0, grad_input=buffers[i])
         return (None, *(part for pair in zip(found, biases, strict=True) for part in pair))
 
 
@@ -399,7 +403,7 @@ class _Stack:
         batch = places.shape[1]
         draws = [draw_view(augment, batch=batch, seed=self.seeds[job], step=step, view=0) for job in self.active]
         views = apply_view(inputs.flatten(0, 1), ViewDraws.joined(draws), side=self.side, max_shift=augment.shift)
-        return views.unflatten(0, places.shape)
+        return _by_net(views, places.shape)
 
     def _step(self, loss: Tensor, step: int) -> None:
         rate = learning_rate(
@@ -416,7 +420,7 @@ class _Stack:
         if not len(self.validation):
             return torch.full((len(self.active),), torch.nan)
         total = torch.zeros(len(self.active))
-        for part in self.validation.split(1024):
+        for part in torch.split(self.validation, VALIDATION_BATCH):
             inputs = self.pool.inputs[part]
             scores = self.evaluate(normalise(inputs) if self.training.augment is not None else inputs)
             labels = self.pool.labels[part].expand(len(self.active), -1)

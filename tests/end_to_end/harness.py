@@ -43,7 +43,17 @@ class Memlib:
     def start(self, store: Path | str, *settings: str, **environment: str) -> subprocess.Popen[str]:
         """Starts an audit in a session of its own, so that all it leaves behind can be found."""
         options = [part for setting in settings for part in ("--set", setting)]
-        command = [sys.executable, "-m", "flows.cli", "run", self.audit_name, "--recipe", str(self.recipe), "--store", str(store)]
+        command = [
+            sys.executable,
+            "-m",
+            "flows.cli",
+            "run",
+            self.audit_name,
+            "--recipe",
+            str(self.recipe),
+            "--store",
+            str(store),
+        ]
         return subprocess.Popen(
             [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env=self.environment | environment, start_new_session=True,

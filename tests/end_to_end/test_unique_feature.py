@@ -83,7 +83,12 @@ def test_a_planted_feature_is_found_and_everything_is_published(moons: tuple[Mem
     curves = tables["curves"].to_pylist()
     assert {row["x"] for row in curves if row["curve"] == "proportion_by_epoch"} == set(range(1, 41))
     page = Path(manifest["report"]).read_text()
-    for heading in ("Every net, with its control beside it", "Through training", "Decision boundaries", "With less and less access"):
+    for heading in (
+        "Every net, with its control beside it",
+        "Through training",
+        "Decision boundaries",
+        "With less and less access",
+    ):
         assert heading in page
     assert "The models remember the feature." in page
     assert oct(Path(manifest["report"]).stat().st_mode)[-3:] == "600"
@@ -135,7 +140,12 @@ def test_images_small_and_large_models_self_influence_and_attention(memlib: Meml
     assert len({row["example_id"] for row in units if not row["control"]}) >= 2
     assert all(1 <= row["epoch"] <= 3 for row in units)
     page = Path(manifest["report"]).read_text()
-    for heading in ("What the model looks at", "Parts of the feature", "The feature in its examples", "From canary to canary"):
+    for heading in (
+        "What the model looks at",
+        "Parts of the feature",
+        "The feature in its examples",
+        "From canary to canary",
+    ):
         assert heading in page
     assert page.count("data:image/png") >= 6
 
@@ -239,7 +249,9 @@ report: {{gallery: 3}}
         ("probe={kind: held_out}", "there are 0 probe examples"),
     ],
 )
-def test_what_cannot_be_audited_is_said_in_a_line(moons: tuple[Memlib, Path, dict[str, Any]], tmp_path: Path, setting: str, said: str) -> None:
+def test_what_cannot_be_audited_is_said_in_a_line(
+    moons: tuple[Memlib, Path, dict[str, Any]], tmp_path: Path, setting: str, said: str
+) -> None:
     tiny, _, _ = moons
     done = tiny.run(tmp_path / "store", setting, "nets.seeds=1", "nets.controls=0")
     assert said in done.stderr, done.stderr

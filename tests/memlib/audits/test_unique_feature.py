@@ -102,7 +102,9 @@ def test_grey_and_black_box_find_the_label_without_being_told() -> None:
 
 def scored(effects: np.ndarray, null: np.ndarray, *, seed: int = 0) -> pa.Table:
     """Units of canary nets with these effects and of as many controls, paired by seed."""
-    nets = [Net(i, 0, False, 100 + i, 1) for i in range(len(effects))] + [Net(i, 0, True, 100 + i, 1) for i in range(len(null))]
+    nets = [Net(i, 0, False, 100 + i, 1) for i in range(len(effects))] + [
+        Net(i, 0, True, 100 + i, 1) for i in range(len(null))
+    ]
     table = score(nets, shown(len(nets), np.concatenate([effects, null]), seed=seed), CONFIG)
     for name, value in (("variant", ""), ("data_seed", 0), ("example_id", "x"), ("epoch", 1)):
         kind = UNIQUE_FEATURE_UNITS.arrow.field(name).type
@@ -149,7 +151,11 @@ def test_calibrated_false_positives_are_at_alpha() -> None:
     for seed in range(6):
         units = scored(rng.normal(0, 0.5, 100), rng.normal(0, 0.5, 99), seed=seed)
         for metric in ("m_white", "m_black"):
-            p = [r["calibrated_p"] for r in units.to_pylist() if r["metric"] == metric and r["output"] == "logit" and not r["control"]]
+            p = [
+                r["calibrated_p"]
+                for r in units.to_pylist()
+                if r["metric"] == metric and r["output"] == "logit" and not r["control"]
+            ]
             hits, total = hits + sum(value <= 0.05 for value in p), total + len(p)
     expected = 0.05 * total
     assert abs(hits - expected) < 4 * np.sqrt(total * 0.05 * 0.95) * np.sqrt(2)  # the controls are drawn too
@@ -200,7 +206,9 @@ def test_the_summary_and_the_units_keep_their_schemas() -> None:
 def test_curves() -> None:
     units = scored(np.linspace(0, 1, 20), np.zeros(20))
     assert removal_curves(units).num_rows == 0
-    part = units.set_column(units.schema.get_field_index("feature"), "feature", pa.array(["canary without 5 px"] * units.num_rows))
+    part = units.set_column(
+        units.schema.get_field_index("feature"), "feature", pa.array(["canary without 5 px"] * units.num_rows)
+    )
     assert set(removal_curves(pa.concat_tables([units, part]))["x"].to_pylist()) == {0.0, 5.0}
     assert canary_curves(units).num_rows == 0  # a single canary
     assert strongest(units, "logit", 2)[0] in (18, 19)
@@ -216,7 +224,11 @@ def test_early_stopped_nets_and_calibration_by_epoch() -> None:
         for net in range(25) for control in (True, False) for epoch in range(1, 4 if net < 20 else 3)
     ]  # fmt: skip
     found = epoch_curves(pa.Table.from_pylist(rows), CONFIG).to_pylist()
-    last = {(r["series"], json.loads(r["params"])["criterion"]): r["y"] for r in found if r["curve"] == "proportion_by_epoch" and r["x"] == 3}
+    last = {
+        (r["series"], json.loads(r["params"])["criterion"]): r["y"]
+        for r in found
+        if r["curve"] == "proportion_by_epoch" and r["x"] == 3
+    }
     assert last["canary", "published"] > 0.8
     assert last["canary", "calibrated"] > last["control", "calibrated"]
 

@@ -65,7 +65,9 @@ def test_arrays_that_do_not_fit(tmp_path: Path) -> None:
 
 def test_a_csv_in_chexperts_layout(tmp_path: Path) -> None:
     rows = ["Path,Frontal/Lateral,Consolidation"]
-    for i, (view, value) in enumerate([("Frontal", "1.0"), ("Frontal", "0.0"), ("Lateral", "1.0"), ("Frontal", "-1.0"), ("Frontal", "")]):
+    for i, (view, value) in enumerate(
+        [("Frontal", "1.0"), ("Frontal", "0.0"), ("Lateral", "1.0"), ("Frontal", "-1.0"), ("Frontal", "")]
+    ):
         Image.fromarray(np.full((10, 12), i * 20, np.uint8)).save(tmp_path / f"{i}.png")
         rows.append(f"{i}.png,{view},{value}")
     (tmp_path / "train.csv").write_text("\n".join(rows))

@@ -4,17 +4,29 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
 
+from memlib.data.canaries import build_feature
 from memlib.data.datasets import open_source
-from memlib.data.shards import write_shard
-from memlib.data.splits import split_examples
-from memlib.specs import DataSpec, ModelSpec, ScenesSource, SplitSpec, TrainingSpec
+from memlib.data.shards import read_index, write_shard
+from memlib.data.splits import TRAIN, hold_out, split_examples
+from memlib.errors import UserError
+from memlib.specs import (
+    CanarySpec,
+    ClassifierSpec,
+    DataSpec,
+    HoldOutSpec,
+    ModelSpec,
+    ScenesSource,
+    SplitSpec,
+    TrainingSpec,
+)
 from memlib.store import Ref, Store
 from memlib.tables import SPLITS, TRAINING, write_table
-from memlib.training.fit import TrainingJob, load_trained, train_into_store
+from memlib.training.fit import Canary, TrainingJob, build_model, load_trained, train_into_store
 from memlib.training.loop import Worker
 
 SHARD, SPLIT = Ref("decode", "d"), Ref("split", "s")
@@ -56,6 +68,11 @@ def weights(store: Store, ref: Ref, epoch: int) -> dict[str, torch.Tensor]:
     return load_trained(store, ref, epoch=epoch)[0].state_dict()
 
 
+def initial_model() -> torch.nn.Module:
+    job = make_job()
+    return build_model(job.describe(np.zeros((1, 16, 16, 3), np.uint8)), seed=job.training.seed)
+
+
 def test_an_artifact_holds_chosen_epochs_history_and_spec(store: Store) -> None:
     ref = train(store, make_job())
     files = store.manifest(ref)["files"]
@@ -66,7 +83,7 @@ def test_an_artifact_holds_chosen_epochs_history_and_spec(store: Store) -> None:
     assert history.schema.names == TRAINING.arrow.names
     assert set(history["epoch"].to_pylist()) == {1, 2, 3, 4}
     assert set(history["term"].to_pylist()) == {"loss", "training_accuracy"}
-    initial, built = weights(store, ref, 0), make_job().build().state_dict()
+    initial, built = weights(store, ref, 0), initial_model().state_dict()
     assert all(torch.equal(initial[name], built[name]) for name in built)
     assert not any(torch.equal(weights(store, ref, 2)[n], weights(store, ref, 4)[n]) for n in ("backbone.stem.0.weight",))
     assert train(store, make_job()) == ref
@@ -125,3 +142,72 @@ def test_the_manifest_says_what_was_run(store: Store) -> None:
     assert manifest["facts"]["world_size"] == 1
     assert manifest["facts"]["num_examples"] == 30
     assert json.dumps(manifest["spec"])
+
+
+# -- classifiers, canaries and early stopping -----------------------------------------------------------
+
+HELD = Ref("hold_out", "h")
+
+
+def canary_job(store: Store, *, with_feature: bool = True, **changes: Any) -> TrainingJob:
+    if store.lookup("hold_out", "h") is None:
+        index = read_index(store.local_path(SHARD, "index.parquet"))
+        with store.write(HELD) as attempt:
+            write_table(hold_out(index, HoldOutSpec(validation_per_class=2)), SPLITS, attempt.path("splits.parquet"))
+    spec = CanarySpec.model_validate({"feature": {"kind": "glyph"}})
+    row = TrainingJob("", MLP, TRAINING_SPEC, 10, SHARD, HELD, (TRAIN,)).members(store)["row"][4].as_py()
+    canary = Canary(build_feature(spec.feature, (16, 16, 3)), spec, row, with_feature)
+    return TrainingJob(
+        name="net", model=MLP, training=TRAINING_SPEC.model_copy(update=changes), num_classes=10, shard=SHARD, splits=HELD,
+        roles=(TRAIN,), canary=canary,
+    )  # fmt: skip
+
+
+MLP = ClassifierSpec(architecture="mlp", widths=(8,))
+TRAINING_SPEC = TrainingSpec.model_validate(
+    {
+        "objective": {"kind": "supervised"}, "epochs": 40, "batch_size": 20, "augment": None, "patience": 2,
+        "optimizer": {"learning_rate": 0.05, "warmup_epochs": 0, "schedule": "constant"},
+    }
+)  # fmt: skip
+
+
+def test_patience_keeps_the_best_epoch_and_survives_a_kill(store: Store) -> None:
+    ref = train(store, canary_job(store))
+    facts = store.manifest(ref)["facts"]
+    rows = pq.read_table(store.local_path(ref, "history.parquet")).to_pylist()
+    losses = [row["value"] for row in rows if row["term"] == "validation_loss"]
+    assert facts["best_epoch"] == int(np.argmin(losses)) + 1
+    assert len(losses) == facts["best_epoch"] + 2 < 40
+    assert sorted(name for name in store.manifest(ref)["files"] if name.startswith("epoch")) == ["epoch-00040.safetensors"]
+    whole = weights(store, ref, 40)
+    store.discard(ref)
+    with pytest.raises(Killed):
+        train(store, canary_job(store), killed_after=2)
+    again = train(store, canary_job(store))
+    assert store.manifest(again)["facts"]["resumed_from_step"] is not None
+    for name, tensor in weights(store, again, 40).items():
+        assert torch.equal(tensor, whole[name]), name
+
+
+def test_only_the_canary_differs_between_a_net_and_its_control(store: Store) -> None:
+    net, control = canary_job(store), canary_job(store, with_feature=False)
+    assert net.ref(store) != control.ref(store)
+    a, b = net.training_set(store), control.training_set(store)
+    everything = np.arange(len(a))
+    changed = (a.read(everything) != b.read(everything)).any(axis=(1, 2, 3))
+    assert changed.sum() == 1
+    np.testing.assert_array_equal(a.labels, b.labels)
+
+
+def test_a_control_that_replaces_nothing_is_the_same_for_all_canaries(store: Store) -> None:
+    control = canary_job(store, with_feature=False)
+    assert control.canary is not None
+    other = Canary(control.canary.feature, control.canary.spec, control.canary.row + 1, False)
+    assert other.digest == control.canary.digest
+    assert Canary(control.canary.feature, control.canary.spec, control.canary.row, True).digest != other.digest
+
+
+def test_patience_without_validation_examples_is_refused(store: Store) -> None:
+    with pytest.raises(UserError, match="needs validation examples"):
+        train(store, make_job(patience=3))

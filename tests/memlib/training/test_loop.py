@@ -141,7 +141,7 @@ def test_a_loss_that_is_not_finite_stops_with_what_led_there() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"batch_size": 27}, "more than the 26 images"), ({"precision": "float16"}, "float16 needs a GPU")],
+    [({"batch_size": 27}, "more than the 26 examples"), ({"precision": "float16"}, "float16 needs a GPU")],
 )
 def test_what_cannot_be_trained_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):

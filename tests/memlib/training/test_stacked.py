@@ -151,7 +151,9 @@ def test_watching_sees_every_epoch_and_the_same_scores_whichever_way() -> None:
 
     for name, use_known in (("full", True), ("again", False)):
         nets = [NetJob(i, TrainingRows(np.arange(60), np.zeros(60, dtype=bool))) for i in range(3)]
-        train_nets(MLP, training(batch_size=None, epochs=5), data, nets, 2, stack_size=2, device=CPU, watch=watcher(name, use_known))
+        train_nets(
+            MLP, training(batch_size=None, epochs=5), data, nets, 2, stack_size=2, device=CPU, watch=watcher(name, use_known)
+        )
     assert set(seen["full"]) == {(net, epoch) for net in range(3) for epoch in range(1, 6)}
     for key, value in seen["full"].items():
         np.testing.assert_allclose(value, seen["again"][key], rtol=1e-4, atol=1e-6)
