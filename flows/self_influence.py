@@ -41,7 +41,7 @@ def self_influence(recipe: Recipe, store: str, resources: Resources = Resources(
         else:
             assert recipe.model is not None
             assert recipe.training is not None
-            scores = influence_of(context, data, recipe.model, recipe.training, recipe.influence)
+            (scores,) = influence_of(context, data, recipe.model, recipe.training, recipe.influence)
         run = run_id(recipe, scores)
         report: Ref = write_influence_report(context, recipe, run, scores, data)
         artifacts = {"shard": str(shard), "splits": str(splits), "scores": str(scores), "report": str(report)}

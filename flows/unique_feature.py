@@ -7,14 +7,14 @@ from typing import Any
 
 from prefect import flow
 
-from memlib.audits.unique_feature import Cell, Net, Recipe, nets_of
+from memlib.audits.unique_feature import Cell, Net, Pull, Recipe, nets_of
 from memlib.data.canaries import Feature, build_feature
 from memlib.data.splits import TRAIN
 from memlib.specs import Resources, TrainedSpec
 from memlib.store import Ref
 from memlib.training.fit import Canary, TrainingJob
 from tasks.data import decode_images, hold_out_examples
-from tasks.influence import influence_of
+from tasks.influence import influence_of, read_influence
 from tasks.jobs import NetChunk, NetScores, TrainingData
 from tasks.reporting import publish, run_id
 from tasks.runtime import Context, stop_ray
@@ -94,6 +94,7 @@ class _Prepared:
     canaries: Sequence[dict[str, Any]]
     nets: Sequence[Net]
     probe: Ref | None
+    pulls: Sequence[Pull]
 
     @property
     def groups(self) -> list[list[Net]]:
@@ -126,11 +127,31 @@ def _prepare(context: Context, cell: Cell) -> _Prepared:
     if "influence" in recipe.canary.choice:
         assert recipe.model is not None
         assert recipe.training is not None
-        influence = influence_of(context, data, recipe.model, recipe.training, recipe.influence)
+        (influence,) = influence_of(context, data, recipe.model, recipe.training, recipe.influence)
     canaries = read_canaries(context, choose(context, recipe.canary, data, influence))
     assert recipe.training is not None
     nets = nets_of(recipe.nets, [int(canary["label"]) for canary in canaries], seed=recipe.training.seed)
-    return _Prepared(cell, data, feature, canaries, nets, probe)
+    pulls = _pull(context, cell, data, feature, canaries) if recipe.influence.pull else []
+    return _Prepared(cell, data, feature, canaries, nets, probe, pulls)
+
+
+def _pull(
+    context: Context, cell: Cell, data: TrainingData, feature: Feature, canaries: Sequence[dict[str, Any]]
+) -> list[Pull]:
+    """The self-influence of the first and the last canary, with the feature in the training set and without."""
+    recipe = cell.recipe
+    assert recipe.model is not None
+    assert recipe.training is not None
+    chosen = list({int(canary["row"]): canary for canary in (canaries[0], canaries[-1])}.values())
+    rows = [int(canary["row"]) for canary in chosen]
+    clean = Canary(feature, recipe.canary, rows[0], False)
+    sets = [clean, *(Canary(feature, recipe.canary, row, True) for row in rows)]
+    without, *with_feature = influence_of(context, data, recipe.model, recipe.training, recipe.influence, sets)
+    names = [str(canary["example_id"]) for canary in chosen]
+    return [
+        Pull(name, read_influence(context, without)[name], read_influence(context, refs)[name])
+        for name, refs in zip(names, with_feature, strict=True)
+    ]
 
 
 def _train(context: Context, cells: Sequence[_Prepared]) -> list[list[Ref]]:
@@ -204,7 +225,7 @@ def _score(context: Context, cells: Sequence[_Prepared], models: Sequence[Sequen
     return [
         Scored(
             cell.cell.variant, cell.cell.data_seed, cell.canaries, cell.feature, cell.data, cell.groups, refs,
-            [next(found) for _ in cell.groups],
+            [next(found) for _ in cell.groups], cell.pulls,
         )
         for cell, refs in zip(cells, models, strict=True)
     ]  # fmt: skip

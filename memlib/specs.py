@@ -33,9 +33,9 @@ def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]
     result = dict(base)
     for name, value in change.items():
         old = result.get(name)
-        mapping = isinstance(old, dict) and isinstance(value, dict)
-        same_kind = mapping and value.get("kind", old.get("kind")) == old.get("kind")
-        result[name] = merged(old, value) if same_kind else value
+        if isinstance(old, dict) and isinstance(value, dict) and value.get("kind", old.get("kind")) == old.get("kind"):
+            value = merged(old, value)
+        result[name] = value
     return result
 
 
@@ -592,6 +592,9 @@ class InfluenceSpec(Spec):
     """The last checkpoint is the first epoch at which the training loss has fallen by this share."""
     epochs: int | None = Field(default=None, ge=1)
     """Epochs of the model whose checkpoints are used; by default training.epochs."""
+    pull: bool = False
+    """Unique feature: train also with the feature in the first and last canary and compare their self-influence
+    with and without it (2022, section 3.3)."""
     slow_modules: bool = False
     """Handle modules without a fast rule example by example instead of refusing them."""
     batch_size: int = Field(default=32, ge=1)

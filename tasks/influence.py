@@ -12,7 +12,7 @@ from memlib.data.splits import TRAIN
 from memlib.specs import ClassifierSpec, InfluenceSpec, TrainedSpec, TrainingSpec, changed
 from memlib.store import Attempt, Ref
 from memlib.tables import CURVES, SELF_INFLUENCE_UNITS, SUMMARY, write_table
-from memlib.training.fit import HISTORY, TrainingJob
+from memlib.training.fit import HISTORY, Canary, TrainingJob
 from tasks.jobs import NORMS, CheckpointNorms, TrainingData
 from tasks.runtime import Context
 from tasks.scoring import CURVES_FILE, SUMMARY_FILE, UNITS_FILE
@@ -47,20 +47,48 @@ def sum_influence(
 
 
 def influence_of(
-    context: Context, data: TrainingData, model: ClassifierSpec, training: TrainingSpec, influence: InfluenceSpec
-) -> Ref:
-    """Trains a model, keeps every epoch, and takes the self-influence of its training examples."""
+    context: Context,
+    data: TrainingData,
+    model: ClassifierSpec,
+    training: TrainingSpec,
+    influence: InfluenceSpec,
+    canaries: Sequence[Canary | None] = (None,),
+) -> list[Ref]:
+    """Trains a model for each training set, keeps every epoch, and takes the self-influence of its training examples.
+
+    Args:
+        context: the run.
+        data: the training examples.
+        model, training, influence: how.
+        canaries: for each training set who carries a unique feature; None for nobody.
+    """
     epochs = influence.epochs or training.epochs
     every = changed(training, {"epochs": epochs, "checkpoint_epochs": list(range(1, epochs + 1))})
-    job = TrainingJob("self-influence", model, every, data.num_classes, data.shard, data.splits, (TRAIN,))
-    (trained,) = train_models(context, [job])
+    jobs = [
+        TrainingJob(f"self-influence {i}", model, every, data.num_classes, data.shard, data.splits, (TRAIN,), canary=canary)
+        for i, canary in enumerate(canaries)
+    ]
+    runs = [
+        _checkpoints(context, data, trained, canary, influence)
+        for trained, canary in zip(train_models(context, jobs), canaries, strict=True)
+    ]
+    norms = iter(gradient_norms(context, [job for checkpoints, _ in runs for job in checkpoints]))
+    return [
+        sum_influence(context, data, [next(norms) for _ in checkpoints], rates, [job.epoch for job in checkpoints])
+        for checkpoints, rates in runs
+    ]
+
+
+def _checkpoints(
+    context: Context, data: TrainingData, trained: Ref, canary: Canary | None, influence: InfluenceSpec
+) -> tuple[list[CheckpointNorms], list[float]]:
+    """The checkpoints of a training that count, and their learning rates."""
     history = pq.read_table(context.store.local_path(trained, HISTORY)).to_pylist()
     losses = {row["epoch"]: row["value"] for row in history if row["term"] == "loss"}
     rates = {row["epoch"]: row["learning_rate"] for row in history}
     chosen = self_influence.choose_checkpoints([losses[epoch] for epoch in sorted(losses)], influence)
-    jobs = [CheckpointNorms(data, trained, epoch, None, influence) for epoch in chosen]
-    found: Ref = sum_influence(context, data, gradient_norms(context, jobs), [rates[epoch] for epoch in chosen], chosen)
-    return found
+    jobs = [CheckpointNorms(data, trained, epoch, None, influence, canary) for epoch in chosen]
+    return jobs, [rates[epoch] for epoch in chosen]
 
 
 def influence_of_own(
@@ -72,7 +100,7 @@ def influence_of_own(
 ) -> Ref:
     """The same for the checkpoints of a model that was trained elsewhere; they are numbered from 1."""
     jobs = [
-        CheckpointNorms(data, trained, number, checkpoint.weights, influence)
+        CheckpointNorms(data, trained, number, checkpoint.weights, influence, None)
         for number, checkpoint in enumerate(checkpoints, start=1)
     ]
     rates = [checkpoint.learning_rate for checkpoint in checkpoints]

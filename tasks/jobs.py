@@ -448,6 +448,7 @@ class CheckpointNorms:
         epoch: the checkpoint's epoch; for one's own model its number, from 1.
         weights: one's own checkpoint.
         influence: batch size and slow modules.
+        canary: who carries a unique feature, in the model's training set and here.
     """
 
     data: TrainingData
@@ -455,11 +456,13 @@ class CheckpointNorms:
     epoch: int
     weights: str | None
     influence: InfluenceSpec
+    canary: Canary | None
 
     @property
     def spec(self) -> dict[str, Any]:
         """What the key says of it."""
-        return {"epoch": self.epoch if isinstance(self.model, Ref) else None}
+        epoch = self.epoch if isinstance(self.model, Ref) else None
+        return {"epoch": epoch, "canary": None if self.canary is None else self.canary.digest}
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -484,7 +487,10 @@ class CheckpointNorms:
         found = np.empty(len(rows), dtype=np.float64)
         for start in range(0, len(rows), self.influence.batch_size):
             part = slice(start, start + self.influence.batch_size)
-            inputs = take(self.data.images[rows[part]], device)
+            images = self.data.images[rows[part]]
+            if self.canary is not None:
+                images = self.canary.shown(images, rows[part])
+            inputs = take(images, device)
             try:
                 values = norms(inputs, torch.from_numpy(labels[part]).to(device))
             except (RuntimeError, IndexError) as error:

@@ -1,7 +1,7 @@
 """Canaries, many nets, and their scores as stages."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from memlib.audits import unique_feature
-from memlib.audits.unique_feature import Config, Net
+from memlib.audits.unique_feature import Config, Net, Pull
 from memlib.data.canaries import Feature, choose_canaries
 from memlib.data.splits import TRAIN
 from memlib.specs import CanarySpec
@@ -70,6 +70,7 @@ class Scored:
         data: the examples.
         nets: for each artifact of models, its nets.
         models, scores: the artifacts, in the same order.
+        pulls: what the feature did to canaries' self-influence.
     """
 
     variant: str
@@ -80,6 +81,7 @@ class Scored:
     nets: Sequence[Sequence[Net]]
     models: Sequence[Ref]
     scores: Sequence[Ref]
+    pulls: Sequence[Pull] = ()
 
 
 @stage_task("score")
@@ -96,6 +98,7 @@ def summarize_nets(context: Context, cells: Sequence[Scored], config: Config) ->
             if canary["self_influence"] is not None
         }
         summary = unique_feature.summarize(units, config, influence=influence)
+        summary = pa.concat_tables([summary, *(unique_feature.pull_rows(cell.variant, cell.pulls) for cell in cells)])
         write_table(summary, SUMMARY, attempt.path(SUMMARY_FILE))
         curves = [unique_feature.draw_curves(units, config), unique_feature.removal_curves(units)]
         curves += [unique_feature.canary_curves(units), *(_latent(context, cell) for cell in cells if config.latent)]
@@ -105,7 +108,10 @@ def summarize_nets(context: Context, cells: Sequence[Scored], config: Config) ->
             curves.append(unique_feature.epoch_curves(pa.concat_tables(known), config))
         write_table(pa.concat_tables(curves), CURVES, attempt.path(CURVES_FILE))
 
-    spec = {"config": config.model_dump(mode="json"), "cells": [[cell.variant, cell.data_seed] for cell in cells]}
+    spec = {
+        "config": config.model_dump(mode="json"),
+        "cells": [[cell.variant, cell.data_seed, [asdict(pull) for pull in cell.pulls]] for cell in cells],
+    }
     inputs = {"scores": [[ref.key for ref in cell.scores] for cell in cells]}
     return run_stage(context, "score", version=4, spec=spec, inputs=inputs, compute=compute, secret=True)
 

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.recipes import load_recipe, shipped_recipes
+from flows.audits import AUDITS, audit_of
+from flows.recipes import load_recipe, shipped_recipes, validate
 from flows.reference import pages
+from memlib.specs import Resources
 
 ROOT = Path(__file__).parents[1]
 
@@ -26,11 +28,21 @@ def test_every_recipe_and_document_is_named_in_the_readme() -> None:
 
 def test_the_settings_of_the_readme_exist() -> None:
     readme = (ROOT / "README.md").read_text()
-    commands = re.findall(r"memlib run deja-vu --recipe (\S+)((?: +(?:\\\n *)?--\S+ \S+)*)", readme)
-    assert len(commands) >= 3
-    for recipe, rest in commands:
+    commands = re.findall(r"memlib run (\S+) --recipe (\S+)((?: +(?:\\\n *)?--\S+ \S+)*)", readme)
+    assert len(commands) >= 6
+    for audit, recipe, rest in commands:
         if recipe in shipped_recipes():
-            load_recipe(recipe, re.findall(r"--set (\S+)", rest))
+            content, _ = load_recipe(recipe, re.findall(r"--set (\S+)", rest))
+            validate(AUDITS[audit].recipe, content)
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_every_shipped_recipe_is_valid_as_it_stands(name: str) -> None:
+    content, machines = load_recipe(name)
+    spec = validate(AUDITS[audit_of(content["audit"])].recipe, content)
+    validate(Resources, machines)
+    if content["audit"] == "unique_feature" and content.get("variants"):
+        assert len(spec.cells) >= len(content["variants"])  # every variant is a recipe
 
 
 def test_every_column_and_key_has_a_meaning() -> None:

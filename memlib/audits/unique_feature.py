@@ -126,7 +126,7 @@ class Recipe(Spec):
     report: ReportSpec = ReportSpec()
     data_seeds: int = Field(default=1, ge=1)
     """Draws of the data: the source's seed and the next ones. With three or more, intervals are over them."""
-    variants: dict[str, dict[str, Any]] = {}
+    variants: Mapping[str, dict[str, Any]] = Field(default_factory=dict)
     """Named changes of this recipe, each a run of its own; keys may be dotted, as in {training.patience: 5}."""
 
     @model_validator(mode="after")
@@ -166,12 +166,16 @@ class Recipe(Spec):
         """Every variant and draw of the data as a recipe of its own."""
         named = [(name, self._variant(name)) for name in self.variants] or [("", self)]
         return [
-            Cell(name, seed, changed(recipe, {"data_seeds": 1, "data.source.seed": recipe.data.source.seed + seed}))
+            Cell(name, seed, changed(recipe, {"data_seeds": 1, "data.source.seed": _seed(recipe) + seed}))
             if recipe.data_seeds > 1
             else Cell(name, 0, recipe)
             for name, recipe in named
             for seed in range(recipe.data_seeds)
         ]
+
+
+def _seed(recipe: Recipe) -> int:
+    return int(getattr(recipe.data.source, "seed", 0))
 
 
 @dataclass(frozen=True)
@@ -260,6 +264,15 @@ class Net:
     control: bool
     seed: int
     label: int
+
+
+@dataclass(frozen=True)
+class Pull:
+    """The self-influence of a canary without the feature and with it, in models from the same seed (2022, 3.3)."""
+
+    example_id: str
+    without_feature: float
+    with_feature: float
 
 
 @dataclass(frozen=True)
@@ -510,6 +523,17 @@ def _correlations(units: pa.Table, influence: Mapping[tuple[str, int, str], floa
             params |= {"metric": "correlation", "of": f"{first} and {second}", "output": output, "statistic": "Pearson"}
             low, high = float(interval.low), float(interval.high)
             yield summary_row("correlation", params, float(result.statistic), (low, high), n=len(nets), null_value=0.0)
+
+
+def pull_rows(variant: str, pulls: Sequence[Pull]) -> pa.Table:
+    """Rows of tables.SUMMARY: each canary's self-influence with the feature and without; descriptive."""
+    rows = []
+    for pull in pulls:
+        for group, value in (("with the feature", pull.with_feature), ("without", pull.without_feature)):
+            params = {"variant": variant} if variant else {}
+            params |= {"metric": "self_influence", "example": pull.example_id, "group": group}
+            rows.append(summary_row("self_influence_canary", params, value, None, n=1))
+    return pa.Table.from_pylist(rows, schema=SUMMARY.arrow)
 
 
 def summarize_own(units: pa.Table, config: Config) -> pa.Table:

@@ -151,7 +151,8 @@ def _read_picture(path: str, mask: str | None, *, channels: int) -> tuple[NDArra
             chosen = np.asarray(Image.open(mask).convert("L")) >= 128
             if chosen.shape != opaque.shape:
                 raise UserError(
-                    f"the mask {mask} is {chosen.shape[1]} x {chosen.shape[0]}, the picture {picture.width} x {picture.height}"
+                    f"the mask {mask} is {chosen.shape[1]} x {chosen.shape[0]}, "
+                    f"the picture {picture.width} x {picture.height}"
                 )
             opaque = opaque & chosen
     except OSError as error:

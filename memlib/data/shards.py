@@ -1,8 +1,8 @@
 """Decoding once: a source becomes one memory-mapped uint8 array and an index that travels with it.
 
-`images.npy` is (num_examples, size, size, channels) uint8, or (num_examples, dim) float32 for points; `index.parquet` (tables.INDEX) has a row an image, sorted by
-example id, with label, boxes and the picture's rectangle in stored pixels. Training, embedding and every sweep
-read this shard; nothing decodes an image twice.
+`images.npy` is (num_examples, size, size, channels) uint8, or (num_examples, dim) float32 for points; `index.parquet`
+(tables.INDEX) has a row an image, sorted by example id, with label, boxes and the picture's rectangle in stored pixels.
+Training, embedding and every sweep read this shard; nothing decodes an image twice.
 """
 
 import hashlib

@@ -11,7 +11,6 @@ from memlib.specs import TwoMoonsSource
 class TwoMoons:
     """Points (x, y, z): x and y are mean-centred moons, z is noise; the class is the moon."""
 
-    class_names = ["upper", "lower"]
     point_dim = 3
 
     def __init__(self, spec: TwoMoonsSource) -> None:
@@ -23,6 +22,7 @@ class TwoMoons:
         z = np.random.default_rng(derive_seed(spec.seed, "two moons", "z")).normal(0, 1, len(points)) * spec.z_noise
         self._points: NDArray[np.float32] = np.column_stack([points, z]).astype(np.float32)
         self._labels: NDArray[np.int64] = labels.astype(np.int64)
+        self.class_names = ["upper", "lower"]
         self._spec = spec
 
     def __len__(self) -> int:

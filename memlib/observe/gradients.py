@@ -238,7 +238,8 @@ def _shifted_products(module: nn.Conv2d, call: _Call) -> Tensor:
     """Stride 1: for each place in the kernel the shifted input times the gradient, without an unfolded copy."""
     delta = call.gradient.flatten(2)
     height, width = call.gradient.shape[2:]
-    a = F.pad(call.input, (module.padding[1], module.padding[1], module.padding[0], module.padding[0]))
+    above, beside = (int(side) for side in module.padding)
+    a = F.pad(call.input, (beside, beside, above, above))
     norms = torch.zeros(len(delta), device=delta.device)
     for i in range(module.kernel_size[0]):
         for j in range(module.kernel_size[1]):
@@ -258,11 +259,12 @@ def _unfolded_products(module: nn.Conv1d | nn.Conv2d, calls: "list[_Call]") -> T
             for unit, value in ((0, module.padding), (1, module.stride), (1, module.dilation), (1, module.kernel_size))
         )
         u = F.unfold(a, kernel, dilation=dilation, padding=pad, stride=stride)  # type: ignore[arg-type]
-        inputs.append(u.unflatten(1, (module.groups, -1)).flatten(0, 1))
-        deltas.append(call.gradient.flatten(2).unflatten(1, (module.groups, -1)).flatten(0, 1))
+        inputs.append(u.reshape(len(u) * module.groups, -1, u.shape[2]))
+        delta = call.gradient.flatten(2)
+        deltas.append(delta.reshape(len(delta) * module.groups, -1, delta.shape[2]))
     a = torch.cat(inputs, dim=2).transpose(1, 2)
     delta = torch.cat(deltas, dim=2).transpose(1, 2)
-    return _sum_of_outer_products(a, delta).unflatten(0, (-1, module.groups)).sum(dim=1)
+    return _sum_of_outer_products(a, delta).reshape(-1, module.groups).sum(dim=1)
 
 
 def _embedding(module: nn.Embedding, calls: "list[_Call]") -> Tensor:

@@ -43,8 +43,8 @@ def build_page(
         run=run,
         verdict=f"1 % of the training examples hold {_percent(top[0.01])} of all self-influence.",
         verdict_kind="odd",
-        lead="These are the examples that the model leans on themselves for: mislabelled, atypical, or carrying something that "
-        "no other example has. They are where to look first for memory; high self-influence alone is no proof of it.",
+        lead="These are the examples that the model leans on themselves for: mislabelled, atypical, or carrying something "
+        "that no other example has. They are where to look first for memory; high self-influence alone is no proof of it.",
         numbers=[
             (_percent(top[0.01]), "of self-influence in 1 % of the examples", ""),
             (_percent(top[0.1]), "in 10 % of the examples", ""),
@@ -62,7 +62,7 @@ def build_page(
             Section(
                 heading="What was run",
                 paragraphs=[
-                    "Method: TracInCP (Pruthi et al. 2020), exact squared gradient norms over all parameters; Hartley 2022, A.5."
+                    "Method: TracInCP (Pruthi et al. 2020), exact squared gradient norms over all parameters (2022, A.5)."
                 ],
                 table=TableView(("", ""), list(facts.items())),
             ),

@@ -126,13 +126,13 @@ def _in_words(row: Mapping[str, Any]) -> str:
     if params.get("null") == "other features":
         return (
             f"{of}: the feature moves the model by {row['value']:.3g}, {row['n']} other features of the same kind by "
-            f"{row['null_value']:.3g} on average; {_p(row['p_value'])} of a feature that the model cannot know to score as high."
+            f"{row['null_value']:.3g} on average; {_p(row['p_value'])} for one of those to score as high."
         )
     interval = "" if row["ci_low"] is None else f" (95 % interval {_signed(row['ci_low'])} to {_signed(row['ci_high'])})"
     unit = f"{row['n']} draws of the data" if params["interval"] == "data" else f"{row['n']} pairs of nets from the same seed"
     return (
-        f"{of}: where the feature stood in the training set the score is {_signed(row['value'])} higher than where it was left "
-        f"out{interval}; {unit}, {_p(row['p_value'])}."
+        f"{of}: where the feature stood in the training set the score is {_signed(row['value'])} higher than where it was "
+        f"left out{interval}; {unit}, {_p(row['p_value'])}."
     )
 
 
@@ -182,6 +182,7 @@ def build_page(
         _attention_section(material),
         _canary_section(curves, findings, folder),
         _latent_section(curves, folder),
+        _pull_section(findings),
         Section(
             heading="What was run",
             paragraphs=[
@@ -296,7 +297,7 @@ def _nulls_section(frame: Any, folder: Path) -> Section:
 
 def _significance_section(findings: Findings, recipe: Recipe) -> Section:
     if recipe.trained is not None:
-        rows = [
+        nulls = [
             (
                 METRIC_NAMES[r["params"]["metric"]],
                 r["params"]["output"],
@@ -307,8 +308,8 @@ def _significance_section(findings: Findings, recipe: Recipe) -> Section:
             )
             for r in findings.rows
         ]
-        heads = ("score", "output", "the feature", "mean of other features", "other features", "p (rank among them)")
-        return Section(heading="Significance", table=TableView(heads, rows))
+        own = ("score", "output", "the feature", "mean of other features", "other features", "p (rank among them)")
+        return Section(heading="Significance", table=TableView(own, nulls))
     few = findings.headline.get("controls", 0) < CONTROLS_FOR_P
     rows = []
     for row in findings.rows:
@@ -340,9 +341,9 @@ def _significance_section(findings: Findings, recipe: Recipe) -> Section:
             _interval(row),
             _p(row["p_value"]),
         )
-        rows.append((variant, *cells) if findings.variants != [""] else cells)
-    heads = ("setting", "output", "what", "with / without", "difference", "interval", "p")
-    heads = ("variant", *heads) if findings.variants != [""] else heads
+        rows.append([variant, *cells] if findings.variants != [""] else [*cells])
+    heads = ["setting", "output", "what", "with / without", "difference", "interval", "p"]
+    heads = ["variant", *heads] if findings.variants != [""] else heads
     note = (
         "There are fewer than 19 controls, so no single net can be called memorizing at .05 and only the experiment as a "
         "whole is tested; with 99 controls each net has a p-value of its own. "
@@ -378,7 +379,7 @@ def _attention_section(material: Material) -> Section | None:
     return Section(
         heading="What the model looks at",
         paragraphs=[
-            "GradCAM of the canary's class in the net with the highest score (warm: much, cold: little), after Fig. 8 of 2023."
+            "GradCAM of the canary's class in the net with the highest score (warm: much, cold: little; 2023, Fig. 8)."
         ],
         pictures=[(data_uri(image, side=128), caption) for image, caption in material.attention],
     )
@@ -421,8 +422,8 @@ def _epoch_section(curves: pa.Table, findings: Findings, folder: Path) -> Sectio
     return Section(
         heading="Through training",
         paragraphs=[
-            f"Share of nets called memorizing after each epoch (on {output}; 2023, Fig. 4). The controls' dashed line is what the "
-            "published criterion finds where there is nothing to find: its share at the first epoch is no early memory."
+            f"Share of nets called memorizing after each epoch (on {output}; 2023, Fig. 4). The controls' dashed line is "
+            "what the published criterion finds where there is nothing to find: its share at the first epoch is no early memory."
         ],
         svg=save_figure(figure, folder, "by_epoch"),
     )
@@ -523,8 +524,8 @@ def _settings_section(frame: Any, findings: Findings, folder: Path) -> Section |
     return Section(
         heading="With less and less access",
         paragraphs=[
-            f"Each net's score in the white box against what an outsider sees, on {output} (2023, Figs. 6 and 7). Grey and black box "
-            "take the highest of all labels, so their scores lie high for controls too."
+            f"Each net's score in the white box against what an outsider sees, on {output} (2023, Figs. 6 and 7). Grey and "
+            "black box take the highest of all labels, so their scores lie high for controls too."
         ],
         svg=save_figure(figure, folder, "settings"),
         table=TableView(("variant", "scores", "output", "correlation over canary nets", "interval", "nets"), rows)
@@ -605,4 +606,21 @@ def _latent_section(curves: pa.Table, folder: Path) -> Section | None:
             "Units that the feature excites and the clean example does not, over nets from the same seed (2022, Fig. 3b)."
         ],
         svg=save_figure(figure, folder, "latent"),
+    )
+
+
+def _pull_section(findings: Findings) -> Section | None:
+    rows = [
+        (row["params"].get("variant", ""), row["params"]["example"], row["params"]["group"], f"{row['value']:.3g}")
+        for row in findings.rows
+        if row["metric"] == "self_influence_canary"
+    ]
+    if not rows:
+        return None
+    return Section(
+        heading="The canaries' pull",
+        paragraphs=[
+            "Self-influence of a canary in models from the same seed, trained with the feature in it and without (2022)."
+        ],
+        table=TableView(("variant", "canary", "trained", "self-influence"), rows),
     )

@@ -140,6 +140,12 @@ class Canary:
         cover = None if untouched and self.feature.cover is None else self.feature.digest
         return canonical_json([place, cover, self.with_feature])
 
+    def shown(self, images: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Stored examples at these rows as the model has seen them: the canary with its feature."""
+        clean = self.feature.clean(images)
+        marked = (rows == self.row) & self.with_feature
+        return np.where(marked.reshape(-1, *[1] * (images.ndim - 1)), self.feature.insert(clean), clean)
+
     def rows(self, members: NDArray[np.int64]) -> TrainingRows:
         """The training set's rows."""
         return training_rows(members, self.row, self.spec, with_feature=self.with_feature)

@@ -47,11 +47,11 @@ training:
 nets: {seeds: 2, controls: 4, chunk: 3}
 probe: {kind: held_out}
 score: {replicates: 200, permutations: 999, removed_pixels: [5, 20], random_draws: 2, null_features: 2, max_examples: 6}
-influence: {checkpoints: 2}
+influence: {checkpoints: 2, pull: true}
 report: {gradcam: true}
 variants:
   small: {}
-  large: {model: {architecture: resnet18, batch_norm: false, dropout: 0}, nets: {seeds: 1, controls: 1}}
+  large: {model: {architecture: resnet18, batch_norm: false, dropout: 0}, nets: {seeds: 1, controls: 1}, canary: {choice: random}, influence: {pull: false}}
 """
 
 
