@@ -1,6 +1,7 @@
 """The audits there are: the name on the command line, the recipe's schema, and the flow that runs it."""
 
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +21,9 @@ class Audit:
         found: type[Spec] = importlib.import_module(f"memlib.audits.{self._module}").Recipe
         return found
 
-    @property
-    def brief(self) -> tuple[str, ...]:
-        """What a finding shares with the headline to be shown in brief."""
-        found: tuple[str, ...] = importlib.import_module(f"memlib.audits.{self._module}").BRIEF
-        return found
+    def in_brief(self, params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
+        """Whether a finding with these params is shown where there is little room."""
+        return bool(importlib.import_module(f"memlib.audits.{self._module}").in_brief(params, headline))
 
     @property
     def flow(self) -> Any:

@@ -211,10 +211,8 @@ def _print_run(manifest: dict[str, Any], *, whole: bool = False) -> None:
         table.add_column(heading, justify="left" if heading in ("metric", "verdict") else "right")
     rows = [{**row, "params": json.loads(row["params"])} for row in manifest["findings"]]
     if not whole:
-        headline, names = rows[0]["params"], AUDITS[audit_of(manifest["audit"])].brief
-        rows = [
-            row for row in rows if all(row["params"].get(name, headline.get(name)) == headline.get(name) for name in names)
-        ]
+        headline, audit = rows[0]["params"], AUDITS[audit_of(manifest["audit"])]
+        rows = [row for row in rows if audit.in_brief(row["params"], headline)]
     varying = _varying([row["params"] for row in rows])
     for row in rows:
         at = ", ".join(_setting(name, row["params"][name]) for name in varying if name in row["params"])

@@ -47,7 +47,7 @@ Direction = Literal["A", "B"]
 DIRECTIONS: tuple[Direction, ...] = ("A", "B")
 PAIRS_FOR_TRAINING = 3  # pairs of models from which an interval can speak of training itself
 CURVE_POINTS = 200
-BRIEF = ("layer", "epoch", "crop", "k", "direction")  # what a finding shares with the headline to be shown in brief
+SETTING = ("layer", "epoch", "crop", "k", "direction")
 
 
 class Config(Spec):
@@ -200,6 +200,11 @@ def score(decodings: Iterable[Decoding], class_names: Sequence[str], config: Con
             }
             parts.append(pa.table(columns, schema=DEJA_VU_UNITS.arrow))
     return pa.concat_tables(parts)
+
+
+def in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
+    """Whether a finding with these params is shown in brief: those of the headline's setting."""
+    return all(params.get(name, headline[name]) == headline[name] for name in SETTING)
 
 
 def categorize(target_right: NDArray[np.bool_], reference_right: NDArray[np.bool_]) -> list[str]:

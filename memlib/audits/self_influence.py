@@ -7,7 +7,7 @@ no other example has. It says what could be memorized and where to look first, n
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -26,8 +26,6 @@ from memlib.specs import (
     TrainingSpec,
 )
 from memlib.tables import CURVES, SELF_INFLUENCE_UNITS, SUMMARY, summary_row
-
-BRIEF = ("class",)
 
 
 class CheckpointSpec(Spec):
@@ -163,6 +161,11 @@ def summarize(units: pa.Table) -> pa.Table:
         mine = values[[n == name for n in names]]
         rows.append(summary_row("self_influence_mean", {**base, "class": name}, float(mine.mean()), None, n=len(mine)))
     return pa.Table.from_pylist(rows, schema=SUMMARY.arrow)
+
+
+def in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
+    """Whether a finding with these params is shown in brief: all but those of single classes."""
+    return "class" not in params
 
 
 def curves(units: pa.Table) -> pa.Table:

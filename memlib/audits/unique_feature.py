@@ -55,7 +55,6 @@ from memlib.tables import CURVES, SUMMARY, UNIQUE_FEATURE_UNITS, summary_row
 Output = Literal["probability", "logit"]
 CONTROLS_FOR_P = 19  # below, no net can have a calibrated p of .05
 SEEDS_FOR_INTERVAL = 2
-BRIEF = ("metric", "output")  # what a finding shares with the headline to be shown in brief
 SETTING = {"m_white": "white", "m_grey": "grey", "m_black": "black", "m_w": "white", "m_kl": "black"}
 
 
@@ -692,6 +691,12 @@ def _rows_of_draws(analyses: Sequence[_Analysis], setting: Mapping[str, Any], co
         ("control", [float(a.values[a.controls].mean()) for a in analyses]),
     ):
         yield row(metric, {**params, "group": group, "statistic": "mean"}, values)
+
+
+def in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
+    """Whether a finding with these params is shown in brief: the headline's score, and every score's difference."""
+    same = all(params.get(name) == headline.get(name) for name in ("metric", "output"))
+    return same or params.get("group") == headline.get("group", "")
 
 
 # -- curves -------------------------------------------------------------------------------------------

@@ -93,36 +93,74 @@ class Findings:
 def verdict(summary: pa.Table) -> tuple[str, str, str]:
     """(kind, one sentence, its explanation): what a reader who reads nothing else must know.
 
-    It rests on the paired difference to controls that never saw the feature, corrected for the number of variants.
+    It rests on the paired differences to controls that never saw the feature, corrected for their number.
     """
     findings = Findings(summary)
     heads = {variant: findings.first(variant) for variant in findings.variants}
-    limit = ALPHA / len(heads)
-    tested = {variant: row for variant, row in heads.items() if row["p_value"] is not None}
-    if not tested:
+    first = heads[findings.variants[0]]
+    if first["params"].get("null") == "other features":
+        return _verdict_on_own(findings)
+    if all(row["p_value"] is None for row in heads.values()):
         return "odd", "One seed says nothing about chance.", (
             "Whether a net memorizes varies with its seed, so a single one gives no proportion and no test; raise nets.seeds."
         )  # fmt: skip
-    found = [v for v, row in tested.items() if row["p_value"] < limit and (row["ci_low"] is None or row["ci_low"] > 0)]
-    below = [v for v, row in tested.items() if row["ci_high"] is not None and row["ci_high"] < 0]
-    first = heads[findings.variants[0]]
-    if len(heads) == 1:
-        text = f"{_in_words(first)} {_proportions(findings, first['params'])}".strip()
+    beyond = {variant: _beyond(findings, variant, ALPHA / len(heads)) for variant in heads}
+    found = [variant for variant, rows in beyond.items() if rows]
+    if len(heads) > 1:
+        text = (
+            f"Some score beyond the controls, at .05 over all scores and {len(heads)} variants: {', '.join(found) or 'none'}."
+        )
         if found:
-            return "found", "The models remember the feature.", text
-        if below:
-            return "odd", "The comparison is upside down.", text + " That is not memory of the feature at its label."
-        return "not_found", "No memory of the feature was shown.", text + " A smaller effect could have been missed."
-    listed = ", ".join(found) or "none"
-    text = f"Beyond their controls at p < {limit:.2g} each (.05 over {len(heads)} variants): {listed}."
+            return "found", f"{len(found)} of {len(heads)} variants remember the feature.", text
+        return "not_found", f"None of {len(heads)} variants was shown to remember the feature.", text
+    rows = beyond[findings.variants[0]]
+    named = ", ".join(_score_name(row["params"]) for row in rows)
+    text = f"{_in_words(first)} {_proportions(findings, first['params'])}"
+    if rows:
+        return "found", "The models remember the feature.", (
+            f"{text} Of the {len(_differences(findings, findings.variants[0]))} scores of this run, these lie beyond their "
+            f"controls at .05 corrected for their number: {named}."
+        )  # fmt: skip
+    if first["ci_high"] is not None and first["ci_high"] < 0:
+        return "odd", "The comparison is upside down.", text + " That is not memory of the feature at its label."
+    return "not_found", "No memory of the feature was shown.", text + " A smaller effect could have been missed."
+
+
+def _differences(findings: Findings, variant: str) -> list[dict[str, Any]]:
+    """A variant's tested differences between canary nets and controls, one a score."""
+    rows = [row for row in findings.rows if row["params"].get("variant", "") == variant and row["p_value"] is not None]
+    return [row for row in rows if row["params"].get("group") == "canary - control"]
+
+
+def _beyond(findings: Findings, variant: str, level: float) -> list[dict[str, Any]]:
+    """Those beyond the controls at a level that all of them share."""
+    rows = _differences(findings, variant)
+    return [row for row in rows if row["p_value"] < level / len(rows) and (row["ci_low"] is None or row["ci_low"] > 0)]
+
+
+def _verdict_on_own(findings: Findings) -> tuple[str, str, str]:
+    first, limit = findings.rows[0], ALPHA / len(findings.rows)
+    found = [_score_name(row["params"]) for row in findings.rows if row["p_value"] < limit]
+    text = _in_words(first)
     if found:
-        return "found", f"{len(found)} of {len(heads)} variants remember the feature.", text
-    return "not_found", f"None of {len(heads)} variants was shown to remember the feature.", text
+        listed = ", ".join(found)
+        return "found", "The model reacts to this feature as to no other.", (
+            f"{text} Beyond the other features at .05 over all {len(findings.rows)} scores: {listed}."
+        )  # fmt: skip
+    text += " A weaker memory could have been missed."
+    if 1 / (first["n"] + 1) >= limit:
+        text = f"{_in_words(first)} With {first['n']} other features no score could have passed; use a longer text."
+    return "not_found", "The model does not single this feature out.", text
+
+
+def _score_name(params: Mapping[str, Any]) -> str:
+    return f"{METRIC_NAMES[params['metric']]} on {params['output'].replace('_', ' ')}"
 
 
 def _in_words(row: Mapping[str, Any]) -> str:
     params = row["params"]
-    of = f"{METRIC_NAMES[params['metric']]}, on {params['output'].replace('_', ' ')}"
+    of = _score_name(params)
+    of = of[0].upper() + of[1:]
     if params.get("null") == "other features":
         return (
             f"{of}: the feature moves the model by {row['value']:.3g}, {row['n']} other features of the same kind by "
@@ -423,7 +461,7 @@ def _epoch_section(curves: pa.Table, findings: Findings, folder: Path) -> Sectio
         heading="Through training",
         paragraphs=[
             f"Share of nets called memorizing after each epoch (on {output}; 2023, Fig. 4). The controls' dashed line is "
-            "what the published criterion finds where there is nothing to find: its share at the first epoch is no early memory."
+            "what the published one finds where there is nothing to find: its share at the first epoch is no early memory."
         ],
         svg=save_figure(figure, folder, "by_epoch"),
     )
@@ -511,7 +549,7 @@ def _settings_section(frame: Any, findings: Findings, folder: Path) -> Section |
     figure.axes[0].legend(frameon=False, fontsize=8)
     rows = [
         (
-            row["params"].get("variant", ""),
+            row["params"].get("variant", "all nets"),
             row["params"]["of"],
             row["params"]["output"],
             f"{row['value']:.2f}",
