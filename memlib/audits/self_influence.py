@@ -69,6 +69,8 @@ class Recipe(Spec):
             raise ValueError("give either model and training, or trained")
         if (self.trained is None) == bool(self.checkpoints):
             raise ValueError("trained and checkpoints go together")
+        if self.training is not None and self.training.objective.kind != "supervised":
+            raise ValueError(f"training.objective {self.training.objective.kind} makes no classifier; use supervised")
         return self
 
 

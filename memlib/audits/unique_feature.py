@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import scipy.stats
 from numpy.typing import NDArray
@@ -142,8 +143,19 @@ class Recipe(Spec):
             raise ValueError("score.latent compares units of small nets, which needs nets.same_seed and mlp, cnn_1 or cnn_2")
         for name in self.variants:
             self._variant(name)
+        self._check_training()
         self._check_augmentation()
         return self
+
+    def _check_training(self) -> None:
+        if self.model is None or self.training is None:
+            return
+        if self.training.objective.kind != "supervised":
+            raise ValueError(f"training.objective {self.training.objective.kind} makes no classifier; use supervised")
+        if self.score.per_epoch and not self.model.stackable:
+            raise ValueError(f"score.per_epoch is for mlp, cnn_1 and cnn_2, not for {self.model.architecture}")
+        if self.training.checkpoint_epochs:
+            raise ValueError("training.checkpoint_epochs has no use here; score.per_epoch scores every epoch")
 
     def _check_augmentation(self) -> None:
         augment = None if self.training is None else self.training.augment
@@ -706,13 +718,13 @@ def epoch_curves(history: pa.Table, config: Config) -> pa.Table:
     """Proportion memorized, mean M, training accuracy and losses of canary nets and controls by epoch (2023, Fig. 4).
 
     Args:
-        history: columns variant, net, control, seed, epoch, output, value, published_p, accuracy, training_loss,
-            validation_loss; value and published_p may be null.
+        history: columns variant, data_seed, net, control, seed, epoch, best_epoch, output, value, published_p,
+            accuracy, training_loss, validation_loss; value and published_p may be null.
 
     Returns:
         tables.CURVES, curves proportion_by_epoch, m_by_epoch, accuracy_by_epoch, training_loss_by_epoch, ...
     """
-    frame = history.to_pandas()
+    frame = _carried_forward(history.to_pandas())
     rows: list[dict[str, Any]] = []
 
     def add(curve: str, series: str, at: Mapping[str, Any], x: float, y: float) -> None:
@@ -733,6 +745,17 @@ def epoch_curves(history: pa.Table, config: Config) -> pa.Table:
             add("proportion_by_epoch", series, {**where, "criterion": "published"}, epoch, published.mean())
     rows += _calibrated_by_epoch(frame[frame["value"].notna()], config)
     return pa.Table.from_pylist(rows, schema=CURVES.arrow)
+
+
+def _carried_forward(frame: Any) -> Any:
+    """A net that has stopped early keeps the scores of its best epoch, so that later epochs are of all nets, not some."""
+    who = ["variant", "data_seed", "net", "control", "output"]
+    last = frame.groupby(who[:2], dropna=False)["epoch"].transform("max")
+    mine = frame.groupby(who, dropna=False)["epoch"].transform("max")
+    stopped = frame[(frame["epoch"] == frame["best_epoch"]) & (mine < last)]
+    ends = zip(mine[stopped.index], last[stopped.index], strict=True)
+    added = [stopped.iloc[[i]].assign(epoch=epoch) for i, (a, b) in enumerate(ends) for epoch in range(a + 1, b + 1)]
+    return pd.concat([frame, *added], ignore_index=True) if added else frame
 
 
 def _calibrated_by_epoch(frame: Any, config: Config) -> Iterator[dict[str, Any]]:

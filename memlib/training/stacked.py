@@ -21,7 +21,7 @@ from memlib.data.canaries import Feature, TrainingRows
 from memlib.errors import RunError, UserError
 from memlib.identity import derive_seed
 from memlib.models.classifiers import build_classifier
-from memlib.specs import ClassifierSpec, TrainingSpec
+from memlib.specs import ClassifierSpec, SupervisedSpec, TrainingSpec
 from memlib.training.augment import ViewDraws, apply_view, draw_view, normalise, pixels, prepare
 from memlib.training.loop import epoch_order
 from memlib.training.optim import build_adamw, learning_rate
@@ -322,6 +322,8 @@ class _Stack:
         device: torch.device,
     ) -> None:  # fmt: skip
         self.training, self.device = training, device
+        assert isinstance(training.objective, SupervisedSpec)
+        self.label_smoothing = training.objective.label_smoothing
         nets = [build_classifier(spec, data.input_shape, num_classes, seed=job.seed) for job in jobs]
         assert all(isinstance(net, nn.Sequential) for net in nets)
         self.net = StackedNet([net for net in nets if isinstance(net, nn.Sequential)], device)
@@ -392,7 +394,7 @@ class _Stack:
         inputs = self._inputs(places, step)
         scores = self.net.forward(inputs, draws=self.draws)
         by_class = scores.transpose(1, 2).contiguous()  # softmax over a short last axis is slow
-        losses = F.cross_entropy(by_class, self.pool.labels[places], reduction="none")
+        losses = F.cross_entropy(by_class, self.pool.labels[places], reduction="none", label_smoothing=self.label_smoothing)
         return losses.mean(dim=1), scores
 
     def _inputs(self, places: Tensor, step: int) -> Tensor:
@@ -424,7 +426,8 @@ class _Stack:
             inputs = self.pool.inputs[part]
             scores = self.evaluate(normalise(inputs) if self.training.augment is not None else inputs)
             labels = self.pool.labels[part].expand(len(self.active), -1)
-            total += F.cross_entropy(scores.transpose(1, 2), labels, reduction="none").sum(dim=1).cpu()
+            losses = F.cross_entropy(scores.transpose(1, 2), labels, reduction="none", label_smoothing=self.label_smoothing)
+            total += losses.sum(dim=1).cpu()
         return total / len(self.validation)
 
     def _note(self, epoch: int, loss: Tensor, accuracy: Tensor, validation: Tensor) -> None:

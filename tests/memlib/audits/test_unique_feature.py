@@ -219,7 +219,7 @@ def test_early_stopped_nets_and_calibration_by_epoch() -> None:
         {
             "variant": "", "data_seed": 0, "net": net, "control": control, "seed": net, "epoch": epoch, "output": "logit",
             "value": float(net % 7) + (5 if not control else 0), "published_p": 0.01, "accuracy": 0.9, "training_loss": 0.1,
-            "validation_loss": None,
+            "validation_loss": None, "best_epoch": 2,
         }
         for net in range(25) for control in (True, False) for epoch in range(1, 4 if net < 20 else 3)
     ]  # fmt: skip
@@ -231,6 +231,8 @@ def test_early_stopped_nets_and_calibration_by_epoch() -> None:
     }
     assert last["canary", "published"] > 0.8
     assert last["canary", "calibrated"] > last["control", "calibrated"]
+    values = {(r["series"], r["x"]): r["y"] for r in found if r["curve"] == "m_by_epoch"}
+    assert values["canary", 3] == pytest.approx(values["canary", 2])  # five nets stopped after epoch 2 and still count
 
 
 def test_own_models_are_ranked_among_null_features() -> None:
@@ -280,6 +282,9 @@ BASE: dict[str, Any] = {
         ({"score": {"latent": True}}, "same_seed"),
         ({"probe": {"kind": "data"}}, "go together"),
         ({"score": {"outputs": []}}, "must name"),
+        ({"training": {**BASE["training"], "objective": {"kind": "vicreg"}}}, "makes no classifier"),
+        ({"training": {**BASE["training"], "checkpoint_epochs": [1]}}, "has no use here"),
+        ({"model": {"architecture": "resnet18"}, "score": {"per_epoch": True}}, "not for resnet18"),
     ],
 )
 def test_recipes_that_make_no_sense(changes: dict[str, Any], said: str) -> None:
