@@ -46,5 +46,8 @@ def class_scores(
     finite = np.isfinite(scores).all(axis=(1, 2))
     if not finite.all():
         bad = np.flatnonzero(~finite)
-        raise RunError(f"net {bad[0]} of {len(scores)} returns class scores that are not finite; its weights are unusable")
+        raise RunError(
+            f"net {bad[0]} of {len(scores)} returns class scores that are not finite; its weights are unusable; was the "
+            "learning rate too high?"
+        )
     return scores

@@ -149,7 +149,8 @@ def test_a_damaged_artifact_is_named_and_made_again(memlib: Memlib, finished: Fi
     store = tmp_path / "store"
     shutil.copytree(finished[0], store)
     kinds = {"train": "*.safetensors", "embed": "*.npy", "split": "*.parquet"}
-    victim = sorted(store.glob(f"artifacts/{stage}/*/*/{kinds[stage]}"))[0]
+    artifact = next(name for name in finished[1]["computed"] if name.startswith(f"{stage}/"))
+    victim = sorted(store.glob(f"artifacts/{artifact}/*/{kinds[stage]}"))[0]
     data = bytearray(victim.read_bytes())
     data[len(data) // 2] ^= 1
     victim.write_bytes(data)
@@ -202,7 +203,7 @@ def test_the_other_commands_tell_of_the_run(memlib: Memlib, finished: Finished) 
         (["decode.k=[5000]"], "decode.k is 5000, but the public set has only 120 images"),
         (["training.optimizer.learning_rate=1e30"], "the loss is not finite at step"),
         (["resources.workers_per_model=99"], "one model needs 99 workers of 1 CPU each"),
-        (["training.batch_size=61"], "training.batch_size 61 is more than the 60 images"),
+        (["training.batch_size=61"], "training.batch_size 61 is more than the 60 examples"),
     ],
 )
 def test_impossible_audits_end_in_a_line_and_leave_earlier_stages(
