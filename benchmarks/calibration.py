@@ -1,9 +1,13 @@
 """Does the calibrated criterion hold its level, and find what is there? Two audits of two moons, through the command.
 
 2,000 nets without a canary, each tested against 99 others drawn at random: about 100 rejections at .05 (76 to 126 with
-probability .99). Then 100 nets in whose training set the canary stands 20 times, tested against their 100 controls.
+probability .99). Then 100 nets in whose training set the canary stands 20 times, tested against their 100 controls: the
+point of noisy moons with the highest self-influence, which the net can only learn by its feature, and any point of
+moons that separate cleanly, where the feature adds nothing to what is already learnt.
 
     python benchmarks/calibration.py [STORE]
+
+Exit status 1 when a count is outside what is expected.
 """
 
 import json
@@ -24,34 +28,29 @@ PAIRS = (
     ("m_black", "logit"),
 )
 OTHERS, ALPHA = 99, 0.05
+EXPECTED = (76, 126)
+HEADLINE = ("m_white", "probability")
+HARD = ("data.source.noise=0.3", "canary.choice=top_self_influence")
 
 
 def audit(store: str, *settings: str) -> dict:
     options = [part for setting in settings for part in ("--set", setting)]
-    status = main(
-        [
-            "run",
-            "unique-feature",
-            "--recipe",
-            "two_moons",
-            "--store",
-            store,
-            "--quiet",
-            "--set",
-            "score.per_epoch=false",
-            *options,
-        ]
-    )
+    options += ["--set", "score.per_epoch=false"]
+    status = main(["run", "unique-feature", "--recipe", "two_moons", "--store", store, "--quiet", *options])
     assert status == 0
     return max(Store(store).runs(), key=lambda run: run["finished"])
 
 
-def null(store: str) -> None:
+def null(store: str) -> bool:
+    """Whether every score rejects as often as it should."""
     run = audit(store, "nets.seeds=1", "nets.controls=2000", "title=2000 nets without a canary")
     units = pq.read_table(run["results"]["units"], partitioning=None).to_pandas()
     units = units[units["control"] & units["own_label"] & (units["draw"] == 0)]
     rng = np.random.default_rng(0)
-    print(f"2,000 nets without a canary, each against {OTHERS} others; rejections at {ALPHA} (76 to 126 expected):")
+    print(
+        f"2,000 nets without a canary, each against {OTHERS} others; rejections at {ALPHA} ({EXPECTED[0]} to {EXPECTED[1]} expected):"
+    )
+    within = True
     for metric, output in PAIRS:
         values = units[(units["metric"] == metric) & (units["output"] == output)]["value"].to_numpy()
         rejected = 0
@@ -59,25 +58,30 @@ def null(store: str) -> None:
             others = rng.choice(len(values) - 1, OTHERS, replace=False)
             others += others >= i
             rejected += (1 + (values[others] >= value).sum()) / (1 + OTHERS) <= ALPHA
+        within &= EXPECTED[0] <= rejected <= EXPECTED[1]
         published = units[(units["metric"] == metric) & (units["output"] == output)]["published_p"] < ALPHA
         print(f"  {metric:8} {output:12} calibrated {rejected:5}   as published {int(published.sum()):5}   of {len(values)}")
+    return bool(within)
 
 
-def plant(store: str) -> None:
-    run = audit(store, "canary.repeats=20", "nets.seeds=100", "nets.controls=100", "title=A canary 20 times")
-    print("100 nets with the canary 20 times; found by the calibrated criterion:")
+def plant(store: str, title: str, *settings: str) -> dict[tuple[str, str], int]:
+    """In how many of 100 nets the canary, 20 times in the training set, is found by each score."""
+    run = audit(store, "canary.repeats=20", "nets.seeds=100", "nets.controls=100", f"title={title}", *settings)
+    print(f"{title}, 100 nets; found by the calibrated criterion:")
+    found = {}
     for row in run["findings"]:
         params = json.loads(row["params"])
-        if (
-            row["metric"] == "proportion_memorized"
-            and params["criterion"] == "calibrated"
-            and (params["metric"], params["output"]) in PAIRS
-        ):
-            print(f"  {params['metric']:8} {params['output']:12} {round(row['value'] * row['n']):4} of {row['n']}")
+        score = (params["metric"], params["output"]) if "metric" in params else None
+        if row["metric"] == "proportion_memorized" and params["criterion"] == "calibrated" and score in PAIRS:
+            found[score] = round(row["value"] * row["n"])
+            print(f"  {score[0]:8} {score[1]:12} {found[score]:4} of {row['n']}")
+    return found
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         where = sys.argv[1] if len(sys.argv) > 1 else folder
-        null(where)
-        plant(where)
+        level = null(where)
+        hard = plant(where, "A canary 20 times whose class needs the feature", *HARD)
+        plant(where, "A canary 20 times whose class shows without the feature")
+    sys.exit(0 if level and hard[HEADLINE] >= 92 else "outside what was expected")

@@ -194,7 +194,7 @@ if __name__ == "__main__":
         warm = module.remote(num_cpus=1, runtime_env={"env_vars": MALLOC})(stacked)
         module.get([warm.remote(range(2), 32, 1) for _ in range(2)])
         [f.result() for f in [pool.submit(plain, range(2), 32, 1) for _ in range(2)]]
-        compare_training("batch 32", 32, 80, 5, module, pool)
-        compare_training("full batch", None, 80, 100, module, pool)
+        compare_training("batch 32", 32, 200, 20, module, pool)
+        compare_training("full batch", None, 200, 100, module, pool)
     compare_scoring(200)
     module.shutdown()

@@ -215,6 +215,19 @@ def log_softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
     return found
 
 
+def of_label(logits: NDArray[Any], label: int, output: Output) -> NDArray[np.float64]:
+    """The same for one label alone, class by class, which takes less memory: (..., num_classes) -> (...)."""
+    own = logits[..., label].astype(np.float64)
+    if output == "logit":
+        return own
+    total = np.ones_like(own)
+    with np.errstate(over="ignore"):  # infinitely unlikely: probability 0
+        for other in range(logits.shape[-1]):
+            if other != label:
+                total += np.exp(logits[..., other] - own)
+    return 1 / total
+
+
 def m_of_label(
     clean: NDArray[Any], featured: NDArray[Any], label: int, output: Output
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -228,7 +241,7 @@ def m_of_label(
     Returns:
         means and one-sided p-values of the paired t-test over examples, each (num_nets,).
     """
-    return paired_t((to_output(featured, output) - to_output(clean, output))[..., label])
+    return paired_t(of_label(featured, label, output) - of_label(clean, label, output))
 
 
 def m_of_labels(
@@ -340,8 +353,9 @@ def score(nets: Sequence[Net], shown: Shown, config: Config, *, metrics: Sequenc
 
 def _rows_by_label(nets: Sequence[Net], shown: Shown, output: Output, metrics: Sequence[str]) -> Iterator[dict[str, Any]]:
     wanted = shown.by_label if "m_grey" in metrics else {label: shown.by_label[label] for label in shown.labels}
-    found = {label: m_of_label(*pair, label, output) for label, pair in wanted.items()}
-    means = {label: [to_output(a, output)[..., label].mean(axis=1) for a in pair] for label, pair in wanted.items()}
+    values = {label: [of_label(a, label, output) for a in pair] for label, pair in wanted.items()}
+    found = {label: paired_t(featured - clean) for label, (clean, featured) in values.items()}
+    means = {label: [a.mean(axis=1) for a in pair] for label, pair in values.items()}
 
     def row(metric: str, net: Net, i: int, label: int, tried: int) -> dict[str, Any]:
         clean, featured = means[label]
@@ -361,7 +375,7 @@ def _random_rows(nets: Sequence[Net], shown: Shown) -> Iterator[dict[str, Any]]:
         featured = shown.by_label[label][1]
         for draw, random in enumerate(draws):
             value, p = m_w(featured, random, label)
-            levels = [to_output(a, "probability")[..., label].mean(axis=1) for a in (featured, random)]
+            levels = [of_label(a, label, "probability").mean(axis=1) for a in (featured, random)]
             for i, net in enumerate(nets):
                 means = (levels[0][i], levels[1][i])
                 yield _unit(net, "m_w", "log_probability", (value[i], p[i]), label, means, featured.shape[1], draw=draw)

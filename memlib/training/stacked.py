@@ -97,8 +97,9 @@ class StackedNet:
     def _apply(self, layer: nn.Module, name: str, x: Tensor, draws: Sequence[torch.Generator] | None) -> Tensor:
         if isinstance(layer, nn.Linear):
             weight, bias = self.state[f"{name}.weight"], self.state.get(f"{name}.bias")
-            transposed = weight.transpose(1, 2)
-            return torch.bmm(x, transposed) if bias is None else torch.baddbmm(bias[:, None], x, transposed)
+            x = x.transpose(1, 2)  # weight first: its gradient then has the weight's own layout and is not copied
+            found = torch.bmm(weight, x) if bias is None else torch.baddbmm(bias[:, :, None], weight, x)
+            return found.transpose(1, 2)
         if isinstance(layer, nn.Conv2d):
             return self._convolve(self.state[f"{name}.weight"], self.state.get(f"{name}.bias"), x)
         if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):

@@ -34,6 +34,7 @@ def test_on_scenes_the_target_remembers_and_the_reference_guesses(memlib: Memlib
     assert found["deja_vu_score", 0.2]["verdict"] == "above_null"
 
 
-def test_intervals_cover_nothing_where_nothing_was_memorized() -> None:
-    done = subprocess.run([sys.executable, ROOT / "benchmarks/null_coverage.py"], capture_output=True, text=True)
+@pytest.mark.parametrize("benchmark", ["null_coverage", "calibration"])
+def test_nothing_memorized_gives_chance_and_what_was_planted_is_found(benchmark: str) -> None:
+    done = subprocess.run([sys.executable, ROOT / f"benchmarks/{benchmark}.py"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
