@@ -10,6 +10,7 @@ from prefect import flow
 from memlib.audits.unique_feature import Cell, Net, Pull, Recipe, nets_of
 from memlib.data.canaries import Feature, build_feature
 from memlib.data.splits import TRAIN
+from memlib.errors import UserError
 from memlib.specs import Resources, TrainedSpec
 from memlib.store import Ref
 from memlib.training.fit import Canary, TrainingJob
@@ -123,6 +124,7 @@ def _prepare(context: Context, cell: Cell) -> _Prepared:
     probe: Ref | None = decode_images(context, recipe.probe.data) if recipe.probe.data is not None else None
     data = TrainingData(context.store, shard, splits)
     feature = build_feature(recipe.canary.feature, data.images.shape[1:])
+    _refuse_to_cut(recipe, feature)
     influence = None
     if "influence" in recipe.canary.choice:
         assert recipe.model is not None
@@ -135,6 +137,20 @@ def _prepare(context: Context, cell: Cell) -> _Prepared:
     return _Prepared(cell, data, feature, canaries, nets, probe, pulls)
 
 
+def _refuse_to_cut(recipe: Recipe, feature: Feature) -> None:
+    """No augmentation may cut the feature off."""
+    shift = recipe.training.augment.shift if recipe.training is not None and recipe.training.augment is not None else 0
+    if not shift or feature.values.ndim != 3:
+        return
+    height, width = feature.mask.shape
+    x0, y0, x1, y1 = feature.box
+    margin = min(x0, y0, width - x1, height - y1)
+    if margin < shift:
+        raise UserError(
+            f"training.augment.shift {shift} could cut the feature away, which is {margin} px from an edge; move it inward"
+        )
+
+
 def _pull(
     context: Context, cell: Cell, data: TrainingData, feature: Feature, canaries: Sequence[dict[str, Any]]
 ) -> list[Pull]:
@@ -144,13 +160,12 @@ def _pull(
     assert recipe.training is not None
     chosen = list({int(canary["row"]): canary for canary in (canaries[0], canaries[-1])}.values())
     rows = [int(canary["row"]) for canary in chosen]
-    clean = Canary(feature, recipe.canary, rows[0], False)
-    sets = [clean, *(Canary(feature, recipe.canary, row, True) for row in rows)]
-    without, *with_feature = influence_of(context, data, recipe.model, recipe.training, recipe.influence, sets)
+    sets = [Canary(feature, recipe.canary, row, with_feature) for row in rows for with_feature in (False, True)]
+    found = influence_of(context, data, recipe.model, recipe.training, recipe.influence, sets)
     names = [str(canary["example_id"]) for canary in chosen]
     return [
-        Pull(name, read_influence(context, without)[name], read_influence(context, refs)[name])
-        for name, refs in zip(names, with_feature, strict=True)
+        Pull(name, *(read_influence(context, influence)[name] for influence in pair))
+        for name, pair in zip(names, zip(found[::2], found[1::2], strict=True), strict=True)
     ]
 
 
@@ -207,15 +222,20 @@ def _job(cell: _Prepared, net: Net) -> TrainingJob:
     )
 
 
+def _epochs(cell: _Prepared) -> int:
+    training = cell.cell.recipe.training
+    assert training is not None
+    return training.epochs
+
+
 def _score(context: Context, cells: Sequence[_Prepared], models: Sequence[Sequence[Ref]]) -> list[Scored]:
     jobs = []
     for cell, refs in zip(cells, models, strict=True):
         recipe = cell.cell.recipe
-        assert recipe.training is not None
         for group, ref in zip(cell.groups, refs, strict=True):
             jobs.append(
                 NetScores(
-                    data=cell.data, models=ref, epoch=recipe.training.epochs, nets=tuple(group), feature=cell.feature,
+                    data=cell.data, models=ref, epoch=_epochs(cell), nets=tuple(group), feature=cell.feature,
                     feature_spec=recipe.canary.feature, canaries=cell.rows,
                     labels=tuple(sorted({net.label for net in cell.nets})), probe=recipe.probe, other=cell.probe,
                     config=recipe.score,
@@ -225,7 +245,7 @@ def _score(context: Context, cells: Sequence[_Prepared], models: Sequence[Sequen
     return [
         Scored(
             cell.cell.variant, cell.cell.data_seed, cell.canaries, cell.feature, cell.data, cell.groups, refs,
-            [next(found) for _ in cell.groups], cell.pulls,
+            [next(found) for _ in cell.groups], _epochs(cell), cell.pulls,
         )
         for cell, refs in zip(cells, models, strict=True)
     ]  # fmt: skip

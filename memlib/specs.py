@@ -338,6 +338,8 @@ class CanarySpec(Spec):
     def _ids_match_the_choice(self) -> "CanarySpec":
         if (self.choice == "by_id") != bool(self.example_ids):
             raise ValueError("example_ids and choice: by_id go together")
+        if self.choice == "by_id" and self.label is not None:
+            raise ValueError("canary.label is for choices other than by_id")
         if self.choice == "by_id" and self.count not in (1, len(self.example_ids)):
             raise ValueError(f"count is {self.count}, but {len(self.example_ids)} example_ids are given")
         return self
@@ -402,6 +404,8 @@ class ClassifierSpec(Spec):
     def _regularisers_have_a_place(self) -> "ClassifierSpec":
         if not self.stackable and (self.dropout or self.dropout_conv or self.batch_norm):
             raise ValueError(f"{self.architecture} is used as published: dropout and batch_norm are of mlp, cnn_1 and cnn_2")
+        if self.architecture == "mlp" and self.dropout_conv:
+            raise ValueError("an mlp has no convolutions; use dropout instead of dropout_conv")
         if min(self.widths, default=1) < 1:
             raise ValueError(f"widths must be positive, not {list(self.widths)}")
         return self
@@ -524,6 +528,8 @@ class TrainingSpec(Spec):
         late = [epoch for epoch in self.checkpoint_epochs if not 0 <= epoch <= self.epochs]
         if late:
             raise ValueError(f"checkpoint_epochs {late} are outside the {self.epochs} epochs of training")
+        if self.patience is not None and self.epochs == 0:
+            raise ValueError("patience waits for epochs, but training.epochs is 0")
         return self
 
     @property
@@ -540,13 +546,19 @@ class NetsSpec(Spec):
 
     seeds: int = Field(default=10, ge=1)
     """Models of each canary, each from a seed of its own."""
-    controls: int | None = Field(default=None, ge=0)
+    controls: int | None = Field(default=None, ge=1)
     """Models without the feature, from the same seeds and then further ones; by default as many as with it.
-    A model's own calibrated p-value needs at least 19; 99 are better."""
+    A model's own calibrated p-value needs at least 20; 100 are better."""
     chunk: int = Field(default=50, ge=1)
     """Small models that are one artifact, so that an interrupted run loses at most these."""
     same_seed: bool = False
-    """Give the models of all canaries the same seeds, so that their units can be compared (Hartley 2022, A.6)."""
+    """Give the models of all canaries the same seed, so that their units can be compared (Hartley 2022, A.6)."""
+
+    @model_validator(mode="after")
+    def _same_seed_is_one(self) -> "NetsSpec":
+        if self.same_seed and self.seeds > 1:
+            raise ValueError("nets.same_seed gives the nets of all canaries one seed; set nets.seeds to 1")
+        return self
 
 
 class ProbeSpec(Spec):

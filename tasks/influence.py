@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 from memlib.audits import self_influence
 from memlib.audits.self_influence import CheckpointSpec
 from memlib.data.splits import TRAIN
-from memlib.specs import ClassifierSpec, InfluenceSpec, TrainedSpec, TrainingSpec, changed
+from memlib.specs import ClassifierSpec, InfluenceSpec, SupervisedSpec, TrainedSpec, TrainingSpec, changed
 from memlib.store import Attempt, Ref
 from memlib.tables import CURVES, SELF_INFLUENCE_UNITS, SUMMARY, write_table
 from memlib.training.fit import HISTORY, Canary, TrainingJob
@@ -63,13 +63,14 @@ def influence_of(
         canaries: for each training set who carries a unique feature; None for nobody.
     """
     epochs = influence.epochs or training.epochs
-    every = changed(training, {"epochs": epochs, "checkpoint_epochs": list(range(1, epochs + 1))})
+    # the best epoch's weights would take the last epoch's place
+    every = changed(training, {"epochs": epochs, "checkpoint_epochs": list(range(1, epochs + 1)), "patience": None})
     jobs = [
         TrainingJob(f"self-influence {i}", model, every, data.num_classes, data.shard, data.splits, (TRAIN,), canary=canary)
         for i, canary in enumerate(canaries)
     ]
     runs = [
-        _checkpoints(context, data, trained, canary, influence)
+        _checkpoints(context, data, trained, canary, influence, every)
         for trained, canary in zip(train_models(context, jobs), canaries, strict=True)
     ]
     norms = iter(gradient_norms(context, [job for checkpoints, _ in runs for job in checkpoints]))
@@ -80,14 +81,21 @@ def influence_of(
 
 
 def _checkpoints(
-    context: Context, data: TrainingData, trained: Ref, canary: Canary | None, influence: InfluenceSpec
+    context: Context,
+    data: TrainingData,
+    trained: Ref,
+    canary: Canary | None,
+    influence: InfluenceSpec,
+    training: TrainingSpec,
 ) -> tuple[list[CheckpointNorms], list[float]]:
     """The checkpoints of a training that count, and their learning rates."""
     history = pq.read_table(context.store.local_path(trained, HISTORY)).to_pylist()
     losses = {row["epoch"]: row["value"] for row in history if row["term"] == "loss"}
     rates = {row["epoch"]: row["learning_rate"] for row in history}
     chosen = self_influence.choose_checkpoints([losses[epoch] for epoch in sorted(losses)], influence)
-    jobs = [CheckpointNorms(data, trained, epoch, None, influence, canary) for epoch in chosen]
+    assert isinstance(training.objective, SupervisedSpec)
+    smoothing = training.objective.label_smoothing
+    jobs = [CheckpointNorms(data, trained, epoch, None, influence, canary, smoothing) for epoch in chosen]
     return jobs, [rates[epoch] for epoch in chosen]
 
 

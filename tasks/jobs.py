@@ -22,7 +22,7 @@ from memlib.data.splits import HELD_OUT, TRAIN, VALIDATION, column, members_dige
 from memlib.errors import RunError, UserError
 from memlib.identity import derive_seed
 from memlib.models.own import AsLogits, load_own, own_digest, take_own
-from memlib.observe.gradients import GradientNorms
+from memlib.observe.gradients import GradientNorms, cross_entropy
 from memlib.observe.outputs import Forward, class_scores
 from memlib.specs import ClassifierSpec, FeatureSpec, InfluenceSpec, ProbeSpec, TrainedSpec, TrainingSpec
 from memlib.store import Attempt, Ref, Store
@@ -236,7 +236,7 @@ class NetScores:
             "config": self.config.model_dump(mode="json", include=shown),
             "probe": {"kind": self.probe.kind, "count": self.probe.count},
             "feature": self.feature.digest,
-            "nulls": self.feature_spec.model_dump(mode="json") if self.config.null_features else None,
+            "nulls": {name: feature.digest for name, feature in self._nulls().items()},
             "canaries": list(self.canaries),
             "labels": list(self.labels),
             "nets": [[n.number, n.canary, n.control, n.seed, n.label] for n in self.nets],
@@ -249,6 +249,12 @@ class NetScores:
         held_out = [HELD_OUT] if self.probe.kind == "held_out" else []
         other = {"probe": self.other.key} if self.other is not None else {}
         return {"models": self._models_key} | self.data.inputs(TRAIN, *held_out) | other
+
+    def _nulls(self) -> dict[str, Feature]:
+        if not self.config.null_features:
+            return {}
+        shape = self.data.images.shape[1:]
+        return null_features(self.feature_spec, shape, self.config.null_features, seed=self.config.seed)
 
     @property
     def _models_key(self) -> str:
@@ -272,9 +278,7 @@ class NetScores:
             part = unique_feature.score(self.nets, show.everything(partial), self.config, metrics=("m_white",))
             parts.append(_named(part, f"canary without {count} px"))
         if self.config.null_features:
-            shape = self.data.images.shape[1:]
-            nulls = null_features(self.feature_spec, shape, self.config.null_features, seed=self.config.seed)
-            for name, feature in nulls.items():
+            for name, feature in self._nulls().items():
                 parts.append(_named(unique_feature.score(self.nets, show.everything(feature), self.config), name))
         epochs = trained_epochs(self.data.store, self.models, self.epoch) if isinstance(self.models, Ref) else [0]
         position = {(net.number, net.control): i for i, net in enumerate(self.nets)}
@@ -346,6 +350,8 @@ def _told(forward: Forward, num_classes: int) -> Forward:
     def checked(inputs: Tensor) -> Tensor:
         try:
             scores = forward(inputs)
+        except torch.OutOfMemoryError:
+            raise
         except (RuntimeError, ValueError, TypeError) as error:
             said = str(error).splitlines()[0]
             raise UserError(
@@ -449,6 +455,7 @@ class CheckpointNorms:
         weights: one's own checkpoint.
         influence: batch size and slow modules.
         canary: who carries a unique feature, in the model's training set and here.
+        label_smoothing: of the loss that the model was trained on.
     """
 
     data: TrainingData
@@ -457,12 +464,14 @@ class CheckpointNorms:
     weights: str | None
     influence: InfluenceSpec
     canary: Canary | None
+    label_smoothing: float = 0.0
 
     @property
     def spec(self) -> dict[str, Any]:
         """What the key says of it."""
         epoch = self.epoch if isinstance(self.model, Ref) else None
-        return {"epoch": epoch, "canary": None if self.canary is None else self.canary.digest}
+        canary = None if self.canary is None else self.canary.digest
+        return {"epoch": epoch, "canary": canary, "label_smoothing": self.label_smoothing}
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -481,7 +490,8 @@ class CheckpointNorms:
             assert self.weights is not None
             model, take = load_own(self.model, self.weights), functools.partial(take_own, self.model)
             model = AsLogits(model) if self.model.outputs == "probabilities" else model
-        norms = GradientNorms(model.to(device), slow_modules=self.influence.slow_modules)
+        loss = functools.partial(cross_entropy, label_smoothing=self.label_smoothing)
+        norms = GradientNorms(model.to(device), loss=loss, slow_modules=self.influence.slow_modules)
         members = self.data.members(TRAIN)
         rows, labels = column(members, "row"), column(members, "label")
         found = np.empty(len(rows), dtype=np.float64)
@@ -494,7 +504,7 @@ class CheckpointNorms:
             try:
                 values = norms(inputs, torch.from_numpy(labels[part]).to(device))
             except (RuntimeError, IndexError) as error:
-                if isinstance(self.model, Ref):
+                if isinstance(self.model, Ref) or isinstance(error, torch.OutOfMemoryError):
                     raise
                 shape = tuple(inputs.shape[1:])
                 said = str(error).splitlines()[0]

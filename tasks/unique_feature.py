@@ -70,6 +70,7 @@ class Scored:
         data: the examples.
         nets: for each artifact of models, its nets.
         models, scores: the artifacts, in the same order.
+        epoch: the last one of a large model.
         pulls: what the feature did to canaries' self-influence.
     """
 
@@ -81,6 +82,7 @@ class Scored:
     nets: Sequence[Sequence[Net]]
     models: Sequence[Ref]
     scores: Sequence[Ref]
+    epoch: int = 0
     pulls: Sequence[Pull] = ()
 
 
@@ -108,12 +110,14 @@ def summarize_nets(context: Context, cells: Sequence[Scored], config: Config) ->
             curves.append(unique_feature.epoch_curves(pa.concat_tables(known), config))
         write_table(pa.concat_tables(curves), CURVES, attempt.path(CURVES_FILE))
 
+    known = [[[canary["example_id"], canary["self_influence"]] for canary in cell.canaries] for cell in cells]
     spec = {
         "config": config.model_dump(mode="json"),
         "cells": [[cell.variant, cell.data_seed, [asdict(pull) for pull in cell.pulls]] for cell in cells],
+        "influence": known,
     }
     inputs = {"scores": [[ref.key for ref in cell.scores] for cell in cells]}
-    return run_stage(context, "score", version=4, spec=spec, inputs=inputs, compute=compute, secret=True)
+    return run_stage(context, "score", version=5, spec=spec, inputs=inputs, compute=compute, secret=True)
 
 
 def _units(context: Context, cell: Scored) -> pa.Table:
@@ -130,14 +134,13 @@ def _units(context: Context, cell: Scored) -> pa.Table:
 
 
 def _latent(context: Context, cell: Scored) -> pa.Table:
-    """The units that only the feature excites, over the canary nets."""
-    parts = [
-        np.load(context.store.local_path(ref, LATENT))
-        for ref, nets in zip(cell.scores, cell.nets, strict=True)
-        if not nets[0].control
-    ]
-    feature, random = np.concatenate(parts, axis=1)
-    return unique_feature.latent_curves(cell.variant, feature, random)
+    """The units that only the feature excites, in canary nets and in controls."""
+    sides: dict[bool, list[Any]] = {False: [], True: []}
+    for ref, nets in zip(cell.scores, cell.nets, strict=True):
+        sides[nets[0].control].append(np.load(context.store.local_path(ref, LATENT)))
+    feature, random = np.concatenate(sides[False], axis=1)
+    control, _ = np.concatenate(sides[True], axis=1)
+    return unique_feature.latent_curves(cell.variant, {"feature": feature, "random": random, "control": control})
 
 
 @stage_task("score")
@@ -165,7 +168,7 @@ def _history(context: Context, cell: Scored) -> pa.Table:
             continue  # a large model keeps its own history
         table = pq.read_table(context.store.local_path(ref, HISTORY))
         who = [nets[position] for position in table["position"].to_pylist()]
-        for name in ("net", "control", "seed"):
+        for name in ("net", "control", "seed", "label"):
             values = [net.number if name == "net" else getattr(net, name) for net in who]
             table = table.append_column(name, pa.array(values))
         table = table.append_column("variant", pa.array([cell.variant] * table.num_rows, type=pa.string()))

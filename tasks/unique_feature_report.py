@@ -79,19 +79,18 @@ def _pictures(recipe: Recipe, cell: Scored) -> list[tuple[NDArray[np.uint8], str
     return shown
 
 
-def _net(context: Context, recipe: Recipe, cell: Scored, number: int) -> tuple[torch.nn.Module, Net]:
+def _net(context: Context, cell: Scored, number: int) -> tuple[torch.nn.Module, Net]:
     """A canary net by its number."""
-    assert recipe.training is not None
     for ref, nets in zip(cell.models, cell.nets, strict=True):
         for position, net in enumerate(nets):
             if net.number == number and not net.control:
-                return load_net(context.store, ref, position, epoch=recipe.training.epochs), net
+                return load_net(context.store, ref, position, epoch=cell.epoch), net
     raise KeyError(number)
 
 
 def _attention(context: Context, recipe: Recipe, cell: Scored, order: Sequence[int]) -> list[tuple[NDArray[np.uint8], str]]:
     """GradCAM on the canary, and on other examples of its class, with the feature and without (2023, Fig. 8)."""
-    net, who = _net(context, recipe, cell, order[0])
+    net, who = _net(context, cell, order[0])
     members = cell.data.members(TRAIN).to_pylist()
     rows = [int(cell.canaries[who.canary]["row"])]
     rows += [int(m["row"]) for m in members if m["label"] == who.label and int(m["row"]) != rows[0]][: recipe.report.examples]
@@ -123,7 +122,7 @@ def _boundaries(context: Context, recipe: Recipe, cell: Scored, order: Sequence[
     some = np.random.default_rng(0).permutation(len(points))[:SHOWN_POINTS]
     found = []
     for title, number in (("highest score", order[0]), ("lowest score", order[-1])):
-        net, _ = _net(context, recipe, cell, number)
+        net, _ = _net(context, cell, number)
         with torch.inference_mode():
             sides = [
                 torch.softmax(net(prepare(examples.astype(np.float32), torch.device("cpu"))), dim=1)[:, 1]

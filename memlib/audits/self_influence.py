@@ -65,12 +65,23 @@ class Recipe(Spec):
 
     @model_validator(mode="after")
     def _is_whole(self) -> "Recipe":
-        if (self.trained is None) == (self.model is None or self.training is None):
+        if (self.model is None) != (self.training is None) or (self.trained is None) == (self.model is None):
             raise ValueError("give either model and training, or trained")
+        if self.influence.pull:
+            raise ValueError("influence.pull compares canaries and is for the unique-feature audit")
+        chosen = self.influence.model_dump(include={"checkpoints", "loss_fall", "epochs"})
+        if self.trained is not None and chosen != InfluenceSpec().model_dump(include=set(chosen)):
+            raise ValueError(f"influence.{', influence.'.join(chosen)} choose checkpoints of a model that is trained here")
+        if self.trained is not None and self.trained.weights is not None:
+            raise ValueError("trained.weights has no use here; checkpoints names the weights")
         if (self.trained is None) == bool(self.checkpoints):
             raise ValueError("trained and checkpoints go together")
         if self.training is not None and self.training.objective.kind != "supervised":
             raise ValueError(f"training.objective {self.training.objective.kind} makes no classifier; use supervised")
+        if self.training is not None and self.training.checkpoint_epochs:
+            raise ValueError("training.checkpoint_epochs has no use here; influence chooses the checkpoints")
+        if self.training is not None and not (self.influence.epochs or self.training.epochs):
+            raise ValueError("self-influence needs a trained model; training.epochs is 0")
         return self
 
 

@@ -19,7 +19,7 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -72,7 +72,7 @@ class Config(Spec):
     """Score every epoch in the white box (stacked models only)."""
     random_draws: int = Field(default=1, ge=1)
     """Evaluations of M_w and M_kl, each with random partners of its own (2022, Fig. 4)."""
-    removed_pixels: tuple[int, ...] = ()
+    removed_pixels: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """Score also with so many pixels of the feature taken out (2023, Fig. 5)."""
     latent: bool = False
     """Find the units before the class scores that only the feature excites (2022, A.6); needs nets.same_seed."""
@@ -131,21 +131,34 @@ class Recipe(Spec):
 
     @model_validator(mode="after")
     def _is_whole(self) -> "Recipe":
-        if (self.trained is None) == (self.model is None or self.training is None):
+        if (self.model is None) != (self.training is None) or (self.trained is None) == (self.model is None):
             raise ValueError("give either model and training, or trained")
-        if self.trained is not None and self.trained.weights is None:
-            raise ValueError("trained.weights says where the model's weights are")
-        if self.trained is not None and (self.variants or self.data_seeds > 1):
-            raise ValueError("variants and data_seeds are for models that are trained here")
+        if self.trained is not None:
+            self._check_own(self.trained)
         if self.data_seeds > 1 and not hasattr(self.data.source, "seed"):
             raise ValueError(f"data_seeds needs a source with a seed; {self.data.source.kind} has none")
         if self.score.latent and not (self.nets.same_seed and self.model is not None and self.model.stackable):
             raise ValueError("score.latent compares units of small nets, which needs nets.same_seed and mlp, cnn_1 or cnn_2")
         for name in self.variants:
-            self._variant(name)
+            variant = self._variant(name)
+            if (variant.score, variant.report) != (self.score, self.report):
+                raise ValueError(f"variant {name!r} changes score or report, which all variants share")
         self._check_training()
         self._check_augmentation()
         return self
+
+    def _check_own(self, trained: TrainedSpec) -> None:
+        if trained.weights is None:
+            raise ValueError("trained.weights says where the model's weights are")
+        idle = {
+            "variants": self.variants, "data_seeds": self.data_seeds > 1, "nets": self.nets != NetsSpec(),
+            "influence": self.influence != InfluenceSpec(), "score.per_epoch": self.score.per_epoch,
+            "score.removed_pixels": self.score.removed_pixels, "score.latent": self.score.latent,
+            "canary (but for its feature)": self.canary != CanarySpec(feature=self.canary.feature),
+        }  # fmt: skip
+        used = [name for name, value in idle.items() if value]
+        if used:
+            raise ValueError(f"{', '.join(used)} are for models that are trained here; leave them out")
 
     def _check_training(self) -> None:
         if self.model is None or self.training is None:
@@ -161,12 +174,9 @@ class Recipe(Spec):
         augment = None if self.training is None else self.training.augment
         if augment is None:
             return
-        if augment.crop_scale != (1.0, 1.0):
-            raise ValueError("training.augment.crop_scale could cut the feature away; set it to [1, 1] and use shift")
-        feature = self.canary.feature
-        if augment.shift and feature.kind != "scalar" and min(feature.top, feature.left) < augment.shift:
+        if augment.crop_scale != (1.0, 1.0) or augment.crop_ratio != (1.0, 1.0):
             raise ValueError(
-                f"training.augment.shift {augment.shift} could cut the feature away; move it {augment.shift} px inward"
+                "training.augment.crop_scale and crop_ratio could cut the feature away; set both to [1, 1] and use shift"
             )
 
     def _variant(self, name: str) -> "Recipe":
@@ -478,9 +488,12 @@ def nets_of(spec: NetsSpec, labels: Sequence[int], *, seed: int) -> list[Net]:
     seeds = [derive_seed(seed, "net", number) for number in numbers]
     nets = [Net(i, i // spec.seeds, False, seeds[i], labels[i // spec.seeds]) for i in range(total)]
     wanted = spec.controls if spec.controls is not None else spec.seeds if spec.same_seed else total
+    if spec.same_seed:
+        return nets + [Net(i, i % count, True, derive_seed(seed, "net", i), labels[i % count]) for i in range(wanted)]
     for i in range(wanted):
-        canary = i // spec.seeds if i < total and not spec.same_seed else i % count
-        nets.append(Net(i, canary, True, derive_seed(seed, "net", i), labels[canary]))
+        number = i * total // wanted if wanted < total else i  # fewer controls than nets are spread over the canaries
+        canary = number // spec.seeds if number < total else number % count
+        nets.append(Net(number, canary, True, derive_seed(seed, "net", number), labels[canary]))
     return nets
 
 
@@ -540,14 +553,18 @@ def _correlations(units: pa.Table, influence: Mapping[tuple[str, int, str], floa
         for (first, second), (a, b) in pairs.items():
             nets = sorted(a.keys() & b.keys())
             x, y = np.array([a[net] for net in nets]), np.array([b[net] for net in nets])
-            if len(nets) < 4 or np.ptp(x) == 0 or np.ptp(y) == 0:
+            if first == "self_influence":  # one number a canary, so canaries are what is counted
+                canaries = np.unique([f"{net[0]} {net[2]}" for net in nets], return_inverse=True)[1]
+                counts = np.bincount(canaries)
+                x, y = np.bincount(canaries, weights=x) / counts, np.bincount(canaries, weights=y) / counts
+            if len(x) < 4 or np.ptp(x) == 0 or np.ptp(y) == 0:
                 continue
             result = scipy.stats.pearsonr(x, y)
             interval = result.confidence_interval()
             params = {"variant": variant} if variant else {}
             params |= {"metric": "correlation", "of": f"{first} and {second}", "output": output, "statistic": "Pearson"}
             low, high = float(interval.low), float(interval.high)
-            yield summary_row("correlation", params, float(result.statistic), (low, high), n=len(nets), null_value=0.0)
+            yield summary_row("correlation", params, float(result.statistic), (low, high), n=len(x), null_value=0.0)
 
 
 def pull_rows(variant: str, pulls: Sequence[Pull]) -> pa.Table:
@@ -613,13 +630,12 @@ class _Analysis:
         self.values = units["value"].to_numpy()
         self.published = (units["published_p"].to_numpy() < config.alpha) & (self.values > 0)
         ranks = units["calibrated_p"].to_pylist()
-        self.calibrated = None if None in ranks else np.array([p <= config.alpha for p in ranks])
         self.nets, self.controls = np.flatnonzero(~control), np.flatnonzero(control)
+        possible = None not in ranks and 1 / max(1, len(self.controls)) <= config.alpha  # a control has one other fewer
+        self.calibrated = np.array([p <= config.alpha for p in ranks]) if possible else None
         keys = list(zip(units["seed"].to_pylist(), units["canary"].to_pylist(), strict=True))
         by_key = {keys[i]: i for i in self.controls}
-        by_seed = {key[0]: i for key, i in by_key.items()}
-        found = [(i, by_key.get(keys[i], by_seed.get(keys[i][0]))) for i in self.nets]
-        pairs = [(i, j) for i, j in found if j is not None]
+        pairs = [(i, by_key[keys[i]]) for i in self.nets if keys[i] in by_key]
         self.pairs = np.array(pairs, dtype=np.int64).reshape(-1, 2)
         self.one_seed = len({keys[i][0] for i in self.nets}) < SEEDS_FOR_INTERVAL
 
@@ -644,7 +660,6 @@ def _rows_of_nets(analysis: _Analysis, setting: Mapping[str, Any], config: Confi
     if not analysis.one_seed:
         for name, memorized in analysis.criteria.items():
             at = {**params, "criterion": name}
-            null = config.alpha if name == "calibrated" else None
             if len(pairs) >= SEEDS_FOR_INTERVAL:
                 wins = int((memorized[pairs[:, 0]] & ~memorized[pairs[:, 1]]).sum())
                 losses = int((~memorized[pairs[:, 0]] & memorized[pairs[:, 1]]).sum())
@@ -657,7 +672,7 @@ def _rows_of_nets(analysis: _Analysis, setting: Mapping[str, Any], config: Confi
                 if len(members):
                     hits = int(memorized[members].sum())
                     interval = wilson_interval(hits, len(members))
-                    yield summary_row(title, at, hits / len(members), interval, n=len(members), null_value=null)
+                    yield summary_row(title, at, hits / len(members), interval, n=len(members))
 
 
 def _score_rows(analysis: _Analysis, params: Mapping[str, Any], metric: str, config: Config) -> Iterator[dict[str, Any]]:
@@ -732,7 +747,7 @@ def epoch_curves(history: pa.Table, config: Config) -> pa.Table:
     """Proportion memorized, mean M, training accuracy and losses of canary nets and controls by epoch (2023, Fig. 4).
 
     Args:
-        history: columns variant, data_seed, net, control, seed, epoch, best_epoch, output, value, published_p,
+        history: columns variant, data_seed, net, control, seed, label, epoch, best_epoch, output, value, published_p,
             accuracy, training_loss, validation_loss; value and published_p may be null.
 
     Returns:
@@ -773,14 +788,15 @@ def _carried_forward(frame: Any) -> Any:
 
 
 def _calibrated_by_epoch(frame: Any, config: Config) -> Iterator[dict[str, Any]]:
+    """A net among the controls at its own label; only labels with enough controls count."""
     for (variant, epoch, output), part in frame.groupby(["variant", "epoch", "output"]):
         hits: dict[str, list[bool]] = {"canary": [], "control": []}
-        for _, draw in part.groupby("data_seed"):
+        for _, draw in part.groupby(["data_seed", "label"]):
             null = draw[draw["control"]]
             values, seeds = draw["value"].to_numpy(), draw["seed"].to_numpy()
             ranks = _ranks(values, seeds, null["value"].to_numpy(), null["seed"].to_numpy())
             for control, p in zip(draw["control"], ranks, strict=True):
-                if p is not None:
+                if p is not None and len(null) * config.alpha >= 1:
                     hits["control" if control else "canary"].append(p <= config.alpha)
         at = {"variant": variant} if variant else {}
         params = json.dumps({**at, "output": output, "criterion": "calibrated"}, sort_keys=True)
@@ -859,18 +875,19 @@ def _counting(units: pa.Table) -> NDArray[np.bool_]:
     return counting
 
 
-def latent_curves(variant: str, feature: NDArray[np.float64], random: NDArray[np.float64]) -> pa.Table:
+def latent_curves(variant: str, shares: Mapping[str, NDArray[np.float64]]) -> pa.Table:
     """How often each unit before the class scores is excited by the feature, and by random partners, alone.
 
     Args:
         variant: the recipe's variant.
-        feature, random: (num_nets, num_units) share of examples that excite the unit only with the feature (partner).
+        shares: by series (feature, random, control) the (num_nets, num_units) share of examples that excite the unit
+            only with the feature (partner); control: the feature in nets that never saw it.
 
     Returns:
         tables.CURVES, curve latent_by_unit, normalised to a maximum of 1 (2022, Fig. 3b).
     """
     params = json.dumps({"variant": variant} if variant else {}, sort_keys=True)
-    means = {"feature": feature.mean(axis=0), "random": random.mean(axis=0)}
+    means = {series: values.mean(axis=0) for series, values in shares.items()}
     top = max(1e-12, *(float(values.max()) for values in means.values()))
     rows = [
         {"curve": "latent_by_unit", "series": series, "params": params, "x": float(unit), "y": float(value / top)}

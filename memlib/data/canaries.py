@@ -6,6 +6,7 @@ place in all others) happens to canary models and controls alike.
 """
 
 import hashlib
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -180,20 +181,37 @@ def null_features(spec: FeatureSpec, shape: Sequence[int], count: int, *, seed: 
     """
     if isinstance(spec, PictureFeature) and spec.nulls is not None:
         paths = sorted(p for p in Path(spec.nulls).glob("*") if p.suffix.lower() in (".png", ".bmp", ".gif"))
-        return {p.name: build_feature(spec.model_copy(update={"path": str(p)}), shape) for p in paths[:count]}
+        pictures = {p.name: build_feature(spec.model_copy(update={"path": str(p)}), shape) for p in paths}
+        own = build_feature(spec, shape).digest
+        others = {feature.digest: name for name, feature in pictures.items() if feature.digest != own}
+        if not others:
+            raise UserError(f"{spec.nulls} holds no .png, .bmp or .gif that differs from the feature's own picture")
+        return {name: pictures[name] for name in sorted(others.values())[:count]}
     if not isinstance(spec, GlyphFeature):
         raise UserError(
             f"there are no null features for a {spec.kind} feature; use a glyph, or a picture with a folder of others (nulls)"
         )
     rng = np.random.default_rng(derive_seed(seed, "null features"))
-    alphabets = [LETTERS if c.isalpha() else DIGITS if c.isdigit() else c for c in spec.text]
-    possible = int(np.prod([float(len(a)) for a in alphabets])) - 1
+    alphabets = [_alphabet(c) for c in spec.text]
+    possible = math.prod(len(a) for a in alphabets) - 1
+    if not possible:
+        raise UserError(f"the text {spec.text!r} has no letter or digit that another could stand for")
     found: dict[str, Feature] = {}
     while len(found) < min(count, possible):
         text = "".join(str(rng.choice(list(alphabet))) for alphabet in alphabets)
         if text != spec.text and text not in found:
             found[text] = build_feature(spec.model_copy(update={"text": text}), shape)
     return found
+
+
+def _alphabet(character: str) -> str:
+    """The characters that could stand in its place: capitals, small letters or digits; itself for spaces and signs."""
+    for alphabet in (LETTERS, LETTERS.lower(), DIGITS):
+        if character in alphabet:
+            return alphabet
+    if character.isalnum():
+        raise UserError(f"there are no null features for a text with {character!r}: A to Z, a to z and 0 to 9 have others")
+    return character
 
 
 # -- who carries it -----------------------------------------------------------------------------------

@@ -69,7 +69,10 @@ def own_digest(spec: TrainedSpec, *weights: str) -> str:
     """What a key says of the model: its weights, its factory's version or source, and how it is used."""
     version = spec.version
     if version is None:
-        source = inspect.getsourcefile(inspect.unwrap(_factory(spec)))
+        try:
+            source = inspect.getsourcefile(inspect.unwrap(_factory(spec)))
+        except TypeError:  # a partial, or something built in
+            source = None
         if source is None:
             raise UserError(f"the source of {spec.model} cannot be read; declare a version")
         version = file_digest(Path(source))

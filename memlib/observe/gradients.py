@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from memlib.errors import UserError
 
@@ -23,11 +24,12 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 FALL_BACK = (nn.LSTM, nn.GRU, nn.RNN)  # their gates are not layers: example by example
 LINEAR, CONVOLUTIONS = (nn.Linear,), (nn.Conv1d, nn.Conv2d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm)
+FAST: tuple[type[nn.Module], ...] = (*LINEAR, *CONVOLUTIONS, *NORMS, nn.Embedding)
 
 
-def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+def cross_entropy(outputs: Tensor, targets: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
     """(batch, num_classes) class scores and (batch,) labels -> (batch,) losses in nats."""
-    return F.cross_entropy(outputs, targets, reduction="none")
+    return F.cross_entropy(outputs, targets, reduction="none", label_smoothing=label_smoothing)
 
 
 class GradientNorms:
@@ -53,9 +55,8 @@ class GradientNorms:
         self._copy = False  # outputs of layers, where the model changes them in place
         owners = [(name, m) for name, m in model.named_modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
         shared = _shared_parameters(owners)
-        fast = (*LINEAR, *CONVOLUTIONS, *NORMS, nn.Embedding)
         tied = {name for name, m in owners if any(id(p) in shared for p in m.parameters(recurse=False))}
-        self._fast = {name: m for name, m in owners if isinstance(m, fast) and _plain(m) and name not in tied}
+        self._fast = {name: m for name, m in owners if _has_a_rule(m) and name not in tied}
         self._slow = {name: m for name, m in owners if name not in self._fast}
         refused = {name: m for name, m in self._slow.items() if not isinstance(m, FALL_BACK)}
         if refused and not slow_modules:
@@ -172,13 +173,24 @@ def _shared_parameters(owners: Sequence[tuple[str, nn.Module]]) -> set[int]:
     return {key for key, count in seen.items() if count > 1}
 
 
-def _plain(module: nn.Module) -> bool:
-    """Whether the rule holds for the module as it is set up."""
+def _has_a_rule(module: nn.Module) -> bool:
+    """Whether it is a layer with a fast rule, as torch wrote it, and set up so that the rule holds."""
+    kind = next((kind for kind in type(module).__mro__ if kind in FAST), None)
+    if kind is None or parametrize.is_parametrized(module):
+        return False
+    own = {name: getattr(type(module), name, None) for name in ("forward", "_conv_forward")}
+    parameters = dict(module.named_parameters(recurse=False))
+    stock = all(method is getattr(kind, name, None) for name, method in own.items()) and parameters.keys() <= {
+        "weight",
+        "bias",
+    }
+    if not stock or not all(parameter.requires_grad for parameter in parameters.values()):
+        return False
     if isinstance(module, nn.Embedding):
         return module.max_norm is None and not module.scale_grad_by_freq
     if isinstance(module, nn.Conv1d | nn.Conv2d):
         return module.padding_mode == "zeros" and not isinstance(module.padding, str)
-    return all(p.requires_grad for p in module.parameters(recurse=False))
+    return True
 
 
 @contextlib.contextmanager

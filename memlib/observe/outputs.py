@@ -13,7 +13,7 @@ from memlib.training.augment import prepare
 Forward = Callable[[Tensor], Tensor]
 """(batch, *shape) prepared examples -> (num_nets, batch, num_classes)."""
 
-POINTS, IMAGES = 2**16, 2**11  # examples times nets in one pass
+POINTS, PIXELS = 2**16, 2**21  # examples (or pixels) times nets in one pass
 
 
 @torch.inference_mode()
@@ -40,7 +40,8 @@ def class_scores(
     Raises:
         RunError: when an output is not finite.
     """
-    size = max(16, (POINTS if examples.ndim == 2 else IMAGES) // num_nets)
+    budget = POINTS if examples.ndim == 2 else PIXELS // (examples.shape[1] * examples.shape[2])
+    size = max(16, budget // num_nets)
     parts = [forward(take(examples[start : start + size], device)).float().cpu() for start in range(0, len(examples), size)]
     scores: NDArray[np.float32] = torch.cat(parts, dim=1).numpy()
     finite = np.isfinite(scores).all(axis=(1, 2))

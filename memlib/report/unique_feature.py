@@ -1,6 +1,7 @@
 """What the unique-feature page says and shows."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from memlib.audits.unique_feature import CONTROLS_FOR_P, Recipe
+from memlib.audits.unique_feature import Recipe
 from memlib.report.figures import (
     ACCENT,
     INK,
@@ -123,7 +124,11 @@ def verdict(summary: pa.Table) -> tuple[str, str, str]:
         )  # fmt: skip
     if first["ci_high"] is not None and first["ci_high"] < 0:
         return "odd", "The comparison is upside down.", text + " That is not memory of the feature at its label."
-    return "not_found", "No memory of the feature was shown.", text + " A smaller effect could have been missed."
+    missed = " A smaller effect could have been missed."
+    limit = ALPHA / max(1, len(_differences(findings, findings.variants[0])))
+    if 0.5 ** first["n"] >= limit:  # of exchanges within pairs, the observed one and its equals
+        missed = f" With {first['n']} pairs no effect, however large, could have passed; raise nets.seeds or data_seeds."
+    return "not_found", "No memory of the feature was shown.", text + missed
 
 
 def _differences(findings: Findings, variant: str) -> list[dict[str, Any]]:
@@ -180,9 +185,13 @@ def _proportions(findings: Findings, params: Mapping[str, Any]) -> str:
     if memorized is None or control is None:
         return "There are too few controls to say of a single net whether it remembers."
     return (
-        f"Of single nets, {_percent(memorized['value'])} score higher than 95 % of the controls; "
+        f"Of single nets, {_percent(memorized['value'])} score higher than {_level(params)} of the controls; "
         f"{_percent(control['value'])} of the controls themselves do."
     )
+
+
+def _level(params: Mapping[str, Any]) -> str:
+    return f"{100 * (1 - params['alpha']):g} %"
 
 
 def _p(value: float | None) -> str:
@@ -348,7 +357,8 @@ def _significance_section(findings: Findings, recipe: Recipe) -> Section:
         ]
         own = ("score", "output", "the feature", "mean of other features", "other features", "p (rank among them)")
         return Section(heading="Significance", table=TableView(own, nulls))
-    few = findings.headline.get("controls", 0) < CONTROLS_FOR_P
+    single = any(row["params"].get("criterion") == "calibrated" for row in findings.rows)
+    alpha = findings.headline["alpha"]
     rows = []
     for row in findings.rows:
         params = row["params"]
@@ -383,10 +393,10 @@ def _significance_section(findings: Findings, recipe: Recipe) -> Section:
     heads = ["setting", "output", "what", "with / without", "difference", "interval", "p"]
     heads = ["variant", *heads] if findings.variants != [""] else heads
     note = (
-        "There are fewer than 19 controls, so no single net can be called memorizing at .05 and only the experiment as a "
-        "whole is tested; with 99 controls each net has a p-value of its own. "
-        if few
-        else "Calibrated: a net counts when its score ranks among the highest 5 % of the controls of other seeds. "
+        f"Calibrated: a net counts when its score ranks among the highest {100 * alpha:g} % of the controls of other seeds. "
+        if single
+        else f"There are too few controls to call a single net memorizing at {alpha:g}, so only the experiment as a whole is "
+        f"tested; {math.ceil(1 / alpha)} controls are enough, 100 are better. "
     )
     return Section(
         heading="Significance",
@@ -493,8 +503,8 @@ def _draws_section(curves: pa.Table, findings: Findings, folder: Path) -> Sectio
     return Section(
         heading="From draw to draw of the data",
         paragraphs=[
-            "The share of nets called memorizing on each draw of the data. It varies more between draws than between most "
-            "settings, so one draw's number says little; intervals here are over draws."
+            "The share of nets called memorizing on each draw of the data. How far it varies from draw to draw is how "
+            "little a single draw's number says; intervals here are over draws."
         ],
         svg=save_figure(figure, folder, "by_data_seed"),
     )
@@ -615,9 +625,7 @@ def _canary_section(curves: pa.Table, findings: Findings, folder: Path) -> Secti
     axes.legend(frameon=False)
     return Section(
         heading="From canary to canary",
-        paragraphs=[
-            "Scores of the nets of each canary (2022, Figs. 3a to 6): they vary with the seed more than with the canary."
-        ],
+        paragraphs=["Scores of the nets of each canary (2022, Figs. 3a to 6): the dots differ by canary, the lines by seed."],
         svg=save_figure(figure, folder, "by_canary"),
     )
 
@@ -627,21 +635,21 @@ def _latent_section(curves: pa.Table, folder: Path) -> Section | None:
         return None
     figure = new_figure()
     axes = figure.axes[0]
+    names = {
+        "feature": ("by the feature only", TARGET),
+        "control": ("by the feature only, controls", REFERENCE),
+        "random": ("by random partners only", ACCENT),
+    }
     for series, (x, y) in _lines(curves, "latent_by_unit").items():
-        axes.plot(
-            x,
-            y,
-            color=COLOURS[series] if series != "random" else ACCENT,
-            lw=1,
-            label=f"excited by the {series} only" if series == "feature" else "by random partners only",
-        )
+        axes.plot(x, y, color=names[series][1], lw=1, label=names[series][0])
     axes.set_xlabel("unit of the last hidden layer")
     axes.set_ylabel("how often, relative to the highest")
     axes.legend(frameon=False)
     return Section(
-        heading="Where the feature is held",
+        heading="Which units the feature excites",
         paragraphs=[
-            "Units that the feature excites and the clean example does not, over nets from the same seed (2022, Fig. 3b)."
+            "Units that the feature excites and the clean example does not, over nets from the same seed (2022, Fig. 3b). "
+            "What controls share with nets that saw the feature is no memory of it."
         ],
         svg=save_figure(figure, folder, "latent"),
     )

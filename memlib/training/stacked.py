@@ -434,13 +434,13 @@ class _Stack:
     def _note(self, epoch: int, loss: Tensor, accuracy: Tensor, validation: Tensor) -> None:
         rows = torch.stack([loss, accuracy, validation], dim=1).tolist()
         for position, (job, row) in enumerate(zip(self.active, rows, strict=True)):
+            if job in self.stopped:
+                continue  # what it does while it waits to be taken out is nobody's business
             if not np.isfinite(row[0]):
                 raise RunError(
                     f"the loss of the net with seed {self.seeds[job]} is not finite in epoch {epoch}; lower "
                     "training.optimizer.learning_rate"
                 )
-            if job in self.stopped:
-                continue
             self.histories[job].append(row)
             if self.training.patience is not None and row[2] < self.best[job][0]:
                 self.best[job] = (row[2], epoch)

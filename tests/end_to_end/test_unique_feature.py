@@ -251,7 +251,7 @@ def test_what_cannot_be_audited_is_said_in_a_line(
     moons: tuple[Memlib, Path, dict[str, Any]], tmp_path: Path, setting: str, said: str
 ) -> None:
     tiny, _, _ = moons
-    done = tiny.run(tmp_path / "store", setting, "nets.seeds=1", "nets.controls=0", "score.per_epoch=false")
+    done = tiny.run(tmp_path / "store", setting, "nets.seeds=1", "nets.controls=1", "score.per_epoch=false")
     assert said in done.stderr, done.stderr
     assert done.returncode == 2
     assert "Traceback" not in done.stderr

@@ -217,8 +217,8 @@ def test_curves() -> None:
 def test_early_stopped_nets_and_calibration_by_epoch() -> None:
     rows = [
         {
-            "variant": "", "data_seed": 0, "net": net, "control": control, "seed": net, "epoch": epoch, "output": "logit",
-            "value": float(net % 7) + (5 if not control else 0), "published_p": 0.01, "accuracy": 0.9, "training_loss": 0.1,
+            "variant": "", "data_seed": 0, "net": net, "control": control, "seed": net, "label": 1, "epoch": epoch,
+            "output": "logit", "value": float(net % 7) + (5 if not control else 0), "published_p": 0.01, "accuracy": 0.9, "training_loss": 0.1,
             "validation_loss": None, "best_epoch": 2,
         }
         for net in range(25) for control in (True, False) for epoch in range(1, 4 if net < 20 else 3)
@@ -259,8 +259,47 @@ def test_controls_have_the_seeds_of_the_nets() -> None:
     assert [n.seed for n in control[:6]] == [n.seed for n in canary]
     assert [n.canary for n in control[:6]] == [n.canary for n in canary]
     assert len({n.seed for n in control}) == 8
-    shared = nets_of(NetsSpec(seeds=2, same_seed=True), [4, 7], seed=0)
-    assert len({n.seed for n in shared}) == 2
+    few = [n for n in nets_of(NetsSpec(seeds=10, controls=4), [4, 7], seed=0) if n.control]
+    assert [(n.number, n.canary) for n in few] == [(0, 0), (5, 0), (10, 1), (15, 1)]  # spread over the canaries
+    shared = nets_of(NetsSpec(seeds=1, same_seed=True), [4, 7], seed=0)
+    assert len({n.seed for n in shared}) == 1
+
+
+def test_only_the_excess_of_a_proportion_has_a_verdict() -> None:
+    rows = rows_of(summarize(scored(np.full(40, 5.0), np.zeros(40)), CONFIG), criterion="calibrated", metric="m_white")
+    assert {row["verdict"] for row in rows if row["metric"] != "proportion_excess"} == {"descriptive"}
+    assert {row["verdict"] for row in rows if row["metric"] == "proportion_excess"} == {"above_null"}
+
+
+def test_a_level_that_no_rank_can_reach_calls_no_net_memorizing() -> None:
+    strict = CONFIG.model_copy(update={"alpha": 0.01})
+    rows = rows_of(summarize(scored(np.full(50, 9.0), np.zeros(50)), strict))
+    assert "calibrated" not in {row["params"].get("criterion") for row in rows}
+
+
+def test_nets_are_calibrated_at_their_own_label_after_every_epoch() -> None:
+    """Scores that differ by label and nothing else are no memory."""
+    rng = np.random.default_rng(0)
+    rows = [
+        {
+            "variant": "", "data_seed": 0, "net": net, "control": control, "seed": 2 * net + control, "label": net % 2,
+            "epoch": 1, "output": "logit", "value": 10.0 * (net % 2) + rng.normal(), "published_p": 0.5, "accuracy": 0.9,
+            "training_loss": 0.1, "validation_loss": None, "best_epoch": 1,
+        }
+        for net in range(200) for control in (True, False) if not control or net % 2 or net < 60
+    ]  # fmt: skip
+    found = epoch_curves(pa.Table.from_pylist(rows), CONFIG).to_pylist()
+    share = {r["series"]: r["y"] for r in found if r["curve"] == "proportion_by_epoch" and '"calibrated"' in r["params"]}
+    assert share["canary"] < 0.13
+
+
+def test_self_influence_and_m_are_compared_over_canaries_not_nets() -> None:
+    units = scored(np.linspace(0, 1, 20), np.zeros(20))
+    names = [f"canary {net // 4}" for net in units["net"].to_pylist()]
+    units = units.set_column(units.schema.get_field_index("example_id"), "example_id", pa.array(names))
+    influence = {("", 0, f"canary {i}"): float(i) for i in range(5)}
+    rows = rows_of(summarize(units, CONFIG, influence=influence), of="self_influence and m_white")
+    assert {row["n"] for row in rows} == {5}
 
 
 BASE: dict[str, Any] = {
@@ -269,6 +308,7 @@ BASE: dict[str, Any] = {
     "model": {"architecture": "mlp"},
     "training": {"objective": {"kind": "supervised"}, "epochs": 1, "augment": None},
 }
+OWN: dict[str, Any] = {"trained": {"model": "a:b", "weights": "w"}, "model": None, "training": None}
 
 
 @pytest.mark.parametrize(
@@ -279,7 +319,21 @@ BASE: dict[str, Any] = {
         ({"variants": {"x": {"training.nope": 1}}}, "nope"),
         ({"data": {"source": {"kind": "npz", "path": "x"}}, "data_seeds": 3}, "npz has none"),
         ({"training": {**BASE["training"], "augment": {}}}, "could cut the feature away"),
+        ({"training": {**BASE["training"], "augment": {"crop_scale": [1, 1]}}}, "crop_ratio could cut"),
         ({"score": {"latent": True}}, "same_seed"),
+        ({"nets": {"same_seed": True}}, "set nets.seeds to 1"),
+        ({"nets": {"controls": 0}}, "greater than or equal to 1"),
+        ({"score": {"removed_pixels": [-3]}}, "greater than or equal to 1"),
+        ({"variants": {"x": {"score.alpha": 0.01}}}, "which all variants share"),
+        ({"canary": {**BASE["canary"], "choice": "by_id", "example_ids": ["a"], "label": 1}}, "other than by_id"),
+        ({"model": {"architecture": "mlp", "dropout_conv": 0.5}}, "no convolutions"),
+        ({"training": {**BASE["training"], "epochs": 0, "patience": 2}}, "waits for epochs"),
+        (
+            {**OWN, "nets": {"seeds": 3}, "score": {"per_epoch": True}},
+            "nets, score.per_epoch are for models that are trained",
+        ),
+        ({**OWN, "canary": {**BASE["canary"], "repeats": 2}}, "but for its feature"),
+        ({**OWN, "model": BASE["model"]}, "either model and training, or trained"),
         ({"probe": {"kind": "data"}}, "go together"),
         ({"score": {"outputs": []}}, "must name"),
         ({"training": {**BASE["training"], "objective": {"kind": "vicreg"}}}, "makes no classifier"),

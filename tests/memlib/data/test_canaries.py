@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -122,6 +123,30 @@ def test_null_features_are_others_of_the_same_kind(text: str, seed: int) -> None
     for name, feature in nulls.items():
         assert [c.isalpha() for c in name] == [c.isalpha() for c in text]
         assert feature.box == build_feature(spec, GREY).box
+
+
+def test_small_letters_have_small_letters_as_nulls() -> None:
+    font = str(Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf")
+    names = null_features(glyph(text="Jo", font=font, scale=1), GREY, 20, seed=0)
+    assert all(name[0].isupper() and name[1].islower() for name in names)
+
+
+@pytest.mark.parametrize(("text", "said"), [(" ", "no letter or digit"), ("é", "with 'é'")])
+def test_texts_without_others_of_their_kind(text: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        null_features(glyph(text=text), GREY, 5, seed=0)
+
+
+def test_pictures_of_the_same_kind_are_nulls_unless_they_are_the_same(tmp_path: Path) -> None:
+    own = PictureFeature(kind="picture", path=str(tmp_path / "own.png"), nulls=str(tmp_path / "others"))
+    (tmp_path / "others").mkdir()
+    for name, value in (("own.png", 9), ("others/a.png", 9), ("others/b.png", 50), ("others/c.png", 50)):
+        Image.fromarray(np.full((4, 4), value, np.uint8)).save(tmp_path / name)
+    assert len(null_features(own, GREY, 5, seed=0)) == 1
+    for name in ("b.png", "c.png"):
+        (tmp_path / "others" / name).unlink()
+    with pytest.raises(UserError, match="that differs from the feature's own picture"):
+        null_features(own, GREY, 5, seed=0)
 
 
 def test_noise_is_no_null_for_a_coordinate() -> None:

@@ -1,11 +1,15 @@
 """Squared gradient norms equal those of a loop over examples, and captum's."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import weight_norm as legacy_weight_norm
+from torch.nn.utils.parametrizations import weight_norm
 
 from memlib.errors import UserError
 from memlib.models.classifiers import build_classifier
@@ -96,6 +100,47 @@ def test_frozen_parameters_do_not_count() -> None:
         parameter.requires_grad_(False)
     inputs, targets = torch.randn(5, 4), torch.randint(0, 3, (5,))
     torch.testing.assert_close(GradientNorms(model)(inputs, targets), by_loop(model, inputs, targets), rtol=1e-4, atol=1e-8)
+
+
+class Standardised(nn.Conv2d):
+    """A convolution of another weight than its parameter."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._conv_forward(x, self.weight - self.weight.mean(dim=(1, 2, 3), keepdim=True), self.bias)
+
+
+def half_frozen() -> nn.Module:
+    layer = nn.Conv2d(2, 3, 3)
+    layer.weight.requires_grad_(False)
+    return layer
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Standardised(2, 3, 3),
+        half_frozen,
+        lambda: weight_norm(nn.Conv2d(2, 3, 3)),
+        lambda: legacy_weight_norm(nn.Conv2d(2, 3, 3)),
+    ],
+    ids=["subclass", "half frozen", "parametrized", "legacy weight norm"],
+)
+def test_layers_that_are_not_as_torch_wrote_them_have_no_rule(make: Callable[[], nn.Module]) -> None:
+    model = nn.Sequential(make(), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 16, 3))
+    inputs, targets = torch.randn(4, 2, 6, 6), torch.randint(0, 3, (4,))
+    with pytest.raises(UserError, match="no fast rule"):
+        GradientNorms(model)
+    found = GradientNorms(model, slow_modules=True)(inputs, targets)
+    torch.testing.assert_close(found, by_loop(model, inputs, targets), rtol=1e-4, atol=1e-8)
+
+
+def test_the_loss_may_be_smoothed() -> None:
+    model = build_classifier(ClassifierSpec(architecture="mlp", widths=(8,)), (4,), 3, seed=0)
+    loss = functools.partial(cross_entropy, label_smoothing=0.2)
+    inputs, targets = torch.randn(5, 4), torch.randint(0, 3, (5,))
+    found = GradientNorms(model, loss=loss)(inputs, targets)
+    torch.testing.assert_close(found, by_loop(model, inputs, targets, loss), rtol=1e-4, atol=1e-8)
 
 
 class Tied(nn.Module):

@@ -56,6 +56,12 @@ def test_the_verdict_rests_on_the_controls(rows: list[dict[str, Any]], kind: str
     assert verdict(table(*rows))[0] == kind
 
 
+def test_what_could_not_have_passed_is_said() -> None:
+    few = difference(-0.1, 0.9, 0.1) | {"n": 4}
+    assert "With 4 pairs no effect, however large, could have passed" in verdict(table(few))[2]
+    assert "smaller effect could have been missed" in verdict(table(difference(-0.1, 0.9, 0.1)))[2]
+
+
 def test_a_page_of_nothing_but_text_is_whole_and_escaped(tmp_path: Path) -> None:
     units = [
         {

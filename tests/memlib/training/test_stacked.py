@@ -14,7 +14,7 @@ from memlib.models.classifiers import build_classifier
 from memlib.specs import CanarySpec, ClassifierSpec, GlyphFeature, ScalarFeature, TrainingSpec
 from memlib.training.augment import prepare
 from memlib.training.loop import epoch_order
-from memlib.training.stacked import Examples, NetJob, StackedNet, measure_stack_size, train_nets
+from memlib.training.stacked import Examples, NetJob, StackedNet, _Stack, measure_stack_size, train_nets
 
 CPU = torch.device("cpu")
 MLP = ClassifierSpec(architecture="mlp", widths=(16, 16))
@@ -134,6 +134,16 @@ def test_early_stopping_keeps_the_best_epoch() -> None:
         losses = result.history[:, 2]
         assert result.epoch == int(losses.argmin()) + 1
         assert len(losses) == min(result.epoch + 2, 60)  # and no longer than patience lasts
+
+
+def test_a_net_that_has_stopped_cannot_stop_its_neighbours() -> None:
+    spec, how, data = CASES["patience"]
+    stack = _Stack(spec, how, data, jobs(3, data), 2, CPU)
+    stack.stopped.add(1)
+    stack._note(1, torch.tensor([1.0, torch.nan, 1.0]), torch.ones(3), torch.ones(3))
+    assert [len(history) for history in stack.histories] == [1, 0, 1]
+    with pytest.raises(RunError, match="not finite in epoch 2"):
+        stack._note(2, torch.tensor([1.0, 1.0, torch.nan]), torch.ones(3), torch.ones(3))
 
 
 def test_watching_sees_every_epoch_and_the_same_scores_whichever_way() -> None:
