@@ -41,6 +41,7 @@ AUDITS = {
         Audit("deja-vu", "Does an image model name the object of a training image from its background alone?"),
         Audit("unique-feature", "Does a classifier remember something that stood in a single training image?"),
         Audit("self-influence", "Which training examples does a classifier lean on itself for?"),
+        Audit("forgetting", "Has a model used, or forgotten, this data set?"),
     )
 }
 

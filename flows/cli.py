@@ -51,7 +51,7 @@ console = Console(highlight=False, markup=False)
 
 @app.command
 def run(
-    audit: Literal["deja-vu", "unique-feature", "self-influence"],
+    audit: Literal["deja-vu", "unique-feature", "self-influence", "forgetting"],
     /,
     *,
     recipe: str,
@@ -69,6 +69,7 @@ def run(
         Which audit. deja-vu: does an image model name the object of a training image from its background alone?
         unique-feature: does a classifier remember something that stood in a single training image?
         self-influence: which training examples does a classifier lean on itself for?
+        forgetting: has a model used, or forgotten, this data set?
     recipe
         The name of a shipped recipe (see `memlib recipes`) or the path of a YAML file.
     set_

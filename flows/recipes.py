@@ -136,17 +136,17 @@ def _members_at(model: type[BaseModel], place: Sequence[str]) -> list[type[BaseM
     for part in place:
         inner = [m.model_fields[part].annotation for m in members if part in m.model_fields]
         if inner:
-            members = [found for annotation in inner for found in models_in(annotation)]
+            members = [found for annotation in inner for found in models_in(annotation, mappings=True)]
         else:
             members = [member for member in members if part in _tags(member)] or members
     return members
 
 
-def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The specs that a field can hold."""
-    if get_origin(annotation) in (Union, UnionType, Annotated, tuple, list):
+def models_in(annotation: Any, *, mappings: bool = False) -> Iterator[type[BaseModel]]:
+    """The specs that a field can hold, also by name in a mapping."""
+    if get_origin(annotation) in (Union, UnionType, Annotated, tuple, list, *((dict, Mapping) if mappings else ())):
         for part in get_args(annotation):
-            yield from models_in(part)
+            yield from models_in(part, mappings=mappings)
     elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
 

@@ -1,6 +1,6 @@
 """Reference pages, written from the code: every column of the results, every key of a recipe."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
@@ -97,7 +97,7 @@ def _name(annotation: Any) -> str:
     if origin is tuple:
         inner = [_name(part) for part in parts if part is not Ellipsis]
         return f"list of {inner[0]}" if Ellipsis in parts else f"[{', '.join(inner)}]"
-    if origin is dict:
+    if origin in (dict, Mapping):
         return "mapping"
     if str(origin) == "typing.Literal":
         return " or ".join(f"`{part}`" for part in parts)

@@ -179,8 +179,15 @@ class ImportSource(Spec):
     or give the source a method `content_digest`."""
 
 
-SourceSpec = Annotated[
+class DigitsSource(Spec):
+    """Embedded images: scikit-learn's 1,797 handwritten digits, 8 x 8 grey."""
+
+    kind: Literal["digits"]
+
+
+PlainSource = Annotated[
     ScenesSource
+    | DigitsSource
     | TwoMoonsSource
     | ImageFolderSource
     | TorchvisionSource
@@ -188,6 +195,57 @@ SourceSpec = Annotated[
     | NpzSource
     | CsvSource
     | ImportSource,
+    Field(discriminator="kind"),
+]
+
+
+class ChangeSpec(Spec):
+    """A fixed change of every image: another scanner, another camera. In this order, on grey values in [0, 1]."""
+
+    invert: bool = False
+    """Black to white."""
+    gamma: float = Field(default=1.0, gt=0)
+    """Exponent of the grey values; above 1 darkens."""
+    contrast: float = Field(default=1.0, gt=0)
+    """Factor around middle grey."""
+    brightness: float = Field(default=0.0, ge=-1, le=1)
+    """Added afterwards."""
+    blur: float = Field(default=0.0, ge=0)
+    """Sigma of a Gaussian blur in pixels of the source."""
+    pixelate: int = Field(default=1, ge=1)
+    """Average over squares of so many pixels."""
+
+
+class PartSpec(Spec):
+    """One of several sources."""
+
+    source: PlainSource
+    """Where its images come from."""
+    change: ChangeSpec | None = None
+    """What is done to each of them."""
+
+
+class JoinedSource(Spec):
+    """Several sources of images as one: example ids are <part>/<id>. Classes are the same by number; the first part
+    names them."""
+
+    kind: Literal["joined"]
+    parts: Mapping[Annotated[str, Field(pattern=r"^\w[\w-]*$")], PartSpec] = Field(min_length=1)
+    """The parts by name, each with a `source` (of any other kind) and maybe a `change`: invert, gamma, contrast,
+    brightness, blur, pixelate, the same for every image, as of another scanner."""
+
+
+SourceSpec = Annotated[
+    ScenesSource
+    | DigitsSource
+    | TwoMoonsSource
+    | ImageFolderSource
+    | TorchvisionSource
+    | ParquetSource
+    | NpzSource
+    | CsvSource
+    | ImportSource
+    | JoinedSource,
     Field(discriminator="kind"),
 ]
 
@@ -376,16 +434,17 @@ class ModelSpec(Spec):
         return self
 
 
-Architecture = Literal["mlp", "cnn_1", "cnn_2", "resnet18", "densenet121", "densenet_bc_100_12"]
+Architecture = Literal["mlp", "cnn_1", "cnn_2", "three_block", "four_block", "resnet18", "densenet121", "densenet_bc_100_12"]
 STACKABLE: tuple[Architecture, ...] = ("mlp", "cnn_1", "cnn_2")  # small enough to train many as one program
 
 
 class ClassifierSpec(Spec):
-    """A plain classifier (Hartley 2023, Table 1; 2022, A.3)."""
+    """A plain classifier (Hartley 2023, Table 1; 2022, A.3; Liu 2020, section 4)."""
 
     kind: Literal["classifier"] = "classifier"
     architecture: Architecture
-    """mlp; cnn_1: two convolutions; cnn_2: small VGG; resnet18, densenet: with a small stem up to 64 px."""
+    """mlp; cnn_1: two convolutions; cnn_2: small VGG; three_block and four_block: Liu 2020's for 28 and 128 px;
+    resnet18, densenet: with a small stem up to 64 px."""
     widths: tuple[int, ...] = (512, 256, 128)
     """mlp only: hidden widths; 512-256-128 is MLP-1, 32-128-128 is MLP-2."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
@@ -451,6 +510,8 @@ class OptimizerSpec(Spec):
     """On matrices and kernels only, not on biases and norms."""
     momentum: float = Field(default=0.9, ge=0, lt=1)
     """LARS only."""
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    """AdamW only: decay of the running means of gradients and of their squares."""
     warmup_epochs: float = Field(default=10.0, ge=0)
     """Length of the linear warm-up from zero."""
     final_fraction: float = Field(default=0.0, ge=0, le=1)
@@ -539,6 +600,30 @@ class TrainingSpec(Spec):
 
 
 # -- nets, and what they are shown --------------------------------------------------------------------
+
+
+class SetSpec(Spec):
+    """Which examples a named set of the forgetting audit gets; the sets are disjoint."""
+
+    part: str | None = None
+    """The part of a joined source that it is drawn from; by default of all there is."""
+    per_class: int | None = Field(default=None, ge=1)
+    """Examples of each class; by default all that are left, in the order of the sets."""
+
+
+class OutputsSpec(Spec):
+    """The outputs of a model on D_Q in a Parquet file, when there is nothing else."""
+
+    path: str
+    """The file; local or s3://."""
+    id_column: str = "example_id"
+    """The examples' ids, as in the source (with <part>/ in front for a joined one)."""
+    scores_column: str = "scores"
+    """A list of one number a class."""
+    label_column: str | None = None
+    """The label the model's owner gives each example, compared with D_Q's own."""
+    kind: Literal["probabilities", "logits"] = "probabilities"
+    """What the numbers are."""
 
 
 class NetsSpec(Spec):

@@ -85,7 +85,10 @@ SPLITS = Table(
         Column("example_id", _TEXT, "", "path or row within the source"),
         Column("row", _INT, "row", "position in the shard's images.npy"),
         Column(
-            "role", _TEXT, "", "target (A), reference (B), shared (C), public (X), train, validation, held_out or left_out"
+            "role",
+            _TEXT,
+            "",
+            "target (A), reference (B), shared (C), public (X), train, validation, held_out, left_out, or set",
         ),
         Column("label", _INT, "class index", "the object's class"),
         Column("class_name", _TEXT, "", "its name"),
@@ -232,10 +235,53 @@ SELF_INFLUENCE_UNITS = Table(
     keys=("example_id",),
 )
 
+FORGETTING_UNITS = Table(
+    name="units",
+    version=1,
+    meaning="A row a triple: a target, null or retained model, a query model and a calibration model.",
+    columns=(
+        Column("group", _TEXT, "", "target, null (nothing of D_Q) or retained (a known share of D_Q)"),
+        Column("target", _TEXT, "", "the target's name; empty for null and retained models"),
+        Column("model", _INT, "", "which model of the group and target, counted from 0"),
+        Column("query_model", _INT, "", "which model trained on D_Q"),
+        Column("calibration_model", _INT, "", "which model trained on D_C"),
+        Column("ks_target", _FLOAT, "probability", "KS distance of query model and model on D_Q (Liu 2020, Eq. 2)"),
+        Column("ks_calibration", _FLOAT, "probability", "KS distance of query and calibration model (Eq. 3)"),
+        Column("rho", _FLOAT, "", "their ratio (Eq. 4): 0 as if trained on D_Q, 1 as if not"),
+    ),
+    keys=("group", "target", "model", "query_model", "calibration_model"),
+)
+
+FORGETTING_EXAMPLES = Table(
+    name="examples",
+    version=1,
+    meaning="A row an example of D_Q and target model: which examples carry the signal.",
+    columns=(
+        Column("target", _TEXT, "", "the target's name"),
+        Column("model", _INT, "", "which model of the target, counted from 0"),
+        Column("example_id", _TEXT, "", "the example of D_Q"),
+        Column("label", _INT, "class index", "its class"),
+        Column("class_name", _TEXT, "", "the class's name"),
+        Column("confidence", _FLOAT, "probability", "the target's, in the true class"),
+        Column("log_odds", _FLOAT, "nat", "log p / (1 - p) of it"),
+        Column("log_odds_query", _FLOAT, "nat", "mean of the query models"),
+        Column("log_odds_calibration", _FLOAT, "nat", "mean of the calibration models"),
+        Column("log_likelihood_ratio", _FLOAT, "nat", "of query (in) to calibration (out) models, as in LiRA"),
+        Column("member", _FLAG, "", "whether the target trained on it; null when that is not known"),
+    ),
+    keys=("target", "model", "example_id"),
+)
+
 PUBLISHED: Mapping[str, Mapping[str, Table]] = {
     "summary": {"": SUMMARY},
     "curves": {"": CURVES},
-    "units": {"deja_vu": DEJA_VU_UNITS, "unique_feature": UNIQUE_FEATURE_UNITS, "self_influence": SELF_INFLUENCE_UNITS},
+    "units": {
+        "deja_vu": DEJA_VU_UNITS,
+        "unique_feature": UNIQUE_FEATURE_UNITS,
+        "self_influence": SELF_INFLUENCE_UNITS,
+        "forgetting": FORGETTING_UNITS,
+    },
+    "examples": {"forgetting": FORGETTING_EXAMPLES},
 }
 """Tables below results/, by name and audit ("" where all audits share one)."""
 

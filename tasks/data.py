@@ -17,6 +17,15 @@ from tasks.stage import run_stage, stage_task
 WHEREABOUTS = {"path", "root", "annotations", "download"}  # of a source; its content digest stands for them
 
 
+def described_data(spec: DataSpec) -> dict[str, Any]:
+    """The spec without where its files happen to lie."""
+    described = spec.model_dump(mode="json")
+    for source in (described["source"], *(part["source"] for part in described["source"].get("parts", {}).values())):
+        for name in WHEREABOUTS:
+            source.pop(name, None)
+    return described
+
+
 @stage_task("decode images")
 def decode_images(context: Context, spec: DataSpec) -> Any:
     """Decodes a source into a shard that everything else reads."""
@@ -27,7 +36,7 @@ def decode_images(context: Context, spec: DataSpec) -> Any:
             table = write_shard(source, spec, attempt.folder, progress=progress)
         attempt.facts["num_examples"] = table.num_rows
 
-    described = spec.model_dump(mode="json", exclude={"source": WHEREABOUTS})
+    described = described_data(spec)
     inputs = {"source": source.content_digest()}
     return run_stage(context, "decode", version=1, spec=described, inputs=inputs, compute=compute, secret=True)
 

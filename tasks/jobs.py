@@ -32,7 +32,7 @@ from memlib.training.fit import HISTORY, SPLITS_FILE, Canary, build_model, load_
 from memlib.training.stacked import Examples, NetJob, StackedNet, measure_stack_size, train_nets
 
 Take = Callable[[NDArray[Any], torch.device], Tensor]
-WEIGHTS, UNITS, NORMS, LATENT = "nets.safetensors", "units.parquet", "norms.npy", "latent.npy"
+WEIGHTS, UNITS, NORMS, LATENT, OUTPUTS = "nets.safetensors", "units.parquet", "norms.npy", "latent.npy", "outputs.npy"
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ class NetScores:
         """The keys of what it reads."""
         held_out = [HELD_OUT] if self.probe.kind == "held_out" else []
         other = {"probe": self.other.key} if self.other is not None else {}
-        return {"models": self._models_key} | self.data.inputs(TRAIN, *held_out) | other
+        return {"models": own_key(self.models)} | self.data.inputs(TRAIN, *held_out) | other
 
     def _nulls(self) -> dict[str, Feature]:
         if not self.config.null_features:
@@ -256,22 +256,9 @@ class NetScores:
         shape = self.data.images.shape[1:]
         return null_features(self.feature_spec, shape, self.config.null_features, seed=self.config.seed)
 
-    @property
-    def _models_key(self) -> str:
-        if isinstance(self.models, Ref):
-            return self.models.key
-        return own_digest(self.models, self.models.weights or "")
-
-    def _load(self, device: torch.device) -> tuple[Forward, Take]:
-        if isinstance(self.models, Ref):
-            return load_nets(self.data.store, self.models, epoch=self.epoch, device=device), prepare
-        model = load_own(self.models, self.models.weights or "")
-        model = AsLogits(model) if self.models.outputs == "probabilities" else model
-        return _told(single(model, device), self.data.num_classes), functools.partial(take_own, self.models)
-
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Shows the nets everything and fills the artifact."""
-        show = _Show(self, *self._load(device), device)
+        show = _Show(self, *load_any(self.data.store, self.models, self.epoch, self.data.num_classes, device), device)
         parts = [unique_feature.score(self.nets, show.everything(self.feature, random=True), self.config)]
         for count in self.config.removed_pixels:
             partial = self.feature.without(count, seed=derive_seed(self.config.seed, "removed pixels"))
@@ -439,6 +426,61 @@ def trained_epochs(store: Store, models: Ref, epoch: int) -> list[int]:
     """The epoch whose weights each net of an artifact has."""
     facts = store.manifest(models)["facts"]
     return list(facts["best_epochs"]) if "best_epochs" in facts else [int(facts.get("best_epoch", epoch))]
+
+
+# -- outputs ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ModelOutputs:
+    """A model's class scores (logits) on the examples of a role: outputs.npy, in order of the members.
+
+    Attributes:
+        data: the examples.
+        model: a trained model's artifact, or one's own.
+        epoch: the trained model's last one.
+        role: whose examples it is shown.
+        num_classes: of the data.
+    """
+
+    data: TrainingData
+    model: Ref | TrainedSpec
+    epoch: int
+    role: str
+    num_classes: int
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What the key says of it."""
+        return {"epoch": self.epoch if isinstance(self.model, Ref) else None}
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """The keys of what it reads."""
+        shown = {"shard": self.data.shard.key, "examples": members_digest(self.data.members(self.role))}
+        return shown | {"model": own_key(self.model)}
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Fills the artifact."""
+        forward, take = load_any(self.data.store, self.model, self.epoch, self.num_classes, device)
+        images = self.data.images[column(self.data.members(self.role), "row")]
+        np.save(attempt.path(OUTPUTS), class_scores(forward, images, num_nets=1, device=device, take=take)[0])
+
+
+def own_key(model: Ref | TrainedSpec) -> str:
+    """What a key says of a model that was trained here or elsewhere."""
+    return model.key if isinstance(model, Ref) else own_digest(model, model.weights or "")
+
+
+def load_any(
+    store: Store, model: Ref | TrainedSpec, epoch: int, num_classes: int, device: torch.device
+) -> tuple[Forward, Take]:
+    """The forward pass of nets that were trained here, or of one's own model, and how they take stored examples."""
+    if isinstance(model, Ref):
+        return load_nets(store, model, epoch=epoch, device=device), prepare
+    own = load_own(model, model.weights or "")
+    own = AsLogits(own) if model.outputs == "probabilities" else own
+    return _told(single(own, device), num_classes), functools.partial(take_own, model)
 
 
 # -- gradients ----------------------------------------------------------------------------------------

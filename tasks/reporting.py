@@ -18,7 +18,7 @@ import memlib
 from memlib.identity import content_key
 from memlib.store import MANIFEST, Ref
 from memlib.tables import PUBLISHED, write_table
-from tasks.data import WHEREABOUTS
+from tasks.data import described_data
 from tasks.runtime import Context
 from tasks.scoring import SUMMARY_FILE
 from tasks.stage import stage_task
@@ -30,7 +30,7 @@ RUN_LENGTH = 12
 
 def run_id(recipe: Any, scores: Ref) -> str:
     """The name of a run: of its recipe, wherever its data lie, and of its scores."""
-    spec = recipe.model_dump(mode="json", exclude={"data": {"source": WHEREABOUTS}})
+    spec = recipe.model_dump(mode="json") | {"data": described_data(recipe.data)}
     return content_key("run", version=1, spec=spec, inputs={"scores": scores.key})[:RUN_LENGTH]
 
 
@@ -56,7 +56,9 @@ def publish(
     with tempfile.TemporaryDirectory(prefix="memlib-publish-") as folder:
         for name, schemas in PUBLISHED.items():
             part = Path(folder) / f"{name}.parquet"
-            schema = schemas.get(recipe.audit) or schemas[""]
+            schema = schemas.get(recipe.audit) or schemas.get("")
+            if schema is None:  # a table of other audits
+                continue
             write_table(read_scores(context, scores, part.name), schema, part, metadata=metadata)
             path = f"results/table={name}/audit={recipe.audit}/run={run}/part-0.parquet"
             results[name] = store.publish(path, part)

@@ -18,8 +18,9 @@ from memlib.data.arrays import NpzImages
 from memlib.data.csv_images import CsvImages
 from memlib.data.examples import NO_BOXES, Example, Source, decode_image, list_files, listing_digest
 from memlib.data.image_folder import ImageFolder
+from memlib.data.joined import Joined
 from memlib.data.parquet import ParquetImages
-from memlib.data.scenes import Scenes
+from memlib.data.scenes import Digits, Scenes
 from memlib.data.two_moons import TwoMoons
 from memlib.errors import UserError
 from memlib.identity import file_digest
@@ -34,6 +35,8 @@ def open_source(spec: SourceSpec) -> Source:
     """
     if spec.kind == "import":
         return import_source(spec)
+    if spec.kind == "joined":
+        return Joined({name: open_source(part.source) for name, part in spec.parts.items()}, spec)
     opened: Source = _KINDS[spec.kind](spec)
     return opened
 
@@ -102,6 +105,7 @@ class Torchvision:
 
 _KINDS: dict[str, Any] = {
     "scenes": Scenes,
+    "digits": Digits,
     "two_moons": TwoMoons,
     "image_folder": ImageFolder,
     "torchvision": Torchvision,

@@ -9,11 +9,35 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from memlib.data.examples import Example
+from memlib.data.examples import NO_BOXES, Example
 from memlib.identity import canonical_json, derive_seed
-from memlib.specs import ScenesSource
+from memlib.specs import DigitsSource, ScenesSource
 
 BRIGHTEST = 0.6  # of a background; digits are white
+
+
+class Digits:
+    """The digits by themselves; example ids are digit-<row>."""
+
+    def __init__(self, spec: DigitsSource) -> None:
+        from sklearn.datasets import load_digits
+
+        bunch = load_digits()
+        self._spec = spec
+        self._images: NDArray[np.uint8] = (bunch.images / 16.0 * 255).round().astype(np.uint8)
+        self._labels: NDArray[np.int64] = bunch.target.astype(np.int64)
+        self.class_names = [str(digit) for digit in range(10)]
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> Example:
+        image = np.repeat(self._images[index][..., None], 3, axis=2)
+        return Example(f"digit-{index:04d}", image, int(self._labels[index]), NO_BOXES)
+
+    def content_digest(self) -> str:
+        """They come with scikit-learn and do not change."""
+        return canonical_json(self._spec)
 
 
 class Scenes:

@@ -6,7 +6,7 @@ both up to the training budget and is seen by both models; X is seen by neither 
 
 import hashlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,11 +66,11 @@ def split_examples(index: pa.Table, spec: SplitSpec) -> pa.Table:
     return table
 
 
-def assert_disjoint(splits: pa.Table) -> None:
+def assert_disjoint(splits: pa.Table, roles: Collection[str] = ROLES) -> None:
     """Every example has exactly one role: the promise that everything else rests on."""
     ids = splits["example_id"].to_pylist()
     assert len(set(ids)) == len(ids), "an example has two roles"
-    assert set(splits["role"].to_pylist()) <= ROLES
+    assert set(splits["role"].to_pylist()) <= set(roles)
 
 
 def hold_out(index: pa.Table, spec: HoldOutSpec) -> pa.Table:

@@ -32,6 +32,8 @@ def build_classifier(spec: ClassifierSpec, input_shape: Sequence[int], num_class
             raise ValueError(f"{spec.architecture} needs images, not points of {input_shape[0]} coordinates; use mlp")
         if spec.architecture in ("cnn_1", "cnn_2"):
             return _cnn(spec, input_shape, num_classes)
+        if spec.architecture in ("three_block", "four_block"):
+            return _blocks(spec, input_shape, num_classes)
         if input_shape[0] != 3:
             raise ValueError(f"{spec.architecture} takes colour images; set data.channels to 3")
         return (
@@ -83,6 +85,27 @@ def _cnn(spec: ClassifierSpec, input_shape: Sequence[int], num_classes: int) -> 
         raise ValueError(f"{spec.architecture} needs larger images than {input_shape[2]} x {input_shape[1]}")
     dim = channels * height * width
     return nn.Sequential(*layers, nn.Flatten(), *_dense(spec, [128, 128] if first else [1024], dim, num_classes))
+
+
+def _blocks(spec: ClassifierSpec, input_shape: Sequence[int], num_classes: int) -> nn.Sequential:
+    """Liu 2020, section 4: a convolution block and a linear one for 28 px, or four convolution blocks for 128 px."""
+    channels, height, width = input_shape
+
+    def block(inputs: int, outputs: int, kernel: int, stride: int, padding: int) -> list[nn.Module]:
+        convolution = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=padding)
+        return [convolution, nn.ReLU(), nn.BatchNorm2d(outputs)]
+
+    layers = block(channels, 32, 7, 1, 3)
+    if spec.architecture == "three_block":
+        dim = 32 * (height // 2) * (width // 2)
+        return nn.Sequential(
+            *layers, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(dim, 1024), nn.ReLU(), nn.Linear(1024, num_classes)
+        )
+    for inputs, outputs in ((32, 64), (64, 128), (128, 128)):
+        layers += block(inputs, outputs, 4, 2, 1)
+    if min(height, width) < 8:
+        raise ValueError(f"four_block halves the image three times and needs at least 8 px, not {width} x {height}")
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(128 * (height // 8) * (width // 8), num_classes))
 
 
 def _resnet18(input_shape: Sequence[int], num_classes: int) -> nn.Module:

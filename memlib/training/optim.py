@@ -54,7 +54,8 @@ def build_adamw(spec: OptimizerSpec, params: Sequence[Tensor], *, decayed_from: 
         {"params": [p for p in params if p.dim() >= decayed_from], "weight_decay": spec.weight_decay},
         {"params": [p for p in params if p.dim() < decayed_from], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=spec.learning_rate, fused=True)
+    used = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(used, lr=spec.learning_rate, betas=spec.betas, fused=True)
 
 
 def learning_rate(spec: OptimizerSpec, *, step: int, steps_per_epoch: int, num_steps: int) -> float:

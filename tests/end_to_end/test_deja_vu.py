@@ -165,9 +165,9 @@ def test_a_damaged_artifact_is_named_and_made_again(memlib: Memlib, finished: Fi
 
 def test_results_are_read_by_duckdb_and_polars(finished: Finished) -> None:
     store, manifest = finished
-    for name, schemas in PUBLISHED.items():
+    tables = {name: schemas.get("deja_vu") or schemas.get("") for name, schemas in PUBLISHED.items()}
+    for name, schema in ((name, schema) for name, schema in tables.items() if schema is not None):
         glob = f"{store}/results/table={name}/**/*.parquet"
-        schema = schemas.get("deja_vu") or schemas[""]
         columns = [column.name for column in schema.columns]
         rows = duckdb.sql(
             f"select * from read_parquet('{glob}', hive_partitioning=true, union_by_name=true) where run = '{manifest['run']}'"

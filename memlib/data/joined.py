@@ -1,0 +1,67 @@
+"""Several sources as one, some of them changed as another scanner would."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.ndimage import gaussian_filter
+
+from memlib.data.examples import Example, Source, UnreadableImage
+from memlib.errors import UserError
+from memlib.identity import canonical_json
+from memlib.specs import ChangeSpec, JoinedSource
+
+
+class Joined:
+    """The parts one after the other; example ids are <part>/<id>."""
+
+    def __init__(self, sources: Mapping[str, Source], spec: JoinedSource) -> None:
+        self._names, self._sources = list(sources), list(sources.values())
+        self._changes = [spec.parts[name].change for name in self._names]
+        self.class_names = list(self._sources[0].class_names)
+        for name, source in sources.items():
+            if hasattr(source, "point_dim"):
+                raise UserError(f"part {name} holds points; only sources of images can be joined")
+            seen, wanted = len(source.class_names), len(self.class_names)
+            if seen != wanted:
+                raise UserError(
+                    f"part {name} has {seen} classes, {self._names[0]} has {wanted}; all parts have the same classes"
+                )
+        self._ends = np.cumsum([len(source) for source in self._sources])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: int) -> Example:
+        part = int(np.searchsorted(self._ends, index, side="right"))
+        name, change = self._names[part], self._changes[part]
+        try:
+            example = self._sources[part][index - int(self._ends[part - 1] if part else 0)]
+        except UnreadableImage as error:
+            raise UnreadableImage(f"{name}/{error.example_id}", error.label, error.reason) from error
+        image = example.image if change is None else changed_image(example.image, change)
+        return Example(f"{name}/{example.example_id}", image, example.label, example.boxes)
+
+    def content_digest(self) -> str:
+        """Of every part; the changes are in the spec."""
+        digests = [source.content_digest() for source in self._sources]
+        return canonical_json(list(zip(self._names, digests, strict=True)))
+
+
+def changed_image(image: NDArray[np.uint8], change: ChangeSpec) -> NDArray[np.uint8]:
+    """An image (height, width, 3) as the other scanner would have it."""
+    values = image.astype(np.float64) / 255
+    if change.invert:
+        values = 1 - values
+    values = (values**change.gamma - 0.5) * change.contrast + 0.5 + change.brightness
+    if change.blur:
+        values = gaussian_filter(values, sigma=(change.blur, change.blur, 0), mode="nearest")
+    if change.pixelate > 1:
+        side = change.pixelate
+        rows, columns = (np.arange(0, length, side) for length in values.shape[:2])
+        counts = [np.diff([*starts, length]) for starts, length in zip((rows, columns), values.shape[:2], strict=True)]
+        means = np.add.reduceat(np.add.reduceat(values, rows, axis=0), columns, axis=1)
+        means /= (counts[0][:, None] * counts[1])[..., None]
+        values = means.repeat(counts[0], axis=0).repeat(counts[1], axis=1)
+    changed: NDArray[np.uint8] = (values.clip(0, 1) * 255).round().astype(np.uint8)
+    return changed

@@ -1,0 +1,126 @@
+"""Outputs that a model's owner gave away: class scores by example id in a Parquet file, checked before they count."""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from memlib.data.examples import open_location
+from memlib.errors import UserError
+from memlib.specs import OutputsSpec
+
+NAMED = 3
+SUM_TO_ONE = 2e-3  # probabilities may be rounded
+
+
+@dataclass(frozen=True)
+class GivenOutputs:
+    """Outputs in order of the wanted examples.
+
+    Attributes:
+        scores: (num_examples, num_classes) float64, logits or log-probabilities.
+        probabilities: (num_examples, num_classes) float64 as they were given; None for logits.
+        digest: of what was read.
+    """
+
+    scores: NDArray[np.float64]
+    probabilities: NDArray[np.float64] | None
+    digest: str
+
+
+def read_outputs(spec: OutputsSpec, members: pa.Table, num_classes: int) -> GivenOutputs:
+    """The outputs for every member, by id; rows of other examples are left aside.
+
+    Args:
+        spec: file, columns and kind.
+        members: rows of tables.SPLITS, the examples of D_Q.
+        num_classes: of the data.
+
+    Raises:
+        UserError: for a file or column that is not there, missing or repeated ids, another number of classes, labels
+            that differ, numbers that are not finite or not what `kind` says.
+    """
+    table = _read(spec)
+    ids = [str(name) for name in table[spec.id_column].to_pylist()]
+    place = {name: row for row, name in enumerate(ids)}
+    if len(place) < len(ids):
+        raise UserError(f"{spec.path} has {len(ids) - len(place)} repeated ids in column {spec.id_column}")
+    wanted = members["example_id"].to_pylist()
+    missing = [name for name in wanted if name not in place]
+    if missing:
+        raise UserError(
+            f"{spec.path} has no outputs for {len(missing)} of the {len(wanted)} examples of D_Q: "
+            f"{', '.join(missing[:NAMED])}{', ...' if len(missing) > NAMED else ''}"
+        )
+    rows = [place[name] for name in wanted]
+    if spec.label_column is not None:
+        _check_labels(spec, table, rows, members)
+    lists = table[spec.scores_column].to_pylist()
+    lengths = {len(lists[row] or ()) for row in rows}
+    if lengths != {num_classes}:
+        seen = ", ".join(str(length) for length in sorted(lengths))
+        raise UserError(f"{spec.path}: {spec.scores_column} has {seen} numbers an example, but D_Q has {num_classes} classes")
+    scores = np.array([lists[row] for row in rows], dtype=np.float64)
+    if not np.isfinite(scores).all():
+        raise UserError(f"{spec.path}: {spec.scores_column} holds numbers that are not finite")
+    digest = hashlib.sha256(scores.tobytes() + "\n".join(wanted).encode()).hexdigest()
+    if spec.kind == "logits":
+        _refuse_probabilities(spec, scores)
+        return GivenOutputs(scores, None, digest)
+    _check_probabilities(spec, scores)
+    return GivenOutputs(np.log(np.maximum(scores, 1e-30)), scores, digest)
+
+
+def _read(spec: OutputsSpec) -> pa.Table:
+    fs, path = open_location(spec.path)
+    try:
+        with fs.open(path, "rb") as file:
+            table = pq.read_table(file)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise UserError(f"cannot read outputs from {spec.path} ({str(error).splitlines()[0]})") from error
+    for name in (spec.id_column, spec.scores_column, *([spec.label_column] if spec.label_column else [])):
+        if name not in table.column_names:
+            raise UserError(f"{spec.path} has no column {name!r}; it has {', '.join(table.column_names)}")
+    if not (pa.types.is_list(table.schema.field(spec.scores_column).type) or _is_fixed(table, spec.scores_column)):
+        raise UserError(f"{spec.path}: {spec.scores_column} should hold a list of numbers, one a class")
+    return table
+
+
+def _is_fixed(table: pa.Table, name: str) -> bool:
+    kind = table.schema.field(name).type
+    return bool(pa.types.is_fixed_size_list(kind) or pa.types.is_large_list(kind))
+
+
+def _check_labels(spec: OutputsSpec, table: pa.Table, rows: list[int], members: pa.Table) -> None:
+    assert spec.label_column is not None
+    theirs = table[spec.label_column].to_pylist()
+    labels, names = members["label"].to_pylist(), members["class_name"].to_pylist()
+    differ = [
+        (members["example_id"][i].as_py(), theirs[row], labels[i])
+        for i, row in enumerate(rows)
+        if theirs[row] not in (labels[i], str(labels[i]), names[i])
+    ]
+    if differ:
+        name, their, own = differ[0]
+        raise UserError(f"{spec.path}: {len(differ)} labels differ from D_Q's, as of {name} ({their!r} there, {own} here)")
+
+
+def _check_probabilities(spec: OutputsSpec, scores: NDArray[np.float64]) -> None:
+    sums = scores.sum(axis=1)
+    if scores.min() >= 0 and np.abs(sums - 1).max() <= SUM_TO_ONE * max(1, scores.shape[1] / 10):
+        return
+    if scores.min() < 0 or sums.max() > 1.5:
+        low, high = scores.min(), scores.max()
+        raise UserError(
+            f"{spec.path}: {spec.scores_column} runs from {low:.3g} to {high:.3g}; these are logits: set outputs.kind "
+            "to logits"
+        )
+    raise UserError(f"{spec.path}: {spec.scores_column} is no distribution: it sums to {sums.min():.3g} to {sums.max():.3g}")
+
+
+def _refuse_probabilities(spec: OutputsSpec, scores: NDArray[np.float64]) -> None:
+    if scores.min() >= 0 and scores.max() <= 1 and np.abs(scores.sum(axis=1) - 1).max() <= SUM_TO_ONE:
+        raise UserError(f"{spec.path}: {spec.scores_column} sums to 1; these are probabilities, set outputs.kind to that")

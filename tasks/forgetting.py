@@ -1,0 +1,147 @@
+"""Sets, mixes, outputs and scores of the forgetting audit as stages."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from memlib.audits import forgetting
+from memlib.audits.forgetting import Distances, Observed, Recipe
+from memlib.data.sets import QUERY, draw_sets, mix_members
+from memlib.data.shards import IMAGES, INDEX_FILE, read_images, read_index
+from memlib.data.splits import members_digest
+from memlib.observe.given import GivenOutputs
+from memlib.specs import SetSpec
+from memlib.store import Attempt, Ref
+from memlib.tables import CURVES, FORGETTING_EXAMPLES, FORGETTING_UNITS, SPLITS, SUMMARY, write_table
+from memlib.training.fit import SPLITS_FILE
+from tasks.jobs import OUTPUTS, ModelOutputs, TrainingData
+from tasks.runtime import Context
+from tasks.scoring import CURVES_FILE, SUMMARY_FILE, UNITS_FILE
+from tasks.stage import run_jobs, run_stage, stage_task
+
+EXAMPLES_FILE = "examples.parquet"
+
+
+@stage_task("draw sets")
+def draw(context: Context, shard: Ref, sets: Mapping[str, SetSpec], seed: int, near: float | None) -> Any:
+    """Gives every example its set and takes copies of D_Q out of the others."""
+
+    def compute(attempt: Attempt) -> None:
+        index = read_index(context.store.local_path(shard, INDEX_FILE))
+        table = draw_sets(index, read_images(context.store.local_path(shard, IMAGES)), sets, seed=seed, near=near)
+        write_table(table, SPLITS, attempt.path(SPLITS_FILE))
+
+    described = [[name, spec.model_dump(mode="json")] for name, spec in sets.items()]  # in their order
+    spec = {"sets": described, "seed": seed, "near": near}
+    return run_stage(context, "sets", version=1, spec=spec, inputs={"shard": shard.key}, compute=compute)
+
+
+@stage_task("draw mixes")
+def draw_mixes(context: Context, data: TrainingData, wanted: Mapping[str, tuple[Mapping[str, float], int]]) -> Any:
+    """Every model's training set in one table of splits, whose roles are the models' names.
+
+    Args:
+        context: the run.
+        data: the sets.
+        wanted: by model name the share of each set and the seed of the draw.
+    """
+
+    def compute(attempt: Attempt) -> None:
+        parts = []
+        for name, (shares, seed) in wanted.items():
+            members = mix_members(data.table, shares, seed=seed)
+            roles = pa.array([name] * members.num_rows, type=pa.string())
+            parts.append(members.set_column(members.schema.get_field_index("role"), "role", roles))
+        write_table(pa.concat_tables(parts), SPLITS, attempt.path(SPLITS_FILE))
+
+    spec = {"wanted": {name: [dict(shares), seed] for name, (shares, seed) in wanted.items()}}
+    return run_stage(context, "mixes", version=1, spec=spec, inputs={"splits": data.splits.key}, compute=compute)
+
+
+@stage_task("outputs")
+def observe(context: Context, jobs: Sequence[ModelOutputs]) -> Any:
+    """Class scores of every model on D_Q, on Ray."""
+    return run_jobs(context, "outputs", jobs, version=1)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A model that was shown D_Q.
+
+    Attributes:
+        group, target, number: who it is.
+        name: its role in the mixes, where it was trained here.
+        outputs: an artifact, or what its owner gave.
+    """
+
+    group: str
+    target: str
+    number: int
+    name: str | None
+    outputs: Ref | GivenOutputs
+
+
+@stage_task("score")
+def score_forgetting(
+    context: Context,
+    recipe: Recipe,
+    data: TrainingData,
+    mixes: Ref,
+    models: Sequence[Shown],
+) -> Any:
+    """Distances, likelihood ratios and verdicts: units, examples, curves and summary.
+
+    Args:
+        context: the run.
+        recipe: targets, verdict, config.
+        data: the sets.
+        mixes: the training sets of models that were trained here.
+        models: all of them.
+    """
+    members = data.members(QUERY)
+    labels = members["label"].to_numpy()
+
+    def compute(attempt: Attempt) -> None:
+        trained = pq.read_table(context.store.local_path(mixes, SPLITS_FILE), columns=["role", "example_id"])
+        observed = [_observed(context, members, trained, model) for model in models]
+        distances = Distances(observed, labels, recipe.score)
+        names = members["example_id"].to_pylist()
+        examples = forgetting.score_examples(observed, names, labels, members["class_name"].to_pylist())
+        write_table(forgetting.score(distances), FORGETTING_UNITS, attempt.path(UNITS_FILE))
+        write_table(examples, FORGETTING_EXAMPLES, attempt.path(EXAMPLES_FILE))
+        write_table(forgetting.summarize(distances, examples, recipe), SUMMARY, attempt.path(SUMMARY_FILE))
+        write_table(forgetting.curves(distances, recipe), CURVES, attempt.path(CURVES_FILE))
+
+    spec = {
+        "config": recipe.score.model_dump(mode="json"),
+        "verdict": recipe.verdict.model_dump(mode="json"),
+        "targets": {name: dict(target.mix) if target.mix is not None else None for name, target in recipe.targets.items()},
+        "compare": recipe.compare,
+        "models": [[model.group, model.target, model.number, model.name] for model in models],
+    }
+    inputs = {
+        "outputs": [m.outputs.key if isinstance(m.outputs, Ref) else m.outputs.digest for m in models],
+        "mixes": mixes.key,
+        "query": members_digest(members),
+    }
+    return run_stage(context, "score_forgetting", version=1, spec=spec, inputs=inputs, compute=compute, secret=True)
+
+
+def _observed(context: Context, members: pa.Table, trained: pa.Table, model: Shown) -> Observed:
+    labels = members["label"].to_numpy()
+    decimals, known = None, None
+    if isinstance(model.outputs, GivenOutputs):
+        scores = model.outputs.scores
+        if model.outputs.probabilities is not None:
+            decimals = forgetting.decimals_of(model.outputs.probabilities)
+    else:
+        scores = np.load(context.store.local_path(model.outputs, OUTPUTS))
+    if model.name is not None:
+        seen = set(trained.filter(pc.equal(trained["role"], model.name))["example_id"].to_pylist())
+        known = np.array([name in seen for name in members["example_id"].to_pylist()])
+    return Observed(model.group, model.target, model.number, forgetting.log_odds(scores, labels), decimals, known)

@@ -1,0 +1,152 @@
+"""The forgetting audit through the command line: mixes trained here, brought weights and outputs, refusals."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import safetensors.torch
+import torch
+from harness import Memlib, newest, published
+
+from memlib.models.classifiers import build_classifier
+from memlib.specs import ClassifierSpec
+from memlib.training.augment import prepare
+
+RECIPE = """
+audit: forgetting
+title: tiny digits
+data:
+  source:
+    kind: joined
+    parts:
+      plain: {source: {kind: digits}}
+      scanner: {source: {kind: digits}, change: {invert: true, blur: 0.4}}
+  image_size: 8
+  channels: 1
+sets:
+  query: {part: plain, per_class: 12}
+  provider: {part: plain, per_class: 12}
+  calibration: {part: scanner, per_class: 12}
+model: {architecture: mlp, widths: [64]}
+training:
+  objective: {kind: supervised}
+  epochs: 40
+  batch_size: 20
+  augment: null
+  optimizer: {learning_rate: 0.003, weight_decay: 0, warmup_epochs: 0, schedule: constant, betas: [0.5, 0.999]}
+seeds: 2
+targets:
+  half: {mix: {calibration: 1, provider: 0.5, query: 0.5}}
+verdict: {models: 4, alpha: 0.05, retained_mix: {calibration: 1, query: 1}}
+score: {replicates: 100, resamples: 5}
+report: {gallery: 3}
+"""
+
+OWN = """
+from torch import nn
+from memlib.training.augment import normalise
+
+class Own(nn.Sequential):
+    def forward(self, x):
+        return super().forward(normalise(x))
+
+def build():
+    return Own(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+"""
+
+
+def wrote(folder: Path, memlib: Memlib, text: str = RECIPE) -> Memlib:
+    (folder / "recipe.yaml").write_text(text)
+    return replace(memlib, recipe=folder / "recipe.yaml", audit_name="forgetting")
+
+
+@pytest.fixture(scope="module")
+def audited(memlib: Memlib, tmp_path_factory: pytest.TempPathFactory) -> tuple[Memlib, Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("forgetting")
+    mine = wrote(folder, memlib)
+    return mine, folder / "store", mine.audit(folder / "store")
+
+
+def test_a_mix_is_trained_judged_and_published(audited: tuple[Memlib, Path, dict[str, Any]]) -> None:
+    _, store, manifest = audited
+    tables = published(store, manifest)
+    assert tables.keys() == {"summary", "curves", "units", "examples"}
+    assert tables["examples"].num_rows == 2 * 120
+    assert set(tables["units"]["group"].to_pylist()) == {"target", "null", "retained"}
+    head = tables["summary"].to_pylist()[0]
+    assert head["metric"] == "rho"
+    assert json.loads(head["params"])["target"] == "half"
+    members = tables["examples"]["member"].to_pylist()
+    assert members.count(True) == 120
+    page = Path(manifest["report"]).read_text()
+    assert "How far the verdicts can be trusted" in page
+    assert page.count("<svg") >= 1
+
+
+def test_brought_weights_and_outputs_before_and_after(audited: tuple[Memlib, Path, dict[str, Any]], tmp_path: Path) -> None:
+    """The query model's own weights look like one that used D_Q; a calibration model's outputs do not."""
+    mine, store, manifest = audited
+    trained = {name: ref for name, ref in manifest["artifacts"].items() if name in ("query 0", "calibration 0")}
+    weights = {name: next(store.glob(f"artifacts/{ref}/*/epoch-*.safetensors")) for name, ref in trained.items()}
+    examples = published(store, manifest)["examples"].to_pylist()[:120]
+    shard = next(store.glob(f"artifacts/{manifest['artifacts']['shard']}/*"))
+    index = {row["example_id"]: row["row"] for row in pq.read_table(shard / "index.parquet").to_pylist()}
+    images = np.load(shard / "images.npy")
+    net = build_classifier(ClassifierSpec(architecture="mlp", widths=(64,)), (1, 8, 8), 10, seed=0)
+    net.load_state_dict(safetensors.torch.load_file(weights["calibration 0"]))
+    rows = [index[e["example_id"]] for e in examples]
+    with torch.inference_mode():
+        scores = torch.softmax(net.eval()(prepare(images[rows], torch.device("cpu"))), dim=1).double().numpy()
+    ids = [e["example_id"] for e in examples]
+    labels = [e["label"] for e in examples]
+    pq.write_table(pa.table({"example_id": ids, "scores": scores.round(4).tolist(), "y": labels}), tmp_path / "after.parquet")
+    (tmp_path / "mymodel.py").write_text(OWN)
+    before = f"{{trained: {{model: 'mymodel:build', weights: '{weights['query 0']}'}}}}"
+    after = f"{{outputs: {{path: '{tmp_path / 'after.parquet'}', label_column: y}}}}"
+    settings = (f"targets={{before: {before}, after: {after}}}", "compare=[before, after]")
+    manifest = mine.audit(store, *settings, PYTHONPATH=str(tmp_path))
+    assert not [name for name in manifest["computed"] if name.startswith("train/")]
+    rows_ = [{**row, "params": json.loads(row["params"])} for row in published(store, manifest)["summary"].to_pylist()]
+    rho = {row["params"]["target"]: row for row in rows_ if row["metric"] == "rho"}
+    units = published(store, manifest)["units"].to_pylist()
+    same = {(u["target"], u["query_model"], u["calibration_model"]): u["rho"] for u in units}
+    assert same["before", 0, 0] == pytest.approx(0, abs=0.05)
+    assert same["after", 0, 0] == pytest.approx(1)
+    assert rho["before"]["params"]["verdict"] == "retained"
+    assert next(row for row in rows_ if row["metric"] == "rho_change")["verdict"] == "above_null"
+    assert "From before to after" in Path(manifest["report"]).read_text()
+
+
+ALL = "sets={query: {part: plain, per_class: null}, calibration: {part: scanner, per_class: null}, provider: {part: plain}}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["sets.calibration.part=plane"], "the parts are plain, scanner"),
+        (
+            ["data.source.parts.scanner.change=null", ALL, "sets.provider.part=scanner", "sets.provider.per_class=1"],
+            "taken out",
+        ),
+        (["targets={t: {outputs: {path: nowhere.parquet}}}"], "cannot read outputs from"),
+    ],
+)
+def test_what_cannot_be_audited_is_said_in_a_line(
+    audited: tuple[Memlib, Path, dict[str, Any]], tmp_path: Path, settings: list[str], said: str
+) -> None:
+    mine, _, _ = audited
+    done = mine.run(tmp_path / "store", *settings)
+    assert said in done.stderr, done.stderr
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_the_newest_run_is_listed(audited: tuple[Memlib, Path, dict[str, Any]]) -> None:
+    mine, store, _ = audited
+    assert newest(store)["audit"] == "forgetting"
+    assert "forgetting" in mine.call("runs", "--store", str(store)).stdout

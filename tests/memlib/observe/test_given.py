@@ -1,0 +1,71 @@
+"""Outputs in a Parquet file are taken by id, and refused in words when they are not what they should be."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from memlib.errors import UserError
+from memlib.observe.given import read_outputs
+from memlib.specs import OutputsSpec
+
+MEMBERS = pa.table({"example_id": ["a", "b", "c"], "label": [0, 1, 1], "class_name": ["cat", "dog", "dog"]})
+SCORES = [[0.75, 0.25], [0.5, 0.5], [0.125, 0.875]]
+
+
+def wrote(tmp_path: Path, **columns: Any) -> str:
+    table = {"example_id": ["c", "a", "x", "b"], "scores": [SCORES[2], SCORES[0], [1.0, 0.0], SCORES[1]]} | columns
+    pq.write_table(pa.table({name: values for name, values in table.items() if values is not None}), tmp_path / "o.parquet")
+    return str(tmp_path / "o.parquet")
+
+
+def read(path: str, **options: Any) -> Any:
+    return read_outputs(OutputsSpec(path=path, **options), MEMBERS, 2)
+
+
+def test_outputs_are_joined_by_id_and_others_left_aside(tmp_path: Path) -> None:
+    found = read(wrote(tmp_path))
+    np.testing.assert_allclose(found.probabilities, SCORES)
+    np.testing.assert_allclose(found.scores, np.log(SCORES))
+    again = read(wrote(tmp_path, scores=[SCORES[2], SCORES[0], [0.5, 0.5], SCORES[1]]))
+    assert again.digest == found.digest
+    assert read(wrote(tmp_path, scores=[SCORES[2], SCORES[1], [0.5, 0.5], SCORES[1]])).digest != found.digest
+    logits = read(wrote(tmp_path, scores=[[3.0, -1], [0, 1], [0, 0], [2, 2]]), kind="logits")
+    assert logits.scores.tolist() == [[0, 1], [2, 2], [3, -1]]
+    assert logits.probabilities is None
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "said"),
+    [
+        ({"example_id": ["c", "a", "x", "y"]}, {}, "no outputs for 1 of the 3 examples of D_Q: b"),
+        ({"example_id": ["c", "a", "a", "b"]}, {}, "1 repeated ids"),
+        ({}, {"scores_column": "logits"}, "no column 'logits'; it has example_id, scores"),
+        ({"scores": [0.1, 0.2, 0.3, 0.4]}, {}, "a list of numbers, one a class"),
+        ({"scores": [[1.0], [1.0], [1.0], [1.0]]}, {}, "has 1 numbers an example, but D_Q has 2 classes"),
+        ({"scores": [[3.0, -1], [0, 1], [0, 0], [2, 2]]}, {}, "these are logits, set outputs.kind to logits"),
+        ({}, {"kind": "logits"}, "these are probabilities"),
+        ({"scores": [[0.4, 0.4]] * 4}, {}, "no distribution: it sums to 0.8 to 0.8"),
+        ({"scores": [[float("nan"), 1.0]] * 4}, {}, "not finite"),
+        ({"y": [1, 1, 0, 1]}, {"label_column": "y"}, r"1 labels differ from D_Q's, as of a \(1 there, 0 here\)"),
+    ],
+)
+def test_outputs_that_cannot_be_used(tmp_path: Path, columns: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        read(wrote(tmp_path, **columns), **options)
+
+
+@pytest.mark.parametrize("labels", [[1, 0, 0, 1], ["1", "0", "0", "1"], ["dog", "cat", "cat", "dog"]])
+def test_labels_by_number_or_name(tmp_path: Path, labels: list[Any]) -> None:
+    read(wrote(tmp_path, y=labels), label_column="y")
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot read outputs from"):
+        read(str(tmp_path / "no.parquet"))
+    (tmp_path / "text.parquet").write_text("no")
+    with pytest.raises(UserError, match="cannot read outputs from"):
+        read(str(tmp_path / "text.parquet"))
