@@ -35,6 +35,9 @@ ASIDE = {
     "alpha",
     "metric",
     "setting",
+    "kind",
+    "models",
+    "compared",
 }  # said elsewhere
 DEFAULT_STORE = "memlib-store"
 StoreOption = Annotated[str, Parameter(name="--store", env_var="MEMLIB_STORE")]

@@ -16,6 +16,7 @@ from memlib.data.shards import IMAGES, INDEX_FILE, read_images, read_index
 from memlib.data.splits import members_digest
 from memlib.observe.given import GivenOutputs
 from memlib.specs import SetSpec
+from memlib.stats.likelihood import decimals_of, log_odds
 from memlib.store import Attempt, Ref
 from memlib.tables import CURVES, FORGETTING_EXAMPLES, FORGETTING_UNITS, SPLITS, SUMMARY, write_table
 from memlib.training.fit import SPLITS_FILE
@@ -66,7 +67,7 @@ def draw_mixes(context: Context, data: TrainingData, wanted: Mapping[str, tuple[
 @stage_task("outputs")
 def observe(context: Context, jobs: Sequence[ModelOutputs]) -> Any:
     """Class scores of every model on D_Q, on Ray."""
-    return run_jobs(context, "outputs", jobs, version=1)
+    return run_jobs(context, "outputs", jobs, version=1, secret=True)
 
 
 @dataclass(frozen=True)
@@ -138,10 +139,10 @@ def _observed(context: Context, members: pa.Table, trained: pa.Table, model: Sho
     if isinstance(model.outputs, GivenOutputs):
         scores = model.outputs.scores
         if model.outputs.probabilities is not None:
-            decimals = forgetting.decimals_of(model.outputs.probabilities)
+            decimals = decimals_of(model.outputs.probabilities)
     else:
         scores = np.load(context.store.local_path(model.outputs, OUTPUTS))
     if model.name is not None:
         seen = set(trained.filter(pc.equal(trained["role"], model.name))["example_id"].to_pylist())
         known = np.array([name in seen for name in members["example_id"].to_pylist()])
-    return Observed(model.group, model.target, model.number, forgetting.log_odds(scores, labels), decimals, known)
+    return Observed(model.group, model.target, model.number, log_odds(scores, labels), decimals, known)

@@ -37,16 +37,15 @@ from memlib.errors import RunError
 from memlib.identity import derive_seed
 from memlib.specs import ClassifierSpec, DataSpec, OutputsSpec, SetSpec, Spec, TrainedSpec, TrainingSpec
 from memlib.stats.divergence import weighted_ks
+from memlib.stats.likelihood import Likelihoods, confidences, rounded
 from memlib.stats.tests import bootstrap_weights, wilson_interval
 from memlib.tables import CURVES, FORGETTING_EXAMPLES, FORGETTING_UNITS, SUMMARY, summary_row
 
 RETAINED, FORGOTTEN, UNDECIDED = "retained", "forgotten", "undecided"
 VERDICTS = (RETAINED, FORGOTTEN, UNDECIDED)
 TARGET, NULL = "target", "null"
-MANY_MODELS = 16  # from here on each example has variances of its own (LiRA)
 RARE = 0.001
 NON_MEMBERS_FOR_RARE = 2000
-CLIP = 30.0  # of log odds, as float32 probabilities end at 1
 
 Mix = Mapping[str, Annotated[float, Field(gt=0, le=1)]]
 """Share of each set by its name."""
@@ -203,40 +202,6 @@ class Observed:
     members: NDArray[np.bool_] | None = None
 
 
-def log_odds(scores: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[np.float64]:
-    """log p / (1 - p) of the true class, from logits, without the loss of digits near 1.
-
-    Args:
-        scores: (num_examples, num_classes) logits or log-probabilities.
-        labels: (num_examples,).
-    """
-    values = scores.astype(np.float64)
-    rows = np.arange(len(values))
-    own = values[rows, labels].copy()
-    values[rows, labels] = -np.inf
-    top = values.max(axis=1)
-    others = top + np.log(np.exp(values - top[:, None]).sum(axis=1))
-    found: NDArray[np.float64] = np.clip(own - others, -CLIP, CLIP)
-    return found
-
-
-def confidences(odds: NDArray[np.float64], decimals: int | None = None) -> NDArray[np.float64]:
-    """The probabilities of the true class, rounded as the target's owner has rounded them, else to float32.
-
-    Models are only compared at the same rounding: a distribution of rounded numbers differs from one that is not.
-    """
-    p: NDArray[np.float64] = 1 / (1 + np.exp(-odds))
-    return np.round(p, decimals) if decimals is not None else p.astype(np.float32).astype(np.float64)
-
-
-def decimals_of(probabilities: NDArray[np.floating]) -> int | None:
-    """To how many decimals numbers were rounded; None for more than six."""
-    for decimals in range(1, 7):
-        if np.abs(probabilities - np.round(probabilities, decimals)).max(initial=0) < 1e-9:
-            return decimals
-    return None
-
-
 class Distances:
     """KS distances between models on D_Q, with a bootstrap over its examples.
 
@@ -319,47 +284,10 @@ def score(distances: Distances) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=FORGETTING_UNITS.arrow)
 
 
-class Likelihoods:
-    """Log-likelihood ratio of each example's log odds under query (in) and calibration (out) models.
-
-    Both are normal in the log odds; variances are pooled over examples with fewer than 16 models (LiRA, section 5).
-    """
-
-    def __init__(self, inside: NDArray[np.float64], outside: NDArray[np.float64]) -> None:
-        """inside, outside: (num_models, num_examples) log odds."""
-        self.means = inside.mean(axis=0), outside.mean(axis=0)
-        self.variances = _variances(inside), _variances(outside)
-
-    def ratio(self, odds: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(num_examples,) log-likelihood ratios in nats, positive where the target is like a query model."""
-        inside, outside = (
-            -0.5 * ((odds - mean) ** 2 / variance + np.log(variance))
-            for mean, variance in zip(self.means, self.variances, strict=True)
-        )
-        found: NDArray[np.float64] = inside - outside
-        return found
-
-
-def _variances(odds: NDArray[np.float64]) -> NDArray[np.float64]:
-    spread = odds.var(axis=0, ddof=1)
-    if len(odds) < MANY_MODELS:
-        spread = np.full_like(spread, spread.mean())
-    floored: NDArray[np.float64] = np.maximum(spread, 1e-6)
-    return floored
-
-
 def likelihoods(query: Sequence[Observed], calibration: Sequence[Observed], decimals: int | None) -> Likelihoods:
     """Of models whose outputs are rounded alike."""
-    inside, outside = (np.stack([_rounded(m.log_odds, decimals) for m in models]) for models in (query, calibration))
+    inside, outside = (np.stack([rounded(m.log_odds, decimals) for m in models]) for models in (query, calibration))
     return Likelihoods(inside, outside)
-
-
-def _rounded(odds: NDArray[np.float64], decimals: int | None) -> NDArray[np.float64]:
-    if decimals is None:
-        return odds
-    edge = 0.5 * 10.0**-decimals
-    p = np.clip(confidences(odds, decimals), edge, 1 - edge)
-    return np.log(p) - np.log1p(-p)
 
 
 def score_examples(
@@ -386,7 +314,7 @@ def score_examples(
             "log_odds": model.log_odds,
             "log_odds_query": known.means[0],
             "log_odds_calibration": known.means[1],
-            "log_likelihood_ratio": known.ratio(_rounded(model.log_odds, model.decimals)),
+            "log_likelihood_ratio": known.ratio(rounded(model.log_odds, model.decimals)),
             "member": [None] * count if model.members is None else model.members,
         }
         parts.append(pa.table(columns).cast(FORGETTING_EXAMPLES.arrow))
@@ -466,7 +394,7 @@ class Judge:
         if self._spec.statistic == "rho":
             return float(distances.rho(model)[np.ix_(q, c)][..., replicate].mean())
         known = likelihoods([distances.query[i] for i in q], [distances.calibration[i] for i in c], model.decimals)
-        ratios = np.clip(known.ratio(_rounded(model.log_odds, model.decimals)), -5, 5)  # no example decides alone
+        ratios = np.clip(known.ratio(rounded(model.log_odds, model.decimals)), -5, 5)  # no example decides alone
         weights = distances.weights[replicate]
         return -float(ratios @ weights / weights.sum())
 
@@ -525,7 +453,7 @@ def summarize(distances: Distances, examples: pa.Table, recipe: Recipe) -> pa.Ta
         rows += _rows_of_target(name, models, distances, judge, recipe)
         rows += _membership_rows(name, examples)
     for group, models in ((NULL, judge.null), (RETAINED, judge.retained)):
-        params = {"target": f"{group} models", "group": group}
+        params = {"target": f"{group} models", "kind": group}
         rows.append(_rho_row(params, models, distances))
     rows += _trust_rows(judge, recipe.verdict)
     if recipe.compare is not None:
@@ -541,7 +469,7 @@ def _rows_of_target(
     verdict = max(VERDICTS, key=lambda v: (counts[v], v == UNDECIDED))
     spec = recipe.verdict
     params = {
-        "target": name, "group": TARGET, "verdict": verdict, "statistic": spec.statistic, "alpha": spec.alpha,
+        "target": name, "kind": TARGET, "verdict": verdict, "compared": spec.statistic, "alpha": spec.alpha,
         "models": len(models),
     }  # fmt: skip
     p = decisions[0].p_null if len(decisions) == 1 else None
@@ -552,7 +480,7 @@ def _rows_of_target(
     if len(decisions) == 1:
         for which, value in (("null", decisions[0].p_null), ("retained", decisions[0].p_retained)):
             yield summary_row(
-                f"p_{which}", {"target": name, "statistic": spec.statistic}, value, None, n=recipe.verdict.models
+                f"p_{which}", {"target": name, "compared": spec.statistic}, value, None, n=recipe.verdict.models
             )
     seed = derive_seed(recipe.score.seed, "verdicts", name)
     drawn = judge.resampled(models, count=recipe.score.resamples, seed=seed)
@@ -590,6 +518,7 @@ def _row(
         variance += float(by_seed.var(ddof=1)) / count
     quantile = float(scipy.stats.t.ppf(0.975, min(counts) - 1)) if counts else 1.96
     centre, half = float(means[0]), quantile * float(np.sqrt(variance))
+    params = {**params, "interval": "seeds and examples" if counts else "examples"}
     return summary_row(metric, params, centre, (max(0.0, centre - half), centre + half), n=sample.size, null_value=null)
 
 
@@ -639,13 +568,13 @@ def _membership_rows(name: str, examples: pa.Table) -> Iterator[dict[str, Any]]:
         if len(values) > 1 and np.ptp(values):
             low, high = scipy.stats.t.interval(0.95, len(values) - 1, values.mean(), scipy.stats.sem(values))
             interval = (max(0.0, float(low)), min(1.0, float(high)))
-        params = {"target": name, "false_positive_rate": level, "statistic": "likelihood_ratio"}
+        params = {"target": name, "false_positive_rate": level, "compared": "likelihood_ratio"}
         yield summary_row("true_positive_rate", params, float(values.mean()), interval, n=len(values), null_value=level)
 
 
 def in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
     """Whether a finding with these params is shown in brief: rho of everything, and how far verdicts can be trusted."""
-    return "group" in params or "from" in params or params.get("over") == "models"
+    return "kind" in params or "from" in params or params.get("over") == "models"
 
 
 def curves(distances: Distances, recipe: Recipe) -> pa.Table:

@@ -19,11 +19,13 @@ from memlib.stats.divergence import ks_gap
 KINDS = {RETAINED: "found", FORGOTTEN: "not_found", UNDECIDED: "odd"}
 COLOURS = {QUERY: "#7a3b9a", CALIBRATION: REFERENCE, NULL: "#5f8f6b", RETAINED: "#b07d2b", TARGET: TARGET_COLOUR}
 SHOWN_TARGETS = 4
+EDGE = 1e-7
+TICKS = (0.001, 0.1, 0.5, 0.9, 0.999, 0.99999)
 
 
 def verdict(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> tuple[str, str, str]:
     """(kind, one sentence, its explanation) in words that need no statistics."""
-    found = {row["params"]["target"]: row for row in rows if row["params"].get("group") == TARGET}
+    found = {row["params"]["target"]: row for row in rows if row["params"].get("kind") == TARGET}
     domain = (
         ""
         if recipe.null_has_the_domain
@@ -124,7 +126,7 @@ def build_page(
 
 
 def _numbers(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
-    found = [row for row in rows if row["params"].get("group") == TARGET][:SHOWN_TARGETS]
+    found = [row for row in rows if row["params"].get("kind") == TARGET][:SHOWN_TARGETS]
     return [(f"{r['value']:.2f}", f"rho, {r['params']['target']}: {r['params']['verdict']}", _interval(r)) for r in found]
 
 
@@ -174,13 +176,15 @@ def _distribution_section(
         share = np.arange(1, len(values) + 1) / len(values)
         style = "-" if group != TARGET else ["-", "--", ":", "-."][(number - 3) % 4]
         label = {QUERY: "query model", CALIBRATION: "calibration model", NULL: "null model"}.get(group, name)
-        axes.step(values, share, where="post", color=COLOURS[group], ls=style, lw=1.6, label=label)
+        axes.step(_odds(values), share, where="post", color=COLOURS[group], ls=style, lw=1.6, label=label)
     for name in targets[:1]:
         gap, place = ks_gap(query, confidences[TARGET, name])
         low, high = sorted(float((values <= place).mean()) for values in (query, confidences[TARGET, name]))
-        axes.plot([place, place], [low, high], color=INK, lw=2)
-        axes.annotate(f"KS {gap:.2f}", (place, (low + high) / 2), xytext=(6, 0), textcoords="offset points", fontsize=8)
-    axes.set_xlabel("confidence in the true class")
+        at = float(_odds(np.array([place]))[0])
+        axes.plot([at, at], [low, high], color=INK, lw=2)
+        axes.annotate(f"KS {gap:.2f}", (at, (low + high) / 2), xytext=(6, 0), textcoords="offset points", fontsize=8)
+    axes.set_xticks(_odds(np.array(TICKS)), [f"{tick:g}" for tick in TICKS])
+    axes.set_xlabel("confidence in the true class (scale of log odds)")
     axes.set_ylabel("share of D_Q at or below")
     axes.legend(frameon=False, fontsize=8)
     return Section(
@@ -188,6 +192,13 @@ def _distribution_section(
         paragraphs=["The first model of each kind. The bar marks the largest gap between the query model and the target."],
         svg=save_figure(figure, folder, "confidences"),
     )
+
+
+def _odds(confidences: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Log odds, where confidences near 1 can be told apart; float32 ends before the edges."""
+    p = np.clip(confidences, EDGE, 1 - EDGE)
+    found: NDArray[np.float64] = np.log(p) - np.log1p(-p)
+    return found
 
 
 def _mix_section(curves: pa.Table, recipe: Recipe, folder: Path) -> Section | None:
@@ -258,7 +269,7 @@ def _examples_section(
     """Of the first target that was found to retain D_Q, else of the first."""
     frame = examples.to_pandas()
     retained = [
-        row["params"]["target"] for row in rows if row["params"].get("verdict") == RETAINED and "group" in row["params"]
+        row["params"]["target"] for row in rows if row["params"].get("verdict") == RETAINED and "kind" in row["params"]
     ]
     first = next(iter([*retained, *recipe.targets]))
     mine = (

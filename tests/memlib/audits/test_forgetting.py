@@ -19,20 +19,17 @@ from memlib.audits.forgetting import (
     Config,
     Distances,
     Judge,
-    Likelihoods,
     Observed,
     Recipe,
     VerdictSpec,
-    confidences,
     curves,
     decide,
-    decimals_of,
-    log_odds,
     score,
     score_examples,
     summarize,
 )
 from memlib.errors import RunError
+from memlib.stats.likelihood import Likelihoods, confidences, decimals_of, log_odds
 from memlib.tables import CURVES, FORGETTING_EXAMPLES, FORGETTING_UNITS, SUMMARY
 
 CONFIG = Config(replicates=100, resamples=20)

@@ -27,7 +27,7 @@ def recipe(**changes: Any) -> Recipe:
 
 def findings(which: str, *names: str) -> list[dict[str, Any]]:
     rows = [
-        summary_row("rho", {"target": n, "group": "target", "verdict": which}, 0.4, (0.2, 0.6), n=9, null_value=1.0)
+        summary_row("rho", {"target": n, "kind": "target", "verdict": which}, 0.4, (0.2, 0.6), n=9, null_value=1.0)
         for n in names or ("<b>t</b>",)
     ]
     for group in ("null models", "retained models"):
