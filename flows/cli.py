@@ -8,6 +8,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+import warnings
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -294,6 +295,7 @@ def _interrupt(*_: object) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; a user's mistake or an expected fault ends in one or two lines and status 2."""
     signal.signal(signal.SIGTERM, _interrupt)
+    warnings.filterwarnings("ignore", module=r"torch\b")  # they speak to developers, between our own lines
     try:
         app(arguments)
     except (UserError, RunError) as error:

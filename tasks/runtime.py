@@ -174,7 +174,8 @@ def map_on_ray(
             try:
                 ray.get(done)
             except ray.exceptions.RayTaskError as error:
-                failures.append(error.as_instanceof_cause())
+                said = isinstance(error.cause, UserError | RunError)  # what Ray makes of it begins with a traceback
+                failures.append(error.cause if said else error.as_instanceof_cause())
             except ray.exceptions.RayError as error:
                 failures.append(RunError(f"a worker was lost again and again ({str(error).strip().splitlines()[0]})"))
         progress(len(calls) - len(waiting) - len(running), len(calls))

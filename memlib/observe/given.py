@@ -113,11 +113,8 @@ def _check_probabilities(spec: OutputsSpec, scores: NDArray[np.float64]) -> None
     if scores.min() >= 0 and np.abs(sums - 1).max() <= SUM_TO_ONE * max(1, scores.shape[1] / 10):
         return
     if scores.min() < 0 or sums.max() > 1.5:
-        low, high = scores.min(), scores.max()
-        raise UserError(
-            f"{spec.path}: {spec.scores_column} runs from {low:.3g} to {high:.3g}; these are logits: set outputs.kind "
-            "to logits"
-        )
+        seen = f"{spec.scores_column} runs from {scores.min():.3g} to {scores.max():.3g}"
+        raise UserError(f"{spec.path}: {seen}; these are logits, set outputs.kind to logits")
     raise UserError(f"{spec.path}: {spec.scores_column} is no distribution: it sums to {sums.min():.3g} to {sums.max():.3g}")
 
 
