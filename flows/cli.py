@@ -9,7 +9,7 @@ import threading
 import urllib.error
 import urllib.request
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -89,13 +89,12 @@ def run(
     named = audit_of(str(content.get("audit", audit)))
     if named != audit:
         raise UserError(f"recipe {recipe} is for the {named} audit, not {audit}")
-    server = _start_server_early()
-    spec = validate(AUDITS[audit].recipe, content)
-    resources = validate(Resources, machines)
-    Store(store).check_writable()
-    _check_prefect()
-    flow = AUDITS[audit].flow
-    server.join()
+    with _server_starting():
+        spec = validate(AUDITS[audit].recipe, content)
+        resources = validate(Resources, machines)
+        Store(store).check_writable()
+        _check_prefect()
+        flow = AUDITS[audit].flow
     manifest = flow(spec, Store(store).uri, resources, quiet)
     _print_run(manifest)
 
@@ -261,8 +260,14 @@ def _check_prefect() -> None:
         raise UserError(f"no Prefect server at PREFECT_API_URL {url} ({error}); start it or unset the variable") from error
 
 
-def _start_server_early() -> threading.Thread:
-    """Has Prefect start the API it would start anyway, when none is configured, while we load torch."""
+@contextlib.contextmanager
+def _server_starting() -> Iterator[None]:
+    """Has Prefect start the API it would start anyway, when none is configured, while we load torch and the recipe.
+
+    The thread is always waited for: Python kills those that outlive it, and C++ that is being killed aborts.
+    """
+    unwanted = threading.Event()
+    servers = []
 
     def start() -> None:
         if os.environ.get("PREFECT_API_URL"):
@@ -271,12 +276,22 @@ def _start_server_early() -> threading.Thread:
             from prefect.server.api.server import SubprocessASGIServer
             from prefect.settings import PREFECT_API_URL
 
-            if not PREFECT_API_URL.value():
-                SubprocessASGIServer().start()
+            if not PREFECT_API_URL.value() and not unwanted.is_set():
+                servers.append(SubprocessASGIServer())
+                servers[0].start()
 
-    thread = threading.Thread(target=start, daemon=True)
+    thread = threading.Thread(target=start)
     thread.start()
-    return thread
+    try:
+        yield
+    except BaseException:
+        unwanted.set()
+        while thread.is_alive():
+            for server in servers:
+                server.stop()
+            thread.join(timeout=0.1)
+        raise
+    thread.join()
 
 
 def _quiet_prefect() -> None:
