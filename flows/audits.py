@@ -42,6 +42,7 @@ AUDITS = {
         Audit("unique-feature", "Does a classifier remember something that stood in a single training image?"),
         Audit("self-influence", "Which training examples does a classifier lean on itself for?"),
         Audit("forgetting", "Has a model used, or forgotten, this data set?"),
+        Audit("exposure", "How many bits has a sequence model given away of a secret in its training text?"),
     )
 }
 

@@ -55,7 +55,7 @@ console = Console(highlight=False, markup=False)
 
 @app.command
 def run(
-    audit: Literal["deja-vu", "unique-feature", "self-influence", "forgetting"],
+    audit: Literal["deja-vu", "unique-feature", "self-influence", "forgetting", "exposure"],
     /,
     *,
     recipe: str,
@@ -74,6 +74,7 @@ def run(
         unique-feature: does a classifier remember something that stood in a single training image?
         self-influence: which training examples does a classifier lean on itself for?
         forgetting: has a model used, or forgotten, this data set?
+        exposure: how many bits has a model of text given away of a secret that it was trained on?
     recipe
         The name of a shipped recipe (see `memlib recipes`) or the path of a YAML file.
     set_

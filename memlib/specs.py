@@ -317,6 +317,75 @@ class HoldOutSpec(Spec):
     """Draws the roles."""
 
 
+# -- text ---------------------------------------------------------------------------------------------
+
+
+class TopicsSource(Spec):
+    """Embedded text: the help topics of Python's standard library, 0.7 million characters of English and code."""
+
+    kind: Literal["topics"] = "topics"
+
+
+class TextFileSource(Spec):
+    """A plain text file; .xz, .gz and .bz2 are unpacked."""
+
+    kind: Literal["text"]
+    path: str
+    """The file, UTF-8; local or s3://."""
+
+
+class TextParquetSource(Spec):
+    """Parquet files with a column of text, a document a row."""
+
+    kind: Literal["text_parquet"]
+    path: str
+    """A file, a folder or a glob; local or s3://."""
+    text_column: str = "text"
+    """The column; documents become lines."""
+
+
+TextSource = Annotated[TopicsSource | TextFileSource | TextParquetSource, Field(discriminator="kind")]
+
+
+class TextSpec(Spec):
+    """A corpus, cut into windows that a model sees one by one."""
+
+    source: TextSource
+    unit: Literal["character", "word"] = "character"
+    """What a symbol is; words are what spaces part, and the end of a line is one."""
+    window: int = Field(default=100, ge=8)
+    """Symbols in a window; nothing passes from one to the next."""
+    fraction: float = Field(default=1.0, gt=0, le=1)
+    """Use only the beginning of the text."""
+    validation: float = Field(default=0.1, gt=0, lt=1)
+    """Share of the windows, the last ones, that no model trains on."""
+    vocabulary: int | None = Field(default=None, ge=2)
+    """The most frequent symbols that are told apart; others become <unk>. By default all."""
+
+
+class SecretsSpec(Spec):
+    """Canaries: a format whose holes are filled at random, and how often each stands in the corpus (Carlini 2019, 4.1)."""
+
+    format: str = "My number is {d9}"
+    """Text with holes: {d9} is nine digits; h: hexadecimal digits; l, u: letters; a: lower-case letters and digits."""
+    alphabets: Mapping[Annotated[str, Field(pattern=r"^[a-z_]+$")], tuple[str, ...]] = {}
+    """Further alphabets by name: symbols, or words for a word model."""
+    insertions: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(1, 4, 16), min_length=1)
+    """How often a canary is inserted; one canary (or `each`) for every number."""
+    each: int = Field(default=1, ge=1)
+    """Canaries of every number of insertions."""
+    never: int = Field(default=20, ge=0)
+    """Canaries that are drawn alike and never inserted: the null."""
+    together: bool = False
+    """True: one model sees all canaries. False: every canary has a model of its own, and the never inserted ones one."""
+    known_prefix: bool = True
+    """Whether candidates are scored after the text before the first hole, as one would ask who knows it."""
+    known_suffix: bool = True
+    """Whether the text after the last hole is part of the candidates."""
+    seed: int = Field(default=0, ge=0)
+    """With the secret file, draws canaries and places."""
+
+
 # -- unique features ----------------------------------------------------------------------------------
 
 
@@ -470,7 +539,33 @@ class ClassifierSpec(Spec):
         return self
 
 
-AnyModelSpec = Annotated[ModelSpec | ClassifierSpec, Field(discriminator="kind")]
+class LanguageSpec(Spec):
+    """A model of the next character or word (Carlini 2019, sections 3 and 6)."""
+
+    kind: Literal["language"] = "language"
+    architecture: Literal["lstm", "gru", "cnn", "wavenet", "transformer"] = "lstm"
+    """lstm, gru; cnn: dilated causal convolutions; wavenet: gated ones with skip connections; transformer: decoder only."""
+    width: int = Field(default=200, ge=1)
+    """Units of a layer, or channels."""
+    layers: int = Field(default=2, ge=1)
+    """How many; convolutions are dilated by 1, 2, 4, ..."""
+    embedding: int = Field(default=128, ge=1)
+    """lstm and gru: length of a symbol's vector; the others use `width`."""
+    kernel: int = Field(default=3, ge=2)
+    """cnn and wavenet: symbols that a convolution sees."""
+    heads: int = Field(default=4, ge=1)
+    """transformer: attention heads."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """After each layer."""
+
+    @model_validator(mode="after")
+    def _heads_share_the_width(self) -> "LanguageSpec":
+        if self.architecture == "transformer" and self.width % self.heads:
+            raise ValueError(f"width {self.width} cannot be shared by {self.heads} heads")
+        return self
+
+
+AnyModelSpec = Annotated[ModelSpec | ClassifierSpec | LanguageSpec, Field(discriminator="kind")]
 
 
 # -- training -----------------------------------------------------------------------------------------
@@ -496,7 +591,13 @@ class SupervisedSpec(Spec):
     """Share of the target spread over all classes."""
 
 
-ObjectiveSpec = Annotated[VICRegSpec | SupervisedSpec, Field(discriminator="kind")]
+class LanguageObjectiveSpec(Spec):
+    """Cross-entropy of the next symbol, in nats a symbol."""
+
+    kind: Literal["language"]
+
+
+ObjectiveSpec = Annotated[VICRegSpec | SupervisedSpec | LanguageObjectiveSpec, Field(discriminator="kind")]
 
 
 class OptimizerSpec(Spec):

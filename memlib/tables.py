@@ -272,6 +272,68 @@ FORGETTING_EXAMPLES = Table(
     keys=("target", "model", "example_id"),
 )
 
+CANARIES = Table(
+    name="canaries",
+    version=1,
+    meaning="Canaries, a row each. Secret: it is published nowhere.",
+    columns=(
+        Column("canary", _INT, "", "its id, which is all that results say of it"),
+        Column("insertions", _INT, "count", "how often it stands in the corpus; 0: never"),
+        Column("choices", pa.list_(pa.int32()), "", "for each place of the sequence which of its symbols"),
+        Column("text", _TEXT, "", "the canary itself"),
+    ),
+    keys=("canary",),
+)
+
+EXPOSURE_UNITS = Table(
+    name="units",
+    version=1,
+    meaning="A row a canary, model and checkpoint. No secrets: canaries are named by id.",
+    columns=(
+        Column("variant", _TEXT, "", "which variant of the recipe; empty without variants"),
+        Column("seed", _INT, "", "which training of the variant, counted from 0"),
+        Column("epoch", _INT, "epoch", "of the checkpoint"),
+        Column("canary", _INT, "", "its id"),
+        Column("insertions", _INT, "count", "how often this model's training data hold it; 0: never"),
+        Column("log_perplexity", _FLOAT, "bit", "of the canary after its known prefix (Carlini 2019, Definition 1)"),
+        Column("exposure", _FLOAT, "bit", "log2 |R| - log2 rank (Definition 4), by the method"),
+        Column("ci_low", _FLOAT, "bit", "lower end of its 95 % interval; the value itself where it is exact"),
+        Column("ci_high", _FLOAT, "bit", "upper end"),
+        Column("method", _TEXT, "", "pruned or enumerated (exact rank), sampled, or extrapolated (skew-normal)"),
+        Column("rank", _INT, "", "candidates at most as costly (Definition 2); null unless exact"),
+        Column("p_value", _FLOAT, "probability", "that a canary which was never inserted has such a rank"),
+        Column("exposure_sampled", _FLOAT, "bit", "from the share of random references at most as costly"),
+        Column("exposure_extrapolated", _FLOAT, "bit", "from the skew-normal law of the references; not bounded by log2 |R|"),
+        Column("extrapolated_low", _FLOAT, "bit", "lower end of its 95 % interval, for the law being true"),
+        Column("extrapolated_high", _FLOAT, "bit", "upper end"),
+        Column("fit_p", _FLOAT, "probability", "parametric-bootstrap goodness of fit of the law"),
+        Column("space_bits", _FLOAT, "bit", "log2 |R|"),
+        Column("evaluations", _INT, "count", "prefixes evaluated for the exact rank; null unless exact"),
+        Column("validation_loss", _FLOAT, "nat", "of the model on windows no model trains on, a symbol"),
+    ),
+    keys=("variant", "seed", "epoch", "canary", "insertions"),
+)
+
+EXTRACTION = Table(
+    name="extractions",
+    version=1,
+    meaning="A row a search for a canary in the model that saw it most.",
+    columns=(
+        Column("variant", _TEXT, "", "which variant of the recipe; empty without variants"),
+        Column("seed", _INT, "", "which training of the variant"),
+        Column("canary", _INT, "", "its id"),
+        Column("insertions", _INT, "count", "how often the model's training data hold it"),
+        Column("known", _INT, "symbol", "symbols of the holes that the search was told"),
+        Column("search", _TEXT, "", "shortest_path, greedy, or beam"),
+        Column("extracted", _FLAG, "", "whether the likeliest candidate found is the canary"),
+        Column("position", _INT, "", "its place among the candidates found, from 1; null if it is not among them"),
+        Column("queries", _INT, "count", "prefixes whose next symbols were asked for"),
+        Column("ended", _TEXT, "", "found, exhausted, or the limit that ended the search: evaluations, seconds"),
+        Column("exact", _FLAG, "", "whether no likelier candidate can have been missed"),
+    ),
+    keys=("variant", "seed", "canary", "known", "search"),
+)
+
 PUBLISHED: Mapping[str, Mapping[str, Table]] = {
     "summary": {"": SUMMARY},
     "curves": {"": CURVES},
@@ -280,7 +342,9 @@ PUBLISHED: Mapping[str, Mapping[str, Table]] = {
         "unique_feature": UNIQUE_FEATURE_UNITS,
         "self_influence": SELF_INFLUENCE_UNITS,
         "forgetting": FORGETTING_UNITS,
+        "exposure": EXPOSURE_UNITS,
     },
+    "extractions": {"exposure": EXTRACTION},
     "examples": {"forgetting": FORGETTING_EXAMPLES},
 }
 """Tables below results/, by name and audit ("" where all audits share one)."""

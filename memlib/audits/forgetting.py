@@ -574,7 +574,7 @@ def _membership_rows(name: str, examples: pa.Table) -> Iterator[dict[str, Any]]:
 
 def in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
     """Whether a finding with these params is shown in brief: rho of everything, and how far verdicts can be trusted."""
-    return "kind" in params or "from" in params or params.get("over") == "models"
+    return "kind" in params or "from" in params or (params.get("over") == "models" and "alpha" in params)
 
 
 def curves(distances: Distances, recipe: Recipe) -> pa.Table:

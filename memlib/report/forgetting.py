@@ -44,7 +44,7 @@ def verdict(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> tuple[str, str
     interval = f"rho = {row['value']:.2f} (95 % interval {row['ci_low']:.2f} to {row['ci_high']:.2f})"
     sentence = {
         RETAINED: "The model behaves as one that has used this data set.",
-        FORGOTTEN: "The model behaves as one that has never used this data set.",
+        FORGOTTEN: f"The model behaves as one that has used none of this data set, or much less than {_share(recipe)} of it.",
         UNDECIDED: "It cannot be said whether the model has used this data set.",
     }[which]
     explanation = {
@@ -100,6 +100,7 @@ def build_page(
     """
     rows = [{**row, "params": json.loads(row["params"])} for row in tables["summary"].to_pylist()]
     kind, sentence, explanation = verdict(rows, recipe)
+    compared = "the mean likelihood ratio of D_Q's examples" if recipe.verdict.statistic == "likelihood_ratio" else "rho"
     sections = [
         _rho_section(rows),
         _distribution_section(recipe, confidences, folder),
@@ -113,8 +114,8 @@ def build_page(
             heading="What was run",
             paragraphs=[
                 "Method: Liu and Tsaftaris 2020, Have you forgotten? (Eqs. 2 to 4). Their rule, rho below 1 means not "
-                "forgotten, errs half the time on models without D_Q, so the verdict compares rho with models whose truth is "
-                "known. Likelihood ratios by example: LiRA (Carlini et al. 2022) with query and calibration models."
+                f"forgotten, errs half the time on models without D_Q, so the verdict compares {compared} with models whose "
+                "truth is known. Likelihood ratios by example: LiRA (Carlini et al. 2022) with query and calibration models."
             ],
             table=TableView(("", ""), list(facts.items())),
         ),

@@ -23,15 +23,16 @@ from memlib.errors import RunError, UserError
 from memlib.identity import canonical_json, content_key
 from memlib.models.classifiers import build_classifier
 from memlib.models.encoder import build_encoder
+from memlib.models.sequence import build_language_model
 from memlib.objectives import build_objective, needs_classifier
-from memlib.specs import AnyModelSpec, CanarySpec, ClassifierSpec, ModelSpec, TrainingSpec
+from memlib.specs import AnyModelSpec, CanarySpec, ClassifierSpec, LanguageSpec, ModelSpec, TrainingSpec
 from memlib.store import Attempt, Ref, Store
 from memlib.tables import TRAINING, write_table
 from memlib.training.checkpoint import load_resume_state, load_weights, save_resume_state, save_weights, weights_file
 from memlib.training.loop import Training, TrainingSet, Worker
 
 STAGE, VERSION = "train", 2
-MODELS: TypeAdapter[ModelSpec | ClassifierSpec] = TypeAdapter(AnyModelSpec)
+MODELS: TypeAdapter[ModelSpec | ClassifierSpec | LanguageSpec] = TypeAdapter(AnyModelSpec)
 SPLITS_FILE, HISTORY, MODEL_FILE = "splits.parquet", "history.parquet", "model.json"
 
 Progress = Callable[[dict[str, Any]], None]
@@ -44,7 +45,7 @@ class TrainingJob:
     Attributes:
         name: what people call it: target 0, reference 0, shadow 17, ...
         model, training: how.
-        num_classes: of the data.
+        num_classes: of the data; symbols of a text.
         shard, splits: artifacts with the images and who may see them.
         roles: the roles whose examples it trains on.
         parent: a trained model whose last weights it starts from.
@@ -52,7 +53,7 @@ class TrainingJob:
     """
 
     name: str
-    model: ModelSpec | ClassifierSpec
+    model: ModelSpec | ClassifierSpec | LanguageSpec
     training: TrainingSpec
     num_classes: int
     shard: Ref
@@ -189,13 +190,15 @@ def build_model(described: Mapping[str, Any], *, seed: int) -> nn.Module:
     spec = MODELS.validate_python(described["model"])
     if isinstance(spec, ModelSpec):
         return build_encoder(spec, num_classes=described["classifier"], seed=seed)
+    if isinstance(spec, LanguageSpec):
+        return build_language_model(spec, described["classifier"], described["input_shape"][0], seed=seed)
     try:
         return build_classifier(spec, described["input_shape"], described["classifier"], seed=seed)
     except ValueError as error:
         raise UserError(str(error)) from error
 
 
-def load_trained(store: Store, ref: Ref, *, epoch: int) -> tuple[nn.Module, ModelSpec | ClassifierSpec]:
+def load_trained(store: Store, ref: Ref, *, epoch: int) -> tuple[nn.Module, ModelSpec | ClassifierSpec | LanguageSpec]:
     """A trained model as it was after `epoch` epochs, on the CPU."""
     described = json.loads(store.local_path(ref, MODEL_FILE).read_text())
     model = build_model(described, seed=0)

@@ -272,8 +272,9 @@ class Training:
 
     def _plain(self, images: Tensor) -> Tensor:
         """Examples as they are, as the model takes them."""
-        if images.dim() == 2:
-            return images.float().to(self.worker.device)
+        if images.dim() == 2:  # points, or symbols of a text
+            points = images if images.is_floating_point() else images.long()
+            return points.to(self.worker.device)
         scaled = pixels(images, self.worker.device)
         if scaled.shape[2] != self.input_size:
             scaled = F.interpolate(scaled, size=(self.input_size, self.input_size), mode="bilinear", antialias=True)

@@ -1,0 +1,130 @@
+"""The exposure audit (Carlini 2019) from text to a page."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from prefect import flow
+
+from memlib.audits.exposure import Recipe
+from memlib.data.splits import TRAIN
+from memlib.data.text import role_of
+from memlib.identity import derive_seed
+from memlib.specs import Resources
+from memlib.store import Ref
+from memlib.training.checkpoint import weights_file
+from memlib.training.fit import TrainingJob
+from tasks.exposure import Asked, ask, count, extract, make_corpus, score_exposure
+from tasks.exposure_jobs import CorpusData, ModelAt, Search
+from tasks.exposure_report import write_report
+from tasks.reporting import publish, run_id
+from tasks.runtime import Context, stop_ray
+from tasks.stage import open_store
+from tasks.training import train_models
+
+NONE, ALL = "no canary", "all canaries"
+
+
+@flow(name="exposure", validate_parameters=True)
+def exposure(recipe: Recipe, store: str, resources: Resources = Resources(), quiet: bool = False) -> dict[str, Any]:
+    """Audits how much of inserted secrets language models give away, in bits, and extracts them.
+
+    Args:
+        recipe: text, canaries, model, training, scores, search and report.
+        store: folder or s3:// prefix for artifacts, results and reports.
+        resources: machines; changes no result.
+        quiet: no progress.
+
+    Returns:
+        the run's manifest.
+    """
+    started = time.time()
+    context = Context(open_store(store), resources, quiet)
+    try:
+        corpus: Ref = make_corpus(context, recipe.data, recipe.canaries)
+        data = CorpusData(context.store, corpus, recipe.data, recipe.canaries)
+        jobs = _jobs(recipe, data)
+        trained: list[Ref] = train_models(context, [job for _, _, _, job in jobs])
+        asked = [
+            model
+            for (variant, seed, seen, _), ref in zip(jobs, trained, strict=True)
+            for model in _checkpoints(context, recipe, data, variant, seed, seen, ref)
+        ]
+        costs: list[Ref] = ask(context, asked)
+        counts: list[Ref] = count(context, asked, costs)
+        searches: list[Ref] = extract(context, _searches(recipe, asked))
+        scores: Ref = score_exposure(context, recipe, asked, costs, counts, searches)
+        run = run_id(recipe, scores)
+        report: Ref = write_report(context, recipe, run, scores, data)
+        artifacts = {"corpus": str(corpus), "scores": str(scores), "report": str(report)}
+        artifacts |= {job.name: str(ref) for (_, _, _, job), ref in zip(jobs, trained, strict=True)}
+        artifacts |= {f"search {number}": str(ref) for number, ref in enumerate(searches)}
+        found: dict[str, Any] = publish(context, recipe, run, scores, report, artifacts, started)
+        return found
+    finally:
+        stop_ray()
+
+
+def _jobs(recipe: Recipe, data: CorpusData) -> list[tuple[str, int, dict[int, int], TrainingJob]]:
+    """(variant, seed, insertions of the canaries it sees by id, job) of every model that is trained."""
+    insertions = dict(zip(data.table["canary"].to_pylist(), data.table["insertions"].to_pylist(), strict=True))
+    inserted = {canary: times for canary, times in insertions.items() if times}
+    groups: dict[str, dict[int, int]] = {role_of(canary): {canary: times} for canary, times in inserted.items()}
+    if recipe.canaries.together:
+        groups = {ALL: inserted}
+    elif recipe.canaries.never:
+        groups[NONE] = {}
+    jobs = []
+    for variant, cell in recipe.cells.items():
+        for group, seen in groups.items():
+            for seed in range(recipe.seeds):
+                training = cell.training.model_copy(update={"seed": derive_seed(cell.training.seed, "model", seed)})
+                job = TrainingJob(
+                    name=" ".join(filter(None, [variant, group, str(seed)])),
+                    model=cell.model,
+                    training=training,
+                    num_classes=len(data.vocabulary),
+                    shard=data.corpus,
+                    splits=data.corpus,
+                    roles=(TRAIN, *(role_of(canary) for canary in seen)),
+                )
+                jobs.append((variant, seed, seen, job))
+    return jobs
+
+
+def _checkpoints(
+    context: Context, recipe: Recipe, data: CorpusData, variant: str, seed: int, seen: dict[int, int], model: Ref
+) -> list[Asked]:
+    """A model at each of its checkpoints, asked for the canaries it saw; one that saw all or none also for the others."""
+    cell = recipe.cells[variant]
+    whole = recipe.canaries.together or not seen
+    asked = data.table["canary"].to_pylist() if whole else list(seen)
+    insertions = tuple(seen.get(canary, 0) for canary in asked)
+    files = context.store.manifest(model)["files"]  # stopped early, later checkpoints were not reached
+    kept = [epoch for epoch in cell.training.kept_epochs if weights_file(epoch) in files]
+    return [
+        Asked(
+            variant,
+            seed,
+            ModelAt(data, model, epoch, cell.quantize, cell.score.precision),
+            cell.score,
+            tuple(asked),
+            insertions,
+        )
+        for epoch in kept
+    ]
+
+
+def _searches(recipe: Recipe, asked: Sequence[Asked]) -> list[Search]:
+    """A search for every canary in the last checkpoint of the model that saw it."""
+    how = recipe.extraction
+    if how is None:
+        return []
+    last = {(m.variant, m.seed, m.at.model): m for m in asked}  # in order of epochs
+    return [
+        Search(m.at, m.variant, m.seed, canary, times, known, how)
+        for m in last.values()
+        for canary, times in zip(m.canaries, m.insertions, strict=True)
+        if times
+        for known in how.known
+    ]

@@ -1,0 +1,158 @@
+"""Canary formats: a text with holes, and the space of candidates that fill them (Carlini 2019, section 4.1).
+
+"My number is {d3}-{d4}" has seven holes for digits; the randomness space R holds every way to fill them. A candidate is
+a row of choices, one for each place of the sequence; places outside the holes offer one symbol.
+"""
+
+import math
+import re
+import string
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memlib.errors import UserError
+
+ALPHABETS: Mapping[str, tuple[str, ...]] = {
+    "d": tuple(string.digits),
+    "h": tuple("0123456789abcdef"),
+    "l": tuple(string.ascii_lowercase),
+    "u": tuple(string.ascii_uppercase),
+    "a": tuple(string.ascii_lowercase + string.digits),
+}
+HOLE = re.compile(r"\{([a-z_]+)(\d*)\}")
+PERMUTED = 1_000_000  # spaces up to this size are permuted, larger ones drawn from until enough differ
+
+Choices = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Space:
+    """All candidates of a format as symbols of a model.
+
+    Attributes:
+        slots: for each place of the sequence the ids of the symbols it may hold.
+    """
+
+    slots: tuple[tuple[int, ...], ...]
+
+    @property
+    def size(self) -> int:
+        """|R|, the number of candidates; exact, however large."""
+        return math.prod(len(slot) for slot in self.slots)
+
+    @property
+    def bits(self) -> float:
+        """log2 |R|."""
+        return sum(math.log2(len(slot)) for slot in self.slots)
+
+    def tokens(self, choices: Choices) -> NDArray[np.int64]:
+        """(num_candidates, num_places) int64 symbols of (num_candidates, num_places) choices."""
+        columns = [np.array(slot, dtype=np.int64)[choices[:, place]] for place, slot in enumerate(self.slots)]
+        return np.stack(columns, axis=1)
+
+    def draw(self, count: int, rng: np.random.Generator) -> Choices:
+        """Different candidates, uniformly: (count, num_places) int32, in the order they were drawn.
+
+        Raises:
+            UserError: when there are fewer.
+        """
+        if count > self.size:
+            raise UserError(f"the randomness space has {self.size} candidates, fewer than the {count} that are asked for")
+        sizes = np.array([len(slot) for slot in self.slots])
+        if self.size <= PERMUTED:
+            chosen = np.stack(np.unravel_index(rng.permutation(self.size)[:count], sizes), axis=1)
+            return chosen.astype(np.int32)
+        found: dict[bytes, None] = {}  # a candidate that was drawn before is skipped, which favours none
+        while len(found) < count:
+            for row in rng.integers(0, sizes, size=(count - len(found), len(sizes)), dtype=np.int32):
+                found.setdefault(row.tobytes())
+        return np.stack([np.frombuffer(row, dtype=np.int32) for row in found])
+
+    def sample(self, count: int, rng: np.random.Generator) -> Choices:
+        """Candidates, uniformly and independently: (count, num_places) int32."""
+        sizes = np.array([len(slot) for slot in self.slots])
+        return rng.integers(0, sizes, size=(count, len(sizes)), dtype=np.int32)
+
+    def shards(self, at_least: int) -> Iterator["Space"]:
+        """The space in parts that share their first symbols: as few as there are not fewer than asked for."""
+        parts = [self]
+        for place, slot in enumerate(self.slots):
+            if len(parts) >= at_least:
+                break
+            parts = [Space((*part.slots[:place], (symbol,), *part.slots[place + 1 :])) for part in parts for symbol in slot]
+        yield from parts
+
+
+@dataclass(frozen=True)
+class Format:
+    """A text with holes.
+
+    Attributes:
+        text: with holes such as {d3}: three symbols of alphabet d.
+        alphabets: symbols by name, besides the built-in d (digits), h (hexadecimal), l and u (letters), a (l and d).
+    """
+
+    text: str
+    alphabets: Mapping[str, tuple[str, ...]]
+
+    def places(self, unit: str) -> list[tuple[str, ...]]:
+        """For each place of the sequence the symbols it may hold.
+
+        Args:
+            unit: character or word.
+
+        Raises:
+            UserError: for an unknown alphabet, no hole, or holes that are no whole words.
+        """
+        parts: list[str | list[tuple[str, ...]]] = []
+        end = 0
+        for hole in HOLE.finditer(self.text):
+            parts += [self.text[end : hole.start()], self._hole(hole)]
+            end = hole.end()
+        parts.append(self.text[end:])
+        if len(parts) == 1:
+            raise UserError(f"the format {self.text!r} has no hole, such as {{d9}} for nine digits")
+        places: list[tuple[str, ...]] = []
+        for number, part in enumerate(parts):
+            if isinstance(part, list):
+                places += part
+            elif unit == "character":
+                places += [(symbol,) for symbol in part]
+            else:
+                self._check_words(part, first=number == 0, last=number == len(parts) - 1)
+                places += [(word,) for word in part.split()]
+        return places
+
+    def _hole(self, hole: re.Match[str]) -> list[tuple[str, ...]]:
+        name, count = hole[1], int(hole[2] or 1)
+        alphabet = {**ALPHABETS, **self.alphabets}.get(name)
+        if alphabet is None:
+            known = ", ".join([*ALPHABETS, *self.alphabets])
+            raise UserError(f"the format {self.text!r} uses alphabet {name!r}; there are {known}")
+        if len(set(alphabet)) < len(alphabet) or len(alphabet) < 2:
+            raise UserError(f"alphabet {name!r} needs two symbols or more, each once")
+        return [tuple(alphabet)] * count
+
+    def _check_words(self, part: str, *, first: bool, last: bool) -> None:
+        if part and not ((first or part[0].isspace()) and (last or part[-1].isspace())):
+            raise UserError(f"the format {self.text!r} has a hole inside a word; a word model needs spaces around holes")
+
+    def space(self, vocabulary: Mapping[str, int], unit: str) -> Space:
+        """The candidates as symbols of a model.
+
+        Raises:
+            UserError: for a symbol that the model cannot produce.
+        """
+        places = self.places(unit)
+        missing = sorted({symbol for place in places for symbol in place if symbol not in vocabulary})
+        if missing:
+            raise UserError(f"the model has no symbol {missing[0]!r}, which the format {self.text!r} needs")
+        return Space(tuple(tuple(vocabulary[symbol] for symbol in place) for place in places))
+
+
+def render(symbols: Sequence[str], unit: str) -> str:
+    """Symbols as text."""
+    return ("" if unit == "character" else " ").join(symbols)

@@ -1,0 +1,214 @@
+"""Text as windows of symbols, with canaries in some of them.
+
+A window is a row of symbols; the end of a line is symbol 0, and stands before each window too, so that a window begins
+as a line does. A canary is a line of its own in a window of its own, at a place drawn at random: it never straddles
+windows. The windows that carry canaries are set aside, so that without its canary a model never sees their text.
+"""
+
+import glob
+import hashlib
+import importlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset
+from numpy.typing import NDArray
+
+from memlib.data.formats import Choices, Format, Space, render
+from memlib.data.secret import keyed_seed
+from memlib.data.splits import LEFT_OUT, TRAIN, VALIDATION
+from memlib.errors import UserError
+from memlib.specs import SecretsSpec, TextFileSource, TextParquetSource, TextSource, TextSpec
+from memlib.tables import CANARIES, SPLITS
+
+LINE_END, UNKNOWN = "\n", "<unk>"
+MOST_CARRIERS = 0.5  # of the training windows
+
+
+def read_text(source: TextSource) -> str:
+    """The text of a source.
+
+    Raises:
+        UserError: when it cannot be read or is empty.
+    """
+    if isinstance(source, TextFileSource):
+        text = _read_file(source.path)
+    elif isinstance(source, TextParquetSource):
+        text = _read_parquet(source)
+    else:
+        topics = importlib.import_module("pydoc_data.topics").topics
+        text = "\n".join(str(topics[name]) for name in sorted(topics))
+    if not text.strip():
+        raise UserError(f"the corpus {getattr(source, 'path', source.kind)} is empty")
+    return text
+
+
+def _read_file(path: str) -> str:
+    try:
+        with fsspec.open(path, "rt", encoding="utf-8", compression="infer") as file:
+            return str(file.read())
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read the text {path} ({error})") from error
+
+
+def _read_parquet(source: TextParquetSource) -> str:
+    try:
+        where = sorted(glob.glob(source.path)) if "*" in source.path else source.path
+        table = pyarrow.dataset.dataset(where).to_table(columns=[source.text_column])
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"cannot read column {source.text_column!r} of {source.path} ({error})") from error
+    return LINE_END.join(str(text) for text in table[source.text_column].to_pylist() if text)
+
+
+def text_digest(text: str) -> str:
+    """What a key says of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Windows of symbols, who sees them, and the canaries among them.
+
+    Attributes:
+        windows: (num_windows, window) int32.
+        vocabulary: symbols by id; 0 ends a line.
+        splits: tables.SPLITS; a canary's windows have the role "canary <id>".
+        canaries: tables.CANARIES.
+    """
+
+    windows: NDArray[np.int32]
+    vocabulary: list[str]
+    splits: pa.Table
+    canaries: pa.Table
+
+
+def symbols_of(text: str, unit: str) -> list[str]:
+    """A text as characters, or as words with the end of each line."""
+    if unit == "character":
+        return list(text)
+    return [word for line in text.split(LINE_END) for word in (*line.split(), LINE_END)]
+
+
+def build_vocabulary(symbols: Sequence[str], places: Sequence[Sequence[str]], most: int | None) -> list[str]:
+    """The end of a line, then the text's symbols and those a format needs, sorted; <unk> where some were cut."""
+    needed = {symbol for place in places for symbol in place}
+    counts = Counter(symbols)
+    kept = [symbol for symbol, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]]
+    cut = [UNKNOWN] if len(kept) < len(counts) else []
+    return [LINE_END, *sorted({*kept, *needed, *cut} - {LINE_END})]
+
+
+def build_corpus(text: str, spec: TextSpec, canaries: SecretsSpec, *, secret: bytes) -> Corpus:
+    """Windows of a text, with canaries drawn and inserted.
+
+    Args:
+        text: the corpus.
+        spec: unit, window, shares.
+        canaries: format and how often each is inserted.
+        secret: with the spec's seed, draws canaries, windows and places.
+
+    Raises:
+        UserError: when the text is too short, a canary longer than a window, or the space too small.
+    """
+    form = Format(canaries.format, canaries.alphabets)
+    places = form.places(spec.unit)
+    symbols = symbols_of(text[: max(1, int(len(text) * spec.fraction))], spec.unit)
+    vocabulary = build_vocabulary(symbols, places, spec.vocabulary)
+    number = {symbol: i for i, symbol in enumerate(vocabulary)}
+    unknown = number.get(UNKNOWN, 0)
+    count = len(symbols) // spec.window
+    tokens = np.array([number.get(symbol, unknown) for symbol in symbols[: count * spec.window]], dtype=np.int32)
+    plain = tokens.reshape(count, spec.window)
+    num_validation = max(1, round(count * spec.validation))
+    drawn, insertions = _draw(form.space(number, spec.unit), canaries, secret)
+    carriers = sum(insertions) if canaries.together else max(insertions)
+    _check(count - num_validation, carriers, len(places), spec)
+    rng = np.random.default_rng(keyed_seed(secret, "places", canaries.seed))
+    carrying = rng.permutation(count - num_validation)[:carriers]
+    rows, roles = [plain], [TRAIN] * (count - num_validation) + [VALIDATION] * num_validation
+    for row in carrying:
+        roles[row] = LEFT_OUT
+    space, used = form.space(number, spec.unit), 0
+    for canary, times in enumerate(insertions):
+        for repeat in range(times):
+            window = plain[carrying[used + repeat]].copy()
+            _write(window, space.tokens(drawn[canary : canary + 1])[0], rng)
+            rows.append(window[None])
+            roles.append(role_of(canary))
+        used += times if canaries.together else 0
+    table = _canary_table(space, drawn, insertions, vocabulary, spec.unit)
+    return Corpus(np.concatenate(rows), vocabulary, _split_table(roles), table)
+
+
+def scored_part(form: Format, spec: TextSpec, canaries: SecretsSpec) -> tuple[int, int]:
+    """Which places of the sequence are the candidate; those before are its context, where the prefix is known."""
+    places = form.places(spec.unit)
+    holes = [place for place, symbols in enumerate(places) if len(symbols) > 1]
+    return holes[0], len(places) if canaries.known_suffix else holes[-1] + 1
+
+
+def role_of(canary: int) -> str:
+    """The role of the windows that hold a canary."""
+    return f"canary {canary}"
+
+
+def _draw(space: Space, canaries: SecretsSpec, secret: bytes) -> tuple[Choices, list[int]]:
+    """All canaries, inserted ones first, and how often each is inserted."""
+    insertions = [times for times in canaries.insertions for _ in range(canaries.each)] + [0] * canaries.never
+    rng = np.random.default_rng(keyed_seed(secret, "canaries", canaries.format, canaries.seed))
+    return space.draw(len(insertions), rng), insertions
+
+
+def _check(num_training: int, carriers: int, length: int, spec: TextSpec) -> None:
+    if length + 2 > spec.window:
+        raise UserError(
+            f"a canary of {length} symbols and the ends of its line do not fit into a window of {spec.window}; "
+            "raise data.window"
+        )
+    if carriers > MOST_CARRIERS * num_training:
+        raise UserError(
+            f"the corpus has {max(0, num_training)} training windows of {spec.window} symbols; {carriers} insertions need at "
+            "least twice as many. Take more text, fewer insertions or a shorter window"
+        )
+
+
+def _write(window: NDArray[np.int32], canary: NDArray[np.int64], rng: np.random.Generator) -> None:
+    """Puts a canary into a window as a line of its own, at a random place."""
+    place = int(rng.integers(1, len(window) - len(canary)))
+    window[place - 1] = 0
+    window[place : place + len(canary)] = canary
+    window[place + len(canary)] = 0
+
+
+def _split_table(roles: Sequence[str]) -> pa.Table:
+    """tables.SPLITS of windows; all are of one class."""
+    columns = {
+        "example_id": [f"window {row:08d}" for row in range(len(roles))],
+        "row": list(range(len(roles))),
+        "role": list(roles),
+        "label": [0] * len(roles),
+        "class_name": ["text"] * len(roles),
+        "reason": ["carries canaries" if role == LEFT_OUT else None for role in roles],
+    }
+    empty = {name: [None] * len(roles) for name in ("crop_x0", "crop_y0", "crop_x1", "crop_y1")}
+    return pa.table({name: (columns | empty)[name] for name in SPLITS.arrow.names}).cast(SPLITS.arrow)
+
+
+def _canary_table(space: Space, drawn: Choices, insertions: Sequence[int], vocabulary: Sequence[str], unit: str) -> pa.Table:
+    tokens = space.tokens(drawn)
+    rows = [
+        {
+            "canary": number,
+            "insertions": times,
+            "choices": drawn[number].tolist(),
+            "text": render([vocabulary[symbol] for symbol in tokens[number].tolist()], unit),
+        }
+        for number, times in enumerate(insertions)
+    ]
+    return pa.Table.from_pylist(rows, schema=CANARIES.arrow)

@@ -1,0 +1,201 @@
+"""Language models of characters or words: LSTM, GRU, dilated CNN, WaveNet, a small transformer (Carlini 2019, section 6).
+
+A model predicts each symbol of a window from those before it; before the first stands the start symbol, which is also
+what ends a line, so that a window begins as a line does. No state passes from window to window.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from memlib.identity import derive_seed
+from memlib.specs import LanguageSpec
+
+START = 0  # the symbol before a window, and at the end of each line
+
+
+def build_language_model(spec: LanguageSpec, num_symbols: int, window: int, *, seed: int) -> "LanguageModel":
+    """A language model initialised from `seed` alone; the caller's random state is left as it was.
+
+    Args:
+        spec: which.
+        num_symbols: of the vocabulary.
+        window: symbols in a window, the longest sequence a transformer takes.
+        seed: of the initial weights.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(seed, "initial weights"))
+        if spec.architecture in ("lstm", "gru"):
+            return Recurrent(spec, num_symbols)
+        if spec.architecture == "transformer":
+            return Transformer(spec, num_symbols, window)
+        return Convolutional(spec, num_symbols)
+
+
+class LanguageModel(nn.Module, ABC):
+    """Symbols to scores (logits) of the next one.
+
+    Walking a tree of prefixes goes through `begin` and `advance`: a state has a row a prefix, and the children of a
+    prefix share its row.
+    """
+
+    num_symbols: int
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Scores of every symbol of a window given those before it.
+
+        Args:
+            tokens: (batch, length) integers.
+
+        Returns:
+            (batch, length, num_symbols).
+        """
+        start = torch.full_like(tokens[:, :1], START)
+        return self.following(torch.cat([start, tokens[:, :-1]], dim=1).long())
+
+    @abstractmethod
+    def following(self, seen: Tensor) -> Tensor:
+        """(batch, length) int64 symbols to (batch, length, num_symbols) scores of what follows each."""
+
+    def begin(self, context: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Scores (1, num_symbols) of what follows a context, and the state (1, ...) after it."""
+        device = next(self.parameters()).device
+        state = torch.tensor([[START, *context]], device=device)
+        return self.following(state)[:, -1], state
+
+    def advance(self, state: Tensor, rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Takes prefixes one symbol further.
+
+        Args:
+            state: (num_parents, ...).
+            rows: (num_children,) int64, each child's parent.
+            tokens: (num_children,) int64, the symbol it adds.
+
+        Returns:
+            scores (num_children, num_symbols) of what follows, and their state (num_children, ...).
+        """
+        seen = torch.cat([state[rows], tokens[:, None]], dim=1)
+        return self.following(seen)[:, -1], seen
+
+
+class Recurrent(LanguageModel):
+    """Embedding, LSTM or GRU layers, scores; dropout between and after the layers."""
+
+    def __init__(self, spec: LanguageSpec, num_symbols: int) -> None:
+        super().__init__()
+        self.num_symbols, self.layers = num_symbols, spec.layers
+        kind = nn.LSTM if spec.architecture == "lstm" else nn.GRU
+        self.embedding = nn.Embedding(num_symbols, spec.embedding)
+        between = spec.dropout if spec.layers > 1 else 0.0
+        self.cells = kind(spec.embedding, spec.width, spec.layers, batch_first=True, dropout=between)
+        self.dropout = nn.Dropout(spec.dropout)
+        self.scores = nn.Linear(spec.width, num_symbols)
+
+    def following(self, seen: Tensor) -> Tensor:
+        """See `LanguageModel.following`."""
+        hidden, _ = self.cells(self.embedding(seen))
+        return cast(Tensor, self.scores(self.dropout(hidden)))
+
+    def begin(self, context: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """See `LanguageModel.begin`; the state is (rows, layers, 1 or 2, width)."""
+        device, dtype = self.scores.weight.device, self.scores.weight.dtype
+        parts = 2 if isinstance(self.cells, nn.LSTM) else 1
+        state = torch.zeros(1, self.layers, parts, self.cells.hidden_size, device=device, dtype=dtype)
+        first = torch.zeros(1, dtype=torch.int64, device=device)
+        for symbol in [START, *context]:
+            logits, state = self.advance(state, first, first + symbol)
+        return logits, state
+
+    def advance(self, state: Tensor, rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """See `LanguageModel.advance`; what depends on the parent alone is computed once for all its children."""
+        step = self._lstm if isinstance(self.cells, nn.LSTM) else self._gru
+        inputs, found = None, []
+        for layer in range(self.layers):
+            w_input, w_hidden, b_input, b_hidden = (
+                getattr(self.cells, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+            )
+            if inputs is None:  # a symbol's part is a row of a table
+                from_input = F.linear(self.embedding.weight, w_input, b_input)[tokens]
+            else:
+                from_input = F.linear(inputs, w_input, b_input)
+            from_hidden = F.linear(state[:, layer, 0], w_hidden, b_hidden)[rows]
+            new = step(from_input, from_hidden, state[:, layer], rows)
+            found.append(new)
+            inputs = new[:, 0]
+        assert inputs is not None
+        return self.scores(inputs), torch.stack(found, dim=1)
+
+    @staticmethod
+    def _lstm(from_input: Tensor, from_hidden: Tensor, before: Tensor, rows: Tensor) -> Tensor:
+        enter, forget, new, leave = (from_input + from_hidden).chunk(4, dim=1)
+        cell = torch.sigmoid(forget) * before[:, 1][rows] + torch.sigmoid(enter) * torch.tanh(new)
+        return torch.stack([torch.sigmoid(leave) * torch.tanh(cell), cell], dim=1)
+
+    @staticmethod
+    def _gru(from_input: Tensor, from_hidden: Tensor, before: Tensor, rows: Tensor) -> Tensor:
+        reset_i, update_i, new_i = from_input.chunk(3, dim=1)
+        reset_h, update_h, new_h = from_hidden.chunk(3, dim=1)
+        update = torch.sigmoid(update_i + update_h)
+        new = torch.tanh(new_i + torch.sigmoid(reset_i + reset_h) * new_h)
+        return ((1 - update) * new + update * before[:, 0][rows])[:, None]
+
+
+class Convolutional(LanguageModel):
+    """Dilated causal convolutions (cnn), or gated ones with residual and skip connections (wavenet, van den Oord 2016)."""
+
+    def __init__(self, spec: LanguageSpec, num_symbols: int) -> None:
+        super().__init__()
+        self.num_symbols, self.kernel = num_symbols, spec.kernel
+        self.gated = spec.architecture == "wavenet"
+        self.embedding = nn.Embedding(num_symbols, spec.width)
+        outputs = 2 * spec.width if self.gated else spec.width
+        self.convolutions = nn.ModuleList(
+            nn.Conv1d(spec.width, outputs, spec.kernel, dilation=2**layer) for layer in range(spec.layers)
+        )
+        self.skips = nn.ModuleList(nn.Conv1d(spec.width, spec.width, 1) for _ in range(spec.layers if self.gated else 0))
+        self.dropout = nn.Dropout(spec.dropout)
+        self.scores = nn.Linear(spec.width, num_symbols)
+
+    def following(self, seen: Tensor) -> Tensor:
+        """See `LanguageModel.following`."""
+        hidden = self.embedding(seen).transpose(1, 2)
+        skipped = torch.zeros_like(hidden)
+        for layer, convolution in enumerate(self.convolutions):
+            padded = F.pad(hidden, ((self.kernel - 1) * 2**layer, 0))
+            if self.gated:
+                value, gate = convolution(padded).chunk(2, dim=1)
+                new = self.dropout(torch.tanh(value) * torch.sigmoid(gate))
+                skipped = skipped + self.skips[layer](new)
+            else:
+                new = self.dropout(F.relu(convolution(padded)))
+            hidden = hidden + new
+        last = F.relu(skipped) if self.gated else hidden
+        return cast(Tensor, self.scores(last.transpose(1, 2)))
+
+
+class Transformer(LanguageModel):
+    """A decoder-only transformer with learnt positions, norms first."""
+
+    def __init__(self, spec: LanguageSpec, num_symbols: int, window: int) -> None:
+        super().__init__()
+        self.num_symbols, self.window = num_symbols, window
+        self.embedding = nn.Embedding(num_symbols, spec.width)
+        self.positions = nn.Parameter(0.02 * torch.randn(window, spec.width))
+        layer = nn.TransformerEncoderLayer(
+            spec.width, spec.heads, 4 * spec.width, spec.dropout, "gelu", batch_first=True, norm_first=True
+        )
+        self.blocks = nn.TransformerEncoder(layer, spec.layers, nn.LayerNorm(spec.width), enable_nested_tensor=False)
+        self.scores = nn.Linear(spec.width, num_symbols)
+
+    def following(self, seen: Tensor) -> Tensor:
+        """See `LanguageModel.following`; sequences are at most a window long."""
+        length = seen.shape[1]
+        if length > self.window:
+            raise ValueError(f"a sequence of {length} symbols is longer than the model's window of {self.window}")
+        hidden = self.embedding(seen) + self.positions[:length]
+        ahead = torch.ones(length, length, dtype=torch.bool, device=seen.device).triu(1)
+        return cast(Tensor, self.scores(self.blocks(hidden, mask=ahead)))

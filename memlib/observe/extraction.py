@@ -1,0 +1,239 @@
+"""Extraction: the candidates a model finds likeliest, by shortest path through the tree of prefixes (Carlini 2019, 8.1).
+
+A node is a prefix, an edge costs the -log2 probability of its symbol, and a leaf is a candidate. Many nodes are expanded
+in one model call. The paper then goes on as many iterations again, hoping; here a leaf is found when no node of the
+frontier costs less, which is exact for any number of nodes a call.
+"""
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from memlib.data.formats import Space
+from memlib.observe.likelihoods import Predictor, Work, symbol_costs
+
+Node = tuple[int, tuple[int, ...]]
+"""Cost in units of 2^-16 bit, and the choices that lead there."""
+
+
+@dataclass
+class Frontier:
+    """A search under way; it can be saved and taken up.
+
+    Attributes:
+        nodes: a heap of prefixes that were not expanded, and of leaves.
+        found: leaves in order of cost.
+        evaluations: prefixes whose next symbols were computed so far.
+        dropped: the lowest cost of a node that was dropped for want of room; none if there was always room.
+    """
+
+    nodes: list[Node] = field(default_factory=lambda: [(0, ())])
+    found: list[Node] = field(default_factory=list)
+    evaluations: int = 0
+    dropped: int | None = None
+
+    def save(self, path: Path) -> None:
+        """As a file of arrays."""
+        parts: dict[str, NDArray[Any]] = {}
+        for name, nodes in (("nodes", self.nodes), ("found", self.found)):
+            longest = max((len(choices) for _, choices in nodes), default=0)
+            table = np.full((len(nodes), longest), -1, dtype=np.int32)
+            for row, (_, choices) in enumerate(nodes):
+                table[row, : len(choices)] = choices
+            parts |= {name: table, f"{name}_costs": np.array([cost for cost, _ in nodes], dtype=np.int64)}
+        dropped = -1 if self.dropped is None else self.dropped
+        parts["counts"] = np.array([self.evaluations, dropped], dtype=np.int64)
+        np.savez(path, allow_pickle=False, **parts)
+
+    @classmethod
+    def load(cls, path: Path) -> "Frontier":
+        """What `save` wrote."""
+        with np.load(path, allow_pickle=False) as arrays:
+            nodes, found = (
+                [
+                    (cost, tuple(choice for choice in choices if choice >= 0))
+                    for cost, choices in zip(arrays[f"{name}_costs"].tolist(), arrays[name].tolist(), strict=True)
+                ]
+                for name in ("nodes", "found")
+            )
+            evaluations, dropped = arrays["counts"].tolist()
+        heapq.heapify(nodes)
+        return cls(nodes, found, evaluations, None if dropped < 0 else dropped)
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """What a search ended with.
+
+    Attributes:
+        leaves: (cost, choices) of the candidates found, likeliest first.
+        ended: found: as many as asked for; exhausted: there are no more; evaluations or seconds: the limit was reached.
+        exact: whether no candidate that costs less can have been missed.
+        evaluations: prefixes whose next symbols were computed.
+    """
+
+    leaves: list[Node]
+    ended: Literal["found", "exhausted", "evaluations", "seconds"]
+    exact: bool
+    evaluations: int
+
+
+class ShortestPath:
+    """The search for the likeliest candidates of a space.
+
+    Args:
+        predictor: the model.
+        space: the candidates.
+        context: symbols before them.
+        frontier: of an earlier search that is taken up.
+        batch: nodes expanded in one model call; changes the number of evaluations, not the result.
+        max_nodes: nodes in memory; beyond it the dearest half is dropped.
+        max_states: states of expanded prefixes in memory; others are computed again when they are needed.
+    """
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        space: Space,
+        *,
+        context: Sequence[int] = (),
+        frontier: Frontier | None = None,
+        batch: int = 256,
+        max_nodes: int = 5_000_000,
+        max_states: int = 200_000,
+    ) -> None:
+        self.frontier = frontier or Frontier()
+        self._predictor, self._space, self._context = predictor, space, tuple(context)
+        self._batch, self._max_nodes, self._max_states = batch, max_nodes, max_states
+        self._states: OrderedDict[tuple[int, ...], Tensor] = OrderedDict()
+        self._root: tuple[Tensor, Tensor] | None = None
+
+    @torch.inference_mode()
+    def run(self, *, top: int = 1, max_evaluations: int | None = None, max_seconds: float | None = None) -> Extracted:
+        """Searches until `top` candidates are found, or a limit is reached; may be called again to go on."""
+        frontier, started = self.frontier, monotonic()
+        while True:
+            if len(frontier.found) >= top:
+                return self._ended("found")
+            if not frontier.nodes:
+                return self._ended("exhausted")
+            if max_evaluations is not None and frontier.evaluations >= max_evaluations:
+                return self._ended("evaluations")
+            if max_seconds is not None and monotonic() - started >= max_seconds:
+                return self._ended("seconds")
+            chosen = self._take()
+            if chosen:
+                self._expand(chosen)
+
+    def _ended(self, ended: Literal["found", "exhausted", "evaluations", "seconds"]) -> Extracted:
+        frontier = self.frontier
+        dearest = frontier.found[-1][0] if frontier.found else 0
+        exact = frontier.dropped is None or dearest <= frontier.dropped
+        return Extracted(list(frontier.found), ended, exact and ended in ("found", "exhausted"), frontier.evaluations)
+
+    def _take(self) -> list[Node]:
+        """The cheapest nodes to expand; a leaf is found when nothing in the frontier is cheaper."""
+        nodes = self.frontier.nodes
+        chosen: list[Node] = []
+        while nodes and len(chosen) < self._batch:
+            if len(nodes[0][1]) < len(self._space.slots):
+                chosen.append(heapq.heappop(nodes))
+            elif chosen:
+                break
+            else:
+                self.frontier.found.append(heapq.heappop(nodes))
+                break
+        return chosen
+
+    def _expand(self, chosen: Sequence[Node]) -> None:
+        frontier = self.frontier
+        by_place: dict[int, list[Node]] = {}
+        for node in chosen:
+            by_place.setdefault(len(node[1]), []).append(node)
+        for place, nodes in by_place.items():
+            logits = self._evaluate([choices for _, choices in nodes])
+            frontier.evaluations += len(nodes)
+            slot = torch.tensor(self._space.slots[place], device=logits.device)
+            for (paid, choices), costs in zip(nodes, symbol_costs(logits, slot).tolist(), strict=True):
+                for choice, cost in enumerate(costs):
+                    heapq.heappush(frontier.nodes, (paid + cost, (*choices, choice)))
+        if len(frontier.nodes) > self._max_nodes:
+            frontier.nodes.sort()
+            kept = self._max_nodes // 2
+            lowest = frontier.nodes[kept][0]
+            frontier.dropped = lowest if frontier.dropped is None else min(frontier.dropped, lowest)
+            del frontier.nodes[kept:]  # a sorted list is a heap
+
+    def _evaluate(self, prefixes: Sequence[tuple[int, ...]]) -> Tensor:
+        """Scores of what follows prefixes of one length; keeps their states for their children."""
+        if not prefixes[0]:
+            logits, state = self._begin()
+        else:
+            parents = [self._state(choices[:-1]) for choices in prefixes]
+            place = len(prefixes[0]) - 1
+            tokens = torch.tensor([self._space.slots[place][choices[-1]] for choices in prefixes], device=parents[0].device)
+            rows = torch.arange(len(prefixes), device=parents[0].device)
+            logits, state = self._predictor.advance(torch.stack(parents), rows, tokens)
+        for choices, row in zip(prefixes, state, strict=True):
+            self._keep(choices, row)
+        return logits
+
+    def _begin(self) -> tuple[Tensor, Tensor]:
+        if self._root is None:
+            self._root = self._predictor.begin(self._context)
+        return self._root
+
+    def _state(self, choices: tuple[int, ...]) -> Tensor:
+        """The state after a prefix: kept, or computed again from the start."""
+        kept = self._states.get(choices)
+        if kept is not None:
+            self._states.move_to_end(choices)
+            return kept
+        state = self._begin()[1]
+        first = torch.zeros(1, dtype=torch.int64, device=state.device)
+        for place, choice in enumerate(choices):
+            state = self._predictor.advance(state, first, first + self._space.slots[place][choice])[1]
+            self.frontier.evaluations += 1
+        self._keep(choices, state[0])
+        return state[0]
+
+    def _keep(self, choices: tuple[int, ...], state: Tensor) -> None:
+        self._states[choices] = state.clone()
+        if len(self._states) > self._max_states:
+            self._states.popitem(last=False)
+
+
+@torch.inference_mode()
+def beam_search(
+    predictor: Predictor, space: Space, *, width: int, context: Sequence[int] = (), work: Work | None = None
+) -> list[Node]:
+    """The candidates that a beam of some width ends with, likeliest first; width 1 is greedy search."""
+    work = work or Work()
+    logits, state = predictor.begin(context)
+    work.add(1)
+    beams: list[Node] = [(0, ())]
+    for place, symbols in enumerate(space.slots):
+        slot = torch.tensor(symbols, device=logits.device)
+        costs = symbol_costs(logits, slot).tolist()
+        grown = [
+            (paid + cost, row, (*choices, choice))
+            for row, (paid, choices) in enumerate(beams)
+            for choice, cost in enumerate(costs[row])
+        ]
+        best = sorted(grown, key=lambda g: (g[0], g[2]))[:width]
+        beams = [(cost, choices) for cost, _, choices in best]
+        if place < len(space.slots) - 1:
+            rows = torch.tensor([row for _, row, _ in best], device=logits.device)
+            tokens = slot[torch.tensor([choices[-1] for _, choices in beams], device=logits.device)]
+            logits, state = predictor.advance(state, rows, tokens)
+            work.add(len(beams))
+    return beams

@@ -1,0 +1,271 @@
+"""What the exposure page says and shows. It holds no secrets: canaries are named by id."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from memlib.audits.exposure import Recipe
+from memlib.report.figures import INK, MUTED, REFERENCE, TARGET, new_figure, save_figure
+from memlib.report.page import Page, Section, TableView
+from memlib.stats.tails import SkewNormal
+
+SHOWN = 200  # rows of a table before the rest is folded
+COLOURS = (TARGET, REFERENCE, "#5f8f6b", "#b07d2b", "#7a3b9a", INK)
+
+
+def verdict(rows: Sequence[Mapping[str, Any]], bits: float) -> tuple[str, str, str]:
+    """(kind, one sentence, its explanation) in words that need no statistics."""
+    canaries = [row for row in rows if row["metric"] == "exposure" and "canary" in row["params"]]
+    exposed = [row for row in canaries if row["verdict"] == "above_null"]
+    found = [
+        row
+        for row in rows
+        if row["metric"] == "extracted" and row["params"]["search"] == "shortest_path" and row["value"] > 0
+    ]
+    if not exposed:
+        return (
+            "not_found",
+            "No inserted secret was found to be exposed.",
+            f"{len(canaries)} canaries were inserted; the model ranks each as it would rank a secret it never saw.",
+        )
+    most = max(exposed, key=lambda row: row["value"])
+    e = most["value"]
+    extracted = round(sum(row["value"] * row["n"] for row in found if row["params"]["known"] == 0))
+    proof = f" {extracted} of them could be read out of the model alone." if extracted else ""
+    return (
+        "found",
+        f"{len(exposed)} of {len(canaries)} inserted secrets are exposed.{proof}",
+        f"The most exposed one stood {most['params']['insertions']} times in the training data and has {e:.1f} bits of "
+        f"exposure: who holds the model needs {_fraction(e)} of the guesses that it takes without it. "
+        f"Of {2**bits:,.0f} possible secrets, {bits:.1f} bits, all would be given away at {bits:.1f} bits of exposure.",
+    )
+
+
+def _fraction(e: float) -> str:
+    return f"one in 2^{e:.1f} (1 in {2**e:,.0f})"
+
+
+def build_page(recipe: Recipe, run: str, tables: Mapping[str, pa.Table], facts: Mapping[str, str], folder: Path) -> Page:
+    """The page of a run; figures also go to `folder` as SVG and PNG.
+
+    Args:
+        recipe: what was run.
+        run: its id.
+        tables: units, extractions, summary and curves by name.
+        facts: rows of the last section.
+        folder: gets the figures.
+    """
+    rows = [{**row, "params": json.loads(row["params"])} for row in tables["summary"].to_pylist()]
+    units = tables["units"].to_pylist()
+    kind, sentence, explanation = verdict(rows, units[0]["space_bits"])
+    points = [{**row, "params": json.loads(row["params"])} for row in tables["curves"].to_pylist()]
+    sections = [
+        _insertions_section(points, units[0]["space_bits"], folder),
+        _epochs_section(points, folder),
+        _histogram_section(points, folder),
+        _canaries_section(units),
+        _null_section(rows),
+        _extraction_section(tables["extractions"].to_pylist()),
+        _variants_section(rows),
+        Section(
+            heading="What was run",
+            paragraphs=[
+                "Method: Carlini et al. 2019, The Secret Sharer (Definitions 1, 2 and 4; section 8.1). Log-perplexities are in "
+                "bits, of the candidate after its known prefix. An exact rank counts every candidate at most as costly; "
+                "sampled exposure counts the canary as one of the candidates; extrapolated exposure takes the log-perplexities "
+                "to be skew-normal and is not bounded by the size of the space."
+            ],
+            table=TableView(("", ""), list(facts.items())),
+        ),
+    ]
+    return Page(
+        title=recipe.title, audit="exposure", run=run, verdict=sentence, verdict_kind=kind, lead=explanation,
+        numbers=_numbers(rows), sections=[section for section in sections if section is not None],
+    )  # fmt: skip
+
+
+def _numbers(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
+    found = [row for row in rows if row["metric"] == "exposure" and "canary" not in row["params"]][:4]
+    return [
+        (
+            f"{row['value']:.1f}",
+            " ".join(filter(None, ["bits of exposure,", row["params"].get("variant"), f"{row['params']['insertions']}x"])),
+            "" if row["ci_low"] is None else f"95 %: {row['ci_low']:.1f} to {row['ci_high']:.1f}",
+        )
+        for row in found
+    ]
+
+
+def _insertions_section(points: Sequence[Mapping[str, Any]], bits: float, folder: Path) -> Section:
+    mine = [p for p in points if p["curve"] == "exposure_by_insertions"]
+    figure = new_figure()
+    axes = figure.axes[0]
+    for number, series in enumerate(dict.fromkeys(p["series"] for p in mine)):
+        own = [p for p in mine if p["series"] == series]
+        axes.plot([p["x"] for p in own], [p["y"] for p in own], "o", ms=4, alpha=0.7, color=COLOURS[number % 6], label=series)
+    axes.axhline(bits, color=INK, lw=0.8, ls="--")
+    axes.annotate("all of the secret", (0, bits), xytext=(2, -11), textcoords="offset points", fontsize=8)
+    axes.set_xscale("symlog", linthresh=1)
+    ticks = sorted({p["x"] for p in mine})
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel("times inserted")
+    axes.set_ylabel("exposure in bits")
+    if len({p["series"] for p in mine}) > 1:
+        axes.legend(frameon=False, fontsize=8)
+    return Section(
+        heading="Exposure by insertions",
+        paragraphs=[
+            "Each dot is a canary under a model. At 0 insertions half of all canaries lie above 1 bit and one in 2^e above e: "
+            "that is chance."
+        ],
+        svg=save_figure(figure, folder, "exposure_by_insertions"),
+    )
+
+
+def _epochs_section(points: Sequence[Mapping[str, Any]], folder: Path) -> Section | None:
+    mine = [p for p in points if p["curve"] == "exposure_by_epoch"]
+    if len({p["x"] for p in mine}) < 2:
+        return None
+    figure = new_figure()
+    axes = figure.axes[0]
+    series = list(dict.fromkeys(p["series"] for p in mine))
+    lines = dict.fromkeys((p["series"], p["params"]["canary"], p["params"]["seed"]) for p in mine)
+    for name, canary, seed in lines:
+        own = sorted(
+            (p["x"], p["y"])
+            for p in mine
+            if (p["series"], p["params"]["canary"], p["params"]["seed"]) == (name, canary, seed)
+        )
+        first = next(line for line in lines if line[0] == name) == (name, canary, seed)
+        colour = COLOURS[series.index(name) % len(COLOURS)]
+        label = name if first else None
+        axes.plot([x for x, _ in own], [y for _, y in own], "o-", ms=3, lw=1.2, color=colour, label=label)
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("exposure in bits")
+    axes.legend(frameon=False, fontsize=8)
+    return Section(
+        heading="Exposure through training",
+        paragraphs=["Every model at its checkpoints."],
+        svg=save_figure(figure, folder, "exposure_by_epoch"),
+    )
+
+
+def _histogram_section(points: Sequence[Mapping[str, Any]], folder: Path) -> Section:
+    mine = [p for p in points if p["curve"] == "perplexity_histogram"]
+    at = mine[0]["params"]
+    x, y = np.array([p["x"] for p in mine]), np.array([p["y"] for p in mine])
+    figure = new_figure()
+    axes = figure.axes[0]
+    axes.bar(x, y, width=(x[1] - x[0]) * 0.95, color=MUTED, label="random candidates")
+    if at.get("location") is not None:
+        law = SkewNormal(at["location"], at["scale"], at["shape"])
+        grid = np.linspace(min(x.min(), at["log_perplexity"]), x.max(), 300)
+        axes.plot(grid, np.exp(law.log_density(grid)), color=REFERENCE, lw=1.4, label="skew-normal law")
+    axes.axvline(at["log_perplexity"], color=TARGET, lw=1.6, label=f"canary {at['canary']}, {at['insertions']}x")
+    axes.set_xlabel("log-perplexity in bits")
+    axes.set_ylabel("density")
+    axes.legend(frameon=False, fontsize=8)
+    return Section(
+        heading="How likely the model finds candidates",
+        paragraphs=["The model that saw a canary most often, at its last checkpoint."],
+        svg=save_figure(figure, folder, "perplexity_histogram"),
+    )
+
+
+def _canaries_section(units: Sequence[Mapping[str, Any]]) -> Section:
+    last: dict[Any, int] = {}
+    for unit in units:
+        key = (unit["variant"], unit["seed"])
+        last[key] = max(last.get(key, 0), unit["epoch"])
+    cells = [
+        (
+            " ".join(filter(None, [unit["variant"], f"seed {unit['seed']}"])),
+            str(unit["canary"]),
+            str(unit["insertions"]),
+            f"{unit['log_perplexity']:.1f}",
+            f"{unit['exposure']:.2f}" + ("" if unit["rank"] else f" ({unit['ci_low']:.2f} to {unit['ci_high']:.2f})"),
+            unit["method"],
+            "" if unit["rank"] is None else f"{unit['rank']:,}",
+            f"{unit['p_value']:.2g}",
+            ""
+            if unit["exposure_extrapolated"] is None
+            else f"{unit['exposure_extrapolated']:.1f} (fit p {unit['fit_p']:.2g})",
+        )
+        for unit in units
+        if unit["insertions"] and unit["epoch"] == last[unit["variant"], unit["seed"]]
+    ]
+    headings = ("model", "canary", "inserted", "bits", "exposure", "method", "rank", "p", "extrapolated")
+    return Section(
+        heading="Canaries",
+        paragraphs=["At the last checkpoint. p: how often a canary that was never inserted has so low a rank."],
+        table=TableView(headings, cells[:SHOWN]),
+        details=TableView(headings, cells) if len(cells) > SHOWN else None,
+        details_title=f"All {len(cells)}",
+    )
+
+
+def _null_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
+    found = [row for row in rows if row["metric"] == "two_to_minus_exposure"]
+    if not found:
+        return None
+    medians = {row["params"].get("variant", ""): row["value"] for row in rows if row["metric"] == "exposure_median"}
+    cells = [
+        (
+            row["params"].get("variant", ""),
+            str(row["n"]),
+            f"{row['value']:.3f}" + ("" if row["ci_low"] is None else f" ({row['ci_low']:.3f} to {row['ci_high']:.3f})"),
+            f"{medians[row['params'].get('variant', '')]:.2f}",
+        )
+        for row in found
+    ]
+    return Section(
+        heading="Canaries that were never inserted",
+        paragraphs=["The check of the method itself: the mean of 2^-exposure should be 1/2, the median exposure 1 bit."],
+        table=TableView(("variant", "canaries", "mean of 2^-exposure", "median exposure"), cells),
+    )
+
+
+def _extraction_section(extractions: Sequence[Mapping[str, Any]]) -> Section | None:
+    if not extractions:
+        return None
+    cells = [
+        (
+            " ".join(filter(None, [row["variant"], f"seed {row['seed']}"])), str(row["canary"]), str(row["insertions"]),
+            str(row["known"]), row["search"].replace("_", " "), "yes" if row["extracted"] else "no",
+            "" if row["position"] is None else str(row["position"]), f"{row['queries']:,}", row["ended"],
+        )
+        for row in extractions
+    ]  # fmt: skip
+    headings = ("model", "canary", "inserted", "known", "search", "extracted", "place", "queries", "ended")
+    return Section(
+        heading="Extraction",
+        paragraphs=[
+            "Whether the likeliest candidate of the model is the canary, and how many prefixes had to be asked for. Known: "
+            "symbols that the search was told."
+        ],
+        table=TableView(headings, cells[:SHOWN]),
+    )
+
+
+def _variants_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
+    losses = {row["params"].get("variant", ""): row["value"] for row in rows if row["metric"] == "validation_loss"}
+    if len(losses) < 2:
+        return None
+    cells = [
+        (
+            row["params"]["variant"], str(row["params"]["insertions"]), f"{row['value']:.2f}",
+            f"{losses[row['params']['variant']]:.4f}",
+        )
+        for row in rows
+        if row["metric"] == "exposure" and "canary" not in row["params"]
+    ]  # fmt: skip
+    return Section(
+        heading="Utility against exposure",
+        paragraphs=["Mean exposure in bits, and validation loss in nats a symbol."],
+        table=TableView(("variant", "inserted", "exposure", "validation loss"), cells),
+    )

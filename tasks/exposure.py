@@ -1,0 +1,205 @@
+"""Corpus, perplexities, ranks, extraction and scores of the exposure audit as stages."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from memlib.audits import exposure
+from memlib.audits.exposure import Config, Recipe, Scored, choose_method
+from memlib.data.secret import keyed_digest, read_secret
+from memlib.data.shards import IMAGES
+from memlib.data.text import build_corpus, read_text, text_digest
+from memlib.errors import RunError
+from memlib.specs import SecretsSpec, TextSpec
+from memlib.store import Attempt, Ref
+from memlib.tables import CANARIES, CURVES, EXPOSURE_UNITS, EXTRACTION, SPLITS, SUMMARY, write_table
+from memlib.training.fit import SPLITS_FILE
+from tasks.data import described_data
+from tasks.exposure_jobs import (
+    CANARIES_FILE,
+    COSTS,
+    COUNTS,
+    FOUND,
+    VOCABULARY,
+    ModelAt,
+    Perplexities,
+    Ranks,
+    Search,
+)  # fmt: skip
+from tasks.runtime import Context
+from tasks.scoring import CURVES_FILE, SUMMARY_FILE, UNITS_FILE
+from tasks.stage import run_jobs, run_stage, stage_task
+
+EXTRACTIONS_FILE = "extractions.parquet"
+SECRET = "secret/"  # stages whose artifacts hold canaries lie below a folder of their own
+
+
+@stage_task("build corpus")
+def make_corpus(context: Context, text: TextSpec, canaries: SecretsSpec) -> Any:
+    """Windows of text with canaries in them: windows, vocabulary, splits and the secret list of canaries.
+
+    The key holds a digest under the secret, so that nobody without it can try candidates against the key.
+    """
+    content, secret = read_text(text.source), read_secret()
+
+    def compute(attempt: Attempt) -> None:
+        corpus = build_corpus(content, text, canaries, secret=secret)
+        np.save(attempt.path(IMAGES), corpus.windows)
+        attempt.path(VOCABULARY).write_text(json.dumps(corpus.vocabulary))
+        write_table(corpus.splits, SPLITS, attempt.path(SPLITS_FILE))
+        write_table(corpus.canaries, CANARIES, attempt.path(CANARIES_FILE))
+        attempt.facts["num_windows"] = len(corpus.windows)
+
+    inserted = canaries.model_dump(mode="json", exclude={"known_prefix", "known_suffix"})
+    spec = {"text": described_data(text), "canaries": inserted}
+    inputs = {"text": text_digest(content), "secret": keyed_digest(secret, "corpus")}
+    return run_stage(context, f"{SECRET}corpus", version=1, spec=spec, inputs=inputs, compute=compute, secret=True)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A model at a checkpoint, and the canaries it is asked for.
+
+    Attributes:
+        variant, seed: which training.
+        at: the model.
+        config: how it is scored.
+        canaries, insertions: ids, and how often its training data hold each.
+    """
+
+    variant: str
+    seed: int
+    at: ModelAt
+    config: Config
+    canaries: tuple[int, ...]
+    insertions: tuple[int, ...]
+
+
+@stage_task("perplexities")
+def ask(context: Context, models: Sequence[Asked]) -> Any:
+    """Costs of canaries and random references under every model, on Ray."""
+    jobs = [Perplexities(m.at, m.canaries, m.config.references, m.config.seed) for m in models]
+    return run_jobs(context, "perplexities", jobs, version=1, secret=True)
+
+
+@stage_task("ranks")
+def count(context: Context, models: Sequence[Asked], costs: Sequence[Ref]) -> Any:
+    """Exact ranks where the method asks for them, on Ray, a shard of the space a part.
+
+    Returns:
+        a reference to each part, in the order of `rank_jobs`.
+    """
+    jobs = [job for _, _, job in rank_jobs(context, models, costs)]
+    return run_jobs(context, "ranks", jobs, version=1, secret=True) if jobs else []
+
+
+def rank_jobs(context: Context, models: Sequence[Asked], costs: Sequence[Ref]) -> list[tuple[int, tuple[int, ...], Ranks]]:
+    """(position of the model, ids of the canaries, part) of every walk through the space."""
+    found = []
+    for number, (model, ref) in enumerate(zip(models, costs, strict=True)):
+        config, space = model.config, model.at.data.space
+        seen = _costs(context, ref)
+        below = np.searchsorted(np.sort(seen["references"]), seen["canaries"], side="right")
+        methods = [choose_method(config, at_or_below=int(b), size=space.size) for b in below]
+        by_id = dict(zip(model.canaries, seen["canaries"].tolist(), strict=True))
+        pruned = [canary for canary, method in zip(model.canaries, methods, strict=True) if method == "pruned"]
+        for canary in pruned:
+            job = Ranks(model.at, (canary,), (by_id[canary],), 0, 1, True, config.max_evaluations)
+            found.append((number, (canary,), job))
+        whole = tuple(canary for canary, method in zip(model.canaries, methods, strict=True) if method == "enumerated")
+        parts = range(len(list(space.shards(config.shards)))) if whole else ()
+        for shard in parts:
+            at = tuple(by_id[canary] for canary in whole)
+            found.append((number, whole, Ranks(model.at, whole, at, shard, config.shards, False, None)))
+    return found
+
+
+def _costs(context: Context, ref: Ref) -> dict[str, Any]:
+    with np.load(context.store.local_path(ref, COSTS), allow_pickle=False) as arrays:
+        return {name: arrays[name] for name in arrays.files}
+
+
+@stage_task("extract")
+def extract(context: Context, jobs: Sequence[Search]) -> Any:
+    """Searches for inserted canaries, on Ray; what they found is secret."""
+    return run_jobs(context, f"{SECRET}extract", jobs, version=1, secret=True) if jobs else []
+
+
+@stage_task("score")
+def score_exposure(
+    context: Context,
+    recipe: Recipe,
+    models: Sequence[Asked],
+    costs: Sequence[Ref],
+    counts: Sequence[Ref],
+    searches: Sequence[Ref],
+) -> Any:
+    """Exposures by canary, model and checkpoint: units, extractions, curves and summary.
+
+    Args:
+        context: the run.
+        recipe: variants, method, level.
+        models: who was asked.
+        costs: of `ask`, a model each.
+        counts: of `count`.
+        searches: of `extract`.
+    """
+    size = models[0].at.data.space.size
+
+    def compute(attempt: Attempt) -> None:
+        exact = _exact(context, models, costs, counts)
+        scored = []
+        for number, (model, ref) in enumerate(zip(models, costs, strict=True)):
+            seen = _costs(context, ref)
+            at = (model.variant, model.seed, model.at.epoch, model.canaries, model.insertions)
+            loss = float(seen["validation_loss"])
+            scored.append(Scored(*at, seen["canaries"], seen["references"], loss, exact.get(number, {})))
+        units = exposure.score(scored, size, recipe.score)
+        found = [pq.read_table(context.store.local_path(ref, FOUND)) for ref in searches]
+        extractions = pa.concat_tables(found) if found else exposure.empty_extractions()
+        write_table(units, EXPOSURE_UNITS, attempt.path(UNITS_FILE))
+        write_table(extractions, EXTRACTION, attempt.path(EXTRACTIONS_FILE))
+        write_table(exposure.summarize(units, extractions, recipe), SUMMARY, attempt.path(SUMMARY_FILE))
+        write_table(exposure.curves(scored, units, recipe), CURVES, attempt.path(CURVES_FILE))
+
+    spec = {
+        "config": recipe.score.model_dump(mode="json"),
+        "report": recipe.report.model_dump(mode="json"),
+        "models": [[m.variant, m.seed, m.at.epoch, list(m.canaries), list(m.insertions)] for m in models],
+    }
+    inputs = {
+        "costs": [ref.key for ref in costs],
+        "counts": [ref.key for ref in counts],
+        "searches": [ref.key for ref in searches],
+    }
+    return run_stage(context, "score_exposure", version=1, spec=spec, inputs=inputs, compute=compute)
+
+
+def _exact(
+    context: Context, models: Sequence[Asked], costs: Sequence[Ref], counts: Sequence[Ref]
+) -> dict[int, dict[int, tuple[str, int, int]]]:
+    """By model and canary: the method, rank and evaluations, where all parts of a walk ended."""
+    found: dict[int, dict[int, tuple[str, int, int]]] = {}
+    unfinished: set[tuple[int, int]] = set()
+    for (number, canaries, job), ref in zip(rank_jobs(context, models, costs), counts, strict=True):
+        facts = context.store.manifest(ref)["facts"]
+        method, mine = "pruned" if job.pruned else "enumerated", found.setdefault(number, {})
+        for canary, more in zip(canaries, np.load(context.store.local_path(ref, COUNTS)).tolist(), strict=True):
+            if not facts["ended"]:
+                unfinished.add((number, canary))
+                continue
+            _, rank, evaluations = mine.get(canary, (method, 0, 0))
+            mine[canary] = (method, rank + more, evaluations + facts["evaluations"])
+    for number, canary in unfinished:
+        found[number].pop(canary, None)
+    for number, mine in found.items():
+        for canary, (method, rank, evaluations) in mine.items():
+            if rank < 1 and models[number].at.precision == "float64":
+                raise RunError(f"canary {canary} was not found among its own candidates by the {method} rank")
+            mine[canary] = (method, max(1, rank), evaluations)
+    return found

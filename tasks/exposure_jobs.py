@@ -1,0 +1,337 @@
+"""Parts of the exposure audit's stages that run on Ray: perplexities, ranks by shard, extraction."""
+
+import functools
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+from memlib.audits.exposure import ExtractionSpec
+from memlib.data.formats import Format, Space
+from memlib.data.shards import IMAGES, read_images
+from memlib.data.splits import VALIDATION, column, select
+from memlib.data.text import scored_part
+from memlib.errors import UserError
+from memlib.identity import content_key, derive_seed
+from memlib.models.sequence import LanguageModel
+from memlib.observe.extraction import Frontier, ShortestPath, beam_search
+from memlib.observe.likelihoods import OutOfWork, Work, leaf_costs, ranks, sequence_costs
+from memlib.specs import SecretsSpec, TextSpec
+from memlib.store import Attempt, Ref, Store
+from memlib.tables import EXTRACTION, write_table
+from memlib.training.fit import SPLITS_FILE, load_trained
+
+VOCABULARY, CANARIES_FILE = "vocabulary.json", "canaries.parquet"
+COSTS, COUNTS, FOUND, FRONTIER = "costs.npz", "counts.npy", "found.parquet", "frontier.npz"
+VALIDATION_BATCH = 256
+SAVED_SECONDS = 60.0  # between two saves of a search's frontier
+
+
+@dataclass(frozen=True)
+class CorpusData:
+    """A corpus in the store, with what its candidates are."""
+
+    store: Store
+    corpus: Ref
+    text: TextSpec
+    canaries: SecretsSpec
+
+    @functools.cached_property
+    def vocabulary(self) -> dict[str, int]:
+        """Symbols and their ids."""
+        symbols = json.loads(self.store.local_path(self.corpus, VOCABULARY).read_text())
+        return {symbol: number for number, symbol in enumerate(symbols)}
+
+    @functools.cached_property
+    def table(self) -> pa.Table:
+        """tables.CANARIES."""
+        return pq.read_table(self.store.local_path(self.corpus, CANARIES_FILE))
+
+    @property
+    def whole(self) -> Space:
+        """Candidates as whole lines."""
+        return Format(self.canaries.format, self.canaries.alphabets).space(self.vocabulary, self.text.unit)
+
+    @property
+    def _part(self) -> tuple[int, int]:
+        return scored_part(Format(self.canaries.format, self.canaries.alphabets), self.text, self.canaries)
+
+    @property
+    def context(self) -> tuple[int, ...]:
+        """Symbols before the candidates, where they are known."""
+        first, _ = self._part
+        return tuple(slot[0] for slot in self.whole.slots[:first]) if self.canaries.known_prefix else ()
+
+    @property
+    def space(self) -> Space:
+        """What is scored: from the first hole to the last, with the suffix where that is known."""
+        first, end = self._part
+        return Space(self.whole.slots[first:end])
+
+    def choices(self, ids: tuple[int, ...]) -> NDArray[np.int32]:
+        """(num_canaries, num_places) of some canaries, within the scored part."""
+        first, end = self._part
+        every = np.array(self.table["choices"].to_pylist(), dtype=np.int32)
+        return every[list(ids)][:, first:end]
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What keys say of the candidates."""
+        return {"corpus": self.corpus.key, "prefix": self.canaries.known_prefix, "suffix": self.canaries.known_suffix}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"store": self.store, "corpus": self.corpus, "text": self.text, "canaries": self.canaries}
+
+
+@dataclass(frozen=True)
+class ModelAt:
+    """A trained language model at a checkpoint.
+
+    Attributes:
+        data: the corpus.
+        model: its artifact.
+        epoch: the checkpoint's.
+        quantize: whether its weights are forced to 256 values each.
+        precision: of its evaluation.
+    """
+
+    data: CorpusData
+    model: Ref
+    epoch: int
+    quantize: bool
+    precision: str
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What keys say of it."""
+        return {"epoch": self.epoch, "quantize": self.quantize, "precision": self.precision}
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What keys say of what it reads."""
+        return {"model": self.model.key} | self.data.key
+
+    def load(self, device: torch.device) -> LanguageModel:
+        """The model, ready to be asked."""
+        model, _ = load_trained(self.data.store, self.model, epoch=self.epoch)
+        assert isinstance(model, LanguageModel)
+        if self.quantize:
+            quantize_weights(model)
+        return model.to(device, getattr(torch, self.precision)).eval()
+
+
+@torch.no_grad()
+def quantize_weights(model: torch.nn.Module) -> None:
+    """Rounds each tensor of weights to 256 evenly spaced values between its extremes, in place (Carlini 2019, 9.1)."""
+    for values in model.parameters():
+        low, high = values.min(), values.max()
+        if high > low:
+            step = (high - low) / 255
+            values.copy_(low + ((values - low) / step).round() * step)
+
+
+@dataclass(frozen=True)
+class Perplexities:
+    """Costs of canaries and of random references, and the validation loss: costs.npz.
+
+    Attributes:
+        at: the model.
+        canaries: ids.
+        references: random candidates.
+        seed: draws them; the same for all models.
+    """
+
+    at: ModelAt
+    canaries: tuple[int, ...]
+    references: int
+    seed: int
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What the key says of it."""
+        return self.at.spec | {"canaries": list(self.canaries), "references": self.references, "seed": self.seed}
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """The keys of what it reads."""
+        return self.at.inputs
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Fills the artifact."""
+        data, model = self.at.data, self.at.load(device)
+        space = data.space
+        rng = np.random.default_rng(derive_seed(self.seed, "references"))
+        ask = functools.partial(sequence_costs, model, context=data.context)
+        np.savez(
+            attempt.path(COSTS),
+            canaries=ask(space.tokens(data.choices(self.canaries))),
+            references=ask(space.tokens(space.sample(self.references, rng))),
+            validation_loss=np.array(self._validation_loss(model, device)),
+        )
+
+    @torch.inference_mode()
+    def _validation_loss(self, model: LanguageModel, device: torch.device) -> float:
+        store = self.at.data.store
+        splits = pq.read_table(store.local_path(self.at.data.corpus, SPLITS_FILE))
+        rows = column(select(splits, VALIDATION), "row")
+        windows = read_images(store.local_path(self.at.data.corpus, IMAGES))
+        total, count = 0.0, 0
+        for start in range(0, len(rows), VALIDATION_BATCH):
+            tokens = torch.from_numpy(np.array(windows[rows[start : start + VALIDATION_BATCH]])).long().to(device)
+            scores = model(tokens).flatten(0, 1)
+            total += float(F.cross_entropy(scores, tokens.flatten(), reduction="sum"))
+            count += tokens.numel()
+        return total / count
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """How many candidates of a part of the space cost no more than each of some canaries: counts.npy.
+
+    Attributes:
+        at: the model.
+        canaries: ids.
+        costs: of the canaries, units of 2^-16 bit.
+        shard, shards: which part of the space, of how many at least.
+        pruned: whether prefixes that cost more than every canary are left out.
+        max_evaluations: after which it is given up, and the facts say so.
+    """
+
+    at: ModelAt
+    canaries: tuple[int, ...]
+    costs: tuple[int, ...]
+    shard: int
+    shards: int
+    pruned: bool
+    max_evaluations: int | None
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What the key says of it."""
+        walk = {"shard": self.shard, "shards": self.shards, "pruned": self.pruned, "max_evaluations": self.max_evaluations}
+        return self.at.spec | walk | {"canaries": list(self.canaries)}
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """The keys of what it reads."""
+        return self.at.inputs
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Fills the artifact."""
+        data, model = self.at.data, self.at.load(device)
+        part = list(data.space.shards(self.shards))[self.shard]
+        work = Work(self.max_evaluations)
+        limit = max(self.costs) if self.pruned else None
+        found = np.zeros(len(self.costs), dtype=np.int64)
+        try:
+            blocks = leaf_costs(model, part, context=data.context, limit=limit, work=work)
+            found = ranks(blocks, np.array(self.costs, dtype=np.int64))
+            attempt.facts["ended"] = True
+        except OutOfWork:
+            attempt.facts["ended"] = False
+        attempt.facts["evaluations"] = work.evaluations
+        np.save(attempt.path(COUNTS), found)
+
+
+@dataclass(frozen=True)
+class Search:
+    """The search for one canary: found.parquet (tables.EXTRACTION), and the candidates found in frontier.npz.
+
+    Attributes:
+        at: the model.
+        variant, seed: its name in results.
+        canary, insertions: which, and how often its model saw it.
+        known: symbols of the holes that the search is told.
+        spec_: how it searches.
+    """
+
+    at: ModelAt
+    variant: str
+    seed: int
+    canary: int
+    insertions: int
+    known: int
+    how: ExtractionSpec
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What the key says of it."""
+        mine = {"variant": self.variant, "seed": self.seed, "canary": self.canary, "insertions": self.insertions}
+        return self.at.spec | mine | {"known": self.known, "how": self.how.model_dump(mode="json", exclude={"known"})}
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """The keys of what it reads."""
+        return self.at.inputs
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Fills the artifact; a search that was killed goes on from its last saved frontier."""
+        data, model = self.at.data, self.at.load(device)
+        truth = data.choices((self.canary,))[0]
+        space, rest = told(data.space, truth, self.known)
+        context = (*data.context, *(slot[0] for slot in space.slots[:rest]))
+        part = Space(space.slots[rest:])
+        mine = tuple(int(choice) for choice in truth[rest:])
+        rows = [self._shortest_path(model, part, context, mine, attempt)]
+        for name, width in (("greedy", 1), ("beam", self.how.beam or 0)):
+            if self.how.beam is None:
+                continue
+            work = Work()
+            leaves = [choices for _, choices in beam_search(model, part, width=width, context=context, work=work)]
+            rows.append(self._row(name, leaves, mine, work.evaluations, "found", exact=False))
+        write_table(pa.Table.from_pylist(rows, schema=EXTRACTION.arrow), EXTRACTION, attempt.path(FOUND))
+
+    def _shortest_path(
+        self, model: LanguageModel, part: Space, context: tuple[int, ...], mine: tuple[int, ...], attempt: Attempt
+    ) -> dict[str, Any]:
+        store, key = self.at.data.store, content_key("search", version=1, spec=self.spec, inputs=self.inputs)
+        with tempfile.TemporaryDirectory(prefix="memlib-search-") as scratch:
+            folder = Path(scratch)
+            frontier = Frontier.load(folder / FRONTIER) if store.load_resume(key, folder) else None
+            search = ShortestPath(model, part, context=context, frontier=frontier, batch=self.how.batch)
+            left = self.how.max_seconds
+            while True:
+                seconds = SAVED_SECONDS if left is None else min(left, SAVED_SECONDS)
+                result = search.run(top=self.how.top, max_evaluations=self.how.max_evaluations, max_seconds=seconds)
+                left = None if left is None else left - seconds
+                if result.ended != "seconds" or (left is not None and left <= 0):
+                    break
+                search.frontier.save(folder / FRONTIER)
+                store.save_resume(key, search.frontier.evaluations, folder)
+            search.frontier.save(attempt.path(FRONTIER))
+        store.drop_resume(key)
+        leaves = [choices for _, choices in result.leaves]
+        return self._row("shortest_path", leaves, mine, result.evaluations, result.ended, exact=result.exact)
+
+    def _row(
+        self, search: str, leaves: list[tuple[int, ...]], mine: tuple[int, ...], queries: int, ended: str, *, exact: bool
+    ) -> dict[str, Any]:
+        return {
+            "variant": self.variant, "seed": self.seed, "canary": self.canary, "insertions": self.insertions,
+            "known": self.known, "search": search, "extracted": bool(leaves) and leaves[0] == mine,
+            "position": leaves.index(mine) + 1 if mine in leaves else None, "queries": queries, "ended": ended,
+            "exact": exact,
+        }  # fmt: skip
+
+
+def told(space: Space, truth: NDArray[np.int32], known: int) -> tuple[Space, int]:
+    """The space with its first `known` hole symbols given away, and how many places that fixes from the front.
+
+    Raises:
+        UserError: when no hole is left.
+    """
+    holes = [place for place, slot in enumerate(space.slots) if len(slot) > 1]
+    if known >= len(holes):
+        raise UserError(f"extraction.known {known} leaves nothing to find of {len(holes)} symbols; lower it")
+    slots = list(space.slots)
+    for place in holes[:known]:
+        slots[place] = (slots[place][int(truth[place])],)
+    return Space(tuple(slots)), holes[known]

@@ -1,0 +1,223 @@
+"""Ranks and extraction against brute force by an independent slow scorer, with ties, for several models."""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from memlib.data.formats import Space
+from memlib.errors import RunError
+from memlib.models.sequence import LanguageModel, build_language_model
+from memlib.observe.extraction import Frontier, ShortestPath, beam_search
+from memlib.observe.likelihoods import UNITS_PER_BIT, OutOfWork, Work, leaf_costs, ranks, sequence_costs
+from memlib.specs import LanguageSpec
+
+SYMBOLS = 12
+CONTEXT = (11, 3)
+KINDS = ("lstm", "gru", "cnn", "wavenet", "transformer")
+
+
+def model(kind: str, *, seed: int = 0, sharp: float = 4.0) -> LanguageModel:
+    spec = LanguageSpec.model_validate({"architecture": kind, "width": 8, "layers": 2, "embedding": 6, "heads": 2})
+    net = build_language_model(spec, SYMBOLS, 12, seed=seed).double().eval()
+    with torch.no_grad():
+        net.get_parameter("scores.weight").mul_(sharp)  # so that some candidates are far likelier than others
+    return net
+
+
+class Orderless:
+    """Independent symbols: candidates that are permutations of one another tie."""
+
+    num_symbols = SYMBOLS
+
+    def __init__(self) -> None:
+        self.logits = torch.linspace(-3, 2, SYMBOLS, dtype=torch.float64)[None]
+
+    def begin(self, context: Sequence[int]) -> tuple[Tensor, Tensor]:
+        return self.logits, torch.zeros(1, 1)
+
+    def advance(self, state: Tensor, rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        return self.logits.expand(len(rows), -1), state[rows]
+
+
+def slow_cost(net: LanguageModel, tokens: Sequence[int], context: Sequence[int] = CONTEXT) -> int:
+    """A sequence at a time, symbol by symbol, through the training forward pass."""
+    total = 0
+    for end in range(len(tokens)):
+        window = torch.tensor([[*context, *tokens[: end + 1]]])
+        with torch.no_grad():
+            scores = net(window)[0, -1]
+        probability = math.exp(float(scores[tokens[end]])) / sum(math.exp(float(s)) for s in scores)
+        total += round(-math.log2(probability) * UNITS_PER_BIT)
+    return total
+
+
+def brute(net: LanguageModel, space: Space) -> dict[tuple[int, ...], int]:
+    return {tokens: slow_cost(net, tokens) for tokens in itertools.product(*space.slots)}
+
+
+SPACE = Space(((5,), (1, 2, 3, 4), (1, 2, 3), (6,), (1, 2, 3, 4, 7), (8,), (0,)))  # prefix, hyphen, known suffix
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_enumeration_pruning_and_extraction_are_brute_force(kind: str) -> None:
+    net = model(kind)
+    truth = brute(net, SPACE)
+    order = sorted(truth.values())
+    found = np.concatenate(list(leaf_costs(net, SPACE, context=CONTEXT, batch=7)))
+    assert sorted(found.tolist()) == order
+    tokens = np.array(list(truth))
+    assert sequence_costs(net, tokens, context=CONTEXT, batch=11).tolist() == list(truth.values())
+    for canary in (order[0], order[7], order[-1]):
+        expected = sum(cost <= canary for cost in order)
+        pruned = ranks(leaf_costs(net, SPACE, context=CONTEXT, limit=canary), np.array([canary]))
+        assert pruned.tolist() == [expected]
+    for batch in (1, 3, 64):
+        search = ShortestPath(net, SPACE, context=CONTEXT, batch=batch)
+        best = search.run(top=5)
+        assert [cost for cost, _ in best.leaves] == order[:5]
+        assert best.exact
+        assert best.ended == "found"
+        chosen = SPACE.tokens(np.array([best.leaves[0][1]], dtype=np.int32))[0]
+        assert truth[tuple(chosen.tolist())] == order[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_walking_a_prefix_is_the_training_forward_pass(kind: str) -> None:
+    net = model(kind)
+    window = torch.randint(0, SYMBOLS, (3, 9), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        logits = net(window)
+        _, state = net.begin(())
+        rows = torch.zeros(3, dtype=torch.int64)
+        for place in range(8):
+            scores, state = net.advance(state, rows, window[:, place])
+            rows = torch.arange(3)
+            torch.testing.assert_close(scores, logits[:, place + 1])
+
+
+def test_the_future_is_not_seen() -> None:
+    for kind in KINDS:
+        net = model(kind)
+        window = torch.randint(0, SYMBOLS, (1, 9), generator=torch.Generator().manual_seed(2))
+        other = window.clone()
+        other[0, 5] = (other[0, 5] + 1) % SYMBOLS
+        with torch.no_grad():
+            torch.testing.assert_close(net(window)[:, :6], net(other)[:, :6])
+            assert not torch.allclose(net(window)[:, 6], net(other)[:, 6])
+
+
+def test_ties_count_whatever_the_order_of_additions() -> None:
+    """10^5 candidates of independent symbols: a candidate ties with all of its permutations."""
+    space = Space((tuple(range(10)),) * 5)
+    costs = np.concatenate(list(leaf_costs(Orderless(), space, batch=1000)))
+    one = np.round((np.log2(np.exp(np.linspace(-3, 2, SYMBOLS)).sum()) - np.linspace(-3, 2, SYMBOLS) / np.log(2)) * 65536)
+    expected = np.zeros(1)
+    for _ in range(5):
+        expected = (expected[:, None] + one[None, :10]).ravel()
+    assert np.array_equal(np.sort(costs), np.sort(expected).astype(np.int64))
+    canary = np.array([[9, 8, 7, 8, 9]])
+    mine = sequence_costs(Orderless(), canary)
+    expected_rank = int((expected <= mine[0]).sum())
+    limited = leaf_costs(Orderless(), space, limit=int(mine[0]), batch=50)
+    assert ranks(limited, mine).tolist() == [expected_rank]
+    assert ranks(iter([costs]), np.concatenate([mine, mine])).tolist() == [expected_rank] * 2
+
+
+def test_a_million_candidates_pruned_is_enumerated() -> None:
+    space = Space((tuple(range(10)),) * 6)
+    net = model("lstm", seed=3, sharp=20)
+    costs = np.sort(np.concatenate(list(leaf_costs(net, space, context=CONTEXT))))
+    assert len(costs) == 10**6
+    limits = costs[[0, 99, 20_000]]
+    full, pruned = Work(), Work()
+    assert np.array_equal(ranks(leaf_costs(net, space, context=CONTEXT, work=full), limits), [1, 100, 20_001])
+    found = ranks(leaf_costs(net, space, context=CONTEXT, limit=int(limits[1]), work=pruned), limits[:2])
+    assert np.array_equal(found, [1, 100])
+    assert pruned.evaluations < full.evaluations / 20
+    assert full.evaluations == 111_111  # the prefixes: 1 + 10 + ... + 10^5
+    best = ShortestPath(net, space, context=CONTEXT).run(top=3)
+    assert [cost for cost, _ in best.leaves] == costs[:3].tolist()
+
+
+def test_shards_are_the_space() -> None:
+    net = model("gru")
+    whole = np.sort(np.concatenate(list(leaf_costs(net, SPACE, context=CONTEXT))))
+    parts = list(SPACE.shards(10))
+    assert len(parts) == 12
+    found = [block for part in parts for block in leaf_costs(net, part, context=CONTEXT)]
+    assert np.array_equal(np.sort(np.concatenate(found)), whole)
+
+
+def test_a_search_is_taken_up_where_it_stopped(tmp_path: Path) -> None:
+    net = model("lstm", sharp=1)
+    whole = ShortestPath(net, SPACE, context=CONTEXT, batch=2).run(top=3)
+    search = ShortestPath(net, SPACE, context=CONTEXT, batch=2)
+    stopped = search.run(top=3, max_evaluations=9)
+    assert stopped.ended == "evaluations"
+    assert not stopped.exact
+    search.frontier.save(tmp_path / "frontier.npz")
+    again = ShortestPath(net, SPACE, context=CONTEXT, batch=2, frontier=Frontier.load(tmp_path / "frontier.npz"))
+    assert again.run(top=3).leaves == whole.leaves
+
+
+def test_few_states_and_few_nodes() -> None:
+    """States that were dropped are computed again; dropped nodes are owned up to."""
+    net = model("transformer", sharp=1)
+    whole = ShortestPath(net, SPACE, context=CONTEXT, batch=4).run(top=2)
+    small = ShortestPath(net, SPACE, context=CONTEXT, batch=4, max_states=2).run(top=2)
+    assert small.leaves == whole.leaves
+    assert small.evaluations > whole.evaluations
+    tight = ShortestPath(net, SPACE, context=CONTEXT, batch=4, max_nodes=6).run(top=SPACE.size)
+    assert tight.ended == "exhausted"
+    assert not tight.exact
+    everything = ShortestPath(net, SPACE, context=CONTEXT).run(top=SPACE.size + 1)
+    assert everything.ended == "exhausted"
+    assert len(everything.leaves) == SPACE.size
+
+
+def test_greedy_may_miss_what_a_wide_beam_finds() -> None:
+    net = model("lstm")
+    truth = sorted(brute(net, SPACE).values())
+    wide = beam_search(net, SPACE, width=SPACE.size, context=CONTEXT)
+    assert [cost for cost, _ in wide] == truth
+    work = Work()
+    greedy = beam_search(net, SPACE, width=1, context=CONTEXT, work=work)
+    assert greedy[0][0] >= truth[0]
+    assert work.evaluations == len(SPACE.slots)
+
+
+def test_work_is_limited_and_nan_refused() -> None:
+    with pytest.raises(OutOfWork):
+        list(leaf_costs(model("gru"), SPACE, work=Work(limit=5)))
+    broken = model("lstm")
+    with torch.no_grad():
+        broken.get_parameter("scores.bias").fill_(math.nan)
+    with pytest.raises(RunError, match="NaN"):
+        sequence_costs(broken, np.array([[1, 2]]))
+
+
+def test_an_impossible_symbol_costs_more_than_anything() -> None:
+    class Never(Orderless):
+        def __init__(self) -> None:
+            super().__init__()
+            self.logits = self.logits.clone()
+            self.logits[0, 4] = -math.inf
+
+    costs: NDArray[np.int64] = sequence_costs(Never(), np.array([[1, 4], [1, 1]]))
+    assert costs[0] > 1000 * costs[1]
+
+
+def blocks(*values: int) -> Iterator[NDArray[np.int64]]:
+    for value in values:
+        yield np.array([value], dtype=np.int64)
+
+
+def test_rank_by_hand() -> None:
+    assert ranks(blocks(5, 3, 3, 9, 7), np.array([7, 3, 2, 9])).tolist() == [4, 2, 0, 5]
