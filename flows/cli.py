@@ -138,6 +138,7 @@ def show(
     *,
     store: StoreOption = DEFAULT_STORE,
     json_: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    reveal: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """Show what a run found, and where its results and report are.
 
@@ -149,6 +150,8 @@ def show(
         Folder or s3:// prefix that the run was written to.
     json_
         Print the run's manifest as JSON, with the recipe and the keys of all artifacts.
+    reveal
+        Print the canaries of an exposure audit, which are in no result or report, and what the searches found.
     """
     found = [entry for entry in Store(store).runs() if entry["run"].startswith(run_id)]
     if len(found) != 1:
@@ -156,6 +159,9 @@ def show(
         raise UserError(f"{seen} in {store} begin{'s' if len(found) < 2 else ''} with {run_id!r}; see memlib runs")
     if json_:
         print(json.dumps(found[0], indent=1))
+        return
+    if reveal:
+        _reveal(Store(store), found[0])
         return
     _print_run(found[0], whole=True)
 
@@ -231,6 +237,22 @@ def _print_run(manifest: dict[str, Any], *, whole: bool = False) -> None:
     console.print(f"\nrun {manifest['run']}: {done}")
     console.print(f"results {manifest['results']['summary']}", soft_wrap=True)
     console.print(f"report  {manifest['report']}", soft_wrap=True)
+
+
+def _reveal(store: Store, manifest: dict[str, Any]) -> None:
+    if manifest["audit"] != "exposure":
+        raise UserError(
+            f"run {manifest['run']} is a {audit_of(manifest['audit'])} audit; only exposure has canaries to reveal"
+        )
+    from tasks.exposure_jobs import revealed  # loads torch
+
+    for title, rows in revealed(store, manifest["recipe"], manifest["artifacts"]).items():
+        table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+        for heading in rows[0] if rows else ():
+            table.add_column(heading)
+        for row in rows:
+            table.add_row(*(str(value) for value in row.values()))
+        console.print(table)
 
 
 def _varying(params: Sequence[dict[str, Any]]) -> list[str]:

@@ -15,7 +15,7 @@ from memlib.store import Ref
 from memlib.training.checkpoint import weights_file
 from memlib.training.fit import TrainingJob
 from tasks.exposure import Asked, ask, count, extract, make_corpus, score_exposure
-from tasks.exposure_jobs import CorpusData, ModelAt, Search
+from tasks.exposure_jobs import CorpusData, ModelAt, Search, told
 from tasks.exposure_report import write_report
 from tasks.reporting import publish, run_id
 from tasks.runtime import Context, stop_ray
@@ -43,6 +43,7 @@ def exposure(recipe: Recipe, store: str, resources: Resources = Resources(), qui
     try:
         corpus: Ref = make_corpus(context, recipe.data, recipe.canaries)
         data = CorpusData(context.store, corpus, recipe.data, recipe.canaries)
+        _check_known(recipe, data)
         jobs = _jobs(recipe, data)
         trained: list[Ref] = train_models(context, [job for _, _, _, job in jobs])
         asked = [
@@ -63,6 +64,12 @@ def exposure(recipe: Recipe, store: str, resources: Resources = Resources(), qui
         return found
     finally:
         stop_ray()
+
+
+def _check_known(recipe: Recipe, data: CorpusData) -> None:
+    """Finds a search that has nothing to search for before anything is trained."""
+    for known in recipe.extraction.known if recipe.extraction is not None else ():
+        told(data.space, data.choices((0,))[0], known)
 
 
 def _jobs(recipe: Recipe, data: CorpusData) -> list[tuple[str, int, dict[int, int], TrainingJob]]:

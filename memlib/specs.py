@@ -321,7 +321,7 @@ class HoldOutSpec(Spec):
 
 
 class TopicsSource(Spec):
-    """Embedded text: the help topics of Python's standard library, 0.7 million characters of English and code."""
+    """Embedded text: the help topics of Python's standard library, half a million characters; each version has its own."""
 
     kind: Literal["topics"] = "topics"
 

@@ -244,7 +244,7 @@ class Store:
                 "host": socket.gethostname(),
                 "finished": time.time(),
             }
-            won = self._commit(self._at("artifacts", ref.stage, ref.key, MANIFEST), record)
+            won = self._commit(self._at("artifacts", ref.stage, ref.key, MANIFEST), record, secret=secret)
         except BaseException:
             self._remove(target)
             raise
@@ -254,11 +254,15 @@ class Store:
         if not won:
             self._remove(target)
 
-    def _commit(self, path: str, record: Mapping[str, Any]) -> bool:
-        """Writes a manifest unless there is one already: one winner, and never half a file."""
+    def _commit(self, path: str, record: Mapping[str, Any], *, secret: bool) -> bool:
+        """Writes a manifest unless there is one already: one winner, and never half a file.
+
+        A secret's manifest is as secret: from a file's digest its content can be guessed, where little is unknown.
+        """
         data = json.dumps(record, indent=1, sort_keys=True).encode()
         if self.is_local:
             part = Path(f"{path}.{uuid.uuid4().hex}.part")
+            part.touch(0o600 if secret else 0o644)
             part.write_bytes(data)
             try:
                 os.link(part, path)
@@ -304,7 +308,7 @@ class Store:
             os.makedirs(target)
         for file in files:
             self._fs.put_file(str(folder / file), f"{target}/{file}")
-        self._commit(f"{target}/{MANIFEST}", {"files": files})
+        self._commit(f"{target}/{MANIFEST}", {"files": files}, secret=True)
         states = sorted(self._listing(base))
         whole = [state for state in states if self._fs.exists(f"{state}/{MANIFEST}")]
         kept = whole[-KEPT_RESUME_STATES:]

@@ -3,6 +3,7 @@
 import functools
 import json
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from memlib.audits.exposure import ExtractionSpec
-from memlib.data.formats import Format, Space
+from memlib.data.formats import Format, Space, render
 from memlib.data.shards import IMAGES, read_images
 from memlib.data.splits import VALIDATION, column, select
 from memlib.data.text import scored_part
@@ -23,7 +24,7 @@ from memlib.errors import UserError
 from memlib.identity import content_key, derive_seed
 from memlib.models.sequence import LanguageModel
 from memlib.observe.extraction import Frontier, ShortestPath, beam_search
-from memlib.observe.likelihoods import OutOfWork, Work, leaf_costs, ranks, sequence_costs
+from memlib.observe.likelihoods import UNITS_PER_BIT, OutOfWork, Work, leaf_costs, ranks, sequence_costs
 from memlib.specs import SecretsSpec, TextSpec
 from memlib.store import Attempt, Ref, Store
 from memlib.tables import EXTRACTION, write_table
@@ -250,7 +251,7 @@ class Search:
         variant, seed: its name in results.
         canary, insertions: which, and how often its model saw it.
         known: symbols of the holes that the search is told.
-        spec_: how it searches.
+        how: limits, beam, candidates wanted.
     """
 
     at: ModelAt
@@ -335,3 +336,36 @@ def told(space: Space, truth: NDArray[np.int32], known: int) -> tuple[Space, int
     for place in holes[:known]:
         slots[place] = (slots[place][int(truth[place])],)
     return Space(tuple(slots)), holes[known]
+
+
+def revealed(store: Store, recipe: Mapping[str, Any], artifacts: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
+    """The canaries of a run that were inserted, and the candidates that its searches found, in plain text.
+
+    Args:
+        store: where the run is.
+        recipe, artifacts: of its manifest.
+    """
+
+    def ref(name: str) -> Ref:
+        stage, _, key = artifacts[name].rpartition("/")
+        return Ref(stage, key)
+
+    text, canaries = TextSpec.model_validate(recipe["data"]), SecretsSpec.model_validate(recipe["canaries"])
+    data = CorpusData(store, ref("corpus"), text, canaries)
+    symbols = list(data.vocabulary)
+    inserted = [
+        {"canary": row["canary"], "insertions": row["insertions"], "text": row["text"]}
+        for row in data.table.to_pylist()
+        if row["insertions"]
+    ]
+    found = []
+    for name in (name for name in artifacts if name.startswith("search ")):
+        row = pq.read_table(store.local_path(ref(name), FOUND)).to_pylist()[0]
+        space, rest = told(data.space, data.choices((row["canary"],))[0], row["known"])
+        part = Space(space.slots[rest:])
+        where = {name: row[name] for name in ("variant", "seed", "canary", "known")}
+        for place, (cost, choices) in enumerate(Frontier.load(store.local_path(ref(name), FRONTIER)).found, start=1):
+            tokens = part.tokens(np.array([choices], dtype=np.int32))[0]
+            said = render([symbols[token] for token in tokens.tolist()], text.unit)
+            found.append({**where, "place": place, "bits": f"{cost / UNITS_PER_BIT:.2f}", "text": said})
+    return {"inserted": inserted, "found by shortest path": found}

@@ -41,7 +41,7 @@ def verdict(rows: Sequence[Mapping[str, Any]], bits: float) -> tuple[str, str, s
         f"{len(exposed)} of {len(canaries)} inserted secrets are exposed.{proof}",
         f"The most exposed one stood {most['params']['insertions']} times in the training data and has {e:.1f} bits of "
         f"exposure: who holds the model needs {_fraction(e)} of the guesses that it takes without it. "
-        f"Of {2**bits:,.0f} possible secrets, {bits:.1f} bits, all would be given away at {bits:.1f} bits of exposure.",
+        f"There are {2**bits:,.0f} possible secrets: at {bits:.1f} bits of exposure a secret is the first guess.",
     )
 
 
@@ -74,10 +74,10 @@ def build_page(recipe: Recipe, run: str, tables: Mapping[str, pa.Table], facts: 
         Section(
             heading="What was run",
             paragraphs=[
-                "Method: Carlini et al. 2019, The Secret Sharer (Definitions 1, 2 and 4; section 8.1). Log-perplexities are in "
-                "bits, of the candidate after its known prefix. An exact rank counts every candidate at most as costly; "
-                "sampled exposure counts the canary as one of the candidates; extrapolated exposure takes the log-perplexities "
-                "to be skew-normal and is not bounded by the size of the space."
+                "Method: Carlini et al. 2019, The Secret Sharer (Definitions 1, 2 and 4; section 8.1). Log-perplexities are "
+                "in bits, of the candidate after its known prefix. An exact rank counts every candidate at most as costly; "
+                "sampled exposure counts the canary as one of the candidates; extrapolated exposure takes the "
+                "log-perplexities to be skew-normal and is not bounded by the size of the space."
             ],
             table=TableView(("", ""), list(facts.items())),
         ),
@@ -120,8 +120,8 @@ def _insertions_section(points: Sequence[Mapping[str, Any]], bits: float, folder
     return Section(
         heading="Exposure by insertions",
         paragraphs=[
-            "Each dot is a canary under a model. At 0 insertions half of all canaries lie above 1 bit and one in 2^e above e: "
-            "that is chance."
+            "Each dot is a canary under a model. At 0 insertions half of all canaries lie above 1 bit and one in 2^e "
+            "above e: that is chance."
         ],
         svg=save_figure(figure, folder, "exposure_by_insertions"),
     )

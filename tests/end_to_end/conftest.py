@@ -16,6 +16,7 @@ def memlib(tmp_path_factory: pytest.TempPathFactory) -> Memlib:
     (folder / "tiny.yaml").write_text(RECIPE)
     environment = dict(os.environ) | {
         "PREFECT_HOME": str(folder / "prefect"), "XDG_CACHE_HOME": str(folder / "cache"), "COLUMNS": "200",
+        "XDG_CONFIG_HOME": str(folder / "config"),
     }  # fmt: skip
     return Memlib(folder / "tiny.yaml", environment)
 

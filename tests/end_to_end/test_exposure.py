@@ -1,0 +1,142 @@
+"""The exposure audit through the command line: a planted secret is found, and stays where secrets belong."""
+
+import json
+import stat
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from harness import Memlib, newest, published
+
+RECIPE = """
+audit: exposure
+title: tiny secrets
+data: {source: {kind: topics}, fraction: 0.04, window: 40, validation: 0.1}
+canaries: {format: "the code is {d5}.", insertions: [40], never: 10}
+model: {architecture: gru, width: 48, layers: 1, embedding: 16}
+training:
+  objective: {kind: language}
+  epochs: 12
+  batch_size: 16
+  augment: null
+  checkpoint_epochs: [1]
+  optimizer: {learning_rate: 0.01, weight_decay: 0, warmup_epochs: 0, schedule: constant}
+score: {references: 1000, shards: 2, replicates: 20}
+extraction: {known: [0, 2], top: 3, batch: 16}
+"""
+
+
+@pytest.fixture(scope="module")
+def audited(memlib: Memlib, tmp_path_factory: pytest.TempPathFactory) -> tuple[Memlib, Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("exposure")
+    (folder / "recipe.yaml").write_text(RECIPE)
+    mine = replace(memlib, recipe=folder / "recipe.yaml", audit_name="exposure")
+    return mine, folder / "store", mine.audit(folder / "store")
+
+
+def secrets_of(store: Path) -> list[dict[str, Any]]:
+    return pq.read_table(next(store.glob("artifacts/secret/corpus/*/*/canaries.parquet"))).to_pylist()
+
+
+def test_a_secret_inserted_often_is_exposed_and_extracted(audited: tuple[Memlib, Path, dict[str, Any]]) -> None:
+    _, store, manifest = audited
+    tables = published(store, manifest)
+    assert tables.keys() == {"summary", "curves", "units", "extractions"}
+    units = tables["units"].to_pylist()
+    assert {unit["epoch"] for unit in units} == {1, 12}
+    last = next(unit for unit in units if unit["insertions"] and unit["epoch"] == 12)
+    assert last["rank"] == 1
+    assert last["method"] == "enumerated"
+    assert last["exposure"] == pytest.approx(16.61, abs=0.01)
+    never = [unit for unit in units if not unit["insertions"] and unit["epoch"] == 12]
+    assert len(never) == 11  # with the inserted one, under the model that did not see it
+    assert sum(unit["exposure"] < 8 for unit in never) >= 10
+    searches = tables["extractions"].to_pylist()
+    assert {(row["search"], row["known"]) for row in searches} == {
+        (search, known) for search in ("shortest_path", "greedy", "beam") for known in (0, 2)
+    }
+    best = next(row for row in searches if row["search"] == "shortest_path" and row["known"] == 0)
+    assert best["extracted"]
+    assert best["exact"]
+    assert best["queries"] < 11_111
+    page = Path(manifest["report"]).read_text()
+    assert "1 of 1 inserted secrets are exposed. 1 of them could be read out" in page
+    assert page.count("<svg") == 3
+
+
+def test_secrets_stay_where_they_belong(audited: tuple[Memlib, Path, dict[str, Any]]) -> None:
+    mine, store, manifest = audited
+    secrets = [row["text"].removeprefix("the code is ").removesuffix(".") for row in secrets_of(store)]
+    for path in store.rglob("*"):
+        if not path.is_file() or "secret" in path.relative_to(store).parts:
+            continue
+        if path.suffix in (".json", ".html", ".svg"):
+            text = path.read_text()
+            assert not any(f"is {secret}." in text for secret in secrets), path
+    for path in store.glob("artifacts/secret/**/*"):
+        if path.is_file():
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    columns = [column for name in manifest["results"] for column in published(store, manifest)[name].column_names]
+    assert not {"text", "choices"} & set(columns)
+    shown = mine.call("show", manifest["run"], "--store", str(store)).stdout
+    assert not any(secret in shown for secret in secrets)
+    revealed = mine.call("show", manifest["run"], "--reveal", "--store", str(store)).stdout
+    assert revealed.count(secrets[0]) >= 2  # inserted, and found
+    assert secrets[1] not in revealed
+
+
+def test_the_second_run_computes_nothing_and_a_variant_only_itself(audited: tuple[Memlib, Path, dict[str, Any]]) -> None:
+    mine, store, manifest = audited
+    again = mine.audit(store)
+    assert again["run"] == manifest["run"]
+    assert again["computed"] == []
+    variants = "variants={plain: {}, eight bits: {quantize: true}}"
+    changed = mine.audit(store, variants, "extraction=null", "title=quantized")
+    assert not [name for name in changed["computed"] if name.startswith(("train/", "secret/corpus"))]
+    rows = published(store, changed)["summary"].to_pylist()
+    by = {json.loads(row["params"]).get("variant"): row["value"] for row in rows if row["metric"] == "validation_loss"}
+    assert by["eight bits"] == pytest.approx(by["plain"], rel=0.05)
+    assert by["eight bits"] != by["plain"]
+    assert "Utility against exposure" in Path(changed["report"]).read_text()
+
+
+def test_another_secret_draws_other_canaries(audited: tuple[Memlib, Path, dict[str, Any]], tmp_path: Path) -> None:
+    mine, store, manifest = audited
+    (tmp_path / "secret").write_bytes(bytes(range(32)))
+    settings = ("canaries.together=true", "canaries.insertions=[2, 30]", "canaries.never=5", "training.epochs=6")
+    other = mine.audit(
+        store, *settings, "score.method=pruned", "score.max_evaluations=3000", MEMLIB_SECRET_FILE=str(tmp_path / "secret")
+    )
+    assert other["artifacts"]["corpus"] != manifest["artifacts"]["corpus"]
+    assert [name for name in other["artifacts"] if name.startswith("all canaries")] == ["all canaries 0"]
+    units = [unit for unit in published(store, other)["units"].to_pylist() if unit["epoch"] == 6]
+    assert [unit["insertions"] for unit in units] == [2, 30, 0, 0, 0, 0, 0]
+    assert {unit["method"] for unit in units} <= {"pruned", "extrapolated"}
+    assert all((unit["rank"] is None) == (unit["method"] == "extrapolated") for unit in units)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["data.source={kind: text, path: nowhere.txt}"], "cannot read the text nowhere.txt"),
+        (["extraction.known=[5]"], "leaves nothing to find"),
+    ],
+)
+def test_what_cannot_be_audited_is_said_in_a_line(
+    audited: tuple[Memlib, Path, dict[str, Any]], settings: list[str], said: str
+) -> None:
+    mine, store, _ = audited
+    done = mine.run(store, *settings)
+    assert said in done.stderr, done.stderr
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_other_audits_have_nothing_to_reveal(memlib: Memlib, finished: tuple[Path, dict[str, Any]]) -> None:
+    store, manifest = finished
+    done = memlib.call("show", manifest["run"], "--reveal", "--store", str(store))
+    assert done.returncode == 2
+    assert "only exposure has canaries" in done.stderr
+    assert newest(store)["run"] == manifest["run"]

@@ -1,0 +1,79 @@
+"""Formats and their spaces: holes, unbiased draws without replacement, parts, refusals."""
+
+import numpy as np
+import pytest
+
+from memlib.data.formats import Format, Space, render
+from memlib.errors import UserError
+
+VOCABULARY = {symbol: number for number, symbol in enumerate("\n 0123456789-abcdefghijklmnopqrstuvwxyz")}
+
+
+def space(text: str, unit: str = "character", **alphabets: tuple[str, ...]) -> Space:
+    return Format(text, alphabets).space(VOCABULARY, unit)
+
+
+def test_a_social_security_number_has_nine_holes_and_two_hyphens() -> None:
+    found = space("my number is {d3}-{d2}-{d4}")
+    assert found.size == 10**9
+    assert len(found.slots) == len("my number is 078-05-1120")
+    text = render([list(VOCABULARY)[t] for t in found.tokens(np.zeros((1, 24), dtype=np.int32))[0]], "character")
+    assert text == "my number is 000-00-0000"
+
+
+def test_words_and_own_alphabets() -> None:
+    words = {"the": 0, "code": 1, "red": 2, "green": 3, "blue": 4}
+    form = Format("the code {colour2}", {"colour": ("red", "green", "blue")})
+    assert form.space(words, "word").slots == ((0,), (1,), (2, 3, 4), (2, 3, 4))
+    with pytest.raises(UserError, match="inside a word"):
+        Format("the code-{colour2}", {"colour": ("red", "green")}).space(words, "word")
+
+
+def test_draws_differ_and_favour_none() -> None:
+    """With 300 of 1000 candidates drawn, a digit stands in each place as often as any other, whatever collided."""
+    found = space("{d3}")
+    rng = np.random.default_rng(0)
+    counts = np.zeros((3, 10))
+    for _ in range(200):
+        drawn = found.draw(300, rng)
+        assert len({tuple(row) for row in drawn.tolist()}) == 300
+        for place in range(3):
+            counts[place] += np.bincount(drawn[:, place], minlength=10)
+    chi = ((counts - 6000) ** 2 / 6000).sum(axis=1)
+    assert (chi < 30).all()  # 9 degrees of freedom
+
+
+def test_large_spaces_are_drawn_without_repeats() -> None:
+    found = space("{l9}")  # 5e12
+    drawn = found.draw(2000, np.random.default_rng(1))
+    assert len({tuple(row) for row in drawn.tolist()}) == 2000
+    assert abs(drawn.mean() - 12.5) < 0.3
+    assert found.bits == pytest.approx(np.log2(float(found.size)))
+
+
+def test_shards_part_the_space() -> None:
+    found = space("a{d2}b{d1}")
+    parts = list(found.shards(50))
+    assert len(parts) == 100
+    assert sum(part.size for part in parts) == found.size
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("no hole", "has no hole"),
+        ("{q3}", "uses alphabet 'q'"),
+        ("{d3}!", "the model has no symbol '!'"),
+    ],
+)
+def test_what_is_no_format_is_said(text: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        space(text)
+
+
+def test_a_space_smaller_than_the_canaries_is_refused() -> None:
+    with pytest.raises(UserError, match="100 candidates, fewer than the 101"):
+        space("{d2}").draw(101, np.random.default_rng(0))
+    assert len(space("{d2}").draw(100, np.random.default_rng(0))) == 100
+    with pytest.raises(UserError, match="each once"):
+        space("{c2}", c=("a", "a"))

@@ -1,0 +1,126 @@
+"""Windows of text and the canaries in them; the secret file."""
+
+import bz2
+import stat
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from memlib.data.secret import keyed_digest, keyed_seed, read_secret
+from memlib.data.splits import LEFT_OUT, TRAIN, VALIDATION, column, select
+from memlib.data.text import Corpus, build_corpus, read_text, role_of
+from memlib.errors import UserError
+from memlib.specs import SecretsSpec, TextFileSource, TextParquetSource, TextSpec, TopicsSource
+
+TEXT = "\n".join(f"line {i} of a long story about nothing at all" for i in range(400))
+SECRET = bytes(range(32))
+
+
+def corpus(secret: bytes = SECRET, text: str = TEXT, unit: str = "character", **canaries: object) -> Corpus:
+    spec = TextSpec.model_validate({"source": {"kind": "topics"}, "window": 40, "validation": 0.2, "unit": unit})
+    given = {"format": "code {d4} end", "insertions": [1, 3], "never": 5, **canaries}
+    return build_corpus(text, spec, SecretsSpec.model_validate(given), secret=secret)
+
+
+def lines(found: Corpus, role: str) -> list[str]:
+    rows = column(select(found.splits, role), "row")
+    return ["".join(found.vocabulary[symbol] for symbol in found.windows[row]) for row in rows]
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_canary_stands_whole_in_its_windows_and_nowhere_else(together: bool) -> None:
+    found = corpus(together=together)
+    for row in found.canaries.to_pylist():
+        windows = lines(found, role_of(row["canary"]))
+        assert len(windows) == row["insertions"]
+        assert all(f"\n{row['text']}\n" in window for window in windows)
+        others = [w for role in (TRAIN, VALIDATION, LEFT_OUT) for w in lines(found, role)]
+        assert not any(row["text"] in window for window in others)
+    carriers = 4 if together else 3
+    assert len(lines(found, LEFT_OUT)) == carriers
+    assert len(lines(found, TRAIN)) + carriers + len(lines(found, VALIDATION)) == len(TEXT) // 40
+
+
+def test_the_last_windows_are_for_validation() -> None:
+    found = corpus()
+    rows = column(select(found.splits, VALIDATION), "row")
+    total = len(TEXT) // 40
+    assert rows.tolist() == list(range(total - round(0.2 * total), total))
+
+
+def test_a_secret_draws_the_canaries() -> None:
+    mine, again, other = corpus(), corpus(), corpus(secret=bytes(32))
+    assert mine.canaries.equals(again.canaries)
+    assert np.array_equal(mine.windows, again.windows)
+    assert not mine.canaries.equals(other.canaries)
+    assert keyed_digest(SECRET, "a") != keyed_digest(bytes(32), "a")
+    assert keyed_seed(SECRET, "a") != keyed_seed(SECRET, "b")
+
+
+def test_words() -> None:
+    found = corpus(unit="word", format="my word is {colour2}", alphabets={"colour": ("red", "green", "blue")}, never=2)
+    row = found.canaries.to_pylist()[1]
+    symbols = [[found.vocabulary[s] for s in found.windows[r]] for r in column(select(found.splits, role_of(1)), "row")]
+    assert len(symbols) == 3
+    for window in symbols:
+        assert row["text"] in " ".join(window)
+    assert found.vocabulary[0] == "\n"
+
+
+def test_rare_words_are_unknown() -> None:
+    spec = TextSpec.model_validate({"source": {"kind": "topics"}, "window": 40, "unit": "word", "vocabulary": 5})
+    canaries = SecretsSpec(format="my word is {c1}", alphabets={"c": ("red", "green")}, insertions=(1,), never=0)
+    found = build_corpus(TEXT, spec, canaries, secret=SECRET)
+    assert "<unk>" in found.vocabulary
+    assert (found.windows == found.vocabulary.index("<unk>")).mean() > 0.1
+    assert {"red", "green", "my"} <= set(found.vocabulary)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"format": "a long beginning of a canary then {d9}"}, "do not fit into a window of 40"),
+        ({"insertions": [500]}, "500 insertions need"),
+        ({"format": "code {d1}", "never": 20}, "10 candidates, fewer than the 22"),
+    ],
+)
+def test_what_cannot_be_inserted_is_said(changes: dict[str, object], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        corpus(**changes)  # type: ignore[arg-type]
+
+
+def test_texts_are_read(tmp_path: Path) -> None:
+    assert len(read_text(TopicsSource())) > 300_000
+    (tmp_path / "a.txt.bz2").write_bytes(bz2.compress("é ü".encode()))
+    assert read_text(TextFileSource(kind="text", path=str(tmp_path / "a.txt.bz2"))) == "é ü"
+    pq.write_table(pa.table({"body": ["one", None, "two"]}), tmp_path / "a.parquet")
+    source = TextParquetSource(kind="text_parquet", path=str(tmp_path / "a.parquet"), text_column="body")
+    assert read_text(source) == "one\ntwo"
+    with pytest.raises(UserError, match="cannot read column 'text'"):
+        read_text(source.model_copy(update={"text_column": "text"}))
+    (tmp_path / "empty.txt").write_text(" \n")
+    with pytest.raises(UserError, match="is empty"):
+        read_text(TextFileSource(kind="text", path=str(tmp_path / "empty.txt")))
+    (tmp_path / "latin.txt").write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(UserError, match="not UTF-8"):
+        read_text(TextFileSource(kind="text", path=str(tmp_path / "latin.txt")))
+    with pytest.raises(UserError, match="cannot read the text"):
+        read_text(TextFileSource(kind="text", path=str(tmp_path / "nowhere.txt")))
+
+
+def test_the_secret_file_is_made_once_and_for_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MEMLIB_SECRET_FILE", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    first = read_secret()
+    assert read_secret() == first
+    assert stat.S_IMODE((tmp_path / "memlib" / "secret").stat().st_mode) == 0o600
+    (tmp_path / "short").write_bytes(b"abc")
+    monkeypatch.setenv("MEMLIB_SECRET_FILE", str(tmp_path / "short"))
+    with pytest.raises(UserError, match="holds 3 bytes"):
+        read_secret()
+    monkeypatch.setenv("MEMLIB_SECRET_FILE", str(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match="cannot read the secret file"):
+        read_secret()
