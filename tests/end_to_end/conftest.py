@@ -1,41 +1,50 @@
-"""One undisturbed audit for all tests, and audits to disturb."""
+"""One undisturbed audit for all tests, and audits to disturb; these start a Prefect API of their own, others share one."""
 
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import RECIPE, Memlib, kill_leftovers, resume_step, wait_for
+from harness import RECIPE, Memlib, kill_leftovers, prefect_server, resume_step, wait_for
 
 
 @pytest.fixture(scope="session")
-def memlib(tmp_path_factory: pytest.TempPathFactory) -> Memlib:
+def standalone(tmp_path_factory: pytest.TempPathFactory) -> Memlib:
     folder = tmp_path_factory.mktemp("end_to_end")
     (folder / "tiny.yaml").write_text(RECIPE)
     environment = dict(os.environ) | {
         "PREFECT_HOME": str(folder / "prefect"), "XDG_CACHE_HOME": str(folder / "cache"), "COLUMNS": "200",
         "XDG_CONFIG_HOME": str(folder / "config"),
     }  # fmt: skip
+    environment.pop("PREFECT_API_URL", None)
     return Memlib(folder / "tiny.yaml", environment)
 
 
 @pytest.fixture(scope="session")
-def finished(memlib: Memlib, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def memlib(standalone: Memlib, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Memlib]:
+    """The command with one Prefect server for all runs, which saves each of them the start of its own."""
+    with prefect_server(standalone.environment, tmp_path_factory.mktemp("server")) as url:
+        yield replace(standalone, environment=standalone.environment | {"PREFECT_API_URL": url})
+
+
+@pytest.fixture(scope="session")
+def finished(standalone: Memlib, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """The store and manifest of an audit that nothing disturbed."""
     store = tmp_path_factory.mktemp("finished") / "store"
-    return store, memlib.audit(store)
+    return store, standalone.audit(store)
 
 
 @pytest.fixture
-def started(memlib: Memlib, tmp_path: Path) -> Iterator[Callable[..., tuple[Path, subprocess.Popen[str]]]]:
+def started(standalone: Memlib, tmp_path: Path) -> Iterator[Callable[..., tuple[Path, subprocess.Popen[str]]]]:
     """Starts an audit and returns once its training is under way and has been saved."""
     running = []
 
     def start(step: int = 30) -> tuple[Path, subprocess.Popen[str]]:
         store = tmp_path / "store"
-        process = memlib.start(store)
+        process = standalone.start(store)
         running.append(process)
         wait_for(lambda: resume_step(store) >= step, process=process)
         return store, process

@@ -1,12 +1,16 @@
 """Whole audits through the command line, on scenes so small that a training takes seconds."""
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,6 +106,31 @@ def resume_step(store: Path) -> int:
     """The newest step of any unfinished training in the store."""
     steps = [int(path.parent.name.split("-")[0]) for path in store.glob("resume/*/*/manifest.json")]
     return max(steps, default=0)
+
+
+@contextlib.contextmanager
+def prefect_server(environment: dict[str, str], folder: Path) -> Iterator[str]:
+    """A Prefect server on loopback, with a database of its own; yields the URL of its API."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
+        env=environment | {"PREFECT_HOME": str(folder)}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    url = f"http://127.0.0.1:{port}/api"
+    try:
+        for _ in range(240):
+            try:
+                urllib.request.urlopen(f"{url}/health", timeout=2)
+                break
+            except (urllib.error.URLError, OSError):
+                assert server.poll() is None
+                time.sleep(0.5)
+        yield url
+    finally:
+        kill_leftovers(server)
 
 
 def kill_leftovers(process: subprocess.Popen[str]) -> None:

@@ -217,7 +217,7 @@ def test_impossible_audits_end_in_a_line_and_leave_earlier_stages(
     assert len(list(tmp_path.glob("artifacts/split/*/manifest.json"))) == 1
 
 
-def test_mistakes_on_the_command_line_end_in_a_line(memlib: Memlib, tmp_path: Path) -> None:
+def test_mistakes_on_the_command_line_end_in_a_line(standalone: Memlib, tmp_path: Path) -> None:
     blocker = tmp_path / "file"
     blocker.write_text("")
     for arguments, message in (
@@ -228,7 +228,7 @@ def test_mistakes_on_the_command_line_end_in_a_line(memlib: Memlib, tmp_path: Pa
         (["run", "deja-vu", "--recipe", "smoke", "--colour"], "--colour"),
         (["run", "dejavu", "--recipe", "smoke"], "dejavu"),
     ):
-        done = memlib.call(*arguments)
+        done = standalone.call(*arguments)
         assert done.returncode == 2, (arguments, done.returncode)
         assert message in done.stderr + done.stdout
         assert "Traceback" not in done.stderr + done.stdout

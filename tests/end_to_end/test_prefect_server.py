@@ -1,39 +1,20 @@
 """A run seen on a Prefect server: reused stages end in the state Cached, tables and report are artifacts."""
 
 import json
-import socket
-import subprocess
-import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Memlib, kill_leftovers
+from harness import Memlib, prefect_server
 
 
 @pytest.fixture
-def api(memlib: Memlib, tmp_path: Path) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = subprocess.Popen(
-        [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
-        env=memlib.environment | {"PREFECT_HOME": str(tmp_path)}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
-    url = f"http://127.0.0.1:{port}/api"
-    for _ in range(240):
-        try:
-            urllib.request.urlopen(f"{url}/health", timeout=2)
-            break
-        except (urllib.error.URLError, OSError):
-            assert server.poll() is None
-            time.sleep(0.5)
-    yield url
-    kill_leftovers(server)
+def api(standalone: Memlib, tmp_path: Path) -> Iterator[str]:
+    with prefect_server(standalone.environment, tmp_path) as url:
+        yield url
 
 
 def ask(url: str, **query: Any) -> Any:
