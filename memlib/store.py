@@ -306,8 +306,11 @@ class Store:
         files = _describe(folder, secret=True)
         if self.is_local:
             os.makedirs(target)
+            os.chmod(target, 0o700)  # what is unfinished may hold anything
         for file in files:
             self._fs.put_file(str(folder / file), f"{target}/{file}")
+            if self.is_local:
+                os.chmod(f"{target}/{file}", 0o600)
         self._commit(f"{target}/{MANIFEST}", {"files": files}, secret=True)
         states = sorted(self._listing(base))
         whole = [state for state in states if self._fs.exists(f"{state}/{MANIFEST}")]

@@ -294,6 +294,7 @@ class Search:
         self, model: LanguageModel, part: Space, context: tuple[int, ...], mine: tuple[int, ...], attempt: Attempt
     ) -> dict[str, Any]:
         store, key = self.at.data.store, content_key("search", version=1, spec=self.spec, inputs=self.inputs)
+        key = f"secret/{key}"
         with tempfile.TemporaryDirectory(prefix="memlib-search-") as scratch:
             folder = Path(scratch)
             frontier = Frontier.load(folder / FRONTIER) if store.load_resume(key, folder) else None

@@ -16,7 +16,7 @@ from memlib.data.shards import IMAGES, INDEX_FILE, read_images, read_index
 from memlib.data.splits import members_digest
 from memlib.observe.given import GivenOutputs
 from memlib.specs import SetSpec
-from memlib.stats.likelihood import decimals_of, log_odds
+from memlib.stats.likelihood import decimals_of, log_odds, odds_of
 from memlib.store import Attempt, Ref
 from memlib.tables import CURVES, FORGETTING_EXAMPLES, FORGETTING_UNITS, SPLITS, SUMMARY, write_table
 from memlib.training.fit import SPLITS_FILE
@@ -130,19 +130,21 @@ def score_forgetting(
         "mixes": mixes.key,
         "query": members_digest(members),
     }
-    return run_stage(context, "score_forgetting", version=1, spec=spec, inputs=inputs, compute=compute, secret=True)
+    return run_stage(context, "score_forgetting", version=2, spec=spec, inputs=inputs, compute=compute, secret=True)
 
 
 def _observed(context: Context, members: pa.Table, trained: pa.Table, model: Shown) -> Observed:
     labels = members["label"].to_numpy()
     decimals, known = None, None
     if isinstance(model.outputs, GivenOutputs):
-        scores = model.outputs.scores
-        if model.outputs.probabilities is not None:
-            decimals = decimals_of(model.outputs.probabilities)
+        given = model.outputs.probabilities
+        decimals = None if given is None else decimals_of(given)
+        odds = log_odds(model.outputs.scores, labels)
+        if given is not None and decimals is not None:  # rounded rows do not sum to 1
+            odds = odds_of(given[np.arange(len(labels)), labels])
     else:
-        scores = np.load(context.store.local_path(model.outputs, OUTPUTS))
+        odds = log_odds(np.load(context.store.local_path(model.outputs, OUTPUTS)), labels)
     if model.name is not None:
         seen = set(trained.filter(pc.equal(trained["role"], model.name))["example_id"].to_pylist())
         known = np.array([name in seen for name in members["example_id"].to_pylist()])
-    return Observed(model.group, model.target, model.number, log_odds(scores, labels), decimals, known)
+    return Observed(model.group, model.target, model.number, odds, decimals, known)

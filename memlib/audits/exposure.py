@@ -34,6 +34,9 @@ Method = Literal["auto", "pruned", "enumerated", "sampled", "extrapolated"]
 ENOUGH_BELOW = 30  # references at or below a canary from which sampling measures its exposure to a third of a bit
 
 
+MEAN_BY_CHANCE = 1 / math.log(2)  # bits: of -log2 of a uniform number; its median is 1
+
+
 class Config(Spec):
     """How candidates are scored."""
 
@@ -54,7 +57,7 @@ class Config(Spec):
     precision: Literal["float64", "float32"] = "float64"
     """Of the model's evaluation; float32 is faster, and may move near ties."""
     alpha: float = Field(default=0.05, gt=0, lt=0.5)
-    """Level at which a canary is called exposed."""
+    """Level at which canaries are called exposed, over all canaries and seeds of a variant together (Holm 1979)."""
     seed: int = Field(default=0, ge=0)
     """Of references and bootstrap."""
 
@@ -215,8 +218,8 @@ def _rows_of(model: Scored, size: int, config: Config) -> Iterator[dict[str, Any
         sampled, low, high = exposure_by_sampling(below, len(references))
         row = {
             "variant": model.variant, "seed": model.seed, "epoch": model.epoch, "canary": canary, "insertions": insertions,
-            "log_perplexity": float(bits[place]), "exposure": sampled, "ci_low": low, "ci_high": min(high, math.log2(size)),
-            "method": "sampled",
+            "log_perplexity": round(float(bits[place]), 2), "exposure": sampled, "ci_low": low,
+            "ci_high": min(high, math.log2(size)), "method": "sampled",
             "rank": None, "p_value": (1 + below) / (1 + len(references)), "exposure_sampled": sampled,
             "space_bits": math.log2(size), "evaluations": None, "validation_loss": model.validation_loss,
         }  # fmt: skip
@@ -274,8 +277,13 @@ def summarize(units: pa.Table, extractions: pa.Table, recipe: Recipe) -> pa.Tabl
         at = {"variant": variant} if variant else {}
         inserted = mine[mine["insertions"] > 0]
         for insertions, alike in sorted(inserted.groupby("insertions"), key=lambda item: -item[0]):
-            rows.append(_mean_row("exposure", {**at, "insertions": int(insertions)}, alike["exposure"].to_numpy(), null=1.0))
-        rows += [_canary_row(at, unit, recipe.score.alpha) for unit in inserted.to_dict("records")]
+            means = alike.groupby("canary")["exposure"].mean().to_numpy()  # seeds of one canary are no further canaries
+            rows.append(_mean_row("exposure", {**at, "insertions": int(insertions)}, means, null=MEAN_BY_CHANCE))
+        limits = _holm(inserted["p_value"].to_numpy(), recipe.score.alpha)
+        rows += [
+            _canary_row(at, unit, exposed=bool(exposed))
+            for unit, exposed in zip(inserted.to_dict("records"), limits, strict=True)
+        ]
         rows += _null_rows(at, mine[mine["insertions"] == 0])
         losses = mine.groupby(["seed"])["validation_loss"].mean().to_numpy()
         rows.append(_mean_row("validation_loss", at, losses))
@@ -291,16 +299,25 @@ def _mean_row(metric: str, params: Mapping[str, Any], values: NDArray[Any], *, n
     return summary_row(metric, params, float(values.mean()), interval, n=len(values), null_value=null)
 
 
-def _canary_row(at: Mapping[str, Any], unit: Mapping[str, Any], alpha: float) -> dict[str, Any]:
+def _holm(p_values: NDArray[np.float64], alpha: float) -> NDArray[np.bool_]:
+    """(num_tests,) which are rejected so that with probability 1 - alpha none is rejected wrongly (Holm 1979)."""
+    order = np.argsort(p_values)
+    passed = np.cumprod(p_values[order] <= alpha / np.arange(len(order), 0, -1)).astype(bool)
+    found = np.empty(len(order), dtype=bool)
+    found[order] = passed
+    return found
+
+
+def _canary_row(at: Mapping[str, Any], unit: Mapping[str, Any], *, exposed: bool) -> dict[str, Any]:
     params = {
         **at, "canary": int(unit["canary"]), "seed": int(unit["seed"]), "insertions": int(unit["insertions"]),
-        "method": unit["method"], "epoch": int(unit["epoch"]), "log_perplexity": round(unit["log_perplexity"], 2),
+        "method": unit["method"], "epoch": int(unit["epoch"]), "log_perplexity": unit["log_perplexity"],
     }  # fmt: skip
     if not np.isnan(unit["rank"]):
         params["rank"] = int(unit["rank"])
     interval = (unit["ci_low"], unit["ci_high"])
     row = summary_row("exposure", params, unit["exposure"], interval, n=1, null_value=1.0, p_value=unit["p_value"])
-    return row | {"verdict": "above_null" if unit["p_value"] < alpha else "at_null"}
+    return row | {"verdict": "above_null" if exposed else "at_null"}
 
 
 def _null_rows(at: Mapping[str, Any], never: Any) -> Iterator[dict[str, Any]]:
@@ -308,7 +325,7 @@ def _null_rows(at: Mapping[str, Any], never: Any) -> Iterator[dict[str, Any]]:
     if not len(never):
         return
     by_model = {**at, "insertions": 0}
-    values = np.exp2(-never["exposure"].to_numpy())
+    values = np.exp2(-never["exposure"]).groupby(never["canary"]).mean().to_numpy()
     yield _mean_row("two_to_minus_exposure", by_model, values, null=0.5)
     yield summary_row("exposure_median", by_model, float(never["exposure"].median()), None, n=len(never), null_value=1.0)
 
@@ -348,7 +365,7 @@ def curves(models: Sequence[Scored], units: pa.Table, recipe: Recipe) -> pa.Tabl
     most = int(np.argmax(shown.insertions))
     marked: dict[str, Any] = {
         "canary": shown.canaries[most], "insertions": shown.insertions[most], "variant": shown.variant,
-        "log_perplexity": float(shown.costs[most] / UNITS_PER_BIT), **_law(shown.references / UNITS_PER_BIT),
+        "log_perplexity": round(float(shown.costs[most] / UNITS_PER_BIT), 2), **_law(shown.references / UNITS_PER_BIT),
     }  # fmt: skip
     for height, left, right in zip(heights, edges[:-1], edges[1:], strict=True):
         points.append(_point("perplexity_histogram", "references", marked, (left + right) / 2, height))

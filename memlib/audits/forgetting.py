@@ -12,9 +12,9 @@ of D_Q elsewhere treats it as known; and as a KS distance has no direction, a ta
 models has a large rho. So the verdict compares the target with models which the auditor trains: null models, whose
 data hold images like D_Q but none of it, and retained models, whose data hold a known share of it.
 
-    retained   no null model would lie as low
-    forgotten  null models would, and no retained model as high
-    undecided  neither can be ruled out
+    retained   fewer than alpha of null models would lie as low
+    forgotten  null models would, and fewer than alpha of retained models as high
+    undecided  neither can be ruled out, or the target is unlike any of the auditor's models
 
 What is compared is the likelihood ratio of the target's confidences, example by example, under query and calibration
 models (as in and out models of LiRA, Carlini 2022), which has a direction; or rho itself. Both confuse domain and
@@ -175,7 +175,7 @@ class Recipe(Spec):
     @property
     def null_has_the_domain(self) -> bool:
         """Whether null models have seen images like D_Q, so that the verdict is about D_Q and not its domain."""
-        return bool(set(self.null_shares) - {CALIBRATION})
+        return PROVIDER in self.null_shares
 
 
 # -- what is observed ---------------------------------------------------------------------------------
@@ -219,7 +219,8 @@ class Distances:
         self._found: dict[Any, NDArray[np.float64]] = {}
         self.query = [m for m in models if m.group == QUERY]
         self.calibration = [m for m in models if m.group == CALIBRATION]
-        self._check(config.min_calibration)
+        for decimals in {model.decimals for model in models}:
+            self._check(config.min_calibration, decimals)
 
     def between(self, a: Observed, b: Observed, decimals: int | None) -> NDArray[np.float64]:
         """(1 + num_replicates,) distances."""
@@ -241,13 +242,18 @@ class Distances:
         floor = 1e-9  # a replicate without any distance
         return self.to_query(model)[:, None] / np.maximum(self.calibrations(model.decimals), floor)
 
-    def _check(self, smallest: float) -> None:
-        found = self.calibrations(None)[..., 0].mean()
+    def _check(self, smallest: float, decimals: int | None) -> None:
+        found = self.calibrations(decimals)[..., 0].mean()
         among = [
-            float(self.between(a, b, None)[0]) for i, a in enumerate(self.query) for b in self.query[i + 1 :]
+            float(self.between(a, b, decimals)[0]) for i, a in enumerate(self.query) for b in self.query[i + 1 :]
         ]  # fmt: skip
         noise = float(np.mean(among)) if among else 0.0
         if found < max(smallest, 2 * noise):
+            if decimals is not None:
+                raise RunError(
+                    f"D_C cannot calibrate outputs that are rounded to {decimals} decimals (KS distance {found:.3f}, among "
+                    f"query models themselves {noise:.3f}); ask the model's owner for more of them"
+                )
             raise RunError(
                 f"D_C cannot calibrate: calibration models treat D_Q as query models do (KS distance {found:.3f}, among "
                 f"query models themselves {noise:.3f}), so that rho would divide by nothing. The models remember too little "
@@ -340,7 +346,12 @@ class Decision:
 
 
 def decide(
-    value: float, null: NDArray[np.float64], retained: NDArray[np.float64], *, alpha: float, directed: bool = True
+    value: float,
+    null: NDArray[np.float64],
+    retained: NDArray[np.float64],
+    *,
+    alpha: float,
+    calibration: NDArray[np.float64] | None = None,
 ) -> Decision:
     """The verdict on a value, low where D_Q is remembered, against models that have and have not seen it.
 
@@ -350,16 +361,17 @@ def decide(
         value: of the target.
         null: (num_models,) of null models, at least 2.
         retained: (num_models,) of retained models, at least 2.
-        alpha: level of both tests.
-        directed: whether high values mean that D_Q is unknown; a KS distance is also large where a target is surer of
-            D_Q than any query model, so a rho beyond all null models decides nothing.
+        alpha: level of all tests.
+        calibration: (num_models,) of calibration models, which saw none of D_Q either; a target that lies above them and
+            above null models is like no model that was trained as it should be (noise, a broken checkpoint, or, by rho,
+            surer of D_Q than any query model), and nothing is decided.
     """
     p_null = _chance_below(value, null)
     p_retained = 1 - _chance_below(value, retained)
     if p_null < alpha:
         return Decision(RETAINED, p_null, p_retained)
-    forgotten = p_retained < alpha and (directed or 1 - p_null >= alpha)
-    return Decision(FORGOTTEN if forgotten else UNDECIDED, p_null, p_retained)
+    beyond = [1 - _chance_below(value, unaware) < alpha for unaware in (null, calibration) if unaware is not None]
+    return Decision(FORGOTTEN if p_retained < alpha and not all(beyond) else UNDECIDED, p_null, p_retained)
 
 
 def _chance_below(value: float, sample: NDArray[np.float64]) -> float:
@@ -407,8 +419,26 @@ class Judge:
             chosen = models if subset[name] is None else [models[i] for i in subset[name]]
             others = [_alike(m, **alike) for m in chosen if (m.group, m.number) != (model.group, model.number)]
             values[name] = np.array([self.statistic(m, **resampled) for m in others])
-        value, directed = self.statistic(model, **resampled), self._spec.statistic != "rho"
-        return decide(value, values[NULL], values[RETAINED], alpha=self._spec.alpha, directed=directed)
+        value = self.statistic(model, **resampled)
+        calibration = self._calibration_values(model, **resampled)
+        return decide(value, values[NULL], values[RETAINED], alpha=self._spec.alpha, calibration=calibration)
+
+    def _calibration_values(self, model: Observed, **resampled: Any) -> NDArray[np.float64] | None:
+        """Each calibration model's value by the others; None where they are too few to leave one out."""
+        given = resampled.pop("calibration", None)
+        chosen = list(range(len(self._distances.calibration))) if given is None else list(given)
+        if len(chosen) < 3:
+            return None
+        return np.array(
+            [
+                self.statistic(
+                    _alike(self._distances.calibration[one], decimals=model.decimals),
+                    calibration=[other for other in chosen if other != one],
+                    **resampled,
+                )
+                for one in chosen
+            ]
+        )
 
     def resampled(self, models: Sequence[Observed], *, count: int, seed: int) -> list[str]:
         """Verdicts on one of the models at a time, from resampled examples and four fifths of the auditor's models."""
@@ -466,7 +496,7 @@ def _rows_of_target(
 ) -> Iterator[dict[str, Any]]:
     decisions = [judge.judge(model) for model in models]
     counts = {verdict: sum(d.verdict == verdict for d in decisions) for verdict in VERDICTS}
-    verdict = max(VERDICTS, key=lambda v: (counts[v], v == UNDECIDED))
+    verdict = next((v for v in VERDICTS if 2 * counts[v] > len(models)), UNDECIDED)
     spec = recipe.verdict
     params = {
         "target": name, "kind": TARGET, "verdict": verdict, "compared": spec.statistic, "alpha": spec.alpha,
@@ -508,18 +538,30 @@ def _row(
         seeds: axes that are seeds of models; each adds the variance of its means.
         null: the value without memory.
     """
+    centre, half = _centre_and_half(values, seeds)
+    params = {**params, "interval": "seeds and examples" if seeds else "examples"}
+    interval = (max(0.0, centre - half), centre + half)
+    return summary_row(metric, params, centre, interval, n=values[..., 0].size, null_value=null)
+
+
+def _centre_and_half(
+    values: NDArray[np.float64], seeds: Sequence[int], *, apart: Sequence[NDArray[np.float64]] = ()
+) -> tuple[float, float]:
+    """The mean over all but the last axis, and half its 95 % interval.
+
+    Args:
+        values: (..., 1 + num_replicates).
+        seeds: axes that are seeds of models; each adds the variance of its means.
+        apart: (num_models, ..., 1 + num_replicates) of models that were averaged already; each adds its seeds' variance.
+    """
     over = tuple(range(values.ndim - 1))
     means = values.mean(axis=over)
-    variance = float(means[1:].var(ddof=1))
     sample = values[..., 0]
-    counts = [sample.shape[axis] for axis in seeds]
-    for axis, count in zip(seeds, counts, strict=True):
-        by_seed = sample.mean(axis=tuple(other for other in over if other != axis))
-        variance += float(by_seed.var(ddof=1)) / count
-    quantile = float(scipy.stats.t.ppf(0.975, min(counts) - 1)) if counts else 1.96
-    centre, half = float(means[0]), quantile * float(np.sqrt(variance))
-    params = {**params, "interval": "seeds and examples" if counts else "examples"}
-    return summary_row(metric, params, centre, (max(0.0, centre - half), centre + half), n=sample.size, null_value=null)
+    by_seed = [sample.mean(axis=tuple(other for other in over if other != axis)) for axis in seeds]
+    by_seed += [side[..., 0].reshape(len(side), -1).mean(axis=1) for side in apart if len(side) > 1]
+    variance = float(means[1:].var(ddof=1)) + sum(float(found.var(ddof=1)) / len(found) for found in by_seed)
+    quantile = float(scipy.stats.t.ppf(0.975, min(len(found) for found in by_seed) - 1)) if by_seed else 1.96
+    return float(means[0]), quantile * float(np.sqrt(variance))
 
 
 def _change_row(names: tuple[str, str], distances: Distances) -> dict[str, Any]:
@@ -527,13 +569,14 @@ def _change_row(names: tuple[str, str], distances: Distances) -> dict[str, Any]:
     sides = []
     for name in names:
         models = [m for m in distances.models.values() if m.group == TARGET and m.target == name]
-        sides.append(np.stack([distances.rho(model) for model in models]).mean(axis=0))
-    values = sides[1] - sides[0]
-    row = _row("rho_change", {"from": names[0], "to": names[1]}, values, (0, 1), null=0.0)
-    shift = row["value"] - row["ci_low"] if row["ci_low"] else row["ci_high"] - row["value"]
-    low, high = row["value"] - shift, row["value"] + shift
-    verdict = "above_null" if low > 0 else "below_null" if high < 0 else "at_null"
-    return row | {"ci_low": low, "ci_high": high, "verdict": verdict}
+        sides.append(np.stack([distances.rho(model) for model in models]))
+    centre, half = _centre_and_half(sides[1].mean(axis=0) - sides[0].mean(axis=0), (0, 1), apart=sides)
+    params = {"from": names[0], "to": names[1], "interval": "seeds and examples"}
+    if min(len(side) for side in sides) == 1:
+        params["interval"] = "the auditor's seeds and examples"  # a single target's own training is not in it
+    return summary_row(
+        "rho_change", params, centre, (centre - half, centre + half), n=sides[0][0][..., 0].size, null_value=0.0
+    )
 
 
 def _trust_rows(judge: Judge, spec: VerdictSpec) -> Iterator[dict[str, Any]]:
@@ -586,8 +629,9 @@ def curves(distances: Distances, recipe: Recipe) -> pa.Table:
     first: dict[tuple[str, str], Observed] = {}
     for model in distances.models.values():
         first.setdefault((model.group, model.target), model)
+    shown = next(m.decimals for m in distances.models.values() if m.group == TARGET)  # all curves as the first target's
     for (group, target), model in first.items():
-        values = np.sort(confidences(model.log_odds, model.decimals))
+        values = np.sort(confidences(model.log_odds, shown))
         places = np.unique(np.linspace(0, len(values) - 1, min(400, len(values))).round().astype(int))
         for place in places:
             rows.append(

@@ -63,8 +63,10 @@ class Space:
             raise UserError(f"the randomness space has {self.size} candidates, fewer than the {count} that are asked for")
         sizes = np.array([len(slot) for slot in self.slots])
         if self.size <= PERMUTED:
-            chosen = np.stack(np.unravel_index(rng.permutation(self.size)[:count], sizes), axis=1)
-            return chosen.astype(np.int32)
+            holes = np.flatnonzero(sizes > 1)
+            chosen = np.zeros((count, len(sizes)), dtype=np.int32)
+            chosen[:, holes] = np.stack(np.unravel_index(rng.permutation(self.size)[:count], sizes[holes]), axis=1)
+            return chosen
         found: dict[bytes, None] = {}  # a candidate that was drawn before is skipped, which favours none
         while len(found) < count:
             for row in rng.integers(0, sizes, size=(count - len(found), len(sizes)), dtype=np.int32):
@@ -128,6 +130,8 @@ class Format:
 
     def _hole(self, hole: re.Match[str]) -> list[tuple[str, ...]]:
         name, count = hole[1], int(hole[2] or 1)
+        if count < 1:
+            raise UserError(f"the format {self.text!r} has a hole of no symbols, {hole[0]}")
         alphabet = {**ALPHABETS, **self.alphabets}.get(name)
         if alphabet is None:
             known = ", ".join([*ALPHABETS, *self.alphabets])

@@ -5,9 +5,10 @@ as a line does. A canary is a line of its own in a window of its own, at a place
 windows. The windows that carry canaries are set aside, so that without its canary a model never sees their text.
 """
 
-import glob
 import hashlib
 import importlib
+import lzma
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.dataset
 from numpy.typing import NDArray
 
+from memlib.data.examples import open_location
 from memlib.data.formats import Choices, Format, Space, render
 from memlib.data.secret import keyed_seed
 from memlib.data.splits import LEFT_OUT, TRAIN, VALIDATION
@@ -53,16 +55,20 @@ def _read_file(path: str) -> str:
             return str(file.read())
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError, lzma.LZMAError, zlib.error) as error:  # not there, or not what its name says
         raise UserError(f"cannot read the text {path} ({error})") from error
 
 
 def _read_parquet(source: TextParquetSource) -> str:
+    fs, path = open_location(source.path)
+    files = sorted(fs.glob(path)) if "*" in path else [path]
+    if not files:
+        raise UserError(f"no file matches {source.path}")
     try:
-        where = sorted(glob.glob(source.path)) if "*" in source.path else source.path
-        table = pyarrow.dataset.dataset(where).to_table(columns=[source.text_column])
+        table = pyarrow.dataset.dataset(files if "*" in path else path, filesystem=fs).to_table(columns=[source.text_column])
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"cannot read column {source.text_column!r} of {source.path} ({error})") from error
+        said = str(error).splitlines()[0]
+        raise UserError(f"cannot read column {source.text_column!r} of {source.path} ({said})") from error
     return LINE_END.join(str(text) for text in table[source.text_column].to_pylist() if text)
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from memlib.data.examples import open_location
 from memlib.errors import UserError
 from memlib.specs import OutputsSpec
+from memlib.stats.likelihood import decimals_of
 
 NAMED = 3
 SUM_TO_ONE = 2e-3  # probabilities may be rounded
@@ -21,7 +22,7 @@ class GivenOutputs:
     """Outputs in order of the wanted examples.
 
     Attributes:
-        scores: (num_examples, num_classes) float64, logits or log-probabilities.
+        scores: (num_examples, num_classes) float64, logits or log-probabilities of rows that sum to 1.
         probabilities: (num_examples, num_classes) float64 as they were given; None for logits.
         digest: of what was read.
     """
@@ -66,7 +67,7 @@ def read_outputs(spec: OutputsSpec, members: pa.Table, num_classes: int) -> Give
     scores = np.array([lists[row] for row in rows], dtype=np.float64)
     if not np.isfinite(scores).all():
         raise UserError(f"{spec.path}: {spec.scores_column} holds numbers that are not finite")
-    digest = hashlib.sha256(scores.tobytes() + "\n".join(wanted).encode()).hexdigest()
+    digest = hashlib.sha256(scores.tobytes() + "\n".join([spec.kind, *wanted]).encode()).hexdigest()
     if spec.kind == "logits":
         _refuse_probabilities(spec, scores)
         return GivenOutputs(scores, None, digest)
@@ -110,7 +111,7 @@ def _check_labels(spec: OutputsSpec, table: pa.Table, rows: list[int], members: 
 
 def _check_probabilities(spec: OutputsSpec, scores: NDArray[np.float64]) -> None:
     sums = scores.sum(axis=1)
-    if scores.min() >= 0 and np.abs(sums - 1).max() <= SUM_TO_ONE * max(1, scores.shape[1] / 10):
+    if scores.min() >= 0 and np.abs(sums - 1).max() <= _tolerance(scores):
         return
     if scores.min() < 0 or sums.max() > 1.5:
         seen = f"{spec.scores_column} runs from {scores.min():.3g} to {scores.max():.3g}"
@@ -118,6 +119,12 @@ def _check_probabilities(spec: OutputsSpec, scores: NDArray[np.float64]) -> None
     raise UserError(f"{spec.path}: {spec.scores_column} is no distribution: it sums to {sums.min():.3g} to {sums.max():.3g}")
 
 
+def _tolerance(scores: NDArray[np.float64]) -> float:
+    """How far from 1 rows of probabilities may sum: each number may be off by half its last decimal."""
+    decimals = decimals_of(scores)
+    return SUM_TO_ONE + (0.0 if decimals is None else scores.shape[1] * 0.5 * 10.0**-decimals)
+
+
 def _refuse_probabilities(spec: OutputsSpec, scores: NDArray[np.float64]) -> None:
-    if scores.min() >= 0 and scores.max() <= 1 and np.abs(scores.sum(axis=1) - 1).max() <= SUM_TO_ONE:
+    if scores.min() >= 0 and scores.max() <= 1 and np.abs(scores.sum(axis=1) - 1).max() <= _tolerance(scores):
         raise UserError(f"{spec.path}: {spec.scores_column} sums to 1; these are probabilities, set outputs.kind to that")

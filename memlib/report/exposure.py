@@ -14,6 +14,7 @@ from memlib.report.page import Page, Section, TableView
 from memlib.stats.tails import SkewNormal
 
 SHOWN = 200  # rows of a table before the rest is folded
+READABLE_BITS = 50
 COLOURS = (TARGET, REFERENCE, "#5f8f6b", "#b07d2b", "#7a3b9a", INK)
 
 
@@ -21,32 +22,39 @@ def verdict(rows: Sequence[Mapping[str, Any]], bits: float) -> tuple[str, str, s
     """(kind, one sentence, its explanation) in words that need no statistics."""
     canaries = [row for row in rows if row["metric"] == "exposure" and "canary" in row["params"]]
     exposed = [row for row in canaries if row["verdict"] == "above_null"]
-    found = [
-        row
-        for row in rows
-        if row["metric"] == "extracted" and row["params"]["search"] == "shortest_path" and row["value"] > 0
-    ]
+    inserted = len({row["params"]["canary"] for row in canaries})
     if not exposed:
         return (
             "not_found",
             "No inserted secret was found to be exposed.",
-            f"{len(canaries)} canaries were inserted; the model ranks each as it would rank a secret it never saw.",
+            f"{inserted} canaries were inserted; none ranks lower than a secret that was never inserted may rank by chance.",
         )
     most = max(exposed, key=lambda row: row["value"])
-    e = most["value"]
-    extracted = round(sum(row["value"] * row["n"] for row in found if row["params"]["known"] == 0))
-    proof = f" {extracted} of them could be read out of the model alone." if extracted else ""
+    e, found = most["value"], len({row["params"]["canary"] for row in exposed})
+    several = len({(row["params"].get("variant"), row["params"]["seed"]) for row in canaries}) > 1
     return (
         "found",
-        f"{len(exposed)} of {len(canaries)} inserted secrets are exposed.{proof}",
+        f"{found} of {inserted} inserted secrets are exposed{', each by one model or more' if several else ''}."
+        f"{_extracted(rows)}",
         f"The most exposed one stood {most['params']['insertions']} times in the training data and has {e:.1f} bits of "
         f"exposure: who holds the model needs {_fraction(e)} of the guesses that it takes without it. "
-        f"There are {2**bits:,.0f} possible secrets: at {bits:.1f} bits of exposure a secret is the first guess.",
+        f"There are 2^{bits:.1f} possible secrets: at {bits:.1f} bits of exposure a secret is the first guess.",
     )
 
 
+def _extracted(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How many searches that were told nothing ended with the secret."""
+    mine = [
+        row
+        for row in rows
+        if row["metric"] == "extracted" and row["params"]["search"] == "shortest_path" and row["params"]["known"] == 0
+    ]
+    hits = round(sum(row["value"] * row["n"] for row in mine))
+    return f" {hits} of {sum(row['n'] for row in mine)} searches read the secret out of the model alone." if hits else ""
+
+
 def _fraction(e: float) -> str:
-    return f"one in 2^{e:.1f} (1 in {2**e:,.0f})"
+    return f"one in 2^{e:.1f}" + (f" (1 in {2**e:,.0f})" if e < READABLE_BITS else "")
 
 
 def build_page(recipe: Recipe, run: str, tables: Mapping[str, pa.Table], facts: Mapping[str, str], folder: Path) -> Page:

@@ -47,10 +47,13 @@ def verdict(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> tuple[str, str
         FORGOTTEN: f"The model behaves as one that has used none of this data set, or much less than {_share(recipe)} of it.",
         UNDECIDED: "It cannot be said whether the model has used this data set.",
     }[which]
+    level = f"{100 * recipe.verdict.alpha:g} %"
     explanation = {
-        RETAINED: "No model that saw none of D_Q behaves like this.",
-        FORGOTTEN: f"Models that saw none of D_Q behave alike, models that saw {_share(recipe)} of it do not.",
-        UNDECIDED: f"Models that saw none of D_Q and models that saw {_share(recipe)} of it could both behave like this.",
+        RETAINED: f"Of models that saw none of D_Q fewer than {level} would behave like this.",
+        FORGOTTEN: f"Models that saw none of D_Q behave alike; of models that saw {_share(recipe)} of it fewer than {level} "
+        "would.",
+        UNDECIDED: f"Models that saw none of D_Q and models that saw {_share(recipe)} of it could both behave like this, or "
+        "neither: a model that was trained otherwise, or outputs that are not its own.",
     }[which]
     return (
         KINDS[which],

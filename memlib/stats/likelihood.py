@@ -29,6 +29,13 @@ def log_odds(scores: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[np.floa
     return found
 
 
+def odds_of(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
+    """log p / (1 - p) of probabilities as they were given, which rounding may have brought to 0 or 1."""
+    with np.errstate(divide="ignore"):
+        found: NDArray[np.float64] = np.clip(np.log(probabilities) - np.log1p(-np.minimum(probabilities, 1)), -CLIP, CLIP)
+    return found
+
+
 def confidences(odds: NDArray[np.float64], decimals: int | None = None) -> NDArray[np.float64]:
     """The probabilities of the true class, rounded as the target's owner has rounded them, else to float32.
 

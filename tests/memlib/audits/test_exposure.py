@@ -149,6 +149,7 @@ def test_the_page_says_what_exposure_means(tmp_path: Path) -> None:
     }  # fmt: skip
     page = build_page(recipe(title="<b>"), "abc", tables, {"text": "topics"}, tmp_path)
     assert page.verdict == "1 of 1 inserted secrets are exposed."
+    assert "one in 2^19.9" in page.lead
     assert "19.9 bits" in page.lead
     html = render(page)
     assert "<b>" not in html.replace("<b>", "", 0) or "&lt;b&gt;" in html
@@ -158,6 +159,48 @@ def test_the_page_says_what_exposure_means(tmp_path: Path) -> None:
     tables |= {"units": units, "summary": summarize(units, empty_extractions(), recipe())}
     tables["curves"] = curves(nothing, units, recipe())
     assert build_page(recipe(), "abc", tables, {}, tmp_path).verdict == "No inserted secret was found to be exposed."
+
+
+def test_forty_canaries_that_left_no_trace_are_not_found() -> None:
+    """Each has a p-value of its own; together they are called exposed in no more than alpha of audits."""
+    wrong = means = 0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        ranks = {canary: ("enumerated", int(rng.integers(1, SIZE + 1)), 1) for canary in range(40)}
+        models = [seen([40.0] * 40, [4] * 40, exact=ranks)]
+        rows = summarize(score(models, SIZE, Config(replicates=20)), empty_extractions(), recipe()).to_pylist()
+        wrong += any(row["verdict"] == "above_null" for row in rows if '"canary"' in row["params"])
+        means += rows[0]["verdict"] != "at_null"
+    assert wrong <= 8  # 3 expected
+    assert means <= 10  # 3 expected, of a skew law
+
+
+def test_seeds_of_a_canary_are_no_further_canaries(tmp_path: Path) -> None:
+    models = [
+        seen([12.0, 40.0], [8, 0], seed=seed, exact={0: ("enumerated", 1, 1), 1: ("enumerated", 9000, 1)})
+        for seed in range(3)
+    ]
+    units = score(models, SIZE, Config(replicates=20))
+    summary = summarize(units, empty_extractions(), recipe(seeds=3))
+    first = summary.to_pylist()[0]
+    assert first["n"] == 1
+    tables = {
+        "units": units, "extractions": empty_extractions(), "summary": summary, "curves": curves(models, units, recipe())
+    }  # fmt: skip
+    assert build_page(recipe(), "a", tables, {}, tmp_path).verdict.startswith(
+        "1 of 1 inserted secrets are exposed, each by one"
+    )
+
+
+def test_a_page_holds_exposures_beyond_any_float(tmp_path: Path) -> None:
+    model = seen([1.0], [9])
+    units = score([model], 16**256, Config(method="extrapolated", replicates=20))
+    assert units["exposure"][0].as_py() > 60
+    tables = {
+        "units": units, "extractions": empty_extractions(), "summary": summarize(units, empty_extractions(), recipe()),
+        "curves": curves([model], units, recipe()),
+    }  # fmt: skip
+    assert "There are 2^1024.0 possible secrets" in build_page(recipe(), "a", tables, {}, tmp_path).lead
 
 
 @pytest.mark.parametrize(

@@ -109,12 +109,60 @@ def test_rounded_outputs_are_recognised_and_compared_as_rounded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "directed", "verdict"),
-    [(0.2, True, RETAINED), (1.0, True, FORGOTTEN), (0.75, True, UNDECIDED), (3.0, True, FORGOTTEN), (3.0, False, UNDECIDED)],
+    ("value", "verdict"),
+    [(0.2, RETAINED), (1.0, FORGOTTEN), (0.75, UNDECIDED), (1.9, FORGOTTEN), (3.0, UNDECIDED)],
 )
-def test_three_verdicts(value: float, directed: bool, verdict: str) -> None:
+def test_three_verdicts(value: float, verdict: str) -> None:
+    """Above null models a target may be like calibration models; above both it is like none."""
     null, retained = np.array([0.8, 0.9, 1.0, 1.1, 1.2]), np.array([0.4, 0.5, 0.6, 0.7, 0.5])
-    assert decide(value, null, retained, alpha=0.05, directed=directed).verdict == verdict
+    calibration = np.array([1.8, 1.9, 2.0, 1.9])
+    assert decide(value, null, retained, alpha=0.05, calibration=calibration).verdict == verdict
+    if value != 1.9:
+        assert decide(value, null, retained, alpha=0.05).verdict == verdict
+
+
+@pytest.mark.parametrize("statistic", ["likelihood_ratio", "rho"])
+def test_noise_instead_of_a_models_outputs_is_not_called_forgotten(statistic: Any) -> None:
+    rng = np.random.default_rng(5)
+    noise = Observed(TARGET, "noise", 0, rng.normal(-6, 1, COUNT))
+    judge = Judge(Distances(models(noise), LABELS, CONFIG), VerdictSpec(statistic=statistic, models=8))
+    assert judge.judge(noise).verdict == UNDECIDED
+
+
+def test_no_verdict_without_a_majority() -> None:
+    shares = (0.0, 0.0, 1.0, 1.0)
+    targets = [model(TARGET, i, share, target="t") for i, share in enumerate(shares)]
+    distances = Distances(models(*targets), LABELS, CONFIG)
+    examples = score_examples(list(distances.models.values()), [str(i) for i in range(COUNT)], LABELS, ["c"] * COUNT)
+    rows = summarize(distances, examples, recipe({"t": {"mix": {"calibration": 1}}})).to_pylist()
+    assert json.loads(rows[0]["params"])["verdict"] == UNDECIDED
+
+
+def test_no_change_is_shown_between_models_of_one_kind() -> None:
+    """Two mixes that are the same: the seeds of their models are in the interval of the change."""
+    shown = 0
+    what = recipe(
+        {"a": {"mix": {"calibration": 1}}, "b": {"mix": {"calibration": 1}}}, compare=["a", "b"],
+        score={"resamples": 0, "replicates": 100}, verdict={"models": 3},
+    )  # fmt: skip
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        targets = [
+            model(TARGET, i, 0.3, target=name, seed=seed, surer=float(rng.normal(0, 0.6))) for name in "ab" for i in range(4)
+        ]
+        distances = Distances(models(*targets, seed=seed, size=3), LABELS, Config(replicates=100))
+        examples = score_examples(list(distances.models.values()), [str(i) for i in range(COUNT)], LABELS, ["c"] * COUNT)
+        (row,) = [r for r in summarize(distances, examples, what).to_pylist() if r["metric"] == "rho_change"]
+        shown += row["verdict"] != "at_null"
+    assert shown <= 6  # 2 expected
+
+
+def test_a_rounding_that_hides_everything_is_refused() -> None:
+    sure = [Observed(m.group, m.target, m.number, m.log_odds + 8) for m in models()]
+    Distances(sure, LABELS, CONFIG)
+    target = Observed(TARGET, "t", 0, sure[4].log_odds, decimals=1)
+    with pytest.raises(RunError, match="rounded to 1 decimals"):
+        Distances([*sure, target], LABELS, CONFIG)
 
 
 def test_models_that_cannot_be_told_apart_leave_it_undecided() -> None:
@@ -246,6 +294,8 @@ def test_what_null_models_train_on_by_default() -> None:
     targets = {"t": {"mix": {"query": 1}}}
     assert recipe(targets).null_shares == {"calibration": 1.0, "provider": 1.0}
     assert recipe(targets).null_has_the_domain
+    other = recipe(targets, sets={"query": {}, "calibration": {}, "other": {}}, verdict={"null_mix": {"other": 1}})
+    assert not other.null_has_the_domain  # images of whatever kind
     without = recipe(targets, sets={"query": {}, "calibration": {}})
     assert without.null_shares == {"calibration": 0.8}
     assert not without.null_has_the_domain

@@ -63,6 +63,7 @@ def test_shards_part_the_space() -> None:
     [
         ("no hole", "has no hole"),
         ("{q3}", "uses alphabet 'q'"),
+        ("pin {d0}", "a hole of no symbols"),
         ("{d3}!", "the model has no symbol '!'"),
     ],
 )
@@ -77,3 +78,8 @@ def test_a_space_smaller_than_the_canaries_is_refused() -> None:
     assert len(space("{d2}").draw(100, np.random.default_rng(0))) == 100
     with pytest.raises(UserError, match="each once"):
         space("{c2}", c=("a", "a"))
+
+
+def test_a_format_may_be_long() -> None:
+    found = space("the pin code of the credit card of my colleague in the next office is {d4}")
+    assert len({tuple(row) for row in found.draw(500, np.random.default_rng(0)).tolist()}) == 500

@@ -1,6 +1,7 @@
 """Windows of text and the canaries in them; the secret file."""
 
 import bz2
+import gzip
 import stat
 from pathlib import Path
 
@@ -101,6 +102,13 @@ def test_texts_are_read(tmp_path: Path) -> None:
     assert read_text(source) == "one\ntwo"
     with pytest.raises(UserError, match="cannot read column 'text'"):
         read_text(source.model_copy(update={"text_column": "text"}))
+    with pytest.raises(UserError, match="no file matches"):
+        read_text(source.model_copy(update={"path": f"{tmp_path}/none*.parquet"}))
+    assert read_text(source.model_copy(update={"path": f"{tmp_path}/*.parquet"})) == "one\ntwo"
+    for name in ("broken.gz", "broken.xz"):
+        (tmp_path / name).write_bytes(gzip.compress(b"some text")[:12])
+        with pytest.raises(UserError, match="cannot read the text"):
+            read_text(TextFileSource(kind="text", path=str(tmp_path / name)))
     (tmp_path / "empty.txt").write_text(" \n")
     with pytest.raises(UserError, match="is empty"):
         read_text(TextFileSource(kind="text", path=str(tmp_path / "empty.txt")))

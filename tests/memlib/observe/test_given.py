@@ -11,6 +11,7 @@ import pytest
 from memlib.errors import UserError
 from memlib.observe.given import read_outputs
 from memlib.specs import OutputsSpec
+from memlib.stats.likelihood import odds_of
 
 MEMBERS = pa.table({"example_id": ["a", "b", "c"], "label": [0, 1, 1], "class_name": ["cat", "dog", "dog"]})
 SCORES = [[0.75, 0.25], [0.5, 0.5], [0.125, 0.875]]
@@ -69,3 +70,15 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "text.parquet").write_text("no")
     with pytest.raises(UserError, match="cannot read outputs from"):
         read(str(tmp_path / "text.parquet"))
+
+
+@pytest.mark.parametrize("decimals", [1, 2, 3])
+def test_rounded_probabilities_are_taken_as_they_are(tmp_path: Path, decimals: int) -> None:
+    """Ten rounded numbers do not sum to 1; the confidence is the one that was given."""
+    rng = np.random.default_rng(0)
+    scores = rng.dirichlet(np.ones(2) * 0.7, size=4).round(decimals)
+    scores[1] = [0.3, 0.7 + 10.0**-decimals]
+    found = read(wrote(tmp_path, scores=scores.tolist()))
+    assert found.probabilities is not None
+    np.testing.assert_allclose(odds_of(found.probabilities[:1, 0]), [np.log(0.3 / 0.7)])
+    assert read(wrote(tmp_path, scores=[[0.1, 2.0]] * 4), kind="logits").digest != found.digest

@@ -44,7 +44,7 @@ def findings(which: str, *names: str) -> list[dict[str, Any]]:
     ("which", "kind", "said"),
     [
         ("retained", "found", "behaves as one that has used this data set"),
-        ("forgotten", "not_found", "behaves as one that has never used"),
+        ("forgotten", "not_found", "has used none of this data set, or much less than 50 %"),
         ("undecided", "odd", "cannot be said"),
     ],
 )
