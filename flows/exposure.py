@@ -77,7 +77,7 @@ def _jobs(recipe: Recipe, data: CorpusData) -> list[tuple[str, int, dict[int, in
     insertions = dict(zip(data.table["canary"].to_pylist(), data.table["insertions"].to_pylist(), strict=True))
     inserted = {canary: times for canary, times in insertions.items() if times}
     groups: dict[str, dict[int, int]] = {role_of(canary): {canary: times} for canary, times in inserted.items()}
-    if recipe.canaries.together:
+    if recipe.canaries.together or recipe.canaries.file is not None:
         groups = {ALL: inserted}
     elif recipe.canaries.never:
         groups[NONE] = {}
@@ -104,7 +104,7 @@ def _checkpoints(
 ) -> list[Asked]:
     """A model at each of its checkpoints, asked for the canaries it saw; one that saw all or none also for the others."""
     cell = recipe.cells[variant]
-    whole = recipe.canaries.together or not seen
+    whole = recipe.canaries.together or recipe.canaries.file is not None or not seen
     asked = data.table["canary"].to_pylist() if whole else list(seen)
     insertions = tuple(seen.get(canary, 0) for canary in asked)
     files = context.store.manifest(model)["files"]  # stopped early, later checkpoints were not reached

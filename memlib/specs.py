@@ -374,6 +374,10 @@ class SecretsSpec(Spec):
     """How often a canary is inserted; one canary (or `each`) for every number."""
     each: int = Field(default=1, ge=1)
     """Canaries of every number of insertions."""
+    file: str | None = None
+    """Instead of inserting: a text file of secrets that the text holds already, one a line, each filling the format. One
+    model is trained, on the text as it is; `insertions`, `each` and `together` say nothing, results count how often
+    training windows hold a secret whole."""
     never: int = Field(default=20, ge=0)
     """Canaries that are drawn alike and never inserted: the null."""
     together: bool = False

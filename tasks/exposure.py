@@ -11,9 +11,10 @@ import pyarrow.parquet as pq
 
 from memlib.audits import exposure
 from memlib.audits.exposure import Config, Recipe, Scored, choose_method
+from memlib.data.formats import Format
 from memlib.data.secret import keyed_digest, read_secret
 from memlib.data.shards import IMAGES
-from memlib.data.text import build_corpus, read_text, text_digest
+from memlib.data.text import build_corpus, read_secrets, read_text, text_digest
 from memlib.errors import RunError
 from memlib.specs import SecretsSpec, TextSpec
 from memlib.store import Attempt, Ref
@@ -47,17 +48,22 @@ def make_corpus(context: Context, text: TextSpec, canaries: SecretsSpec) -> Any:
     """
     content, secret = read_text(text.source), read_secret()
 
+    form = Format(canaries.format, canaries.alphabets)
+    known = read_secrets(canaries.file, form, text.unit) if canaries.file is not None else []
+
     def compute(attempt: Attempt) -> None:
-        corpus = build_corpus(content, text, canaries, secret=secret)
+        corpus = build_corpus(content, text, canaries, secret=secret, known=known)
         np.save(attempt.path(IMAGES), corpus.windows)
         attempt.path(VOCABULARY).write_text(json.dumps(corpus.vocabulary))
         write_table(corpus.splits, SPLITS, attempt.path(SPLITS_FILE))
         write_table(corpus.canaries, CANARIES, attempt.path(CANARIES_FILE))
         attempt.facts["num_windows"] = len(corpus.windows)
 
-    inserted = canaries.model_dump(mode="json", exclude={"known_prefix", "known_suffix"})
+    inserted = canaries.model_dump(mode="json", exclude={"known_prefix", "known_suffix", "file"})
     spec = {"text": described_data(text), "canaries": inserted}
     inputs = {"text": text_digest(content), "secret": keyed_digest(secret, "corpus")}
+    if known:  # the text itself is secret
+        inputs = {"text": keyed_digest(secret, text_digest(content)), "secret": keyed_digest(secret, known)}
     return run_stage(context, f"{SECRET}corpus", version=1, spec=spec, inputs=inputs, compute=compute, secret=True)
 
 

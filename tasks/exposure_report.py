@@ -38,7 +38,13 @@ def _facts(recipe: Recipe, data: CorpusData) -> Mapping[str, str]:
         "text": f"{recipe.data.source.kind}, {windows} windows of {recipe.data.window} {recipe.data.unit}s, "
         f"{len(data.vocabulary)} symbols",
         "canaries": f"format {recipe.canaries.format!r}, {data.space.bits:.1f} bits; "
-        + ("all in one model" if recipe.canaries.together else "each in a model of its own"),
+        + (
+            "secrets that the text holds"
+            if recipe.canaries.file is not None
+            else "all in one model"
+            if recipe.canaries.together
+            else "each in a model of its own"
+        ),
         "known": " and ".join(name for name in ("prefix", "suffix") if getattr(recipe.canaries, f"known_{name}"))
         or "neither prefix nor suffix",
         "model": ", ".join(f"{k} {v}" for k, v in recipe.model.model_dump(mode="json").items() if k != "kind"),

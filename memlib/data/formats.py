@@ -144,6 +144,14 @@ class Format:
         if part and not ((first or part[0].isspace()) and (last or part[-1].isspace())):
             raise UserError(f"the format {self.text!r} has a hole inside a word; a word model needs spaces around holes")
 
+    def choices(self, text: str, unit: str) -> list[int] | None:
+        """Which symbol a filled-in text has in each place; None where it does not fill the format."""
+        places = self.places(unit)
+        symbols = list(text) if unit == "character" else text.split()
+        if len(symbols) != len(places) or any(s not in place for s, place in zip(symbols, places, strict=True)):
+            return None
+        return [place.index(symbol) for symbol, place in zip(symbols, places, strict=True)]
+
     def space(self, vocabulary: Mapping[str, int], unit: str) -> Space:
         """The candidates as symbols of a model.
 

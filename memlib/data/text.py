@@ -110,14 +110,36 @@ def build_vocabulary(symbols: Sequence[str], places: Sequence[Sequence[str]], mo
     return [LINE_END, *sorted({*kept, *needed, *cut} - {LINE_END})]
 
 
-def build_corpus(text: str, spec: TextSpec, canaries: SecretsSpec, *, secret: bytes) -> Corpus:
-    """Windows of a text, with canaries drawn and inserted.
+def read_secrets(path: str, form: Format, unit: str) -> list[list[int]]:
+    """The secrets of a file, one a line, as choices of the format; none is shown in an error.
+
+    Raises:
+        UserError: for a line that does not fill the format, or that stands twice.
+    """
+    lines = [line for line in _read_file(path).splitlines() if line]
+    found = [form.choices(line, unit) for line in lines]
+    for number, choices in enumerate(found, start=1):
+        if choices is None:
+            raise UserError(f"{path}: secret {number} of {len(found)} does not fill the format {form.text!r}")
+    known = [choices for choices in found if choices is not None]
+    if not known or len({tuple(choices) for choices in known}) < len(known):
+        raise UserError(
+            f"{path} has {'secrets that stand twice' if known else 'no secrets'}; give each one once, a line each"
+        )
+    return known
+
+
+def build_corpus(
+    text: str, spec: TextSpec, canaries: SecretsSpec, *, secret: bytes, known: Sequence[Sequence[int]] = ()
+) -> Corpus:
+    """Windows of a text, with canaries drawn and inserted, or with secrets that it holds already.
 
     Args:
         text: the corpus.
         spec: unit, window, shares.
         canaries: format and how often each is inserted.
         secret: with the spec's seed, draws canaries, windows and places.
+        known: choices of secrets that the text holds already; then nothing is inserted.
 
     Raises:
         UserError: when the text is too short, a canary longer than a window, or the space too small.
@@ -132,7 +154,15 @@ def build_corpus(text: str, spec: TextSpec, canaries: SecretsSpec, *, secret: by
     tokens = np.array([number.get(symbol, unknown) for symbol in symbols[: count * spec.window]], dtype=np.int32)
     plain = tokens.reshape(count, spec.window)
     num_validation = max(1, round(count * spec.validation))
-    drawn, insertions = _draw(form.space(number, spec.unit), canaries, secret)
+    space = form.space(number, spec.unit)
+    if known:
+        drawn = np.array([*known, *_others(space, known, canaries, secret)], dtype=np.int32)
+        insertions = [_occurrences(plain[: count - num_validation], tokens_of) for tokens_of in space.tokens(drawn)]
+        roles = [TRAIN] * (count - num_validation) + [VALIDATION] * num_validation
+        _check(count - num_validation, 0, len(places), spec)
+        table = _canary_table(space, drawn, insertions, vocabulary, spec.unit)
+        return Corpus(plain, vocabulary, _split_table(roles), table)
+    drawn, insertions = _draw(space, canaries, secret)
     carriers = sum(insertions) if canaries.together else max(insertions)
     _check(count - num_validation, carriers, len(places), spec)
     rng = np.random.default_rng(keyed_seed(secret, "places", canaries.seed))
@@ -140,7 +170,7 @@ def build_corpus(text: str, spec: TextSpec, canaries: SecretsSpec, *, secret: by
     rows, roles = [plain], [TRAIN] * (count - num_validation) + [VALIDATION] * num_validation
     for row in carrying:
         roles[row] = LEFT_OUT
-    space, used = form.space(number, spec.unit), 0
+    used = 0
     for canary, times in enumerate(insertions):
         for repeat in range(times):
             window = plain[carrying[used + repeat]].copy()
@@ -169,6 +199,22 @@ def _draw(space: Space, canaries: SecretsSpec, secret: bytes) -> tuple[Choices, 
     insertions = [times for times in canaries.insertions for _ in range(canaries.each)] + [0] * canaries.never
     rng = np.random.default_rng(keyed_seed(secret, "canaries", canaries.format, canaries.seed))
     return space.draw(len(insertions), rng), insertions
+
+
+def _others(space: Space, known: Sequence[Sequence[int]], canaries: SecretsSpec, secret: bytes) -> list[list[int]]:
+    """Candidates that are none of the secrets, for the null."""
+    rng = np.random.default_rng(keyed_seed(secret, "canaries", canaries.format, canaries.seed))
+    taken = {tuple(choices) for choices in known}
+    drawn = space.draw(min(space.size, canaries.never + len(known)), rng).tolist()
+    return [row for row in drawn if tuple(row) not in taken][: canaries.never]
+
+
+def _occurrences(windows: NDArray[np.int32], tokens: NDArray[np.int64]) -> int:
+    """How often windows hold a sequence whole."""
+    if len(windows) == 0 or windows.shape[1] < len(tokens):
+        return 0
+    views = np.lib.stride_tricks.sliding_window_view(windows, len(tokens), axis=1)
+    return int((views == tokens.astype(np.int32)).all(axis=2).sum())
 
 
 def _check(num_training: int, carriers: int, length: int, spec: TextSpec) -> None:

@@ -117,6 +117,24 @@ def test_another_secret_draws_other_canaries(audited: tuple[Memlib, Path, dict[s
     assert all((unit["rank"] is None) == (unit["method"] == "extrapolated") for unit in units)
 
 
+def test_secrets_that_the_text_holds_already(audited: tuple[Memlib, Path, dict[str, Any]], tmp_path: Path) -> None:
+    mine, store, _ = audited
+    text = "\n".join(f"note {i}: call me back at {i * 7919 % 100_000:05d}, or use pin 40717. thanks" for i in range(300))
+    (tmp_path / "mail.txt").write_text(text)
+    (tmp_path / "pins.txt").write_text("pin 40717.\n")
+    manifest = mine.audit(
+        store, f"data={{source: {{kind: text, path: '{tmp_path / 'mail.txt'}'}}, fraction: 1}}", "extraction.known=[0]",
+        f"canaries={{format: 'pin {{d5}}.', file: '{tmp_path / 'pins.txt'}'}}", "training.epochs=4",
+    )  # fmt: skip
+    units = [unit for unit in published(store, manifest)["units"].to_pylist() if unit["epoch"] == 4]
+    assert units[0]["insertions"] > 100
+    assert units[0]["rank"] == 1
+    assert [unit["insertions"] for unit in units[1:]] == [0] * 10
+    assert "40717" not in json.dumps(manifest)
+    assert "40717" not in Path(manifest["report"]).read_text()
+    assert "pin 40717." in mine.call("show", manifest["run"], "--reveal", "--store", str(store)).stdout
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

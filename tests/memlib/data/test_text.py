@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from memlib.data.formats import Format
 from memlib.data.secret import keyed_digest, keyed_seed, read_secret
 from memlib.data.splits import LEFT_OUT, TRAIN, VALIDATION, column, select
-from memlib.data.text import Corpus, build_corpus, read_text, role_of
+from memlib.data.text import Corpus, build_corpus, read_secrets, read_text, role_of
 from memlib.errors import UserError
 from memlib.specs import SecretsSpec, TextFileSource, TextParquetSource, TextSpec, TopicsSource
 
@@ -132,3 +133,33 @@ def test_the_secret_file_is_made_once_and_for_its_owner(tmp_path: Path, monkeypa
     monkeypatch.setenv("MEMLIB_SECRET_FILE", str(tmp_path / "nowhere"))
     with pytest.raises(UserError, match="cannot read the secret file"):
         read_secret()
+
+
+def test_secrets_that_the_text_holds_already(tmp_path: Path) -> None:
+    text = "\n".join(f"line {i}: the code of door {i % 3} is 47{i % 3:02d}, keep it" for i in range(300))
+    (tmp_path / "secrets.txt").write_text("is 4700\nis 4702\nis 9999\n")
+    form = Format("is {d4}", {})
+    known = read_secrets(str(tmp_path / "secrets.txt"), form, "character")
+    spec = TextSpec.model_validate({"source": {"kind": "topics"}, "window": 60})
+    canaries = SecretsSpec(format="is {d4}", file=str(tmp_path / "secrets.txt"), never=50)
+    found = build_corpus(text, spec, canaries, secret=SECRET, known=known)
+    rows = found.canaries.to_pylist()
+    windows = lines(found, TRAIN)
+    assert [row["text"] for row in rows[:3]] == ["is 4700", "is 4702", "is 9999"]
+    assert [row["insertions"] for row in rows[:3]] == [sum(w.count(row["text"]) for w in windows) for row in rows[:3]]
+    assert rows[0]["insertions"] > 20
+    assert rows[2]["insertions"] == 0
+    assert len(rows) == 53
+    assert len({row["text"] for row in rows}) == 53
+    assert len(windows) + len(lines(found, VALIDATION)) == len(text) // 60
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("is 1234\nis 123\n", "secret 2 of 2 does not fill"), ("is 1234\nis 1234\n", "stand twice"), ("\n", "no secrets")],
+)
+def test_secrets_that_do_not_fit_are_not_shown(tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / "secrets.txt").write_text(content)
+    with pytest.raises(UserError, match=said) as error:
+        read_secrets(str(tmp_path / "secrets.txt"), Format("is {d4}", {}), "character")
+    assert "123" not in str(error.value).replace(str(tmp_path), "")
