@@ -183,7 +183,7 @@ def score_exposure(
         "counts": [ref.key for ref in counts],
         "searches": [ref.key for ref in searches],
     }
-    return run_stage(context, "score_exposure", version=1, spec=spec, inputs=inputs, compute=compute)
+    return run_stage(context, "score_exposure", version=2, spec=spec, inputs=inputs, compute=compute)
 
 
 def _exact(

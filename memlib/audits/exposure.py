@@ -34,6 +34,7 @@ Method = Literal["auto", "pruned", "enumerated", "sampled", "extrapolated"]
 ENOUGH_BELOW = 30  # references at or below a canary from which sampling measures its exposure to a third of a bit
 
 
+FITS = 0.05  # goodness of fit from which auto trusts the skew-normal law; else sampling says how much is known at least
 MEAN_BY_CHANCE = 1 / math.log(2)  # bits: of -log2 of a uniform number; its median is 1
 
 
@@ -43,7 +44,8 @@ class Config(Spec):
     method: Method = "auto"
     """pruned: the exact rank by walking only prefixes that cost no more than the canary; enumerated: by walking all;
     sampled: from random references; extrapolated: from their skew-normal law. auto: enumerated in small spaces,
-    sampled where enough references lie below, else pruned as far as the work allows, else extrapolated."""
+    sampled where enough references lie below, else pruned as far as the work allows, else extrapolated where the law fits
+    the references, else sampled, whose interval then says how much at least."""
     references: int = Field(default=10_000, ge=100)
     """Random candidates for sampling and extrapolation."""
     max_evaluations: int = Field(default=2_000_000, ge=1)
@@ -236,7 +238,7 @@ def _rows_of(model: Scored, size: int, config: Config) -> Iterator[dict[str, Any
                 "exposure": value, "ci_low": value, "ci_high": value, "method": method, "rank": rank,
                 "evaluations": evaluations, "p_value": 2.0**-value,
             }  # fmt: skip
-        elif wanted != "sampled" and tail is not None:
+        elif tail is not None and (wanted == "extrapolated" or (wanted != "sampled" and tail.fit_p >= FITS)):
             row |= {
                 "exposure": row["exposure_extrapolated"], "ci_low": row["extrapolated_low"],
                 "ci_high": row["extrapolated_high"], "method": "extrapolated",

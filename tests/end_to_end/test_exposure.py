@@ -113,8 +113,8 @@ def test_another_secret_draws_other_canaries(audited: tuple[Memlib, Path, dict[s
     assert [name for name in other["artifacts"] if name.startswith("all canaries")] == ["all canaries 0"]
     units = [unit for unit in published(store, other)["units"].to_pylist() if unit["epoch"] == 6]
     assert [unit["insertions"] for unit in units] == [2, 30, 0, 0, 0, 0, 0]
-    assert {unit["method"] for unit in units} <= {"pruned", "extrapolated"}
-    assert all((unit["rank"] is None) == (unit["method"] == "extrapolated") for unit in units)
+    assert {unit["method"] for unit in units} <= {"pruned", "extrapolated", "sampled"}
+    assert all((unit["rank"] is None) == (unit["method"] != "pruned") for unit in units)
 
 
 def test_secrets_that_the_text_holds_already(audited: tuple[Memlib, Path, dict[str, Any]], tmp_path: Path) -> None:

@@ -109,6 +109,19 @@ def test_rows_keep_the_order_of_canaries_and_say_their_method() -> None:
     assert rows[1]["p_value"] == pytest.approx(1 / 2001)
 
 
+def test_a_law_that_does_not_fit_is_not_extrapolated() -> None:
+    """Two humps: auto falls back on what the references say at least, whose interval holds the truth."""
+    rng = np.random.default_rng(0)
+    humps = np.concatenate([rng.normal(30, 1, 1000), rng.normal(50, 1, 1000)])
+    model = Scored("", 0, 4, (0,), (2,), np.array([20 * 65536]), (humps * 65536).astype(np.int64), 1.5, {})
+    (row,) = score([model], 10**9, Config(replicates=40)).to_pylist()
+    assert row["fit_p"] < 0.05
+    assert row["method"] == "sampled"
+    assert row["ci_low"] > 9
+    assert row["ci_high"] == pytest.approx(29.9, abs=0.1)
+    assert score([model], 10**9, Config(replicates=40, method="extrapolated"))["method"][0].as_py() == "extrapolated"
+
+
 def test_a_model_that_ignores_the_holes_exposes_nothing() -> None:
     model = Scored("", 0, 4, (0,), (9,), np.array([500]), np.full(2000, 500), 1.5, {})
     (row,) = score([model], SIZE, Config(method="sampled")).to_pylist()
