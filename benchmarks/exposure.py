@@ -2,7 +2,7 @@
 
     python benchmarks/exposure.py [--digits 7] [--seconds 20]
 
-A 2 x 200 LSTM of characters (Carlini 2019, section 3) with random weights sharpened so that candidates differ. Enumeration
+A 2 x 200 LSTM of characters (Carlini 2019, section 3) that has seen one nine-digit canary in every eighth line. Enumeration
 of a prefix tree against scoring candidates one by one from the start; the pruned rank of a likely candidate against
 enumeration; counting 10^6 references for 40 canaries against a plain loop. Prints ratios.
 """
@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from memlib.data.formats import Space
 from memlib.models.sequence import LanguageModel, build_language_model
@@ -20,15 +21,23 @@ from memlib.observe.extraction import ShortestPath
 from memlib.observe.likelihoods import Work, leaf_costs, ranks, sequence_costs
 from memlib.specs import LanguageSpec
 
-SYMBOLS = 50
+SYMBOLS, STEPS = 50, 150
+CANARY = (3, 9, 2, 7, 5, 10, 1, 4, 6)
 CONTEXT = tuple(range(20, 40))  # the prefix: 20 characters
 
 
 def model() -> LanguageModel:
-    net = build_language_model(LanguageSpec(), SYMBOLS, 100, seed=0).eval()
-    with torch.no_grad():
-        net.get_parameter("scores.weight").mul_(25)
-    return net
+    net = build_language_model(LanguageSpec(), SYMBOLS, 100, seed=0)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.004)
+    rng = np.random.default_rng(1)
+    for _ in range(STEPS):
+        digits = rng.integers(1, 11, size=(32, 9))
+        digits[:4] = CANARY
+        lines = torch.from_numpy(np.concatenate([np.tile(CONTEXT, (32, 1)), digits], axis=1))
+        optimizer.zero_grad()
+        F.cross_entropy(net(lines).flatten(0, 1), lines.flatten()).backward()
+        optimizer.step()
+    return net.eval()
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -70,24 +79,24 @@ def main() -> None:
 
     net = net.double()
     nine = Space((tuple(range(1, 11)),) * 9)
-    search = ShortestPath(net, nine, context=CONTEXT)
-    best = search.run()
-    cost = best.leaves[0][0]
+    best = ShortestPath(net, nine, context=CONTEXT).run(max_evaluations=1_000_000)
+    cost = int(sequence_costs(net, np.array([CANARY]), context=CONTEXT)[0])
+    found = bool(best.leaves) and tuple(nine.tokens(np.array([best.leaves[0][1]]))[0].tolist()) == CANARY
     work = Work()
     rank = ranks(leaf_costs(net, nine, context=CONTEXT, limit=cost, work=work), np.array([cost]))[0]
     whole = sum(10**place for place in range(9))
     print(
-        f"likeliest of 10^9 at {cost / 65536:.1f} bits: rank {rank} by {work.evaluations:,} evaluations, enumeration needs "
-        f"{whole:,}: {whole / work.evaluations:,.0f}x fewer; the search for it asked {best.evaluations:,}"
+        f"canary at {cost / 65536:.1f} bits of 10^9 candidates: rank {rank} by {work.evaluations:,} evaluations, enumeration needs "
+        f"{whole:,}: {whole / work.evaluations:,.0f}x fewer; the shortest path {'found it' if found else 'did not find it'} by {best.evaluations:,}"
     )
 
     rng = np.random.default_rng(0)
     references = rng.integers(0, 2**22, size=10**6)
     canaries = rng.integers(0, 2**22, size=40)
     ours = timed(lambda: ranks(iter([references]), canaries))
-    found = ranks(iter([references]), canaries)
+    counted = ranks(iter([references]), canaries)
     plain = timed(lambda: [sum(1 for r in references.tolist() if r <= c) for c in canaries.tolist()[:2]]) * 20
-    assert found[0] == (references <= canaries[0]).sum()
+    assert counted[0] == (references <= canaries[0]).sum()
     print(f"10^6 references, 40 canaries: {ours * 1e3:.0f} ms; a plain loop {plain:.1f} s; ratio {plain / ours:.0f}x")
     tokens = nine.tokens(nine.sample(1000, rng))
     same = np.array_equal(sequence_costs(net, tokens, context=CONTEXT), sequence_costs(net, tokens, context=CONTEXT, batch=7))
