@@ -94,9 +94,9 @@ def test_brought_weights_and_outputs_before_and_after(audited: tuple[Memlib, Pat
     trained = {name: ref for name, ref in manifest["artifacts"].items() if name in ("query 0", "calibration 0")}
     weights = {name: next(store.glob(f"artifacts/{ref}/*/epoch-*.safetensors")) for name, ref in trained.items()}
     examples = published(store, manifest)["examples"].to_pylist()[:120]
-    shard = next(store.glob(f"artifacts/{manifest['artifacts']['shard']}/*"))
-    index = {row["example_id"]: row["row"] for row in pq.read_table(shard / "index.parquet").to_pylist()}
-    images = np.load(shard / "images.npy")
+    index_file = next(store.glob(f"artifacts/{manifest['artifacts']['shard']}/*/index.parquet"))
+    index = {row["example_id"]: row["row"] for row in pq.read_table(index_file).to_pylist()}
+    images = np.load(index_file.with_name("images.npy"))
     net = build_classifier(ClassifierSpec(architecture="mlp", widths=(64,)), (1, 8, 8), 10, seed=0)
     net.load_state_dict(safetensors.torch.load_file(weights["calibration 0"]))
     rows = [index[e["example_id"]] for e in examples]
