@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from prefect import flow
@@ -43,7 +44,8 @@ def exposure(recipe: Recipe, store: str, resources: Resources = Resources(), qui
     try:
         corpus: Ref = make_corpus(context, recipe.data, recipe.canaries)
         data = CorpusData(context.store, corpus, recipe.data, recipe.canaries)
-        _check_known(recipe, data)
+        for cell in recipe.cells.values():
+            _check_known(cell, replace(data, canaries=cell.canaries))
         jobs = _jobs(recipe, data)
         trained: list[Ref] = train_models(context, [job for _, _, _, job in jobs])
         asked = [
@@ -113,7 +115,7 @@ def _checkpoints(
         Asked(
             variant,
             seed,
-            ModelAt(data, model, epoch, cell.quantize, cell.score.precision),
+            ModelAt(replace(data, canaries=cell.canaries), model, epoch, cell.quantize, cell.score.precision),
             cell.score,
             tuple(asked),
             insertions,

@@ -605,16 +605,16 @@ ObjectiveSpec = Annotated[VICRegSpec | SupervisedSpec | LanguageObjectiveSpec, F
 
 
 class OptimizerSpec(Spec):
-    """LARS or AdamW, with linear warm-up and a cosine to zero or a constant rate. AdamW without decay is Adam."""
+    """An optimiser, with linear warm-up and a cosine to zero or a constant rate. AdamW without decay is Adam."""
 
-    name: Literal["lars", "adamw"] = "adamw"
+    name: Literal["lars", "adamw", "sgd", "rmsprop"] = "adamw"
     """The optimiser."""
     learning_rate: float = Field(default=2e-3, gt=0)
     """Peak learning rate as used, not scaled by the batch size."""
     weight_decay: float = Field(default=1e-4, ge=0)
     """On matrices and kernels only, not on biases and norms."""
     momentum: float = Field(default=0.9, ge=0, lt=1)
-    """LARS only."""
+    """LARS and SGD only."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     """AdamW only: decay of the running means of gradients and of their squares."""
     warmup_epochs: float = Field(default=10.0, ge=0)
@@ -669,6 +669,34 @@ class AugmentSpec(Spec):
         return value
 
 
+class PrivacySpec(Spec):
+    """Differentially private training (DP-SGD, Abadi 2016): examples drawn by chance, gradients clipped, noise added.
+
+    The unit is one example (a window of text): what stands in k of them is protected by k times epsilon. Noise and
+    draws are functions of the seed, so that a training can be resumed and repeated: epsilon holds against whoever does
+    not know the seed.
+    """
+
+    epsilon: float | None = Field(default=None, gt=0)
+    """The budget at the end of training, from which the noise follows; or give `noise`."""
+    noise: float | None = Field(default=None, gt=0)
+    """Standard deviation of the noise in units of `clip`, from which epsilon follows."""
+    delta: float = Field(default=1e-5, gt=0, lt=1)
+    """Probability with which epsilon may not hold; below one over the number of examples."""
+    clip: float = Field(default=1.0, gt=0)
+    """Greatest norm of one example's gradient."""
+    accountant: Literal["rdp", "prv"] = "rdp"
+    """rdp: Rényi differential privacy (Mironov 2017); prv: tighter (Gopi 2021), for epsilons below some 20."""
+
+    @model_validator(mode="after")
+    def _one_is_given(self) -> "PrivacySpec":
+        if (self.epsilon is None) == (self.noise is None):
+            raise ValueError("privacy needs either epsilon or noise")
+        if self.accountant == "prv" and ((self.epsilon or 0) > 20 or (self.noise or 1) < 0.5):
+            raise ValueError("the accountant prv needs too much memory above epsilon 20 or below noise 0.5; use rdp")
+        return self
+
+
 class TrainingSpec(Spec):
     """How weights are made from images. All of it enters the key; machines and threads do not."""
 
@@ -680,6 +708,8 @@ class TrainingSpec(Spec):
     patience: int | None = Field(default=None, ge=1)
     """Stop when the validation loss has not fallen for so many epochs; the best epoch's weights are the model."""
     optimizer: OptimizerSpec = OptimizerSpec()
+    privacy: PrivacySpec | None = None
+    """null: none; else differentially private training, 10 to 100 times slower (pip install 'memlib[privacy]')."""
     augment: AugmentSpec | None = AugmentSpec()
     """null: none."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -696,6 +726,18 @@ class TrainingSpec(Spec):
             raise ValueError(f"checkpoint_epochs {late} are outside the {self.epochs} epochs of training")
         if self.patience is not None and self.epochs == 0:
             raise ValueError("patience waits for epochs, but training.epochs is 0")
+        return self
+
+    @model_validator(mode="after")
+    def _private_steps_are_whole(self) -> "TrainingSpec":
+        if self.privacy is None:
+            return self
+        if self.objective.kind == "vicreg":
+            raise ValueError("privacy clips each example's gradient, but the loss of vicreg is of whole batches")
+        if self.precision != "float32":
+            raise ValueError(f"privacy clips gradients in float32, not in {self.precision}")
+        if self.batch_size is None or self.batch_size < 16:
+            raise ValueError("privacy draws each batch by chance: batch_size is its mean size, 16 or more")
         return self
 
     @property

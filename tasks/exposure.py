@@ -164,13 +164,14 @@ def score_exposure(
             seen = _costs(context, ref)
             at = (model.variant, model.seed, model.at.epoch, model.canaries, model.insertions)
             loss = float(seen["validation_loss"])
-            scored.append(Scored(*at, seen["canaries"], seen["references"], loss, exact.get(number, {})))
+            privacy = _privacy(context, model.at)
+            scored.append(Scored(*at, seen["canaries"], seen["references"], loss, exact.get(number, {}), privacy))
         units = exposure.score(scored, size, recipe.score)
         found = [pq.read_table(context.store.local_path(ref, FOUND)) for ref in searches]
         extractions = pa.concat_tables(found) if found else exposure.empty_extractions()
         write_table(units, EXPOSURE_UNITS, attempt.path(UNITS_FILE))
         write_table(extractions, EXTRACTION, attempt.path(EXTRACTIONS_FILE))
-        write_table(exposure.summarize(units, extractions, recipe), SUMMARY, attempt.path(SUMMARY_FILE))
+        write_table(exposure.summarize(scored, units, extractions, recipe), SUMMARY, attempt.path(SUMMARY_FILE))
         write_table(exposure.curves(scored, units, recipe), CURVES, attempt.path(CURVES_FILE))
 
     spec = {
@@ -183,7 +184,15 @@ def score_exposure(
         "counts": [ref.key for ref in counts],
         "searches": [ref.key for ref in searches],
     }
-    return run_stage(context, "score_exposure", version=2, spec=spec, inputs=inputs, compute=compute)
+    return run_stage(context, "score_exposure", version=3, spec=spec, inputs=inputs, compute=compute)
+
+
+def _privacy(context: Context, at: ModelAt) -> dict[str, Any] | None:
+    """What a private training had spent at a checkpoint."""
+    spent = context.store.manifest(at.model)["facts"].get("privacy")
+    if spent is None or at.epoch == 0:
+        return None
+    return {name: spent[name] for name in ("delta", "noise", "accountant")} | {"epsilon": spent["epsilons"][at.epoch - 1]}
 
 
 def _exact(

@@ -4,7 +4,7 @@ import functools
 import json
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from memlib.audits.exposure import ExtractionSpec
+from memlib.audits.exposure import ExtractionSpec, Recipe
 from memlib.data.formats import Format, Space, render
 from memlib.data.shards import IMAGES, read_images
 from memlib.data.splits import VALIDATION, column, select
@@ -351,8 +351,8 @@ def revealed(store: Store, recipe: Mapping[str, Any], artifacts: Mapping[str, st
         stage, _, key = artifacts[name].rpartition("/")
         return Ref(stage, key)
 
-    text, canaries = TextSpec.model_validate(recipe["data"]), SecretsSpec.model_validate(recipe["canaries"])
-    data = CorpusData(store, ref("corpus"), text, canaries)
+    audited = Recipe.model_validate(recipe)
+    text, data = audited.data, CorpusData(store, ref("corpus"), audited.data, audited.canaries)
     symbols = list(data.vocabulary)
     inserted = [
         {"canary": row["canary"], "insertions": row["insertions"], "text": row["text"]}
@@ -362,7 +362,8 @@ def revealed(store: Store, recipe: Mapping[str, Any], artifacts: Mapping[str, st
     found = []
     for name in (name for name in artifacts if name.startswith("search ")):
         row = pq.read_table(store.local_path(ref(name), FOUND)).to_pylist()[0]
-        space, rest = told(data.space, data.choices((row["canary"],))[0], row["known"])
+        searched = replace(data, canaries=audited.cells[row["variant"]].canaries)
+        space, rest = told(searched.space, searched.choices((row["canary"],))[0], row["known"])
         part = Space(space.slots[rest:])
         where = {name: row[name] for name in ("variant", "seed", "canary", "known")}
         for place, (cost, choices) in enumerate(Frontier.load(store.local_path(ref(name), FRONTIER)).found, start=1):

@@ -104,7 +104,8 @@ class Recipe(Spec):
     seeds: int = Field(default=1, ge=1)
     """Trainings of every model, each from a seed of its own."""
     variants: Mapping[str, dict[str, Any]] = Field(default_factory=dict)
-    """Named changes of model, training and quantize, audited with the same corpus and canaries; keys may be dotted."""
+    """Named changes of model, training, quantize, canaries.known_prefix and canaries.known_suffix, audited with the same
+    corpus and canaries; keys may be dotted."""
     score: Config = Config()
     extraction: ExtractionSpec | None = ExtractionSpec()
     """null: no search."""
@@ -116,11 +117,18 @@ class Recipe(Spec):
             raise ValueError(f"training.objective {self.training.objective.kind} makes no language model; use language")
         if self.training.augment is not None:
             raise ValueError("training.augment is for images; set it to null for text")
-        mine = self.model_dump(exclude={"model", "training", "quantize", "variants"})
         for name, recipe in self.cells.items():
-            if name and recipe.model_dump(exclude={"model", "training", "quantize", "variants"}) != mine:
-                raise ValueError(f"variant {name!r} changes more than model, training and quantize, which all variants share")
+            if name and recipe._shared != self._shared:
+                raise ValueError(f"variant {name!r} may change model, training, quantize and what is known, nothing else")
         return self
+
+    @property
+    def _shared(self) -> dict[str, Any]:
+        """What all variants have in common."""
+        known = {"known_prefix", "known_suffix"}
+        return self.model_dump(
+            exclude={"model": True, "training": True, "quantize": True, "variants": True, "canaries": known}
+        )
 
     @property
     def cells(self) -> dict[str, "Recipe"]:
@@ -174,6 +182,7 @@ class Scored:
         references: (num_references,) int64 costs of random candidates.
         validation_loss: nats a symbol.
         exact: by canary the method (pruned, enumerated), rank and evaluations, where a walk ended.
+        privacy: epsilon, delta, noise and accountant of a private training at this epoch.
     """
 
     variant: str
@@ -185,6 +194,7 @@ class Scored:
     references: NDArray[np.int64]
     validation_loss: float
     exact: Mapping[int, tuple[str, int, int]]
+    privacy: Mapping[str, Any] | None = None
 
 
 def choose_method(config: Config, *, at_or_below: int, size: int) -> str:
@@ -256,10 +266,11 @@ def _extrapolated(references: NDArray[np.float64], canaries: NDArray[np.float64]
 # -- the summary --------------------------------------------------------------------------------------
 
 
-def summarize(units: pa.Table, extractions: pa.Table, recipe: Recipe) -> pa.Table:
+def summarize(models: Sequence[Scored], units: pa.Table, extractions: pa.Table, recipe: Recipe) -> pa.Table:
     """The findings at the last checkpoint: exposure by canary and insertions, the null, extraction, validation loss.
 
     Args:
+        models: what was seen.
         units: tables.EXPOSURE_UNITS.
         extractions: tables.EXTRACTION.
         recipe: variants and level.
@@ -289,6 +300,7 @@ def summarize(units: pa.Table, extractions: pa.Table, recipe: Recipe) -> pa.Tabl
         rows += _null_rows(at, mine[mine["insertions"] == 0])
         losses = mine.groupby(["seed"])["validation_loss"].mean().to_numpy()
         rows.append(_mean_row("validation_loss", at, losses))
+    rows += _privacy_rows(models)
     rows += _extraction_rows(extractions)
     return pa.Table.from_pylist(rows, schema=SUMMARY.arrow)
 
@@ -332,6 +344,17 @@ def _null_rows(at: Mapping[str, Any], never: Any) -> Iterator[dict[str, Any]]:
     yield summary_row("exposure_median", by_model, float(never["exposure"].median()), None, n=len(never), null_value=1.0)
 
 
+def _privacy_rows(models: Sequence[Scored]) -> Iterator[dict[str, Any]]:
+    """Epsilon of every variant's training, the largest of its models, which differ in size by their canaries."""
+    for variant in dict.fromkeys(model.variant for model in models):
+        mine = [model for model in models if model.variant == variant and model.privacy is not None]
+        if mine:
+            privacy = dict(max((model.privacy or {} for model in mine), key=lambda found: found["epsilon"]))
+            epsilon = privacy.pop("epsilon")
+            at = {"variant": variant} if variant else {}
+            yield summary_row("epsilon", at | privacy, epsilon, None, n=len({m.seed for m in mine}))
+
+
 def _extraction_rows(extractions: pa.Table) -> Iterator[dict[str, Any]]:
     frame = extractions.to_pandas()
     for keys, mine in frame.groupby(["variant", "search", "known", "insertions"], sort=False):
@@ -350,7 +373,7 @@ def in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
 
 
 def curves(models: Sequence[Scored], units: pa.Table, recipe: Recipe) -> pa.Table:
-    """exposure_by_insertions, exposure_by_epoch, and perplexity_histogram (density of the references' costs)."""
+    """exposure_by_insertions, exposure_by_epoch, utility, and perplexity_histogram (density of the references' costs)."""
     frame = units.to_pandas()
     points = []
     for unit in frame.to_dict("records"):
@@ -362,6 +385,9 @@ def curves(models: Sequence[Scored], units: pa.Table, recipe: Recipe) -> pa.Tabl
     for unit in last.to_dict("records"):
         where = {"canary": int(unit["canary"]), "seed": int(unit["seed"])}
         points.append(_point("exposure_by_insertions", unit["variant"], where, unit["insertions"], unit["exposure"]))
+    for (variant, seed), mine in last[last["insertions"] > 0].groupby(["variant", "seed"], sort=False):
+        where = {"seed": int(seed)}
+        points.append(_point("utility", variant, where, mine["validation_loss"].mean(), mine["exposure"].mean()))
     shown = max(models, key=lambda m: (m.epoch, max(m.insertions)))
     heights, edges = np.histogram(shown.references / UNITS_PER_BIT, bins=recipe.report.histogram_bins, density=True)
     most = int(np.argmax(shown.insertions))

@@ -15,6 +15,7 @@ from memlib.stats.tails import SkewNormal
 
 SHOWN = 200  # rows of a table before the rest is folded
 READABLE_BITS = 50
+MARKERS = ("o", "s", "^", "D")
 COLOURS = (TARGET, REFERENCE, "#5f8f6b", "#b07d2b", "#7a3b9a", INK)
 
 
@@ -78,7 +79,7 @@ def build_page(recipe: Recipe, run: str, tables: Mapping[str, pa.Table], facts: 
         _canaries_section(units),
         _null_section(rows),
         _extraction_section(tables["extractions"].to_pylist()),
-        _variants_section(rows),
+        _variants_section(rows, points, folder),
         Section(
             heading="What was run",
             paragraphs=[
@@ -260,20 +261,73 @@ def _extraction_section(extractions: Sequence[Mapping[str, Any]]) -> Section | N
     )
 
 
-def _variants_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
-    losses = {row["params"].get("variant", ""): row["value"] for row in rows if row["metric"] == "validation_loss"}
-    if len(losses) < 2:
+def pareto_front(points: Mapping[str, tuple[float, float]]) -> list[str]:
+    """Those of which no other has both a lower loss and lower exposure, or one of them lower and the other equal."""
+
+    def beaten(name: str) -> bool:
+        loss, exposure = points[name]
+        return any(x <= loss and y <= exposure and (x, y) != (loss, exposure) for x, y in points.values())
+
+    return sorted((name for name in points if not beaten(name)), key=lambda name: points[name])
+
+
+def _variants_section(rows: Sequence[Mapping[str, Any]], points: Sequence[Mapping[str, Any]], folder: Path) -> Section | None:
+    mine = [p for p in points if p["curve"] == "utility"]
+    names = list(dict.fromkeys(p["series"] for p in mine))
+    if len(names) < 2:
         return None
-    cells = [
-        (
-            row["params"]["variant"], str(row["params"]["insertions"]), f"{row['value']:.2f}",
-            f"{losses[row['params']['variant']]:.4f}",
+    means = {
+        name: (
+            float(np.mean([p["x"] for p in mine if p["series"] == name])),
+            float(np.mean([p["y"] for p in mine if p["series"] == name])),
         )
-        for row in rows
-        if row["metric"] == "exposure" and "canary" not in row["params"]
-    ]  # fmt: skip
+        for name in names
+    }
+    front = pareto_front(means)
+    private = {row["params"].get("variant"): row for row in rows if row["metric"] == "epsilon"}
+    cells = []
+    for row in rows:
+        if row["metric"] != "exposure" or "canary" in row["params"]:
+            continue
+        name = row["params"]["variant"]
+        spent = private.get(name)
+        cells.append(
+            (
+                name, str(row["params"]["insertions"]), f"{row['value']:.2f}", f"{means[name][0]:.4f}",
+                "yes" if name in front else "",
+                "" if spent is None else f"{spent['value']:.3g} (delta {spent['params']['delta']:g}, "
+                f"noise {spent['params']['noise']:.3g}, {spent['params']['accountant']})",
+            )
+        )  # fmt: skip
+    headings = ["variant", "inserted", "exposure", "validation loss", "on the front", "epsilon"]
+    shown = len(headings) if private else len(headings) - 1
     return Section(
         heading="Utility against exposure",
-        paragraphs=["Mean exposure in bits, and validation loss in nats a symbol."],
-        table=TableView(("variant", "inserted", "exposure", "validation loss"), cells),
+        paragraphs=[
+            "Mean exposure in bits over the inserted canaries, and validation loss in nats a symbol: one dot a training. "
+            "On the front: no other variant has both less exposure and less loss."
+            + (
+                " Epsilon protects one window of text; a secret inserted k times is protected by k times epsilon."
+                if private
+                else ""
+            )
+        ],
+        svg=_utility_figure(mine, means, front, folder),
+        table=TableView(headings[:shown], [cell[:shown] for cell in cells]),
     )
+
+
+def _utility_figure(
+    points: Sequence[Mapping[str, Any]], means: Mapping[str, tuple[float, float]], front: Sequence[str], folder: Path
+) -> str:
+    figure = new_figure()
+    axes = figure.axes[0]
+    for number, name in enumerate(means):
+        own = [p for p in points if p["series"] == name]
+        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number // len(COLOURS) % len(MARKERS)]
+        axes.plot([p["x"] for p in own], [p["y"] for p in own], marker, ms=5, alpha=0.8, color=colour, label=name)
+    axes.plot([means[n][0] for n in front], [means[n][1] for n in front], color=INK, lw=0.8, ls="--", zorder=0)
+    axes.set_xlabel("validation loss in nats a symbol")
+    axes.set_ylabel("mean exposure in bits")
+    axes.legend(frameon=False, fontsize=7, ncols=1 + len(means) // 9)
+    return save_figure(figure, folder, "utility")

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -319,5 +319,6 @@ class _Run:
             "training_seconds": round(self.seconds + time.monotonic() - self.started, 1),
             "resumed_from_step": self.resumed_from,
             "num_steps": self.training.step,
+            "privacy": None if self.training.privacy_spent is None else asdict(self.training.privacy_spent),
             "best_epoch": self.training.best["epoch"] if self.training.validation is not None else job.training.epochs,
         }

@@ -28,6 +28,7 @@ from memlib.objectives import Objective
 from memlib.specs import TrainingSpec
 from memlib.training.augment import apply_view, draw_view, normalise, pixels
 from memlib.training.optim import build_optimizer, learning_rate
+from memlib.training.privacy import Spent, make_private, plan, poisson_sample, use_private_layers
 
 VALIDATION_BATCH = 512
 
@@ -119,12 +120,23 @@ class Training:
         self.model = model.to(self.worker.device).to(memory_format=torch.channels_last)  # faster convolutions
         self.objective = objective.to(self.worker.device)
         self.objective.prepare(self.model)
+        if spec.privacy is not None:
+            use_private_layers(self.model)
         self._forward: nn.Module = self.model
         if self.worker.world_size > 1:
             self.model = synchronise_batch_norm(self.model, self.worker.group)
             self._forward = DistributedDataParallel(self.model, process_group=self.worker.group, broadcast_buffers=False)
         self.objective.group = self.worker.group
         self.optimizer = build_optimizer(spec.optimizer, [self.model, self.objective])
+        self.privacy_spent: Spent | None = None
+        if spec.privacy is not None:
+            rate = self.batch_size / len(data)
+            self.privacy_spent = plan(
+                spec.privacy, sample_rate=rate, steps_per_epoch=self.steps_per_epoch, epochs=spec.epochs
+            )
+            self._forward, self.optimizer = make_private(
+                self.model, self.optimizer, clip=spec.privacy.clip, noise=self.privacy_spent.noise, batch_size=self.batch_size
+            )
         self.scaler = torch.amp.GradScaler(self.worker.device.type, enabled=spec.precision == "float16")
         self.step = 0
         self.rate = 0.0
@@ -236,6 +248,8 @@ class Training:
         )
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate
+        if not len(images):
+            raise RunError(f"step {self.step} drew no example; raise training.batch_size, the mean size of a batch")
         dtype = torch.float32 if spec.precision == "float32" else getattr(torch, spec.precision)
         with torch.autocast(worker.device.type, dtype=dtype, enabled=spec.precision != "float32"):
             terms = self.objective(self._forward, views, labels)
@@ -301,6 +315,10 @@ def _check(spec: TrainingSpec, data: TrainingSet, worker: Worker, validation: Tr
         raise UserError("training.augment is for images; set it to null for points")
     if spec.patience is not None and not (validation is not None and len(validation)):
         raise UserError("training.patience needs validation examples, which this audit or split does not have")
+    if spec.privacy is not None and worker.world_size > 1:
+        raise UserError("training.privacy draws whole batches on one worker; set resources.workers_per_model to 1")
+    if spec.privacy is not None and spec.augment is not None:
+        raise UserError("training.privacy takes examples as they are; set training.augment to null")
     if spec.precision == "float16" and worker.device.type != "cuda":
         raise UserError("training.precision float16 needs a GPU; use bfloat16 or float32")
 
@@ -343,9 +361,12 @@ class Prefetcher:
     def _read(self, step: int) -> tuple[Tensor, Tensor]:
         batch = self._spec.batch_size or len(self._data)
         epoch, place = divmod(step, len(self._data) // batch)
-        if self._order[0] != epoch:
-            self._order = (epoch, epoch_order(len(self._data), seed=self._spec.seed, epoch=epoch))
-        chosen = self._order[1][place * batch : (place + 1) * batch][_part(batch, self._worker)]
+        if self._spec.privacy is not None:
+            chosen = poisson_sample(len(self._data), batch / len(self._data), seed=self._spec.seed, step=step)
+        else:
+            if self._order[0] != epoch:
+                self._order = (epoch, epoch_order(len(self._data), seed=self._spec.seed, epoch=epoch))
+            chosen = self._order[1][place * batch : (place + 1) * batch][_part(batch, self._worker)]
         images = torch.from_numpy(self._data.read(chosen))
         labels = torch.from_numpy(self._data.labels[chosen])
         if self._worker.device.type == "cuda":

@@ -41,21 +41,29 @@ class LARS(torch.optim.Optimizer):
 
 
 def build_optimizer(spec: OptimizerSpec, modules: Iterable[nn.Module]) -> torch.optim.Optimizer:
-    """The optimiser a spec names over the trainable parameters of the modules; AdamW decays no 1-D parameter."""
+    """The optimiser a spec names over the trainable parameters of the modules; no 1-D parameter is decayed."""
     params = [p for module in modules for p in module.parameters() if p.requires_grad]
     if spec.name == "lars":
         return LARS(params, lr=spec.learning_rate, weight_decay=spec.weight_decay, momentum=spec.momentum)
+    if spec.name == "sgd":
+        return torch.optim.SGD(_groups(spec, params, decayed_from=2), lr=spec.learning_rate, momentum=spec.momentum)
+    if spec.name == "rmsprop":
+        return torch.optim.RMSprop(_groups(spec, params, decayed_from=2), lr=spec.learning_rate, alpha=0.9)
     return build_adamw(spec, params, decayed_from=2)
 
 
 def build_adamw(spec: OptimizerSpec, params: Sequence[Tensor], *, decayed_from: int) -> torch.optim.Optimizer:
     """AdamW that decays the parameters with at least `decayed_from` dimensions; each element is updated by itself."""
+    groups = _groups(spec, params, decayed_from=decayed_from)
+    return torch.optim.AdamW(groups, lr=spec.learning_rate, betas=spec.betas, fused=True)
+
+
+def _groups(spec: OptimizerSpec, params: Sequence[Tensor], *, decayed_from: int) -> list[dict[str, Any]]:
     groups = [
         {"params": [p for p in params if p.dim() >= decayed_from], "weight_decay": spec.weight_decay},
         {"params": [p for p in params if p.dim() < decayed_from], "weight_decay": 0.0},
     ]
-    used = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(used, lr=spec.learning_rate, betas=spec.betas, fused=True)
+    return [group for group in groups if group["params"]]
 
 
 def learning_rate(spec: OptimizerSpec, *, step: int, steps_per_epoch: int, num_steps: int) -> float:

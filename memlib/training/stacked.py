@@ -302,8 +302,10 @@ def train_nets(
 
 
 def _check(training: TrainingSpec, data: Examples, jobs: Sequence[NetJob]) -> None:
-    if training.optimizer.name == "lars":
-        raise UserError("training.optimizer lars looks at whole layers and cannot train stacked nets; use adamw")
+    if training.optimizer.name != "adamw":
+        raise UserError(f"training.optimizer {training.optimizer.name} cannot train stacked nets; use adamw")
+    if training.privacy is not None:
+        raise UserError("training.privacy cannot train stacked nets; set it to null")
     if training.precision != "float32":
         raise UserError(f"stacked nets train in float32, not training.precision {training.precision}")
     if training.augment is not None and len(data.images.shape) != 4:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from memlib.audits.exposure import (
     summarize,
 )  # fmt: skip
 from memlib.observe.likelihoods import UNITS_PER_BIT
-from memlib.report.exposure import build_page
+from memlib.report.exposure import build_page, pareto_front
 from memlib.report.page import render
 
 RECIPE = {
@@ -137,7 +138,8 @@ def test_null_and_planted_in_the_summary() -> None:
     null = seen([*costs, 12.0], [*([0] * 400), 16], seed=5)
     units = score([null], 10**9, Config(method="sampled"))
     rows = [
-        {**row, "params": json.loads(row["params"])} for row in summarize(units, empty_extractions(), recipe()).to_pylist()
+        {**row, "params": json.loads(row["params"])}
+        for row in summarize([null], units, empty_extractions(), recipe()).to_pylist()
     ]
     mean = next(row for row in rows if row["metric"] == "two_to_minus_exposure")
     assert mean["verdict"] == "at_null"
@@ -157,7 +159,7 @@ def test_the_page_says_what_exposure_means(tmp_path: Path) -> None:
     ]
     units = score(models, SIZE, Config())
     tables = {
-        "units": units, "extractions": empty_extractions(), "summary": summarize(units, empty_extractions(), recipe()),
+        "units": units, "extractions": empty_extractions(), "summary": summarize(models, units, empty_extractions(), recipe()),
         "curves": curves(models, units, recipe()),
     }  # fmt: skip
     page = build_page(recipe(title="<b>"), "abc", tables, {"text": "topics"}, tmp_path)
@@ -169,7 +171,7 @@ def test_the_page_says_what_exposure_means(tmp_path: Path) -> None:
     assert html.count("<svg") == 3
     nothing = [seen([40.0, 41.0], [0, 1], exact={0: ("enumerated", 5, 9), 1: ("enumerated", 600_000, 9)})]
     units = score(nothing, SIZE, Config())
-    tables |= {"units": units, "summary": summarize(units, empty_extractions(), recipe())}
+    tables |= {"units": units, "summary": summarize(nothing, units, empty_extractions(), recipe())}
     tables["curves"] = curves(nothing, units, recipe())
     assert build_page(recipe(), "abc", tables, {}, tmp_path).verdict == "No inserted secret was found to be exposed."
 
@@ -181,7 +183,7 @@ def test_forty_canaries_that_left_no_trace_are_not_found() -> None:
         rng = np.random.default_rng(seed)
         ranks = {canary: ("enumerated", int(rng.integers(1, SIZE + 1)), 1) for canary in range(40)}
         models = [seen([40.0] * 40, [4] * 40, exact=ranks)]
-        rows = summarize(score(models, SIZE, Config(replicates=20)), empty_extractions(), recipe()).to_pylist()
+        rows = summarize(models, score(models, SIZE, Config(replicates=20)), empty_extractions(), recipe()).to_pylist()
         wrong += any(row["verdict"] == "above_null" for row in rows if '"canary"' in row["params"])
         means += rows[0]["verdict"] != "at_null"
     assert wrong <= 8  # 3 expected
@@ -194,7 +196,7 @@ def test_seeds_of_a_canary_are_no_further_canaries(tmp_path: Path) -> None:
         for seed in range(3)
     ]
     units = score(models, SIZE, Config(replicates=20))
-    summary = summarize(units, empty_extractions(), recipe(seeds=3))
+    summary = summarize(models, units, empty_extractions(), recipe(seeds=3))
     first = summary.to_pylist()[0]
     assert first["n"] == 1
     tables = {
@@ -210,10 +212,38 @@ def test_a_page_holds_exposures_beyond_any_float(tmp_path: Path) -> None:
     units = score([model], 16**256, Config(method="extrapolated", replicates=20))
     assert units["exposure"][0].as_py() > 60
     tables = {
-        "units": units, "extractions": empty_extractions(), "summary": summarize(units, empty_extractions(), recipe()),
+        "units": units, "extractions": empty_extractions(), "summary": summarize([model], units, empty_extractions(), recipe()),
         "curves": curves([model], units, recipe()),
     }  # fmt: skip
     assert "There are 2^1024.0 possible secrets" in build_page(recipe(), "a", tables, {}, tmp_path).lead
+
+
+def test_the_front_holds_what_nothing_beats() -> None:
+    points = {"a": (1.0, 9.0), "b": (1.2, 3.0), "c": (1.3, 3.0), "d": (2.0, 0.5), "e": (1.2, 3.0), "f": (2.0, 0.6)}
+    assert pareto_front(points) == ["a", "b", "e", "d"]
+
+
+def test_variants_are_compared_with_what_their_privacy_costs(tmp_path: Path) -> None:
+    plain = replace(seen([12.0], [8], exact={0: ("enumerated", 1, 1)}), variant="plain")
+    spent = [{"epsilon": epsilon, "delta": 1e-5, "noise": 1.5, "accountant": "rdp"} for epsilon in (1.0, 2.0)]
+    private = [
+        replace(plain, variant="private", epoch=epoch, exact={0: ("enumerated", 9, 1)}, validation_loss=2.5, privacy=said)
+        for epoch, said in zip((2, 4), spent, strict=True)
+    ]
+    models = [plain, *private]
+    mine = recipe(variants={"plain": {}, "private": {"training": {"batch_size": 32, "privacy": {"noise": 1.5}}}})
+    units = score(models, SIZE, Config(replicates=20))
+    summary = summarize(models, units, empty_extractions(), mine)
+    (row,) = [row for row in summary.to_pylist() if row["metric"] == "epsilon"]
+    assert row["value"] == 2.0
+    assert json.loads(row["params"]) == {"variant": "private", "delta": 1e-5, "noise": 1.5, "accountant": "rdp"}
+    tables = {
+        "units": units, "extractions": empty_extractions(), "summary": summary, "curves": curves(models, units, mine)
+    }  # fmt: skip
+    html = render(build_page(mine, "a", tables, {}, tmp_path))
+    assert "2 (delta 1e-05, noise 1.5, rdp)" in html
+    assert "k times epsilon" in html
+    assert (tmp_path / "utility.svg").exists()
 
 
 @pytest.mark.parametrize(
@@ -221,7 +251,7 @@ def test_a_page_holds_exposures_beyond_any_float(tmp_path: Path) -> None:
     [
         ({"training": {"objective": {"kind": "supervised"}, "epochs": 1, "augment": None}}, "use language"),
         ({"training": {"objective": {"kind": "language"}, "epochs": 1}}, "set it to null for text"),
-        ({"variants": {"b": {"data.window": 50}}}, "changes more than model, training and quantize"),
+        ({"variants": {"b": {"data.window": 50}}}, "may change model, training, quantize and what is known"),
     ],
 )
 def test_recipes_that_make_no_sense_are_refused(changes: dict[str, Any], said: str) -> None:

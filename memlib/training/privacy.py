@@ -1,0 +1,161 @@
+"""Differentially private training through opacus: DP-SGD (Abadi 2016), and what it costs in epsilon.
+
+opacus is loaded where it is used, as it is an extra of the installation and slow to load.
+"""
+
+import functools
+import importlib
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from memlib.errors import UserError
+from memlib.identity import derive_seed
+from memlib.specs import PrivacySpec
+
+
+@dataclass(frozen=True)
+class Spent:
+    """The privacy of a training.
+
+    Attributes:
+        noise: standard deviation of the noise, in units of the clipping norm.
+        epsilons: by epoch, from 1: what has been spent when it ends.
+        delta: probability with which epsilon may not hold.
+        accountant: that counted: rdp or prv.
+        sample_rate: probability with which an example is in a batch.
+    """
+
+    noise: float
+    epsilons: tuple[float, ...]
+    delta: float
+    accountant: str
+    sample_rate: float
+
+
+def plan(privacy: PrivacySpec, *, sample_rate: float, steps_per_epoch: int, epochs: int) -> Spent:
+    """The noise of a training, and epsilon after each of its epochs.
+
+    Args:
+        privacy: epsilon or noise, delta, accountant.
+        sample_rate: probability with which an example is in a batch.
+        steps_per_epoch, epochs: length of the training.
+
+    Raises:
+        UserError: when no noise is enough for so small an epsilon.
+    """
+    steps = steps_per_epoch * epochs
+    noise = privacy.noise
+    if noise is None:
+        assert privacy.epsilon is not None
+        noise = _noise_for(privacy, sample_rate=sample_rate, steps=steps) if steps else 0.0
+    epsilons = tuple(
+        _epsilon(privacy, noise, sample_rate=sample_rate, steps=steps_per_epoch * epoch) for epoch in range(1, epochs + 1)
+    )
+    return Spent(noise, epsilons, privacy.delta, privacy.accountant, sample_rate)
+
+
+def _epsilon(privacy: PrivacySpec, noise: float, *, sample_rate: float, steps: int) -> float:
+    accountant = _opacus("opacus.accountants").create_accountant(mechanism=privacy.accountant)
+    accountant.history = [(noise, sample_rate, steps)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of an order at the end of the accountant's range: a bound that is not tight
+        return float(accountant.get_epsilon(delta=privacy.delta))
+
+
+def _noise_for(privacy: PrivacySpec, *, sample_rate: float, steps: int) -> float:
+    search = _opacus("opacus.accountants.utils").get_noise_multiplier
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return float(
+                search(
+                    target_epsilon=privacy.epsilon, target_delta=privacy.delta, sample_rate=sample_rate, steps=steps,
+                    accountant=privacy.accountant,
+                )
+            )  # fmt: skip
+    except ValueError as error:
+        raise UserError(f"training.privacy.epsilon {privacy.epsilon} is too little for {steps} steps ({error})") from error
+
+
+def poisson_sample(num_examples: int, sample_rate: float, *, seed: int, step: int) -> NDArray[np.int64]:
+    """The examples of a step, each drawn independently: positions in order, a function of (seed, step)."""
+    draws = np.random.default_rng(derive_seed(seed, "poisson", step)).random(num_examples)
+    found: NDArray[np.int64] = np.flatnonzero(draws < sample_rate)
+    return found
+
+
+def use_private_layers(model: nn.Module) -> None:
+    """Replaces LSTM and GRU layers, in place, by opacus' with the same weights and names, which have a gradient an example.
+
+    Raises:
+        UserError: when other layers have none.
+    """
+    layers = _opacus("opacus.layers")
+    twins: dict[type[nn.Module], Any] = {nn.LSTM: layers.DPLSTM, nn.GRU: layers.DPGRU}
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.LSTM | nn.GRU):
+                twin = twins[type(child)](
+                    child.input_size, child.hidden_size, child.num_layers, bias=child.bias, batch_first=child.batch_first,
+                    dropout=child.dropout,
+                )  # fmt: skip
+                twin.load_state_dict(child.state_dict())
+                inner = {f"{name}.{old}": f"{name}.{new}" for old, new in twin.old_to_new.items()}
+                parent.register_state_dict_post_hook(functools.partial(_forget_inner_names, inner))  # type: ignore[no-untyped-call]
+                parent.register_load_state_dict_pre_hook(functools.partial(_know_inner_names, inner))  # type: ignore[no-untyped-call]
+                setattr(parent, name, twin.to(next(child.parameters()).device))
+    problems = _opacus("opacus.grad_sample").GradSampleModule.validate(model, strict=False)
+    problems += _opacus("opacus.validators").ModuleValidator.validate(model, strict=False)
+    if problems:
+        said = str(problems[0]).strip().splitlines()[0]
+        raise UserError(f"this model cannot be trained with training.privacy; lstm, gru, cnn, wavenet and mlp can ({said})")
+
+
+def _forget_inner_names(inner: Mapping[str, str], parent: nn.Module, state: dict[str, Tensor], prefix: str, _: Any) -> None:
+    """Weights keep PyTorch's names; opacus forgets its own ones only where its layer is the whole model."""
+    for old in inner:
+        state.pop(f"{prefix}{old}", None)
+
+
+def _know_inner_names(inner: Mapping[str, str], parent: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    for old, new in inner.items():
+        if f"{prefix}{new}" in state:
+            state[f"{prefix}{old}"] = state[f"{prefix}{new}"]
+
+
+def make_private(
+    model: nn.Module, optimizer: torch.optim.Optimizer, *, clip: float, noise: float, batch_size: int
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The model with a gradient for each example, and the optimiser that clips them and adds noise.
+
+    Noise comes from torch's global generator, which the training seeds at every step.
+
+    Args:
+        model: see `use_private_layers`.
+        optimizer: of its parameters.
+        clip: greatest norm of an example's gradient.
+        noise: its standard deviation, in units of `clip`.
+        batch_size: the mean number of examples in a batch.
+    """
+    private = _opacus("opacus.grad_sample").GradSampleModule(model, batch_first=True, loss_reduction="mean")
+    wrapped: torch.optim.Optimizer = _opacus("opacus.optimizers").DPOptimizer(
+        optimizer, noise_multiplier=noise, max_grad_norm=clip, expected_batch_size=batch_size, loss_reduction="mean"
+    )
+    return private, wrapped
+
+
+def _opacus(name: str) -> ModuleType:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return importlib.import_module(name)
+    except ImportError as error:
+        raise UserError("training.privacy needs opacus: pip install 'memlib[privacy]'") from error

@@ -1,0 +1,146 @@
+"""DP-SGD: its step is the clipped mean of a slow loop, its noise what the accountant was told, its weights plain ones."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from memlib.errors import UserError
+from memlib.models.sequence import build_language_model
+from memlib.objectives import build_objective
+from memlib.specs import LanguageObjectiveSpec, LanguageSpec, OptimizerSpec, PrivacySpec, TrainingSpec
+from memlib.training.checkpoint import load_weights, save_weights
+from memlib.training.loop import Training, TrainingSet
+from memlib.training.privacy import make_private, plan, poisson_sample, use_private_layers
+
+LANGUAGE = LanguageObjectiveSpec(kind="language")
+
+
+def small(architecture: str, seed: int = 0) -> torch.nn.Module:
+    spec = LanguageSpec.model_validate({"architecture": architecture, "width": 8, "layers": 2, "embedding": 4, "heads": 2})
+    return build_language_model(spec, 6, 12, seed=seed)
+
+
+def loss_of(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    return build_objective(LANGUAGE)(model, [tokens], torch.zeros(len(tokens)))["loss"]
+
+
+def clipped_sum(model: torch.nn.Module, tokens: torch.Tensor, clip: float) -> dict[str, torch.Tensor]:
+    """Gradients example by example, each scaled down to the norm, added up."""
+    total = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    for row in tokens:
+        model.zero_grad()
+        loss_of(model, row[None]).backward()
+        norm = math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters()))
+        for name, p in model.named_parameters():
+            total[name] += p.grad * min(1.0, clip / norm)
+    return total
+
+
+@pytest.mark.parametrize("architecture", ["lstm", "gru", "cnn", "wavenet"])
+def test_a_step_without_noise_is_the_clipped_mean_of_a_loop(architecture: str) -> None:
+    tokens = torch.from_numpy(np.random.default_rng(0).integers(0, 6, (7, 12)))
+    plain, private = small(architecture), small(architecture)
+    wanted = clipped_sum(plain, tokens, 0.3)
+    use_private_layers(private)
+    forward, optimizer = make_private(
+        private, torch.optim.SGD(private.parameters(), lr=1.0), clip=0.3, noise=0.0, batch_size=10
+    )
+    before = {name: p.detach().clone() for name, p in private.named_parameters()}
+    loss_of(forward, tokens).backward()
+    optimizer.step()
+    for name, p in private.state_dict().items():
+        torch.testing.assert_close(before[name] - p, wanted[name] / 10, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_the_noise_has_the_deviation_that_was_asked_for() -> None:
+    model = small("gru")
+    use_private_layers(model)
+    forward, optimizer = make_private(model, torch.optim.SGD(model.parameters(), lr=1.0), clip=1e-9, noise=2e9, batch_size=4)
+    before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
+    torch.manual_seed(0)
+    loss_of(forward, torch.zeros(4, 12, dtype=torch.int64)).backward()
+    optimizer.step()
+    moved = torch.cat([p.detach().flatten() for p in model.parameters()]) - before
+    assert float(moved.std()) == pytest.approx(2e9 * 1e-9 / 4, rel=0.1)
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "prv"])
+def test_epsilon_of_one_full_batch_is_the_gaussian_mechanisms(accountant: str) -> None:
+    """Balle and Wang 2018: the exact delta of the Gaussian mechanism at the accountant's epsilon is at most delta."""
+    privacy = PrivacySpec(noise=2.0, delta=1e-5, accountant=accountant)
+    (epsilon,) = plan(privacy, sample_rate=1.0, steps_per_epoch=1, epochs=1).epsilons
+    phi = torch.distributions.Normal(0.0, 1.0).cdf
+    a, b = torch.tensor(1 / 4 - epsilon * 2), torch.tensor(-1 / 4 - epsilon * 2)
+    delta = float(phi(a) - math.exp(epsilon) * phi(b))
+    assert delta <= 1e-5
+    assert delta > 1e-8  # not a bound that says nothing
+    classical = math.sqrt(2 * math.log(1.25 / 1e-5)) / 2
+    assert 0.8 * classical < epsilon < classical * 1.05
+
+
+def test_a_budget_is_spent_by_the_end_and_not_before() -> None:
+    spent = plan(PrivacySpec(epsilon=3.0), sample_rate=0.02, steps_per_epoch=50, epochs=4)
+    assert 2.9 < spent.epsilons[-1] <= 3.0
+    assert list(spent.epsilons) == sorted(spent.epsilons)
+    assert spent.epsilons[0] < 2.5
+    again = plan(PrivacySpec(noise=spent.noise), sample_rate=0.02, steps_per_epoch=50, epochs=4)
+    assert again.epsilons == spent.epsilons
+
+
+def test_batches_are_drawn_by_chance_from_seed_and_step() -> None:
+    sizes = [len(poisson_sample(1000, 0.05, seed=1, step=step)) for step in range(200)]
+    assert np.mean(sizes) == pytest.approx(50, abs=2)
+    assert np.var(sizes) == pytest.approx(47.5, rel=0.4)
+    first = poisson_sample(1000, 0.05, seed=1, step=3)
+    np.testing.assert_array_equal(first, poisson_sample(1000, 0.05, seed=1, step=3))
+    assert set(first) != set(poisson_sample(1000, 0.05, seed=2, step=3))
+
+
+def spec_of(**changes: object) -> TrainingSpec:
+    optimizer = OptimizerSpec(name="rmsprop", learning_rate=1e-3, weight_decay=0, warmup_epochs=0, schedule="constant")
+    base = {"objective": LANGUAGE, "epochs": 2, "batch_size": 16, "augment": None, "optimizer": optimizer}
+    return TrainingSpec.model_validate(base | {"privacy": PrivacySpec(noise=1.0)} | changes)
+
+
+def training_of(model: torch.nn.Module, spec: TrainingSpec) -> Training:
+    windows = np.random.default_rng(0).integers(0, 6, (64, 12)).astype(np.int32)
+    data = TrainingSet(windows, np.arange(64), np.zeros(64, dtype=np.int64))
+    return Training(model, build_objective(LANGUAGE), data, spec, input_size=12)
+
+
+def test_a_private_training_resumes_to_the_same_weights_and_loads_as_a_plain_model(tmp_path: Path) -> None:
+    whole = training_of(small("lstm"), spec_of())
+    whole.run()
+    assert whole.privacy_spent is not None
+    assert len(whole.privacy_spent.epsilons) == 2
+    part = training_of(small("lstm"), spec_of())
+    part.run(stop_after=5)
+    resumed = training_of(small("lstm", seed=9), spec_of())
+    resumed.load_state(part.state())
+    resumed.run()
+    for name, value in whole.model.state_dict().items():
+        torch.testing.assert_close(value, resumed.model.state_dict()[name], rtol=0, atol=0)
+    save_weights(whole.model, tmp_path / "weights.safetensors")
+    plain = small("lstm", seed=5)
+    load_weights(plain, tmp_path / "weights.safetensors")
+    tokens = torch.arange(12)[None] % 6
+    torch.testing.assert_close(plain(tokens), whole.model.eval()(tokens))
+
+
+def test_what_cannot_be_private_is_said() -> None:
+    with pytest.raises(UserError, match="lstm, gru, cnn, wavenet and mlp can"):
+        training_of(small("transformer"), spec_of())
+    with pytest.raises(ValidationError, match="whole batches"):
+        spec_of(objective={"kind": "vicreg"})
+    with pytest.raises(ValidationError, match="either epsilon or noise"):
+        PrivacySpec(epsilon=1.0, noise=1.0)
+    with pytest.raises(ValidationError, match="use rdp"):
+        PrivacySpec(noise=0.1, accountant="prv")
+    with pytest.raises(ValidationError, match="16 or more"):
+        spec_of(batch_size=8)
+    with pytest.raises(UserError, match="too little"):
+        plan(PrivacySpec(epsilon=1e-6), sample_rate=0.5, steps_per_epoch=1000, epochs=1000)
