@@ -11,12 +11,13 @@ from memlib.audits.exposure import Recipe
 from memlib.data.splits import TRAIN
 from memlib.data.text import role_of
 from memlib.identity import derive_seed
+from memlib.models.outside import outside_digest
 from memlib.specs import Resources
 from memlib.store import Ref
 from memlib.training.checkpoint import weights_file
 from memlib.training.fit import TrainingJob
 from tasks.exposure import Asked, ask, count, extract, make_corpus, score_exposure
-from tasks.exposure_jobs import CorpusData, ModelAt, Search, told
+from tasks.exposure_jobs import CorpusData, ModelAt, OutsideModel, Search, told
 from tasks.exposure_report import write_report
 from tasks.reporting import publish, run_id
 from tasks.runtime import Context, stop_ray
@@ -42,17 +43,21 @@ def exposure(recipe: Recipe, store: str, resources: Resources = Resources(), qui
     started = time.time()
     context = Context(open_store(store), resources, quiet)
     try:
-        corpus: Ref = make_corpus(context, recipe.data, recipe.canaries)
-        data = CorpusData(context.store, corpus, recipe.data, recipe.canaries)
+        corpus: Ref = make_corpus(context, recipe.data, recipe.canaries, elsewhere=recipe.trained is not None)
+        data = CorpusData(context.store, corpus, recipe.data, recipe.canaries, recipe.trained)
         for cell in recipe.cells.values():
             _check_known(cell, replace(data, canaries=cell.canaries))
         jobs = _jobs(recipe, data)
-        trained: list[Ref] = train_models(context, [job for _, _, _, job in jobs])
-        asked = [
-            model
-            for (variant, seed, seen, _), ref in zip(jobs, trained, strict=True)
-            for model in _checkpoints(context, recipe, data, variant, seed, seen, ref)
-        ]
+        trained: list[Ref] = train_models(context, [job for _, _, _, job in jobs]) if jobs else []
+        asked = (
+            [_outside(recipe, data)]
+            if recipe.trained is not None
+            else [
+                model
+                for (variant, seed, seen, _), ref in zip(jobs, trained, strict=True)
+                for model in _checkpoints(context, recipe, data, variant, seed, seen, ref)
+            ]
+        )
         costs: list[Ref] = ask(context, asked)
         counts: list[Ref] = count(context, asked, costs)
         searches: list[Ref] = extract(context, _searches(recipe, asked))
@@ -76,6 +81,8 @@ def _check_known(recipe: Recipe, data: CorpusData) -> None:
 
 def _jobs(recipe: Recipe, data: CorpusData) -> list[tuple[str, int, dict[int, int], TrainingJob]]:
     """(variant, seed, insertions of the canaries it sees by id, job) of every model that is trained."""
+    if recipe.trained is not None:
+        return []
     insertions = dict(zip(data.table["canary"].to_pylist(), data.table["insertions"].to_pylist(), strict=True))
     inserted = {canary: times for canary, times in insertions.items() if times}
     groups: dict[str, dict[int, int]] = {role_of(canary): {canary: times} for canary, times in inserted.items()}
@@ -85,6 +92,7 @@ def _jobs(recipe: Recipe, data: CorpusData) -> list[tuple[str, int, dict[int, in
         groups[NONE] = {}
     jobs = []
     for variant, cell in recipe.cells.items():
+        assert cell.training is not None
         for group, seen in groups.items():
             for seed in range(recipe.seeds):
                 training = cell.training.model_copy(update={"seed": derive_seed(cell.training.seed, "model", seed)})
@@ -106,6 +114,7 @@ def _checkpoints(
 ) -> list[Asked]:
     """A model at each of its checkpoints, asked for the canaries it saw; one that saw all or none also for the others."""
     cell = recipe.cells[variant]
+    assert cell.training is not None
     whole = recipe.canaries.together or recipe.canaries.file is not None or not seen
     asked = data.table["canary"].to_pylist() if whole else list(seen)
     insertions = tuple(seen.get(canary, 0) for canary in asked)
@@ -122,6 +131,14 @@ def _checkpoints(
         )
         for epoch in kept
     ]
+
+
+def _outside(recipe: Recipe, data: CorpusData) -> Asked:
+    """The model that was trained elsewhere, asked for all canaries."""
+    assert recipe.trained is not None
+    model = OutsideModel(data, outside_digest(recipe.trained), recipe.score.precision)
+    ids, insertions = data.table["canary"].to_pylist(), data.table["insertions"].to_pylist()
+    return Asked("", 0, model, recipe.score, tuple(ids), tuple(insertions))
 
 
 def _searches(recipe: Recipe, asked: Sequence[Asked]) -> list[Search]:

@@ -377,7 +377,8 @@ class SecretsSpec(Spec):
     file: str | None = None
     """Instead of inserting: a text file of secrets that the text holds already, one a line, each filling the format. One
     model is trained, on the text as it is; `insertions`, `each` and `together` say nothing, results count how often
-    training windows hold a secret whole."""
+    training windows hold a secret whole, or what stands after the secret and a tab. A model that was trained elsewhere
+    (trained) is taken to have seen each at least once."""
     never: int = Field(default=20, ge=0)
     """Canaries that are drawn alike and never inserted: the null."""
     together: bool = False
@@ -567,6 +568,31 @@ class LanguageSpec(Spec):
         if self.architecture == "transformer" and self.width % self.heads:
             raise ValueError(f"width {self.width} cannot be shared by {self.heads} heads")
         return self
+
+
+class HuggingFaceSpec(Spec):
+    """A causal language model of Hugging Face's transformers, from a folder; its code and pickles are not run."""
+
+    kind: Literal["huggingface"]
+    path: str
+    """The folder with config.json, *.safetensors and the tokenizer."""
+
+
+class ProtocolSpec(Spec):
+    """A sequence model that answers `next_log_probs`; see README."""
+
+    kind: Literal["import"]
+    model: str = Field(pattern=r"^\w+(\.\w+)*:\w+$")
+    """package.module:factory, a function that returns the model."""
+    options: dict[str, Any] = {}
+    """Keyword arguments of the factory (plain JSON)."""
+    files: tuple[str, ...] = ()
+    """Files the model is made from, which enter the content key."""
+    version: str | None = None
+    """Part of the content key; by default the digest of the factory's module."""
+
+
+SequenceModelSpec = Annotated[HuggingFaceSpec | ProtocolSpec, Field(discriminator="kind")]
 
 
 AnyModelSpec = Annotated[ModelSpec | ClassifierSpec | LanguageSpec, Field(discriminator="kind")]

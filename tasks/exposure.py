@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from tasks.exposure_jobs import (
     COUNTS,
     FOUND,
     VOCABULARY,
-    ModelAt,
+    AskedModel,
     Perplexities,
     Ranks,
     Search,
@@ -41,15 +41,22 @@ SECRET = "secret/"  # stages whose artifacts hold canaries lie below a folder of
 
 
 @stage_task("build corpus")
-def make_corpus(context: Context, text: TextSpec, canaries: SecretsSpec) -> Any:
+def make_corpus(context: Context, text: TextSpec, canaries: SecretsSpec, *, elsewhere: bool = False) -> Any:
     """Windows of text with canaries in them: windows, vocabulary, splits and the secret list of canaries.
 
     The key holds a digest under the secret, so that nobody without it can try candidates against the key.
+
+    Args:
+        context: the run.
+        text, canaries: what the corpus is made of.
+        elsewhere: whether the model saw another text, which held every secret of canaries.file at least once.
     """
     content, secret = read_text(text.source), read_secret()
 
     form = Format(canaries.format, canaries.alphabets)
     known = read_secrets(canaries.file, form, text.unit) if canaries.file is not None else []
+    if elsewhere:
+        known = [replace(said, times=said.times or 1) for said in known]
 
     def compute(attempt: Attempt) -> None:
         corpus = build_corpus(content, text, canaries, secret=secret, known=known)
@@ -63,7 +70,8 @@ def make_corpus(context: Context, text: TextSpec, canaries: SecretsSpec) -> Any:
     spec = {"text": described_data(text), "canaries": inserted}
     inputs = {"text": text_digest(content), "secret": keyed_digest(secret, "corpus")}
     if known:  # the text itself is secret
-        inputs = {"text": keyed_digest(secret, text_digest(content)), "secret": keyed_digest(secret, known)}
+        listed = [[list(said.choices), said.times] for said in known]
+        inputs = {"text": keyed_digest(secret, text_digest(content)), "secret": keyed_digest(secret, listed)}
     return run_stage(context, f"{SECRET}corpus", version=1, spec=spec, inputs=inputs, compute=compute, secret=True)
 
 
@@ -80,7 +88,7 @@ class Asked:
 
     variant: str
     seed: int
-    at: ModelAt
+    at: AskedModel
     config: Config
     canaries: tuple[int, ...]
     insertions: tuple[int, ...]
@@ -187,9 +195,9 @@ def score_exposure(
     return run_stage(context, "score_exposure", version=3, spec=spec, inputs=inputs, compute=compute)
 
 
-def _privacy(context: Context, at: ModelAt) -> dict[str, Any] | None:
+def _privacy(context: Context, at: AskedModel) -> dict[str, Any] | None:
     """What a private training had spent at a checkpoint."""
-    spent = context.store.manifest(at.model)["facts"].get("privacy")
+    spent = None if at.model is None else context.store.manifest(at.model)["facts"].get("privacy")
     if spent is None or at.epoch == 0:
         return None
     return {name: spent[name] for name in ("delta", "noise", "accountant")} | {"epsilon": spent["epsilons"][at.epoch - 1]}

@@ -2,11 +2,12 @@
 
 import functools
 import json
+import math
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -16,16 +17,18 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from memlib.audits.exposure import ExtractionSpec, Recipe
-from memlib.data.formats import Format, Space, render
+from memlib.data.formats import Candidates, Format, Space, render
 from memlib.data.shards import IMAGES, read_images
+from memlib.data.spelling import spell
 from memlib.data.splits import VALIDATION, column, select
 from memlib.data.text import scored_part
 from memlib.errors import UserError
 from memlib.identity import content_key, derive_seed
+from memlib.models.outside import Answering, HuggingFace, load_outside
 from memlib.models.sequence import LanguageModel
 from memlib.observe.extraction import Frontier, ShortestPath, beam_search
-from memlib.observe.likelihoods import UNITS_PER_BIT, OutOfWork, Work, leaf_costs, ranks, sequence_costs
-from memlib.specs import SecretsSpec, TextSpec
+from memlib.observe.likelihoods import UNITS_PER_BIT, OutOfWork, Predictor, Work, leaf_costs, ranks, sequence_costs
+from memlib.specs import HuggingFaceSpec, ProtocolSpec, SecretsSpec, TextSpec
 from memlib.store import Attempt, Ref, Store
 from memlib.tables import EXTRACTION, write_table
 from memlib.training.fit import SPLITS_FILE, load_trained
@@ -33,6 +36,7 @@ from memlib.training.fit import SPLITS_FILE, load_trained
 VOCABULARY, CANARIES_FILE = "vocabulary.json", "canaries.parquet"
 COSTS, COUNTS, FOUND, FRONTIER = "costs.npz", "counts.npy", "found.parquet", "frontier.npz"
 VALIDATION_BATCH = 256
+OUTSIDE_WINDOWS = 200  # of text whose loss under a model from elsewhere is shown
 SAVED_SECONDS = 60.0  # between two saves of a search's frontier
 
 
@@ -44,6 +48,7 @@ class CorpusData:
     corpus: Ref
     text: TextSpec
     canaries: SecretsSpec
+    trained: HuggingFaceSpec | ProtocolSpec | None = None
 
     @functools.cached_property
     def vocabulary(self) -> dict[str, int]:
@@ -56,32 +61,58 @@ class CorpusData:
         """tables.CANARIES."""
         return pq.read_table(self.store.local_path(self.corpus, CANARIES_FILE))
 
-    @property
-    def whole(self) -> Space:
-        """Candidates as whole lines."""
-        return Format(self.canaries.format, self.canaries.alphabets).space(self.vocabulary, self.text.unit)
+    @functools.cached_property
+    def outside(self) -> HuggingFace | Answering:
+        """The model that was trained elsewhere."""
+        assert self.trained is not None
+        return load_outside(self.trained)
 
     @property
-    def _part(self) -> tuple[int, int]:
-        return scored_part(Format(self.canaries.format, self.canaries.alphabets), self.text, self.canaries)
+    def format(self) -> Format:
+        """The canaries' format."""
+        return Format(self.canaries.format, self.canaries.alphabets)
+
+    @functools.cached_property
+    def symbols(self) -> list[str]:
+        """The text of every symbol of the model."""
+        if self.trained is None:
+            return list(self.vocabulary)
+        if isinstance(self.outside, HuggingFace):
+            return [piece or "" for piece in self.outside.pieces]
+        return self.outside.vocabulary
+
+    @functools.cached_property
+    def _scored(self) -> tuple[Candidates, tuple[int, ...]]:
+        known = {"known_prefix": self.canaries.known_prefix, "known_suffix": self.canaries.known_suffix}
+        if self.trained is not None and isinstance(self.outside, HuggingFace):
+            spelled = spell(self.format, self.outside, **known)
+            return spelled, spelled.context
+        whole = self.format.space({symbol: number for number, symbol in enumerate(self.symbols)}, self.text.unit)
+        first, end = scored_part(self.format, self.text, self.canaries)
+        context = tuple(slot[0] for slot in whole.slots[:first]) if self.canaries.known_prefix else ()
+        return Space(whole.slots[first:end]), context
 
     @property
     def context(self) -> tuple[int, ...]:
         """Symbols before the candidates, where they are known."""
-        first, _ = self._part
-        return tuple(slot[0] for slot in self.whole.slots[:first]) if self.canaries.known_prefix else ()
+        return self._scored[1]
 
     @property
-    def space(self) -> Space:
+    def space(self) -> Candidates:
         """What is scored: from the first hole to the last, with the suffix where that is known."""
-        first, end = self._part
-        return Space(self.whole.slots[first:end])
+        return self._scored[0]
 
     def choices(self, ids: tuple[int, ...]) -> NDArray[np.int32]:
         """(num_canaries, num_places) of some canaries, within the scored part."""
-        first, end = self._part
-        every = np.array(self.table["choices"].to_pylist(), dtype=np.int32)
-        return every[list(ids)][:, first:end]
+        first, end = scored_part(self.format, self.text, self.canaries)
+        every = np.array(self.table["choices"].to_pylist(), dtype=np.int32)[list(ids)][:, first:end]
+        fixed = np.zeros((len(every), self.space.end - every.shape[1]), dtype=np.int32)  # what a tokenizer joins to a hole
+        return np.concatenate([fixed, every], axis=1)
+
+    def text_of(self, path: Sequence[int]) -> str:
+        """Symbols of the model as text."""
+        spelled = self.trained is not None and self.trained.kind == "huggingface"
+        return render([self.symbols[token] for token in path], "character" if spelled else self.text.unit)
 
     @property
     def key(self) -> dict[str, Any]:
@@ -89,7 +120,41 @@ class CorpusData:
         return {"corpus": self.corpus.key, "prefix": self.canaries.known_prefix, "suffix": self.canaries.known_suffix}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"store": self.store, "corpus": self.corpus, "text": self.text, "canaries": self.canaries}
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
+
+class AskedModel(Protocol):
+    """A model that is asked, wherever it was trained.
+
+    Attributes:
+        data: the corpus.
+        model: its artifact, where it was trained here.
+        epoch: the checkpoint's.
+        precision: of its evaluation.
+    """
+
+    data: CorpusData
+    model: Ref | None
+    epoch: int
+    precision: str
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What keys say of it."""
+        ...
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What keys say of what it reads."""
+        ...
+
+    def load(self, device: torch.device) -> Predictor:
+        """The model, ready to be asked."""
+        ...
+
+    def loss(self, model: Predictor, windows: NDArray[np.int32], device: torch.device) -> float:
+        """Nats a symbol of windows (num_windows, window) of the corpus."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -128,6 +193,64 @@ class ModelAt:
             quantize_weights(model)
         return model.to(device, getattr(torch, self.precision)).eval()
 
+    @torch.inference_mode()
+    def loss(self, model: Predictor, windows: NDArray[np.int32], device: torch.device) -> float:
+        """See `AskedModel.loss`."""
+        assert isinstance(model, LanguageModel)
+        total = 0.0
+        for start in range(0, len(windows), VALIDATION_BATCH):
+            tokens = torch.from_numpy(windows[start : start + VALIDATION_BATCH]).long().to(device)
+            total += float(F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten(), reduction="sum"))
+        return total / windows.size
+
+
+@dataclass(frozen=True)
+class OutsideModel:
+    """A model that was trained elsewhere.
+
+    Attributes:
+        data: the corpus, which names it.
+        digest: of its files and code.
+        precision: of its evaluation.
+    """
+
+    data: CorpusData
+    digest: str
+    precision: str
+    model: None = None
+    epoch: int = 0
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What keys say of it."""
+        return {"precision": self.precision}
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What keys say of what it reads."""
+        return {"model": self.digest} | self.data.key
+
+    def load(self, device: torch.device) -> Predictor:
+        """The model, ready to be asked."""
+        model = self.data.outside
+        return model.to(device, getattr(torch, self.precision)) if isinstance(model, HuggingFace) else model
+
+    def loss(self, model: Predictor, windows: NDArray[np.int32], device: torch.device) -> float:
+        """See `AskedModel.loss`; of the first windows only, as the model may be slow."""
+        windows = windows[:OUTSIDE_WINDOWS]
+        symbols = list(self.data.vocabulary)
+        texts = [[symbols[token] for token in row] for row in windows.tolist()]
+        if isinstance(model, HuggingFace):
+            bits = sum(model.bits(tokens) for tokens in model.encode(["".join(text) for text in texts]))
+        else:
+            number = {symbol: place for place, symbol in enumerate(self.data.symbols)}
+            missing = sorted({symbol for text in texts for symbol in text if symbol not in number})
+            if missing:
+                raise UserError(f"the model has no symbol {missing[0]!r}, which the text (data) has; give it other text")
+            tokens = np.array([[number[symbol] for symbol in text] for text in texts], dtype=np.int64)
+            bits = float(sequence_costs(model, tokens).sum()) / UNITS_PER_BIT
+        return bits * math.log(2) / windows.size
+
 
 @torch.no_grad()
 def quantize_weights(model: torch.nn.Module) -> None:
@@ -150,7 +273,7 @@ class Perplexities:
         seed: draws them; the same for all models.
     """
 
-    at: ModelAt
+    at: AskedModel
     canaries: tuple[int, ...]
     references: int
     seed: int
@@ -169,28 +292,17 @@ class Perplexities:
         """Fills the artifact."""
         data, model = self.at.data, self.at.load(device)
         space = data.space
+        splits = pq.read_table(data.store.local_path(data.corpus, SPLITS_FILE))
+        rows = column(select(splits, VALIDATION), "row")
+        windows = np.array(read_images(data.store.local_path(data.corpus, IMAGES))[rows])
         rng = np.random.default_rng(derive_seed(self.seed, "references"))
         ask = functools.partial(sequence_costs, model, context=data.context)
         np.savez(
             attempt.path(COSTS),
             canaries=ask(space.tokens(data.choices(self.canaries))),
             references=ask(space.tokens(space.sample(self.references, rng))),
-            validation_loss=np.array(self._validation_loss(model, device)),
+            validation_loss=np.array(self.at.loss(model, windows, device)),
         )
-
-    @torch.inference_mode()
-    def _validation_loss(self, model: LanguageModel, device: torch.device) -> float:
-        store = self.at.data.store
-        splits = pq.read_table(store.local_path(self.at.data.corpus, SPLITS_FILE))
-        rows = column(select(splits, VALIDATION), "row")
-        windows = read_images(store.local_path(self.at.data.corpus, IMAGES))
-        total, count = 0.0, 0
-        for start in range(0, len(rows), VALIDATION_BATCH):
-            tokens = torch.from_numpy(np.array(windows[rows[start : start + VALIDATION_BATCH]])).long().to(device)
-            scores = model(tokens).flatten(0, 1)
-            total += float(F.cross_entropy(scores, tokens.flatten(), reduction="sum"))
-            count += tokens.numel()
-        return total / count
 
 
 @dataclass(frozen=True)
@@ -206,7 +318,7 @@ class Ranks:
         max_evaluations: after which it is given up, and the facts say so.
     """
 
-    at: ModelAt
+    at: AskedModel
     canaries: tuple[int, ...]
     costs: tuple[int, ...]
     shard: int
@@ -254,7 +366,7 @@ class Search:
         how: limits, beam, candidates wanted.
     """
 
-    at: ModelAt
+    at: AskedModel
     variant: str
     seed: int
     canary: int
@@ -277,28 +389,24 @@ class Search:
         """Fills the artifact; a search that was killed goes on from its last saved frontier."""
         data, model = self.at.data, self.at.load(device)
         truth = data.choices((self.canary,))[0]
-        space, rest = told(data.space, truth, self.known)
-        context = (*data.context, *(slot[0] for slot in space.slots[:rest]))
-        part = Space(space.slots[rest:])
-        mine = tuple(int(choice) for choice in truth[rest:])
-        rows = [self._shortest_path(model, part, context, mine, attempt)]
+        space = told(data.space, truth, self.known)
+        mine = tuple(token for token in data.space.tokens(truth[None])[0].tolist() if token >= 0)
+        rows = [self._shortest_path(model, space, mine, attempt)]
         for name, width in (("greedy", 1), ("beam", self.how.beam or 0)):
             if self.how.beam is None:
                 continue
             work = Work()
-            leaves = [choices for _, choices in beam_search(model, part, width=width, context=context, work=work)]
+            leaves = [path for _, path in beam_search(model, space, width=width, context=data.context, work=work)]
             rows.append(self._row(name, leaves, mine, work.evaluations, "found", exact=False))
         write_table(pa.Table.from_pylist(rows, schema=EXTRACTION.arrow), EXTRACTION, attempt.path(FOUND))
 
-    def _shortest_path(
-        self, model: LanguageModel, part: Space, context: tuple[int, ...], mine: tuple[int, ...], attempt: Attempt
-    ) -> dict[str, Any]:
-        store, key = self.at.data.store, content_key("search", version=1, spec=self.spec, inputs=self.inputs)
+    def _shortest_path(self, model: Predictor, space: Candidates, mine: tuple[int, ...], attempt: Attempt) -> dict[str, Any]:
+        store, key = self.at.data.store, content_key("search", version=2, spec=self.spec, inputs=self.inputs)
         key = f"secret/{key}"
         with tempfile.TemporaryDirectory(prefix="memlib-search-") as scratch:
             folder = Path(scratch)
             frontier = Frontier.load(folder / FRONTIER) if store.load_resume(key, folder) else None
-            search = ShortestPath(model, part, context=context, frontier=frontier, batch=self.how.batch)
+            search = ShortestPath(model, space, context=self.at.data.context, frontier=frontier, batch=self.how.batch)
             left = self.how.max_seconds
             while True:
                 seconds = SAVED_SECONDS if left is None else min(left, SAVED_SECONDS)
@@ -310,7 +418,7 @@ class Search:
                 store.save_resume(key, search.frontier.evaluations, folder)
             search.frontier.save(attempt.path(FRONTIER))
         store.drop_resume(key)
-        leaves = [choices for _, choices in result.leaves]
+        leaves = [path for _, path in result.leaves]
         return self._row("shortest_path", leaves, mine, result.evaluations, result.ended, exact=result.exact)
 
     def _row(
@@ -324,8 +432,8 @@ class Search:
         }  # fmt: skip
 
 
-def told(space: Space, truth: NDArray[np.int32], known: int) -> tuple[Space, int]:
-    """The space with its first `known` hole symbols given away, and how many places that fixes from the front.
+def told(space: Candidates, truth: NDArray[np.int32], known: int) -> Candidates:
+    """The space with its first `known` hole symbols given away.
 
     Raises:
         UserError: when no hole is left.
@@ -333,10 +441,9 @@ def told(space: Space, truth: NDArray[np.int32], known: int) -> tuple[Space, int
     holes = [place for place, slot in enumerate(space.slots) if len(slot) > 1]
     if known >= len(holes):
         raise UserError(f"extraction.known {known} leaves nothing to find of {len(holes)} symbols; lower it")
-    slots = list(space.slots)
     for place in holes[:known]:
-        slots[place] = (slots[place][int(truth[place])],)
-    return Space(tuple(slots)), holes[known]
+        space = space.fixed(place, int(truth[place]))
+    return space
 
 
 def revealed(store: Store, recipe: Mapping[str, Any], artifacts: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
@@ -352,8 +459,7 @@ def revealed(store: Store, recipe: Mapping[str, Any], artifacts: Mapping[str, st
         return Ref(stage, key)
 
     audited = Recipe.model_validate(recipe)
-    text, data = audited.data, CorpusData(store, ref("corpus"), audited.data, audited.canaries)
-    symbols = list(data.vocabulary)
+    data = CorpusData(store, ref("corpus"), audited.data, audited.canaries, audited.trained)
     inserted = [
         {"canary": row["canary"], "insertions": row["insertions"], "text": row["text"]}
         for row in data.table.to_pylist()
@@ -362,12 +468,7 @@ def revealed(store: Store, recipe: Mapping[str, Any], artifacts: Mapping[str, st
     found = []
     for name in (name for name in artifacts if name.startswith("search ")):
         row = pq.read_table(store.local_path(ref(name), FOUND)).to_pylist()[0]
-        searched = replace(data, canaries=audited.cells[row["variant"]].canaries)
-        space, rest = told(searched.space, searched.choices((row["canary"],))[0], row["known"])
-        part = Space(space.slots[rest:])
         where = {name: row[name] for name in ("variant", "seed", "canary", "known")}
-        for place, (cost, choices) in enumerate(Frontier.load(store.local_path(ref(name), FRONTIER)).found, start=1):
-            tokens = part.tokens(np.array([choices], dtype=np.int32))[0]
-            said = render([symbols[token] for token in tokens.tolist()], text.unit)
-            found.append({**where, "place": place, "bits": f"{cost / UNITS_PER_BIT:.2f}", "text": said})
+        for place, (cost, path) in enumerate(Frontier.load(store.local_path(ref(name), FRONTIER)).found, start=1):
+            found.append({**where, "place": place, "bits": f"{cost / UNITS_PER_BIT:.2f}", "text": data.text_of(path)})
     return {"inserted": inserted, "found by shortest path": found}

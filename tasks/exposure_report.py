@@ -34,6 +34,15 @@ def write_report(context: Context, recipe: Recipe, run: str, scores: Ref, data: 
 
 def _facts(recipe: Recipe, data: CorpusData) -> Mapping[str, str]:
     training, windows = recipe.training, data.store.manifest(data.corpus)["facts"]["num_windows"]
+    how = {}
+    if training is not None:
+        how = {
+            "model": ", ".join(f"{k} {v}" for k, v in recipe.model.model_dump(mode="json").items() if k != "kind"),
+            "training": f"{training.epochs} epochs, batch {training.batch_size or 'all'}, {recipe.seeds} seeds",
+            "optimizer": ", ".join(f"{k} {v}" for k, v in training.optimizer.model_dump(mode="json").items()),
+        }
+    if recipe.trained is not None:
+        how = {"model": ", ".join(f"{k} {v}" for k, v in recipe.trained.model_dump(mode="json", exclude={"options"}).items())}
     return {
         "text": f"{recipe.data.source.kind}, {windows} windows of {recipe.data.window} {recipe.data.unit}s, "
         f"{len(data.vocabulary)} symbols",
@@ -47,8 +56,6 @@ def _facts(recipe: Recipe, data: CorpusData) -> Mapping[str, str]:
         ),
         "known": " and ".join(name for name in ("prefix", "suffix") if getattr(recipe.canaries, f"known_{name}"))
         or "neither prefix nor suffix",
-        "model": ", ".join(f"{k} {v}" for k, v in recipe.model.model_dump(mode="json").items() if k != "kind"),
-        "training": f"{training.epochs} epochs, batch {training.batch_size or 'all'}, {recipe.seeds} seeds",
-        "optimizer": ", ".join(f"{k} {v}" for k, v in training.optimizer.model_dump(mode="json").items()),
+        **how,
         "scoring": f"method {recipe.score.method}, {recipe.score.references} references, {recipe.score.precision}",
     }

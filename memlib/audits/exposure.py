@@ -25,7 +25,7 @@ from pydantic import Field, model_validator
 
 from memlib.errors import RunError
 from memlib.observe.likelihoods import UNITS_PER_BIT
-from memlib.specs import LanguageSpec, SecretsSpec, Spec, TextSpec, TrainingSpec, changed
+from memlib.specs import LanguageSpec, SecretsSpec, SequenceModelSpec, Spec, TextSpec, TrainingSpec, changed
 from memlib.stats.tails import Extrapolation, extrapolate, fit_skew_normal
 from memlib.stats.tests import wilson_interval
 from memlib.tables import CURVES, EXPOSURE_UNITS, EXTRACTION, SUMMARY, summary_row
@@ -97,8 +97,11 @@ class Recipe(Spec):
     data: TextSpec
     canaries: SecretsSpec = SecretsSpec()
     model: LanguageSpec = LanguageSpec()
-    training: TrainingSpec
+    training: TrainingSpec | None = None
     """checkpoint_epochs: exposure is also measured there; patience: stop at the lowest validation loss."""
+    trained: SequenceModelSpec | None = None
+    """Instead of model and training: a model that was trained elsewhere; canaries.file names the secrets that it saw. The
+    text (data) is what its loss is shown for."""
     quantize: bool = False
     """Force each tensor of trained weights to 256 values before anything is asked (Carlini 2019, 9.1)."""
     seeds: int = Field(default=1, ge=1)
@@ -113,14 +116,30 @@ class Recipe(Spec):
 
     @model_validator(mode="after")
     def _is_whole(self) -> "Recipe":
-        if self.training.objective.kind != "language":
-            raise ValueError(f"training.objective {self.training.objective.kind} makes no language model; use language")
-        if self.training.augment is not None:
+        if (self.training is None) == (self.trained is None):
+            raise ValueError("an exposure audit needs either training or trained, a model that was trained elsewhere")
+        if self.trained is not None:
+            self._check_trained(self.trained)
+        if self.training is not None:
+            self._check_training(self.training)
+        return self
+
+    def _check_trained(self, trained: SequenceModelSpec) -> None:
+        if self.canaries.file is None:
+            raise ValueError("a model that was trained elsewhere saw its own text: name its secrets by canaries.file")
+        if self.variants or self.seeds > 1 or self.quantize:
+            raise ValueError("variants, seeds and quantize are for models that are trained here; leave them out")
+        if trained.kind == "huggingface" and self.data.unit != "character":
+            raise ValueError("a tokenizer spells characters; set data.unit to character")
+
+    def _check_training(self, training: TrainingSpec) -> None:
+        if training.objective.kind != "language":
+            raise ValueError(f"training.objective {training.objective.kind} makes no language model; use language")
+        if training.augment is not None:
             raise ValueError("training.augment is for images; set it to null for text")
         for name, recipe in self.cells.items():
             if name and recipe._shared != self._shared:
                 raise ValueError(f"variant {name!r} may change model, training, quantize and what is known, nothing else")
-        return self
 
     @property
     def _shared(self) -> dict[str, Any]:

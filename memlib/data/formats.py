@@ -7,8 +7,10 @@ a row of choices, one for each place of the sequence; places outside the holes o
 import math
 import re
 import string
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,14 +31,41 @@ Choices = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
-class Space:
-    """All candidates of a format as symbols of a model.
+class Candidates(ABC):
+    """All ways to fill a format, and the paths of a model's symbols that spell them.
+
+    A candidate is a row of choices, one for each slot. A walk through the tree of prefixes goes from place to place: 0
+    is before the first slot, the number of slots is the end.
 
     Attributes:
-        slots: for each place of the sequence the ids of the symbols it may hold.
+        slots: for each place what it may hold.
     """
 
-    slots: tuple[tuple[int, ...], ...]
+    slots: tuple[tuple[Any, ...], ...]
+
+    @abstractmethod
+    def tokens(self, choices: Choices) -> NDArray[np.int64]:
+        """(num_candidates, longest) symbols of (num_candidates, num_places) choices; short ones end in -1."""
+
+    @abstractmethod
+    def edges(self, place: int) -> list[tuple[int, tuple[int, ...]]]:
+        """The places that one symbol leads to, and for each the symbols that lead there."""
+
+    @abstractmethod
+    def place_of(self, path: Sequence[int]) -> int:
+        """Where a path of symbols ends."""
+
+    ambiguous = False
+    """Whether a candidate may be spelled by more paths than its own."""
+
+    def accepts(self, paths: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """(num_paths,) which whole paths (num_paths, length) are their candidates' own."""
+        return np.ones(len(paths), dtype=np.bool_)
+
+    @property
+    def end(self) -> int:
+        """The last place."""
+        return len(self.slots)
 
     @property
     def size(self) -> int:
@@ -48,11 +77,6 @@ class Space:
         """log2 |R|."""
         return sum(math.log2(len(slot)) for slot in self.slots)
 
-    def tokens(self, choices: Choices) -> NDArray[np.int64]:
-        """(num_candidates, num_places) int64 symbols of (num_candidates, num_places) choices."""
-        columns = [np.array(slot, dtype=np.int64)[choices[:, place]] for place, slot in enumerate(self.slots)]
-        return np.stack(columns, axis=1)
-
     def draw(self, count: int, rng: np.random.Generator) -> Choices:
         """Different candidates, uniformly: (count, num_places) int32, in the order they were drawn.
 
@@ -63,10 +87,7 @@ class Space:
             raise UserError(f"the randomness space has {self.size} candidates, fewer than the {count} that are asked for")
         sizes = np.array([len(slot) for slot in self.slots])
         if self.size <= PERMUTED:
-            holes = np.flatnonzero(sizes > 1)
-            chosen = np.zeros((count, len(sizes)), dtype=np.int32)
-            chosen[:, holes] = np.stack(np.unravel_index(rng.permutation(self.size)[:count], sizes[holes]), axis=1)
-            return chosen
+            return self._numbered(rng.permutation(self.size)[:count])
         found: dict[bytes, None] = {}  # a candidate that was drawn before is skipped, which favours none
         while len(found) < count:
             for row in rng.integers(0, sizes, size=(count - len(found), len(sizes)), dtype=np.int32):
@@ -78,14 +99,57 @@ class Space:
         sizes = np.array([len(slot) for slot in self.slots])
         return rng.integers(0, sizes, size=(count, len(sizes)), dtype=np.int32)
 
-    def shards(self, at_least: int) -> Iterator["Space"]:
-        """The space in parts that share their first symbols: as few as there are not fewer than asked for."""
+    def blocks(self, rows: int) -> Iterator[Choices]:
+        """All candidates in order, (rows, num_places) int32 at a time."""
+        for start in range(0, self.size, rows):
+            yield self._numbered(np.arange(start, min(start + rows, self.size)))
+
+    def _numbered(self, numbers: NDArray[np.int64]) -> Choices:
+        """Candidates by their number in order."""
+        sizes = np.array([len(slot) for slot in self.slots])
+        holes = np.flatnonzero(sizes > 1)
+        chosen = np.zeros((len(numbers), len(sizes)), dtype=np.int32)
+        if len(holes):
+            chosen[:, holes] = np.stack(np.unravel_index(numbers, tuple(sizes[holes])), axis=1)
+        return chosen
+
+    def fixed(self, place: int, choice: int) -> Self:
+        """The candidates that have a choice at a place."""
+        slots = (*self.slots[:place], (self.slots[place][choice],), *self.slots[place + 1 :])
+        return replace(self, slots=slots)
+
+    def shards(self, at_least: int) -> Iterator[Self]:
+        """The candidates in parts that share their first choices: as few as there are not fewer than asked for."""
         parts = [self]
         for place, slot in enumerate(self.slots):
             if len(parts) >= at_least:
                 break
-            parts = [Space((*part.slots[:place], (symbol,), *part.slots[place + 1 :])) for part in parts for symbol in slot]
+            parts = [part.fixed(place, choice) for part in parts for choice in range(len(slot))]
         yield from parts
+
+
+@dataclass(frozen=True)
+class Space(Candidates):
+    """Candidates of a model that has a symbol for whatever a place may hold.
+
+    Attributes:
+        slots: for each place the ids of the symbols it may hold.
+    """
+
+    slots: tuple[tuple[int, ...], ...]
+
+    def tokens(self, choices: Choices) -> NDArray[np.int64]:
+        """See `Candidates.tokens`; all have one length."""
+        columns = [np.array(slot, dtype=np.int64)[choices[:, place]] for place, slot in enumerate(self.slots)]
+        return np.stack(columns, axis=1)
+
+    def edges(self, place: int) -> list[tuple[int, tuple[int, ...]]]:
+        """See `Candidates.edges`."""
+        return [(place + 1, self.slots[place])]
+
+    def place_of(self, path: Sequence[int]) -> int:
+        """See `Candidates.place_of`."""
+        return len(path)
 
 
 @dataclass(frozen=True)

@@ -110,28 +110,43 @@ def build_vocabulary(symbols: Sequence[str], places: Sequence[Sequence[str]], mo
     return [LINE_END, *sorted({*kept, *needed, *cut} - {LINE_END})]
 
 
-def read_secrets(path: str, form: Format, unit: str) -> list[list[int]]:
-    """The secrets of a file, one a line, as choices of the format; none is shown in an error.
+@dataclass(frozen=True)
+class Secret:
+    """A secret that the text, or a model's training text, holds already.
+
+    Attributes:
+        choices: of the format.
+        times: how often, where the file says so.
+    """
+
+    choices: tuple[int, ...]
+    times: int | None
+
+
+def read_secrets(path: str, form: Format, unit: str) -> list[Secret]:
+    """The secrets of a file, one a line, maybe with a tab and how often; none is shown in an error.
 
     Raises:
         UserError: for a line that does not fill the format, or that stands twice.
     """
     lines = [line for line in _read_file(path).splitlines() if line]
-    found = [form.choices(line, unit) for line in lines]
-    for number, choices in enumerate(found, start=1):
+    known = []
+    for number, line in enumerate(lines, start=1):
+        text, tab, times = line.partition("\t")
+        choices = form.choices(text, unit)
         if choices is None:
-            raise UserError(f"{path}: secret {number} of {len(found)} does not fill the format {form.text!r}")
-    known = [choices for choices in found if choices is not None]
-    if not known or len({tuple(choices) for choices in known}) < len(known):
+            raise UserError(f"{path}: secret {number} of {len(lines)} does not fill the format {form.text!r}")
+        if tab and not (times.strip().isdecimal() and int(times)):
+            raise UserError(f"{path}: secret {number} of {len(lines)} has a tab, but no whole number from 1 after it")
+        known.append(Secret(tuple(choices), int(times) if tab else None))
+    if not known or len({secret.choices for secret in known}) < len(known):
         raise UserError(
             f"{path} has {'secrets that stand twice' if known else 'no secrets'}; give each one once, a line each"
         )
     return known
 
 
-def build_corpus(
-    text: str, spec: TextSpec, canaries: SecretsSpec, *, secret: bytes, known: Sequence[Sequence[int]] = ()
-) -> Corpus:
+def build_corpus(text: str, spec: TextSpec, canaries: SecretsSpec, *, secret: bytes, known: Sequence[Secret] = ()) -> Corpus:
     """Windows of a text, with canaries drawn and inserted, or with secrets that it holds already.
 
     Args:
@@ -139,7 +154,7 @@ def build_corpus(
         spec: unit, window, shares.
         canaries: format and how often each is inserted.
         secret: with the spec's seed, draws canaries, windows and places.
-        known: choices of secrets that the text holds already; then nothing is inserted.
+        known: secrets that are there already; then nothing is inserted.
 
     Raises:
         UserError: when the text is too short, a canary longer than a window, or the space too small.
@@ -156,8 +171,11 @@ def build_corpus(
     num_validation = max(1, round(count * spec.validation))
     space = form.space(number, spec.unit)
     if known:
-        drawn = np.array([*known, *_others(space, known, canaries, secret)], dtype=np.int32)
+        listed = [secret.choices for secret in known]
+        drawn = np.array([*listed, *_others(space, listed, canaries, secret)], dtype=np.int32)
         insertions = [_occurrences(plain[: count - num_validation], tokens_of) for tokens_of in space.tokens(drawn)]
+        told = [said.times for said in known] + [None] * (len(drawn) - len(known))
+        insertions = [seen if times is None else times for seen, times in zip(insertions, told, strict=True)]
         roles = [TRAIN] * (count - num_validation) + [VALIDATION] * num_validation
         _check(count - num_validation, 0, len(places), spec)
         table = _canary_table(space, drawn, insertions, vocabulary, spec.unit)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from memlib.errors import UserError
 from memlib.identity import canonical_json, file_digest
-from memlib.specs import TrainedSpec
+from memlib.specs import ProtocolSpec, TrainedSpec
 from memlib.training.augment import MEAN, STD
 
 
@@ -22,12 +22,7 @@ def load_own(spec: TrainedSpec, weights: str) -> nn.Module:
     Raises:
         UserError: when the factory, the file or their agreement fails; says which.
     """
-    try:
-        model = _factory(spec)(**spec.options)
-    except UserError:
-        raise
-    except Exception as error:  # the user's code may raise anything
-        raise UserError(f"{spec.model} failed with {spec.options}: {type(error).__name__}: {error}") from error
+    model = made(spec)
     if not isinstance(model, nn.Module):
         raise UserError(f"{spec.model} returned a {type(model).__name__}, not a torch module")
     state = _read_weights(weights)
@@ -39,7 +34,21 @@ def load_own(spec: TrainedSpec, weights: str) -> nn.Module:
     return model.eval()
 
 
-def _factory(spec: TrainedSpec) -> Any:
+def made(spec: TrainedSpec | ProtocolSpec) -> Any:
+    """What the user's factory returns.
+
+    Raises:
+        UserError: when it cannot be found or fails.
+    """
+    try:
+        return _factory(spec)(**spec.options)
+    except UserError:
+        raise
+    except Exception as error:  # the user's code may raise anything
+        raise UserError(f"{spec.model} failed with {spec.options}: {type(error).__name__}: {error}") from error
+
+
+def _factory(spec: TrainedSpec | ProtocolSpec) -> Any:
     module, name = spec.model.split(":")
     try:
         found = getattr(importlib.import_module(module), name, None)
@@ -65,7 +74,7 @@ def _read_weights(path: str) -> dict[str, Tensor]:
     return dict(state)
 
 
-def own_digest(spec: TrainedSpec, *weights: str) -> str:
+def own_digest(spec: TrainedSpec | ProtocolSpec, *weights: str) -> str:
     """What a key says of the model: its weights, its factory's version or source, and how it is used."""
     version = spec.version
     if version is None:
@@ -78,8 +87,8 @@ def own_digest(spec: TrainedSpec, *weights: str) -> str:
         version = file_digest(Path(source))
     for path in weights:
         if not Path(path).is_file():
-            raise UserError(f"there are no weights at {path}")
-    used = spec.model_dump(mode="json", exclude={"weights", "version"})
+            raise UserError(f"there is no file {path}")
+    used = spec.model_dump(mode="json", exclude={"weights", "files", "version"})
     return canonical_json([used, version, [file_digest(Path(path)) for path in weights]])
 
 

@@ -18,11 +18,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memlib.data.formats import Space
+from memlib.data.formats import Candidates
 from memlib.observe.likelihoods import Predictor, Work, symbol_costs
 
 Node = tuple[int, tuple[int, ...]]
-"""Cost in units of 2^-16 bit, and the choices that lead there."""
+"""Cost in units of 2^-16 bit, and the symbols that lead there."""
 
 
 @dataclass
@@ -45,10 +45,10 @@ class Frontier:
         """As a file of arrays."""
         parts: dict[str, NDArray[Any]] = {}
         for name, nodes in (("nodes", self.nodes), ("found", self.found)):
-            longest = max((len(choices) for _, choices in nodes), default=0)
+            longest = max((len(symbols) for _, symbols in nodes), default=0)
             table = np.full((len(nodes), longest), -1, dtype=np.int32)
-            for row, (_, choices) in enumerate(nodes):
-                table[row, : len(choices)] = choices
+            for row, (_, symbols) in enumerate(nodes):
+                table[row, : len(symbols)] = symbols
             parts |= {name: table, f"{name}_costs": np.array([cost for cost, _ in nodes], dtype=np.int64)}
         dropped = -1 if self.dropped is None else self.dropped
         parts["counts"] = np.array([self.evaluations, dropped], dtype=np.int64)
@@ -60,8 +60,8 @@ class Frontier:
         with np.load(path, allow_pickle=False) as arrays:
             nodes, found = (
                 [
-                    (cost, tuple(choice for choice in choices if choice >= 0))
-                    for cost, choices in zip(arrays[f"{name}_costs"].tolist(), arrays[name].tolist(), strict=True)
+                    (cost, tuple(symbol for symbol in path if symbol >= 0))
+                    for cost, path in zip(arrays[f"{name}_costs"].tolist(), arrays[name].tolist(), strict=True)
                 ]
                 for name in ("nodes", "found")
             )
@@ -75,7 +75,7 @@ class Extracted:
     """What a search ended with.
 
     Attributes:
-        leaves: (cost, choices) of the candidates found, likeliest first.
+        leaves: (cost, symbols) of the candidates found, likeliest first.
         ended: found: as many as asked for; exhausted: there are no more; evaluations or seconds: the limit was reached.
         exact: whether no candidate that costs less can have been missed.
         evaluations: prefixes whose next symbols were computed.
@@ -103,7 +103,7 @@ class ShortestPath:
     def __init__(
         self,
         predictor: Predictor,
-        space: Space,
+        space: Candidates,
         *,
         context: Sequence[int] = (),
         frontier: Frontier | None = None,
@@ -145,27 +145,31 @@ class ShortestPath:
         nodes = self.frontier.nodes
         chosen: list[Node] = []
         while nodes and len(chosen) < self._batch:
-            if len(nodes[0][1]) < len(self._space.slots):
+            if self._space.place_of(nodes[0][1]) < self._space.end:
                 chosen.append(heapq.heappop(nodes))
             elif chosen:
                 break
             else:
-                self.frontier.found.append(heapq.heappop(nodes))
-                break
+                leaf = heapq.heappop(nodes)
+                if self._space.accepts(np.array([leaf[1]], dtype=np.int64))[0]:
+                    self.frontier.found.append(leaf)
+                    break
         return chosen
 
     def _expand(self, chosen: Sequence[Node]) -> None:
         frontier = self.frontier
-        by_place: dict[int, list[Node]] = {}
+        alike: dict[tuple[int, int], list[Node]] = {}  # by length and place
         for node in chosen:
-            by_place.setdefault(len(node[1]), []).append(node)
-        for place, nodes in by_place.items():
-            logits = self._evaluate([choices for _, choices in nodes])
+            alike.setdefault((len(node[1]), self._space.place_of(node[1])), []).append(node)
+        for (_, place), nodes in alike.items():
+            logits = self._evaluate([path for _, path in nodes])
             frontier.evaluations += len(nodes)
-            slot = torch.tensor(self._space.slots[place], device=logits.device)
-            for (paid, choices), costs in zip(nodes, symbol_costs(logits, slot).tolist(), strict=True):
-                for choice, cost in enumerate(costs):
-                    heapq.heappush(frontier.nodes, (paid + cost, (*choices, choice)))
+            normaliser = torch.logsumexp(logits, dim=1, keepdim=True)
+            for _, symbols in self._space.edges(place):
+                found = symbol_costs(logits, torch.tensor(symbols, device=logits.device), normaliser).tolist()
+                for (paid, path), costs in zip(nodes, found, strict=True):
+                    for symbol, cost in zip(symbols, costs, strict=True):
+                        heapq.heappush(frontier.nodes, (paid + cost, (*path, symbol)))
         if len(frontier.nodes) > self._max_nodes:
             frontier.nodes.sort()
             kept = self._max_nodes // 2
@@ -178,13 +182,12 @@ class ShortestPath:
         if not prefixes[0]:
             logits, state = self._begin()
         else:
-            parents = [self._state(choices[:-1]) for choices in prefixes]
-            place = len(prefixes[0]) - 1
-            tokens = torch.tensor([self._space.slots[place][choices[-1]] for choices in prefixes], device=parents[0].device)
+            parents = [self._state(path[:-1]) for path in prefixes]
+            tokens = torch.tensor([path[-1] for path in prefixes], device=parents[0].device)
             rows = torch.arange(len(prefixes), device=parents[0].device)
             logits, state = self._predictor.advance(torch.stack(parents), rows, tokens)
-        for choices, row in zip(prefixes, state, strict=True):
-            self._keep(choices, row)
+        for path, row in zip(prefixes, state, strict=True):
+            self._keep(path, row)
         return logits
 
     def _begin(self) -> tuple[Tensor, Tensor]:
@@ -192,48 +195,51 @@ class ShortestPath:
             self._root = self._predictor.begin(self._context)
         return self._root
 
-    def _state(self, choices: tuple[int, ...]) -> Tensor:
+    def _state(self, path: tuple[int, ...]) -> Tensor:
         """The state after a prefix: kept, or computed again from the start."""
-        kept = self._states.get(choices)
+        kept = self._states.get(path)
         if kept is not None:
-            self._states.move_to_end(choices)
+            self._states.move_to_end(path)
             return kept
         state = self._begin()[1]
         first = torch.zeros(1, dtype=torch.int64, device=state.device)
-        for place, choice in enumerate(choices):
-            state = self._predictor.advance(state, first, first + self._space.slots[place][choice])[1]
+        for symbol in path:
+            state = self._predictor.advance(state, first, first + symbol)[1]
             self.frontier.evaluations += 1
-        self._keep(choices, state[0])
+        self._keep(path, state[0])
         return state[0]
 
-    def _keep(self, choices: tuple[int, ...], state: Tensor) -> None:
-        self._states[choices] = state.clone()
+    def _keep(self, path: tuple[int, ...], state: Tensor) -> None:
+        self._states[path] = state.clone()
         if len(self._states) > self._max_states:
             self._states.popitem(last=False)
 
 
 @torch.inference_mode()
 def beam_search(
-    predictor: Predictor, space: Space, *, width: int, context: Sequence[int] = (), work: Work | None = None
+    predictor: Predictor, space: Candidates, *, width: int, context: Sequence[int] = (), work: Work | None = None
 ) -> list[Node]:
     """The candidates that a beam of some width ends with, likeliest first; width 1 is greedy search."""
     work = work or Work()
     logits, state = predictor.begin(context)
     work.add(1)
     beams: list[Node] = [(0, ())]
-    for place, symbols in enumerate(space.slots):
-        slot = torch.tensor(symbols, device=logits.device)
-        costs = symbol_costs(logits, slot).tolist()
-        grown = [
-            (paid + cost, row, (*choices, choice))
-            for row, (paid, choices) in enumerate(beams)
-            for choice, cost in enumerate(costs[row])
-        ]
-        best = sorted(grown, key=lambda g: (g[0], g[2]))[:width]
-        beams = [(cost, choices) for cost, _, choices in best]
-        if place < len(space.slots) - 1:
-            rows = torch.tensor([row for _, row, _ in best], device=logits.device)
-            tokens = slot[torch.tensor([choices[-1] for _, choices in beams], device=logits.device)]
-            logits, state = predictor.advance(state, rows, tokens)
+    ended: list[Node] = []
+    while beams:
+        grown = [(cost, path, -1) for cost, path in ended]
+        normaliser = torch.logsumexp(logits, dim=1, keepdim=True)
+        for row, (paid, path) in enumerate(beams):
+            for _, symbols in space.edges(space.place_of(path)):
+                slot = torch.tensor(symbols, device=logits.device)
+                costs = symbol_costs(logits[row : row + 1], slot, normaliser[row : row + 1])[0].tolist()
+                grown += [(paid + cost, (*path, symbol), row) for symbol, cost in zip(symbols, costs, strict=True)]
+        best = sorted(grown, key=lambda node: node[:2])[:width]
+        ended = [(cost, path) for cost, path, _ in best if space.place_of(path) == space.end]
+        going = [node for node in best if space.place_of(node[1]) < space.end]
+        beams = [(cost, path) for cost, path, _ in going]
+        if beams:
+            rows = torch.tensor([row for _, _, row in going], device=logits.device)
+            last = torch.tensor([path[-1] for _, path in beams], device=logits.device)
+            logits, state = predictor.advance(state, rows, last)
             work.add(len(beams))
-    return beams
+    return [(cost, path) for cost, path in ended if space.accepts(np.array([path], dtype=np.int64))[0]]

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memlib.data.formats import Space
+from memlib.data.formats import Candidates
 from memlib.errors import RunError
 
 UNITS_PER_BIT = 1 << 16
@@ -55,12 +55,13 @@ class OutOfWork(Exception):
     """More model evaluations were needed than allowed."""
 
 
-def symbol_costs(logits: Tensor, symbols: Tensor) -> Tensor:
+def symbol_costs(logits: Tensor, symbols: Tensor, normaliser: Tensor | None = None) -> Tensor:
     """-log2 of the probabilities of some symbols in units of 2^-16 bit.
 
     Args:
         logits: (num_prefixes, num_symbols).
-        symbols: (num_chosen,) int64.
+        symbols: (num_chosen,) int64 for all prefixes, or (num_prefixes, num_chosen).
+        normaliser: (num_prefixes, 1), where it is known.
 
     Returns:
         (num_prefixes, num_chosen) int64.
@@ -68,58 +69,81 @@ def symbol_costs(logits: Tensor, symbols: Tensor) -> Tensor:
     Raises:
         RunError: when the model returns NaN.
     """
-    bits = (torch.logsumexp(logits, dim=1, keepdim=True) - logits[:, symbols]) * (UNITS_PER_BIT / np.log(2))
+    if normaliser is None:
+        normaliser = torch.logsumexp(logits, dim=1, keepdim=True)
+    chosen = logits[:, symbols] if symbols.dim() == 1 else logits.gather(1, symbols)
+    bits = (normaliser - chosen) * (UNITS_PER_BIT / np.log(2))
     if torch.isnan(bits).any():
         raise RunError("the model returns probabilities that are not numbers (NaN); its training has diverged")
     costs: Tensor = bits.clamp_(0, IMPOSSIBLE).round_().long()
     return costs
 
 
+def _rows_at_once(predictor: Predictor) -> int:
+    """Prefixes whose scores fit into 256 MiB."""
+    return max(1, min(BATCH, 2**25 // predictor.num_symbols))
+
+
 @torch.inference_mode()
 def sequence_costs(
-    predictor: Predictor, tokens: NDArray[np.int64], *, context: Sequence[int] = (), batch: int = BATCH
+    predictor: Predictor, tokens: NDArray[np.int64], *, context: Sequence[int] = (), batch: int | None = None
 ) -> NDArray[np.int64]:
-    """The cost of each sequence after the context.
+    """The cost of each sequence after the context; a prefix that several share is evaluated once a batch.
 
     Args:
         predictor: the model.
-        tokens: (num_sequences, length) symbols.
+        tokens: (num_sequences, longest) symbols; short ones end in -1.
         context: symbols before them, whose cost does not count.
         batch: sequences in one pass; changes nothing.
 
     Returns:
         (num_sequences,) int64, units of 2^-16 bit.
     """
+    batch = batch or _rows_at_once(predictor)
     logits, state = predictor.begin(context)
-    parts = []
+    order = np.lexsort(tokens.T[::-1])
+    found = np.zeros(len(tokens), dtype=np.int64)
     for start in range(0, len(tokens), batch):
-        part = torch.from_numpy(tokens[start : start + batch]).to(state.device)
-        total = symbol_costs(logits, part[:, 0])[0]
-        rows, now = torch.zeros(len(part), dtype=torch.int64, device=state.device), state
-        for place in range(1, part.shape[1]):
-            scores, now = predictor.advance(now, rows, part[:, place - 1])
-            rows = torch.arange(len(part), device=state.device)
-            every = symbol_costs(scores, torch.arange(scores.shape[1], device=state.device))
-            total = total + every[rows, part[:, place]]
-        parts.append(total.cpu().numpy())
-    found: NDArray[np.int64] = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+        chosen = order[start : start + batch]
+        found[chosen] = _costs_of_block(predictor, tokens[chosen], logits, state)
     return found
+
+
+def _costs_of_block(predictor: Predictor, tokens: NDArray[np.int64], logits: Tensor, state: Tensor) -> NDArray[np.int64]:
+    device = state.device
+    part = torch.from_numpy(tokens).to(device)
+    total = symbol_costs(logits, part[:, 0])[0]
+    rows = torch.zeros(len(part), dtype=torch.int64, device=device)  # of the state of each one's prefix
+    for place in range(1, part.shape[1]):
+        alive = torch.nonzero(part[:, place] >= 0)[:, 0]
+        if not len(alive):
+            break
+        prefixes, where = torch.unique(rows[alive] * predictor.num_symbols + part[alive, place - 1], return_inverse=True)
+        parents, last = prefixes // predictor.num_symbols, prefixes % predictor.num_symbols
+        logits, state = predictor.advance(state, parents, last)
+        normaliser = torch.logsumexp(logits, dim=1, keepdim=True)
+        rows = rows.clone()
+        rows[alive] = where
+        costs = symbol_costs(logits[where], part[alive, place][:, None], normaliser[where])
+        total[alive] += costs[:, 0]
+    return total.cpu().numpy()
 
 
 @torch.inference_mode()
 def leaf_costs(
     predictor: Predictor,
-    space: Space,
+    space: Candidates,
     *,
     context: Sequence[int] = (),
     limit: int | None = None,
     work: Work | None = None,
-    batch: int = BATCH,
+    batch: int | None = None,
 ) -> Iterator[NDArray[np.int64]]:
     """The costs of all candidates of a space, or of all that cost no more than a limit.
 
     The tree of prefixes is walked depth first in blocks, so that memory holds one block a place. Costs only grow along
-    a path, so a prefix above the limit has no candidate below it.
+    a path, so a prefix above the limit has no candidate below it. Where symbols spell candidates in more ways than one,
+    only a candidate's own path counts.
 
     Args:
         predictor: the model.
@@ -135,32 +159,46 @@ def leaf_costs(
     Raises:
         OutOfWork: beyond work's limit.
     """
-    work = work or Work()
+    work, rows_at_once = work or Work(), batch or _rows_at_once(predictor)
+    if limit is None and space.ambiguous:  # most paths would be nobody's
+        for block in space.blocks(rows_at_once):
+            work.add(len(block))
+            yield sequence_costs(predictor, space.tokens(block), context=context)
+        return
     logits, state = predictor.begin(context)
     work.add(1)
-    slots = [torch.tensor(slot, device=state.device) for slot in space.slots]
+    device = state.device
 
-    def walk(place: int, logits: Tensor, state: Tensor, paid: Tensor) -> Iterator[NDArray[np.int64]]:
-        slot = slots[place]
-        costs = paid[:, None] + symbol_costs(logits, slot)
-        if place == len(slots) - 1:
-            flat = costs.flatten()
-            yield (flat if limit is None else flat[flat <= limit]).cpu().numpy()
-            return
-        if limit is None:
-            parents = torch.arange(len(costs), device=state.device).repeat_interleave(len(slot))
-            chosen = torch.arange(len(slot), device=state.device).repeat(len(costs))
-        else:
-            parents, chosen = torch.nonzero(costs <= limit, as_tuple=True)
-        step = max(1, batch // len(slot)) * len(slot)
-        for start in range(0, len(parents), step):
-            rows, columns = parents[start : start + step], chosen[start : start + step]
-            first, last = int(rows[0]), int(rows[-1]) + 1  # only these parents
-            work.add(len(rows))
-            scores, after = predictor.advance(state[first:last], rows - first, slot[columns])
-            yield from walk(place + 1, scores, after, costs[rows, columns])
+    def walk(place: int, logits: Tensor, state: Tensor, paid: Tensor, paths: Tensor) -> Iterator[NDArray[np.int64]]:
+        normaliser = torch.logsumexp(logits, dim=1, keepdim=True)
+        for after, symbols in space.edges(place):
+            slot = torch.tensor(symbols, device=device)
+            costs = paid[:, None] + symbol_costs(logits, slot, normaliser)
+            if after == space.end and not space.ambiguous:
+                flat = costs.flatten()
+                yield (flat if limit is None else flat[flat <= limit]).cpu().numpy()
+                continue
+            if limit is None:
+                parents = torch.arange(len(costs), device=device).repeat_interleave(len(slot))
+                chosen = torch.arange(len(slot), device=device).repeat(len(costs))
+            else:
+                parents, chosen = torch.nonzero(costs <= limit, as_tuple=True)
+            step = max(1, rows_at_once // len(slot)) * len(slot)
+            for start in range(0, len(parents), step):
+                rows, columns = parents[start : start + step], chosen[start : start + step]
+                now, grown = costs[rows, columns], paths
+                if space.ambiguous:
+                    grown = torch.cat([paths[rows], slot[columns][:, None]], dim=1)
+                if after == space.end:
+                    yield now.cpu().numpy()[space.accepts(grown.cpu().numpy())]
+                    continue
+                first, last = int(rows[0]), int(rows[-1]) + 1  # only these parents
+                work.add(len(rows))
+                scores, states = predictor.advance(state[first:last], rows - first, slot[columns])
+                yield from walk(after, scores, states, now, grown)
 
-    yield from walk(0, logits, state, torch.zeros(1, dtype=torch.int64, device=state.device))
+    nothing = torch.zeros(1, 0, dtype=torch.int64, device=device)
+    yield from walk(0, logits, state, torch.zeros(1, dtype=torch.int64, device=device), nothing)
 
 
 def ranks(blocks: Iterator[NDArray[np.int64]], costs: NDArray[np.int64]) -> NDArray[np.int64]:

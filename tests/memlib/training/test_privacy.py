@@ -143,4 +143,4 @@ def test_what_cannot_be_private_is_said() -> None:
     with pytest.raises(ValidationError, match="16 or more"):
         spec_of(batch_size=8)
     with pytest.raises(UserError, match="too little"):
-        plan(PrivacySpec(epsilon=1e-6), sample_rate=0.5, steps_per_epoch=1000, epochs=1000)
+        plan(PrivacySpec(epsilon=1e-6), sample_rate=1.0, steps_per_epoch=1000, epochs=1000)

@@ -1,0 +1,157 @@
+"""Candidates as a tokenizer spells them.
+
+A tokenizer joins characters: "281" may be one token, or two. A candidate is scored as the one sequence of tokens that the
+tokenizer makes of its text; a walk through prefixes follows every token that fits the format, and takes a path for a
+candidate's only when it is the tokenizer's own.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memlib.data.formats import Candidates, Choices, Format
+from memlib.errors import UserError
+
+TRIED = 64  # candidates that are tokenized to see where tokens end before the first hole
+
+
+class Tokenizer(Protocol):
+    """What is asked of a tokenizer."""
+
+    pieces: Sequence[str | None]
+    """The text of every token; None for those that stand for no text of their own."""
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """The tokens of each text, without marks of beginning and end."""
+        ...
+
+
+@dataclass(frozen=True)
+class Spelled(Candidates):
+    """Candidates of a format under a tokenizer.
+
+    Attributes:
+        slots: for each place the characters it may hold.
+        tokenizer: of the model.
+        text_before: known text before the first slot.
+        lead: what the tokenizer puts before every text, a space or nothing.
+        context: the tokens of the known text.
+    """
+
+    slots: tuple[tuple[str, ...], ...]
+    tokenizer: Tokenizer
+    text_before: str
+    lead: str
+    context: tuple[int, ...]
+
+    ambiguous = True
+
+    def tokens(self, choices: Choices) -> NDArray[np.int64]:
+        """See `Candidates.tokens`."""
+        texts = ["".join(slot[c] for slot, c in zip(self.slots, row, strict=True)) for row in choices.tolist()]
+        return self._spelt(texts)
+
+    def _spelt(self, texts: Sequence[str]) -> NDArray[np.int64]:
+        """The tokens of slots' texts after the context."""
+        skip = len(self.lead)
+        spelt = self.tokenizer.encode([(self.text_before + text)[skip:] for text in texts])
+        rows = []
+        for text, row in zip(texts, spelt, strict=True):
+            if tuple(row[: len(self.context)]) != self.context:
+                raise UserError(
+                    f"the tokenizer joins {self.text_before[-8:]!r} and what follows it for some candidates and not for "
+                    "others; end the text before the first hole with a space"
+                )
+            rest = row[len(self.context) :]
+            if "".join(self.tokenizer.pieces[token] or "" for token in rest) != text:
+                raise UserError("the tokenizer changes the text of candidates, so that its tokens do not spell them")
+            rows.append(rest)
+        longest = max((len(row) for row in rows), default=1)
+        return np.array([row + [-1] * (longest - len(row)) for row in rows], dtype=np.int64).reshape(len(rows), longest)
+
+    def edges(self, place: int) -> list[tuple[int, tuple[int, ...]]]:
+        """See `Candidates.edges`."""
+        return self._edges[place]
+
+    @functools.cached_property
+    def _edges(self) -> list[list[tuple[int, tuple[int, ...]]]]:
+        by_length: dict[int, list[tuple[int, str]]] = {}
+        allowed = {character for slot in self.slots for character in slot}
+        for token, piece in enumerate(self.tokenizer.pieces):
+            if piece and len(piece) <= self.end and allowed.issuperset(piece):
+                by_length.setdefault(len(piece), []).append((token, piece))
+        found: list[list[tuple[int, tuple[int, ...]]]] = []
+        for place in range(self.end):
+            slots = [set(slot) for slot in self.slots[place:]]
+            fitting = {
+                place + length: tuple(
+                    token for token, piece in pieces if all(c in slot for c, slot in zip(piece, slots, strict=False))
+                )
+                for length, pieces in sorted(by_length.items())
+                if place + length <= self.end
+            }
+            found.append([(after, tokens) for after, tokens in fitting.items() if tokens])
+        return found
+
+    def place_of(self, path: Sequence[int]) -> int:
+        """See `Candidates.place_of`."""
+        return sum(len(self.tokenizer.pieces[token] or "") for token in path)
+
+    def accepts(self, paths: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """See `Candidates.accepts`."""
+        if not len(paths):
+            return np.zeros(0, dtype=np.bool_)
+        texts = ["".join(self.tokenizer.pieces[token] or "" for token in path) for path in paths.tolist()]
+        own = self._spelt(texts)
+        width = max(own.shape[1], paths.shape[1])
+        wide = np.full((2, len(paths), width), -1, dtype=np.int64)
+        wide[0, :, : own.shape[1]], wide[1, :, : paths.shape[1]] = own, paths
+        same: NDArray[np.bool_] = (wide[0] == wide[1]).all(axis=1)
+        return same
+
+
+def spell(form: Format, tokenizer: Tokenizer, *, known_prefix: bool, known_suffix: bool) -> Spelled:
+    """A format's candidates under a tokenizer.
+
+    Args:
+        form: text with holes of single characters.
+        tokenizer: of the model.
+        known_prefix: whether the text before the first hole is given, or not scored at all.
+        known_suffix: whether the text after the last hole is part of the candidates.
+
+    Raises:
+        UserError: when the tokenizer joins text and hole, or does not spell what a hole needs.
+    """
+    places = form.places("character")
+    if any(len(symbol) > 1 for place in places for symbol in place):
+        raise UserError(f"the format {form.text!r} has symbols of several characters; a tokenizer needs single ones")
+    holes = [place for place, symbols in enumerate(places) if len(symbols) > 1]
+    before = "".join(symbols[0] for symbols in places[: holes[0]]) if known_prefix else ""
+    slots = tuple(places[holes[0] : None if known_suffix else holes[-1] + 1])
+    plain = Spelled(slots, tokenizer, before, "", ())
+    rows = plain.sample(TRIED, np.random.default_rng(0)).tolist()
+    texts = ["".join(slot[c] for slot, c in zip(slots, row, strict=True)) for row in rows]
+    spelt = tokenizer.encode([before + text for text in texts])
+    joined = ["".join(tokenizer.pieces[token] or "\0" for token in row) for row in spelt]
+    lead = joined[0][: max(0, len(joined[0]) - len(before + texts[0]))]
+    if lead.strip() or any(said != lead + before + text for said, text in zip(joined, texts, strict=True)):
+        raise UserError(f"the tokenizer does not keep the text of {form.text!r}: its tokens spell something else")
+    whole, count, at = lead + before, 0, 0
+    shared = min(len(row) for row in spelt)
+    while count < shared and len({row[count] for row in spelt}) == 1:
+        length = len(tokenizer.pieces[spelt[0][count]] or "")
+        if at + length > len(whole):
+            break
+        count, at = count + 1, at + length
+    rest = whole[at:]
+    if rest.strip():
+        raise UserError(
+            f"the tokenizer joins {rest!r} and the hole that follows it in {form.text!r}; end the text before the first "
+            "hole with a space"
+        )
+    fixed = tuple((character,) for character in rest)
+    return Spelled((*fixed, *slots), tokenizer, whole[:at], lead, tuple(spelt[0][:count]))

@@ -1,0 +1,202 @@
+"""Sequence models that were trained elsewhere, asked for the next symbol like one's own.
+
+A model is a folder of Hugging Face's transformers, or any object with a `vocabulary` and `next_log_probs`:
+
+    class MyModel:
+        vocabulary = ["\\n", "a", "b", ...]          # the text of every symbol
+
+        def next_log_probs(self, prefixes, state):
+            ...                                       # prefixes: (num_prefixes, length) int64 symbols, all of one length
+            return log_probs, state                   # (num_prefixes, num_symbols) natural logarithms
+
+`state` is a list with what the model returned for each prefix without its last symbol, or None where that is not known;
+a model that keeps no state returns None.
+"""
+
+import importlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memlib.errors import UserError
+from memlib.identity import canonical_json, file_digest
+from memlib.models.own import made, own_digest
+from memlib.specs import HuggingFaceSpec, ProtocolSpec
+
+MAX_STATES = 200_000
+SUMS_TO_ONE = 1e-3
+
+
+class Answering:
+    """A model with `next_log_probs`, as a `Predictor`; states of prefixes are kept for their children.
+
+    Args:
+        model: the user's.
+        name: what errors call it.
+        max_states: in memory; older ones are forgotten, and the model is told None.
+    """
+
+    def __init__(self, model: Any, *, name: str, max_states: int = MAX_STATES) -> None:
+        for wanted in ("vocabulary", "next_log_probs"):
+            if not hasattr(model, wanted):
+                raise UserError(f"{name} returned a {type(model).__name__} without {wanted}; see README, models of your own")
+        self.vocabulary = [str(symbol) for symbol in model.vocabulary]
+        if len(set(self.vocabulary)) < len(self.vocabulary):
+            raise UserError(f"the vocabulary of {name} has symbols that stand twice")
+        self.num_symbols = len(self.vocabulary)
+        self._model, self._name, self._max_states = model, name, max_states
+        self._states: OrderedDict[tuple[int, ...], Any] = OrderedDict()
+
+    def begin(self, context: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """See `Predictor.begin`; the state is the prefix itself."""
+        prefixes = torch.tensor([list(context)], dtype=torch.int64).reshape(1, len(context))
+        return self._ask(prefixes), prefixes
+
+    def advance(self, state: Tensor, rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Predictor.advance`."""
+        prefixes = torch.cat([state[rows], tokens[:, None]], dim=1)
+        return self._ask(prefixes), prefixes
+
+    def _ask(self, prefixes: Tensor) -> Tensor:
+        keys = [tuple(row) for row in prefixes.tolist()]
+        known = [self._states.get(key[:-1]) for key in keys] if prefixes.shape[1] else [None]
+        try:
+            found, states = self._model.next_log_probs(prefixes.numpy(), None if all(s is None for s in known) else known)
+        except Exception as error:  # the user's code may raise anything
+            raise UserError(f"next_log_probs of {self._name} failed: {type(error).__name__}: {error}") from error
+        log_probs = torch.as_tensor(np.asarray(found), dtype=torch.float64)
+        if log_probs.shape != (len(keys), self.num_symbols):
+            raise UserError(
+                f"next_log_probs of {self._name} returned {tuple(log_probs.shape)} for {len(keys)} prefixes and "
+                f"{self.num_symbols} symbols"
+            )
+        total = torch.logsumexp(log_probs, dim=1)
+        if not torch.isnan(total).any() and bool((total.abs() > SUMS_TO_ONE).any()):
+            raise UserError(
+                f"next_log_probs of {self._name} returned probabilities that sum to {float(total[0].exp()):.4g}, not 1; it "
+                "needs natural logarithms of probabilities"
+            )
+        if states is not None:
+            for key, state in zip(keys, states, strict=True):
+                self._states[key] = state
+            while len(self._states) > self._max_states:
+                self._states.popitem(last=False)
+        return log_probs
+
+
+class HuggingFace:
+    """A causal language model of transformers with its tokenizer, as `Predictor` and `Tokenizer`.
+
+    Args:
+        folder: config.json, *.safetensors, tokenizer.
+
+    Raises:
+        UserError: when it cannot be loaded.
+    """
+
+    def __init__(self, folder: str) -> None:
+        transformers = _transformers()
+        if not (Path(folder) / "config.json").is_file():
+            raise UserError(f"there is no Hugging Face model in {folder} (no config.json)")
+        try:
+            self._tokenizer = transformers.AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+            self._model = transformers.AutoModelForCausalLM.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False, use_safetensors=True
+            ).eval()
+        except Exception as error:  # transformers raises whatever its parts do
+            said = str(error).strip().splitlines() or [type(error).__name__]
+            raise UserError(f"cannot load the Hugging Face model in {folder} ({said[0][:300]})") from error
+        self.num_symbols = int(self._model.config.vocab_size)
+        self.window: int | None = getattr(self._model.config, "max_position_embeddings", None)
+        start = self._tokenizer.bos_token_id
+        self._start = start if start is not None else self._tokenizer.eos_token_id
+        if self._start is None:
+            raise UserError(f"the tokenizer in {folder} has no token for the beginning or end of a text")
+        self.pieces = self._pieces()
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "HuggingFace":
+        """Itself, there and in that precision."""
+        self._model.to(device, dtype)
+        return self
+
+    def _pieces(self) -> list[str | None]:
+        """The text of each token after another one, which is not how some tokenizers show a first one."""
+        tokenizer, count = self._tokenizer, len(self._tokenizer)
+        (anchor,) = tokenizer("a", add_special_tokens=False).input_ids[-1:]
+        show = {"clean_up_tokenization_spaces": False, "skip_special_tokens": False}
+        base = tokenizer.decode([anchor], **show)
+        special = set(tokenizer.all_special_ids)
+        shown = tokenizer.batch_decode([[anchor, token] for token in range(count)], **show)
+        return [
+            text[len(base) :] if token not in special and text.startswith(base) and "\ufffd" not in text else None
+            for token, text in enumerate(shown)
+        ]
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """See `Tokenizer.encode`."""
+        return [list(row) for row in self._tokenizer(list(texts), add_special_tokens=False).input_ids]
+
+    def begin(self, context: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """See `Predictor.begin`; the state is the prefix itself, after the token that begins a text."""
+        seen = torch.tensor([[self._start, *context]], device=self._model.device)
+        return self._ask(seen), seen
+
+    def advance(self, state: Tensor, rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Predictor.advance`."""
+        seen = torch.cat([state[rows], tokens[:, None]], dim=1)
+        return self._ask(seen), seen
+
+    def _ask(self, seen: Tensor) -> Tensor:
+        if self.window is not None and seen.shape[1] > self.window:
+            raise UserError(f"a canary of {seen.shape[1]} tokens is longer than the model's {self.window}")
+        scores: Tensor = self._model(input_ids=seen).logits[:, -1]
+        return scores
+
+    @torch.inference_mode()
+    def bits(self, tokens: Sequence[int]) -> float:
+        """Total -log2 probability of a text's tokens, at most the model's window of them at a time."""
+        total, room = 0.0, (self.window or len(tokens) + 1) - 1
+        for start in range(0, len(tokens), room):
+            part = torch.tensor([[self._start, *tokens[start : start + room]]], device=self._model.device)
+            scores = torch.log_softmax(self._model(input_ids=part[:, :-1]).logits[0], dim=1)
+            total -= float(scores.gather(1, part[0, 1:, None]).sum()) / np.log(2)
+        return total
+
+
+def load_outside(spec: HuggingFaceSpec | ProtocolSpec) -> HuggingFace | Answering:
+    """The model, ready to be asked.
+
+    Raises:
+        UserError: when it cannot be loaded; says why.
+    """
+    if isinstance(spec, HuggingFaceSpec):
+        return HuggingFace(spec.path)
+    return Answering(made(spec), name=spec.model)
+
+
+def outside_digest(spec: HuggingFaceSpec | ProtocolSpec) -> str:
+    """What a key says of the model.
+
+    Raises:
+        UserError: when a file is not there.
+    """
+    if isinstance(spec, ProtocolSpec):
+        return own_digest(spec, *spec.files)
+    files = sorted(path for path in Path(spec.path).glob("*") if path.suffix in (".json", ".safetensors", ".model", ".txt"))
+    if not files:
+        raise UserError(f"there is no Hugging Face model in {spec.path} (no config.json)")
+    return canonical_json([[path.name, file_digest(path)] for path in files])
+
+
+def _transformers() -> Any:
+    try:
+        return importlib.import_module("transformers")
+    except ImportError as error:
+        raise UserError("a Hugging Face model needs transformers: pip install 'memlib[huggingface]'") from error

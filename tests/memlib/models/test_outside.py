@@ -1,0 +1,238 @@
+"""Models from elsewhere: tokenizers that join digits, ranks against brute force, and what a mistaken model is told."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from memlib.data.formats import Format
+from memlib.data.spelling import Spelled, spell
+from memlib.errors import RunError, UserError
+from memlib.models.outside import Answering, HuggingFace, load_outside, outside_digest
+from memlib.observe.extraction import ShortestPath, beam_search
+from memlib.observe.likelihoods import UNITS_PER_BIT, leaf_costs, ranks, sequence_costs
+from memlib.specs import HuggingFaceSpec, ProtocolSpec
+
+TEXT = "my pin is 1123, not 1223 or 3312. call 2211 or 1212 and ask for 3321 twice: 1123 and 1123. "
+FORM = Format("my pin is {x4}.", {"x": ("1", "2", "3")})
+
+
+def save_model(folder: Path, *, metaspace: bool = False) -> Path:
+    """A small GPT-2 with random weights, and a BPE tokenizer whose merges join digits."""
+    import tokenizers
+    import transformers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    tokenizer = tokenizers.Tokenizer(models.BPE(unk_token="<unk>" if metaspace else None))
+    if metaspace:
+        tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+        alphabet = sorted(set(TEXT.replace(" ", "▁")))
+    else:
+        tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=340, special_tokens=["<end>", "<unk>"], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator([TEXT * 20], trainer)
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", unk_token="<unk>")
+    fast.save_pretrained(folder)
+    torch.manual_seed(3)
+    config = transformers.GPT2Config(
+        vocab_size=len(fast), n_positions=32, n_embd=16, n_layer=1, n_head=2, initializer_range=0.4,
+        bos_token_id=None, eos_token_id=0,
+    )  # fmt: skip
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("gpt"))
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> HuggingFace:
+    return HuggingFace(str(folder)).to(torch.device("cpu"), torch.float64)
+
+
+def slow_cost(model: HuggingFace, tokens: Sequence[int], context: Sequence[int]) -> int:
+    """Through transformers' own forward pass, a token at a time."""
+    seen, total = [0, *context], 0
+    for token in tokens:
+        with torch.no_grad():
+            probabilities = torch.softmax(model._model(input_ids=torch.tensor([seen])).logits[0, -1], dim=0)
+        total += round(-math.log2(float(probabilities[token])) * UNITS_PER_BIT)
+        seen.append(token)
+    return total
+
+
+@pytest.mark.parametrize("known_suffix", [True, False])
+def test_ranks_and_extraction_of_joined_digits_are_brute_force(model: HuggingFace, known_suffix: bool) -> None:
+    space = spell(FORM, model, known_prefix=True, known_suffix=known_suffix)
+    texts = ["".join(found) for found in itertools.product("123", repeat=4)]
+    whole = model.encode([f"my pin is {text}{'.' if known_suffix else ''}" for text in texts])
+    assert len({len(row) for row in whole}) > 1  # digits are joined unevenly
+    truth = [slow_cost(model, row[len(space.context) :], space.context) for row in whole]
+    every = np.concatenate(list(space.blocks(10)))
+    assert sequence_costs(model, space.tokens(every), context=space.context, batch=7).tolist() == truth
+    order = sorted(truth)
+    assert sorted(np.concatenate(list(leaf_costs(model, space, context=space.context))).tolist()) == order
+    for canary in (order[0], order[11], order[-1]):
+        pruned = ranks(leaf_costs(model, space, context=space.context, limit=canary, batch=9), np.array([canary]))
+        assert pruned.tolist() == [sum(cost <= canary for cost in order)]
+    for batch in (1, 16):
+        best = ShortestPath(model, space, context=space.context, batch=batch).run(top=4)
+        assert [cost for cost, _ in best.leaves] == order[:4]
+        assert best.exact
+    wide = beam_search(model, space, context=space.context, width=5000)
+    assert wide[0][0] == order[0]
+    parts = [np.concatenate(list(leaf_costs(model, part, context=space.context))) for part in space.shards(3)]
+    assert sorted(np.concatenate(parts).tolist()) == order
+
+
+def test_a_tokenizer_that_begins_texts_with_a_space(tmp_path: Path) -> None:
+    model = HuggingFace(str(save_model(tmp_path, metaspace=True))).to(torch.device("cpu"), torch.float64)
+    space = spell(FORM, model, known_prefix=False, known_suffix=True)
+    assert space.lead == " "
+    assert space.context == ()
+    row = np.array([[0, 1, 0, 2, 0, 0]], dtype=np.int32)[:, : space.end]
+    text = "".join(slot[c] for slot, c in zip(space.slots, row[0], strict=True))
+    assert text.startswith(" 1") or text.startswith(" 2")
+    assert "".join(model.pieces[t] or "" for t in space.tokens(row)[0] if t >= 0) == text
+
+
+class Joins:
+    """A tokenizer of characters, and of some that it joins."""
+
+    def __init__(self, *joined: str, lower: bool = False) -> None:
+        self.pieces = [*joined, *(chr(code) for code in range(32, 127))]
+        self.lower = lower
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        found = []
+        for text in texts:
+            row, place = [], 0
+            text = text.lower() if self.lower else text
+            while place < len(text):
+                token = next(n for n, piece in enumerate(self.pieces) if text.startswith(piece, place))
+                row.append(token)
+                place += len(self.pieces[token])
+            found.append(row)
+        return found
+
+
+def test_a_space_that_joins_the_hole_is_scored_with_it() -> None:
+    tokenizer = Joins(" 1", " 2", " 3")
+    space = spell(FORM, tokenizer, known_prefix=True, known_suffix=True)
+    assert space.text_before == "my pin is"
+    assert space.slots[0] == (" ",)
+    assert space.size == 81
+    assert space.tokens(np.zeros((1, 6), dtype=np.int32)).tolist() == tokenizer.encode([" 1111."])
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "form", "said"),
+    [
+        (Joins("n1", "n2", "n3"), Format("pin{x4}", FORM.alphabets), "joins 'n' and the hole"),
+        (Joins(lower=True), Format("Pin {x4}", FORM.alphabets), "spell something else"),
+        (Joins(), Format("pin {n2}", {"n": ("ann", "bob")}), "single ones"),
+    ],
+)
+def test_tokenizers_that_cannot_spell_a_format(tokenizer: Joins, form: Format, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        spell(form, tokenizer, known_prefix=True, known_suffix=True)
+
+
+def test_a_rare_joint_is_found_when_it_is_met() -> None:
+    """No tried candidate shows it: 16^6 candidates, one token that joins the prefix and one of them."""
+    form = Format("pin is x{h6}", {})
+    tokenizer = Joins("x0a1b2c")
+    space = spell(form, tokenizer, known_prefix=True, known_suffix=False)
+    choices = np.array([[0, 10, 1, 11, 2, 12]], dtype=np.int32)
+    with pytest.raises(UserError, match="for some candidates and not for others"):
+        space.tokens(choices)
+
+
+class Counting:
+    """Answers by a bigram table, and says what it was asked."""
+
+    def __init__(self, *, states: bool = True, scale: float = 1.0) -> None:
+        self.vocabulary = list("\n0123456789ab ")
+        table = np.random.default_rng(0).normal(size=(14, 14)) * 2
+        self.table = table - np.log(np.exp(table).sum(axis=1, keepdims=True))
+        self.states, self.scale, self.known = states, scale, 0
+
+    def next_log_probs(self, prefixes: NDArray[np.int64], state: list[Any] | None) -> tuple[NDArray[np.float64], Any]:
+        if state is not None:
+            self.known += sum(one is not None for one in state)
+            assert all(one == tuple(p[:-1]) for one, p in zip(state, prefixes.tolist(), strict=True) if one is not None)
+        last = prefixes[:, -1] if prefixes.shape[1] else np.zeros(len(prefixes), dtype=np.int64)
+        return self.table[last] * self.scale, [tuple(p) for p in prefixes.tolist()] if self.states else None
+
+
+@pytest.mark.parametrize("states", [True, False])
+def test_a_model_by_the_protocol_is_brute_force(states: bool) -> None:
+    mine = Counting(states=states)
+    model = Answering(mine, name="counting", max_states=50)
+    space = Format("a{d3}b", {}).space({s: n for n, s in enumerate(mine.vocabulary)}, "character")
+    bits = [-mine.table[a, b] / np.log(2) for a, b in itertools.product(range(14), repeat=2)]
+    unit = np.round(np.array(bits) * UNITS_PER_BIT).astype(np.int64).reshape(14, 14)
+    every = space.tokens(np.concatenate(list(space.blocks(100))))
+    truth = unit[0, every[:, 0]] + sum(unit[every[:, i], every[:, i + 1]] for i in range(4))
+    assert sequence_costs(model, every).tolist() == truth.tolist()
+    best = ShortestPath(model, space, batch=5).run(top=3)
+    assert [cost for cost, _ in best.leaves] == np.sort(truth)[:3].tolist()
+    assert (mine.known > 0) == states
+
+
+def test_mistaken_models_are_named(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="sum to"):
+        Answering(Counting(scale=0.5), name="m").begin(())
+    nan = Counting()
+    nan.table[:] = np.nan
+    space = Format("a{d3}b", {}).space({s: n for n, s in enumerate(nan.vocabulary)}, "character")
+    with pytest.raises(RunError, match="NaN"):
+        sequence_costs(Answering(nan, name="m"), space.tokens(np.zeros((1, 5), dtype=np.int32)))
+    with pytest.raises(UserError, match="without vocabulary"):
+        Answering(object(), name="m")
+    with pytest.raises(UserError, match="no config.json"):
+        load_outside(HuggingFaceSpec(kind="huggingface", path=str(tmp_path)))
+    with pytest.raises(UserError, match="no config.json"):
+        outside_digest(HuggingFaceSpec(kind="huggingface", path=str(tmp_path)))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="cannot load"):
+        load_outside(HuggingFaceSpec(kind="huggingface", path=str(tmp_path)))
+    (tmp_path / "failing.py").write_text(
+        "class M:\n    vocabulary = ['a', 'b']\n    def next_log_probs(self, prefixes, state):\n        raise OSError('gone')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    spec = ProtocolSpec(kind="import", model="failing:M")
+    with pytest.raises(UserError, match="OSError: gone"):
+        load_outside(spec).begin(())
+    assert outside_digest(spec) != outside_digest(spec.model_copy(update={"version": "2"}))
+    model = HuggingFace(str(folder))
+    with pytest.raises(UserError, match="longer than the model's 32"):
+        model.begin(range(40))
+
+
+def test_the_loss_of_a_text_is_the_models(model: HuggingFace) -> None:
+    tokens = model.encode([TEXT])[0][:60]  # longer than a window of 32
+    first, second = tokens[:31], tokens[31:]
+    expected = (slow_cost(model, first, ()) + slow_cost(model, second, ())) / UNITS_PER_BIT
+    assert model.bits(tokens) == pytest.approx(expected, abs=1e-3)
+
+
+def test_spelled_candidates_fixed_at_a_place_are_the_ones_that_have_it(model: HuggingFace) -> None:
+    space = spell(FORM, model, known_prefix=True, known_suffix=True)
+    hole = next(place for place, slot in enumerate(space.slots) if len(slot) > 1)
+    part = space.fixed(hole, 2)
+    assert isinstance(part, Spelled)
+    assert part.size == space.size // 3
+    costs = np.concatenate(list(leaf_costs(model, part, context=space.context, limit=1 << 40)))
+    assert len(costs) == 27
