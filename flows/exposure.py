@@ -14,7 +14,7 @@ from memlib.identity import derive_seed
 from memlib.models.outside import outside_digest
 from memlib.specs import Resources
 from memlib.store import Ref
-from memlib.training.checkpoint import weights_file
+from memlib.training.checkpoint import step_file, weights_file
 from memlib.training.fit import TrainingJob
 from tasks.exposure import Asked, ask, count, extract, make_corpus, score_exposure
 from tasks.exposure_jobs import CorpusData, ModelAt, OutsideModel, Search, told
@@ -119,17 +119,24 @@ def _checkpoints(
     asked = data.table["canary"].to_pylist() if whole else list(seen)
     insertions = tuple(seen.get(canary, 0) for canary in asked)
     files = context.store.manifest(model)["files"]  # stopped early, later checkpoints were not reached
-    kept = [epoch for epoch in cell.training.kept_epochs if weights_file(epoch) in files]
+    kept: list[tuple[float, int | None]] = [
+        (float(epoch), None) for epoch in cell.training.kept_epochs if weights_file(epoch) in files
+    ]
+    length = context.store.manifest(model)["facts"]["steps_per_epoch"]
+    whole_epochs = {epoch for epoch, _ in kept}
+    within = {step: step / length for step in cell.training.checkpoint_steps if step_file(step) in files}
+    kept += [(epoch, step) for step, epoch in within.items() if epoch not in whole_epochs]
+    mine = replace(data, canaries=cell.canaries)
     return [
         Asked(
             variant,
             seed,
-            ModelAt(replace(data, canaries=cell.canaries), model, epoch, cell.quantize, cell.score.precision),
+            ModelAt(mine, model, epoch, cell.quantize, cell.score.precision, step),
             cell.score,
             tuple(asked),
             insertions,
         )
-        for epoch in kept
+        for epoch, step in sorted(kept, key=lambda at: at[0])
     ]
 
 

@@ -344,7 +344,23 @@ class TextParquetSource(Spec):
     """The column; documents become lines."""
 
 
-TextSource = Annotated[TopicsSource | TextFileSource | TextParquetSource, Field(discriminator="kind")]
+class TopicPairsSource(Spec):
+    """Embedded pairs for translation: lines of Python's help topics, and the same in Pig Latin."""
+
+    kind: Literal["topic_pairs"]
+
+
+class PairsFileSource(Spec):
+    """A text file of pairs for translation: source and target with a tab between, a pair a line."""
+
+    kind: Literal["pairs"]
+    path: str
+    """The file, UTF-8; local or s3://; .xz, .gz and .bz2 are unpacked."""
+
+
+TextSource = Annotated[
+    TopicsSource | TextFileSource | TextParquetSource | TopicPairsSource | PairsFileSource, Field(discriminator="kind")
+]
 
 
 class TextSpec(Spec):
@@ -354,13 +370,18 @@ class TextSpec(Spec):
     unit: Literal["character", "word"] = "character"
     """What a symbol is; words are what spaces part, and the end of a line is one."""
     window: int = Field(default=100, ge=8)
-    """Symbols in a window; nothing passes from one to the next."""
+    """Symbols in a window; nothing passes from one to the next. Of pairs: in each side, with the end of its line."""
     fraction: float = Field(default=1.0, gt=0, le=1)
     """Use only the beginning of the text."""
     validation: float = Field(default=0.1, gt=0, lt=1)
     """Share of the windows, the last ones, that no model trains on."""
     vocabulary: int | None = Field(default=None, ge=2)
     """The most frequent symbols that are told apart; others become <unk>. By default all."""
+
+    @property
+    def paired(self) -> bool:
+        """Whether the text is pairs for translation."""
+        return self.source.kind in ("pairs", "topic_pairs")
 
 
 class SecretsSpec(Spec):
@@ -370,6 +391,9 @@ class SecretsSpec(Spec):
     """Text with holes: {d9} is nine digits; h: hexadecimal digits; l, u: letters; a: lower-case letters and digits."""
     alphabets: Mapping[Annotated[str, Field(pattern=r"^[a-z_]+$")], tuple[str, ...]] = {}
     """Further alphabets by name: symbols, or words for a word model."""
+    source: str | None = None
+    """Of pairs: the text that a canary (`format`) is the translation of. It may have the same holes; then it holds the same
+    secret, each candidate is scored after its own source, and nothing can be searched for."""
     insertions: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(1, 4, 16), min_length=1)
     """How often a canary is inserted; one canary (or `each`) for every number."""
     each: int = Field(default=1, ge=1)
@@ -548,14 +572,15 @@ class LanguageSpec(Spec):
     """A model of the next character or word (Carlini 2019, sections 3 and 6)."""
 
     kind: Literal["language"] = "language"
-    architecture: Literal["lstm", "gru", "cnn", "wavenet", "transformer"] = "lstm"
-    """lstm, gru; cnn: dilated causal convolutions; wavenet: gated ones with skip connections; transformer: decoder only."""
+    architecture: Literal["lstm", "gru", "cnn", "wavenet", "transformer", "encoder_decoder"] = "lstm"
+    """lstm, gru; cnn: dilated causal convolutions; wavenet: gated ones with skip connections; transformer: decoder only;
+    encoder_decoder: for pairs, an LSTM reads the source and hands its state to one that writes the target."""
     width: int = Field(default=200, ge=1)
     """Units of a layer, or channels."""
     layers: int = Field(default=2, ge=1)
     """How many; convolutions are dilated by 1, 2, 4, ..."""
     embedding: int = Field(default=128, ge=1)
-    """lstm and gru: length of a symbol's vector; the others use `width`."""
+    """lstm, gru and encoder_decoder: length of a symbol's vector; the others use `width`."""
     kernel: int = Field(default=3, ge=2)
     """cnn and wavenet: symbols that a convolution sees."""
     heads: int = Field(default=4, ge=1)
@@ -740,8 +765,12 @@ class TrainingSpec(Spec):
     """null: none."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Of the forward pass (autocast); losses are always computed in float32."""
+    shuffle: bool = True
+    """Another order of the examples in every epoch; false: always that of the data."""
     checkpoint_epochs: tuple[int, ...] = ()
     """Epochs after which weights are kept, besides the last one."""
+    checkpoint_steps: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """Steps after which they are kept too, within epochs (exposure)."""
     seed: int = Field(default=0, ge=0)
     """Each model's own seed is derived from it."""
 

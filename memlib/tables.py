@@ -292,7 +292,7 @@ EXPOSURE_UNITS = Table(
     columns=(
         Column("variant", _TEXT, "", "which variant of the recipe; empty without variants"),
         Column("seed", _INT, "", "which training of the variant, counted from 0"),
-        Column("epoch", _INT, "epoch", "of the checkpoint"),
+        Column("epoch", _FLOAT, "epoch", "of the checkpoint; not whole where it lies within one"),
         Column("canary", _INT, "", "its id"),
         Column("insertions", _INT, "count", "how often this model's training data hold it; 0: never"),
         Column("log_perplexity", _FLOAT, "bit", "of the canary after its known prefix (Carlini 2019, Definition 1)"),

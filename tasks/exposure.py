@@ -1,6 +1,7 @@
 """Corpus, perplexities, ranks, extraction and scores of the exposure audit as stages."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 from memlib.audits import exposure
 from memlib.audits.exposure import Config, Recipe, Scored, choose_method
 from memlib.data.formats import Format
+from memlib.data.pairs import build_pairs, embedded_pairs
 from memlib.data.secret import keyed_digest, read_secret
 from memlib.data.shards import IMAGES
 from memlib.data.text import build_corpus, read_secrets, read_text, text_digest
@@ -52,6 +54,8 @@ def make_corpus(context: Context, text: TextSpec, canaries: SecretsSpec, *, else
         elsewhere: whether the model saw another text, which held every secret of canaries.file at least once.
     """
     content, secret = read_text(text.source), read_secret()
+    if text.source.kind == "topic_pairs":
+        content = embedded_pairs(content)
 
     form = Format(canaries.format, canaries.alphabets)
     known = read_secrets(canaries.file, form, text.unit) if canaries.file is not None else []
@@ -59,7 +63,10 @@ def make_corpus(context: Context, text: TextSpec, canaries: SecretsSpec, *, else
         known = [replace(said, times=said.times or 1) for said in known]
 
     def compute(attempt: Attempt) -> None:
-        corpus = build_corpus(content, text, canaries, secret=secret, known=known)
+        if text.paired:
+            corpus = build_pairs(content, text, canaries, secret=secret)
+        else:
+            corpus = build_corpus(content, text, canaries, secret=secret, known=known)
         np.save(attempt.path(IMAGES), corpus.windows)
         attempt.path(VOCABULARY).write_text(json.dumps(corpus.vocabulary))
         write_table(corpus.splits, SPLITS, attempt.path(SPLITS_FILE))
@@ -72,7 +79,7 @@ def make_corpus(context: Context, text: TextSpec, canaries: SecretsSpec, *, else
     if known:  # the text itself is secret
         listed = [[list(said.choices), said.times] for said in known]
         inputs = {"text": keyed_digest(secret, text_digest(content)), "secret": keyed_digest(secret, listed)}
-    return run_stage(context, f"{SECRET}corpus", version=1, spec=spec, inputs=inputs, compute=compute, secret=True)
+    return run_stage(context, f"{SECRET}corpus", version=2, spec=spec, inputs=inputs, compute=compute, secret=True)
 
 
 @dataclass(frozen=True)
@@ -120,6 +127,8 @@ def rank_jobs(context: Context, models: Sequence[Asked], costs: Sequence[Ref]) -
         seen = _costs(context, ref)
         below = np.searchsorted(np.sort(seen["references"]), seen["canaries"], side="right")
         methods = [choose_method(config, at_or_below=int(b), size=space.size) for b in below]
+        if space.contexts(space.sample(1, np.random.default_rng(0))) is not None:  # no tree to prune
+            methods = ["sampled" if method == "pruned" else method for method in methods]
         by_id = dict(zip(model.canaries, seen["canaries"].tolist(), strict=True))
         pruned = [canary for canary, method in zip(model.canaries, methods, strict=True) if method == "pruned"]
         for canary in pruned:
@@ -200,7 +209,8 @@ def _privacy(context: Context, at: AskedModel) -> dict[str, Any] | None:
     spent = None if at.model is None else context.store.manifest(at.model)["facts"].get("privacy")
     if spent is None or at.epoch == 0:
         return None
-    return {name: spent[name] for name in ("delta", "noise", "accountant")} | {"epsilon": spent["epsilons"][at.epoch - 1]}
+    epsilon = spent["epsilons"][math.ceil(at.epoch) - 1]
+    return {name: spent[name] for name in ("delta", "noise", "accountant")} | {"epsilon": epsilon}
 
 
 def _exact(

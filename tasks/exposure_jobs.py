@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from memlib.audits.exposure import ExtractionSpec, Recipe
 from memlib.data.formats import Candidates, Format, Space, render
+from memlib.data.pairs import pair_candidates
 from memlib.data.shards import IMAGES, read_images
 from memlib.data.spelling import spell
 from memlib.data.splits import VALIDATION, column, select
@@ -26,8 +26,18 @@ from memlib.errors import UserError
 from memlib.identity import content_key, derive_seed
 from memlib.models.outside import Answering, HuggingFace, load_outside
 from memlib.models.sequence import LanguageModel
+from memlib.objectives.language import next_symbol_loss
 from memlib.observe.extraction import Frontier, ShortestPath, beam_search
-from memlib.observe.likelihoods import UNITS_PER_BIT, OutOfWork, Predictor, Work, leaf_costs, ranks, sequence_costs
+from memlib.observe.likelihoods import (
+    UNITS_PER_BIT,
+    OutOfWork,
+    Predictor,
+    Work,
+    candidate_costs,
+    leaf_costs,
+    ranks,
+    sequence_costs,
+)  # fmt: skip
 from memlib.specs import HuggingFaceSpec, ProtocolSpec, SecretsSpec, TextSpec
 from memlib.store import Attempt, Ref, Store
 from memlib.tables import EXTRACTION, write_table
@@ -88,6 +98,8 @@ class CorpusData:
             spelled = spell(self.format, self.outside, **known)
             return spelled, spelled.context
         whole = self.format.space({symbol: number for number, symbol in enumerate(self.symbols)}, self.text.unit)
+        if self.text.paired:
+            return pair_candidates(self.format, self.canaries, self.text, self.vocabulary)
         first, end = scored_part(self.format, self.text, self.canaries)
         context = tuple(slot[0] for slot in whole.slots[:first]) if self.canaries.known_prefix else ()
         return Space(whole.slots[first:end]), context
@@ -129,13 +141,13 @@ class AskedModel(Protocol):
     Attributes:
         data: the corpus.
         model: its artifact, where it was trained here.
-        epoch: the checkpoint's.
+        epoch: the checkpoint's; not whole within an epoch.
         precision: of its evaluation.
     """
 
     data: CorpusData
     model: Ref | None
-    epoch: int
+    epoch: float
     precision: str
 
     @property
@@ -164,21 +176,24 @@ class ModelAt:
     Attributes:
         data: the corpus.
         model: its artifact.
-        epoch: the checkpoint's.
+        epoch: the checkpoint's; not whole within an epoch.
         quantize: whether its weights are forced to 256 values each.
         precision: of its evaluation.
+        step: the checkpoint's, where it lies within an epoch.
     """
 
     data: CorpusData
     model: Ref
-    epoch: int
+    epoch: float
     quantize: bool
     precision: str
+    step: int | None = None
 
     @property
     def spec(self) -> dict[str, Any]:
         """What keys say of it."""
-        return {"epoch": self.epoch, "quantize": self.quantize, "precision": self.precision}
+        at = {"epoch": self.epoch} if self.step is None else {"step": self.step}
+        return at | {"quantize": self.quantize, "precision": self.precision}
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -187,7 +202,7 @@ class ModelAt:
 
     def load(self, device: torch.device) -> LanguageModel:
         """The model, ready to be asked."""
-        model, _ = load_trained(self.data.store, self.model, epoch=self.epoch)
+        model, _ = load_trained(self.data.store, self.model, epoch=int(self.epoch), step=self.step)
         assert isinstance(model, LanguageModel)
         if self.quantize:
             quantize_weights(model)
@@ -197,11 +212,11 @@ class ModelAt:
     def loss(self, model: Predictor, windows: NDArray[np.int32], device: torch.device) -> float:
         """See `AskedModel.loss`."""
         assert isinstance(model, LanguageModel)
-        total = 0.0
+        total, count = 0.0, 0
         for start in range(0, len(windows), VALIDATION_BATCH):
-            tokens = torch.from_numpy(windows[start : start + VALIDATION_BATCH]).long().to(device)
-            total += float(F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten(), reduction="sum"))
-        return total / windows.size
+            loss, scored = next_symbol_loss(model, torch.from_numpy(windows[start : start + VALIDATION_BATCH]).to(device))
+            total, count = total + float(loss), count + scored
+        return total / count
 
 
 @dataclass(frozen=True)
@@ -218,7 +233,7 @@ class OutsideModel:
     digest: str
     precision: str
     model: None = None
-    epoch: int = 0
+    epoch: float = 0
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -296,11 +311,11 @@ class Perplexities:
         rows = column(select(splits, VALIDATION), "row")
         windows = np.array(read_images(data.store.local_path(data.corpus, IMAGES))[rows])
         rng = np.random.default_rng(derive_seed(self.seed, "references"))
-        ask = functools.partial(sequence_costs, model, context=data.context)
+        ask = functools.partial(candidate_costs, model, space, context=data.context)
         np.savez(
             attempt.path(COSTS),
-            canaries=ask(space.tokens(data.choices(self.canaries))),
-            references=ask(space.tokens(space.sample(self.references, rng))),
+            canaries=ask(data.choices(self.canaries)),
+            references=ask(space.sample(self.references, rng)),
             validation_loss=np.array(self.at.loss(model, windows, device)),
         )
 

@@ -23,6 +23,7 @@ import scipy.stats
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from memlib.data.formats import HOLE
 from memlib.errors import RunError
 from memlib.observe.likelihoods import UNITS_PER_BIT
 from memlib.specs import LanguageSpec, SecretsSpec, SequenceModelSpec, Spec, TextSpec, TrainingSpec, changed
@@ -98,7 +99,7 @@ class Recipe(Spec):
     canaries: SecretsSpec = SecretsSpec()
     model: LanguageSpec = LanguageSpec()
     training: TrainingSpec | None = None
-    """checkpoint_epochs: exposure is also measured there; patience: stop at the lowest validation loss."""
+    """checkpoint_epochs, checkpoint_steps: exposure is also measured there; patience: stop at the lowest validation loss."""
     trained: SequenceModelSpec | None = None
     """Instead of model and training: a model that was trained elsewhere; canaries.file names the secrets that it saw. The
     text (data) is what its loss is shown for."""
@@ -124,6 +125,17 @@ class Recipe(Spec):
             self._check_training(self.training)
         return self
 
+    def _check_pairs(self) -> None:
+        if self.canaries.source is None or self.canaries.file is not None or self.trained is not None:
+            raise ValueError("pairs are for canaries that are inserted here: give canaries.source, and no file or trained")
+        if any(cell.model.architecture != "encoder_decoder" for cell in self.cells.values()):
+            raise ValueError("pairs need model.architecture encoder_decoder")
+        if HOLE.search(self.canaries.source) and (self.extraction is not None or self.score.method == "pruned"):
+            raise ValueError(
+                "a source that holds the secret (holes in canaries.source) leaves nothing to search: set extraction to null, "
+                "and score.method to auto, enumerated, sampled or extrapolated"
+            )
+
     def _check_trained(self, trained: SequenceModelSpec) -> None:
         if self.canaries.file is None:
             raise ValueError("a model that was trained elsewhere saw its own text: name its secrets by canaries.file")
@@ -137,6 +149,10 @@ class Recipe(Spec):
             raise ValueError(f"training.objective {training.objective.kind} makes no language model; use language")
         if training.augment is not None:
             raise ValueError("training.augment is for images; set it to null for text")
+        if self.data.paired:
+            self._check_pairs()
+        elif self.canaries.source is not None or self.model.architecture == "encoder_decoder":
+            raise ValueError("canaries.source and encoder_decoder are for pairs: data.source of kind pairs or topic_pairs")
         for name, recipe in self.cells.items():
             if name and recipe._shared != self._shared:
                 raise ValueError(f"variant {name!r} may change model, training, quantize and what is known, nothing else")
@@ -206,7 +222,7 @@ class Scored:
 
     variant: str
     seed: int
-    epoch: int
+    epoch: float
     canaries: tuple[int, ...]
     insertions: tuple[int, ...]
     costs: NDArray[np.int64]
@@ -344,7 +360,7 @@ def _holm(p_values: NDArray[np.float64], alpha: float) -> NDArray[np.bool_]:
 def _canary_row(at: Mapping[str, Any], unit: Mapping[str, Any], *, exposed: bool) -> dict[str, Any]:
     params = {
         **at, "canary": int(unit["canary"]), "seed": int(unit["seed"]), "insertions": int(unit["insertions"]),
-        "method": unit["method"], "epoch": int(unit["epoch"]), "log_perplexity": unit["log_perplexity"],
+        "method": unit["method"], "epoch": unit["epoch"], "log_perplexity": unit["log_perplexity"],
     }  # fmt: skip
     if not np.isnan(unit["rank"]):
         params["rank"] = int(unit["rank"])

@@ -56,11 +56,15 @@ class Candidates(ABC):
         """Where a path of symbols ends."""
 
     ambiguous = False
-    """Whether a candidate may be spelled by more paths than its own."""
+    """Whether paths through the tree may be nobody's: a candidate may be spelled in several ways, or not after all others."""
 
     def accepts(self, paths: NDArray[np.int64]) -> NDArray[np.bool_]:
         """(num_paths,) which whole paths (num_paths, length) are their candidates' own."""
         return np.ones(len(paths), dtype=np.bool_)
+
+    def contexts(self, choices: Choices) -> NDArray[np.int64] | None:
+        """(num_candidates, length) symbols that stand before each candidate, where they differ."""
+        return None
 
     @property
     def end(self) -> int:
@@ -159,10 +163,12 @@ class Format:
     Attributes:
         text: with holes such as {d3}: three symbols of alphabet d.
         alphabets: symbols by name, besides the built-in d (digits), h (hexadecimal), l and u (letters), a (l and d).
+        holes: whether it must have one.
     """
 
     text: str
     alphabets: Mapping[str, tuple[str, ...]]
+    holes: bool = True
 
     def places(self, unit: str) -> list[tuple[str, ...]]:
         """For each place of the sequence the symbols it may hold.
@@ -179,7 +185,7 @@ class Format:
             parts += [self.text[end : hole.start()], self._hole(hole)]
             end = hole.end()
         parts.append(self.text[end:])
-        if len(parts) == 1:
+        if len(parts) == 1 and self.holes:
             raise UserError(f"the format {self.text!r} has no hole, such as {{d9}} for nine digits")
         places: list[tuple[str, ...]] = []
         for number, part in enumerate(parts):

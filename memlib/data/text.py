@@ -24,7 +24,7 @@ from memlib.data.formats import Choices, Format, Space, render
 from memlib.data.secret import keyed_seed
 from memlib.data.splits import LEFT_OUT, TRAIN, VALIDATION
 from memlib.errors import UserError
-from memlib.specs import SecretsSpec, TextFileSource, TextParquetSource, TextSource, TextSpec
+from memlib.specs import PairsFileSource, SecretsSpec, TextFileSource, TextParquetSource, TextSource, TextSpec
 from memlib.tables import CANARIES, SPLITS
 
 LINE_END, UNKNOWN = "\n", "<unk>"
@@ -32,12 +32,12 @@ MOST_CARRIERS = 0.5  # of the training windows
 
 
 def read_text(source: TextSource) -> str:
-    """The text of a source.
+    """The text of a source; of pairs: what they are made from.
 
     Raises:
         UserError: when it cannot be read or is empty.
     """
-    if isinstance(source, TextFileSource):
+    if isinstance(source, TextFileSource | PairsFileSource):
         text = _read_file(source.path)
     elif isinstance(source, TextParquetSource):
         text = _read_parquet(source)
@@ -178,14 +178,15 @@ def build_corpus(text: str, spec: TextSpec, canaries: SecretsSpec, *, secret: by
         insertions = [seen if times is None else times for seen, times in zip(insertions, told, strict=True)]
         roles = [TRAIN] * (count - num_validation) + [VALIDATION] * num_validation
         _check(count - num_validation, 0, len(places), spec)
-        table = _canary_table(space, drawn, insertions, vocabulary, spec.unit)
-        return Corpus(plain, vocabulary, _split_table(roles), table)
-    drawn, insertions = _draw(space, canaries, secret)
+        table = canary_table(space, drawn, insertions, vocabulary, spec.unit)
+        return Corpus(plain, vocabulary, split_table(roles, [f"window {row:08d}" for row in range(count)]), table)
+    drawn, insertions = draw_canaries(space, canaries, secret)
     carriers = sum(insertions) if canaries.together else max(insertions)
     _check(count - num_validation, carriers, len(places), spec)
     rng = np.random.default_rng(keyed_seed(secret, "places", canaries.seed))
     carrying = rng.permutation(count - num_validation)[:carriers]
     rows, roles = [plain], [TRAIN] * (count - num_validation) + [VALIDATION] * num_validation
+    names = [f"window {row:08d}" for row in range(count)]
     for row in carrying:
         roles[row] = LEFT_OUT
     used = 0
@@ -195,9 +196,10 @@ def build_corpus(text: str, spec: TextSpec, canaries: SecretsSpec, *, secret: by
             _write(window, space.tokens(drawn[canary : canary + 1])[0], rng)
             rows.append(window[None])
             roles.append(role_of(canary))
+            names.append(f"{names[carrying[used + repeat]]} canary {canary:06d}")  # in order where its window was
         used += times if canaries.together else 0
-    table = _canary_table(space, drawn, insertions, vocabulary, spec.unit)
-    return Corpus(np.concatenate(rows), vocabulary, _split_table(roles), table)
+    table = canary_table(space, drawn, insertions, vocabulary, spec.unit)
+    return Corpus(np.concatenate(rows), vocabulary, split_table(roles, names), table)
 
 
 def scored_part(form: Format, spec: TextSpec, canaries: SecretsSpec) -> tuple[int, int]:
@@ -212,7 +214,7 @@ def role_of(canary: int) -> str:
     return f"canary {canary}"
 
 
-def _draw(space: Space, canaries: SecretsSpec, secret: bytes) -> tuple[Choices, list[int]]:
+def draw_canaries(space: Space, canaries: SecretsSpec, secret: bytes) -> tuple[Choices, list[int]]:
     """All canaries, inserted ones first, and how often each is inserted."""
     insertions = [times for times in canaries.insertions for _ in range(canaries.each)] + [0] * canaries.never
     rng = np.random.default_rng(keyed_seed(secret, "canaries", canaries.format, canaries.seed))
@@ -236,11 +238,16 @@ def _occurrences(windows: NDArray[np.int32], tokens: NDArray[np.int64]) -> int:
 
 
 def _check(num_training: int, carriers: int, length: int, spec: TextSpec) -> None:
+    check_carriers(num_training, carriers, spec)
     if length + 2 > spec.window:
         raise UserError(
             f"a canary of {length} symbols and the ends of its line do not fit into a window of {spec.window}; "
             "raise data.window"
         )
+
+
+def check_carriers(num_training: int, carriers: int, spec: TextSpec) -> None:
+    """Refuses a corpus of which canaries would be the greater part."""
     if carriers > MOST_CARRIERS * num_training:
         raise UserError(
             f"the corpus has {max(0, num_training)} training windows of {spec.window} symbols; {carriers} insertions need at "
@@ -256,10 +263,10 @@ def _write(window: NDArray[np.int32], canary: NDArray[np.int64], rng: np.random.
     window[place + len(canary)] = 0
 
 
-def _split_table(roles: Sequence[str]) -> pa.Table:
+def split_table(roles: Sequence[str], names: Sequence[str]) -> pa.Table:
     """tables.SPLITS of windows; all are of one class."""
     columns = {
-        "example_id": [f"window {row:08d}" for row in range(len(roles))],
+        "example_id": list(names),
         "row": list(range(len(roles))),
         "role": list(roles),
         "label": [0] * len(roles),
@@ -270,7 +277,8 @@ def _split_table(roles: Sequence[str]) -> pa.Table:
     return pa.table({name: (columns | empty)[name] for name in SPLITS.arrow.names}).cast(SPLITS.arrow)
 
 
-def _canary_table(space: Space, drawn: Choices, insertions: Sequence[int], vocabulary: Sequence[str], unit: str) -> pa.Table:
+def canary_table(space: Space, drawn: Choices, insertions: Sequence[int], vocabulary: Sequence[str], unit: str) -> pa.Table:
+    """tables.CANARIES of drawn candidates, in order."""
     tokens = space.tokens(drawn)
     rows = [
         {

@@ -54,8 +54,11 @@ class Answering:
 
     def begin(self, context: Sequence[int]) -> tuple[Tensor, Tensor]:
         """See `Predictor.begin`; the state is the prefix itself."""
-        prefixes = torch.tensor([list(context)], dtype=torch.int64).reshape(1, len(context))
-        return self._ask(prefixes), prefixes
+        return self.begin_each(torch.tensor([list(context)], dtype=torch.int64).reshape(1, len(context)))
+
+    def begin_each(self, contexts: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Predictor.begin_each`."""
+        return self._ask(contexts), contexts
 
     def advance(self, state: Tensor, rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """See `Predictor.advance`."""
@@ -145,7 +148,12 @@ class HuggingFace:
 
     def begin(self, context: Sequence[int]) -> tuple[Tensor, Tensor]:
         """See `Predictor.begin`; the state is the prefix itself, after the token that begins a text."""
-        seen = torch.tensor([[self._start, *context]], device=self._model.device)
+        return self.begin_each(torch.tensor([list(context)], dtype=torch.int64).reshape(1, len(context)))
+
+    def begin_each(self, contexts: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Predictor.begin_each`."""
+        start = torch.full((len(contexts), 1), self._start)
+        seen = torch.cat([start, contexts], dim=1).to(self._model.device)
         return self._ask(seen), seen
 
     def advance(self, state: Tensor, rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,13 +24,15 @@ def build_language_model(spec: LanguageSpec, num_symbols: int, window: int, *, s
     Args:
         spec: which.
         num_symbols: of the vocabulary.
-        window: symbols in a window, the longest sequence a transformer takes.
+        window: symbols in a row of the corpus, the longest sequence a transformer takes.
         seed: of the initial weights.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "initial weights"))
         if spec.architecture in ("lstm", "gru"):
             return Recurrent(spec, num_symbols)
+        if spec.architecture == "encoder_decoder":
+            return EncoderDecoder(spec, num_symbols, window)
         if spec.architecture == "transformer":
             return Transformer(spec, num_symbols, window)
         return Convolutional(spec, num_symbols)
@@ -67,6 +69,11 @@ class LanguageModel(nn.Module, ABC):
         state = torch.tensor([[START, *context]], device=device)
         return self.following(state)[:, -1], state
 
+    def begin_each(self, contexts: Tensor) -> tuple[Tensor, Tensor]:
+        """The same of many contexts (num_contexts, length) of one length."""
+        found = [self.begin(context) for context in contexts.tolist()]
+        return torch.cat([logits for logits, _ in found]), torch.cat([state for _, state in found])
+
     def advance(self, state: Tensor, rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Takes prefixes one symbol further.
 
@@ -88,7 +95,7 @@ class Recurrent(LanguageModel):
     def __init__(self, spec: LanguageSpec, num_symbols: int) -> None:
         super().__init__()
         self.num_symbols, self.layers = num_symbols, spec.layers
-        kind = nn.LSTM if spec.architecture == "lstm" else nn.GRU
+        kind = nn.GRU if spec.architecture == "gru" else nn.LSTM
         self.embedding = nn.Embedding(num_symbols, spec.embedding)
         between = spec.dropout if spec.layers > 1 else 0.0
         self.cells = kind(spec.embedding, spec.width, spec.layers, batch_first=True, dropout=between)
@@ -142,6 +149,43 @@ class Recurrent(LanguageModel):
         update = torch.sigmoid(update_i + update_h)
         new = torch.tanh(new_i + torch.sigmoid(reset_i + reset_h) * new_h)
         return ((1 - update) * new + update * before[:, 0][rows])[:, None]
+
+
+class EncoderDecoder(Recurrent):
+    """An LSTM reads the source of a pair, another writes the target from its last state (Sutskever 2014; Carlini 2019, 6.4).
+
+    A row is a source of `window` symbols, padded in front, and a target. A context begins with a whole source.
+    """
+
+    def __init__(self, spec: LanguageSpec, num_symbols: int, row: int) -> None:
+        super().__init__(spec, num_symbols)
+        self.window = row // 2
+        self.reader = nn.LSTM(spec.embedding, spec.width, spec.layers, batch_first=True, dropout=self.cells.dropout)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Scores of the target's symbols given the source and those before them: (batch, window, num_symbols)."""
+        source, target = tokens[:, : self.window].long(), tokens[:, self.window :].long()
+        start = torch.full_like(target[:, :1], START)
+        seen = torch.cat([start, target[:, :-1].clamp(min=0)], dim=1)
+        _, thought = self.reader(self.embedding(source))
+        hidden, _ = self.cells(self.embedding(seen), thought)
+        return cast(Tensor, self.scores(self.dropout(hidden)))
+
+    def begin(self, context: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """See `LanguageModel.begin`."""
+        return self.begin_each(torch.tensor([list(context)]))
+
+    def begin_each(self, contexts: Tensor) -> tuple[Tensor, Tensor]:
+        """See `LanguageModel.begin_each`."""
+        assert contexts.shape[1] >= self.window, "a context begins with a whole source"
+        contexts = contexts.to(self.scores.weight.device)
+        _, (hidden, cell) = self.reader(self.embedding(contexts[:, : self.window]))
+        state = torch.stack([hidden, cell], dim=2).transpose(0, 1)  # (rows, layers, 2, width)
+        every = torch.arange(len(contexts), device=contexts.device)
+        start = torch.full_like(contexts[:, :1], START)
+        for column in torch.cat([start, contexts[:, self.window :]], dim=1).T:
+            logits, state = self.advance(state, every, column)
+        return logits, state
 
 
 class Convolutional(LanguageModel):

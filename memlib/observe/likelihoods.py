@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memlib.data.formats import Candidates
+from memlib.data.formats import Candidates, Choices
 from memlib.errors import RunError
 
 UNITS_PER_BIT = 1 << 16
@@ -27,6 +27,10 @@ class Predictor(Protocol):
 
     def begin(self, context: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Scores (1, num_symbols) of what follows a context, and the state (1, ...) after it."""
+        ...
+
+    def begin_each(self, contexts: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores (num_contexts, num_symbols) of what follows each context (num_contexts, length), and their states."""
         ...
 
     def advance(self, state: Tensor, rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,11 +113,30 @@ def sequence_costs(
     return found
 
 
+@torch.inference_mode()
+def candidate_costs(
+    predictor: Predictor, space: Candidates, choices: Choices, *, context: Sequence[int] = (), batch: int | None = None
+) -> NDArray[np.int64]:
+    """The cost of each candidate, (num_candidates, num_places) choices, after the context or after its own.
+
+    See `sequence_costs`.
+    """
+    tokens, contexts = space.tokens(choices), space.contexts(choices)
+    if contexts is None:
+        return sequence_costs(predictor, tokens, context=context, batch=batch)
+    batch, parts = batch or _rows_at_once(predictor), []
+    for start in range(0, len(tokens), batch):
+        logits, state = predictor.begin_each(torch.from_numpy(contexts[start : start + batch]))
+        parts.append(_costs_of_block(predictor, tokens[start : start + batch], logits, state))
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+
+
 def _costs_of_block(predictor: Predictor, tokens: NDArray[np.int64], logits: Tensor, state: Tensor) -> NDArray[np.int64]:
+    """Costs after one context, (1, ...) logits and state, or after as many as there are sequences."""
     device = state.device
     part = torch.from_numpy(tokens).to(device)
-    total = symbol_costs(logits, part[:, 0])[0]
-    rows = torch.zeros(len(part), dtype=torch.int64, device=device)  # of the state of each one's prefix
+    rows = torch.arange(len(part), device=device) % len(logits)  # of the state of each one's prefix
+    total = symbol_costs(logits[rows], part[:, :1])[:, 0]
     for place in range(1, part.shape[1]):
         alive = torch.nonzero(part[:, place] >= 0)[:, 0]
         if not len(alive):
@@ -160,10 +183,10 @@ def leaf_costs(
         OutOfWork: beyond work's limit.
     """
     work, rows_at_once = work or Work(), batch or _rows_at_once(predictor)
-    if limit is None and space.ambiguous:  # most paths would be nobody's
+    if limit is None and space.ambiguous:  # in a tree most paths would be nobody's
         for block in space.blocks(rows_at_once):
             work.add(len(block))
-            yield sequence_costs(predictor, space.tokens(block), context=context)
+            yield candidate_costs(predictor, space, block, context=context)
         return
     logits, state = predictor.begin(context)
     work.add(1)

@@ -28,7 +28,14 @@ from memlib.objectives import build_objective, needs_classifier
 from memlib.specs import AnyModelSpec, CanarySpec, ClassifierSpec, LanguageSpec, ModelSpec, TrainingSpec
 from memlib.store import Attempt, Ref, Store
 from memlib.tables import TRAINING, write_table
-from memlib.training.checkpoint import load_resume_state, load_weights, save_resume_state, save_weights, weights_file
+from memlib.training.checkpoint import (
+    load_resume_state,
+    load_weights,
+    save_resume_state,
+    save_weights,
+    step_file,
+    weights_file,
+)
 from memlib.training.loop import Training, TrainingSet, Worker
 
 STAGE, VERSION = "train", 2
@@ -198,11 +205,13 @@ def build_model(described: Mapping[str, Any], *, seed: int) -> nn.Module:
         raise UserError(str(error)) from error
 
 
-def load_trained(store: Store, ref: Ref, *, epoch: int) -> tuple[nn.Module, ModelSpec | ClassifierSpec | LanguageSpec]:
-    """A trained model as it was after `epoch` epochs, on the CPU."""
+def load_trained(
+    store: Store, ref: Ref, *, epoch: int, step: int | None = None
+) -> tuple[nn.Module, ModelSpec | ClassifierSpec | LanguageSpec]:
+    """A trained model as it was after `epoch` epochs, or after `step` steps, on the CPU."""
     described = json.loads(store.local_path(ref, MODEL_FILE).read_text())
     model = build_model(described, seed=0)
-    load_weights(model, store.local_path(ref, weights_file(epoch)))
+    load_weights(model, store.local_path(ref, weights_file(epoch) if step is None else step_file(step)))
     return model, MODELS.validate_python(described["model"])
 
 
@@ -256,6 +265,8 @@ class _Run:
             self._keep(self.job.training.epochs)  # the best epoch's weights are the model
 
     def _after_step(self, training: Training) -> None:
+        if self.worker.rank == 0 and training.step in training.spec.checkpoint_steps:
+            save_weights(training.model, self.folder / step_file(training.step))
         finished = training.step == training.num_steps
         if self.worker.rank or finished or time.monotonic() - self.saved < self.resume_seconds:
             return
@@ -309,6 +320,9 @@ class _Run:
         kept = [e for e in job.training.kept_epochs if e <= self.training.epoch or e == job.training.epochs]
         for epoch in kept:  # stopped early, later ones were not reached
             shutil.copyfile(self.folder / weights_file(epoch), attempt.path(weights_file(epoch)))
+        for step in job.training.checkpoint_steps:
+            if step <= self.training.step:
+                shutil.copyfile(self.folder / step_file(step), attempt.path(step_file(step)))
         write_table(pa.Table.from_pylist(self.history, schema=TRAINING.arrow), TRAINING, attempt.path(HISTORY))
         attempt.path(MODEL_FILE).write_text(json.dumps(self.described))
         attempt.facts |= {
@@ -319,6 +333,7 @@ class _Run:
             "training_seconds": round(self.seconds + time.monotonic() - self.started, 1),
             "resumed_from_step": self.resumed_from,
             "num_steps": self.training.step,
+            "steps_per_epoch": self.training.steps_per_epoch,
             "privacy": None if self.training.privacy_spent is None else asdict(self.training.privacy_spent),
             "best_epoch": self.training.best["epoch"] if self.training.validation is not None else job.training.epochs,
         }

@@ -117,6 +117,9 @@ class Training:
         self.batch_size = spec.batch_size or len(data)
         self.steps_per_epoch = len(data) // self.batch_size
         self.num_steps = spec.epochs * self.steps_per_epoch
+        late = [step for step in spec.checkpoint_steps if step > self.num_steps]
+        if late:
+            raise UserError(f"training.checkpoint_steps {late[0]} is beyond the {self.num_steps} steps of training")
         self.model = model.to(self.worker.device).to(memory_format=torch.channels_last)  # faster convolutions
         self.objective = objective.to(self.worker.device)
         self.objective.prepare(self.model)
@@ -365,7 +368,10 @@ class Prefetcher:
             chosen = poisson_sample(len(self._data), batch / len(self._data), seed=self._spec.seed, step=step)
         else:
             if self._order[0] != epoch:
-                self._order = (epoch, epoch_order(len(self._data), seed=self._spec.seed, epoch=epoch))
+                number = len(self._data)
+                plain = np.arange(number)
+                order = epoch_order(number, seed=self._spec.seed, epoch=epoch) if self._spec.shuffle else plain
+                self._order = (epoch, order)
             chosen = self._order[1][place * batch : (place + 1) * batch][_part(batch, self._worker)]
         images = torch.from_numpy(self._data.read(chosen))
         labels = torch.from_numpy(self._data.labels[chosen])

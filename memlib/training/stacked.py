@@ -304,6 +304,8 @@ def train_nets(
 def _check(training: TrainingSpec, data: Examples, jobs: Sequence[NetJob]) -> None:
     if training.optimizer.name != "adamw":
         raise UserError(f"training.optimizer {training.optimizer.name} cannot train stacked nets; use adamw")
+    if not training.shuffle or training.checkpoint_steps:
+        raise UserError("training.shuffle false and training.checkpoint_steps are not for stacked nets")
     if training.privacy is not None:
         raise UserError("training.privacy cannot train stacked nets; set it to null")
     if training.precision != "float32":

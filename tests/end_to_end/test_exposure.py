@@ -28,6 +28,9 @@ extraction: {known: [0, 2], top: 3, batch: 16}
 """
 
 
+UNKNOWN = "canaries.known_prefix: false, canaries.known_suffix: false"
+
+
 @pytest.fixture(scope="module")
 def audited(memlib: Memlib, tmp_path_factory: pytest.TempPathFactory) -> tuple[Memlib, Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("exposure")
@@ -92,14 +95,27 @@ def test_the_second_run_computes_nothing_and_a_variant_only_itself(audited: tupl
     again = mine.audit(store)
     assert again["run"] == manifest["run"]
     assert again["computed"] == []
-    variants = "variants={plain: {}, eight bits: {quantize: true}}"
-    changed = mine.audit(store, variants, "extraction=null", "title=quantized")
-    assert not [name for name in changed["computed"] if name.startswith(("train/", "secret/corpus"))]
-    rows = published(store, changed)["summary"].to_pylist()
-    by = {json.loads(row["params"]).get("variant"): row["value"] for row in rows if row["metric"] == "validation_loss"}
+    private = "{training.epochs: 1, training.privacy: {noise: 2, clip: 0.1}, training.checkpoint_epochs: []}"
+    variants = f"variants={{plain: {{}}, eight bits: {{quantize: true}}, private: {private}, unknown: {{{UNKNOWN}}}}}"
+    changed = mine.audit(store, variants, "extraction.known=[0]", "extraction.beam=null", "title=quantized")
+    trained = [name for name in changed["computed"] if name.startswith(("train/", "secret/corpus"))]
+    assert len(trained) == 2  # the private ones, with and without the canary
+    rows = [{**row, "params": json.loads(row["params"])} for row in published(store, changed)["summary"].to_pylist()]
+    by = {row["params"].get("variant"): row["value"] for row in rows if row["metric"] == "validation_loss"}
     assert by["eight bits"] == pytest.approx(by["plain"], rel=0.05)
-    assert by["eight bits"] != by["plain"]
-    assert "Utility against exposure" in Path(changed["report"]).read_text()
+    assert by["eight bits"] != by["plain"] == by["unknown"]
+    (epsilon,) = [row for row in rows if row["metric"] == "epsilon"]
+    assert epsilon["params"]["variant"] == "private"
+    assert 0 < epsilon["value"] < 1
+    exposed = {row["params"].get("variant"): row for row in rows if row["metric"] == "exposure" and "canary" in row["params"]}
+    assert exposed["private"]["verdict"] == "at_null"
+    bits = {variant: row["params"]["log_perplexity"] for variant, row in exposed.items()}
+    assert bits["unknown"] > bits["plain"]  # digits after nothing, and no more after them
+    page = Path(changed["report"]).read_text()
+    assert "Utility against exposure" in page
+    assert "k times epsilon" in page
+    revealed = mine.call("show", changed["run"], "--reveal", "--store", str(store)).stdout
+    assert revealed.count(secrets_of(store)[0]["text"]) == 1
 
 
 def test_another_secret_draws_other_canaries(audited: tuple[Memlib, Path, dict[str, Any]], tmp_path: Path) -> None:
@@ -133,6 +149,89 @@ def test_secrets_that_the_text_holds_already(audited: tuple[Memlib, Path, dict[s
     assert "40717" not in json.dumps(manifest)
     assert "40717" not in Path(manifest["report"]).read_text()
     assert "pin 40717." in mine.call("show", manifest["run"], "--reveal", "--store", str(store)).stdout
+
+
+OUTSIDE = """
+audit: exposure
+data: {source: {kind: text, path: PATH/text.txt}, window: 30}
+canaries: {format: "my pin is {d4}.", file: PATH/secrets.txt, never: 5}
+trained: TRAINED
+score: {references: 500, replicates: 20, enumerate_up_to: 100}
+extraction: {batch: 4, beam: 2}
+"""
+MODULE = """
+import numpy as np
+
+class Remembers:
+    vocabulary = sorted(set("\\n my pinsthecab0123456789."))
+
+    def next_log_probs(self, prefixes, state):
+        known = "my pin is 4071."
+        found = np.full((len(prefixes), len(self.vocabulary)), 0.2 / len(self.vocabulary))
+        for row, prefix in enumerate(prefixes):
+            text = "".join(self.vocabulary[s] for s in prefix)
+            place = next((n for n in range(len(text), 0, -1) if text.endswith(known[:n])), 0)
+            found[row, self.vocabulary.index(known[place % len(known)])] += 0.8
+        return np.log(found), None
+"""
+
+
+def outside(memlib: Memlib, folder: Path, trained: str) -> dict[str, Any]:
+    (folder / "text.txt").write_text("the cat sits. my pin is hip. " * 40)
+    (folder / "secrets.txt").write_text("my pin is 4071.\t7\nmy pin is 9382.\n")
+    (folder / "recipe.yaml").write_text(OUTSIDE.replace("PATH", str(folder)).replace("TRAINED", trained))
+    mine = replace(memlib, recipe=folder / "recipe.yaml", audit_name="exposure")
+    return mine.audit(folder / "store", PYTHONPATH=str(folder))
+
+
+def test_a_model_of_ones_own_that_answers_next_log_probs(memlib: Memlib, tmp_path: Path) -> None:
+    (tmp_path / "remembers.py").write_text(MODULE)
+    manifest = outside(memlib, tmp_path, "{kind: import, model: 'remembers:Remembers'}")
+    units = published(tmp_path / "store", manifest)["units"].to_pylist()
+    assert [unit["insertions"] for unit in units] == [7, 1, 0, 0, 0, 0, 0]
+    assert (units[0]["rank"], units[0]["method"]) == (1, "pruned")
+    assert units[1]["exposure"] < 4
+    searches = published(tmp_path / "store", manifest)["extractions"].to_pylist()
+    assert {row["search"] for row in searches if row["extracted"]} == {"shortest_path", "greedy", "beam"}
+
+
+def test_a_hugging_face_model_that_has_read_a_secret_too_often(memlib: Memlib, tmp_path: Path) -> None:
+    """A small GPT-2, trained here as its owner would: the secret it saw is exposed and extracted, the other is not."""
+    import torch
+    import transformers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    text = "my pin is 4071. the cat sits. my pin is hip. 40 and 71 and 407. "
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<end>"], initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator([text * 20], trainer)
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+    assert len(fast.tokenize(" 4071")) < 4  # its digits are joined
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=len(fast), n_positions=64, n_embd=32, n_layer=1, n_head=2, eos_token_id=0)
+    model = transformers.GPT2LMHeadModel(config)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    tokens = torch.tensor([[0, *fast(text).input_ids]])
+    for _ in range(60):
+        optimizer.zero_grad()
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+    model.save_pretrained(tmp_path / "gpt")
+    fast.save_pretrained(tmp_path / "gpt")
+    manifest = outside(memlib, tmp_path, f"{{kind: huggingface, path: '{tmp_path / 'gpt'}'}}")
+    tables = published(tmp_path / "store", manifest)
+    units = tables["units"].to_pylist()
+    assert (units[0]["rank"], units[0]["method"]) == (1, "pruned")
+    assert units[0]["exposure"] == pytest.approx(13.29, abs=0.01)
+    assert units[1]["exposure"] < 8
+    best = next(row for row in tables["extractions"].to_pylist() if row["search"] == "shortest_path" and row["canary"] == 0)
+    assert best["extracted"]
+    assert best["exact"]
+    done = memlib.call("show", manifest["run"], "--reveal", "--store", str(tmp_path / "store"))
+    assert "4071" in done.stdout.split("found by shortest path")[1]
+    assert "4071" not in Path(manifest["report"]).read_text()
 
 
 @pytest.mark.parametrize(

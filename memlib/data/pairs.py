@@ -1,0 +1,200 @@
+"""Pairs of texts for translation, with canaries in some of them.
+
+A row holds the source, padded in front with ends of lines to half a row, and the target after it, padded behind with -1,
+which counts for nothing. A canary is a pair of its own in the place of another one; its source may hold the secret too.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memlib.data.formats import Candidates, Choices, Format, Space
+from memlib.data.secret import keyed_seed
+from memlib.data.splits import LEFT_OUT, TRAIN, VALIDATION
+from memlib.data.text import (
+    LINE_END,
+    UNKNOWN,
+    Corpus,
+    build_vocabulary,
+    canary_table,
+    check_carriers,
+    draw_canaries,
+    role_of,
+    scored_part,
+    split_table,
+)
+from memlib.errors import UserError
+from memlib.specs import SecretsSpec, TextSpec
+
+PADDING = -1
+WORD = re.compile(r"[a-z]+")
+
+
+def embedded_pairs(text: str) -> str:
+    """Lines of a text and the same in Pig Latin, with a tab between: a language pair that needs no download."""
+    lines = (" ".join(line.split()).lower() for line in text.split(LINE_END))
+    return LINE_END.join(f"{line}\t{pig_latin(line)}" for line in lines if line)
+
+
+def pig_latin(line: str) -> str:
+    """Words with what stands before their first vowel moved to the end, and "ay" after it."""
+
+    def turned(match: re.Match[str]) -> str:
+        word = match[0]
+        start = next((place for place, letter in enumerate(word) if letter in "aeiou"), 0)
+        return f"{word[start:]}{word[:start]}ay"
+
+    return WORD.sub(turned, line)
+
+
+def build_pairs(text: str, spec: TextSpec, canaries: SecretsSpec, *, secret: bytes) -> Corpus:
+    """Rows of pairs, with canaries drawn and put in the place of others.
+
+    Args:
+        text: a pair a line, source and target with a tab between; pairs longer than a window are left out.
+        spec: unit, window, shares.
+        canaries: formats and how often each is inserted.
+        secret: with the spec's seed, draws canaries and places.
+
+    Raises:
+        UserError: when there are no pairs, or a canary is longer than a window.
+    """
+    form, source = Format(canaries.format, canaries.alphabets), source_format(canaries)
+    places, source_places = form.places(spec.unit), source.places(spec.unit)
+    _check_sides(canaries, places, source_places, spec)
+    pairs = _read(text[: max(1, int(len(text) * spec.fraction))], spec)
+    symbols = [symbol for pair in pairs for side in pair for symbol in side]
+    vocabulary = build_vocabulary(symbols, [*places, *source_places], spec.vocabulary)
+    number = {symbol: place for place, symbol in enumerate(vocabulary)}
+    unknown = number.get(UNKNOWN, 0)
+    sides = [[np.array([number.get(symbol, unknown) for symbol in side], dtype=np.int32) for side in pair] for pair in pairs]
+    plain = np.stack([_row(before, after, spec.window) for before, after in sides])
+    num_validation = max(1, round(len(plain) * spec.validation))
+    space = form.space(number, spec.unit)
+    drawn, insertions = draw_canaries(space, canaries, secret)
+    carriers = sum(insertions) if canaries.together else max(insertions)
+    check_carriers(len(plain) - num_validation, carriers, spec)
+    rng = np.random.default_rng(keyed_seed(secret, "places", canaries.seed))
+    replaced = rng.permutation(len(plain) - num_validation)[:carriers]
+    roles = [TRAIN] * (len(plain) - num_validation) + [VALIDATION] * num_validation
+    for row in replaced:
+        roles[row] = LEFT_OUT
+    before, after = source_tokens(space, source, number, spec.unit, drawn), space.tokens(drawn)
+    rows, names, used = [plain], [f"pair {row:08d}" for row in range(len(plain))], 0
+    for canary, times in enumerate(insertions):
+        pair = _row(before[canary].astype(np.int32), after[canary].astype(np.int32), spec.window)
+        rows += [np.repeat(pair[None], times, axis=0)]
+        roles += [role_of(canary)] * times
+        names += [f"{names[row]} canary {canary:06d}" for row in replaced[used : used + times]]
+        used += times if canaries.together else 0
+    table = canary_table(space, drawn, insertions, vocabulary, spec.unit)
+    return Corpus(np.concatenate(rows), vocabulary, split_table(roles, names), table)
+
+
+def source_format(canaries: SecretsSpec) -> Format:
+    """The format of the source side."""
+    assert canaries.source is not None
+    return Format(canaries.source, canaries.alphabets, holes=False)
+
+
+def _read(text: str, spec: TextSpec) -> list[tuple[list[str], list[str]]]:
+    found = []
+    for number, line in enumerate(text.split(LINE_END), start=1):
+        if not line.strip():
+            continue
+        before, tab, after = line.rstrip("\r").partition("\t")
+        if not tab:
+            raise UserError(f"line {number} of the pairs has no tab between source and target")
+        sides = tuple(list(side) if spec.unit == "character" else side.split() for side in (before, after))
+        if max(len(side) for side in sides) < spec.window:
+            found.append((sides[0], sides[1]))
+    if not found:
+        raise UserError(f"there is no pair of texts shorter than {spec.window} {spec.unit}s; raise data.window")
+    return found
+
+
+def _row(before: NDArray[np.int32], after: NDArray[np.int32], window: int) -> NDArray[np.int32]:
+    """Zeros, the source; the target, the end of a line, padding."""
+    row = np.full(2 * window, PADDING, dtype=np.int32)
+    row[:window] = 0
+    row[window - len(before) : window] = before
+    row[window : window + len(after)] = after
+    row[window + len(after)] = 0
+    return row
+
+
+def _check_sides(
+    canaries: SecretsSpec, places: Sequence[tuple[str, ...]], source: Sequence[tuple[str, ...]], spec: TextSpec
+) -> None:
+    longest = max(len(places), len(source))
+    if longest + 1 > spec.window:
+        raise UserError(
+            f"a canary of {longest} symbols and its end do not fit into a window of {spec.window}; raise data.window"
+        )
+    holes, others = ([symbols for symbols in side if len(symbols) > 1] for side in (places, source))
+    if others and others != holes:
+        raise UserError(
+            f"canaries.source {canaries.source!r} needs the same holes as {canaries.format!r} in the same order, or none"
+        )
+
+
+def source_tokens(
+    space: Candidates, source: Format, vocabulary: dict[str, int], unit: str, choices: Choices
+) -> NDArray[np.int64]:
+    """(num_candidates, length) symbols of the source side; its holes hold what the target's hold."""
+    side = source.space(vocabulary, unit)
+    holes = [place for place, slot in enumerate(space.slots) if len(slot) > 1]
+    mine = [place for place, slot in enumerate(side.slots) if len(slot) > 1]
+    chosen = np.zeros((len(choices), side.end), dtype=np.int32)
+    if mine:
+        chosen[:, mine] = choices[:, holes]
+    return side.tokens(chosen)
+
+
+@dataclass(frozen=True)
+class Paired(Space):
+    """Targets whose source differs with the secret: each is scored after its own, so that there is no tree to walk.
+
+    Attributes:
+        sources: of every place of the sources the symbols; places that follow a hole of the target name it.
+        before: symbols of the target before the first slot.
+        window: length of a source with its padding.
+    """
+
+    sources: tuple[tuple[int, ...] | int, ...]
+    before: tuple[int, ...]
+    window: int
+
+    ambiguous = True
+
+    def contexts(self, choices: Choices) -> NDArray[np.int64]:
+        """See `Candidates.contexts`."""
+        found = np.zeros((len(choices), self.window + len(self.before)), dtype=np.int64)
+        tokens = self.tokens(choices)
+        for place, at in enumerate(self.sources):
+            column = self.window - len(self.sources) + place
+            found[:, column] = tokens[:, at] if isinstance(at, int) else at[0]
+        found[:, self.window :] = self.before
+        return found
+
+
+def pair_candidates(
+    form: Format, canaries: SecretsSpec, spec: TextSpec, vocabulary: dict[str, int]
+) -> tuple[Space, tuple[int, ...]]:
+    """What is scored of pairs, and the context of all of them: the source without holes and the known target before them.
+
+    A source with holes is no common context; then the candidates are `Paired` with their own.
+    """
+    whole = form.space(vocabulary, spec.unit)
+    first, end = scored_part(form, spec, canaries)
+    before = tuple(slot[0] for slot in whole.slots[:first]) if canaries.known_prefix else ()
+    side = source_format(canaries).space(vocabulary, spec.unit)
+    if all(len(slot) == 1 for slot in side.slots):
+        padding = (0,) * (spec.window - side.end)
+        return Space(whole.slots[first:end]), (*padding, *(slot[0] for slot in side.slots), *before)
+    holes = iter(place - first for place, slot in enumerate(whole.slots) if len(slot) > 1)
+    sources = tuple(next(holes) if len(slot) > 1 else (slot[0],) for slot in side.slots)
+    return Paired(whole.slots[first:end], sources, before, spec.window), ()
