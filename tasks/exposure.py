@@ -189,7 +189,7 @@ def score_exposure(
         write_table(units, EXPOSURE_UNITS, attempt.path(UNITS_FILE))
         write_table(extractions, EXTRACTION, attempt.path(EXTRACTIONS_FILE))
         write_table(exposure.summarize(scored, units, extractions, recipe), SUMMARY, attempt.path(SUMMARY_FILE))
-        write_table(exposure.curves(scored, units, recipe), CURVES, attempt.path(CURVES_FILE))
+        write_table(exposure.curves(scored, units, extractions, recipe), CURVES, attempt.path(CURVES_FILE))
 
     spec = {
         "config": recipe.score.model_dump(mode="json"),

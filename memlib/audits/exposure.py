@@ -407,8 +407,12 @@ def in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
     return "canary" not in params and params.get("search") in (None, "shortest_path")
 
 
-def curves(models: Sequence[Scored], units: pa.Table, recipe: Recipe) -> pa.Table:
-    """exposure_by_insertions, exposure_by_epoch, utility, and perplexity_histogram (density of the references' costs)."""
+def curves(models: Sequence[Scored], units: pa.Table, extractions: pa.Table, recipe: Recipe) -> pa.Table:
+    """What the page draws.
+
+    exposure_by_insertions, exposure_by_epoch, loss_by_epoch, utility (exposure by validation loss), queries_by_exposure, and
+    perplexity_histogram (density of the references' costs).
+    """
     frame = units.to_pandas()
     points = []
     for unit in frame.to_dict("records"):
@@ -416,7 +420,10 @@ def curves(models: Sequence[Scored], units: pa.Table, recipe: Recipe) -> pa.Tabl
         where = {"canary": int(unit["canary"]), "seed": int(unit["seed"])}
         if unit["insertions"]:
             points.append(_point("exposure_by_epoch", series, where, unit["epoch"], unit["exposure"]))
+    for (variant, epoch), mine in frame.groupby(["variant", "epoch"], sort=False):
+        points.append(_point("loss_by_epoch", variant, {}, epoch, mine["validation_loss"].mean()))
     last = frame[frame["epoch"] == frame.groupby(["variant", "seed"])["epoch"].transform("max")]
+    points += _query_points(last, extractions)
     for unit in last.to_dict("records"):
         where = {"canary": int(unit["canary"]), "seed": int(unit["seed"])}
         points.append(_point("exposure_by_insertions", unit["variant"], where, unit["insertions"], unit["exposure"]))
@@ -433,6 +440,17 @@ def curves(models: Sequence[Scored], units: pa.Table, recipe: Recipe) -> pa.Tabl
     for height, left, right in zip(heights, edges[:-1], edges[1:], strict=True):
         points.append(_point("perplexity_histogram", "references", marked, (left + right) / 2, height))
     return pa.Table.from_pylist(points, schema=CURVES.arrow)
+
+
+def _query_points(last: Any, extractions: pa.Table) -> Iterator[dict[str, Any]]:
+    """Of every shortest-path search that was told nothing: the canary's exposure and the prefixes asked for."""
+    searched = extractions.to_pandas()
+    searched = searched[(searched["search"] == "shortest_path") & (searched["known"] == 0)]
+    keys = ["variant", "seed", "canary", "insertions"]
+    for row in searched.merge(last, on=keys, how="inner").to_dict("records"):
+        where = {"variant": row["variant"], "canary": int(row["canary"]), "seed": int(row["seed"])}
+        series = "extracted" if row["extracted"] else "not extracted"
+        yield _point("queries_by_exposure", series, where, row["exposure"], row["queries"])
 
 
 def _law(references: NDArray[np.float64]) -> dict[str, float]:

@@ -78,7 +78,7 @@ def build_page(recipe: Recipe, run: str, tables: Mapping[str, pa.Table], facts: 
         _histogram_section(points, folder),
         _canaries_section(units),
         _null_section(rows),
-        _extraction_section(tables["extractions"].to_pylist()),
+        _extraction_section(tables["extractions"].to_pylist(), points, folder),
         _variants_section(rows, points, folder),
         Section(
             heading="What was run",
@@ -157,9 +157,15 @@ def _epochs_section(points: Sequence[Mapping[str, Any]], folder: Path) -> Sectio
     axes.set_xlabel("epoch")
     axes.set_ylabel("exposure in bits")
     axes.legend(frameon=False, fontsize=8)
+    losses = [p for p in points if p["curve"] == "loss_by_epoch"]
+    beside = axes.twinx()
+    for name in dict.fromkeys(p["series"] for p in losses):
+        own = sorted((p["x"], p["y"]) for p in losses if p["series"] == name)
+        beside.plot([x for x, _ in own], [y for _, y in own], ":", lw=1, color=INK)
+    beside.set_ylabel("validation loss in nats a symbol (dotted)")
     return Section(
         heading="Exposure through training",
-        paragraphs=["Every model at its checkpoints."],
+        paragraphs=["Every model at its checkpoints, and the mean validation loss of each variant."],
         svg=save_figure(figure, folder, "exposure_by_epoch"),
     )
 
@@ -239,7 +245,9 @@ def _null_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
     )
 
 
-def _extraction_section(extractions: Sequence[Mapping[str, Any]]) -> Section | None:
+def _extraction_section(
+    extractions: Sequence[Mapping[str, Any]], points: Sequence[Mapping[str, Any]], folder: Path
+) -> Section | None:
     if not extractions:
         return None
     cells = [
@@ -257,8 +265,24 @@ def _extraction_section(extractions: Sequence[Mapping[str, Any]]) -> Section | N
             "Whether the likeliest candidate of the model is the canary, and how many prefixes had to be asked for. Known: "
             "symbols that the search was told."
         ],
+        svg=_queries_figure([p for p in points if p["curve"] == "queries_by_exposure"], folder),
         table=TableView(headings, cells[:SHOWN]),
     )
+
+
+def _queries_figure(points: Sequence[Mapping[str, Any]], folder: Path) -> str:
+    if len(points) < 2:
+        return ""
+    figure = new_figure()
+    axes = figure.axes[0]
+    for series, colour in (("extracted", TARGET), ("not extracted", MUTED)):
+        own = [p for p in points if p["series"] == series]
+        axes.plot([p["x"] for p in own], [p["y"] for p in own], "o", ms=5, alpha=0.8, color=colour, label=series)
+    axes.set_yscale("log")
+    axes.set_xlabel("exposure in bits")
+    axes.set_ylabel("prefixes asked for")
+    axes.legend(frameon=False, fontsize=8)
+    return save_figure(figure, folder, "queries_by_exposure")
 
 
 def pareto_front(points: Mapping[str, tuple[float, float]]) -> list[str]:

@@ -160,7 +160,7 @@ def test_the_page_says_what_exposure_means(tmp_path: Path) -> None:
     units = score(models, SIZE, Config())
     tables = {
         "units": units, "extractions": empty_extractions(), "summary": summarize(models, units, empty_extractions(), recipe()),
-        "curves": curves(models, units, recipe()),
+        "curves": curves(models, units, empty_extractions(), recipe()),
     }  # fmt: skip
     page = build_page(recipe(title="<b>"), "abc", tables, {"text": "topics"}, tmp_path)
     assert page.verdict == "1 of 1 inserted secrets are exposed."
@@ -172,7 +172,7 @@ def test_the_page_says_what_exposure_means(tmp_path: Path) -> None:
     nothing = [seen([40.0, 41.0], [0, 1], exact={0: ("enumerated", 5, 9), 1: ("enumerated", 600_000, 9)})]
     units = score(nothing, SIZE, Config())
     tables |= {"units": units, "summary": summarize(nothing, units, empty_extractions(), recipe())}
-    tables["curves"] = curves(nothing, units, recipe())
+    tables["curves"] = curves(nothing, units, empty_extractions(), recipe())
     assert build_page(recipe(), "abc", tables, {}, tmp_path).verdict == "No inserted secret was found to be exposed."
 
 
@@ -200,7 +200,7 @@ def test_seeds_of_a_canary_are_no_further_canaries(tmp_path: Path) -> None:
     first = summary.to_pylist()[0]
     assert first["n"] == 1
     tables = {
-        "units": units, "extractions": empty_extractions(), "summary": summary, "curves": curves(models, units, recipe())
+        "units": units, "extractions": empty_extractions(), "summary": summary, "curves": curves(models, units, empty_extractions(), recipe())
     }  # fmt: skip
     assert build_page(recipe(), "a", tables, {}, tmp_path).verdict.startswith(
         "1 of 1 inserted secrets are exposed, each by one"
@@ -213,7 +213,7 @@ def test_a_page_holds_exposures_beyond_any_float(tmp_path: Path) -> None:
     assert units["exposure"][0].as_py() > 60
     tables = {
         "units": units, "extractions": empty_extractions(), "summary": summarize([model], units, empty_extractions(), recipe()),
-        "curves": curves([model], units, recipe()),
+        "curves": curves([model], units, empty_extractions(), recipe()),
     }  # fmt: skip
     assert "There are 2^1024.0 possible secrets" in build_page(recipe(), "a", tables, {}, tmp_path).lead
 
@@ -238,7 +238,7 @@ def test_variants_are_compared_with_what_their_privacy_costs(tmp_path: Path) -> 
     assert row["value"] == 2.0
     assert json.loads(row["params"]) == {"variant": "private", "delta": 1e-5, "noise": 1.5, "accountant": "rdp"}
     tables = {
-        "units": units, "extractions": empty_extractions(), "summary": summary, "curves": curves(models, units, mine)
+        "units": units, "extractions": empty_extractions(), "summary": summary, "curves": curves(models, units, empty_extractions(), mine)
     }  # fmt: skip
     html = render(build_page(mine, "a", tables, {}, tmp_path))
     assert "2 (delta 1e-05, noise 1.5, rdp)" in html

@@ -46,6 +46,17 @@ def test_a_canary_stands_whole_in_its_windows_and_nowhere_else(together: bool) -
     assert len(lines(found, TRAIN)) + carriers + len(lines(found, VALIDATION)) == len(TEXT) // 40
 
 
+def test_a_canary_comes_where_its_window_was() -> None:
+    found = corpus(together=True)
+    ids = found.splits["example_id"].to_pylist()
+    assert len(set(ids)) == len(ids)
+    for row in found.canaries.to_pylist()[:2]:
+        for name in select(found.splits, role_of(row["canary"]))["example_id"].to_pylist():
+            window, _, _ = name.partition(" canary ")
+            assert found.splits["role"][ids.index(window)].as_py() == LEFT_OUT
+            assert sorted(ids).index(name) == sorted(ids).index(window) + 1
+
+
 def test_the_last_windows_are_for_validation() -> None:
     found = corpus()
     rows = column(select(found.splits, VALIDATION), "row")

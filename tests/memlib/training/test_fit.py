@@ -1,6 +1,7 @@
 """A model from its job to its artifact, without Ray."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from memlib.data.datasets import open_source
 from memlib.data.shards import read_index, write_shard
 from memlib.data.splits import TRAIN, hold_out, split_examples
 from memlib.errors import UserError
+from memlib.objectives import build_objective
 from memlib.specs import (
     CanarySpec,
     ClassifierSpec,
@@ -27,7 +29,7 @@ from memlib.specs import (
 from memlib.store import Ref, Store
 from memlib.tables import SPLITS, TRAINING, write_table
 from memlib.training.fit import Canary, TrainingJob, build_model, load_trained, train_into_store
-from memlib.training.loop import Worker
+from memlib.training.loop import Training, Worker
 
 SHARD, SPLIT = Ref("decode", "d"), Ref("split", "s")
 
@@ -87,6 +89,23 @@ def test_an_artifact_holds_chosen_epochs_history_and_spec(store: Store) -> None:
     assert all(torch.equal(initial[name], built[name]) for name in built)
     assert not any(torch.equal(weights(store, ref, 2)[n], weights(store, ref, 4)[n]) for n in ("backbone.stem.0.weight",))
     assert train(store, make_job()) == ref
+
+
+def test_weights_are_kept_within_epochs(store: Store) -> None:
+    job = make_job()
+    job = replace(job, training=job.training.model_copy(update={"checkpoint_steps": (1, 4)}))
+    ref = train(store, job)
+    assert {"step-0000001.safetensors", "step-0000004.safetensors"} <= set(store.manifest(ref)["files"])
+    assert store.manifest(ref)["facts"]["steps_per_epoch"] == 3
+    training = Training(
+        initial_model(), build_objective(job.training.objective), job.training_set(store), job.training, input_size=16
+    )
+    training.run(stop_after=4)
+    found = load_trained(store, ref, epoch=1, step=4)[0].state_dict()
+    assert all(torch.equal(found[name], value) for name, value in training.model.state_dict().items())
+    late = replace(job, training=job.training.model_copy(update={"checkpoint_steps": (99,)}))
+    with pytest.raises(UserError, match="beyond the 12 steps"):
+        train(store, late)
 
 
 @pytest.mark.parametrize("killed_after", [1, 3])

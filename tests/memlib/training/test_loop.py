@@ -15,7 +15,7 @@ from memlib.errors import RunError, UserError
 from memlib.models.encoder import build_encoder
 from memlib.objectives import Objective, build_objective
 from memlib.specs import AugmentSpec, ModelSpec, OptimizerSpec, TrainingSpec
-from memlib.training.loop import Training, TrainingSet, Worker, epoch_order
+from memlib.training.loop import Prefetcher, Training, TrainingSet, Worker, epoch_order
 
 MODEL = ModelSpec(width=8, projector=(16, 16), input_size=16)
 
@@ -120,6 +120,15 @@ def test_every_epoch_visits_every_example_once_in_an_order_of_its_own() -> None:
     assert all(sorted(order) == list(range(50)) for order in orders)
     assert not np.array_equal(orders[0], orders[1])
     assert np.array_equal(orders[2], epoch_order(50, seed=1, epoch=2))
+
+
+def test_without_shuffling_the_order_is_the_datas() -> None:
+    spec = TrainingSpec(objective={"kind": "supervised"}, epochs=2, batch_size=8, shuffle=False, augment=None)
+    data = make_data()
+    seen = [labels.tolist() for _, labels in Prefetcher(data, spec, Worker(), first_step=0, last_step=4)]
+    per_epoch = len(data) // 8
+    starts = [step % per_epoch * 8 for step in range(4)]
+    assert seen == [data.labels[start : start + 8].tolist() for start in starts]
 
 
 def test_a_loss_that_is_not_finite_stops_with_what_led_there() -> None:
