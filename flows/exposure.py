@@ -149,15 +149,18 @@ def _outside(recipe: Recipe, data: CorpusData) -> Asked:
 
 
 def _searches(recipe: Recipe, asked: Sequence[Asked]) -> list[Search]:
-    """A search for every canary in the last checkpoint of the model that saw it."""
+    """Searches in each model's last checkpoint: one for all canaries it saw, and where symbols are told one for each."""
     how = recipe.extraction
     if how is None:
         return []
     last = {(m.variant, m.seed, m.at.model): m for m in asked}  # in order of epochs
-    return [
-        Search(m.at, m.variant, m.seed, canary, times, known, how)
-        for m in last.values()
-        for canary, times in zip(m.canaries, m.insertions, strict=True)
-        if times
-        for known in how.known
-    ]
+    found = []
+    for model in last.values():
+        seen = {c: times for c, times in zip(model.canaries, model.insertions, strict=True) if times}
+        for known in how.known if seen else ():
+            groups = [tuple(seen)] if known == 0 else [(canary,) for canary in seen]
+            found += [
+                Search(model.at, model.variant, model.seed, group, tuple(seen[c] for c in group), known, len(seen), how)
+                for group in groups
+            ]
+    return found

@@ -317,7 +317,7 @@ EXPOSURE_UNITS = Table(
 EXTRACTION = Table(
     name="extractions",
     version=1,
-    meaning="A row a search for a canary in the model that saw it most.",
+    meaning="A row a canary and search in the model that saw it. Canaries of one model share a search that is told nothing.",
     columns=(
         Column("variant", _TEXT, "", "which variant of the recipe; empty without variants"),
         Column("seed", _INT, "", "which training of the variant"),
@@ -325,9 +325,11 @@ EXTRACTION = Table(
         Column("insertions", _INT, "count", "how often the model's training data hold it"),
         Column("known", _INT, "symbol", "symbols of the holes that the search was told"),
         Column("search", _TEXT, "", "shortest_path, greedy, or beam"),
-        Column("extracted", _FLAG, "", "whether the likeliest candidate found is the canary"),
+        Column("extracted", _FLAG, "", "whether it is among as many likeliest candidates as the model saw canaries"),
         Column("position", _INT, "", "its place among the candidates found, from 1; null if it is not among them"),
-        Column("queries", _INT, "count", "prefixes whose next symbols were asked for"),
+        Column(
+            "queries", _INT, "count", "prefixes whose next symbols were asked for until it, or the search's end, was found"
+        ),
         Column("ended", _TEXT, "", "found, exhausted, or the limit that ended the search: evaluations, seconds"),
         Column("exact", _FLAG, "", "whether no likelier candidate can have been missed"),
     ),

@@ -150,7 +150,7 @@ def _costs(context: Context, ref: Ref) -> dict[str, Any]:
 @stage_task("extract")
 def extract(context: Context, jobs: Sequence[Search]) -> Any:
     """Searches for inserted canaries, on Ray; what they found is secret."""
-    return run_jobs(context, f"{SECRET}extract", jobs, version=1, secret=True) if jobs else []
+    return run_jobs(context, f"{SECRET}extract", jobs, version=2, secret=True) if jobs else []
 
 
 @stage_task("score")

@@ -371,29 +371,32 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Search:
-    """The search for one canary: found.parquet (tables.EXTRACTION), and the candidates found in frontier.npz.
+    """A search for canaries of one model: found.parquet (tables.EXTRACTION), and the candidates found in frontier.npz.
 
     Attributes:
         at: the model.
         variant, seed: its name in results.
-        canary, insertions: which, and how often its model saw it.
+        canaries, insertions: which, and how often its model saw them; several share a search that is told nothing.
         known: symbols of the holes that the search is told.
+        seen: canaries that the model saw in all, the number of candidates that count as extracted.
         how: limits, beam, candidates wanted.
     """
 
     at: AskedModel
     variant: str
     seed: int
-    canary: int
-    insertions: int
+    canaries: tuple[int, ...]
+    insertions: tuple[int, ...]
     known: int
+    seen: int
     how: ExtractionSpec
 
     @property
     def spec(self) -> dict[str, Any]:
         """What the key says of it."""
-        mine = {"variant": self.variant, "seed": self.seed, "canary": self.canary, "insertions": self.insertions}
-        return self.at.spec | mine | {"known": self.known, "how": self.how.model_dump(mode="json", exclude={"known"})}
+        mine = {"variant": self.variant, "seed": self.seed, "canaries": list(self.canaries)}
+        mine |= {"insertions": list(self.insertions), "known": self.known, "seen": self.seen}
+        return self.at.spec | mine | {"how": self.how.model_dump(mode="json", exclude={"known"})}
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -403,21 +406,20 @@ class Search:
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Fills the artifact; a search that was killed goes on from its last saved frontier."""
         data, model = self.at.data, self.at.load(device)
-        truth = data.choices((self.canary,))[0]
-        space = told(data.space, truth, self.known)
-        mine = tuple(token for token in data.space.tokens(truth[None])[0].tolist() if token >= 0)
-        rows = [self._shortest_path(model, space, mine, attempt)]
+        space = told(data.space, data.choices(self.canaries[:1])[0], self.known)
+        rows = self._shortest_path(model, space, attempt)
         for name, width in (("greedy", 1), ("beam", self.how.beam or 0)):
             if self.how.beam is None:
                 continue
             work = Work()
             leaves = [path for _, path in beam_search(model, space, width=width, context=data.context, work=work)]
-            rows.append(self._row(name, leaves, mine, work.evaluations, "found", exact=False))
+            found_at = [work.evaluations] * len(leaves)
+            rows += self._rows(name, leaves, found_at, work.evaluations, "found", exact=False)
         write_table(pa.Table.from_pylist(rows, schema=EXTRACTION.arrow), EXTRACTION, attempt.path(FOUND))
 
-    def _shortest_path(self, model: Predictor, space: Candidates, mine: tuple[int, ...], attempt: Attempt) -> dict[str, Any]:
+    def _shortest_path(self, model: Predictor, space: Candidates, attempt: Attempt) -> list[dict[str, Any]]:
         store, key = self.at.data.store, content_key("search", version=2, spec=self.spec, inputs=self.inputs)
-        key = f"secret/{key}"
+        key, top = f"secret/{key}", max(self.how.top, self.seen)
         with tempfile.TemporaryDirectory(prefix="memlib-search-") as scratch:
             folder = Path(scratch)
             frontier = Frontier.load(folder / FRONTIER) if store.load_resume(key, folder) else None
@@ -425,7 +427,7 @@ class Search:
             left = self.how.max_seconds
             while True:
                 seconds = SAVED_SECONDS if left is None else min(left, SAVED_SECONDS)
-                result = search.run(top=self.how.top, max_evaluations=self.how.max_evaluations, max_seconds=seconds)
+                result = search.run(top=top, max_evaluations=self.how.max_evaluations, max_seconds=seconds)
                 left = None if left is None else left - seconds
                 if result.ended != "seconds" or (left is not None and left <= 0):
                     break
@@ -434,17 +436,25 @@ class Search:
             search.frontier.save(attempt.path(FRONTIER))
         store.drop_resume(key)
         leaves = [path for _, path in result.leaves]
-        return self._row("shortest_path", leaves, mine, result.evaluations, result.ended, exact=result.exact)
+        return self._rows("shortest_path", leaves, result.found_at, result.evaluations, result.ended, exact=result.exact)
 
-    def _row(
-        self, search: str, leaves: list[tuple[int, ...]], mine: tuple[int, ...], queries: int, ended: str, *, exact: bool
-    ) -> dict[str, Any]:
-        return {
-            "variant": self.variant, "seed": self.seed, "canary": self.canary, "insertions": self.insertions,
-            "known": self.known, "search": search, "extracted": bool(leaves) and leaves[0] == mine,
-            "position": leaves.index(mine) + 1 if mine in leaves else None, "queries": queries, "ended": ended,
-            "exact": exact,
-        }  # fmt: skip
+    def _rows(
+        self, search: str, leaves: list[tuple[int, ...]], found_at: list[int], queries: int, ended: str, *, exact: bool
+    ) -> list[dict[str, Any]]:
+        space, rows = self.at.data.space, []
+        spelt = space.tokens(self.at.data.choices(self.canaries)).tolist()
+        for canary, insertions, tokens in zip(self.canaries, self.insertions, spelt, strict=True):
+            mine = tuple(token for token in tokens if token >= 0)
+            place = leaves.index(mine) if mine in leaves else None
+            rows.append(
+                {
+                    "variant": self.variant, "seed": self.seed, "canary": canary, "insertions": insertions,
+                    "known": self.known, "search": search, "extracted": place is not None and place < self.seen,
+                    "position": None if place is None else place + 1,
+                    "queries": queries if place is None else found_at[place], "ended": ended, "exact": exact,
+                }
+            )  # fmt: skip
+        return rows
 
 
 def told(space: Candidates, truth: NDArray[np.int32], known: int) -> Candidates:
@@ -482,8 +492,9 @@ def revealed(store: Store, recipe: Mapping[str, Any], artifacts: Mapping[str, st
     ]
     found = []
     for name in (name for name in artifacts if name.startswith("search ")):
-        row = pq.read_table(store.local_path(ref(name), FOUND)).to_pylist()[0]
-        where = {name: row[name] for name in ("variant", "seed", "canary", "known")}
+        row = pq.read_table(store.local_path(ref(name), FOUND)).to_pylist()[0]  # the first of the canaries it was for
+        where = {name: row[name] for name in ("variant", "seed", "known")}
+        where |= {"canary": row["canary"]} if row["known"] else {}
         for place, (cost, path) in enumerate(Frontier.load(store.local_path(ref(name), FRONTIER)).found, start=1):
             found.append({**where, "place": place, "bits": f"{cost / UNITS_PER_BIT:.2f}", "text": data.text_of(path)})
     return {"inserted": inserted, "found by shortest path": found}

@@ -71,7 +71,7 @@ class ExtractionSpec(Spec):
     known: tuple[Annotated[int, Field(ge=0)], ...] = (0,)
     """How many symbols of the holes the search is told, from the first."""
     top: int = Field(default=1, ge=1)
-    """Candidates to find before the search ends."""
+    """Candidates to find before the search ends; at least as many as the model saw canaries."""
     beam: int | None = Field(default=10, ge=2)
     """Width of the beam search beside it, with greedy search; null: neither."""
     batch: int = Field(default=256, ge=1)

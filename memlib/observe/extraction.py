@@ -32,12 +32,14 @@ class Frontier:
     Attributes:
         nodes: a heap of prefixes that were not expanded, and of leaves.
         found: leaves in order of cost.
+        found_at: evaluations when each of them was found.
         evaluations: prefixes whose next symbols were computed so far.
         dropped: the lowest cost of a node that was dropped for want of room; none if there was always room.
     """
 
     nodes: list[Node] = field(default_factory=lambda: [(0, ())])
     found: list[Node] = field(default_factory=list)
+    found_at: list[int] = field(default_factory=list)
     evaluations: int = 0
     dropped: int | None = None
 
@@ -51,6 +53,7 @@ class Frontier:
                 table[row, : len(symbols)] = symbols
             parts |= {name: table, f"{name}_costs": np.array([cost for cost, _ in nodes], dtype=np.int64)}
         dropped = -1 if self.dropped is None else self.dropped
+        parts["found_at"] = np.array(self.found_at, dtype=np.int64)
         parts["counts"] = np.array([self.evaluations, dropped], dtype=np.int64)
         np.savez(path, allow_pickle=False, **parts)
 
@@ -66,8 +69,9 @@ class Frontier:
                 for name in ("nodes", "found")
             )
             evaluations, dropped = arrays["counts"].tolist()
+            found_at = arrays["found_at"].tolist()
         heapq.heapify(nodes)
-        return cls(nodes, found, evaluations, None if dropped < 0 else dropped)
+        return cls(nodes, found, found_at, evaluations, None if dropped < 0 else dropped)
 
 
 @dataclass(frozen=True)
@@ -76,12 +80,14 @@ class Extracted:
 
     Attributes:
         leaves: (cost, symbols) of the candidates found, likeliest first.
+        found_at: evaluations when each of them was found.
         ended: found: as many as asked for; exhausted: there are no more; evaluations or seconds: the limit was reached.
         exact: whether no candidate that costs less can have been missed.
         evaluations: prefixes whose next symbols were computed.
     """
 
     leaves: list[Node]
+    found_at: list[int]
     ended: Literal["found", "exhausted", "evaluations", "seconds"]
     exact: bool
     evaluations: int
@@ -138,7 +144,13 @@ class ShortestPath:
         frontier = self.frontier
         dearest = frontier.found[-1][0] if frontier.found else 0
         exact = frontier.dropped is None or dearest <= frontier.dropped
-        return Extracted(list(frontier.found), ended, exact and ended in ("found", "exhausted"), frontier.evaluations)
+        return Extracted(
+            list(frontier.found),
+            list(frontier.found_at),
+            ended,
+            exact and ended in ("found", "exhausted"),
+            frontier.evaluations,
+        )
 
     def _take(self) -> list[Node]:
         """The cheapest nodes to expand; a leaf is found when nothing in the frontier is cheaper."""
@@ -153,6 +165,7 @@ class ShortestPath:
                 leaf = heapq.heappop(nodes)
                 if self._space.accepts(np.array([leaf[1]], dtype=np.int64))[0]:
                     self.frontier.found.append(leaf)
+                    self.frontier.found_at.append(self.frontier.evaluations)
                     break
         return chosen
 

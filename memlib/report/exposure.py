@@ -44,14 +44,15 @@ def verdict(rows: Sequence[Mapping[str, Any]], bits: float) -> tuple[str, str, s
 
 
 def _extracted(rows: Sequence[Mapping[str, Any]]) -> str:
-    """How many searches that were told nothing ended with the secret."""
+    """How many secrets were found by a search that was told nothing."""
     mine = [
         row
         for row in rows
         if row["metric"] == "extracted" and row["params"]["search"] == "shortest_path" and row["params"]["known"] == 0
     ]
     hits = round(sum(row["value"] * row["n"] for row in mine))
-    return f" {hits} of {sum(row['n'] for row in mine)} searches read the secret out of the model alone." if hits else ""
+    searched = sum(row["n"] for row in mine)
+    return f" {hits} of {searched} were read out of a model by a search that knows nothing else." if hits else ""
 
 
 def _fraction(e: float) -> str:
@@ -262,8 +263,8 @@ def _extraction_section(
     return Section(
         heading="Extraction",
         paragraphs=[
-            "Whether the likeliest candidate of the model is the canary, and how many prefixes had to be asked for. Known: "
-            "symbols that the search was told."
+            "Whether the canary is the likeliest candidate of the model (of a model that saw several: one of as many "
+            "likeliest), and how many prefixes had to be asked for. Known: symbols that the search was told."
         ],
         svg=_queries_figure([p for p in points if p["curve"] == "queries_by_exposure"], folder),
         table=TableView(headings, cells[:SHOWN]),

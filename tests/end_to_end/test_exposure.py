@@ -65,7 +65,7 @@ def test_a_secret_inserted_often_is_exposed_and_extracted(audited: tuple[Memlib,
     assert best["exact"]
     assert best["queries"] < 11_111
     page = Path(manifest["report"]).read_text()
-    assert "1 of 1 inserted secrets are exposed. 1 of 1 searches read the secret out" in page
+    assert "1 of 1 inserted secrets are exposed. 1 of 1 were read out of a model" in page
     assert page.count("<svg") == 3
 
 
