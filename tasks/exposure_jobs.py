@@ -26,7 +26,7 @@ from memlib.errors import UserError
 from memlib.identity import content_key, derive_seed
 from memlib.models.outside import Answering, HuggingFace, load_outside
 from memlib.models.sequence import LanguageModel
-from memlib.objectives.language import next_symbol_loss
+from memlib.objectives.language import window_losses
 from memlib.observe.extraction import Frontier, ShortestPath, beam_search
 from memlib.observe.likelihoods import (
     UNITS_PER_BIT,
@@ -214,8 +214,8 @@ class ModelAt:
         assert isinstance(model, LanguageModel)
         total, count = 0.0, 0
         for start in range(0, len(windows), VALIDATION_BATCH):
-            loss, scored = next_symbol_loss(model, torch.from_numpy(windows[start : start + VALIDATION_BATCH]).to(device))
-            total, count = total + float(loss), count + scored
+            losses, scored = window_losses(model, torch.from_numpy(windows[start : start + VALIDATION_BATCH]).to(device))
+            total, count = total + float(losses.sum()), count + int(scored.sum())
         return total / count
 
 

@@ -404,7 +404,7 @@ def _extraction_rows(extractions: pa.Table) -> Iterator[dict[str, Any]]:
 
 def in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
     """Whether a finding with these params is shown in brief: means by insertions, not canary by canary."""
-    return "canary" not in params and params.get("search") in (None, "shortest_path")
+    return "canary" not in params and params.get("search") in (None, "shortest_path") and not params.get("known")
 
 
 def curves(models: Sequence[Scored], units: pa.Table, extractions: pa.Table, recipe: Recipe) -> pa.Table:

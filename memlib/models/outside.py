@@ -85,6 +85,8 @@ class Answering:
                 "needs natural logarithms of probabilities"
             )
         if states is not None:
+            if len(states) != len(keys):
+                raise UserError(f"next_log_probs of {self._name} returned {len(states)} states for {len(keys)} prefixes")
             for key, state in zip(keys, states, strict=True):
                 self._states[key] = state
             while len(self._states) > self._max_states:

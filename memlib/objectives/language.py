@@ -9,16 +9,19 @@ from memlib.objectives.base import Objective, Terms
 
 
 class NextSymbol(Objective):
-    """Mean cross-entropy of every symbol of a window given those before it, in nats (Carlini 2019, section 2)."""
+    """Mean cross-entropy of every symbol of a window given those before it, in nats (Carlini 2019, section 2).
+
+    The mean is of windows' means, so that a window's gradient depends on no other window, as private training needs.
+    """
 
     def forward(self, model: nn.Module, views: Sequence[Tensor], labels: Tensor) -> Terms:
         """See `Objective.forward`; a view is (batch, length) symbols."""
-        total, count = next_symbol_loss(model, views[0])
-        return {"loss": total / count}
+        losses, counts = window_losses(model, views[0])
+        return {"loss": (losses / counts).mean()}
 
 
-def next_symbol_loss(model: nn.Module, windows: Tensor) -> tuple[Tensor, int]:
-    """Total cross-entropy in nats of the symbols that a model gives scores for, and how many they are.
+def window_losses(model: nn.Module, windows: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross-entropy in nats of each window's symbols that a model gives scores for, and how many they are: (batch,) each.
 
     Args:
         model: windows to scores (batch, scored, num_symbols) of each window's last `scored` symbols.
@@ -26,5 +29,5 @@ def next_symbol_loss(model: nn.Module, windows: Tensor) -> tuple[Tensor, int]:
     """
     scores = model(windows).float()
     wanted = windows[:, -scores.shape[1] :].long()
-    total = F.cross_entropy(scores.flatten(0, 1), wanted.flatten(), ignore_index=-1, reduction="sum")
-    return total, int((wanted >= 0).sum())
+    losses = F.cross_entropy(scores.flatten(0, 1), wanted.flatten(), ignore_index=-1, reduction="none")
+    return losses.view_as(wanted).sum(dim=1), (wanted >= 0).sum(dim=1)

@@ -13,7 +13,7 @@ from memlib.report.figures import INK, MUTED, REFERENCE, TARGET, new_figure, sav
 from memlib.report.page import Page, Section, TableView
 from memlib.stats.tails import SkewNormal
 
-SHOWN = 200  # rows of a table before the rest is folded
+SHOWN = 30  # rows of a table before the rest is folded
 READABLE_BITS = 50
 MARKERS = ("o", "s", "^", "D")
 COLOURS = (TARGET, REFERENCE, "#5f8f6b", "#b07d2b", "#7a3b9a", INK)
@@ -74,13 +74,13 @@ def build_page(recipe: Recipe, run: str, tables: Mapping[str, pa.Table], facts: 
     kind, sentence, explanation = verdict(rows, units[0]["space_bits"])
     points = [{**row, "params": json.loads(row["params"])} for row in tables["curves"].to_pylist()]
     sections = [
+        _variants_section(rows, points, folder),
         _insertions_section(points, units[0]["space_bits"], folder),
         _epochs_section(points, folder),
         _histogram_section(points, folder),
         _canaries_section(units),
         _null_section(rows),
         _extraction_section(tables["extractions"].to_pylist(), points, folder),
-        _variants_section(rows, points, folder),
         Section(
             heading="What was run",
             paragraphs=[
@@ -126,7 +126,7 @@ def _insertions_section(points: Sequence[Mapping[str, Any]], bits: float, folder
     axes.set_xlabel("times inserted")
     axes.set_ylabel("exposure in bits")
     if len({p["series"] for p in mine}) > 1:
-        axes.legend(frameon=False, fontsize=8)
+        figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     return Section(
         heading="Exposure by insertions",
         paragraphs=[
@@ -157,7 +157,7 @@ def _epochs_section(points: Sequence[Mapping[str, Any]], folder: Path) -> Sectio
         axes.plot([x for x, _ in own], [y for _, y in own], "o-", ms=3, lw=1.2, color=colour, label=label)
     axes.set_xlabel("epoch")
     axes.set_ylabel("exposure in bits")
-    axes.legend(frameon=False, fontsize=8)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     losses = [p for p in points if p["curve"] == "loss_by_epoch"]
     beside = axes.twinx()
     for name in dict.fromkeys(p["series"] for p in losses):
@@ -268,6 +268,8 @@ def _extraction_section(
         ],
         svg=_queries_figure([p for p in points if p["curve"] == "queries_by_exposure"], folder),
         table=TableView(headings, cells[:SHOWN]),
+        details=TableView(headings, cells) if len(cells) > SHOWN else None,
+        details_title=f"All {len(cells)}",
     )
 
 
@@ -354,5 +356,5 @@ def _utility_figure(
     axes.plot([means[n][0] for n in front], [means[n][1] for n in front], color=INK, lw=0.8, ls="--", zorder=0)
     axes.set_xlabel("validation loss in nats a symbol")
     axes.set_ylabel("mean exposure in bits")
-    axes.legend(frameon=False, fontsize=7, ncols=1 + len(means) // 9)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     return save_figure(figure, folder, "utility")

@@ -15,7 +15,7 @@ from memlib.data.splits import TRAIN, VALIDATION, select
 from memlib.data.text import Corpus
 from memlib.errors import UserError
 from memlib.models.sequence import EncoderDecoder, build_language_model
-from memlib.objectives.language import next_symbol_loss
+from memlib.objectives.language import window_losses
 from memlib.observe.extraction import ShortestPath
 from memlib.observe.likelihoods import UNITS_PER_BIT, candidate_costs, leaf_costs, ranks, sequence_costs
 from memlib.specs import LanguageSpec, SecretsSpec, TextSpec
@@ -106,8 +106,8 @@ def test_a_secret_of_the_target_alone_can_be_pruned_and_searched(model: EncoderD
 
 def test_padding_counts_for_nothing(model: EncoderDecoder) -> None:
     rows = torch.from_numpy(corpus().windows[:4])
-    total, count = next_symbol_loss(model, rows)
-    assert count == int((rows[:, SPEC.window :] >= 0).sum())
+    losses, counts = window_losses(model, rows)
+    assert counts.tolist() == (rows[:, SPEC.window :] >= 0).sum(dim=1).tolist()
     with torch.no_grad():
         scores = torch.log_softmax(model(rows), dim=2)
     by_hand = -sum(
@@ -116,7 +116,7 @@ def test_padding_counts_for_nothing(model: EncoderDecoder) -> None:
         for place, symbol in enumerate(rows[row, SPEC.window :].tolist())
         if symbol >= 0
     )
-    assert float(total) == pytest.approx(by_hand, rel=1e-5)
+    assert float(losses.sum()) == pytest.approx(by_hand, rel=1e-5)
 
 
 @pytest.mark.parametrize(

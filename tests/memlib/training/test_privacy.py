@@ -40,6 +40,20 @@ def clipped_sum(model: torch.nn.Module, tokens: torch.Tensor, clip: float) -> di
     return total
 
 
+def test_a_windows_gradient_depends_on_no_other_window() -> None:
+    """Pairs have targets of several lengths: a long one beside it must not make an example weigh less."""
+    spec = LanguageSpec(architecture="encoder_decoder", width=8, layers=1, embedding=4)
+    rows = torch.tensor([[1, 2, 3, 4, 5, 0, -1, -1], [1, 2, 3, 4, 5, 4, 3, 0], [2, 2, 2, 2, 0, -1, -1, -1]])
+    found = []
+    for others in ([0, 1], [0, 2]):
+        model = build_language_model(spec, 6, 8, seed=0)
+        use_private_layers(model)
+        forward, _ = make_private(model, torch.optim.SGD(model.parameters(), lr=1.0), clip=1.0, noise=0.0, batch_size=2)
+        loss_of(forward, rows[others]).backward()
+        found.append(torch.cat([p.grad_sample[0].flatten() for p in model.parameters()]))
+    torch.testing.assert_close(found[0], found[1])
+
+
 @pytest.mark.parametrize("architecture", ["lstm", "gru", "cnn", "wavenet"])
 def test_a_step_without_noise_is_the_clipped_mean_of_a_loop(architecture: str) -> None:
     tokens = torch.from_numpy(np.random.default_rng(0).integers(0, 6, (7, 12)))
