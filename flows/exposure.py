@@ -160,7 +160,7 @@ def _searches(recipe: Recipe, asked: Sequence[Asked]) -> list[Search]:
         for known in how.known if seen else ():
             groups = [tuple(seen)] if known == 0 else [(canary,) for canary in seen]
             found += [
-                Search(model.at, model.variant, model.seed, group, tuple(seen[c] for c in group), known, len(seen), how)
+                Search(model.at, model.variant, model.seed, group, tuple(seen[c] for c in group), known, how)
                 for group in groups
             ]
     return found

@@ -400,8 +400,8 @@ class SecretsSpec(Spec):
     """Canaries of every number of insertions."""
     file: str | None = None
     """Instead of inserting: a text file of secrets that the text holds already, one a line, each filling the format. One
-    model is trained, on the text as it is; `insertions`, `each` and `together` say nothing, results count how often
-    training windows hold a secret whole, or what stands after the secret and a tab. A model that was trained elsewhere
+    model is trained, on the text as it is; `insertions`, `each` and `together` say nothing, results count how often the part
+    of the text that trains holds a secret, or what stands after the secret and a tab. A model that was trained elsewhere
     (trained) is taken to have seen each at least once."""
     never: int = Field(default=20, ge=0)
     """Canaries that are drawn alike and never inserted: the null."""
@@ -723,14 +723,14 @@ class AugmentSpec(Spec):
 class PrivacySpec(Spec):
     """Differentially private training (DP-SGD, Abadi 2016): examples drawn by chance, gradients clipped, noise added.
 
-    The unit is one example (a window of text): what stands in k of them is protected by k times epsilon. Noise and
-    draws are functions of the seed, so that a training can be resumed and repeated: epsilon holds against whoever does
-    not know the seed.
+    The unit is one example (a window of text): what stands in k of them has k times epsilon, with a delta of
+    k e^((k - 1) epsilon) delta, which is no guarantee where that reaches 1. Noise and draws are functions of the seed, so
+    that a training can be resumed and repeated: epsilon holds against whoever does not know the seed.
     """
 
     epsilon: float | None = Field(default=None, gt=0)
     """The budget at the end of training, from which the noise follows; or give `noise`."""
-    noise: float | None = Field(default=None, gt=0)
+    noise: float | None = Field(default=None, ge=1e-6)
     """Standard deviation of the noise in units of `clip`, from which epsilon follows."""
     delta: float = Field(default=1e-5, gt=0, lt=1)
     """Probability with which epsilon may not hold; below one over the number of examples."""
@@ -742,7 +742,7 @@ class PrivacySpec(Spec):
     @model_validator(mode="after")
     def _one_is_given(self) -> "PrivacySpec":
         if (self.epsilon is None) == (self.noise is None):
-            raise ValueError("privacy needs either epsilon or noise")
+            raise ValueError("privacy needs either epsilon or noise; set the other to null")
         if self.accountant == "prv" and ((self.epsilon or 0) > 20 or (self.noise or 1) < 0.5):
             raise ValueError("the accountant prv needs too much memory above epsilon 20 or below noise 0.5; use rdp")
         return self

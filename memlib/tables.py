@@ -287,7 +287,7 @@ CANARIES = Table(
 
 EXPOSURE_UNITS = Table(
     name="units",
-    version=1,
+    version=2,
     meaning="A row a canary, model and checkpoint. No secrets: canaries are named by id.",
     columns=(
         Column("variant", _TEXT, "", "which variant of the recipe; empty without variants"),
@@ -316,7 +316,7 @@ EXPOSURE_UNITS = Table(
 
 EXTRACTION = Table(
     name="extractions",
-    version=1,
+    version=2,
     meaning="A row a canary and search in the model that saw it. Canaries of one model share a search that is told nothing.",
     columns=(
         Column("variant", _TEXT, "", "which variant of the recipe; empty without variants"),
@@ -326,6 +326,7 @@ EXTRACTION = Table(
         Column("known", _INT, "symbol", "symbols of the holes that the search was told"),
         Column("search", _TEXT, "", "shortest_path, greedy, or beam"),
         Column("extracted", _FLAG, "", "whether it is among as many likeliest candidates as the model saw canaries"),
+        Column("by_chance", _FLOAT, "", "the probability of that for a model that knows nothing"),
         Column("position", _INT, "", "its place among the candidates found, from 1; null if it is not among them"),
         Column(
             "queries", _INT, "count", "prefixes whose next symbols were asked for until it, or the search's end, was found"

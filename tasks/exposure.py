@@ -66,7 +66,7 @@ def make_corpus(context: Context, text: TextSpec, canaries: SecretsSpec, *, else
         if text.paired:
             corpus = build_pairs(content, text, canaries, secret=secret)
         else:
-            corpus = build_corpus(content, text, canaries, secret=secret, known=known)
+            corpus = build_corpus(content, text, canaries, secret=secret, known=known, count_here=not elsewhere)
         np.save(attempt.path(IMAGES), corpus.windows)
         attempt.path(VOCABULARY).write_text(json.dumps(corpus.vocabulary))
         write_table(corpus.splits, SPLITS, attempt.path(SPLITS_FILE))

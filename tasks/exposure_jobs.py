@@ -311,12 +311,13 @@ class Perplexities:
         rows = column(select(splits, VALIDATION), "row")
         windows = np.array(read_images(data.store.local_path(data.corpus, IMAGES))[rows])
         rng = np.random.default_rng(derive_seed(self.seed, "references"))
+        loss = self.at.loss(model, windows, device)  # first, as it may find that model and text do not go together
         ask = functools.partial(candidate_costs, model, space, context=data.context)
         np.savez(
             attempt.path(COSTS),
             canaries=ask(data.choices(self.canaries)),
             references=ask(space.sample(self.references, rng)),
-            validation_loss=np.array(self.at.loss(model, windows, device)),
+            validation_loss=np.array(loss),
         )
 
 
@@ -378,7 +379,6 @@ class Search:
         variant, seed: its name in results.
         canaries, insertions: which, and how often its model saw them; several share a search that is told nothing.
         known: symbols of the holes that the search is told.
-        seen: canaries that the model saw in all, the number of candidates that count as extracted.
         how: limits, beam, candidates wanted.
     """
 
@@ -388,14 +388,13 @@ class Search:
     canaries: tuple[int, ...]
     insertions: tuple[int, ...]
     known: int
-    seen: int
     how: ExtractionSpec
 
     @property
     def spec(self) -> dict[str, Any]:
         """What the key says of it."""
         mine = {"variant": self.variant, "seed": self.seed, "canaries": list(self.canaries)}
-        mine |= {"insertions": list(self.insertions), "known": self.known, "seen": self.seen}
+        mine |= {"insertions": list(self.insertions), "known": self.known}
         return self.at.spec | mine | {"how": self.how.model_dump(mode="json", exclude={"known"})}
 
     @property
@@ -416,10 +415,14 @@ class Search:
             found_at = [work.evaluations] * len(leaves)
             rows += self._rows(name, leaves, found_at, work.evaluations, "found", exact=False)
         write_table(pa.Table.from_pylist(rows, schema=EXTRACTION.arrow), EXTRACTION, attempt.path(FOUND))
+        data.store.drop_resume(self._resume_key)
+
+    @property
+    def _resume_key(self) -> str:
+        return f"secret/{content_key('search', version=2, spec=self.spec, inputs=self.inputs)}"
 
     def _shortest_path(self, model: Predictor, space: Candidates, attempt: Attempt) -> list[dict[str, Any]]:
-        store, key = self.at.data.store, content_key("search", version=2, spec=self.spec, inputs=self.inputs)
-        key, top = f"secret/{key}", max(self.how.top, self.seen)
+        store, key, top = self.at.data.store, self._resume_key, max(self.how.top, len(self.canaries))
         with tempfile.TemporaryDirectory(prefix="memlib-search-") as scratch:
             folder = Path(scratch)
             frontier = Frontier.load(folder / FRONTIER) if store.load_resume(key, folder) else None
@@ -434,7 +437,6 @@ class Search:
                 search.frontier.save(folder / FRONTIER)
                 store.save_resume(key, search.frontier.evaluations, folder)
             search.frontier.save(attempt.path(FRONTIER))
-        store.drop_resume(key)
         leaves = [path for _, path in result.leaves]
         return self._rows("shortest_path", leaves, result.found_at, result.evaluations, result.ended, exact=result.exact)
 
@@ -442,6 +444,7 @@ class Search:
         self, search: str, leaves: list[tuple[int, ...]], found_at: list[int], queries: int, ended: str, *, exact: bool
     ) -> list[dict[str, Any]]:
         space, rows = self.at.data.space, []
+        left = told(space, self.at.data.choices(self.canaries[:1])[0], self.known).size
         spelt = space.tokens(self.at.data.choices(self.canaries)).tolist()
         for canary, insertions, tokens in zip(self.canaries, self.insertions, spelt, strict=True):
             mine = tuple(token for token in tokens if token >= 0)
@@ -449,7 +452,8 @@ class Search:
             rows.append(
                 {
                     "variant": self.variant, "seed": self.seed, "canary": canary, "insertions": insertions,
-                    "known": self.known, "search": search, "extracted": place is not None and place < self.seen,
+                    "known": self.known, "search": search, "extracted": place is not None and place < len(self.canaries),
+                    "by_chance": min(1.0, len(self.canaries) / left),
                     "position": None if place is None else place + 1,
                     "queries": queries if place is None else found_at[place], "ended": ended, "exact": exact,
                 }

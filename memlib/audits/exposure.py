@@ -137,6 +137,10 @@ class Recipe(Spec):
             )
 
     def _check_trained(self, trained: SequenceModelSpec) -> None:
+        if self.data.paired or self.canaries.source is not None:
+            raise ValueError(
+                "pairs are for models that are trained here: leave out canaries.source, and give data plain text"
+            )
         if self.canaries.file is None:
             raise ValueError("a model that was trained elsewhere saw its own text: name its secrets by canaries.file")
         if self.variants or self.seeds > 1 or self.quantize:
@@ -397,7 +401,8 @@ def _extraction_rows(extractions: pa.Table) -> Iterator[dict[str, Any]]:
         at = {"variant": variant} if variant else {}
         params = {**at, "search": search, "known": int(known), "insertions": int(insertions)}
         hits, count = int(mine["extracted"].sum()), len(mine)
-        yield summary_row("extracted", params, hits / count, wilson_interval(hits, count), n=count)
+        chance = float(mine["by_chance"].mean())
+        yield summary_row("extracted", params, hits / count, wilson_interval(hits, count), n=count, null_value=chance)
         if search == "shortest_path":
             yield summary_row("extraction_queries", params, float(mine["queries"].median()), None, n=count)
 

@@ -56,7 +56,7 @@ class Candidates(ABC):
         """Where a path of symbols ends."""
 
     ambiguous = False
-    """Whether paths through the tree may be nobody's: a candidate may be spelled in several ways, or not after all others."""
+    """Whether a path through the tree may be nobody's, or there is no common tree, so that all are scored one by one."""
 
     def accepts(self, paths: NDArray[np.int64]) -> NDArray[np.bool_]:
         """(num_paths,) which whole paths (num_paths, length) are their candidates' own."""

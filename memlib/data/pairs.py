@@ -65,7 +65,7 @@ def build_pairs(text: str, spec: TextSpec, canaries: SecretsSpec, *, secret: byt
     form, source = Format(canaries.format, canaries.alphabets), source_format(canaries)
     places, source_places = form.places(spec.unit), source.places(spec.unit)
     _check_sides(canaries, places, source_places, spec)
-    pairs = _read(text[: max(1, int(len(text) * spec.fraction))], spec)
+    pairs = _read(text.splitlines(), spec)
     symbols = [symbol for pair in pairs for side in pair for symbol in side]
     vocabulary = build_vocabulary(symbols, [*places, *source_places], spec.vocabulary)
     number = {symbol: place for place, symbol in enumerate(vocabulary)}
@@ -100,12 +100,12 @@ def source_format(canaries: SecretsSpec) -> Format:
     return Format(canaries.source, canaries.alphabets, holes=False)
 
 
-def _read(text: str, spec: TextSpec) -> list[tuple[list[str], list[str]]]:
+def _read(lines: Sequence[str], spec: TextSpec) -> list[tuple[list[str], list[str]]]:
     found = []
-    for number, line in enumerate(text.split(LINE_END), start=1):
+    for number, line in enumerate(lines[: max(1, int(len(lines) * spec.fraction))], start=1):
         if not line.strip():
             continue
-        before, tab, after = line.rstrip("\r").partition("\t")
+        before, tab, after = line.partition("\t")
         if not tab:
             raise UserError(f"line {number} of the pairs has no tab between source and target")
         sides = tuple(list(side) if spec.unit == "character" else side.split() for side in (before, after))

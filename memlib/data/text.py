@@ -136,7 +136,7 @@ def read_secrets(path: str, form: Format, unit: str) -> list[Secret]:
         choices = form.choices(text, unit)
         if choices is None:
             raise UserError(f"{path}: secret {number} of {len(lines)} does not fill the format {form.text!r}")
-        if tab and not (times.strip().isdecimal() and int(times)):
+        if tab and not (times.strip().isdecimal() and len(times.strip()) < 10 and int(times)):
             raise UserError(f"{path}: secret {number} of {len(lines)} has a tab, but no whole number from 1 after it")
         known.append(Secret(tuple(choices), int(times) if tab else None))
     if not known or len({secret.choices for secret in known}) < len(known):
@@ -146,7 +146,15 @@ def read_secrets(path: str, form: Format, unit: str) -> list[Secret]:
     return known
 
 
-def build_corpus(text: str, spec: TextSpec, canaries: SecretsSpec, *, secret: bytes, known: Sequence[Secret] = ()) -> Corpus:
+def build_corpus(
+    text: str,
+    spec: TextSpec,
+    canaries: SecretsSpec,
+    *,
+    secret: bytes,
+    known: Sequence[Secret] = (),
+    count_here: bool = True,
+) -> Corpus:
     """Windows of a text, with canaries drawn and inserted, or with secrets that it holds already.
 
     Args:
@@ -155,6 +163,7 @@ def build_corpus(text: str, spec: TextSpec, canaries: SecretsSpec, *, secret: by
         canaries: format and how often each is inserted.
         secret: with the spec's seed, draws canaries, windows and places.
         known: secrets that are there already; then nothing is inserted.
+        count_here: whether this is the text that the model sees, so that they are counted in it.
 
     Raises:
         UserError: when the text is too short, a canary longer than a window, or the space too small.
@@ -171,11 +180,8 @@ def build_corpus(text: str, spec: TextSpec, canaries: SecretsSpec, *, secret: by
     num_validation = max(1, round(count * spec.validation))
     space = form.space(number, spec.unit)
     if known:
-        listed = [secret.choices for secret in known]
-        drawn = np.array([*listed, *_others(space, listed, canaries, secret)], dtype=np.int32)
-        insertions = [_occurrences(plain[: count - num_validation], tokens_of) for tokens_of in space.tokens(drawn)]
-        told = [said.times for said in known] + [None] * (len(drawn) - len(known))
-        insertions = [seen if times is None else times for seen, times in zip(insertions, told, strict=True)]
+        training = plain[: count - num_validation].ravel() if count_here else plain[:0].ravel()
+        drawn, insertions = _known_canaries(space, known, canaries, secret, training)
         roles = [TRAIN] * (count - num_validation) + [VALIDATION] * num_validation
         _check(count - num_validation, 0, len(places), spec)
         table = canary_table(space, drawn, insertions, vocabulary, spec.unit)
@@ -221,20 +227,42 @@ def draw_canaries(space: Space, canaries: SecretsSpec, secret: bytes) -> tuple[C
     return space.draw(len(insertions), rng), insertions
 
 
-def _others(space: Space, known: Sequence[Sequence[int]], canaries: SecretsSpec, secret: bytes) -> list[list[int]]:
-    """Candidates that are none of the secrets, for the null."""
+def _known_canaries(
+    space: Space, known: Sequence[Secret], canaries: SecretsSpec, secret: bytes, training: NDArray[np.int32]
+) -> tuple[Choices, list[int]]:
+    """The secrets with how often they were seen, and candidates for the null that are none of them and not in the text.
+
+    Args:
+        space: all candidates.
+        known: the secrets.
+        canaries: format, and how many candidates for the null.
+        secret: draws them.
+        training: what the model sees, as far as it is known.
+    """
+
+    def seen(choices: Sequence[int]) -> int:
+        return _occurrences(training, space.tokens(np.array([choices], dtype=np.int32))[0])
+
+    insertions = [said.times or seen(said.choices) for said in known]
+    if 0 in insertions:
+        raise UserError(
+            f"secret {insertions.index(0) + 1} of {len(known)} does not stand in the part of the text that trains; say how "
+            "often a model saw it, after a tab, or leave it out"
+        )
     rng = np.random.default_rng(keyed_seed(secret, "canaries", canaries.format, canaries.seed))
-    taken = {tuple(choices) for choices in known}
-    drawn = space.draw(min(space.size, canaries.never + len(known)), rng).tolist()
-    return [row for row in drawn if tuple(row) not in taken][: canaries.never]
+    taken = {said.choices for said in known}
+    drawn = space.draw(min(space.size, 2 * canaries.never + len(known)), rng).tolist()
+    others = [row for row in drawn if tuple(row) not in taken and not seen(row)][: canaries.never]
+    rows = [*(list(said.choices) for said in known), *others]
+    return np.array(rows, dtype=np.int32), insertions + [0] * len(others)
 
 
-def _occurrences(windows: NDArray[np.int32], tokens: NDArray[np.int64]) -> int:
-    """How often windows hold a sequence whole."""
-    if len(windows) == 0 or windows.shape[1] < len(tokens):
+def _occurrences(text: NDArray[np.int32], tokens: NDArray[np.int64]) -> int:
+    """How often a text holds a sequence, wherever windows end."""
+    if len(text) < len(tokens):
         return 0
-    views = np.lib.stride_tricks.sliding_window_view(windows, len(tokens), axis=1)
-    return int((views == tokens.astype(np.int32)).all(axis=2).sum())
+    views = np.lib.stride_tricks.sliding_window_view(text, len(tokens))
+    return int((views == tokens.astype(np.int32)).all(axis=1).sum())
 
 
 def _check(num_training: int, carriers: int, length: int, spec: TextSpec) -> None:

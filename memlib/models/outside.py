@@ -9,13 +9,15 @@ A model is a folder of Hugging Face's transformers, or any object with a `vocabu
             ...                                       # prefixes: (num_prefixes, length) int64 symbols, all of one length
             return log_probs, state                   # (num_prefixes, num_symbols) natural logarithms
 
-`state` is a list with what the model returned for each prefix without its last symbol, or None where that is not known;
-a model that keeps no state returns None.
+`state` is a list with what the model returned for each prefix without its last symbol, or None where that is not known; a
+model that keeps no state returns None. A format that begins with a hole asks for what begins a text: prefixes of length 0.
 """
 
 import importlib
+import traceback
 from collections import OrderedDict
 from collections.abc import Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,8 @@ from memlib.models.own import made, own_digest
 from memlib.specs import HuggingFaceSpec, ProtocolSpec
 
 MAX_STATES = 200_000
-SUMS_TO_ONE = 1e-3
+SUMS_TO_ONE = 1e-2  # as bfloat16 gives
+NOT_READ = (".bin", ".pt", ".pth", ".md")  # files of a Hugging Face folder that change nothing here
 
 
 class Answering:
@@ -44,8 +47,13 @@ class Answering:
     def __init__(self, model: Any, *, name: str, max_states: int = MAX_STATES) -> None:
         for wanted in ("vocabulary", "next_log_probs"):
             if not hasattr(model, wanted):
-                raise UserError(f"{name} returned a {type(model).__name__} without {wanted}; see README, models of your own")
-        self.vocabulary = [str(symbol) for symbol in model.vocabulary]
+                raise UserError(f"{name} returned a {type(model).__name__} without {wanted}; see README, a model of your own")
+        try:
+            self.vocabulary = [str(symbol) for symbol in model.vocabulary]
+        except TypeError:
+            raise UserError(
+                f"the vocabulary of {name} is a {type(model.vocabulary).__name__}; it needs a list of texts"
+            ) from None
         if len(set(self.vocabulary)) < len(self.vocabulary):
             raise UserError(f"the vocabulary of {name} has symbols that stand twice")
         self.num_symbols = len(self.vocabulary)
@@ -68,11 +76,19 @@ class Answering:
     def _ask(self, prefixes: Tensor) -> Tensor:
         keys = [tuple(row) for row in prefixes.tolist()]
         known = [self._states.get(key[:-1]) for key in keys] if prefixes.shape[1] else [None]
+        asked = prefixes.numpy().copy()  # the user's to change
         try:
-            found, states = self._model.next_log_probs(prefixes.numpy(), None if all(s is None for s in known) else known)
-        except Exception as error:  # the user's code may raise anything
-            raise UserError(f"next_log_probs of {self._name} failed: {type(error).__name__}: {error}") from error
-        log_probs = torch.as_tensor(np.asarray(found), dtype=torch.float64)
+            found, states = self._model.next_log_probs(asked, None if all(s is None for s in known) else known)
+        except Exception as error:  # the user's code may raise anything, and say a secret
+            raise UserError(f"next_log_probs of {self._name} failed: {_without_message(error)}") from None
+        try:
+            log_probs = torch.as_tensor(found).detach().to("cpu", torch.float64)
+            states = None if states is None else list(states)
+        except (TypeError, ValueError, RuntimeError):
+            raise UserError(
+                f"next_log_probs of {self._name} returned a {type(found).__name__} and a {type(states).__name__}; it needs "
+                "an array of numbers, and a list of states or None"
+            ) from None
         if log_probs.shape != (len(keys), self.num_symbols):
             raise UserError(
                 f"next_log_probs of {self._name} returned {tuple(log_probs.shape)} for {len(keys)} prefixes and "
@@ -112,19 +128,26 @@ class HuggingFace:
             self._tokenizer = transformers.AutoTokenizer.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
-            self._model = transformers.AutoModelForCausalLM.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False, use_safetensors=True
-            ).eval()
+            self._model, loading = transformers.AutoModelForCausalLM.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, output_loading_info=True
+            )
+            self._model.eval()
+            self.num_symbols = int(self._model.config.vocab_size)
+            self.pieces = self._pieces()
         except Exception as error:  # transformers raises whatever its parts do
             said = str(error).strip().splitlines() or [type(error).__name__]
             raise UserError(f"cannot load the Hugging Face model in {folder} ({said[0][:300]})") from error
-        self.num_symbols = int(self._model.config.vocab_size)
+        if loading["missing_keys"]:
+            first = sorted(loading["missing_keys"])[0]
+            raise UserError(
+                f"the Hugging Face model in {folder} lacks weights ({first}); it is no whole causal language model"
+            )
         self.window: int | None = getattr(self._model.config, "max_position_embeddings", None)
         start = self._tokenizer.bos_token_id
         self._start = start if start is not None else self._tokenizer.eos_token_id
         if self._start is None:
             raise UserError(f"the tokenizer in {folder} has no token for the beginning or end of a text")
-        self.pieces = self._pieces()
+        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in signature(self._model.forward).parameters else {}
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "HuggingFace":
         """Itself, there and in that precision."""
@@ -134,13 +157,17 @@ class HuggingFace:
     def _pieces(self) -> list[str | None]:
         """The text of each token after another one, which is not how some tokenizers show a first one."""
         tokenizer, count = self._tokenizer, len(self._tokenizer)
-        (anchor,) = tokenizer("a", add_special_tokens=False).input_ids[-1:]
+        anchor = next((row[-1] for row in self.encode(["a", "1", "."]) if row), None)
+        if anchor is None:
+            raise ValueError("its tokenizer makes nothing of a letter, a digit and a dot; are its files there?")
         show = {"clean_up_tokenization_spaces": False, "skip_special_tokens": False}
         base = tokenizer.decode([anchor], **show)
         special = set(tokenizer.all_special_ids)
         shown = tokenizer.batch_decode([[anchor, token] for token in range(count)], **show)
         return [
-            text[len(base) :] if token not in special and text.startswith(base) and "\ufffd" not in text else None
+            text[len(base) :]
+            if token not in special and token < self.num_symbols and text.startswith(base) and "\ufffd" not in text
+            else None
             for token, text in enumerate(shown)
         ]
 
@@ -166,7 +193,7 @@ class HuggingFace:
     def _ask(self, seen: Tensor) -> Tensor:
         if self.window is not None and seen.shape[1] > self.window:
             raise UserError(f"a canary of {seen.shape[1]} tokens is longer than the model's {self.window}")
-        scores: Tensor = self._model(input_ids=seen).logits[:, -1]
+        scores: Tensor = self._model(input_ids=seen, **self._last_only).logits[:, -1]
         return scores
 
     @torch.inference_mode()
@@ -199,10 +226,20 @@ def outside_digest(spec: HuggingFaceSpec | ProtocolSpec) -> str:
     """
     if isinstance(spec, ProtocolSpec):
         return own_digest(spec, *spec.files)
-    files = sorted(path for path in Path(spec.path).glob("*") if path.suffix in (".json", ".safetensors", ".model", ".txt"))
-    if not files:
+    root = Path(spec.path)
+    if not (root / "config.json").is_file():
         raise UserError(f"there is no Hugging Face model in {spec.path} (no config.json)")
-    return canonical_json([[path.name, file_digest(path)] for path in files])
+    files = {path.relative_to(root): path for path in root.rglob("*") if path.is_file() and path.suffix not in NOT_READ}
+    read = {name: path for name, path in files.items() if not any(part.startswith(".") for part in name.parts)}
+    return canonical_json([[name.as_posix(), file_digest(read[name])] for name in sorted(read)])
+
+
+def _without_message(error: BaseException) -> str:
+    """What kind of exception, and where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return (
+        f"{type(error).__name__} at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else type(error).__name__
+    )
 
 
 def _transformers() -> Any:

@@ -334,7 +334,9 @@ def _variants_section(rows: Sequence[Mapping[str, Any]], points: Sequence[Mappin
             "Mean exposure in bits over the inserted canaries, and validation loss in nats a symbol: one dot a training. "
             "On the front: no other variant has both less exposure and less loss."
             + (
-                " Epsilon protects one window of text; a secret inserted k times is protected by k times epsilon."
+                " Epsilon protects one window of text. What stands in k windows has k epsilon with a delta of "
+                "k e^((k - 1) epsilon) delta, which is no guarantee where that reaches 1. Noise is drawn from the training's "
+                "seed, which the recipe tells: such a model is for the audit, not for release."
                 if private
                 else ""
             )

@@ -318,6 +318,8 @@ def _check(spec: TrainingSpec, data: TrainingSet, worker: Worker, validation: Tr
         raise UserError("training.augment is for images; set it to null for points")
     if spec.patience is not None and not (validation is not None and len(validation)):
         raise UserError("training.patience needs validation examples, which this audit or split does not have")
+    if spec.privacy is not None and spec.privacy.delta * len(data) >= 1:
+        raise UserError(f"training.privacy.delta {spec.privacy.delta} must be below one over the {len(data)} examples")
     if spec.privacy is not None and worker.world_size > 1:
         raise UserError("training.privacy draws whole batches on one worker; set resources.workers_per_model to 1")
     if spec.privacy is not None and spec.augment is not None:

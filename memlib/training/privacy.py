@@ -116,7 +116,10 @@ def use_private_layers(model: nn.Module) -> None:
     problems += _opacus("opacus.validators").ModuleValidator.validate(model, strict=False)
     if problems:
         said = str(problems[0]).strip().splitlines()[0]
-        raise UserError(f"this model cannot be trained with training.privacy; lstm, gru, cnn, wavenet and mlp can ({said})")
+        raise UserError(
+            "this model cannot be trained with training.privacy; lstm, gru, cnn, wavenet, encoder_decoder and mlp can "
+            f"({said})"
+        )
 
 
 def _forget_inner_names(inner: Mapping[str, str], parent: nn.Module, state: dict[str, Tensor], prefix: str, _: Any) -> None:

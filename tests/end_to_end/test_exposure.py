@@ -113,7 +113,7 @@ def test_the_second_run_computes_nothing_and_a_variant_only_itself(audited: tupl
     assert bits["unknown"] > bits["plain"]  # digits after nothing, and no more after them
     page = Path(changed["report"]).read_text()
     assert "Utility against exposure" in page
-    assert "k times epsilon" in page
+    assert "is no guarantee" in page
     revealed = mine.call("show", changed["run"], "--reveal", "--store", str(store)).stdout
     assert revealed.count(secrets_of(store)[0]["text"]) == 1
 
@@ -193,6 +193,7 @@ def test_a_model_of_ones_own_that_answers_next_log_probs(memlib: Memlib, tmp_pat
     assert units[1]["exposure"] < 4
     searches = published(tmp_path / "store", manifest)["extractions"].to_pylist()
     assert {row["search"] for row in searches if row["extracted"]} == {"shortest_path", "greedy", "beam"}
+    assert {row["by_chance"] for row in searches} == {2 / 10_000}
 
 
 def test_a_hugging_face_model_that_has_read_a_secret_too_often(memlib: Memlib, tmp_path: Path) -> None:

@@ -242,7 +242,7 @@ def test_variants_are_compared_with_what_their_privacy_costs(tmp_path: Path) -> 
     }  # fmt: skip
     html = render(build_page(mine, "a", tables, {}, tmp_path))
     assert "2 (delta 1e-05, noise 1.5, rdp)" in html
-    assert "k times epsilon" in html
+    assert "is no guarantee" in html
     assert (tmp_path / "utility.svg").exists()
 
 

@@ -35,6 +35,16 @@ def sides(built: Corpus, row: int) -> tuple[str, str]:
     return said[0].lstrip("\n"), said[1]
 
 
+def test_a_fraction_is_of_pairs_and_cuts_none() -> None:
+    for fraction in np.linspace(0.3, 1, 15):
+        built = corpus(
+            BOTH.model_copy(update={"insertions": (1,)}), spec=SPEC.model_copy(update={"fraction": float(fraction)})
+        )
+        plain = [row for row, name in enumerate(built.splits["example_id"].to_pylist()) if "canary" not in name]
+        assert len(plain) == int(60 * fraction)
+        assert sides(built, plain[-1])[1].endswith("aay amenay\n")
+
+
 def test_pig_latin_by_hand() -> None:
     assert pig_latin("the string 12 is ours, sh") == "ethay ingstray 12 isay oursay, shay"
 
@@ -149,7 +159,7 @@ PAIRS = {
         ({"extraction": {}}, "leaves nothing to search"),
         ({"data": {"source": {"kind": "topics"}}}, "are for pairs"),
         ({"training": None}, "either training or trained"),
-        ({"trained": {"kind": "huggingface", "path": "x"}, "training": None}, "name its secrets"),
+        ({"trained": {"kind": "huggingface", "path": "x"}, "training": None}, "trained here"),
     ],
 )
 def test_recipes_of_pairs_that_contradict_themselves(changes: dict[str, object], said: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 from memlib.data.formats import Format
 from memlib.data.secret import keyed_digest, keyed_seed, read_secret
 from memlib.data.splits import LEFT_OUT, TRAIN, VALIDATION, column, select
-from memlib.data.text import Corpus, build_corpus, read_secrets, read_text, role_of
+from memlib.data.text import Corpus, Secret, build_corpus, read_secrets, read_text, role_of
 from memlib.errors import UserError
 from memlib.specs import SecretsSpec, TextFileSource, TextParquetSource, TextSpec, TopicsSource
 
@@ -148,7 +148,7 @@ def test_the_secret_file_is_made_once_and_for_its_owner(tmp_path: Path, monkeypa
 
 def test_secrets_that_the_text_holds_already(tmp_path: Path) -> None:
     text = "\n".join(f"line {i}: the code of door {i % 3} is 47{i % 3:02d}, keep it" for i in range(300))
-    (tmp_path / "secrets.txt").write_text("is 4700\nis 4702\nis 9999\n")
+    (tmp_path / "secrets.txt").write_text("is 4700\nis 4702\nis 9999\t12\n")
     form = Format("is {d4}", {})
     known = read_secrets(str(tmp_path / "secrets.txt"), form, "character")
     spec = TextSpec.model_validate({"source": {"kind": "topics"}, "window": 60})
@@ -156,18 +156,37 @@ def test_secrets_that_the_text_holds_already(tmp_path: Path) -> None:
     found = build_corpus(text, spec, canaries, secret=SECRET, known=known)
     rows = found.canaries.to_pylist()
     windows = lines(found, TRAIN)
+    training = "".join(windows)  # a secret that straddles windows counts
     assert [row["text"] for row in rows[:3]] == ["is 4700", "is 4702", "is 9999"]
-    assert [row["insertions"] for row in rows[:3]] == [sum(w.count(row["text"]) for w in windows) for row in rows[:3]]
-    assert rows[0]["insertions"] > 20
-    assert rows[2]["insertions"] == 0
+    assert [row["insertions"] for row in rows[:3]] == [training.count("is 4700"), training.count("is 4702"), 12]
+    assert rows[0]["insertions"] > sum(w.count("is 4700") for w in windows) > 20
+    assert {row["insertions"] for row in rows[3:]} == {0}
+    assert "is 4701" in training
+    assert "is 4701" not in {row["text"] for row in rows}  # it is there, so it is no null
     assert len(rows) == 53
     assert len({row["text"] for row in rows}) == 53
     assert len(windows) + len(lines(found, VALIDATION)) == len(text) // 60
 
 
+def test_a_secret_that_no_model_saw_is_no_finding_and_no_null() -> None:
+    spec = TextSpec.model_validate({"source": {"kind": "topics"}, "window": 60})
+    canaries = SecretsSpec(format="is {d1}", file="secrets.txt", never=9)
+    text = "nothing is 1 or more here. " * 100
+    with pytest.raises(UserError, match="secret 2 of 2 does not stand in the part"):
+        build_corpus(text, spec, canaries, secret=SECRET, known=[Secret((0, 0, 0, 1), None), Secret((0, 0, 0, 7), None)])
+    elsewhere = build_corpus(text, spec, canaries, secret=SECRET, known=[Secret((0, 0, 0, 7), 3)], count_here=False)
+    assert elsewhere.canaries["insertions"].to_pylist() == [3] + [0] * 9  # though the text holds "is 1"
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
-    [("is 1234\nis 123\n", "secret 2 of 2 does not fill"), ("is 1234\nis 1234\n", "stand twice"), ("\n", "no secrets")],
+    [
+        ("is 1234\nis 123\n", "secret 2 of 2 does not fill"),
+        ("is 1234\nis 1234\n", "stand twice"),
+        ("\n", "no secrets"),
+        ("is 1234\t0\n", "no whole number from 1"),
+        (f"is 1234\t{'9' * 5000}\n", "no whole number from 1"),
+    ],
 )
 def test_secrets_that_do_not_fit_are_not_shown(tmp_path: Path, content: str, said: str) -> None:
     (tmp_path / "secrets.txt").write_text(content)

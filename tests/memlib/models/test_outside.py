@@ -213,12 +213,76 @@ def test_mistaken_models_are_named(folder: Path, tmp_path: Path, monkeypatch: py
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     spec = ProtocolSpec(kind="import", model="failing:M")
-    with pytest.raises(UserError, match="OSError: gone"):
+    with pytest.raises(UserError, match="OSError at failing.py:4"):
         load_outside(spec).begin(())
     assert outside_digest(spec) != outside_digest(spec.model_copy(update={"version": "2"}))
     model = HuggingFace(str(folder))
     with pytest.raises(UserError, match="longer than the model's 32"):
         model.begin(range(40))
+
+
+@pytest.mark.parametrize("found", [None, [[1.0], [2.0, 3.0]], "text"])
+@pytest.mark.parametrize("states", [None, 5])
+def test_answers_that_are_no_numbers(found: object, states: object) -> None:
+    mine = Counting()
+    mine.next_log_probs = lambda prefixes, state: (found, states)
+    with pytest.raises(UserError, match="needs an array of numbers"):
+        Answering(mine, name="m").begin(())
+
+
+def test_tensors_of_any_kind_are_answers_and_prefixes_are_the_models_to_change() -> None:
+    mine = Counting()
+
+    def answer(prefixes: NDArray[np.int64], state: object) -> tuple[torch.Tensor, None]:
+        prefixes[:] = 0
+        return torch.log_softmax(torch.zeros(len(prefixes), 14, requires_grad=True), dim=1).bfloat16(), None
+
+    mine.next_log_probs = answer
+    scores, state = Answering(mine, name="m").begin((1, 2))
+    assert scores.dtype == torch.float64
+    assert state.tolist() == [[1, 2]]
+
+
+def test_what_a_users_code_says_in_its_exceptions_is_not_repeated() -> None:
+    mine = Counting()
+
+    def answer(prefixes: NDArray[np.int64], state: object) -> None:
+        raise KeyError("my pin is 4071")
+
+    mine.next_log_probs = answer
+    with pytest.raises(UserError, match=r"KeyError at test_outside.py:\d+$") as caught:
+        Answering(mine, name="m").begin(())
+    assert caught.value.__cause__ is None
+
+
+def test_folders_that_hold_no_whole_model(tmp_path: Path) -> None:
+    import json
+
+    import safetensors.torch
+
+    folder = save_model(tmp_path / "gpt")
+    digest = outside_digest(HuggingFaceSpec(kind="huggingface", path=str(folder)))
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    kept = {name: value for name, value in weights.items() if "mlp" not in name}
+    safetensors.torch.save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match="lacks weights"):
+        HuggingFace(str(folder))
+    assert outside_digest(HuggingFaceSpec(kind="huggingface", path=str(folder))) != digest
+    safetensors.torch.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    assert outside_digest(HuggingFaceSpec(kind="huggingface", path=str(folder))) == digest
+    (folder / "parts").mkdir()
+    (folder / "parts" / "more.spm").write_text("x")
+    assert outside_digest(HuggingFaceSpec(kind="huggingface", path=str(folder))) != digest
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(UserError, match="cannot load the Hugging Face model"):
+        HuggingFace(str(folder))
+    save_model(folder)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": 999, "content": "99", "special": False})
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    model = HuggingFace(str(folder))
+    assert not any(token >= model.num_symbols for token, piece in enumerate(model.pieces) if piece is not None)
 
 
 def test_the_loss_of_a_text_is_the_models(model: HuggingFace) -> None:

@@ -146,7 +146,7 @@ def test_a_private_training_resumes_to_the_same_weights_and_loads_as_a_plain_mod
 
 
 def test_what_cannot_be_private_is_said() -> None:
-    with pytest.raises(UserError, match="lstm, gru, cnn, wavenet and mlp can"):
+    with pytest.raises(UserError, match="lstm, gru, cnn, wavenet, encoder_decoder and mlp can"):
         training_of(small("transformer"), spec_of())
     with pytest.raises(ValidationError, match="whole batches"):
         spec_of(objective={"kind": "vicreg"})
@@ -154,6 +154,10 @@ def test_what_cannot_be_private_is_said() -> None:
         PrivacySpec(epsilon=1.0, noise=1.0)
     with pytest.raises(ValidationError, match="use rdp"):
         PrivacySpec(noise=0.1, accountant="prv")
+    with pytest.raises(UserError, match="below one over the 64 examples"):
+        training_of(small("gru"), spec_of(privacy=PrivacySpec(noise=1.0, delta=0.1)))
+    with pytest.raises(ValidationError, match="greater than or equal to"):
+        PrivacySpec(noise=1e-200)
     with pytest.raises(ValidationError, match="16 or more"):
         spec_of(batch_size=8)
     with pytest.raises(UserError, match="too little"):
