@@ -17,7 +17,8 @@ from memlib.store import Ref
 from memlib.training.checkpoint import step_file, weights_file
 from memlib.training.fit import TrainingJob
 from tasks.exposure import Asked, ask, count, extract, make_corpus, score_exposure
-from tasks.exposure_jobs import CorpusData, ModelAt, OutsideModel, Search, told
+from tasks.exposure_jobs import Search, told
+from tasks.exposure_models import CorpusData, ModelAt, OutsideModel
 from tasks.exposure_report import write_report
 from tasks.reporting import publish, run_id
 from tasks.runtime import Context, stop_ray

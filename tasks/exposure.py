@@ -23,17 +23,8 @@ from memlib.store import Attempt, Ref
 from memlib.tables import CANARIES, CURVES, EXPOSURE_UNITS, EXTRACTION, SPLITS, SUMMARY, write_table
 from memlib.training.fit import SPLITS_FILE
 from tasks.data import described_data
-from tasks.exposure_jobs import (
-    CANARIES_FILE,
-    COSTS,
-    COUNTS,
-    FOUND,
-    VOCABULARY,
-    AskedModel,
-    Perplexities,
-    Ranks,
-    Search,
-)  # fmt: skip
+from tasks.exposure_jobs import COSTS, COUNTS, FOUND, Perplexities, Ranks, Search
+from tasks.exposure_models import CANARIES_FILE, VOCABULARY, AskedModel
 from tasks.runtime import Context
 from tasks.scoring import CURVES_FILE, SUMMARY_FILE, UNITS_FILE
 from tasks.stage import run_jobs, run_stage, stage_task

@@ -6,7 +6,7 @@ from typing import Any
 from memlib.audits.exposure import Recipe
 from memlib.store import Attempt, Ref
 from tasks.exposure import EXTRACTIONS_FILE
-from tasks.exposure_jobs import CorpusData
+from tasks.exposure_models import CorpusData
 from tasks.reporting import REPORT_FILE, read_scores
 from tasks.runtime import Context
 from tasks.scoring import CURVES_FILE, SUMMARY_FILE, UNITS_FILE
