@@ -118,6 +118,7 @@ def test_the_second_run_computes_nothing_and_a_variant_only_itself(audited: tupl
     assert revealed.count(secrets_of(store)[0]["text"]) == 1
 
 
+@pytest.mark.slow
 def test_another_secret_draws_other_canaries(audited: tuple[Memlib, Path, dict[str, Any]], tmp_path: Path) -> None:
     mine, store, manifest = audited
     (tmp_path / "secret").write_bytes(bytes(range(32)))
