@@ -6,10 +6,12 @@ import os
 import signal
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -21,6 +23,7 @@ from rich.table import Table
 import memlib
 from flows.audits import AUDITS, audit_of
 from flows.recipes import load_recipe, shipped_recipes, validate
+from memlib import upkeep
 from memlib.errors import RunError, UserError
 from memlib.specs import Resources
 from memlib.store import Store
@@ -153,17 +156,105 @@ def show(
     reveal
         Print the canaries of an exposure audit, which are in no result or report, and what the searches found.
     """
-    found = [entry for entry in Store(store).runs() if entry["run"].startswith(run_id)]
-    if len(found) != 1:
-        seen = "no run" if not found else f"{len(found)} runs"
-        raise UserError(f"{seen} in {store} begin{'s' if len(found) < 2 else ''} with {run_id!r}; see memlib runs")
+    found = _run(Store(store), run_id)
     if json_:
-        print(json.dumps(found[0], indent=1))
+        print(json.dumps(found, indent=1))
         return
     if reveal:
-        _reveal(Store(store), found[0])
+        _reveal(Store(store), found)
         return
-    _print_run(found[0], whole=True)
+    _print_run(found, whole=True)
+
+
+def _run(store: Store, run_id: str) -> dict[str, Any]:
+    """The manifest of the run whose id begins so."""
+    found = [entry for entry in store.runs() if entry["run"].startswith(run_id)]
+    if len(found) != 1:
+        seen = "no run" if not found else f"{len(found)} runs"
+        raise UserError(f"{seen} in {store.uri} begin{'s' if len(found) < 2 else ''} with {run_id!r}; see memlib runs")
+    return found[0]
+
+
+@app.command
+def verify(
+    run_id: str | None = None,
+    /,
+    *,
+    store: StoreOption = DEFAULT_STORE,
+    json_: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> None:
+    """Read every byte of a store's artifacts, or of one run's, and name what is not as it was committed.
+
+    What is damaged is computed again by the next run that needs it. Ends with status 2 when anything is damaged.
+
+    Parameters
+    ----------
+    run_id
+        The run's id, or enough of its beginning; by default all artifacts are read.
+    store
+        Folder or s3:// prefix.
+    json_
+        Print the findings as JSON.
+    """
+    opened = Store(store)
+    refs = upkeep.committed(opened) if run_id is None else sorted(upkeep.refs_of(_run(opened, run_id)), key=str)
+    damaged = [{"artifact": str(found.ref), "problem": found.problem} for found in upkeep.verify(opened, refs)]
+    if json_:
+        print(json.dumps({"artifacts": len(refs), "damaged": damaged}, indent=1))
+    for found in damaged if not json_ else ():
+        console.print(f"{found['artifact']}: {found['problem']}", soft_wrap=True)
+    if damaged:
+        count = len({found["artifact"] for found in damaged})
+        raise RunError(f"{count} of {len(refs)} artifacts in {store} are damaged; run the audit again to make them anew")
+    if not json_:
+        console.print(f"{len(refs)} artifacts in {store} are as they were committed", soft_wrap=True)
+
+
+@app.command
+def gc(
+    *,
+    keep: Annotated[Sequence[str], Parameter(negative="")] = (),
+    days: float = 7.0,
+    delete: Annotated[bool, Parameter(negative="")] = False,
+    store: StoreOption = DEFAULT_STORE,
+    json_: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> None:
+    """List what no run refers to: artifacts, broken attempts, states to resume from, Ray's notes. Deletes only when told.
+
+    Parameters
+    ----------
+    keep
+        A run to keep, by its id or enough of its beginning; may be given several times. By default all runs are kept; the
+        results, report and artifacts of runs that are not are listed too.
+    days
+        Only what nobody has written to for so many days, so that no work under way is lost.
+    delete
+        Delete it.
+    store
+        Folder or s3:// prefix.
+    json_
+        Print it as JSON.
+    """
+    if days < 0:
+        raise UserError(f"--days {days:g} lies in the future; use 0 or more")
+    opened = Store(store)
+    kept = [_run(opened, run_id) for run_id in keep] if keep else opened.runs()
+    found = upkeep.garbage(opened, kept, before=time.time() - days * 86_400)
+    if delete:
+        upkeep.delete(opened, found)
+    if json_:
+        print(json.dumps({"deleted": delete, "found": [asdict(item) for item in found]}, indent=1))
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("kind", "count", "MiB"):
+        table.add_column(heading, justify="left" if heading == "kind" else "right")
+    for kind in dict.fromkeys(item.kind for item in found):
+        mine = [item for item in found if item.kind == kind]
+        table.add_row(kind, str(len(mine)), f"{sum(item.size for item in mine) / 2**20:.1f}")
+    if found:
+        console.print(table)
+    said = f"{len(found)} of nobody's, {len(kept)} runs kept"
+    console.print(f"deleted {said}" if delete else f"found {said}; --delete removes what was found")
 
 
 @app.command

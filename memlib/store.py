@@ -11,6 +11,7 @@ A reader trusts only what a manifest names, and checks it: size and sha256 befor
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +205,37 @@ class Store:
             path.unlink(missing_ok=True)
             total -= copy_size
 
+    def problems(self, ref: Ref) -> list[str]:
+        """What is wrong with an artifact's files, read to the last byte where they are, not from a copy.
+
+        Raises:
+            CorruptArtifact: when there is no whole manifest.
+        """
+        manifest, found = self.manifest(ref), []
+        for name, expected in manifest["files"].items():
+            path = self._at("artifacts", ref.stage, ref.key, manifest["attempt"], name)
+            digest = hashlib.sha256()
+            try:
+                with self._fs.open(path, "rb") as file:
+                    while block := file.read(2**20):
+                        digest.update(block)
+            except FileNotFoundError:
+                found.append(f"file {name} is missing")
+                continue
+            if digest.hexdigest() != expected["sha256"]:
+                found.append(f"file {name} is damaged (its sha256 differs from the manifest)")
+        return found
+
+    def listing(self, folder: str) -> dict[str, tuple[int, float]]:
+        """All files below a folder of the store by their path below its root: (bytes, when they were written)."""
+        self._fs.invalidate_cache()
+        try:
+            found = self._fs.find(self._at(folder), detail=True)
+        except FileNotFoundError:
+            return {}
+        prefix = len(self._at("")) if self._root else 0
+        return {path[prefix:]: (int(info["size"]), _written(info)) for path, info in found.items()}
+
     # -- writing --------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -376,6 +409,12 @@ class Store:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError):
                 found.append(json.loads(self._fs.cat_file(f"{folder}/{MANIFEST}")))
         return sorted(found, key=lambda run: run["finished"], reverse=True)
+
+
+def _written(info: Mapping[str, Any]) -> float:
+    """Seconds since 1970, from whatever a file system calls it."""
+    when = next((info[name] for name in ("mtime", "LastModified", "created") if info.get(name) is not None), 0.0)
+    return float(when.timestamp()) if isinstance(when, datetime) else float(when)
 
 
 def _open_store(uri: str, cache: str, cache_bytes: int) -> Store:

@@ -1,0 +1,144 @@
+"""What a store is checked for and cleared of: nothing that a kept run refers to, nothing that is under way."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from flows.cli import main
+from memlib import upkeep
+from memlib.store import Ref, Store
+from memlib.upkeep import Garbage
+
+USED, UNUSED, SECRET = Ref("train", "a" * 32), Ref("train", "b" * 32), Ref("secret/corpus", "c" * 32)
+LATER = time.time() + 60
+EARLIER = time.time() - 3600
+
+
+@pytest.fixture(params=["local", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "memory":
+        fsspec.filesystem("memory").store.clear()
+    uri = str(tmp_path / "store") if request.param == "local" else "memory://bucket/store"
+    found = Store(uri, cache=str(tmp_path / "cache"))
+    for ref in (USED, UNUSED, SECRET):
+        with found.write(ref, secret=ref is SECRET) as attempt:
+            attempt.path("data.bin").write_bytes(b"12345")
+            attempt.path("sub/more.txt").write_text("more")
+    run_of(found, "first", [USED], tmp_path)
+    run_of(found, "second", [SECRET], tmp_path)
+    return found
+
+
+def run_of(store: Store, run: str, refs: list[Ref], folder: Path) -> None:
+    finding = {"metric": "m", "params": "{}", "value": 1.0, "p_value": None}
+    manifest = {"run": run, "audit": "exposure", "title": "t", "findings": [finding], "finished": time.time()}
+    manifest |= {"artifacts": {}, "computed": [str(ref) for ref in refs[:1]], "reused": [str(ref) for ref in refs[1:]]}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    store.publish(f"runs/{run}/manifest.json", folder / "manifest.json")
+    store.publish(f"results/table=summary/audit=exposure/run={run}/part-0.parquet", folder / "manifest.json")
+
+
+def paths(found: list[Garbage]) -> set[tuple[str, str]]:
+    return {(item.kind, item.path) for item in found}
+
+
+def test_what_no_run_refers_to_is_found_when_it_is_old(store: Store) -> None:
+    assert upkeep.committed(store) == [SECRET, USED, UNUSED]
+    assert upkeep.garbage(store, store.runs(), before=EARLIER) == []  # somebody may be at it
+    found = upkeep.garbage(store, store.runs(), before=LATER)
+    assert paths(found) == {("artifact", f"artifacts/train/{UNUSED.key}")}
+    assert found[0].size > 9
+    upkeep.delete(store, found)
+    assert upkeep.committed(store) == [SECRET, USED]
+    assert store.lookup(USED.stage, USED.key) == USED
+    assert upkeep.garbage(store, store.runs(), before=LATER) == []
+
+
+def test_runs_that_are_not_kept_go_with_what_is_theirs_alone(store: Store) -> None:
+    kept = [run for run in store.runs() if run["run"] == "first"]
+    found = upkeep.garbage(store, kept, before=LATER)
+    assert ("run", "runs/second/manifest.json") in paths(found)
+    assert ("run", "results/table=summary/audit=exposure/run=second/part-0.parquet") in paths(found)
+    upkeep.delete(store, found)
+    assert [run["run"] for run in store.runs()] == ["first"]
+    assert upkeep.committed(store) == [USED]
+
+
+def test_broken_attempts_and_what_was_left_to_resume(store: Store, tmp_path: Path) -> None:
+
+    def put(path: str, data: bytes) -> None:
+        store._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+        store._fs.pipe_file(path, data)
+
+    put(f"{store._root}/artifacts/train/{USED.key}/{'9' * 12}/half.bin", b"123")  # lost a race, or was killed
+    put(f"{store._root}/artifacts/decode/{'d' * 32}/{'8' * 12}/half.bin", b"1234")  # never committed
+    put(f"{store._root}/ray/memlib-1/notes.json", b"12")
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "state.pt").write_bytes(b"123456")
+    store.save_resume("e" * 32, 7, tmp_path / "state")
+    store.save_resume(f"secret/{'f' * 32}", 7, tmp_path / "state")
+    found = upkeep.garbage(store, store.runs(), before=LATER)
+    assert paths(found) - {("artifact", f"artifacts/train/{UNUSED.key}")} == {
+        ("attempt", f"artifacts/train/{USED.key}/{'9' * 12}"),
+        ("attempt", f"artifacts/decode/{'d' * 32}/{'8' * 12}"),
+        ("ray", "ray/memlib-1"),
+        ("resume", f"resume/{'e' * 32}"),
+        ("resume", f"resume/secret/{'f' * 32}"),
+    }
+    assert {item.size for item in found if item.kind == "attempt"} == {3, 4}
+    upkeep.delete(store, found)
+    assert store.lookup(USED.stage, USED.key) == USED
+    assert not store.load_resume("e" * 32, tmp_path / "state")
+
+
+def test_every_damaged_file_is_named(store: Store) -> None:
+    assert list(upkeep.verify(store, upkeep.committed(store))) == []
+
+    def at(ref: Ref, name: str) -> str:
+        return f"{store._root}/artifacts/{ref.stage}/{ref.key}/{store.manifest(ref)['attempt']}/{name}"
+
+    store._fs.pipe_file(at(USED, "data.bin"), b"12346")
+    store._fs.rm_file(at(USED, "sub/more.txt"))
+    store._fs.pipe_file(f"{store._root}/artifacts/{SECRET}/manifest.json", b"{")
+    said = {str(item.ref): item.problem for item in upkeep.verify(store, [SECRET])}
+    assert "manifest" in said[str(SECRET)]
+    problems = [item.problem for item in upkeep.verify(store, [USED])]
+    assert problems == ["file data.bin is damaged (its sha256 differs from the manifest)", "file sub/more.txt is missing"]
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = main(arguments)
+    said = capsys.readouterr()
+    return status, said.out, said.err
+
+
+def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store(str(tmp_path / "store"))
+    for ref in (USED, UNUSED):
+        with store.write(ref) as attempt:
+            attempt.path("data.bin").write_bytes(b"12345")
+    run_of(store, "first", [USED], tmp_path)
+    where = ("--store", store.uri)
+    assert call(capsys, "verify", *where) == (0, f"2 artifacts in {store.uri} are as they were committed\n", "")
+    assert call(capsys, "gc", *where)[1] == "found 0 of nobody's, 1 runs kept; --delete removes what was found\n"
+    status, said, _ = call(capsys, "gc", "--days", "0", *where)
+    assert status == 0
+    assert "artifact      1" in said
+    assert upkeep.committed(store) == [USED, UNUSED]  # nothing was deleted
+    found: dict[str, Any] = json.loads(call(capsys, "gc", "--days", "0", "--delete", "--json", *where)[1])
+    assert found["deleted"]
+    assert [item["path"] for item in found["found"]] == [f"artifacts/train/{UNUSED.key}"]
+    assert upkeep.committed(store) == [USED]
+    os.truncate(store.local_path(USED, "data.bin"), 2)
+    status, said, wrong = call(capsys, "verify", "fir", *where)
+    assert status == 2
+    assert "file data.bin is damaged" in said
+    assert "1 of 1 artifacts" in wrong
+    assert json.loads(call(capsys, "verify", "--json", *where)[1])["damaged"][0]["artifact"] == str(USED)
+    assert call(capsys, "gc", "--keep", "nobody", *where)[0] == 2
+    assert "lies in the future" in call(capsys, "gc", "--days=-1", *where)[2]
