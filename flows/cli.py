@@ -23,7 +23,7 @@ from rich.table import Table
 import memlib
 from flows.audits import AUDITS, audit_of
 from flows.recipes import load_recipe, shipped_recipes, validate
-from memlib import upkeep
+from memlib import comparison, upkeep
 from memlib.errors import RunError, UserError
 from memlib.specs import Resources
 from memlib.store import Store
@@ -173,6 +173,59 @@ def _run(store: Store, run_id: str) -> dict[str, Any]:
         seen = "no run" if not found else f"{len(found)} runs"
         raise UserError(f"{seen} in {store.uri} begin{'s' if len(found) < 2 else ''} with {run_id!r}; see memlib runs")
     return found[0]
+
+
+@app.command
+def diff(
+    first: str,
+    second: str,
+    /,
+    *,
+    store: StoreOption = DEFAULT_STORE,
+    json_: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> None:
+    """Compare two runs of one audit: what their recipes, findings and artifacts have in common and what not.
+
+    Parameters
+    ----------
+    first, second
+        The runs' ids, or enough of their beginnings.
+    store
+        Folder or s3:// prefix that the runs were written to.
+    json_
+        Print the differences as JSON.
+    """
+    opened = Store(store)
+    a, b = _run(opened, first), _run(opened, second)
+    if a["audit"] != b["audit"]:
+        raise UserError(f"run {a['run']} is a {audit_of(a['audit'])} audit, {b['run']} a {audit_of(b['audit'])} audit")
+    recipes_, findings = comparison.recipe_changes(a, b), comparison.finding_changes(a, b)
+    artifacts = comparison.shared_artifacts(a, b)
+    if json_:
+        print(json.dumps({"recipe": recipes_, "findings": findings, "artifacts": artifacts}, indent=1))
+        return
+    _print_rows("recipe", ("key", a["run"], b["run"]), [[c["key"], str(c["first"]), str(c["second"])] for c in recipes_])
+    rows = []
+    for change in (c for c in findings if c["difference"] != 0):
+        values = [_number(change[name]) for name in ("first", "second", "difference")]
+        rows.append([f"{change['metric']} {change['params']}", *values, "intervals apart" if change["apart"] else ""])
+    _print_rows("findings", ("metric", a["run"], b["run"], "difference", ""), rows)
+    counts = ", ".join(f"{len(names)} {how}" for how, names in artifacts.items() if names)
+    console.print(f"artifacts: {counts}")
+
+
+def _print_rows(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    if not rows:
+        console.print(f"{title}: no difference")
+        return
+    table = Table(*headings, box=None, pad_edge=False, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
 
 
 @app.command

@@ -1,0 +1,68 @@
+"""What differs between two runs: their recipes, their findings, the artifacts they are made of."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Run = Mapping[str, Any]
+
+
+def recipe_changes(first: Run, second: Run) -> list[dict[str, Any]]:
+    """Keys of the recipes, dotted, with the values of both where they differ; None where one has no such key."""
+    a, b = (dict(_flat(run["recipe"])) for run in (first, second))
+    names = dict.fromkeys([*a, *b])
+    return [{"key": name, "first": a.get(name), "second": b.get(name)} for name in names if a.get(name) != b.get(name)]
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _flat(inner, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, value
+
+
+def finding_changes(first: Run, second: Run) -> list[dict[str, Any]]:
+    """Findings of either run by metric and params: both values, and how the second differs where it has both.
+
+    Intervals that do not overlap are marked: the difference is more than either run's own uncertainty. Runs share data and
+    seeds, so overlapping intervals do not say that nothing changed.
+    """
+    a, b = (_by_setting(run) for run in (first, second))
+    found = []
+    for key in dict.fromkeys([*a, *b]):
+        metric, params = key
+        mine, other = a.get(key), b.get(key)
+        row = {"metric": metric, "params": params, "first": _value(mine), "second": _value(other)}
+        both = mine is not None and other is not None
+        row["difference"] = other["value"] - mine["value"] if mine is not None and other is not None else None
+        row["apart"] = both and _apart(mine, other)
+        found.append(row)
+    return found
+
+
+def _by_setting(run: Run) -> dict[tuple[str, str], Mapping[str, Any]]:
+    """Params are compared as canonical JSON, whatever order their keys were written in."""
+    return {(row["metric"], json.dumps(json.loads(row["params"]), sort_keys=True)): row for row in run["findings"]}
+
+
+def _value(row: Mapping[str, Any] | None) -> float | None:
+    return None if row is None else float(row["value"])
+
+
+def _apart(mine: Any, other: Any) -> bool:
+    ends = [row[name] for row in (mine, other) for name in ("ci_low", "ci_high")]
+    if any(end is None for end in ends):
+        return False
+    return bool(mine["ci_high"] < other["ci_low"] or other["ci_high"] < mine["ci_low"])
+
+
+def shared_artifacts(first: Run, second: Run) -> dict[str, list[str]]:
+    """Names of the artifacts that both runs have, in the same version or in another, or that only one has."""
+    a, b = first["artifacts"], second["artifacts"]
+    return {
+        "same": sorted(name for name in a if a[name] == b.get(name)),
+        "differ": sorted(name for name in a if name in b and a[name] != b[name]),
+        "first only": sorted(a.keys() - b.keys()),
+        "second only": sorted(b.keys() - a.keys()),
+    }
