@@ -10,7 +10,7 @@ import time
 import urllib.error
 import urllib.request
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -22,7 +22,8 @@ from rich.table import Table
 
 import memlib
 from flows.audits import AUDITS, audit_of
-from flows.recipes import load_recipe, shipped_recipes, validate
+from flows.recipes import load_recipe, overridden, shipped_recipes, validate
+from flows.requests import announced, unfinished
 from memlib import comparison, upkeep
 from memlib.errors import RunError, UserError
 from memlib.specs import Resources
@@ -93,21 +94,59 @@ def run(
     named = audit_of(str(content.get("audit", audit)))
     if named != audit:
         raise UserError(f"recipe {recipe} is for the {named} audit, not {audit}")
+    _carry_out(audit, content, machines, store, quiet=quiet)
+
+
+def _carry_out(audit: str, content: Mapping[str, Any], machines: Mapping[str, Any], store: str, *, quiet: bool) -> None:
     with _server_starting():
         spec = validate(AUDITS[audit].recipe, content)
         resources = validate(Resources, machines)
-        Store(store).check_writable()
+        opened = Store(store)
+        opened.check_writable()
         _check_prefect()
         flow = AUDITS[audit].flow
-    manifest = flow(spec, Store(store).uri, resources, quiet)
+    with announced(opened, audit, spec, resources):
+        manifest = flow(spec, opened.uri, resources, quiet)
     _print_run(manifest)
+
+
+@app.command
+def resume(
+    run_id: str,
+    /,
+    *,
+    set_: Annotated[Sequence[str], Parameter(name="--set", negative="")] = (),
+    store: StoreOption = DEFAULT_STORE,
+    quiet: bool = False,
+) -> None:
+    """Go on with a run that was killed or failed, or make a finished one anew where its artifacts are damaged or gone.
+
+    Parameters
+    ----------
+    run_id
+        The run's id, or enough of its beginning, as `memlib runs` lists it.
+    set_
+        Change the machines, as in --set resources.workers_per_model=2; the recipe stays.
+    store
+        Folder or s3:// prefix that the run was started in.
+    quiet
+        No progress, only the result.
+    """
+    _quiet_prefect()
+    other = [setting for setting in set_ if not setting.startswith("resources.")]
+    if other:
+        raise UserError(f"--set {other[0]} would make it another run; only resources can be changed, see memlib run")
+    opened = Store(store)
+    found = _run(opened, run_id, [*unfinished(opened), *opened.runs()])
+    machines = overridden({"resources": found.get("resources", {})}, set_)["resources"]
+    _carry_out(audit_of(found["audit"]), found["recipe"], machines, store, quiet=quiet)
 
 
 @app.command
 def runs(
     *, store: StoreOption = DEFAULT_STORE, json_: Annotated[bool, Parameter(name="--json", negative="")] = False
 ) -> None:
-    """List the runs in a store, newest first.
+    """List the runs in a store, newest first, and those that have not ended.
 
     Parameters
     ----------
@@ -116,12 +155,17 @@ def runs(
     json_
         Print the runs' manifests as JSON.
     """
-    found = Store(store).runs()
+    opened = Store(store)
+    found, open_ = opened.runs(), unfinished(opened)
     if json_:
-        print(json.dumps(found, indent=1))
+        print(json.dumps([*open_, *found], indent=1))
         return
+    for note in open_:
+        started = datetime.fromtimestamp(note["started"]).strftime("%Y-%m-%d %H:%M")
+        said = f"{note['run']}  not ended, started {started}  {note['audit']}  {note['title']}"
+        console.print(f"{said}  (memlib resume {note['run']})", soft_wrap=True)
     if not found:
-        console.print(f"no runs in {store}")
+        console.print(f"no {'finished ' if open_ else ''}runs in {store}")
         return
     table = Table(box=None, pad_edge=False)
     for heading in ("run", "finished", "audit", "headline", "value", "p", "title"):
@@ -166,9 +210,9 @@ def show(
     _print_run(found, whole=True)
 
 
-def _run(store: Store, run_id: str) -> dict[str, Any]:
-    """The manifest of the run whose id begins so."""
-    found = [entry for entry in store.runs() if entry["run"].startswith(run_id)]
+def _run(store: Store, run_id: str, among: Sequence[dict[str, Any]] | None = None) -> dict[str, Any]:
+    """The manifest of the finished run whose id begins so, or the entry among some."""
+    found = [entry for entry in (store.runs() if among is None else among) if entry["run"].startswith(run_id)]
     if len(found) != 1:
         seen = "no run" if not found else f"{len(found)} runs"
         raise UserError(f"{seen} in {store.uri} begin{'s' if len(found) < 2 else ''} with {run_id!r}; see memlib runs")
@@ -487,7 +531,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"memlib: {type(error).__name__}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("memlib: stopped; run the same command to go on", file=sys.stderr)
+        print("memlib: stopped; run the same command to go on, or memlib resume", file=sys.stderr)
         return 130
     return 0
 

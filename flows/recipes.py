@@ -32,14 +32,23 @@ def load_recipe(name_or_file: str, overrides: Sequence[str] = ()) -> tuple[dict[
     Raises:
         UserError: when there is no such recipe or it is not YAML.
     """
-    content = _read(name_or_file, seen=())
+    content = overridden(_read(name_or_file, seen=()), overrides)
+    resources = content.pop("resources", None) or {}
+    return content, resources
+
+
+def overridden(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """The content, changed in place by `key=value` settings with dotted keys.
+
+    Raises:
+        UserError: for a setting that is none.
+    """
     for override in overrides:
         key, separator, value = override.partition("=")
         if not separator or not key:
             raise UserError(f"--set {override!r} is not key=value")
         _put(content, key.split("."), _yaml(value, f"--set {override}"), override)
-    resources = content.pop("resources", None) or {}
-    return content, resources
+    return content
 
 
 def _read(name_or_file: str, seen: tuple[str, ...]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from memlib.errors import CorruptArtifact
 from memlib.store import MANIFEST, Ref, Store
 
 KEY = re.compile(r"[0-9a-f]{32}")
-Kind = Literal["artifact", "attempt", "resume", "ray", "run"]
+Kind = Literal["artifact", "attempt", "resume", "ray", "request", "run"]
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,8 @@ class Garbage:
 
     Attributes:
         kind: artifact: committed, but of no kept run; attempt: files that no manifest names; resume: the state of an
-            unfinished stage; ray: Ray's notes of an attempt at training; run: results and report of a run that is not kept.
+            unfinished stage; ray: Ray's notes of an attempt at training; request: what was asked for and never ended;
+            run: results and report of a run that is not kept.
         path: below the store's root.
         size: bytes.
     """
@@ -70,6 +71,9 @@ def garbage(store: Store, kept: Sequence[Mapping[str, Any]], *, before: float) -
     found = [item for ref, files in _by_artifact(store).items() for item in _of_artifact(store, ref, files, wanted, before)]
     for kind in ("resume", "ray"):
         found += _folders(store, kind, before)
+    found += [
+        Garbage("request", path, size) for path, (size, when) in sorted(store.listing("requests").items()) if when < before
+    ]
     ids = {run["run"] for run in kept}
     for path, (size, _) in sorted(store.listing("runs").items()):
         if path.split("/")[1] not in ids:

@@ -116,7 +116,12 @@ def test_a_driver_killed_in_training_goes_on_where_it_was(memlib: Memlib, finish
     kill_leftovers(driver)
     reached = resume_step(store)
     assert not list(store.glob("artifacts/train/*/manifest.json"))
-    manifest = memlib.audit(store)
+    (note,) = json.loads(memlib.call("runs", "--json", "--store", str(store)).stdout)
+    assert note["finished"] is None
+    done = memlib.call("resume", note["run"][:6], "--store", str(store))  # without the recipe at hand
+    assert done.returncode == 0, done.stderr
+    manifest = newest(store)
+    assert "not ended" not in memlib.call("runs", "--store", str(store)).stdout
     assert {name.split("/")[0] for name in manifest["reused"]} >= {"decode", "split"}
     resumed = [facts["resumed_from_step"] for facts in train_facts(store)]
     assert all(step is not None and 0 < step <= reached for step in resumed), resumed
@@ -236,7 +241,7 @@ def test_mistakes_on_the_command_line_end_in_a_line(standalone: Memlib, tmp_path
 
 def test_every_command_and_option_is_documented(memlib: Memlib) -> None:
     overview = memlib.call("--help").stdout
-    for command in ("run", "runs", "show", "recipes", "schema"):
+    for command in ("run", "resume", "runs", "show", "diff", "verify", "gc", "recipes", "schema"):
         assert command in overview
         assert memlib.call(command, "--help").returncode == 0
     for option in ("--recipe", "--set", "--store", "--quiet"):

@@ -1,0 +1,55 @@
+"""What was asked of a store and has not ended: enough to go on without the recipe at hand."""
+
+import contextlib
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from memlib.errors import UserError
+from memlib.identity import content_key
+from memlib.specs import Resources, Spec
+from memlib.store import Store
+
+FOLDER = "requests"
+
+
+@contextlib.contextmanager
+def announced(store: Store, audit: str, recipe: Spec, resources: Resources) -> Iterator[None]:
+    """Notes what is asked for while it is under way; what ends well or can never run is forgotten.
+
+    Args:
+        store: where it runs.
+        audit: its name on the command line.
+        recipe, resources: what is asked for.
+    """
+    asked = {"audit": audit, "recipe": recipe.model_dump(mode="json")}
+    key = content_key("request", version=1, spec=asked, inputs={})[:12]
+    note = asked | {
+        "run": key, "title": str(getattr(recipe, "title", "")), "resources": resources.model_dump(mode="json"),
+        "started": time.time(), "finished": None,
+    }  # fmt: skip
+    path = f"{FOLDER}/{key}.json"
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "request.json"
+        file.write_text(json.dumps(note, indent=1))
+        store.publish(path, file)
+    try:
+        yield
+    except UserError:
+        store.drop(path)
+        raise
+    store.drop(path)
+
+
+def unfinished(store: Store) -> list[dict[str, Any]]:
+    """What was asked for and has not ended, or is under way; the newest first."""
+    found = []
+    for path in store.listing(FOLDER):
+        with contextlib.suppress(ValueError):
+            content = store.published(path)
+            if content is not None:
+                found.append(json.loads(content))
+    return sorted(found, key=lambda note: note["started"], reverse=True)

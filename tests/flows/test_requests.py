@@ -1,0 +1,62 @@
+"""What was asked for and has not ended can be gone on with; what can never run is forgotten."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flows.cli
+from flows.cli import main
+from flows.recipes import load_recipe, validate
+from flows.requests import announced, unfinished
+from memlib.audits.exposure import Recipe
+from memlib.errors import RunError, UserError
+from memlib.specs import Resources
+from memlib.store import Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "store"))
+
+
+def recipe() -> Recipe:
+    return validate(Recipe, load_recipe("exposure_smoke")[0])
+
+
+@pytest.mark.parametrize(
+    ("ended", "left"), [(None, 0), (UserError("no"), 0), (RunError("lost"), 1), (KeyboardInterrupt(), 1)]
+)
+def test_what_did_not_end_is_left(store: Store, ended: BaseException | None, left: int) -> None:
+    try:
+        with announced(store, "exposure", recipe(), Resources()):
+            assert len(unfinished(store)) == 1
+            if ended is not None:
+                raise ended
+    except (UserError, RunError, KeyboardInterrupt):
+        pass
+    assert len(unfinished(store)) == left
+
+
+def test_a_run_that_failed_is_listed_and_resumed_as_it_was(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(RunError), announced(store, "exposure", recipe(), Resources(max_failures=7)):
+        raise RunError("lost")
+    (note,) = unfinished(store)
+    asked: list[Any] = []
+    monkeypatch.setattr(flows.cli, "_carry_out", lambda *given, **more: asked.append((*given, more)))
+    where = ["--store", store.uri]
+    assert main(["runs", *where]) == 0
+    assert f"memlib resume {note['run']}" in capsys.readouterr().out
+    assert main(["resume", note["run"][:5], "--set", "resources.workers_per_model=2", *where]) == 0
+    audit, content, machines, uri, _ = asked[0]
+    assert (audit, uri) == ("exposure", store.uri)
+    assert validate(Recipe, content) == recipe()
+    assert validate(Resources, machines) == Resources(max_failures=7, workers_per_model=2)
+    assert main(["resume", note["run"], "--set", "training.epochs=1", *where]) == 2
+    assert "would make it another run" in capsys.readouterr().err
+    assert main(["resume", "zzz", *where]) == 2
+    assert "no run" in capsys.readouterr().err
+    assert json.dumps(note)  # plain
