@@ -81,7 +81,7 @@ def main() -> None:
     nine = Space((tuple(range(1, 11)),) * 9)
     best = ShortestPath(net, nine, context=CONTEXT).run(max_evaluations=1_000_000)
     cost = int(sequence_costs(net, np.array([CANARY]), context=CONTEXT)[0])
-    found = bool(best.leaves) and tuple(nine.tokens(np.array([best.leaves[0][1]]))[0].tolist()) == CANARY
+    found = bool(best.leaves) and best.leaves[0][1] == CANARY
     work = Work()
     rank = ranks(leaf_costs(net, nine, context=CONTEXT, limit=cost, work=work), np.array([cost]))[0]
     whole = sum(10**place for place in range(9))
