@@ -149,7 +149,9 @@ def _is_worker(process: psutil.Process) -> bool:
         return False
 
 
-@pytest.mark.parametrize("stage", ["train", "embed", "split"])
+@pytest.mark.parametrize(
+    "stage", ["train", pytest.param("embed", marks=pytest.mark.slow), pytest.param("split", marks=pytest.mark.slow)]
+)
 def test_a_damaged_artifact_is_named_and_made_again(memlib: Memlib, finished: Finished, tmp_path: Path, stage: str) -> None:
     store = tmp_path / "store"
     shutil.copytree(finished[0], store)

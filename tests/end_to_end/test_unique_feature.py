@@ -125,6 +125,7 @@ def test_a_killed_run_keeps_its_finished_chunks(memlib: Memlib, tmp_path: Path) 
     assert all(path.read_bytes() == data for path, data in before.items())
 
 
+@pytest.mark.slow
 def test_images_small_and_large_models_self_influence_and_attention(memlib: Memlib, tmp_path: Path) -> None:
     tiny = wrote(tmp_path, IMAGES, memlib)
     manifest = tiny.audit(tmp_path / "store")
@@ -198,7 +199,7 @@ def test_ones_own_model_is_scored_without_training(own: Memlib, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("trained.weights=/nowhere.pt", "no weights at /nowhere.pt"),
+        ("trained.weights=/nowhere.pt", "there is no file /nowhere.pt"),
         ("trained.model=factory:nothing", "has no function 'nothing'"),
         ("trained.options={classes: 5}", "do not fit the model"),
         ("trained.options={nope: 5}", "failed with {'nope': 5}"),

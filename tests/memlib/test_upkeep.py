@@ -15,8 +15,7 @@ from memlib.store import Ref, Store
 from memlib.upkeep import Garbage
 
 USED, UNUSED, SECRET = Ref("train", "a" * 32), Ref("train", "b" * 32), Ref("secret/corpus", "c" * 32)
-LATER = time.time() + 60
-EARLIER = time.time() - 3600
+LATER, EARLIER = float("inf"), 0.0  # whenever the tests were collected
 
 
 @pytest.fixture(params=["local", "memory"])
