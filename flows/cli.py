@@ -200,12 +200,13 @@ def show(
     reveal
         Print the canaries of an exposure audit, which are in no result or report, and what the searches found.
     """
-    found = _run(Store(store), run_id)
+    opened = Store(store)
+    found = _run(opened, run_id)
     if json_:
         print(json.dumps(found, indent=1))
         return
     if reveal:
-        _reveal(Store(store), found)
+        _reveal(opened, found)
         return
     _print_run(found, whole=True)
 

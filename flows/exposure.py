@@ -119,11 +119,11 @@ def _checkpoints(
     whole = recipe.canaries.together or recipe.canaries.file is not None or not seen
     asked = data.table["canary"].to_pylist() if whole else list(seen)
     insertions = tuple(seen.get(canary, 0) for canary in asked)
-    files = context.store.manifest(model)["files"]  # stopped early, later checkpoints were not reached
+    manifest = context.store.manifest(model)
+    files, length = manifest["files"], manifest["facts"]["steps_per_epoch"]  # stopped early, later ones were not reached
     kept: list[tuple[float, int | None]] = [
         (float(epoch), None) for epoch in cell.training.kept_epochs if weights_file(epoch) in files
     ]
-    length = context.store.manifest(model)["facts"]["steps_per_epoch"]
     whole_epochs = {epoch for epoch, _ in kept}
     within = {step: step / length for step in cell.training.checkpoint_steps if step_file(step) in files}
     kept += [(epoch, step) for step, epoch in within.items() if epoch not in whole_epochs]

@@ -214,15 +214,13 @@ class Store:
         manifest, found = self.manifest(ref), []
         for name, expected in manifest["files"].items():
             path = self._at("artifacts", ref.stage, ref.key, manifest["attempt"], name)
-            digest = hashlib.sha256()
             try:
                 with self._fs.open(path, "rb") as file:
-                    while block := file.read(2**20):
-                        digest.update(block)
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
             except FileNotFoundError:
                 found.append(f"file {name} is missing")
                 continue
-            if digest.hexdigest() != expected["sha256"]:
+            if digest != expected["sha256"]:
                 found.append(f"file {name} is damaged (its sha256 differs from the manifest)")
         return found
 

@@ -67,7 +67,7 @@ def garbage(store: Store, kept: Sequence[Mapping[str, Any]], *, before: float) -
         kept: manifests of the runs that stay.
         before: seconds since 1970.
     """
-    wanted = set().union(*(refs_of(run) for run in kept)) if kept else set()
+    wanted = {ref for run in kept for ref in refs_of(run)}
     found = [item for ref, files in _by_artifact(store).items() for item in _of_artifact(store, ref, files, wanted, before)]
     for kind in ("resume", "ray"):
         found += _folders(store, kind, before)

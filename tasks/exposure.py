@@ -118,7 +118,7 @@ def rank_jobs(context: Context, models: Sequence[Asked], costs: Sequence[Ref]) -
         seen = _costs(context, ref)
         below = np.searchsorted(np.sort(seen["references"]), seen["canaries"], side="right")
         methods = [choose_method(config, at_or_below=int(b), size=space.size) for b in below]
-        if space.contexts(space.sample(1, np.random.default_rng(0))) is not None:  # no tree to prune
+        if not space.has_tree:
             methods = ["sampled" if method == "pruned" else method for method in methods]
         by_id = dict(zip(model.canaries, seen["canaries"].tolist(), strict=True))
         pruned = [canary for canary, method in zip(model.canaries, methods, strict=True) if method == "pruned"]

@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
-from memlib.data.formats import Candidates, Format, Space, render
+from memlib.data.formats import Candidates, Format, render
 from memlib.data.pairs import pair_candidates
 from memlib.data.spelling import spell
-from memlib.data.text import scored_part
+from memlib.data.text import scored_part, text_candidates
 from memlib.errors import UserError
 from memlib.models.outside import Answering, HuggingFace, load_outside
 from memlib.models.sequence import LanguageModel
@@ -74,16 +74,13 @@ class CorpusData:
 
     @functools.cached_property
     def _scored(self) -> tuple[Candidates, tuple[int, ...]]:
-        known = {"known_prefix": self.canaries.known_prefix, "known_suffix": self.canaries.known_suffix}
         if self.trained is not None and isinstance(self.outside, HuggingFace):
+            known = {"known_prefix": self.canaries.known_prefix, "known_suffix": self.canaries.known_suffix}
             spelled = spell(self.format, self.outside, **known)
             return spelled, spelled.context
-        whole = self.format.space({symbol: number for number, symbol in enumerate(self.symbols)}, self.text.unit)
-        if self.text.paired:
-            return pair_candidates(self.format, self.canaries, self.text, self.vocabulary)
-        first, end = scored_part(self.format, self.text, self.canaries)
-        context = tuple(slot[0] for slot in whole.slots[:first]) if self.canaries.known_prefix else ()
-        return Space(whole.slots[first:end]), context
+        number = {symbol: place for place, symbol in enumerate(self.symbols)}
+        candidates = pair_candidates if self.text.paired else text_candidates
+        return candidates(self.format, self.canaries, self.text, number)
 
     @property
     def context(self) -> tuple[int, ...]:

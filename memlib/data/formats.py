@@ -56,7 +56,9 @@ class Candidates(ABC):
         """Where a path of symbols ends."""
 
     ambiguous = False
-    """Whether a path through the tree may be nobody's, or there is no common tree, so that all are scored one by one."""
+    """Whether a path through the tree may be nobody's."""
+    has_tree = True
+    """Whether candidates share prefixes; else each is scored by itself."""
 
     def accepts(self, paths: NDArray[np.int64]) -> NDArray[np.bool_]:
         """(num_paths,) which whole paths (num_paths, length) are their candidates' own."""

@@ -7,13 +7,13 @@ which counts for nothing. A canary is a pair of its own in the place of another 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memlib.data.formats import Candidates, Choices, Format, Space
 from memlib.data.secret import keyed_seed
-from memlib.data.splits import LEFT_OUT, TRAIN, VALIDATION
 from memlib.data.text import (
     LINE_END,
     UNKNOWN,
@@ -22,9 +22,10 @@ from memlib.data.text import (
     canary_table,
     check_carriers,
     draw_canaries,
-    role_of,
-    scored_part,
+    num_carriers,
+    place_canaries,
     split_table,
+    text_candidates,
 )
 from memlib.errors import UserError
 from memlib.specs import SecretsSpec, TextSpec
@@ -75,23 +76,15 @@ def build_pairs(text: str, spec: TextSpec, canaries: SecretsSpec, *, secret: byt
     num_validation = max(1, round(len(plain) * spec.validation))
     space = form.space(number, spec.unit)
     drawn, insertions = draw_canaries(space, canaries, secret)
-    carriers = sum(insertions) if canaries.together else max(insertions)
+    carriers = num_carriers(insertions, canaries)
     check_carriers(len(plain) - num_validation, carriers, spec)
     rng = np.random.default_rng(keyed_seed(secret, "places", canaries.seed))
-    replaced = rng.permutation(len(plain) - num_validation)[:carriers]
-    roles = [TRAIN] * (len(plain) - num_validation) + [VALIDATION] * num_validation
-    for row in replaced:
-        roles[row] = LEFT_OUT
+    placed = place_canaries(insertions, rng.permutation(len(plain) - num_validation)[:carriers], canaries)
     before, after = source_tokens(space, source, number, spec.unit, drawn), space.tokens(drawn)
-    rows, names, used = [plain], [f"pair {row:08d}" for row in range(len(plain))], 0
-    for canary, times in enumerate(insertions):
-        pair = _row(before[canary].astype(np.int32), after[canary].astype(np.int32), spec.window)
-        rows += [np.repeat(pair[None], times, axis=0)]
-        roles += [role_of(canary)] * times
-        names += [f"{names[row]} canary {canary:06d}" for row in replaced[used : used + times]]
-        used += times if canaries.together else 0
+    rows = [plain, *(_row(before[canary], after[canary], spec.window)[None] for canary, _ in placed)]
+    names = [f"pair {row:08d}" for row in range(len(plain))]
     table = canary_table(space, drawn, insertions, vocabulary, spec.unit)
-    return Corpus(np.concatenate(rows), vocabulary, split_table(roles, names), table)
+    return Corpus(np.concatenate(rows), vocabulary, split_table(names, num_validation, placed), table)
 
 
 def source_format(canaries: SecretsSpec) -> Format:
@@ -116,7 +109,7 @@ def _read(lines: Sequence[str], spec: TextSpec) -> list[tuple[list[str], list[st
     return found
 
 
-def _row(before: NDArray[np.int32], after: NDArray[np.int32], window: int) -> NDArray[np.int32]:
+def _row(before: NDArray[Any], after: NDArray[Any], window: int) -> NDArray[np.int32]:
     """Zeros, the source; the target, the end of a line, padding."""
     row = np.full(2 * window, PADDING, dtype=np.int32)
     row[:window] = 0
@@ -168,7 +161,7 @@ class Paired(Space):
     before: tuple[int, ...]
     window: int
 
-    ambiguous = True
+    has_tree = False
 
     def contexts(self, choices: Choices) -> NDArray[np.int64]:
         """See `Candidates.contexts`."""
@@ -188,13 +181,11 @@ def pair_candidates(
 
     A source with holes is no common context; then the candidates are `Paired` with their own.
     """
-    whole = form.space(vocabulary, spec.unit)
-    first, end = scored_part(form, spec, canaries)
-    before = tuple(slot[0] for slot in whole.slots[:first]) if canaries.known_prefix else ()
+    target, before = text_candidates(form, canaries, spec, vocabulary)
     side = source_format(canaries).space(vocabulary, spec.unit)
     if all(len(slot) == 1 for slot in side.slots):
         padding = (0,) * (spec.window - side.end)
-        return Space(whole.slots[first:end]), (*padding, *(slot[0] for slot in side.slots), *before)
-    holes = iter(place - first for place, slot in enumerate(whole.slots) if len(slot) > 1)
+        return target, (*padding, *(slot[0] for slot in side.slots), *before)
+    holes = iter(place for place, slot in enumerate(target.slots) if len(slot) > 1)
     sources = tuple(next(holes) if len(slot) > 1 else (slot[0],) for slot in side.slots)
-    return Paired(whole.slots[first:end], sources, before, spec.window), ()
+    return Paired(target.slots, sources, before, spec.window), ()

@@ -52,10 +52,18 @@ class Spelled(Candidates):
 
     def tokens(self, choices: Choices) -> NDArray[np.int64]:
         """See `Candidates.tokens`."""
-        texts = ["".join(slot[c] for slot, c in zip(self.slots, row, strict=True)) for row in choices.tolist()]
-        return self._spelt(texts)
+        rows = self._spelt(self.texts(choices))
+        longest = max((len(row) for row in rows), default=1)
+        return np.array([row + [-1] * (longest - len(row)) for row in rows], dtype=np.int64).reshape(len(rows), longest)
 
-    def _spelt(self, texts: Sequence[str]) -> NDArray[np.int64]:
+    def texts(self, choices: Choices) -> list[str]:
+        """What choices of the slots say."""
+        return ["".join(slot[c] for slot, c in zip(self.slots, row, strict=True)) for row in choices.tolist()]
+
+    def _text(self, path: Sequence[int]) -> str:
+        return "".join(self.tokenizer.pieces[token] or "" for token in path)
+
+    def _spelt(self, texts: Sequence[str]) -> list[list[int]]:
         """The tokens of slots' texts after the context."""
         skip = len(self.lead)
         spelt = self.tokenizer.encode([(self.text_before + text)[skip:] for text in texts])
@@ -67,11 +75,10 @@ class Spelled(Candidates):
                     "others; end the text before the first hole with a space"
                 )
             rest = row[len(self.context) :]
-            if "".join(self.tokenizer.pieces[token] or "" for token in rest) != text:
+            if self._text(rest) != text:
                 raise UserError("the tokenizer changes the text of candidates, so that its tokens do not spell them")
             rows.append(rest)
-        longest = max((len(row) for row in rows), default=1)
-        return np.array([row + [-1] * (longest - len(row)) for row in rows], dtype=np.int64).reshape(len(rows), longest)
+        return rows
 
     def edges(self, place: int) -> list[tuple[int, tuple[int, ...]]]:
         """See `Candidates.edges`."""
@@ -99,19 +106,13 @@ class Spelled(Candidates):
 
     def place_of(self, path: Sequence[int]) -> int:
         """See `Candidates.place_of`."""
-        return sum(len(self.tokenizer.pieces[token] or "") for token in path)
+        return len(self._text(path))
 
     def accepts(self, paths: NDArray[np.int64]) -> NDArray[np.bool_]:
         """See `Candidates.accepts`."""
-        if not len(paths):
-            return np.zeros(0, dtype=np.bool_)
-        texts = ["".join(self.tokenizer.pieces[token] or "" for token in path) for path in paths.tolist()]
-        own = self._spelt(texts)
-        width = max(own.shape[1], paths.shape[1])
-        wide = np.full((2, len(paths), width), -1, dtype=np.int64)
-        wide[0, :, : own.shape[1]], wide[1, :, : paths.shape[1]] = own, paths
-        same: NDArray[np.bool_] = (wide[0] == wide[1]).all(axis=1)
-        return same
+        taken = paths.tolist()
+        own = self._spelt([self._text(path) for path in taken]) if taken else []
+        return np.array([row == path for row, path in zip(own, taken, strict=True)], dtype=np.bool_)
 
 
 def spell(form: Format, tokenizer: Tokenizer, *, known_prefix: bool, known_suffix: bool) -> Spelled:
@@ -133,8 +134,7 @@ def spell(form: Format, tokenizer: Tokenizer, *, known_prefix: bool, known_suffi
     before = "".join(symbols[0] for symbols in places[: holes[0]]) if known_prefix else ""
     slots = tuple(places[holes[0] : None if known_suffix else holes[-1] + 1])
     plain = Spelled(slots, tokenizer, before, "", ())
-    rows = plain.sample(TRIED, np.random.default_rng(0)).tolist()
-    texts = ["".join(slot[c] for slot, c in zip(slots, row, strict=True)) for row in rows]
+    texts = plain.texts(plain.sample(TRIED, np.random.default_rng(0)))
     spelt = tokenizer.encode([before + text for text in texts])
     joined = ["".join(tokenizer.pieces[token] or "\0" for token in row) for row in spelt]
     lead = joined[0][: max(0, len(joined[0]) - len(before + texts[0]))]

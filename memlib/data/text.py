@@ -10,7 +10,7 @@ import importlib
 import lzma
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import fsspec
@@ -179,33 +179,54 @@ def build_corpus(
     plain = tokens.reshape(count, spec.window)
     num_validation = max(1, round(count * spec.validation))
     space = form.space(number, spec.unit)
+    names = [f"window {row:08d}" for row in range(count)]
+    rng = np.random.default_rng(keyed_seed(secret, "places", canaries.seed))
     if known:
         training = plain[: count - num_validation].ravel() if count_here else plain[:0].ravel()
         drawn, insertions = _known_canaries(space, known, canaries, secret, training)
-        roles = [TRAIN] * (count - num_validation) + [VALIDATION] * num_validation
-        _check(count - num_validation, 0, len(places), spec)
-        table = canary_table(space, drawn, insertions, vocabulary, spec.unit)
-        return Corpus(plain, vocabulary, split_table(roles, [f"window {row:08d}" for row in range(count)]), table)
-    drawn, insertions = draw_canaries(space, canaries, secret)
-    carriers = sum(insertions) if canaries.together else max(insertions)
+        inserted = []
+    else:
+        drawn, insertions = draw_canaries(space, canaries, secret)
+        inserted = insertions
+    carriers = num_carriers(inserted, canaries)
     _check(count - num_validation, carriers, len(places), spec)
-    rng = np.random.default_rng(keyed_seed(secret, "places", canaries.seed))
-    carrying = rng.permutation(count - num_validation)[:carriers]
-    rows, roles = [plain], [TRAIN] * (count - num_validation) + [VALIDATION] * num_validation
-    names = [f"window {row:08d}" for row in range(count)]
-    for row in carrying:
-        roles[row] = LEFT_OUT
-    used = 0
-    for canary, times in enumerate(insertions):
-        for repeat in range(times):
-            window = plain[carrying[used + repeat]].copy()
-            _write(window, space.tokens(drawn[canary : canary + 1])[0], rng)
-            rows.append(window[None])
-            roles.append(role_of(canary))
-            names.append(f"{names[carrying[used + repeat]]} canary {canary:06d}")  # in order where its window was
-        used += times if canaries.together else 0
+    placed = place_canaries(inserted, rng.permutation(count - num_validation)[:carriers], canaries)
+    rows = [plain]
+    for canary, row in placed:
+        window = plain[row].copy()
+        _write(window, space.tokens(drawn[canary : canary + 1])[0], rng)
+        rows.append(window[None])
     table = canary_table(space, drawn, insertions, vocabulary, spec.unit)
-    return Corpus(np.concatenate(rows), vocabulary, split_table(roles, names), table)
+    return Corpus(np.concatenate(rows), vocabulary, split_table(names, num_validation, placed), table)
+
+
+def num_carriers(insertions: Sequence[int], canaries: SecretsSpec) -> int:
+    """Rows of the corpus that canaries take: models of their own may share them."""
+    return sum(insertions) if canaries.together else max(insertions, default=0)
+
+
+def place_canaries(insertions: Sequence[int], carrying: NDArray[np.int64], canaries: SecretsSpec) -> list[tuple[int, int]]:
+    """(canary, row that it takes) of every insertion, canary by canary.
+
+    Args:
+        insertions: how often each canary is inserted.
+        carrying: (num_carriers,) rows, drawn at random.
+        canaries: whether one model sees them all.
+    """
+    placed, used = [], 0
+    for canary, times in enumerate(insertions):
+        placed += [(canary, int(row)) for row in carrying[used : used + times]]
+        used += times if canaries.together else 0
+    return placed
+
+
+def text_candidates(
+    form: Format, canaries: SecretsSpec, spec: TextSpec, vocabulary: Mapping[str, int]
+) -> tuple[Space, tuple[int, ...]]:
+    """What is scored: from the first hole to the last, or to the end; and the symbols before it, where they are known."""
+    whole = form.space(vocabulary, spec.unit)
+    first, end = scored_part(form, spec, canaries)
+    return Space(whole.slots[first:end]), tuple(slot[0] for slot in whole.slots[:first]) if canaries.known_prefix else ()
 
 
 def scored_part(form: Format, spec: TextSpec, canaries: SecretsSpec) -> tuple[int, int]:
@@ -291,10 +312,20 @@ def _write(window: NDArray[np.int32], canary: NDArray[np.int64], rng: np.random.
     window[place + len(canary)] = 0
 
 
-def split_table(roles: Sequence[str], names: Sequence[str]) -> pa.Table:
-    """tables.SPLITS of windows; all are of one class."""
+def split_table(plain: Sequence[str], num_validation: int, placed: Sequence[tuple[int, int]]) -> pa.Table:
+    """tables.SPLITS of rows, all of one class: plain ones, then those with canaries.
+
+    Args:
+        plain: ids of the rows without canaries; a row with one sorts where the row was that it takes.
+        num_validation: of them, the last.
+        placed: of `place_canaries`.
+    """
+    roles = [TRAIN] * (len(plain) - num_validation) + [VALIDATION] * num_validation
+    for _, row in placed:
+        roles[row] = LEFT_OUT
+    roles += [role_of(canary) for canary, _ in placed]
     columns = {
-        "example_id": list(names),
+        "example_id": [*plain, *(f"{plain[row]} canary {canary:06d}" for canary, row in placed)],
         "row": list(range(len(roles))),
         "role": list(roles),
         "label": [0] * len(roles),

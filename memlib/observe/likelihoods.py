@@ -183,7 +183,7 @@ def leaf_costs(
         OutOfWork: beyond work's limit.
     """
     work, rows_at_once = work or Work(), batch or _rows_at_once(predictor)
-    if limit is None and space.ambiguous:  # in a tree most paths would be nobody's
+    if not space.has_tree or (limit is None and space.ambiguous):  # of such a tree most paths would be nobody's
         for block in space.blocks(rows_at_once):
             work.add(len(block))
             yield candidate_costs(predictor, space, block, context=context)

@@ -370,9 +370,8 @@ class Prefetcher:
             chosen = poisson_sample(len(self._data), batch / len(self._data), seed=self._spec.seed, step=step)
         else:
             if self._order[0] != epoch:
-                number = len(self._data)
-                plain = np.arange(number)
-                order = epoch_order(number, seed=self._spec.seed, epoch=epoch) if self._spec.shuffle else plain
+                shuffle, count = self._spec.shuffle, len(self._data)
+                order = epoch_order(count, seed=self._spec.seed, epoch=epoch) if shuffle else np.arange(count)
                 self._order = (epoch, order)
             chosen = self._order[1][place * batch : (place + 1) * batch][_part(batch, self._worker)]
         images = torch.from_numpy(self._data.read(chosen))

@@ -61,7 +61,8 @@ def test_outputs_that_cannot_be_used(tmp_path: Path, columns: Any, options: dict
 
 @pytest.mark.parametrize("labels", [[1, 0, 0, 1], ["1", "0", "0", "1"], ["dog", "cat", "cat", "dog"]])
 def test_labels_by_number_or_name(tmp_path: Path, labels: list[Any]) -> None:
-    read(wrote(tmp_path, y=labels), label_column="y")
+    found = read(wrote(tmp_path, y=labels), label_column="y")
+    np.testing.assert_allclose(found.probabilities, SCORES)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
