@@ -12,5 +12,17 @@ class RunError(RuntimeError):
     """An expected fault of the world (a diverged loss, a lost store): said plainly, no traceback."""
 
 
+class StoreUnreachable(RunError):
+    """The store did not answer for as long as we were told to wait."""
+
+
+class StoreRefused(RunError):
+    """The store does not accept our credentials, or has no such bucket."""
+
+
 class CorruptArtifact(RunError):
     """An artifact whose bytes do not match its manifest. It must be recomputed, never read."""
+
+
+class MissingArtifact(CorruptArtifact):
+    """An artifact that nobody has committed yet, or that was taken out."""

@@ -5,6 +5,8 @@ Layout, below a local folder or an s3:// prefix::
     artifacts/<stage>/<key>/manifest.json       names an attempt, with size and digest of each file; written last
     artifacts/<stage>/<key>/<attempt>/<file>    one attempt's files; racing attempts never share a folder
     resume/<key>/<step>-<attempt>/...           a stage's own unfinished state, newest verified one wins
+    logs/<stage>/<key>/<attempt>.log            what a worker printed while it made it
+    requests/, status/                          what was asked for and has not ended, and how far it is
     results/, runs/                             what people read
 
 A reader trusts only what a manifest names, and checks it: size and sha256 before the first use.
@@ -14,6 +16,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import socket
 import tempfile
@@ -22,17 +25,21 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from memlib.errors import CorruptArtifact, RunError, UserError
+from memlib.errors import CorruptArtifact, MissingArtifact, RunError, StoreRefused, StoreUnreachable, UserError
 from memlib.identity import file_digest
+from memlib.patience import PatientFileSystem, is_taken, is_unsupported
+from memlib.usage import measuring, note_read
 
 MANIFEST = "manifest.json"
 KEPT_RESUME_STATES = 2
+PROBE_SECONDS = 10.0  # a store that cannot be reached at the start is most often mistyped
+NAME = re.compile(r"\w[\w.-]*")
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,10 @@ class Ref:
 
     stage: str
     key: str
+
+    def __post_init__(self) -> None:
+        if not all(NAME.fullmatch(part) for part in (*self.stage.split("/"), self.key)):
+            raise CorruptArtifact(f"{self.stage!r}/{self.key!r} names no artifact")
 
     def __str__(self) -> str:
         return f"{self.stage}/{self.key}"
@@ -52,6 +63,8 @@ class Attempt:
 
     folder: Path
     facts: dict[str, Any] = field(default_factory=dict)
+    log: Path | None = None
+    """What the worker printed, to be kept beside the artifact."""
 
     def path(self, name: str) -> Path:
         """Where to write the file called `name` (sub-folders are made)."""
@@ -65,26 +78,32 @@ class Store:
 
     Args:
         uri: a path or a URL that fsspec knows.
-        cache: where verified copies of remote artifacts are kept (default: a folder in the user's cache).
-        cache_bytes: size limit of those copies; the least recently used ones go first.
+        cache: where verified copies of remote artifacts are kept (default: MEMLIB_CACHE, or a folder in the user's cache).
+        cache_bytes: size limit of those copies (default: MEMLIB_CACHE_GB, or 50 GiB); the oldest go first.
+        patience: seconds for which an outage of a remote store is waited for (default: MEMLIB_STORE_PATIENCE, or 120).
     """
 
-    def __init__(self, uri: str, *, cache: str | None = None, cache_bytes: int = 50 * 2**30) -> None:
+    def __init__(
+        self, uri: str, *, cache: str | None = None, cache_bytes: int | None = None, patience: float | None = None
+    ) -> None:
         self.uri = str(uri)
         try:
             self._fs, self._root = fsspec.url_to_fs(self.uri)
         except (ValueError, ImportError) as error:
             raise UserError(f"cannot open the store {self.uri}: {error}") from error
         self.is_local = isinstance(self._fs, LocalFileSystem)
+        default_cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "memlib" / "artifacts"
+        self._cache = Path(cache or os.environ.get("MEMLIB_CACHE") or default_cache)
+        self._cache_bytes = int(_setting("MEMLIB_CACHE_GB", 50) * 2**30) if cache_bytes is None else cache_bytes
+        self._patience = _setting("MEMLIB_STORE_PATIENCE", 120) if patience is None else patience
         if self.is_local:
             self.uri = self._root  # absolute, so that it means the same in every process
-        default_cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "memlib" / "artifacts"
-        self._cache = Path(cache) if cache else default_cache
-        self._cache_bytes = cache_bytes
+        else:
+            self._fs = PatientFileSystem(self._fs, self.uri, self._patience)
         self._verified: dict[str, str] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_open_store, (self.uri, str(self._cache), self._cache_bytes))
+        return (_open_store, (self.uri, str(self._cache), self._cache_bytes, self._patience))
 
     def _at(self, *parts: str) -> str:
         return "/".join([self._root.rstrip("/"), *parts])
@@ -99,10 +118,15 @@ class Store:
         """
         probe = self._at(f".probe-{uuid.uuid4().hex}")
         try:
+            file_system = self._fs
             if self.is_local:
                 os.makedirs(self._root, exist_ok=True)
-            self._fs.pipe_file(probe, b"memlib")
-            self._fs.rm_file(probe)
+            else:
+                file_system = self._fs.waiting(min(PROBE_SECONDS, self._patience))
+            file_system.pipe_file(probe, b"memlib")
+            file_system.rm_file(probe)
+        except RunError:
+            raise
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
             raise UserError(f"the store {self.uri} cannot be written ({said}); choose another with --store") from error
@@ -114,23 +138,47 @@ class Store:
             CorruptArtifact: when a manifest is there but it, or a file it names, is damaged.
         """
         ref = Ref(stage, key)
-        self._fs.invalidate_cache(self._at("artifacts", stage, key))
-        if not self._fs.exists(self._at("artifacts", stage, key, MANIFEST)):
+        try:
+            manifest = self.manifest(ref)
+        except MissingArtifact:
             return None
-        for name in self.manifest(ref)["files"]:
-            self.local_path(ref, name)
+        for name in manifest["files"]:
+            self._verified_path(ref, manifest, name)
         return ref
 
-    def manifest(self, ref: Ref) -> dict[str, Any]:
-        """What was recorded when the artifact was committed: files with sizes and digests, spec, inputs, facts."""
-        path = self._at("artifacts", ref.stage, ref.key, MANIFEST)
+    def has(self, ref: Ref) -> bool:
+        """Whether the artifact is committed, by its manifest alone; nothing is read but that."""
         try:
-            manifest = json.loads(self._fs.cat_file(path))
-            manifest["files"], manifest["attempt"]
-        except FileNotFoundError as error:
-            raise CorruptArtifact(f"artifact {ref} has no manifest; it must be computed again") from error
+            self.manifest(ref)
+        except CorruptArtifact:
+            return False
+        return True
+
+    def _content(self, path: str) -> bytes | None:
+        """A file's bytes, None when there is none. Not `exists`, which takes any failure for an answer."""
+        try:
+            return bytes(self._fs.cat_file(path))
+        except FileNotFoundError:
+            return None
+
+    def manifest(self, ref: Ref) -> dict[str, Any]:
+        """What was recorded when the artifact was committed: files with sizes and digests, spec, inputs, facts, metrics.
+
+        Raises:
+            MissingArtifact: when there is none.
+            CorruptArtifact: when it is damaged, or names files outside the artifact.
+        """
+        path = self._at("artifacts", ref.stage, ref.key, MANIFEST)
+        content = self._content(path)
+        if content is None:
+            raise MissingArtifact(f"artifact {ref} has no manifest; it must be computed again")
+        try:
+            manifest = json.loads(content)
+            names = [str(manifest["attempt"]), *manifest["files"]]
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptArtifact(f"the manifest of artifact {ref} is damaged; it must be computed again") from error
+        if not all(_is_inside(name) for name in names):
+            raise CorruptArtifact(f"the manifest of artifact {ref} names files outside of it; it must be computed again")
         return dict(manifest)
 
     # -- reading --------------------------------------------------------------------------------------
@@ -141,7 +189,11 @@ class Store:
         Raises:
             CorruptArtifact: when size or digest differ from what was committed.
         """
-        manifest = self.manifest(ref)
+        path = self._verified_path(ref, self.manifest(ref), name)
+        note_read(str(path), path.stat().st_size)
+        return path
+
+    def _verified_path(self, ref: Ref, manifest: Mapping[str, Any], name: str) -> Path:
         if name not in manifest["files"]:
             raise KeyError(f"artifact {ref} has no file {name!r}; it has {sorted(manifest['files'])}")
         expected = manifest["files"][name]
@@ -238,7 +290,13 @@ class Store:
 
     @contextlib.contextmanager
     def write(
-        self, ref: Ref, *, spec: Any = None, inputs: Mapping[str, Any] | None = None, secret: bool = False
+        self,
+        ref: Ref,
+        *,
+        spec: Any = None,
+        inputs: Mapping[str, Any] | None = None,
+        secret: bool = False,
+        units: float = 1.0,
     ) -> Iterator[Attempt]:
         """Makes an artifact: fill `attempt.folder` inside the block; it is committed when the block ends well.
 
@@ -249,19 +307,19 @@ class Store:
             spec: what the stage was configured by, kept in the manifest (plain JSON).
             inputs: keys of what was read, kept in the manifest.
             secret: whether the files hold private content (training images, canaries): local files get mode 600.
+            units: how much work it is, in what the stage counts (examples, steps); relates its cost to others'.
         """
         name = uuid.uuid4().hex[:12]
         target = self._at("artifacts", ref.stage, ref.key, name)
         folder = Path(target) if self.is_local else Path(tempfile.mkdtemp(prefix="memlib-"))
         folder.mkdir(parents=True, exist_ok=True, mode=0o700 if secret else 0o755)
         attempt = Attempt(folder)
-        started = time.time()
         try:
-            yield attempt
+            with measuring() as usage:
+                yield attempt
             files = _describe(folder, secret=secret)
-            if not self.is_local:
-                for file in files:
-                    self._fs.put_file(str(folder / file), f"{target}/{file}")
+            if not self.is_local:  # at once, as many small files cost a round trip each
+                self._fs.put([str(folder / file) for file in files], [f"{target}/{file}" for file in files])
             record = {
                 "stage": ref.stage,
                 "key": ref.key,
@@ -271,11 +329,14 @@ class Store:
                 "spec": spec,
                 "inputs": dict(inputs or {}),
                 "facts": attempt.facts,
-                "seconds": round(time.time() - started, 3),
+                "metrics": usage.taken() | {"bytes_out": sum(file["size"] for file in files.values()), "units": units},
+                "log": self._keep_log(ref, name, attempt.log),
                 "host": socket.gethostname(),
                 "finished": time.time(),
             }
             won = self._commit(self._at("artifacts", ref.stage, ref.key, MANIFEST), record, secret=secret)
+        except (StoreUnreachable, StoreRefused):
+            raise  # it would not let us clean up either
         except BaseException:
             self._remove(target)
             raise
@@ -304,9 +365,22 @@ class Store:
             return True
         try:
             self._fs.pipe_file(path, data, mode="create")
-        except FileExistsError:
-            return False
+        except Exception as error:
+            if is_taken(error):  # by somebody else, or by us: the answer may have been lost and the call repeated
+                return bool(self._fs.cat_file(path) == data)
+            if not is_unsupported(error):
+                raise
+            # without it the last writer wins: a manifest is replaced as a whole, and no attempt's files are taken away
+            self._fs.pipe_file(path, data)
         return True
+
+    def _keep_log(self, ref: Ref, attempt: str, log: Path | None) -> str | None:
+        """Publishes what a worker printed; None when it printed nothing."""
+        if log is None or not log.exists() or not log.stat().st_size:
+            return None
+        path = f"logs/{ref.stage}/{ref.key}/{attempt}.log"
+        self.publish(path, log, secret=True)
+        return path
 
     def discard(self, ref: Ref) -> None:
         """Takes an artifact out of the store, manifest first, so that it is computed again.
@@ -344,7 +418,7 @@ class Store:
                 os.chmod(f"{target}/{file}", 0o600)
         self._commit(f"{target}/{MANIFEST}", {"files": files}, secret=True)
         states = sorted(self._listing(base))
-        whole = [state for state in states if self._fs.exists(f"{state}/{MANIFEST}")]
+        whole = [state for state in states if self._content(f"{state}/{MANIFEST}") is not None]
         kept = whole[-KEPT_RESUME_STATES:]
         for old in states:
             if old not in kept and (old in whole or old < kept[-1]):  # a newer one without manifest may be under way
@@ -353,8 +427,10 @@ class Store:
     def load_resume(self, key: str, folder: Path) -> bool:
         """Copies the newest verified unfinished state into `folder`; False when there is none."""
         for state in sorted(self._listing(self._at("resume", key)), reverse=True):
-            with contextlib.suppress(OSError, ValueError, KeyError):
+            with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
                 files = json.loads(self._fs.cat_file(f"{state}/{MANIFEST}"))["files"]
+                if not all(_is_inside(name) for name in files):
+                    raise ValueError(f"{state} names files outside of it")
                 for name, expected in files.items():
                     copy = folder / name
                     self._fs.get_file(f"{state}/{name}", str(copy))
@@ -395,10 +471,7 @@ class Store:
 
     def published(self, path: str) -> bytes | None:
         """The bytes of a published file, None when there is none."""
-        try:
-            return bytes(self._fs.cat_file(self._at(path)))
-        except FileNotFoundError:
-            return None
+        return self._content(self._at(path))
 
     def runs(self) -> list[dict[str, Any]]:
         """The manifests of all runs, newest first."""
@@ -415,8 +488,26 @@ def _written(info: Mapping[str, Any]) -> float:
     return float(when.timestamp()) if isinstance(when, datetime) else float(when)
 
 
-def _open_store(uri: str, cache: str, cache_bytes: int) -> Store:
-    return Store(uri, cache=cache, cache_bytes=cache_bytes)
+def _setting(name: str, default: float) -> float:
+    """A number from the environment."""
+    said = os.environ.get(name, "")
+    try:
+        found = float(said) if said else float(default)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < float("inf"):
+        raise UserError(f"{name} is {said!r}; it must be a number of at least 0")
+    return found
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a file's name stays in the folder it is given for."""
+    path = PurePosixPath(name)
+    return bool(name) and not path.is_absolute() and ".." not in path.parts and "\\" not in name
+
+
+def _open_store(uri: str, cache: str, cache_bytes: int, patience: float) -> Store:
+    return Store(uri, cache=cache, cache_bytes=cache_bytes, patience=patience)
 
 
 def _describe(folder: Path, *, secret: bool) -> dict[str, dict[str, Any]]:

@@ -2,9 +2,11 @@ import json
 import os
 import pickle
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
+from botocore.exceptions import ClientError
 
 from memlib.errors import CorruptArtifact, UserError
 from memlib.store import Ref, Store
@@ -158,3 +160,101 @@ def test_runs_are_listed_newest_first(tmp_path: Path) -> None:
         store.publish(f"runs/r{number}/manifest.json", file)
     (tmp_path / "store/runs/broken").mkdir()
     assert [run["run"] for run in store.runs()] == ["r2", "r1"]
+
+
+@pytest.mark.parametrize("name", ["../../outside", "/etc/passwd", "a/../../b", ""])
+def test_names_that_lead_out_of_an_artifact_are_refused(store: Store, name: str, tmp_path: Path) -> None:
+    commit(store)
+    path = f"{store._root}/artifacts/{REF}/manifest.json"
+    manifest = store.manifest(REF)
+    manifest["files"][name] = {"size": 1, "sha256": "0"}
+    store._fs.pipe_file(path, json.dumps(manifest).encode())
+    with pytest.raises(CorruptArtifact, match="outside"):
+        store.local_path(REF, name)
+    state = f"{store._root}/resume/key/{1:012d}-a"
+    store._fs.makedirs(state, exist_ok=True)
+    store._fs.pipe_file(f"{state}/manifest.json", json.dumps({"files": {name: {"sha256": "0"}}}).encode())
+    (tmp_path / "copy").mkdir()
+    assert not store.load_resume("key", tmp_path / "copy")
+    assert sorted(found.name for found in (tmp_path / "copy").iterdir()) == []
+
+
+@pytest.mark.parametrize(("stage", "key"), [("..", "k"), ("a/../../b", "k"), ("a", "../k"), ("", "k"), ("a", "")])
+def test_addresses_that_lead_out_of_the_store_are_refused(stage: str, key: str) -> None:
+    with pytest.raises(CorruptArtifact, match="names no artifact"):
+        Ref(stage, key)
+
+
+def test_what_an_artifact_took_is_in_its_manifest(store: Store, tmp_path: Path) -> None:
+    commit(store)
+    other = Ref("embed", "1" * 32)
+    with store.write(other, units=7) as attempt:
+        store.local_path(REF, "data.bin")
+        attempt.path("out.bin").write_bytes(b"12345")
+        (tmp_path / "log").write_text("said")
+        attempt.log = tmp_path / "log"
+    manifest = store.manifest(other)
+    metrics = manifest["metrics"]
+    assert (metrics["units"], metrics["bytes_in"], metrics["bytes_out"]) == (7, len(b"content"), 5)
+    assert metrics["seconds"] >= 0
+    assert metrics["peak_memory_bytes"] > 2**20
+    assert metrics["gpu_peak_memory_bytes"] is None
+    assert store.published(manifest["log"]) == b"said"
+
+
+def test_a_manifest_whose_acknowledgement_was_lost_is_ours(tmp_path: Path) -> None:
+    fsspec.filesystem("memory").store.clear()
+    store = Store("memory://bucket/store", cache=str(tmp_path / "cache"))
+    real = store._fs._file_system
+
+    class Forgetful:
+        """Writes, but the answer is lost on the way; the second try finds the first one's file."""
+
+        lost = 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        def pipe_file(self, path: str, data: bytes, mode: str = "overwrite") -> None:
+            if mode == "create" and real.exists(path):
+                raise FileExistsError(path)
+            real.pipe_file(path, data)
+            if mode == "create":
+                self.lost += 1
+                raise TimeoutError("no answer")
+
+    store._fs._file_system = Forgetful()
+    commit(store)
+    assert store._fs.lost == 1
+    assert store.local_path(REF, "data.bin").read_bytes() == b"content"
+
+
+def test_a_server_that_cannot_create_exclusively_still_gives_one_whole_artifact(tmp_path: Path) -> None:
+    fsspec.filesystem("memory").store.clear()
+    store = Store("memory://bucket/store", cache=str(tmp_path / "cache"))
+    real = store._fs._file_system
+
+    class Plain:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        def pipe_file(self, path: str, data: bytes, mode: str = "overwrite") -> None:
+            if mode == "create":
+                error = OSError(22, "not implemented")
+                response = {"Error": {"Code": "NotImplemented"}, "ResponseMetadata": {"HTTPStatusCode": 501}}
+                raise error from ClientError(response, "PutObject")
+            real.pipe_file(path, data)
+
+    store._fs._file_system = Plain()
+    with store.write(REF) as slow:
+        slow.path("data.bin").write_bytes(b"slow")
+        commit(store, b"fast")
+        fast = store.local_path(REF, "data.bin")
+    assert fast.read_bytes() == b"fast"  # whoever read the first manifest can go on
+    assert Store(store.uri, cache=str(tmp_path / "other")).local_path(REF, "data.bin").read_bytes() == b"slow"
+
+
+def test_settings_of_the_environment_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMLIB_CACHE_GB", "many")
+    with pytest.raises(UserError, match="MEMLIB_CACHE_GB is 'many'"):
+        Store(str(tmp_path))

@@ -1,0 +1,127 @@
+"""A remote file system whose outages are waited for, then said plainly, and never taken for a missing file."""
+
+import errno
+import functools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from memlib.errors import StoreRefused, StoreUnreachable
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 15.0  # seconds between two tries
+ANSWERS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
+PASSING = {
+    errno.EAGAIN, errno.EBUSY, errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH,
+    errno.ENETUNREACH, errno.EPIPE, errno.EREMOTEIO, errno.ETIMEDOUT,
+}  # fmt: skip
+PASSING_KINDS = {  # botocore's and aiohttp's, which need not be installed where another protocol is spoken
+    "ClientConnectionError", "ClientPayloadError", "ConnectionError", "EndpointConnectionError", "HTTPClientError",
+    "IncompleteRead", "ResponseParserError", "ServerTimeoutError",
+}  # fmt: skip
+REFUSING_KINDS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "TokenRetrievalError"}
+BUSY_CODES = {
+    "ConditionalRequestConflict", "OperationAborted", "RequestLimitExceeded", "RequestTimeout", "SlowDown", "Throttling",
+    "ThrottlingException",
+}  # fmt: skip
+REFUSED_CODES = {"403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"}
+
+
+class PatientFileSystem:
+    """Forwards to a fsspec file system; what fails for a passing cause is tried again for a while.
+
+    An answer (there is no such file, there is one already) is passed on at once, and so are refused credentials. What can
+    pass (connections, time-outs, 5xx, throttling) is tried again with growing pauses.
+
+    Args:
+        file_system: any fsspec file system.
+        uri: the store's, for messages.
+        seconds: how long to go on trying.
+
+    Raises (each call):
+        StoreUnreachable: when it still fails after that time.
+        StoreRefused: when the server does not accept our credentials.
+    """
+
+    def __init__(self, file_system: Any, uri: str, seconds: float) -> None:
+        self._file_system, self._uri, self._seconds = file_system, uri, seconds
+
+    def waiting(self, seconds: float) -> "PatientFileSystem":
+        """The same with another patience."""
+        return PatientFileSystem(self._file_system, self._uri, seconds)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._file_system, name)
+        return functools.partial(self._call, found) if callable(found) else found
+
+    def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        end, pause = time.monotonic() + self._seconds, FIRST_PAUSE
+        while True:
+            try:
+                return method(*args, **kwargs)
+            except ANSWERS as error:
+                if any(_code(cause) == "NoSuchBucket" for cause in _causes(error)):  # no miss: nothing could be there
+                    raise StoreRefused(f"there is no bucket for the store {self._uri}; make it, or choose another") from error
+                raise
+            except Exception as error:
+                if is_refusal(error):
+                    said = f"{type(error).__name__}: {error}"
+                    hint = "see AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+                    raise StoreRefused(f"the store {self._uri} refuses these credentials ({said}); {hint}") from error
+                if not is_passing(error):
+                    raise
+                if time.monotonic() + pause > end:
+                    said = f"{type(error).__name__}: {error}"
+                    raise StoreUnreachable(
+                        f"the store {self._uri} could not be reached for {self._seconds:g} s ({said}); run the same command "
+                        "again when it is back"
+                    ) from error
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the server, or the lack of credentials, says that we may not."""
+    return any(type(cause).__name__ in REFUSING_KINDS or _code(cause) in REFUSED_CODES for cause in _causes(error))
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether trying again later may help: the network, time-outs, 5xx, throttling."""
+    for cause in _causes(error):
+        if _code(cause) in BUSY_CODES or _status(cause) >= 500 or _status(cause) == 429:
+            return _code(cause) != "NotImplemented"
+        if isinstance(cause, TimeoutError) or (isinstance(cause, OSError) and cause.errno in PASSING):
+            return True
+        if PASSING_KINDS & {kind.__name__ for kind in type(cause).__mro__}:
+            return True
+    return False
+
+
+def is_taken(error: BaseException) -> bool:
+    """Whether what was to be created is there already."""
+    return isinstance(error, FileExistsError) or any(
+        _status(cause) == 412 or _code(cause) == "PreconditionFailed" for cause in _causes(error)
+    )  # not every server says which condition failed, as s3fs expects
+
+
+def is_unsupported(error: BaseException) -> bool:
+    """Whether the server does not know what was asked of it, such as to create only what is not there."""
+    return any(_status(cause) == 501 or _code(cause) in ("NotImplemented", "501") for cause in _causes(error))
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _response(error: BaseException) -> dict[str, Any]:
+    found = getattr(error, "response", None)
+    return found if isinstance(found, dict) else {}
+
+
+def _code(error: BaseException) -> str:
+    return str(_response(error).get("Error", {}).get("Code", ""))
+
+
+def _status(error: BaseException) -> int:
+    return int(_response(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))

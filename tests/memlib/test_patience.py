@@ -1,0 +1,106 @@
+"""Outages are waited for and told from misses; refused credentials are said at once."""
+
+import errno
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError
+
+from memlib import patience
+from memlib.errors import StoreRefused, StoreUnreachable
+from memlib.patience import PatientFileSystem
+
+
+def answered(code: str, status: int) -> OSError:
+    """As s3fs raises what a server said."""
+    error = OSError(errno.EINVAL, code)
+    error.__cause__ = ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}, "GetObject")
+    return error
+
+
+class Flaky:
+    """A file system that fails so often before it answers."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self.failures, self.calls = list(failures), 0
+
+    def cat_file(self, path: str) -> bytes:
+        self.calls += 1
+        if self.failures:
+            raise self.failures.pop(0)
+        return path.encode()
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Time that goes by only in pauses."""
+    slept: list[float] = []
+    monkeypatch.setattr(patience.time, "sleep", slept.append)
+    monkeypatch.setattr(patience.time, "monotonic", lambda: sum(slept))
+    return slept
+
+
+PASSING = [
+    EndpointConnectionError(endpoint_url="http://127.0.0.1:1"), TimeoutError("slow"), ConnectionResetError(errno.ECONNRESET, "x"),
+    answered("InternalError", 500), answered("SlowDown", 503), answered("ConditionalRequestConflict", 409), answered("", 429),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("failure", PASSING, ids=repr)
+def test_what_can_pass_is_waited_for(failure: Exception, pauses: list[float]) -> None:
+    flaky = Flaky(failure, failure, failure)
+    assert PatientFileSystem(flaky, "s3://b", 60).cat_file("a") == b"a"
+    assert flaky.calls == 4
+    assert pauses == [0.5, 1.0, 2.0]
+
+
+def test_an_outage_that_lasts_is_said(pauses: list[float]) -> None:
+    flaky = Flaky(*[TimeoutError("slow")] * 100)
+    with pytest.raises(StoreUnreachable, match="s3://b could not be reached for 60 s .*slow.*run the same command"):
+        PatientFileSystem(flaky, "s3://b", 60).cat_file("a")
+    assert 30 < sum(pauses) <= 60
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        FileNotFoundError("a"),
+        FileExistsError("a"),
+        OSError(errno.ENOSPC, "full"),
+        answered("NotImplemented", 501),
+        KeyError("a"),
+    ],
+    ids=repr,
+)
+def test_answers_and_our_own_faults_are_passed_on_at_once(failure: Exception, pauses: list[float]) -> None:
+    with pytest.raises(type(failure)):
+        PatientFileSystem(Flaky(failure), "s3://b", 60).cat_file("a")
+    assert not pauses
+
+
+def missing_bucket() -> FileNotFoundError:
+    error = FileNotFoundError("The specified bucket does not exist")
+    error.__cause__ = answered("NoSuchBucket", 404).__cause__
+    return error
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (answered("SignatureDoesNotMatch", 403), "refuses these credentials"),
+        (answered("403", 403), "refuses these credentials"),
+        (NoCredentialsError(), "AWS_PROFILE"),
+        (missing_bucket(), "no bucket"),
+    ],
+)
+def test_refusals_are_said_at_once(failure: Exception, said: str, pauses: list[float]) -> None:
+    with pytest.raises(StoreRefused, match=said):
+        PatientFileSystem(Flaky(failure), "s3://b", 60).cat_file("a")
+    assert not pauses
+
+
+def test_what_is_no_call_is_passed_through() -> None:
+    class Named:
+        protocol: Any = ("s3", "s3a")
+
+    assert PatientFileSystem(Named(), "s3://b", 60).protocol == ("s3", "s3a")
