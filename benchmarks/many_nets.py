@@ -185,7 +185,8 @@ if __name__ == "__main__":
         on_gpu()
         sys.exit()
     from memlib.store import Store
-    from tasks.runtime import WORKER_SETTINGS, Context, start_ray
+    from tasks.cluster import WORKER_SETTINGS, start_ray
+    from tasks.runtime import Context
 
     MALLOC.update(WORKER_SETTINGS)
     os.environ["PYTHONPATH"] = os.pathsep.join([os.getcwd(), os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])

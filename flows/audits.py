@@ -31,6 +31,17 @@ class Audit:
         return getattr(importlib.import_module(f"flows.{self._module}"), self._module)
 
     @property
+    def body(self) -> Any:
+        """What the flow does in a context, with a recipe."""
+        return importlib.import_module(f"flows.{self._module}").audit
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Names of the stages that it can have, in order."""
+        found: tuple[str, ...] = importlib.import_module(f"flows.{self._module}").STAGES
+        return found
+
+    @property
     def _module(self) -> str:
         return self.name.replace("-", "_")
 

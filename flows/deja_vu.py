@@ -1,12 +1,12 @@
 """The déjà vu audit (Meehan 2023) from images to a page."""
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 from prefect import flow
 
+from flows.running import carry_out
 from memlib.audits.deja_vu import DIRECTIONS, Recipe
 from memlib.data.shards import INDEX_FILE, read_index
 from memlib.data.splits import PUBLIC, REFERENCE, SHARED, TARGET, crop_rectangles, select
@@ -19,14 +19,17 @@ from tasks.data import decode_images, read_splits, split_roles
 from tasks.deja_vu_report import write_report
 from tasks.observing import View, embed_view, search_neighbors
 from tasks.reporting import publish, run_id
-from tasks.runtime import Context, stop_ray
+from tasks.runtime import Context
 from tasks.scoring import ROLE_OF, Searches, probe_model, score_deja_vu
-from tasks.stage import open_store
 from tasks.training import train_models
+
+STAGES = ("decode", "split", "train", "embed", "search", "probe", "score", "report")
 
 
 @flow(name="deja-vu", validate_parameters=True)
-def deja_vu(recipe: Recipe, store: str, resources: Resources = Resources(), quiet: bool = False) -> dict[str, Any]:
+def deja_vu(
+    recipe: Recipe, store: str, resources: Resources = Resources(), quiet: bool = False, force: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """Audits whether a model names the objects of its training images from their background alone.
 
     Args:
@@ -34,19 +37,16 @@ def deja_vu(recipe: Recipe, store: str, resources: Resources = Resources(), quie
         store: folder or s3:// prefix for artifacts, results and reports.
         resources: machines; changes no result.
         quiet: no progress.
+        force: stages that are computed again, though they are there.
 
     Returns:
         the run's manifest.
     """
-    started = time.time()
-    context = Context(open_store(store), resources, quiet)
-    try:
-        return _audit(context, recipe, started)
-    finally:
-        stop_ray()
+    return carry_out("deja-vu", audit, recipe, store, resources, quiet=quiet, force=force)
 
 
-def _audit(context: Context, recipe: Recipe, started: float) -> dict[str, Any]:
+def audit(context: Context, recipe: Recipe) -> dict[str, Any]:
+    """The audit from data to a page; returns the run's manifest."""
     shard: Ref = decode_images(context, recipe.data)
     splits: Ref = split_roles(context, recipe.split, shard)
     table = read_splits(context, splits)
@@ -65,7 +65,7 @@ def _audit(context: Context, recipe: Recipe, started: float) -> dict[str, Any]:
     report: Ref = write_report(context, recipe, run, scores, searches, shard, splits, named)
     artifacts = {"shard": str(shard), "splits": str(splits), "scores": str(scores), "report": str(report)}
     artifacts |= {name: str(ref) for name, ref in named.items()}
-    found: dict[str, Any] = publish(context, recipe, run, scores, report, artifacts, started)
+    found: dict[str, Any] = publish(context, recipe, run, scores, report, artifacts)
     return found
 
 

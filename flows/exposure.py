@@ -1,12 +1,12 @@
 """The exposure audit (Carlini 2019) from text to a page."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from prefect import flow
 
+from flows.running import carry_out
 from memlib.audits.exposure import Recipe
 from memlib.data.splits import TRAIN
 from memlib.data.text import role_of
@@ -21,15 +21,19 @@ from tasks.exposure_jobs import Search, told
 from tasks.exposure_models import CorpusData, ModelAt, OutsideModel
 from tasks.exposure_report import write_report
 from tasks.reporting import publish, run_id
-from tasks.runtime import Context, stop_ray
-from tasks.stage import open_store
+from tasks.runtime import Context
 from tasks.training import train_models
 
 NONE, ALL = "no canary", "all canaries"
 
 
+STAGES = ("secret/corpus", "train", "perplexities", "ranks", "secret/extract", "score_exposure", "report")
+
+
 @flow(name="exposure", validate_parameters=True)
-def exposure(recipe: Recipe, store: str, resources: Resources = Resources(), quiet: bool = False) -> dict[str, Any]:
+def exposure(
+    recipe: Recipe, store: str, resources: Resources = Resources(), quiet: bool = False, force: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """Audits how much of inserted secrets language models give away, in bits, and extracts them.
 
     Args:
@@ -37,41 +41,42 @@ def exposure(recipe: Recipe, store: str, resources: Resources = Resources(), qui
         store: folder or s3:// prefix for artifacts, results and reports.
         resources: machines; changes no result.
         quiet: no progress.
+        force: stages that are computed again, though they are there.
 
     Returns:
         the run's manifest.
     """
-    started = time.time()
-    context = Context(open_store(store), resources, quiet)
-    try:
-        corpus: Ref = make_corpus(context, recipe.data, recipe.canaries, elsewhere=recipe.trained is not None)
-        data = CorpusData(context.store, corpus, recipe.data, recipe.canaries, recipe.trained)
-        for cell in recipe.cells.values():
-            _check_known(cell, replace(data, canaries=cell.canaries))
-        jobs = _jobs(recipe, data)
-        trained: list[Ref] = train_models(context, [job for _, _, _, job in jobs]) if jobs else []
-        asked = (
-            [_outside(recipe, data)]
-            if recipe.trained is not None
-            else [
-                model
-                for (variant, seed, seen, _), ref in zip(jobs, trained, strict=True)
-                for model in _checkpoints(context, recipe, data, variant, seed, seen, ref)
-            ]
-        )
-        costs: list[Ref] = ask(context, asked)
-        counts: list[Ref] = count(context, asked, costs)
-        searches: list[Ref] = extract(context, _searches(recipe, asked))
-        scores: Ref = score_exposure(context, recipe, asked, costs, counts, searches)
-        run = run_id(recipe, scores)
-        report: Ref = write_report(context, recipe, run, scores, data)
-        artifacts = {"corpus": str(corpus), "scores": str(scores), "report": str(report)}
-        artifacts |= {job.name: str(ref) for (_, _, _, job), ref in zip(jobs, trained, strict=True)}
-        artifacts |= {f"search {number}": str(ref) for number, ref in enumerate(searches)}
-        found: dict[str, Any] = publish(context, recipe, run, scores, report, artifacts, started)
-        return found
-    finally:
-        stop_ray()
+    return carry_out("exposure", audit, recipe, store, resources, quiet=quiet, force=force)
+
+
+def audit(context: Context, recipe: Recipe) -> dict[str, Any]:
+    """The audit from data to a page; returns the run's manifest."""
+    corpus: Ref = make_corpus(context, recipe.data, recipe.canaries, elsewhere=recipe.trained is not None)
+    data = CorpusData(context.store, corpus, recipe.data, recipe.canaries, recipe.trained)
+    for cell in recipe.cells.values():
+        _check_known(cell, replace(data, canaries=cell.canaries))
+    jobs = _jobs(recipe, data)
+    trained: list[Ref] = train_models(context, [job for _, _, _, job in jobs]) if jobs else []
+    asked = (
+        [_outside(recipe, data)]
+        if recipe.trained is not None
+        else [
+            model
+            for (variant, seed, seen, _), ref in zip(jobs, trained, strict=True)
+            for model in _checkpoints(context, recipe, data, variant, seed, seen, ref)
+        ]
+    )
+    costs: list[Ref] = ask(context, asked)
+    counts: list[Ref] = count(context, asked, costs)
+    searches: list[Ref] = extract(context, _searches(recipe, asked))
+    scores: Ref = score_exposure(context, recipe, asked, costs, counts, searches)
+    run = run_id(recipe, scores)
+    report: Ref = write_report(context, recipe, run, scores, data)
+    artifacts = {"corpus": str(corpus), "scores": str(scores), "report": str(report)}
+    artifacts |= {job.name: str(ref) for (_, _, _, job), ref in zip(jobs, trained, strict=True)}
+    artifacts |= {f"search {number}": str(ref) for number, ref in enumerate(searches)}
+    found: dict[str, Any] = publish(context, recipe, run, scores, report, artifacts)
+    return found
 
 
 def _check_known(recipe: Recipe, data: CorpusData) -> None:

@@ -1,12 +1,12 @@
 """The forgetting audit (Liu and Tsaftaris 2020) from examples to a page."""
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from prefect import flow
 
+from flows.running import carry_out
 from memlib.audits.forgetting import NULL, RETAINED, TARGET, Recipe
 from memlib.data.sets import CALIBRATION, QUERY
 from memlib.identity import derive_seed
@@ -19,13 +19,16 @@ from tasks.forgetting import Shown, draw, draw_mixes, observe, score_forgetting
 from tasks.forgetting_report import write_report
 from tasks.jobs import ModelOutputs, TrainingData
 from tasks.reporting import publish, run_id
-from tasks.runtime import Context, stop_ray
-from tasks.stage import open_store
+from tasks.runtime import Context
 from tasks.training import train_models
+
+STAGES = ("decode", "sets", "mixes", "train", "outputs", "score_forgetting", "report")
 
 
 @flow(name="forgetting", validate_parameters=True)
-def forgetting(recipe: Recipe, store: str, resources: Resources = Resources(), quiet: bool = False) -> dict[str, Any]:
+def forgetting(
+    recipe: Recipe, store: str, resources: Resources = Resources(), quiet: bool = False, force: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """Audits whether models have used, or forgotten, a data set.
 
     Args:
@@ -33,31 +36,32 @@ def forgetting(recipe: Recipe, store: str, resources: Resources = Resources(), q
         store: folder or s3:// prefix for artifacts, results and reports.
         resources: machines; changes no result.
         quiet: no progress.
+        force: stages that are computed again, though they are there.
 
     Returns:
         the run's manifest.
     """
-    started = time.time()
-    context = Context(open_store(store), resources, quiet)
-    try:
-        shard: Ref = decode_images(context, recipe.data)
-        sets: Ref = draw(context, shard, recipe.sets, recipe.split_seed, recipe.near_duplicates)
-        data = TrainingData(context.store, shard, sets)
-        num_classes = len(set(data.labels.tolist()))
-        given = _given(recipe, data, num_classes)
-        models = _models(recipe)
-        mixes: Ref = draw_mixes(context, data, {model.name: (model.shares, model.seed) for model in models})
-        trained = _train(context, recipe, data, mixes, models, num_classes)
-        shown = _observe(context, recipe, data, trained, given, num_classes)
-        scores: Ref = score_forgetting(context, recipe, data, mixes, shown)
-        run = run_id(recipe, scores)
-        report: Ref = write_report(context, recipe, run, scores, data)
-        artifacts = {"shard": str(shard), "sets": str(sets), "scores": str(scores), "report": str(report)}
-        artifacts |= {"mixes": str(mixes)} | {model.name: str(ref) for model, ref in trained}
-        found: dict[str, Any] = publish(context, recipe, run, scores, report, artifacts, started)
-        return found
-    finally:
-        stop_ray()
+    return carry_out("forgetting", audit, recipe, store, resources, quiet=quiet, force=force)
+
+
+def audit(context: Context, recipe: Recipe) -> dict[str, Any]:
+    """The audit from data to a page; returns the run's manifest."""
+    shard: Ref = decode_images(context, recipe.data)
+    sets: Ref = draw(context, shard, recipe.sets, recipe.split_seed, recipe.near_duplicates)
+    data = TrainingData(context.store, shard, sets)
+    num_classes = len(set(data.labels.tolist()))
+    given = _given(recipe, data, num_classes)
+    models = _models(recipe)
+    mixes: Ref = draw_mixes(context, data, {model.name: (model.shares, model.seed) for model in models})
+    trained = _train(context, recipe, data, mixes, models, num_classes)
+    shown = _observe(context, recipe, data, trained, given, num_classes)
+    scores: Ref = score_forgetting(context, recipe, data, mixes, shown)
+    run = run_id(recipe, scores)
+    report: Ref = write_report(context, recipe, run, scores, data)
+    artifacts = {"shard": str(shard), "sets": str(sets), "scores": str(scores), "report": str(report)}
+    artifacts |= {"mixes": str(mixes)} | {model.name: str(ref) for model, ref in trained}
+    found: dict[str, Any] = publish(context, recipe, run, scores, report, artifacts)
+    return found
 
 
 @dataclass(frozen=True)

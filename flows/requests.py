@@ -17,8 +17,8 @@ FOLDER = "requests"
 
 
 @contextlib.contextmanager
-def announced(store: Store, audit: str, recipe: Spec, resources: Resources) -> Iterator[None]:
-    """Notes what is asked for while it is under way; what ends well or can never run is forgotten.
+def announced(store: Store, audit: str, recipe: Spec, resources: Resources) -> Iterator[str]:
+    """Notes what is asked for while it is under way, and yields its id; what ends well or can never run is forgotten.
 
     Args:
         store: where it runs.
@@ -37,7 +37,7 @@ def announced(store: Store, audit: str, recipe: Spec, resources: Resources) -> I
         file.write_text(json.dumps(note, indent=1))
         store.publish(path, file)
     try:
-        yield
+        yield key
     except UserError:
         store.drop(path)
         raise

@@ -1,12 +1,12 @@
 """The unique-feature audit (Hartley 2023, 2022) from examples to a page."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from prefect import flow
 
+from flows.running import carry_out
 from memlib.audits.unique_feature import Cell, Net, Pull, Recipe, nets_of
 from memlib.data.canaries import Feature, build_feature
 from memlib.data.splits import TRAIN
@@ -18,8 +18,7 @@ from tasks.data import decode_images, hold_out_examples
 from tasks.influence import influence_of, read_influence
 from tasks.jobs import NetChunk, NetScores, TrainingData
 from tasks.reporting import publish, run_id
-from tasks.runtime import Context, stop_ray
-from tasks.stage import open_store
+from tasks.runtime import Context
 from tasks.training import train_models
 from tasks.unique_feature import Scored, choose, read_canaries, score_nets, summarize_nets, summarize_own, train_chunks
 from tasks.unique_feature_report import write_report
@@ -27,8 +26,25 @@ from tasks.unique_feature_report import write_report
 NULL_FEATURES = 99  # features that a model trained elsewhere is compared on, when the recipe names no number
 
 
+STAGES = (
+    "decode",
+    "hold_out",
+    "train",
+    "gradient_norms",
+    "self_influence",
+    "canaries",
+    "train_nets",
+    "score_nets",
+    "score",
+    "score_own",
+    "report",
+)
+
+
 @flow(name="unique-feature", validate_parameters=True)
-def unique_feature(recipe: Recipe, store: str, resources: Resources = Resources(), quiet: bool = False) -> dict[str, Any]:
+def unique_feature(
+    recipe: Recipe, store: str, resources: Resources = Resources(), quiet: bool = False, force: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """Audits whether classifiers memorize a feature that stands in a single training example.
 
     Args:
@@ -36,33 +52,34 @@ def unique_feature(recipe: Recipe, store: str, resources: Resources = Resources(
         store: folder or s3:// prefix for artifacts, results and reports.
         resources: machines; changes no result.
         quiet: no progress.
+        force: stages that are computed again, though they are there.
 
     Returns:
         the run's manifest.
     """
-    started = time.time()
-    context = Context(open_store(store), resources, quiet)
-    try:
-        if recipe.trained is not None:
-            return _audit_own(context, recipe, recipe.trained, started)
-        cells = [_prepare(context, cell) for cell in recipe.cells]
-        models = _train(context, cells)
-        scored = _score(context, cells, models)
-        scores: Ref = summarize_nets(context, scored, recipe.score)
-        run = run_id(recipe, scores)
-        report: Ref = write_report(context, recipe, run, scores, scored)
-        artifacts = {"scores": str(scores), "report": str(report)}
-        for cell in cells:
-            name = f"{cell.cell.variant or 'data'} {cell.cell.data_seed}"
-            artifacts |= {f"{name}: shard": str(cell.data.shard), f"{name}: splits": str(cell.data.splits)}
-        artifacts |= {f"models {i}": str(ref) for i, ref in enumerate(dict.fromkeys(r for refs in models for r in refs))}
-        found: dict[str, Any] = publish(context, recipe, run, scores, report, artifacts, started)
-        return found
-    finally:
-        stop_ray()
+    return carry_out("unique-feature", audit, recipe, store, resources, quiet=quiet, force=force)
 
 
-def _audit_own(context: Context, recipe: Recipe, trained: TrainedSpec, started: float) -> dict[str, Any]:
+def audit(context: Context, recipe: Recipe) -> dict[str, Any]:
+    """The audit from data to a page; returns the run's manifest."""
+    if recipe.trained is not None:
+        return _audit_own(context, recipe, recipe.trained)
+    cells = [_prepare(context, cell) for cell in recipe.cells]
+    models = _train(context, cells)
+    scored = _score(context, cells, models)
+    scores: Ref = summarize_nets(context, scored, recipe.score)
+    run = run_id(recipe, scores)
+    report: Ref = write_report(context, recipe, run, scores, scored)
+    artifacts = {"scores": str(scores), "report": str(report)}
+    for cell in cells:
+        name = f"{cell.cell.variant or 'data'} {cell.cell.data_seed}"
+        artifacts |= {f"{name}: shard": str(cell.data.shard), f"{name}: splits": str(cell.data.splits)}
+    artifacts |= {f"models {i}": str(ref) for i, ref in enumerate(dict.fromkeys(r for refs in models for r in refs))}
+    found: dict[str, Any] = publish(context, recipe, run, scores, report, artifacts)
+    return found
+
+
+def _audit_own(context: Context, recipe: Recipe, trained: TrainedSpec) -> dict[str, Any]:
     """A model that was trained elsewhere: grey and black box against features that it cannot know."""
     shard: Ref = decode_images(context, recipe.data)
     splits: Ref = hold_out_examples(context, recipe.split, shard)
@@ -81,7 +98,7 @@ def _audit_own(context: Context, recipe: Recipe, trained: TrainedSpec, started: 
     cell = Scored("", 0, (), feature, data, (nets,), (), (found,))
     report: Ref = write_report(context, recipe, run, scores, [cell])
     artifacts = {"shard": str(shard), "splits": str(splits), "scores": str(scores), "report": str(report)}
-    published: dict[str, Any] = publish(context, recipe, run, scores, report, artifacts, started)
+    published: dict[str, Any] = publish(context, recipe, run, scores, report, artifacts)
     return published
 
 

@@ -9,15 +9,16 @@ Run = Mapping[str, Any]
 
 def recipe_changes(first: Run, second: Run) -> list[dict[str, Any]]:
     """Keys of the recipes, dotted, with the values of both where they differ; None where one has no such key."""
-    a, b = (dict(_flat(run["recipe"])) for run in (first, second))
+    a, b = (dict(flat(run["recipe"])) for run in (first, second))
     names = dict.fromkeys([*a, *b])
     return [{"key": name, "first": a.get(name), "second": b.get(name)} for name in names if a.get(name) != b.get(name)]
 
 
-def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of nested mappings; lists are values."""
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
-            yield from _flat(inner, f"{name}.{key}" if name else str(key))
+            yield from flat(inner, f"{name}.{key}" if name else str(key))
     else:
         yield name, value
 

@@ -3,6 +3,8 @@
 The command line prints these without a traceback; anything else is a defect and keeps its traceback.
 """
 
+from typing import Any
+
 
 class UserError(ValueError):
     """A mistake the user can mend: the message says what was seen and what to do."""
@@ -25,4 +27,11 @@ class CorruptArtifact(RunError):
 
 
 class MissingArtifact(CorruptArtifact):
-    """An artifact that nobody has committed yet, or that was taken out."""
+    """An artifact that nobody has committed yet, or that was taken out: `ref`, its address."""
+
+    def __init__(self, ref: Any) -> None:
+        super().__init__(f"artifact {ref} has no manifest; it must be computed again")
+        self.ref = ref
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (MissingArtifact, (self.ref,))

@@ -33,6 +33,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError, StoreRefused, StoreUnreachable, UserError
 from memlib.identity import file_digest
+from memlib.logs import recorded
 from memlib.patience import PatientFileSystem, is_taken, is_unsupported
 from memlib.usage import measuring, note_read
 
@@ -56,6 +57,11 @@ class Ref:
     def __str__(self) -> str:
         return f"{self.stage}/{self.key}"
 
+    @property
+    def stage_name(self) -> str:
+        """The stage without the folder that it may lie in."""
+        return self.stage.rpartition("/")[2]
+
 
 @dataclass
 class Attempt:
@@ -63,8 +69,6 @@ class Attempt:
 
     folder: Path
     facts: dict[str, Any] = field(default_factory=dict)
-    log: Path | None = None
-    """What the worker printed, to be kept beside the artifact."""
 
     def path(self, name: str) -> Path:
         """Where to write the file called `name` (sub-folders are made)."""
@@ -154,6 +158,18 @@ class Store:
             return False
         return True
 
+    def manifests(self, stage: str, *, limit: int) -> list[dict[str, Any]]:
+        """Manifests of some of a stage's artifacts; whole ones, in no particular order."""
+        folders = [f"{folder}/{MANIFEST}" for folder in self._listing(self._at("artifacts", *stage.split("/")))[:limit]]
+        contents = self._fs.cat(folders, on_error="omit") if folders else {}
+        found = []
+        for content in contents.values():
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                manifest = json.loads(content)
+                manifest["metrics"]["seconds"], manifest["metrics"]["units"]
+                found.append(manifest)
+        return found
+
     def _content(self, path: str) -> bytes | None:
         """A file's bytes, None when there is none. Not `exists`, which takes any failure for an answer."""
         try:
@@ -171,7 +187,7 @@ class Store:
         path = self._at("artifacts", ref.stage, ref.key, MANIFEST)
         content = self._content(path)
         if content is None:
-            raise MissingArtifact(f"artifact {ref} has no manifest; it must be computed again")
+            raise MissingArtifact(ref)
         try:
             manifest = json.loads(content)
             names = [str(manifest["attempt"]), *manifest["files"]]
@@ -330,7 +346,7 @@ class Store:
                 "inputs": dict(inputs or {}),
                 "facts": attempt.facts,
                 "metrics": usage.taken() | {"bytes_out": sum(file["size"] for file in files.values()), "units": units},
-                "log": self._keep_log(ref, name, attempt.log),
+                "log": self.keep_log(ref, name),
                 "host": socket.gethostname(),
                 "finished": time.time(),
             }
@@ -374,12 +390,16 @@ class Store:
             self._fs.pipe_file(path, data)
         return True
 
-    def _keep_log(self, ref: Ref, attempt: str, log: Path | None) -> str | None:
-        """Publishes what a worker printed; None when it printed nothing."""
-        if log is None or not log.exists() or not log.stat().st_size:
+    def keep_log(self, ref: Ref, attempt: str) -> str | None:
+        """Publishes what was printed while it was recorded; returns its path below the root, None without any."""
+        text = recorded()
+        if not text:
             return None
         path = f"logs/{ref.stage}/{ref.key}/{attempt}.log"
-        self.publish(path, log, secret=True)
+        with tempfile.NamedTemporaryFile("w", suffix=".log", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            self.publish(path, Path(file.name), secret=True)
         return path
 
     def discard(self, ref: Ref) -> None:

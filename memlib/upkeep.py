@@ -1,5 +1,6 @@
 """Checking a store, and clearing it of what no run refers to."""
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,8 +9,10 @@ from typing import Any, Literal
 from memlib.errors import CorruptArtifact
 from memlib.store import MANIFEST, Ref, Store
 
+SUMMED = ("seconds", "cpu_seconds", "bytes_in", "bytes_out", "units")
+HIGHEST = ("peak_memory_bytes", "gpu_peak_memory_bytes")
 KEY = re.compile(r"[0-9a-f]{32}")
-Kind = Literal["artifact", "attempt", "resume", "ray", "request", "run"]
+Kind = Literal["artifact", "attempt", "resume", "ray", "log", "request", "status", "run"]
 
 
 @dataclass(frozen=True)
@@ -18,8 +21,8 @@ class Garbage:
 
     Attributes:
         kind: artifact: committed, but of no kept run; attempt: files that no manifest names; resume: the state of an
-            unfinished stage; ray: Ray's notes of an attempt at training; request: what was asked for and never ended;
-            run: results and report of a run that is not kept.
+            unfinished stage; ray: Ray's notes of an attempt at training; log: what a worker printed while it made an
+            artifact that is gone, or failed; request: what was asked for and never ended; status: how far it was; run: results and report of a run that is not kept.
         path: below the store's root.
         size: bytes.
     """
@@ -41,6 +44,21 @@ def refs_of(run: Mapping[str, Any]) -> set[Ref]:
     """All artifacts that a run's manifest names."""
     named = [*run.get("artifacts", {}).values(), *run.get("computed", []), *run.get("reused", [])]
     return {Ref(*str(ref).rsplit("/", 1)) for ref in named}
+
+
+def metrics_by_stage(store: Store, run: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What the artifacts of a run took, a row a stage: sums, and of memory the most that any of them took."""
+    rows: dict[str, dict[str, Any]] = {}
+    for ref in sorted(refs_of(run), key=str):
+        with contextlib.suppress(CorruptArtifact):
+            taken = store.manifest(ref)["metrics"]
+            row = rows.setdefault(ref.stage, {"stage": ref.stage, "artifacts": 0})
+            row["artifacts"] += 1
+            for name in SUMMED:
+                row[name] = row.get(name, 0) + taken[name]
+            for name in HIGHEST:
+                row[name] = max((v for v in (row.get(name), taken[name]) if v is not None), default=None)
+    return list(rows.values())
 
 
 def committed(store: Store) -> list[Ref]:
@@ -69,11 +87,16 @@ def garbage(store: Store, kept: Sequence[Mapping[str, Any]], *, before: float) -
     """
     wanted = {ref for run in kept for ref in refs_of(run)}
     found = [item for ref, files in _by_artifact(store).items() for item in _of_artifact(store, ref, files, wanted, before)]
-    for kind in ("resume", "ray"):
-        found += _folders(store, kind, before)
-    found += [
-        Garbage("request", path, size) for path, (size, when) in sorted(store.listing("requests").items()) if when < before
-    ]
+    for place in ("resume", "ray"):
+        found += _folders(store, place, before)
+    listed: tuple[tuple[Kind, str], ...] = (("request", "requests"), ("status", "status"))
+    for kind, folder in listed:
+        found += [Garbage(kind, path, size) for path, (size, when) in sorted(store.listing(folder).items()) if when < before]
+    named = {f"logs/{ref.stage}/{ref.key}/" for ref in wanted}
+    for path, (size, when) in sorted(store.listing("logs").items()):
+        kept_log = f"{path.rpartition('/')[0]}/" in named and not path.rpartition("/")[2].startswith("failed-")
+        if when < before and not kept_log:
+            found.append(Garbage("log", path, size))
     ids = {run["run"] for run in kept}
     for path, (size, _) in sorted(store.listing("runs").items()):
         if path.split("/")[1] not in ids:

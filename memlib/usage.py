@@ -15,6 +15,7 @@ class Usage:
     def __init__(self) -> None:
         self._wall, self._cpu = time.monotonic(), _cpu_seconds()
         self.read: dict[str, int] = {}  # bytes of each file that was read
+        self.earlier = 0.0  # seconds that interrupted attempts at the same work had spent
         cuda = _cuda()
         if cuda is not None:
             cuda.reset_peak_memory_stats()
@@ -25,7 +26,7 @@ class Usage:
         cuda = _cuda()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return {
-            "seconds": round(time.monotonic() - self._wall, 3),
+            "seconds": round(self.earlier + time.monotonic() - self._wall, 3),
             "cpu_seconds": round(_cpu_seconds() - self._cpu, 3),
             "peak_memory_bytes": peak if sys.platform == "darwin" else peak * 1024,
             "gpu_peak_memory_bytes": None if cuda is None else int(cuda.max_memory_allocated()),

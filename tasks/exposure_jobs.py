@@ -64,6 +64,11 @@ class Perplexities:
         """The keys of what it reads."""
         return self.at.inputs
 
+    @property
+    def units(self) -> float:
+        """How much work it is: candidates."""
+        return float(len(self.canaries) + self.references)
+
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Fills the artifact."""
         data, model = self.at.data, self.at.load(device)
@@ -114,6 +119,11 @@ class Ranks:
         """The keys of what it reads."""
         return self.at.inputs
 
+    @property
+    def units(self) -> float:
+        """How much work it is: parts of the space."""
+        return float(1)
+
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Fills the artifact."""
         data, model = self.at.data, self.at.load(device)
@@ -162,6 +172,11 @@ class Search:
     def inputs(self) -> dict[str, Any]:
         """The keys of what it reads."""
         return self.at.inputs
+
+    @property
+    def units(self) -> float:
+        """How much work it is: canaries."""
+        return float(len(self.canaries))
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Fills the artifact; a search that was killed goes on from its last saved frontier."""

@@ -120,6 +120,11 @@ class NetChunk:
         """The keys of what it reads."""
         return self.data.inputs(TRAIN, *([VALIDATION] if self.training.patience else []))
 
+    @property
+    def units(self) -> float:
+        """How much work it is: nets times epochs times examples."""
+        return float(len(self.seeds) * self.training.epochs * self.data.members(TRAIN).num_rows)
+
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Trains the nets and fills the artifact."""
         started = time.monotonic()
@@ -255,6 +260,11 @@ class NetScores:
             return {}
         shape = self.data.images.shape[1:]
         return null_features(self.feature_spec, shape, self.config.null_features, seed=self.config.seed)
+
+    @property
+    def units(self) -> float:
+        """How much work it is: nets."""
+        return float(len(self.nets))
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Shows the nets everything and fills the artifact."""
@@ -460,6 +470,11 @@ class ModelOutputs:
         shown = {"shard": self.data.shard.key, "examples": members_digest(self.data.members(self.role))}
         return shown | {"model": own_key(self.model)}
 
+    @property
+    def units(self) -> float:
+        """How much work it is: examples."""
+        return float(self.data.members(self.role).num_rows)
+
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Fills the artifact."""
         forward, take = load_any(self.data.store, self.model, self.epoch, self.num_classes, device)
@@ -522,6 +537,11 @@ class CheckpointNorms:
             return {"model": self.model.key} | self.data.inputs(TRAIN)
         assert self.weights is not None
         return {"model": own_digest(self.model, self.weights)} | self.data.inputs(TRAIN)
+
+    @property
+    def units(self) -> float:
+        """How much work it is: examples."""
+        return float(self.data.members(TRAIN).num_rows)
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Fills the artifact."""

@@ -1,18 +1,57 @@
 """A stage's work inside a Ray task; apart from the tasks, so that its process loads neither Prefect nor FAISS."""
 
-from collections.abc import Callable, Mapping
+import contextlib
+import os
+import traceback
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import ray
+import ray.util
 import torch
 
+from memlib.errors import RunError, UserError
+from memlib.logs import recorded, recording
 from memlib.store import Attempt, Ref, Store
 
 
 def compute_there(
     store: Store, ref: Ref, record: Mapping[str, Any], compute: Callable[[Attempt, torch.device], None], threads: int
 ) -> None:
-    """Fills an artifact; what it makes goes to the store from there."""
+    """Fills an artifact; what it makes goes to the store from there, and so does what it prints."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(threads)
-    with store.write(ref, **record) as attempt:
+    with log_kept(store, ref), store.write(ref, **record) as attempt:
+        attempt.facts["worker"] = whereabouts()
         compute(attempt, device)
+
+
+@contextlib.contextmanager
+def log_kept(store: Store, ref: Ref) -> Iterator[None]:
+    """Records what is printed; where the work fails, the record goes to the store, and the error names it."""
+    with recording():
+        try:
+            yield
+        except Exception as error:
+            said = isinstance(error, UserError | RunError)
+            if not said:
+                traceback.print_exc()
+            if not recorded():
+                raise
+            path = None
+            with contextlib.suppress(Exception):  # the error matters more than its log
+                path = store.keep_log(ref, f"failed-{uuid.uuid4().hex[:12]}")
+            if path is None or not said:
+                raise
+            kind = UserError if isinstance(error, UserError) else RunError
+            raise kind(f"{error} (what it printed: {store.uri}/{path})") from error
+
+
+def whereabouts() -> dict[str, Any]:
+    """Which process of which node this is, as Ray's own logs name it."""
+    return {
+        "node": ray.util.get_node_ip_address(),
+        "node_id": ray.get_runtime_context().get_node_id(),
+        "pid": os.getpid(),
+    }

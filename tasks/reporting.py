@@ -47,9 +47,10 @@ def publish(
     scores: Ref,
     report: Ref,
     artifacts: Mapping[str, str],
-    started: float,
 ) -> dict[str, Any]:
     """Puts the tables below results/, the page and figures below runs/<run>/, the run's manifest last."""
+    if context.plan is not None:
+        return {}
     store = context.store
     metadata = {"memlib.run": run, "memlib.stage_key": scores.key, "memlib.software": memlib.__version__}
     results = {}
@@ -76,10 +77,10 @@ def publish(
             "results": results,
             "report": pages[REPORT_FILE],
             "artifacts": dict(artifacts),
-            "history": _history(context, run, started),
+            "history": _history(context, run),
             "computed": context.computed,
             "reused": context.reused,
-            "seconds": round(time.time() - started, 1),
+            "seconds": round(time.time() - context.started, 1),
             "finished": time.time(),
             "software": {"memlib": memlib.__version__, "python": platform.python_version()},
         }
@@ -90,14 +91,14 @@ def publish(
     return manifest
 
 
-def _history(context: Context, run: str, started: float) -> list[dict[str, Any]]:
+def _history(context: Context, run: str) -> list[dict[str, Any]]:
     """Who ran it when, the first time first: a run that is found finished is still noted."""
     before = context.store.published(f"runs/{run}/{MANIFEST}")
     entries: list[dict[str, Any]] = json.loads(before).get("history", []) if before else []
     entry = {
         "who": f"{_user()}@{socket.gethostname()}",
-        "started": started,
-        "seconds": round(time.time() - started, 1),
+        "started": context.started,
+        "seconds": round(time.time() - context.started, 1),
         "computed": len(context.computed),
         "reused": len(context.reused),
     }

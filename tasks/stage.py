@@ -1,7 +1,9 @@
 """A stage: key -> committed? -> compute -> commit -> reference. The store alone says what is done."""
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec, Protocol
 
 import torch
@@ -9,11 +11,12 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed
 
-from memlib.errors import CorruptArtifact
+from memlib.errors import CorruptArtifact, RunError, UserError
 from memlib.identity import content_key
 from memlib.store import Attempt, Ref, Store
+from tasks.cluster import map_on_ray, run_on_cluster
 from tasks.remote import compute_there
-from tasks.runtime import Context, map_on_ray, run_on_cluster
+from tasks.runtime import Context
 
 P = ParamSpec("P")
 
@@ -21,7 +24,8 @@ P = ParamSpec("P")
 def stage_task(name: str) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
     """A Prefect task whose result is the artifact's reference, also when it ends in the state Cached.
 
-    Prefect's own caching is off: its records know nothing of the store, so they could vouch for what is gone.
+    Prefect's own caching is off: its records know nothing of the store, so they could vouch for what is gone. A run that is
+    only planned is no business of Prefect's.
     """
 
     def decorate(function: Callable[P, Any]) -> Callable[P, Any]:
@@ -29,6 +33,10 @@ def stage_task(name: str) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> Any:
+            context = args[0]
+            assert isinstance(context, Context)
+            if context.plan is not None:
+                return function(*args, **kwargs)
             return wrapped(*args, **kwargs, return_state=True).result()
 
         return call
@@ -37,7 +45,15 @@ def stage_task(name: str) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
 
 
 def committed(context: Context, ref: Ref) -> bool:
-    """Whether the artifact is there and sound; a damaged one is named and taken out, so that it is made again."""
+    """Whether the artifact is there and sound; a damaged one is named and taken out, so that it is made again.
+
+    Of a stage that is forced, what is there is taken out too, once a run.
+    """
+    if ref.stage_name in context.forced and ref not in context.shared.renewed:
+        context.shared.renewed.add(ref)
+        context.store.discard(ref)
+        context.store.drop_resume(ref.key)
+        return False
     try:
         return context.store.lookup(ref.stage, ref.key) is not None
     except CorruptArtifact as damage:
@@ -56,6 +72,7 @@ def run_stage(
     compute: Callable[[Attempt], None],
     on_cluster: Callable[[Attempt, torch.device], None] | None = None,
     secret: bool = False,
+    units: float = 1.0,
 ) -> Any:
     """Runs a stage unless its result is committed.
 
@@ -68,22 +85,43 @@ def run_stage(
         compute: fills the attempt's folder, in this process.
         on_cluster: does the same in a Ray task, for runs on a cluster; it travels, so it holds no context.
         secret: whether the files hold private content.
+        units: how much work it is, in what the stage counts, for estimates of cost.
 
     Returns:
         the artifact's reference, or the Prefect state Cached with it when there was nothing to do.
     """
     ref = Ref(stage, content_key(stage, version=version, spec=spec, inputs=inputs))
-    if committed(context, ref):
-        return cached(context, ref)
-    context.say(f"{stage} {ref.key[:8]}: computing")
-    record = {"spec": spec, "inputs": dict(inputs), "secret": secret}
-    if on_cluster is not None and context.resources.ray_address is not None:
-        run_on_cluster(context, compute_there, context.store, ref, record, on_cluster)
-    else:
-        with context.store.write(ref, **record) as attempt:
-            compute(attempt)
-    context.computed.append(str(ref))
+    if context.plan is not None:
+        context.plan.note(ref, spec, units, forced=ref.stage_name in context.forced)
+        return ref
+    record = {"spec": spec, "inputs": dict(inputs), "secret": secret, "units": units}
+    with context.turn(stage):
+        if committed(context, ref):
+            return cached(context, ref)
+        context.say(f"{stage} {ref.key[:8]}: computing")
+        with at_work(context, [ref]):
+            if on_cluster is not None and context.resources.ray_address is not None:
+                run_on_cluster(context, stage, compute_there, context.store, ref, record, on_cluster)
+            else:
+                with context.store.write(ref, **record) as attempt:
+                    compute(attempt)
     return ref
+
+
+@contextlib.contextmanager
+def at_work(context: Context, refs: Sequence[Ref]) -> Iterator[None]:
+    """Tells that artifacts of a stage are being made, and that they are, or why not."""
+    stage, started = refs[0].stage, time.monotonic()
+    key = refs[0].key if len(refs) == 1 else ""
+    context.journal.note("computing", stage, key, count=len(refs))
+    try:
+        yield
+    except BaseException as error:
+        said = str(error) if isinstance(error, UserError | RunError) else type(error).__name__
+        context.journal.note("failed", stage, key, problem=said)
+        raise
+    context.computed += [str(ref) for ref in refs]
+    context.journal.note("computed", stage, key, count=len(refs), seconds=round(time.monotonic() - started, 2))
 
 
 class Job(Protocol):
@@ -97,6 +135,11 @@ class Job(Protocol):
     @property
     def inputs(self) -> dict[str, Any]:
         """The keys of what it reads."""
+        ...
+
+    @property
+    def units(self) -> float:
+        """How much work it is, in what the stage counts."""
         ...
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
@@ -117,35 +160,43 @@ def run_jobs(context: Context, stage: str, jobs: Sequence[Job], *, version: int,
         UserError, RunError: the first failure, and how many there were.
     """
     refs = [Ref(stage, content_key(stage, version=version, spec=job.spec, inputs=job.inputs)) for job in jobs]
-    missing = {ref: job for ref, job in zip(refs, jobs, strict=True) if not committed(context, ref)}
-    if not missing:
-        return cached(context, refs)
-    context.say(f"{stage}: {len(missing)} of {len(set(refs))} to compute")
-    calls = {
-        ref: (context.store, ref, {"spec": job.spec, "inputs": job.inputs, "secret": secret}, job.write)
+    if context.plan is not None:
+        for ref, job in zip(refs, jobs, strict=True):
+            context.plan.note(ref, job.spec, job.units, forced=ref.stage_name in context.forced)
+        return refs
+    with context.turn(stage):
+        missing = {ref: job for ref, job in zip(refs, jobs, strict=True) if not committed(context, ref)}
+        if not missing:
+            return cached(context, refs)
+        context.say(f"{stage}: {len(missing)} of {len(set(refs))} to compute")
+        with at_work(context, list(missing)):
+            _compute_jobs(context, stage, missing, secret=secret)
+    note_reused(context, [ref for ref in dict.fromkeys(refs) if ref not in missing])
+    return refs
+
+
+def _compute_jobs(context: Context, stage: str, missing: Mapping[Ref, Job], *, secret: bool) -> None:
+    calls: list[tuple[Store, Ref, dict[str, Any], Any]] = [
+        (context.store, ref, {"spec": job.spec, "inputs": job.inputs, "secret": secret, "units": job.units}, job.write)
         for ref, job in missing.items()
-    }
-    if len(missing) == 1 and context.resources.ray_address is None:
-        ((store, ref, record, write),) = calls.values()
+    ]
+    if len(calls) == 1 and context.resources.ray_address is None:
+        ((store, ref, record, write),) = calls
         with store.write(ref, **record) as attempt:
             write(attempt, context.device)
     else:
         with context.counter(stage) as progress:
-            map_on_ray(context, compute_there, list(calls.values()), progress)
-    context.computed += [str(ref) for ref in missing]
-    context.reused += [str(ref) for ref in dict.fromkeys(refs) if ref not in missing]
-    return refs
+            map_on_ray(context, stage, compute_there, calls, progress)
 
 
 def cached(context: Context, data: Ref | list[Ref]) -> Any:
     """The Prefect state of a task whose result was there."""
-    for ref in [data] if isinstance(data, Ref) else data:
-        context.reused.append(str(ref))
+    note_reused(context, [data] if isinstance(data, Ref) else data)
     return Completed(name="Cached", message="found in the store", data=data)
 
 
-def open_store(uri: str) -> Store:
-    """The run's store, known to be writable."""
-    store = Store(uri)
-    store.check_writable()
-    return store
+def note_reused(context: Context, refs: Sequence[Ref]) -> None:
+    """Artifacts that were there."""
+    context.reused += [str(ref) for ref in refs]
+    for ref in refs:
+        context.journal.note("cached", ref.stage, ref.key)

@@ -1,34 +1,41 @@
 """Training on Ray: one fit carries many models, groups of workers train them side by side, each model commits itself."""
 
+import contextvars
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from memlib.errors import RunError, UserError
 from memlib.specs import Resources
 from memlib.store import Store
-from memlib.training.fit import TrainingJob
+from memlib.training.fit import STAGE, TrainingJob
 from tasks.board import Board
-from tasks.runtime import Context, start_ray
-from tasks.stage import cached, committed, stage_task
+from tasks.cluster import LOOK_SECONDS, Watch, in_words, needs_of, places, start_ray
+from tasks.runtime import Context
+from tasks.stage import at_work, cached, committed, note_reused, stage_task
 
 
 @stage_task("train models")
 def train_models(context: Context, jobs: Sequence[TrainingJob]) -> Any:
     """Trains the models that are not in the store; returns their references in the order of the jobs."""
     refs = [job.ref(context.store) for job in jobs]
-    missing = {ref: job for ref, job in zip(refs, jobs, strict=True) if not committed(context, ref)}
-    if not missing:
-        return cached(context, refs)
-    train_on_ray(context, list(missing.values()))
-    lost = [job.name for ref, job in missing.items() if context.store.lookup(ref.stage, ref.key) is None]
-    if lost:
-        raise RunError(f"training ended without {', '.join(lost)}; run the same command again")
-    context.computed += [str(ref) for ref in missing]
-    context.reused += [str(ref) for ref in refs if ref not in missing]
+    if context.plan is not None:
+        for ref, job in zip(refs, jobs, strict=True):
+            context.plan.note(ref, job.spec(), job.units(context.store), forced=STAGE in context.forced)
+        return refs
+    with context.turn(STAGE):
+        missing = {ref: job for ref, job in zip(refs, jobs, strict=True) if not committed(context, ref)}
+        if not missing:
+            return cached(context, refs)
+        with at_work(context, list(missing)):
+            train_on_ray(context, list(missing.values()))
+            lost = [job.name for ref, job in missing.items() if context.store.lookup(ref.stage, ref.key) is None]
+            if lost:
+                raise RunError(f"training ended without {', '.join(lost)}; run the same command again")
+    note_reused(context, [ref for ref in refs if ref not in missing])
     return refs
 
 
@@ -36,59 +43,54 @@ def train_on_ray(context: Context, jobs: Sequence[TrainingJob]) -> None:
     """Trains the jobs, as many side by side as the cluster holds, and waits for all of them.
 
     Raises:
-        RunError: when a worker kept failing, a job diverged, or the time limit passed.
+        RunError: when a worker kept failing, a job diverged, the time limit passed, or the cluster lost its nodes.
         UserError: when the cluster cannot hold one model's workers.
     """
     ray = start_ray(context)
     resources = context.resources
-    cluster = ray.cluster_resources()
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    use_gpu = resources.gpu if resources.gpu is not None else cluster.get("GPU", 0) >= 1
-    groups = min(_slots(nodes, resources, use_gpu=use_gpu), len(jobs))
-    threads = resources.threads_per_worker or _threads(cluster, resources, groups)
-    resources = resources.model_copy(update={"threads_per_worker": threads})
+    needs = needs_of(ray, context, STAGE)
+    groups = min(_groups(ray, context, needs), len(jobs))
+    if resources.of(STAGE).cpus is None and resources.threads_per_worker is None:
+        needs["CPU"] = _threads(ray.cluster_resources(), resources, groups)
     context.say(f"training {', '.join(job.name for job in jobs)}: {groups} side by side")
     board = ray.remote(num_cpus=0)(Board).remote()
     done = threading.Event()
-    with context.bars() as bars, ThreadPoolExecutor(1) as pool:
-        watcher = threading.Thread(target=_watch, args=(ray, board, bars, jobs, done), daemon=True)
+    with context.bars(STAGE) as bars, ThreadPoolExecutor(1) as pool:
+        here = contextvars.copy_context()  # by which Prefect knows whose progress it is
+        watcher = threading.Thread(target=here.run, args=(_watch, ray, board, bars, jobs, done), daemon=True)
         watcher.start()
-        fit: Future[str | None] = pool.submit(_fit, context.store, resources, list(jobs), groups, board, use_gpu)
+        fit: Future[str | None] = pool.submit(_fit, context.store, resources, list(jobs), groups, board, needs)
+        watch = Watch(ray, context, STAGE, needs, parts=resources.workers_per_model * (1 if resources.elastic else groups))
         try:
-            late = wait([fit], timeout=resources.train_timeout).not_done
-        except BaseException:  # an interrupt: end the fit, or leaving the pool would wait for it
+            while wait([fit], timeout=LOOK_SECONDS).not_done:
+                watch.look()
+        except BaseException:  # an interrupt, or too late: end the fit, or leaving the pool would wait for it
             done.set()
             ray.shutdown()
             raise
-        problems = [] if late else list(ray.get(board.problems.remote()).items())
+        problems = list(ray.get(board.problems.remote()).items())
         done.set()
         watcher.join()
-        if late:
-            ray.shutdown()  # ends the fit, so that its thread returns
-    if late:
-        raise RunError(f"training still ran after {resources.train_timeout:g} s (resources.train_timeout); it was stopped")
     if problems:
         raise RunError("; ".join(f"{name}: {problem}" for name, problem in problems))
     if fit.result():
         raise RunError(str(fit.result()))
 
 
-def _slots(nodes: Sequence[dict[str, float]], resources: Resources, *, use_gpu: bool) -> int:
-    """How many models fit side by side, given each node's resources.
+def _groups(ray: Any, context: Context, needs: Mapping[str, float]) -> int:
+    """How many models fit side by side.
 
     Raises:
         UserError: when there is no room for a single model's workers.
     """
-    needs = {"CPU": resources.threads_per_worker or 1} | ({"GPU": 1} if use_gpu else {})
-    workers = sum(min(int(node.get(kind, 0) // amount) for kind, amount in needs.items()) for node in nodes)
-    fit = workers // resources.workers_per_model
+    workers, size = places(ray, needs), context.resources.workers_per_model
+    fit = workers // size
     if fit < 1:
-        asked = " and ".join(f"{amount} {kind}" for kind, amount in needs.items())
         raise UserError(
-            f"one model needs {resources.workers_per_model} workers of {asked} each, but the Ray cluster has room for "
-            f"{workers}; lower resources.workers_per_model or resources.threads_per_worker"
+            f"one model needs {size} workers of {in_words(needs)} each, but the Ray cluster has room for {workers}; lower "
+            f"resources.workers_per_model, resources.threads_per_worker or resources.stages.{STAGE}"
         )
-    return min(fit, resources.concurrent_models or fit)
+    return min(fit, context.resources.of(STAGE).parallel or fit)
 
 
 def _threads(cluster: dict[str, float], resources: Resources, groups: int) -> int:
@@ -98,7 +100,9 @@ def _threads(cluster: dict[str, float], resources: Resources, groups: int) -> in
     return max(1, int(cluster["CPU"]) // (groups * resources.workers_per_model))
 
 
-def _fit(store: Store, resources: Resources, jobs: list[TrainingJob], groups: int, board: Any, use_gpu: bool) -> str | None:
+def _fit(
+    store: Store, resources: Resources, jobs: list[TrainingJob], groups: int, board: Any, needs: Mapping[str, float]
+) -> str | None:
     """One TorchTrainer.fit over all jobs; returns what went wrong, in words."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
     from ray.train.torch import TorchConfig, TorchTrainer
@@ -106,14 +110,21 @@ def _fit(store: Store, resources: Resources, jobs: list[TrainingJob], groups: in
     from tasks.workers import train_worker  # loads Ray, which a run that finds its models does not need
 
     name = f"memlib-{uuid.uuid4().hex[:12]}"  # an attempt's own, so that no finished Ray run answers for it
-    needs: dict[str, float] = {"CPU": resources.threads_per_worker or 1}
-    if use_gpu:
-        needs["GPU"] = 1
+    use_gpu, size = needs.get("GPU", 0) > 0, resources.workers_per_model
     trainer = TorchTrainer(
         train_worker,
-        train_loop_config={"store": store, "jobs": jobs, "resources": resources, "board": board, "use_gpu": use_gpu},
+        train_loop_config={
+            "store": store,
+            "jobs": jobs,
+            "resources": resources,
+            "board": board,
+            "use_gpu": use_gpu,
+            "threads": int(needs["CPU"]),
+        },
         scaling_config=ScalingConfig(
-            num_workers=groups * resources.workers_per_model, use_gpu=use_gpu, resources_per_worker=needs
+            num_workers=(size, groups * size) if resources.elastic and groups > 1 else groups * size,
+            use_gpu=use_gpu,
+            resources_per_worker=dict(needs),
         ),
         torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
         run_config=RunConfig(

@@ -12,6 +12,7 @@ from memlib.errors import RunError, UserError
 from memlib.specs import Resources
 from memlib.training.fit import TrainingJob, train_into_store
 from memlib.training.loop import Worker
+from tasks.remote import log_kept, whereabouts
 
 
 def train_worker(config: dict[str, Any]) -> None:
@@ -22,14 +23,14 @@ def train_worker(config: dict[str, Any]) -> None:
     """
     context = ray.train.get_context()
     resources: Resources = config["resources"]
-    torch.set_num_threads(resources.threads_per_worker or 1)
+    torch.set_num_threads(config["threads"])
     device = ray.train.torch.get_device() if config["use_gpu"] else torch.device("cpu")
     size = resources.workers_per_model
     number, rank = divmod(context.get_world_rank(), size)
-    groups = context.get_world_size() // size
+    groups = max(1, context.get_world_size() // size)  # of a cluster that shrank, some workers may be left over
     members = [dist.new_group(list(range(g * size, (g + 1) * size))) for g in range(groups)] if size > 1 else []
     worker = Worker(rank, size, device, members[number] if members else None)
-    for job in config["jobs"][number::groups]:
+    for job in config["jobs"][number::groups] if number < groups else ():
         _train_one(job, worker, config)
     dist.barrier()  # a worker that leaves early would look like a failure
 
@@ -40,6 +41,7 @@ def _train_one(job: TrainingJob, worker: Worker, config: dict[str, Any]) -> None
 
     seconds = config["resources"].resume_seconds
     try:
-        train_into_store(config["store"], job, worker=worker, resume_seconds=seconds, progress=show)
+        with log_kept(config["store"], job.ref(config["store"])):
+            train_into_store(config["store"], job, worker=worker, resume_seconds=seconds, progress=show, where=whereabouts())
     except (RunError, UserError) as error:
         ray.get(config["board"].object_to.remote(job.name, str(error)))

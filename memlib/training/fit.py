@@ -37,6 +37,7 @@ from memlib.training.checkpoint import (
     weights_file,
 )
 from memlib.training.loop import Training, TrainingSet, Worker
+from memlib.usage import measuring
 
 STAGE, VERSION = "train", 2
 MODELS: TypeAdapter[ModelSpec | ClassifierSpec | LanguageSpec] = TypeAdapter(AnyModelSpec)
@@ -91,6 +92,10 @@ class TrainingJob:
             "training": self.training.model_dump(mode="json"),
             "num_classes": self.num_classes,
         }
+
+    def units(self, store: Store) -> float:
+        """How much work it is: examples times epochs."""
+        return float(self.members(store).num_rows * self.training.epochs)
 
     def validation(self, store: Store) -> pa.Table:
         """The rows of the splits on which early stopping watches the loss."""
@@ -160,7 +165,13 @@ class Canary:
 
 
 def train_into_store(
-    store: Store, job: TrainingJob, *, worker: Worker, resume_seconds: float, progress: Progress | None = None
+    store: Store,
+    job: TrainingJob,
+    *,
+    worker: Worker,
+    resume_seconds: float,
+    progress: Progress | None = None,
+    where: Mapping[str, Any] | None = None,
 ) -> Ref:
     """Trains a model and commits it, unless that has been done.
 
@@ -173,15 +184,17 @@ def train_into_store(
         worker: this process's part.
         resume_seconds: seconds between two saves of the state; 0 saves after every step.
         progress: called on the first worker after each epoch.
+        where: which process of which machine this is, for the manifest.
     """
     ref = job.ref(store)
     first = worker.rank == 0
     if worker.share(first and store.lookup(ref.stage, ref.key) is not None):
         return ref
-    with tempfile.TemporaryDirectory(prefix="memlib-train-") as scratch:
+    with measuring() as usage, tempfile.TemporaryDirectory(prefix="memlib-train-") as scratch:
         run = _Run(store, ref, job, worker, Path(scratch), resume_seconds, progress)
         run.train()
-        problem = run.commit() if first else None
+        usage.earlier = run.seconds
+        problem = run.commit(where) if first else None
     problem = worker.share(problem)  # all workers end alike, or the others would wait for the first one
     if problem is not None:
         raise RunError(problem)
@@ -304,12 +317,14 @@ class _Run:
         self.store.save_resume(self.ref.key, self.training.step, self.folder)
         self.saved = time.monotonic()
 
-    def commit(self) -> str | None:
+    def commit(self, where: Mapping[str, Any] | None) -> str | None:
         """Publishes the model; returns what went wrong, in words."""
         inputs = {"shard": str(self.job.shard), "splits": str(self.job.splits)}
         try:
-            with self.store.write(self.ref, spec=self.job.spec(), inputs=inputs) as attempt:
+            units = self.job.units(self.store)
+            with self.store.write(self.ref, spec=self.job.spec(), inputs=inputs, units=units) as attempt:
                 self._write_artifact(attempt)
+                attempt.facts["worker"] = dict(where or {})
             self.store.drop_resume(self.ref.key)
         except OSError as error:
             return f"the model could not be written ({type(error).__name__}: {error}); free space and run again"

@@ -1,4 +1,5 @@
 import json
+import logging
 import os
 import pickle
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from memlib.errors import CorruptArtifact, UserError
+from memlib.logs import recording
 from memlib.store import Ref, Store
 
 REF = Ref("decode", "0" * 32)
@@ -185,21 +187,22 @@ def test_addresses_that_lead_out_of_the_store_are_refused(stage: str, key: str) 
         Ref(stage, key)
 
 
-def test_what_an_artifact_took_is_in_its_manifest(store: Store, tmp_path: Path) -> None:
+def test_what_an_artifact_took_is_in_its_manifest(store: Store) -> None:
     commit(store)
     other = Ref("embed", "1" * 32)
-    with store.write(other, units=7) as attempt:
+    with recording(), store.write(other, units=7) as attempt:
         store.local_path(REF, "data.bin")
         attempt.path("out.bin").write_bytes(b"12345")
-        (tmp_path / "log").write_text("said")
-        attempt.log = tmp_path / "log"
+        print("said")
+        logging.getLogger("anyone").warning("and warned")
     manifest = store.manifest(other)
     metrics = manifest["metrics"]
     assert (metrics["units"], metrics["bytes_in"], metrics["bytes_out"]) == (7, len(b"content"), 5)
     assert metrics["seconds"] >= 0
     assert metrics["peak_memory_bytes"] > 2**20
     assert metrics["gpu_peak_memory_bytes"] is None
-    assert store.published(manifest["log"]) == b"said"
+    assert store.published(manifest["log"]).splitlines() == [b"said", b"anyone: and warned"]
+    assert store.manifests("embed", limit=5) == [manifest]
 
 
 def test_a_manifest_whose_acknowledgement_was_lost_is_ours(tmp_path: Path) -> None:

@@ -1,0 +1,81 @@
+"""Around every audit: its store, who asked for what, how far it is, the end of Ray; and what it would do, undone."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from flows.audits import Audit
+from flows.requests import announced
+from memlib.errors import MissingArtifact, RunError, UserError
+from memlib.planning import Plan
+from memlib.specs import Resources, Spec
+from memlib.store import Store
+from tasks.cluster import stop_ray
+from tasks.runtime import Context, Shared
+
+Body = Callable[[Context, Any], dict[str, Any]]
+_shared: ContextVar[Shared | None] = ContextVar("shared", default=None)
+
+
+def carry_out(
+    audit: str, body: Body, recipe: Spec, store: str, resources: Resources, *, quiet: bool, force: Sequence[str]
+) -> dict[str, Any]:
+    """Runs an audit's body in a store.
+
+    Args:
+        audit: its name on the command line.
+        body: takes the run's context and the recipe, returns the run's manifest.
+        recipe, resources: what is asked for.
+        store: folder or s3:// prefix.
+        quiet: no progress.
+        force: stages that are computed again, though they are there.
+    """
+    opened = Store(store)
+    opened.check_writable()
+    within = _shared.get()
+    with announced(opened, audit, recipe, resources) as run:
+        title = str(getattr(recipe, "title", ""))
+        shared = within or Shared()
+        context = Context(opened, resources, quiet, run=run, title=title, forced=frozenset(force), shared=shared)
+        try:
+            manifest = body(context, recipe)
+        except BaseException as error:
+            said = str(error) if isinstance(error, UserError | RunError | OSError) else type(error).__name__
+            context.journal.end("failed" if isinstance(error, Exception) else "stopped", said)
+            raise
+        finally:
+            if within is None:
+                stop_ray()
+        context.journal.end("completed")
+    return manifest
+
+
+@contextmanager
+def sharing(shared: Shared) -> Iterator[None]:
+    """What is carried out within goes by the turns of one sweep, which itself ends Ray."""
+    token = _shared.set(shared)
+    try:
+        yield
+    finally:
+        _shared.reset(token)
+
+
+def plan(audit: Audit, recipe: Spec, store: str, resources: Resources, *, force: Sequence[str] = ()) -> Plan:
+    """What an audit would do: its flow, run without computing anything, as far as that can be known."""
+    opened = Store(store)
+    found = Plan(opened, audit.stages)
+    context = Context(opened, resources, quiet=True, forced=frozenset(force), plan=found)
+    try:
+        audit.body(context, recipe)
+    except MissingArtifact as missing:
+        found.stop_at(missing)
+    return found
+
+
+def check_stages(audit: Audit, force: Sequence[str]) -> None:
+    """Refuses stages that the audit does not have."""
+    known = [stage.rpartition("/")[2] for stage in audit.stages]
+    for stage in force:
+        if stage not in known:
+            raise UserError(f"{audit.name} has no stage {stage!r} to force; it has {', '.join(known)}")

@@ -1,0 +1,414 @@
+"""The commands over a store: what ran in it, what it found, whether it is whole."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from flows.audits import AUDITS, audit_of
+from flows.requests import unfinished
+from memlib import comparison, upkeep
+from memlib.errors import RunError, UserError
+from memlib.planning import Plan
+from memlib.store import Store
+
+ASIDE = {
+    "interval",
+    "pairs",
+    "train_accuracy",
+    "test_accuracy",
+    "nets",
+    "controls",
+    "alpha",
+    "metric",
+    "setting",
+    "kind",
+    "models",
+    "compared",
+}  # said elsewhere
+DEFAULT_STORE = "memlib-store"
+StoreOption = Annotated[str, Parameter(name="--store", env_var="MEMLIB_STORE")]
+JsonOption = Annotated[bool, Parameter(name="--json", negative="")]
+
+QUIET_SECONDS = 60  # after which a running run is said not to have been heard of
+
+console = Console(highlight=False, markup=False)
+
+
+def runs(*, store: StoreOption = DEFAULT_STORE, json_: JsonOption = False) -> None:
+    """List the runs in a store, newest first, and those that have not ended.
+
+    Parameters
+    ----------
+    store
+        Folder or s3:// prefix that the runs were written to.
+    json_
+        Print the runs' manifests as JSON.
+    """
+    opened = Store(store)
+    found, open_ = opened.runs(), unfinished(opened)
+    if json_:
+        print(json.dumps([*open_, *found], indent=1))
+        return
+    for note in open_:
+        started = datetime.fromtimestamp(note["started"]).strftime("%Y-%m-%d %H:%M")
+        said = f"{note['run']}  not ended, started {started}  {note['audit']}  {note['title']}"
+        console.print(f"{said}  (memlib resume {note['run']})", soft_wrap=True)
+    if not found:
+        console.print(f"no {'finished ' if open_ else ''}runs in {store}")
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("run", "finished", "audit", "headline", "value", "p", "title"):
+        table.add_column(heading, no_wrap=heading != "title")
+    for entry in found:
+        first = entry["findings"][0]
+        finished = datetime.fromtimestamp(entry["finished"]).strftime("%Y-%m-%d %H:%M")
+        cells = (first["metric"], f"{first['value']:.3g}", _p(first["p_value"]))
+        table.add_row(entry["run"], finished, audit_of(entry["audit"]), *cells, entry["title"])
+    console.print(table)
+
+
+def show(
+    run_id: str,
+    /,
+    *,
+    store: StoreOption = DEFAULT_STORE,
+    json_: JsonOption = False,
+    reveal: Annotated[bool, Parameter(negative="")] = False,
+) -> None:
+    """Show what a run found, and where its results and report are.
+
+    Parameters
+    ----------
+    run_id
+        The run's id, or enough of its beginning.
+    store
+        Folder or s3:// prefix that the run was written to.
+    json_
+        Print the run's manifest as JSON, with the recipe and the keys of all artifacts.
+    reveal
+        Print the canaries of an exposure audit, which are in no result or report, and what the searches found.
+    """
+    opened = Store(store)
+    found = find_run(opened, run_id)
+    if json_:
+        print(json.dumps(found, indent=1))
+        return
+    if reveal:
+        _reveal(opened, found)
+        return
+    print_run(found, whole=True)
+
+
+def status(
+    run_id: str,
+    /,
+    *,
+    store: StoreOption = DEFAULT_STORE,
+    watch: Annotated[bool, Parameter(negative="")] = False,
+    json_: JsonOption = False,
+) -> None:
+    """Show how far a run is, stage by stage; of a finished one, what its stages took.
+
+    Parameters
+    ----------
+    run_id
+        The run's id, or enough of its beginning, as `memlib runs` lists it.
+    store
+        Folder or s3:// prefix.
+    watch
+        Go on showing it until the run has ended.
+    json_
+        Print it as JSON.
+    """
+    opened = Store(store)
+    found = find_run(opened, run_id, [*unfinished(opened), *opened.runs()])
+    if found["finished"] is not None:
+        rows = upkeep.metrics_by_stage(opened, found)
+        if json_:
+            print(json.dumps({"run": found["run"], "state": "completed", "stages": rows}, indent=1))
+        else:
+            console.print(_metrics_table(found, rows))
+        return
+    seen = _progress(opened, found)
+    if json_:
+        print(json.dumps(seen, indent=1))
+        return
+    if not watch:
+        console.print(_status_table(seen))
+        return
+    with Live(_status_table(seen), console=console, refresh_per_second=2) as live:
+        while seen["state"] == "running" and any(note["run"] == found["run"] for note in unfinished(opened)):
+            time.sleep(2)
+            seen = _progress(opened, found)
+            live.update(_status_table(seen))
+
+
+def _progress(store: Store, note: Mapping[str, Any]) -> dict[str, Any]:
+    from tasks.progress import read_status  # loads Prefect
+
+    return read_status(store, note["run"]) or {**note, "state": "asked for", "stages": {}, "updated": note["started"]}
+
+
+def _status_table(seen: Mapping[str, Any]) -> Table:
+    ago = time.time() - seen["updated"]
+    heard = f", last heard of {ago:.0f} s ago" if seen["state"] == "running" and ago > QUIET_SECONDS else ""
+    problem = f": {seen['problem']}" if seen.get("problem") else ""
+    title = f"run {seen['run']}  {seen['title']}  ({seen['state']}{problem}{heard})"
+    table = _table(title, "stage", "state", "computed", "reused", "progress", "")
+    for stage, row in seen["stages"].items():
+        done = f"{row['done']} of {row['total']}" if "total" in row else ""
+        table.add_row(stage, row["state"], str(row["computed"]), str(row["cached"]), done, str(row.get("note", "")))
+    return table
+
+
+def _metrics_table(run: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Table:
+    headings = ("stage", "artifacts", "seconds", "CPU seconds", "peak GiB", "GPU GiB", "MiB in", "MiB out", "units")
+    table = _table(f"run {run['run']}  {run['title']}  (completed)", *headings)
+    for row in rows:
+        gpu = "" if row["gpu_peak_memory_bytes"] is None else f"{row['gpu_peak_memory_bytes'] / 2**30:.2f}"
+        sizes = (f"{row['bytes_in'] / 2**20:.1f}", f"{row['bytes_out'] / 2**20:.1f}")
+        times = (f"{row['seconds']:.1f}", f"{row['cpu_seconds']:.1f}", f"{row['peak_memory_bytes'] / 2**30:.2f}")
+        table.add_row(row["stage"], str(row["artifacts"]), *times, gpu, *sizes, f"{row['units']:g}")
+    return table
+
+
+def print_plan(found: Plan) -> None:
+    """A line a stage, with the key where it has one part; then what cannot be known yet."""
+    table = _table(f"store {found.store.uri}", "stage", "key", "parts", "there", "to compute", "estimate")
+    total, unknown = 0.0, False
+    for stage, parts in found.by_stage():
+        todo = [part for part in parts if not part.hit]
+        known = [part.seconds for part in todo if part.seconds is not None]
+        total, unknown = total + sum(known), unknown or len(known) < len(todo)
+        cost = "" if not todo else _seconds(sum(known)) if len(known) == len(todo) else "unknown"
+        key = parts[0].ref.key[:12] if len(parts) == 1 else f"{parts[0].ref.key[:12]} ..."
+        counts = (str(len(parts)), str(len(parts) - len(todo)), str(len(todo)))
+        table.add_row(stage, key, *counts, cost)
+    console.print(table)
+    if found.blocked is not None:
+        later = ", ".join(found.open_stages) or "the rest"
+        console.print(f"not known before {found.blocked.stage} {found.blocked.key[:12]} is there: {later}", soft_wrap=True)
+    if unknown and not total:
+        console.print("no estimate of cost: this store has nothing alike yet")
+        return
+    said = f"{'at least ' if unknown or found.blocked else ''}{_seconds(total)}"
+    console.print(f"to compute: {said} of one worker, by what alike stages took in this store", soft_wrap=True)
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _table(title: str, *headings: str) -> Table:
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in ("stage", "state", "key", "") else "right")
+    return table
+
+
+def find_run(store: Store, run_id: str, among: Sequence[dict[str, Any]] | None = None) -> dict[str, Any]:
+    """The manifest of the finished run whose id begins so, or the entry among some."""
+    found = [entry for entry in (store.runs() if among is None else among) if entry["run"].startswith(run_id)]
+    if len(found) != 1:
+        seen = "no run" if not found else f"{len(found)} runs"
+        raise UserError(f"{seen} in {store.uri} begin{'s' if len(found) < 2 else ''} with {run_id!r}; see memlib runs")
+    return found[0]
+
+
+def diff(
+    first: str,
+    second: str,
+    /,
+    *,
+    store: StoreOption = DEFAULT_STORE,
+    json_: JsonOption = False,
+) -> None:
+    """Compare two runs of one audit: what their recipes, findings and artifacts have in common and what not.
+
+    Parameters
+    ----------
+    first, second
+        The runs' ids, or enough of their beginnings.
+    store
+        Folder or s3:// prefix that the runs were written to.
+    json_
+        Print the differences as JSON.
+    """
+    opened = Store(store)
+    a, b = find_run(opened, first), find_run(opened, second)
+    if a["audit"] != b["audit"]:
+        raise UserError(f"run {a['run']} is a {audit_of(a['audit'])} audit, {b['run']} a {audit_of(b['audit'])} audit")
+    recipes_, findings = comparison.recipe_changes(a, b), comparison.finding_changes(a, b)
+    artifacts = comparison.shared_artifacts(a, b)
+    if json_:
+        print(json.dumps({"recipe": recipes_, "findings": findings, "artifacts": artifacts}, indent=1))
+        return
+    _print_rows("recipe", ("key", a["run"], b["run"]), [[c["key"], str(c["first"]), str(c["second"])] for c in recipes_])
+    rows = []
+    for change in (c for c in findings if c["difference"] != 0):
+        values = [_number(change[name]) for name in ("first", "second", "difference")]
+        rows.append([f"{change['metric']} {change['params']}", *values, "intervals apart" if change["apart"] else ""])
+    _print_rows("findings", ("metric", a["run"], b["run"], "difference", ""), rows)
+    counts = ", ".join(f"{len(names)} {how}" for how, names in artifacts.items() if names)
+    console.print(f"artifacts: {counts}")
+
+
+def _print_rows(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    if not rows:
+        console.print(f"{title}: no difference")
+        return
+    table = Table(*headings, box=None, pad_edge=False, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def verify(
+    run_id: str | None = None,
+    /,
+    *,
+    store: StoreOption = DEFAULT_STORE,
+    json_: JsonOption = False,
+) -> None:
+    """Read every byte of a store's artifacts, or of one run's, and name what is not as it was committed.
+
+    What is damaged is computed again by the next run that needs it. Ends with status 2 when anything is damaged.
+
+    Parameters
+    ----------
+    run_id
+        The run's id, or enough of its beginning; by default all artifacts are read.
+    store
+        Folder or s3:// prefix.
+    json_
+        Print the findings as JSON.
+    """
+    opened = Store(store)
+    refs = upkeep.committed(opened) if run_id is None else sorted(upkeep.refs_of(find_run(opened, run_id)), key=str)
+    damaged = [{"artifact": str(found.ref), "problem": found.problem} for found in upkeep.verify(opened, refs)]
+    if json_:
+        print(json.dumps({"artifacts": len(refs), "damaged": damaged}, indent=1))
+    for found in damaged if not json_ else ():
+        console.print(f"{found['artifact']}: {found['problem']}", soft_wrap=True)
+    if damaged:
+        count = len({found["artifact"] for found in damaged})
+        raise RunError(f"{count} of {len(refs)} artifacts in {store} are damaged; run the audit again to make them anew")
+    if not json_:
+        console.print(f"{len(refs)} artifacts in {store} are as they were committed", soft_wrap=True)
+
+
+def gc(
+    *,
+    keep: Annotated[Sequence[str], Parameter(negative="")] = (),
+    days: float = 7.0,
+    delete: Annotated[bool, Parameter(negative="")] = False,
+    store: StoreOption = DEFAULT_STORE,
+    json_: JsonOption = False,
+) -> None:
+    """List what no run refers to: artifacts, broken attempts, states to resume from, Ray's notes. Deletes only when told.
+
+    Parameters
+    ----------
+    keep
+        A run to keep, by its id or enough of its beginning; may be given several times. By default all runs are kept; the
+        results, report and artifacts of runs that are not are listed too.
+    days
+        Only what nobody has written to for so many days, so that no work under way is lost.
+    delete
+        Delete it.
+    store
+        Folder or s3:// prefix.
+    json_
+        Print it as JSON.
+    """
+    if days < 0:
+        raise UserError(f"--days {days:g} lies in the future; use 0 or more")
+    opened = Store(store)
+    kept = [find_run(opened, run_id) for run_id in keep] if keep else opened.runs()
+    found = upkeep.garbage(opened, kept, before=time.time() - days * 86_400)
+    if delete:
+        upkeep.delete(opened, found)
+    if json_:
+        print(json.dumps({"deleted": delete, "found": [asdict(item) for item in found]}, indent=1))
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("kind", "count", "MiB"):
+        table.add_column(heading, justify="left" if heading == "kind" else "right")
+    for kind in dict.fromkeys(item.kind for item in found):
+        mine = [item for item in found if item.kind == kind]
+        table.add_row(kind, str(len(mine)), f"{sum(item.size for item in mine) / 2**20:.1f}")
+    if found:
+        console.print(table)
+    said = f"{len(found)} of nobody's, {len(kept)} runs kept"
+    console.print(f"deleted {said}" if delete else f"found {said}; --delete removes what was found")
+
+
+def print_run(manifest: dict[str, Any], *, whole: bool = False) -> None:
+    """The findings of a run, and where its results and report are."""
+    table = Table(box=None, pad_edge=False, title=manifest["title"], title_justify="left")
+    for heading in ("metric", "value", "95 % interval", "null", "p", "n", "verdict"):
+        table.add_column(heading, justify="left" if heading in ("metric", "verdict") else "right")
+    rows = [{**row, "params": json.loads(row["params"])} for row in manifest["findings"]]
+    if not whole:
+        headline, audit = rows[0]["params"], AUDITS[audit_of(manifest["audit"])]
+        rows = [row for row in rows if audit.in_brief(row["params"], headline)]
+    varying = _varying([row["params"] for row in rows])
+    for row in rows:
+        at = ", ".join(_setting(name, row["params"][name]) for name in varying if name in row["params"])
+        interval = "" if row["ci_low"] is None else f"{row['ci_low']:.3f} to {row['ci_high']:.3f}"
+        null = "" if row["null_value"] is None else f"{row['null_value']:.2g}"
+        name = f"{row['metric']} {at}".strip()
+        cells = (name, f"{row['value']:.3f}", interval, null, _p(row["p_value"]), str(row["n"]))
+        table.add_row(*cells, row["verdict"])
+    console.print(table)
+    done = f"{len(manifest['computed'])} stages computed, {len(manifest['reused'])} reused, {manifest['seconds']:.0f} s"
+    console.print(f"\nrun {manifest['run']}: {done}")
+    console.print(f"results {manifest['results']['summary']}", soft_wrap=True)
+    console.print(f"report  {manifest['report']}", soft_wrap=True)
+
+
+def _reveal(store: Store, manifest: dict[str, Any]) -> None:
+    if manifest["audit"] != "exposure":
+        raise UserError(
+            f"run {manifest['run']} is a {audit_of(manifest['audit'])} audit; only exposure has canaries to reveal"
+        )
+    from tasks.exposure_jobs import revealed  # loads torch
+
+    for title, rows in revealed(store, manifest["recipe"], manifest["artifacts"]).items():
+        table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+        for heading in rows[0] if rows else ():
+            table.add_column(heading)
+        for row in rows:
+            table.add_row(*(str(value) for value in row.values()))
+        console.print(table)
+
+
+def _varying(params: Sequence[dict[str, Any]]) -> list[str]:
+    """The names in which findings differ, so that a reader can tell them apart."""
+    names = dict.fromkeys(name for at in params for name in at if name not in ASIDE)
+    return [name for name in names if len({str(at.get(name)) for at in params}) > 1]
+
+
+def _setting(name: str, value: Any) -> str:
+    return value if isinstance(value, str) else f"{name}={value}"
+
+
+def _p(value: float | None) -> str:
+    return "" if value is None else f"{value:.2g}"
+
+
+COMMANDS = (runs, show, status, diff, verify, gc)

@@ -1,0 +1,213 @@
+"""Ray on demand: connecting, calling a function once for each part of a stage, noticing that no node is left for it."""
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from memlib.errors import RunError, UserError
+from tasks.runtime import Context
+
+RAY_SETTINGS = {
+    "RAY_TRAIN_V2_ENABLED": "1",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # halves the cost of a short fit
+    "RAY_DEDUP_LOGS": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+WORKER_SETTINGS = {  # freed memory is kept: returning it to the system after every step costs a quarter of the time
+    "MALLOC_MMAP_THRESHOLD_": "1073741824",
+    "MALLOC_TRIM_THRESHOLD_": "1073741824",
+}
+OBJECT_STORE_BYTES = 128 * 2**20  # nothing large travels through Ray's own store
+LOOK_SECONDS = 5.0  # between two looks at the cluster while nothing ends
+_starting = threading.Lock()
+
+
+def start_ray(context: Context) -> Any:
+    """The ray module, connected: to the cluster the resources name, or to one of our own on loopback."""
+    for name, value in RAY_SETTINGS.items():
+        os.environ.setdefault(name, value)
+    import ray
+
+    with _starting:
+        if not ray.is_initialized():
+            _connect(ray, context)
+    return ray
+
+
+def _connect(ray: Any, context: Context) -> None:
+    address = context.resources.ray_address
+    _check_address(address)
+    context.say(f"starting Ray{f' at {address}' if address else ' on this machine'}")
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "namespace": "memlib"}
+    if address is None:
+        options |= {
+            "address": "local",  # also where RAY_ADDRESS names a cluster
+            "_node_ip_address": "127.0.0.1",
+            "include_dashboard": False,
+            "object_store_memory": OBJECT_STORE_BYTES,
+            "num_cpus": os.cpu_count(),
+        }
+    else:
+        options["address"] = address
+    try:
+        ray.init(**options)
+    except (OSError, ValueError, RuntimeError) as error:
+        where = f"the Ray cluster at {address}" if address else "Ray on this machine"
+        said = str(error).strip().splitlines()[0]
+        raise UserError(f"cannot start or reach {where} ({said}); see resources.ray_address") from error
+
+
+def _check_address(address: str | None) -> None:
+    """Fails at once where nothing listens; Ray itself would try for many minutes."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=20).close()
+    except OSError as error:
+        raise UserError(f"cannot start or reach the Ray cluster at {address} ({error}); see resources.ray_address") from error
+
+
+def needs_of(ray: Any, context: Context, stage: str) -> dict[str, float]:
+    """What a part of a stage asks a node for, as Ray counts it: CPU, GPU, memory in bytes, and the site's own names."""
+    asked, resources = context.resources.of(stage), context.resources
+    gpus = asked.gpus
+    if gpus is None:
+        wanted = resources.gpu if resources.gpu is not None else ray.cluster_resources().get("GPU", 0) >= 1
+        gpus = 1.0 if wanted else 0.0
+    needs: dict[str, float] = {"CPU": float(asked.cpus or resources.threads_per_worker or 1)}
+    needs |= {"GPU": gpus} if gpus else {}
+    needs |= {"memory": asked.memory_gb * 2**30} if asked.memory_gb else {}
+    needs |= {f"accelerator_type:{asked.accelerator_type}": 0.001} if asked.accelerator_type else {}
+    return needs | dict(asked.custom)
+
+
+def places(ray: Any, needs: Mapping[str, float]) -> int:
+    """How many parts with these needs the living nodes hold at once."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return sum(min(int(node.get(kind, 0) // amount) for kind, amount in needs.items()) for node in nodes)
+
+
+def in_words(needs: Mapping[str, float]) -> str:
+    """What a part asks for, for a message."""
+    shown = {name: f"{amount / 2**30:g} GiB" if name == "memory" else f"{amount:g}" for name, amount in needs.items()}
+    return " and ".join(
+        name.partition(":")[2] if name.startswith("accelerator_type:") else f"{amount} {name}"
+        for name, amount in shown.items()
+    )
+
+
+class Watch:
+    """Says when a stage has waited long enough: for its time limit, or for a node that could carry it.
+
+    Ray itself waits for ever for resources that went away with a node.
+    """
+
+    def __init__(self, ray: Any, context: Context, stage: str, needs: Mapping[str, float], *, parts: int = 1) -> None:
+        self._ray, self._stage, self._needs, self._parts = ray, stage, needs, parts
+        self._limit, self._patience = context.resources.of(stage).timeout, context.resources.room_timeout
+        self._started = self._had_room = time.monotonic()
+
+    def look(self) -> None:
+        """Raises RunError when it is too late."""
+        now = time.monotonic()
+        if self._limit is not None and now - self._started > self._limit:
+            raise RunError(
+                f"{self._stage} still ran after {self._limit:g} s (resources.stages.{self._stage}.timeout); stopped"
+            )
+        if places(self._ray, self._needs) >= self._parts:
+            self._had_room = now
+        elif now - self._had_room > self._patience:
+            raise RunError(
+                f"for {self._patience:g} s (resources.room_timeout) the Ray cluster has had no room for {self._parts} x "
+                f"{in_words(self._needs)}, which {self._stage} needs; add nodes and run the same command again"
+            )
+
+
+def run_on_cluster(context: Context, stage: str, function: Callable[..., Any], *arguments: Any) -> None:
+    """Calls a function in a Ray task, on a GPU when the cluster has one; a lost node is survived by trying again."""
+    map_on_ray(context, stage, function, [arguments], lambda done, total: None)
+
+
+def map_on_ray(
+    context: Context,
+    stage: str,
+    function: Callable[..., Any],
+    calls: Sequence[tuple[Any, ...]],
+    progress: Callable[[int, int], None],
+) -> None:
+    """Calls a function once for each tuple of arguments, in Ray tasks of one thread, or of a GPU each.
+
+    The function gets its number of threads as a last argument. Killed workers and lost nodes are survived by trying
+    again; no more tasks are submitted than keep the cluster busy, however many calls there are.
+
+    Raises:
+        UserError, RunError: the first that a call raised, once all have ended, with the number of failures; or at once
+            when the stage's time is over, or the cluster has lost all nodes that could carry it.
+    """
+    ray = start_ray(context)
+    needs = needs_of(ray, context, stage)
+    _refuse_without_room(ray, context, stage, needs)
+    threads = int(needs["CPU"])
+    asked = context.resources.of(stage)
+    options: dict[str, Any] = {"num_cpus": threads, "num_gpus": needs.get("GPU", 0), "resources": dict(asked.custom)}
+    options |= {"memory": needs["memory"]} if "memory" in needs else {}
+    options |= {"accelerator_type": asked.accelerator_type} if asked.accelerator_type else {}
+    remote = ray.remote(**options, max_retries=3, runtime_env={"env_vars": WORKER_SETTINGS})(function)
+    watch, limit = Watch(ray, context, stage, needs), asked.parallel
+    waiting, running, failures = list(calls)[::-1], [], []
+    try:
+        while waiting or running:
+            room = max(1, places(ray, needs)) if len(calls) > 1 else 1
+            slots = min(2 * room, limit or 2 * room)
+            while waiting and len(running) < slots:
+                running.append(remote.remote(*waiting.pop(), threads))
+            finished, running = ray.wait(running, num_returns=1, timeout=LOOK_SECONDS)
+            if not finished:
+                watch.look()
+            failures += [failure for failure in (_failure(ray, done) for done in finished) if failure is not None]
+            progress(len(calls) - len(waiting) - len(running), len(calls))
+    except BaseException:
+        for task in running:
+            ray.cancel(task, force=True)
+        raise
+    if failures:
+        raise _joined(failures, len(calls))
+
+
+def _refuse_without_room(ray: Any, context: Context, stage: str, needs: Mapping[str, float]) -> None:
+    """On our own machine no node will join: what does not fit never will."""
+    if context.resources.ray_address is None and places(ray, needs) < 1:
+        raise UserError(f"{stage} needs {in_words(needs)} a part, which this machine does not have; see resources.stages")
+
+
+def _failure(ray: Any, task: Any) -> Exception | None:
+    """What went wrong in a task that has ended, None when nothing did."""
+    try:
+        ray.get(task)
+    except ray.exceptions.RayTaskError as error:
+        said = isinstance(error.cause, UserError | RunError)  # what Ray makes of it begins with a traceback
+        found: Exception = error.cause if said else error.as_instanceof_cause()
+        return found
+    except ray.exceptions.RayError as error:
+        return RunError(f"a worker was lost again and again ({str(error).strip().splitlines()[0]})")
+    return None
+
+
+def _joined(failures: Sequence[Exception], count: int) -> Exception:
+    first = failures[0]
+    if len(failures) == 1 or not isinstance(first, UserError | RunError):
+        return first
+    kind = UserError if isinstance(first, UserError) else RunError
+    return kind(f"{first} ({len(failures)} of {count} parts failed)")
+
+
+def stop_ray() -> None:
+    """Disconnects, if Ray was ever started in this process."""
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        ray.shutdown()

@@ -1,0 +1,172 @@
+"""How far a run is, for whoever looks: bars on a terminal, a structured log, Prefect's progress, a status in the store."""
+
+import contextlib
+import json
+import logging
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.context import TaskRunContext
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from memlib.errors import RunError
+from memlib.store import Store
+
+STATUS = "status"
+LOCAL_SECONDS, REMOTE_SECONDS, PREFECT_SECONDS = 2.0, 10.0, 5.0  # between two writes of a status
+log = logging.getLogger("memlib")
+
+
+class Journal:
+    """What happens in a run, stage by stage.
+
+    Events go to the logger `memlib` (each record carries run, stage, key, event), and into `status/<run>.json` of the
+    store, which `memlib status` reads. Failing to tell never stops a run.
+
+    Args:
+        store: where the status goes.
+        run: the run's id; "" for no status.
+        about: what else the status says of the run.
+    """
+
+    def __init__(self, store: Store, run: str, about: dict[str, Any]) -> None:
+        self._store, self._run = store, run
+        self._status: dict[str, Any] = {"run": run, **about, "state": "running", "stages": {}}
+        self._seconds = LOCAL_SECONDS if store.is_local else REMOTE_SECONDS
+        self._written = 0.0
+        self._lock = threading.Lock()
+
+    def note(self, event: str, stage: str, key: str = "", **facts: Any) -> None:
+        """An event of a stage: computing, computed, cached, progress, failed."""
+        said = " ".join(f"{name}={value}" for name, value in facts.items())
+        extra = {"run": self._run, "stage": stage, "key": key, "event": event, "facts": facts}
+        level = logging.DEBUG if event == "progress" else logging.INFO
+        log.log(level, "%s %s %s", stage, event, " ".join(filter(None, [key[:8], said])), extra=extra)
+        with self._lock:
+            row = self._status["stages"].setdefault(stage, {"computed": 0, "cached": 0, "state": "running"})
+            if event in ("computed", "cached"):
+                row[event] += facts.get("count", 1)
+                row["state"] = "done"
+            elif event == "failed":
+                row["state"] = "failed"
+            else:
+                row["state"] = "running"
+                row.setdefault("started", time.time())
+            row |= {name: facts[name] for name in ("done", "total", "note") if name in facts}
+            row["updated"] = time.time()
+        self.publish()
+
+    def end(self, state: str, problem: str = "") -> None:
+        """The run has ended: completed, failed, stopped."""
+        with self._lock:
+            self._status |= {"state": state, "problem": problem}
+        log.info("run %s%s", state, f": {problem}" if problem else "", extra={"run": self._run, "event": state})
+        if state == "completed":  # the run's manifest says it all
+            with contextlib.suppress(OSError, RunError):
+                self._store.drop(f"{STATUS}/{self._run}.json")
+        else:
+            self.publish(now=True)
+
+    def publish(self, *, now: bool = False) -> None:
+        """Writes the status, not too often."""
+        with self._lock:
+            if not self._run or not (now or time.monotonic() - self._written >= self._seconds):
+                return
+            self._written = time.monotonic()
+            text = json.dumps(self._status | {"updated": time.time()}, indent=1)
+        with contextlib.suppress(OSError, RunError), tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "status.json"
+            file.write_text(text)
+            self._store.publish(f"{STATUS}/{self._run}.json", file, secret=True)
+
+
+def read_status(store: Store, run: str) -> dict[str, Any] | None:
+    """How far a run is, or was when it ended; None where nothing is known."""
+    content = store.published(f"{STATUS}/{run}.json")
+    with contextlib.suppress(ValueError):
+        return None if content is None else dict(json.loads(content))
+    return None
+
+
+class JsonLines(logging.Formatter):
+    """A log record as a line of JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """time, level, message; run, stage, key, event and facts where the record has them."""
+        line = {"time": round(record.created, 3), "level": record.levelname, "message": record.getMessage()}
+        line |= {name: getattr(record, name) for name in ("run", "stage", "key", "event", "facts") if hasattr(record, name)}
+        return json.dumps(line, default=str)
+
+
+class Bars:
+    """Named progress bars that appear when they first move, and their sum as progress of the Prefect task."""
+
+    def __init__(self, progress: Progress | None, stage: str, journal: Journal) -> None:
+        self._progress, self._stage, self._journal = progress, stage, journal
+        self._tasks: dict[str, TaskID] = {}
+        self._moved: dict[str, tuple[int, int]] = {}
+        self._lock = threading.Lock()
+        self._prefect = _PrefectProgress(stage)
+
+    def move(self, name: str, done: int, total: int, note: str = "") -> None:
+        """Shows that `done` of `total` are finished."""
+        with self._lock:
+            if self._progress is not None and name not in self._tasks:
+                self._tasks[name] = self._progress.add_task(name, total=total, note=note)
+            if self._moved.get(name) == (done, total):
+                return
+            self._moved[name] = (done, total)
+            all_done, all_total = (sum(moved[side] for moved in self._moved.values()) for side in (0, 1))
+        if self._progress is not None:
+            self._progress.update(self._tasks[name], completed=done, total=total, note=note)
+        self._journal.note("progress", self._stage, done=all_done, total=all_total, note=note)
+        self._prefect.move(all_done / max(all_total, 1))
+
+
+class _PrefectProgress:
+    """A progress artifact of the task run in which it was made; the server is not asked more often than it must."""
+
+    def __init__(self, stage: str) -> None:
+        self._stage = stage
+        self._artifact: UUID | None = None
+        self._told = time.monotonic()  # what ends soon needs no progress
+        self._inside = TaskRunContext.get() is not None
+
+    def move(self, share: float) -> None:
+        late = time.monotonic() - self._told >= PREFECT_SECONDS
+        if not self._inside or not (late or (share >= 1 and self._artifact is not None)):
+            return
+        self._told = time.monotonic()
+        with contextlib.suppress(Exception):  # nobody's audit ends because its progress cannot be shown
+            if self._artifact is None:
+                self._artifact = create_progress_artifact(100 * share, description=self._stage)  # type: ignore[assignment]
+            else:
+                update_progress_artifact(self._artifact, progress=100 * share)
+
+
+@contextmanager
+def bars(console: Console | None, stage: str, journal: Journal) -> Iterator[Bars]:
+    """Progress bars, visible where there is a terminal."""
+    if console is None:
+        yield Bars(None, stage, journal)
+        return
+    columns = (
+        TextColumn("{task.description:<24}"),
+        BarColumn(bar_width=28),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield Bars(progress, stage, journal)
+
+
+Mover = Callable[[int, int], None]
