@@ -30,6 +30,11 @@ class Audit:
         """The Prefect flow that runs it."""
         return getattr(importlib.import_module(f"flows.{self._module}"), self._module)
 
+    def read(self, content: dict[str, Any]) -> dict[str, Any]:
+        """A recipe's content with the files that it names read, where recipes of this audit name others."""
+        module = importlib.import_module(f"flows.{self._module}") if self.name == "sweep" else None
+        return content if module is None else dict(module.resolved(content))
+
     @property
     def body(self) -> Any:
         """What the flow does in a context, with a recipe."""
@@ -54,6 +59,7 @@ AUDITS = {
         Audit("self-influence", "Which training examples does a classifier lean on itself for?"),
         Audit("forgetting", "Has a model used, or forgotten, this data set?"),
         Audit("exposure", "How many bits has a sequence model given away of a secret in its training text?"),
+        Audit("sweep", "How do many audits compare: by epochs, regularisation, architecture, seed, or audit?"),
     )
 }
 

@@ -29,7 +29,7 @@ from memlib.specs import Resources
 from memlib.store import Store
 from memlib.tables import PUBLISHED
 
-AuditName = Literal["deja-vu", "unique-feature", "self-influence", "forgetting", "exposure"]
+AuditName = Literal["deja-vu", "unique-feature", "self-influence", "forgetting", "exposure", "sweep"]
 SetOption = Annotated[Sequence[str], Parameter(name="--set", negative="")]
 ForceOption = Annotated[Sequence[str], Parameter(name="--force-stage", negative="")]
 
@@ -71,6 +71,7 @@ def run(
         self-influence: which training examples does a classifier lean on itself for?
         forgetting: has a model used, or forgotten, this data set?
         exposure: how many bits has a model of text given away of a secret that it was trained on?
+        sweep: many audits, as a grid or a list, compared.
     recipe
         The name of a shipped recipe (see `memlib recipes`) or the path of a YAML file.
     set_
@@ -95,7 +96,7 @@ def _asked(audit: str, recipe: str, settings: Sequence[str]) -> tuple[dict[str, 
     named = audit_of(str(content.get("audit", audit)))
     if named != audit:
         raise UserError(f"recipe {recipe} is for the {named} audit, not {audit}")
-    return content, machines
+    return AUDITS[audit].read(content), machines
 
 
 def _carry_out(
@@ -108,7 +109,6 @@ def _carry_out(
     force: Sequence[str] = (),
     as_json: bool = False,
 ) -> None:
-    _quiet_prefect()
     _log_as_asked()
     with _server_starting():
         spec = validate(AUDITS[audit].recipe, content)
@@ -158,7 +158,6 @@ def plan(
     json_
         Print the plan as JSON.
     """
-    _quiet_prefect()
     content, machines = _asked(audit, recipe, set_)
     spec, resources = validate(AUDITS[audit].recipe, content), validate(Resources, machines)
     from flows.running import check_stages
@@ -345,6 +344,7 @@ def _interrupt(*_: object) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; a user's mistake or an expected fault ends in one or two lines and status 2."""
     signal.signal(signal.SIGTERM, _interrupt)
+    _quiet_prefect()
     warnings.filterwarnings("ignore", module=r"torch\b")  # they speak to developers, between our own lines
     try:
         app(arguments)

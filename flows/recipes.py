@@ -67,12 +67,17 @@ def _read(name_or_file: str, seen: tuple[str, ...]) -> dict[str, Any]:
     content = _yaml(text, str(path))
     if not isinstance(content, dict):
         raise UserError(f"{path} does not hold a recipe (a YAML mapping)")
+    for naming in (content, *(cell for cell in content.get("cells") or () if isinstance(cell, dict))):
+        if isinstance(naming.get("recipe"), str):
+            naming["recipe"] = _beside(path, naming["recipe"])
     base = content.pop("extends", None)
-    if base is None:
-        return content
-    beside = path.parent / str(base)  # a file is meant relative to the one that names it
-    named = str(beside) if str(base) not in known and beside.is_file() else str(base)
-    return merged(_read(named, (*seen, name_or_file)), content)
+    return content if base is None else merged(_read(_beside(path, str(base)), (*seen, name_or_file)), content)
+
+
+def _beside(path: Path, named: str) -> str:
+    """A recipe that another one names: a file is meant relative to the one that names it."""
+    beside = path.parent / named
+    return str(beside) if named not in shipped_recipes() and beside.is_file() else named
 
 
 def _yaml(text: str, where: str) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from flows.audits import Audit
 from flows.requests import announced
-from memlib.errors import MissingArtifact, RunError, UserError
+from memlib.errors import RunError, UserError
 from memlib.planning import Plan
 from memlib.specs import Resources, Spec
 from memlib.store import Store
@@ -64,12 +64,10 @@ def sharing(shared: Shared) -> Iterator[None]:
 def plan(audit: Audit, recipe: Spec, store: str, resources: Resources, *, force: Sequence[str] = ()) -> Plan:
     """What an audit would do: its flow, run without computing anything, as far as that can be known."""
     opened = Store(store)
-    found = Plan(opened, audit.stages)
+    found = Plan(opened)
     context = Context(opened, resources, quiet=True, forced=frozenset(force), plan=found)
-    try:
+    with found.following(audit.stages):
         audit.body(context, recipe)
-    except MissingArtifact as missing:
-        found.stop_at(missing)
     return found
 
 

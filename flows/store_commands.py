@@ -193,9 +193,8 @@ def print_plan(found: Plan) -> None:
         counts = (str(len(parts)), str(len(parts) - len(todo)), str(len(todo)))
         table.add_row(stage, key, *counts, cost)
     console.print(table)
-    if found.blocked is not None:
-        later = ", ".join(found.open_stages) or "the rest"
-        console.print(f"not known before {found.blocked.stage} {found.blocked.key[:12]} is there: {later}", soft_wrap=True)
+    for ref, later in found.blocked.items():
+        console.print(f"not known before {ref.stage} {ref.key[:12]} is there: {', '.join(later)}", soft_wrap=True)
     if unknown and not total:
         console.print("no estimate of cost: this store has nothing alike yet")
         return
@@ -377,7 +376,8 @@ def print_run(manifest: dict[str, Any], *, whole: bool = False) -> None:
     console.print(table)
     done = f"{len(manifest['computed'])} stages computed, {len(manifest['reused'])} reused, {manifest['seconds']:.0f} s"
     console.print(f"\nrun {manifest['run']}: {done}")
-    console.print(f"results {manifest['results']['summary']}", soft_wrap=True)
+    results = manifest["results"].get("summary") or next(iter(manifest["results"].values()))
+    console.print(f"results {results}", soft_wrap=True)
     console.print(f"report  {manifest['report']}", soft_wrap=True)
 
 

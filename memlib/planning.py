@@ -1,7 +1,8 @@
 """What a run would do: every stage with its key, whether it is there, and what it may cost."""
 
+import contextlib
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,37 +60,34 @@ class Plan:
     """What a flow would do, noted while it runs without computing anything.
 
     Attributes:
-        stages: names of the stages that the flow can have, in order.
         parts: what was found so far, each artifact once.
-        blocked: the artifact without which nothing more can be said.
+        blocked: artifacts without which nothing more can be said, and the stages that come after.
     """
 
     store: Store
-    stages: tuple[str, ...]
     parts: dict[Ref, Planned] = field(default_factory=dict)
-    blocked: Ref | None = None
+    blocked: dict[Ref, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._costs = Costs(self.store)
+        self._seen: set[str] = set()
 
     def note(self, ref: Ref, spec: Any, units: float, *, forced: bool = False) -> None:
         """Adds a part of a stage."""
+        self._seen.add(ref.stage)
         if ref not in self.parts:
             hit = self.store.has(ref) and not forced
             self.parts[ref] = Planned(ref, hit, None if hit else self._costs.estimate(ref.stage, spec, units))
 
-    def stop_at(self, missing: MissingArtifact) -> None:
-        """Notes that the flow needs what is not there yet."""
-        self.blocked = missing.ref
-
-    @property
-    def open_stages(self) -> list[str]:
-        """Stages of which nothing is known yet."""
-        if self.blocked is None:
-            return []
-        seen = {ref.stage for ref in self.parts}
-        reached = max((n for n, stage in enumerate(self.stages) if stage in seen), default=-1)
-        return list(self.stages[reached + 1 :])
+    @contextlib.contextmanager
+    def following(self, stages: Sequence[str]) -> Iterator[None]:
+        """Follows one flow, whose stages these are in order, to its end or to what it cannot do without."""
+        self._seen = set()
+        try:
+            yield
+        except MissingArtifact as missing:
+            reached = max((n for n, stage in enumerate(stages) if stage in self._seen), default=-1)
+            self.blocked[missing.ref] = tuple(stages[reached + 1 :])
 
     def by_stage(self) -> Iterator[tuple[str, list[Planned]]]:
         """The parts of every stage, in order of their first appearance."""
@@ -102,5 +100,4 @@ class Plan:
             {"stage": part.ref.stage, "key": part.ref.key, "hit": part.hit, "seconds": part.seconds}
             for part in self.parts.values()
         ]
-        blocked = None if self.blocked is None else str(self.blocked)
-        return {"parts": parts, "blocked_by": blocked, "open_stages": self.open_stages}
+        return {"parts": parts, "blocked": {str(ref): list(stages) for ref, stages in self.blocked.items()}}

@@ -22,10 +22,15 @@ def changed(spec: Changed, changes: Mapping[str, Any]) -> Changed:
     """A copy of a spec with some keys changed, validated; keys may be dotted (training.patience)."""
     content = spec.model_dump(mode="json")
     for key, value in changes.items():
-        for name in reversed(key.split(".")):
-            value = {name: value}
-        content = merged(content, value)
+        content = merged(content, nested(key, value))
     return type(spec).model_validate(content)
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    """A value under a dotted key, as mappings in one another."""
+    for name in reversed(key.split(".")):
+        value = {name: value}
+    return dict(value)
 
 
 def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:

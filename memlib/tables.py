@@ -337,6 +337,22 @@ EXTRACTION = Table(
     keys=("variant", "seed", "canary", "known", "search"),
 )
 
+SWEEP = Table(
+    name="sweep",
+    version=1,
+    meaning="The findings of all cells of a sweep; a cell that broke has one row without a metric.",
+    columns=(
+        Column("cell", _TEXT, "", "the cell's name"),
+        Column("cell_audit", _TEXT, "", "the audit that it is"),
+        Column("cell_run", _TEXT, "", "its run, whose own tables hold the rest; null when it broke"),
+        Column("changes", _TEXT, "JSON", "what sets it apart, by dotted key of the recipe"),
+        Column("state", _TEXT, "", "completed or failed"),
+        Column("problem", _TEXT, "", "why it failed"),
+        *SUMMARY.columns,
+    ),
+    keys=("cell", "metric", "params"),
+)
+
 PUBLISHED: Mapping[str, Mapping[str, Table]] = {
     "summary": {"": SUMMARY},
     "curves": {"": CURVES},
@@ -349,6 +365,7 @@ PUBLISHED: Mapping[str, Mapping[str, Table]] = {
     },
     "extractions": {"exposure": EXTRACTION},
     "examples": {"forgetting": FORGETTING_EXAMPLES},
+    "sweep": {"sweep": SWEEP},
 }
 """Tables below results/, by name and audit ("" where all audits share one)."""
 

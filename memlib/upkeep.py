@@ -22,7 +22,8 @@ class Garbage:
     Attributes:
         kind: artifact: committed, but of no kept run; attempt: files that no manifest names; resume: the state of an
             unfinished stage; ray: Ray's notes of an attempt at training; log: what a worker printed while it made an
-            artifact that is gone, or failed; request: what was asked for and never ended; status: how far it was; run: results and report of a run that is not kept.
+            artifact that is gone, or failed; request: what was asked for and never ended; status: how far that was;
+            run: results and report of a run that is not kept.
         path: below the store's root.
         size: bytes.
     """

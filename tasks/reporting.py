@@ -77,7 +77,7 @@ def publish(
             "results": results,
             "report": pages[REPORT_FILE],
             "artifacts": dict(artifacts),
-            "history": _history(context, run),
+            "history": run_history(context, run),
             "computed": context.computed,
             "reused": context.reused,
             "seconds": round(time.time() - context.started, 1),
@@ -91,7 +91,7 @@ def publish(
     return manifest
 
 
-def _history(context: Context, run: str) -> list[dict[str, Any]]:
+def run_history(context: Context, run: str) -> list[dict[str, Any]]:
     """Who ran it when, the first time first: a run that is found finished is still noted."""
     before = context.store.published(f"runs/{run}/{MANIFEST}")
     entries: list[dict[str, Any]] = json.loads(before).get("history", []) if before else []

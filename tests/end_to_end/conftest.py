@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from harness import RECIPE, Memlib, kill_leftovers, prefect_server, resume_step, wait_for
+from swift_server import SwiftServer, install
 
 
 @pytest.fixture(scope="session")
@@ -52,3 +53,15 @@ def started(standalone: Memlib, tmp_path: Path) -> Iterator[Callable[..., tuple[
     yield start
     for process in running:
         kill_leftovers(process)
+
+
+@pytest.fixture(scope="session")
+def swift(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SwiftServer]:
+    """A real S3 server; it is installed once for a checkout."""
+    tools = Path(os.environ.get("MEMLIB_TEST_TOOLS", Path(__file__).parents[2] / ".venv" / "tools"))
+    server = SwiftServer(tmp_path_factory.mktemp("swift"), install(tools / "swift"))
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()

@@ -1,0 +1,192 @@
+"""A sweep: many audits as one run, what they share computed once, a broken cell named and the others finished."""
+
+import contextvars
+import json
+import logging
+import platform
+import tempfile
+import time
+from collections.abc import Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+from prefect import flow
+from prefect.artifacts import create_table_artifact
+from prefect.context import FlowRunContext
+
+import memlib
+from flows.audits import AUDITS, Audit, audit_of
+from flows.recipes import load_recipe, validate
+from flows.running import carry_out, sharing
+from memlib.audits.sweep import Outcome, Recipe, content_of, score, summarize
+from memlib.errors import RunError, UserError
+from memlib.identity import content_key
+from memlib.report.page import render
+from memlib.report.sweep import build_page
+from memlib.specs import Resources, Spec
+from memlib.store import MANIFEST
+from memlib.tables import SWEEP, write_table
+from tasks.cluster import stop_ray
+from tasks.reporting import ARTIFACT_ROWS, REPORT_FILE, RUN_LENGTH, run_history
+from tasks.runtime import Context
+
+STAGES: tuple[str, ...] = ()
+log = logging.getLogger("memlib")
+
+
+@flow(name="sweep", validate_parameters=True)
+def sweep(
+    recipe: Recipe, store: str, resources: Resources = Resources(), quiet: bool = False, force: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Runs the cells of a sweep and compares them.
+
+    Args:
+        recipe: grid, cells, and what they start from.
+        store: folder or s3:// prefix for artifacts, results and reports.
+        resources: machines; changes no result.
+        quiet: no progress.
+        force: stages that are computed again, though they are there.
+
+    Returns:
+        the sweep's manifest; those of its cells are runs of their own.
+
+    Raises:
+        RunError: naming the cells that broke, after all others have ended and the comparison is published.
+    """
+    return carry_out("sweep", audit, recipe, store, resources, quiet=quiet, force=force)
+
+
+def audit(context: Context, recipe: Recipe) -> dict[str, Any]:
+    """The cells and their comparison; returns the sweep's manifest."""
+    cells = cells_of(recipe)
+    if context.plan is not None:
+        for audit, spec, _ in cells.values():
+            with context.plan.following(audit.stages):
+                audit.body(context, spec)
+        return {}
+    outcomes = _carry_out_cells(context, recipe, cells)
+    manifest = _publish(context, recipe, [outcomes[name] for name in cells])
+    broken = [outcome for outcome in outcomes.values() if outcome.run is None]
+    if broken:
+        named = "; ".join(f"{outcome.cell}: {outcome.problem}" for outcome in broken[:3])
+        more = f"; and {len(broken) - 3} more" if len(broken) > 3 else ""
+        raise RunError(
+            f"{len(broken)} of {len(cells)} cells broke ({named}{more}); the others are compared in {manifest['report']}. "
+            "Run the same command again to do just those"
+        )
+    return manifest
+
+
+def resolved(content: dict[str, Any]) -> dict[str, Any]:
+    """A sweep's recipe with the recipes that it names read from their files, so that it means the same everywhere."""
+
+    def read(named: Any) -> Any:
+        return load_recipe(named)[0] if isinstance(named, str) else named
+
+    found = {**content, "recipe": read(content["recipe"])} if "recipe" in content else dict(content)
+    if isinstance(content.get("cells"), list):
+        found["cells"] = [
+            {"name": cell["recipe"] if isinstance(cell["recipe"], str) and not cell.get("set") else "", **cell,
+             "recipe": read(cell["recipe"])}
+            if isinstance(cell, dict) and "recipe" in cell else cell
+            for cell in content["cells"]
+        ]  # fmt: skip
+    return found
+
+
+def cells_of(recipe: Recipe) -> dict[str, tuple[Audit, Spec, dict[str, Any]]]:
+    """Audit, recipe and changes of every cell by name; what cannot run is refused before anything does.
+
+    Raises:
+        UserError: naming the cell.
+    """
+    found: dict[str, tuple[Audit, Spec, dict[str, Any]]] = {}
+    try:
+        changes = recipe.changes()
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    for name, base, change in changes:
+        content = content_of(load_recipe(base)[0] if isinstance(base, str) else base, change)
+        audit = AUDITS.get(audit_of(str(content.get("audit", ""))))
+        if audit is None or audit.name == "sweep":
+            raise UserError(f"cell {name}: {content.get('audit')!r} is no audit")
+        try:
+            found[name] = (audit, validate(audit.recipe, content), change)
+        except UserError as error:
+            raise UserError(f"cell {name}: {error}") from error
+    return found
+
+
+def _carry_out_cells(
+    context: Context, recipe: Recipe, cells: Mapping[str, tuple[Audit, Spec, dict[str, Any]]]
+) -> dict[str, Outcome]:
+    done: dict[str, Outcome] = {}
+    pool = ThreadPoolExecutor(recipe.concurrent_cells)
+    with context.counter("cells") as progress, sharing(context.shared):
+        running: dict[Future[Outcome], str] = {}
+        for name, (audit, spec, changes) in cells.items():
+            here = contextvars.copy_context()  # so that a cell is a sub-flow of the sweep, and takes its turns with others
+            running[pool.submit(here.run, _cell, context, name, audit, spec, changes)] = name
+        try:
+            while running:
+                ended, _ = wait(running, return_when=FIRST_COMPLETED)
+                done |= {running.pop(future): future.result() for future in ended}
+                progress(len(done), len(cells))
+        except BaseException:
+            stop_ray()  # what the cells wait for
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    pool.shutdown()
+    return done
+
+
+def _cell(context: Context, name: str, audit: Audit, spec: Spec, changes: dict[str, Any]) -> Outcome:
+    """A cell's audit; whatever goes wrong in it is its own."""
+    kind = str(getattr(spec, "audit", ""))
+    try:
+        forced = tuple(context.forced & {stage.rpartition("/")[2] for stage in audit.stages})
+        run = audit.flow(spec, context.store.uri, context.resources, True, forced)
+    except (UserError, RunError, OSError) as error:
+        return Outcome(name, kind, changes, None, str(error))
+    except Exception as error:
+        log.exception("cell %s", name)
+        return Outcome(name, kind, changes, None, f"{type(error).__name__}: {error}")
+    return Outcome(name, kind, changes, run)
+
+
+def _publish(context: Context, recipe: Recipe, outcomes: list[Outcome]) -> dict[str, Any]:
+    """The comparison: a table below results/, a page and the sweep's manifest below runs/."""
+    store = context.store
+    done = [outcome.run for outcome in outcomes if outcome.run is not None]
+    spec = recipe.model_dump(mode="json", exclude={"concurrent_cells"})
+    run = content_key("sweep", version=1, spec=spec, inputs={})[:RUN_LENGTH]
+    with tempfile.TemporaryDirectory(prefix="memlib-sweep-") as scratch:
+        folder = Path(scratch)
+        metadata = {"memlib.run": run, "memlib.software": memlib.__version__}
+        write_table(score(outcomes), SWEEP, folder / "sweep.parquet", metadata=metadata)
+        path = f"results/table=sweep/audit=sweep/run={run}/part-0.parquet"
+        results = {"sweep": store.publish(path, folder / "sweep.parquet")}
+        (folder / "page").mkdir()
+        (folder / "page" / REPORT_FILE).write_text(render(build_page(recipe, run, outcomes, folder / "page")))
+        pages = {
+            file.name: store.publish(f"runs/{run}/{file.name}", file, secret=True)
+            for file in sorted((folder / "page").iterdir())
+        }
+        manifest = {
+            "run": run, "audit": "sweep", "title": recipe.title, "recipe": recipe.model_dump(mode="json"),
+            "findings": summarize(outcomes), "results": results, "report": pages[REPORT_FILE],
+            "cells": {o.cell: o.run["run"] if o.run is not None else None for o in outcomes},
+            "problems": {o.cell: o.problem for o in outcomes if o.run is None},
+            "artifacts": {f"{o.cell}: {name}": ref for o in outcomes if o.run for name, ref in o.run["artifacts"].items()},
+            "computed": sorted({ref for cell in done for ref in cell["computed"]}),
+            "reused": sorted({ref for cell in done for ref in cell["reused"]}),
+            "history": run_history(context, run), "seconds": round(time.time() - context.started, 1),
+            "finished": time.time(), "software": {"memlib": memlib.__version__, "python": platform.python_version()},
+        }  # fmt: skip
+        (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
+        store.publish(f"runs/{run}/{MANIFEST}", folder / MANIFEST)
+    if FlowRunContext.get() is not None:
+        rows = [{"cell": o.cell, "run": o.run["run"] if o.run else None, "problem": o.problem} for o in outcomes]
+        create_table_artifact(table=rows[:ARTIFACT_ROWS], key=f"sweep-{run}-cells", description=recipe.title)
+    return manifest

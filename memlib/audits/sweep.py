@@ -1,0 +1,144 @@
+"""Many audits as one: the cells of a grid, a list of recipes, or both, and their findings side by side.
+
+A sweep asks nothing of its own. Each cell is an audit with a run, results and a report; the sweep's table and page
+compare them.
+"""
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+from pydantic import Field, model_validator
+
+from memlib.specs import Spec, merged, nested
+from memlib.tables import SWEEP, summary_row
+
+MOST_CELLS = 10_000
+
+
+class CellSpec(Spec):
+    """A cell of a sweep that stands in no grid."""
+
+    name: str = ""
+    """What it is called; by default its changes, or its recipe."""
+    recipe: str | Mapping[str, Any] | None = None
+    """A shipped recipe's name, a file, or the recipe itself; by default the sweep's. May be of any audit."""
+    set: Mapping[str, Any] = {}
+    """What differs in it, by dotted key: {training.epochs: 50}."""
+
+
+class Recipe(Spec):
+    """A sweep of audits."""
+
+    audit: Literal["sweep"] = "sweep"
+    title: str = "Sweep"
+    """Shown on the report."""
+    recipe: str | Mapping[str, Any] | None = None
+    """What the cells start from: a shipped recipe's name, a file, or the recipe itself."""
+    set: Mapping[str, Any] = {}
+    """What differs from that in every cell, by dotted key."""
+    grid: Mapping[str, tuple[Any, ...]] = {}
+    """Dotted keys and their values; every combination is a cell: {training.epochs: [10, 50], training.seed: [0, 1, 2]}."""
+    cells: tuple[CellSpec, ...] = ()
+    """Further cells, one by one."""
+    concurrent_cells: int = Field(default=2, ge=1)
+    """Cells under way at a time; of each stage only one, so that what cells share is computed once."""
+
+    @model_validator(mode="after")
+    def _cells_have_something(self) -> "Recipe":
+        if not self.grid and not self.cells:
+            raise ValueError("a sweep needs a grid or cells")
+        if self.recipe is None and (self.grid or any(cell.recipe is None for cell in self.cells)):
+            raise ValueError("a sweep needs a recipe to start from, unless every cell has its own")
+        empty = [key for key, values in self.grid.items() if not values]
+        if empty:
+            raise ValueError(f"grid.{empty[0]} has no values")
+        return self
+
+    def changes(self) -> list[tuple[str, str | Mapping[str, Any], dict[str, Any]]]:
+        """(name, recipe, changes by dotted key) of every cell.
+
+        Raises:
+            ValueError: when two cells have one name.
+        """
+        found = []
+        if self.grid:
+            assert self.recipe is not None
+            for values in itertools.product(*self.grid.values()):
+                change = dict(zip(self.grid, values, strict=True))
+                telling = {key: value for key, value in change.items() if len(self.grid[key]) > 1}
+                found.append((in_words(telling or change), self.recipe, {**self.set, **change}))
+        for cell in self.cells:
+            base = cell.recipe if cell.recipe is not None else self.recipe
+            assert base is not None
+            name = cell.name or in_words(cell.set) or (base if isinstance(base, str) else str(base.get("title", "cell")))
+            found.append((name, base, {**self.set, **cell.set}))
+        names = [name for name, _, _ in found]
+        twice = [name for name in names if names.count(name) > 1] if len(names) <= MOST_CELLS else [f"{len(names)} cells"]
+        if twice:
+            raise ValueError(f"more than one cell is called {twice[0]!r}; give them a name each")
+        return found
+
+
+def in_words(change: Mapping[str, Any]) -> str:
+    """Changes as a cell's name; the shortest endings of keys that tell them apart."""
+    return " ".join(f"{key.rpartition('.')[2]}={json.dumps(value).strip(chr(34))}" for key, value in change.items())
+
+
+def content_of(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe with changes by dotted key."""
+    content = dict(base)
+    for key, value in change.items():
+        content = merged(content, nested(key, value))
+    return content
+
+
+def in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
+    """Whether a finding with these params is shown in brief: every cell's headline is."""
+    return True
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a cell.
+
+    Attributes:
+        cell: its name.
+        audit: of its recipe.
+        changes: what sets it apart, by dotted key.
+        run: its run's manifest, None when it did not end well.
+        problem: why not.
+    """
+
+    cell: str
+    audit: str
+    changes: Mapping[str, Any]
+    run: Mapping[str, Any] | None
+    problem: str = ""
+
+
+def score(outcomes: Sequence[Outcome]) -> pa.Table:
+    """tables.SWEEP: every finding of every cell; a broken cell has one row without a metric."""
+    rows = []
+    for outcome in outcomes:
+        row = {"cell": outcome.cell, "cell_audit": outcome.audit, "changes": json.dumps(outcome.changes, sort_keys=True)}
+        if outcome.run is None:
+            rows.append({**row, "state": "failed", "problem": outcome.problem})
+            continue
+        for finding in outcome.run["findings"]:
+            rows.append({**row, "state": "completed", "cell_run": outcome.run["run"], **finding})
+    return pa.Table.from_pylist(rows, schema=SWEEP.arrow)
+
+
+def summarize(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """The headline of every cell, after the number of cells that ended well."""
+    done = [outcome for outcome in outcomes if outcome.run is not None]
+    rows = [summary_row("cells_completed", {}, float(len(done)), None, n=len(outcomes))]
+    for outcome in done:
+        assert outcome.run is not None
+        first = outcome.run["findings"][0]
+        rows.append({**first, "params": json.dumps({"cell": outcome.cell} | json.loads(first["params"]), sort_keys=True)})
+    return rows

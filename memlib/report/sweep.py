@@ -1,0 +1,100 @@
+"""What a sweep's page says and shows: its cells side by side."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from memlib.audits.sweep import Outcome, Recipe
+from memlib.report.figures import INK, MUTED, TARGET, new_figure, save_figure
+from memlib.report.page import Page, Section, TableView
+
+MOST_METRICS = 6  # columns that fit beside the cells
+
+
+def build_page(recipe: Recipe, run: str, outcomes: Sequence[Outcome], folder: Path) -> Page:
+    """The page of a sweep; figures also go to `folder` as SVG and PNG.
+
+    Args:
+        recipe: what was asked for.
+        run: the sweep's id.
+        outcomes: what became of each cell.
+        folder: gets the figures.
+    """
+    done = [outcome for outcome in outcomes if outcome.run is not None]
+    broken = [outcome for outcome in outcomes if outcome.run is None]
+    sections = [_headlines(metric, cells, folder, n) for n, (metric, cells) in enumerate(_by_headline(done).items())]
+    sections += [_audit(audit, [o for o in done if o.audit == audit]) for audit in dict.fromkeys(o.audit for o in done)]
+    if broken:
+        rows = [(outcome.cell, outcome.problem) for outcome in broken]
+        text = "Run the sweep again: only these are computed."
+        sections.insert(0, Section("Broken cells", [text], table=TableView(("cell", "problem"), rows)))
+    named = ", ".join(outcome.cell for outcome in broken)
+    lead = "Every cell is an audit with a run and a report of its own; here they are compared."
+    return Page(
+        title=recipe.title,
+        audit="sweep of",
+        run=run,
+        verdict=f"{len(done)} of {len(outcomes)} cells ended well." if broken else f"All {len(outcomes)} cells ended well.",
+        verdict_kind="odd",
+        lead=f"Broken: {named}." if broken else lead,
+        numbers=[(str(len(outcomes)), "cells", ""), (str(len({o.run["run"] for o in done if o.run})), "runs", "")],
+        sections=sections,
+    )
+
+
+def _by_headline(done: Sequence[Outcome]) -> dict[str, list[Outcome]]:
+    found: dict[str, list[Outcome]] = {}
+    for outcome in done:
+        assert outcome.run is not None
+        found.setdefault(outcome.run["findings"][0]["metric"], []).append(outcome)
+    return found
+
+
+def _headlines(metric: str, outcomes: Sequence[Outcome], folder: Path, number: int) -> Section:
+    """A dot and an interval a cell."""
+    figure = new_figure(height=max(1.6, 0.8 + 0.28 * len(outcomes)))
+    axes = figure.axes[0]
+    for place, outcome in enumerate(outcomes):
+        assert outcome.run is not None
+        row = outcome.run["findings"][0]
+        if row["ci_low"] is not None:
+            axes.plot([row["ci_low"], row["ci_high"]], [place, place], color=MUTED, linewidth=2)
+        axes.plot(row["value"], place, "o", color=TARGET if row["verdict"] == "above_null" else INK)
+    nulls = {o.run["findings"][0]["null_value"] for o in outcomes if o.run is not None} - {None}
+    for null in nulls:
+        axes.axvline(null, color=MUTED, linestyle="--", linewidth=1)
+    axes.set_yticks(range(len(outcomes)), [outcome.cell for outcome in outcomes])
+    axes.invert_yaxis()
+    axes.set_xlabel(metric)
+    caption = "Each cell's headline with its 95 % interval; dashed: nothing memorized; red: the interval lies above that."
+    return Section(f"{metric} by cell", svg=save_figure(figure, folder, f"sweep_{number}"), figure_caption=caption)
+
+
+def _audit(audit: str, outcomes: Sequence[Outcome]) -> Section:
+    """A row a cell, a column a metric at the setting of its headline; the other findings are in the table of results."""
+    first = outcomes[0].run
+    assert first is not None
+    metrics = list(dict.fromkeys(row["metric"] for row in first["findings"]))[:MOST_METRICS]
+    rows = []
+    for outcome in outcomes:
+        assert outcome.run is not None
+        cells = [_cell(outcome.run, metric) for metric in metrics]
+        rows.append((outcome.cell, outcome.run["run"], *cells, f"{outcome.run['seconds']:.0f}"))
+    changes = [(o.cell, json.dumps(dict(o.changes), sort_keys=True)) for o in outcomes]
+    text = f"The cells that are {audit.replace('_', ' ')} audits: the first finding of each metric, with its 95 % interval."
+    return Section(
+        f"{audit.replace('_', ' ')}: findings",
+        [text],
+        table=TableView(("cell", "run", *metrics, "seconds"), rows),
+        details=TableView(("cell", "changes"), changes),
+        details_title="What sets the cells apart",
+    )
+
+
+def _cell(run: Mapping[str, Any], metric: str) -> str:
+    row = next((row for row in run["findings"] if row["metric"] == metric), None)
+    if row is None:
+        return ""
+    interval = "" if row["ci_low"] is None else f" ({row['ci_low']:.3g} to {row['ci_high']:.3g})"
+    return f"{row['value']:.3g}{interval}"

@@ -1,0 +1,197 @@
+"""A real S3 server on loopback, which moto is not: OpenStack Swift with its S3 interface.
+
+It checks signatures, keeps its promises on disk, and can be killed hard and started again with the data it had.
+"""
+
+import fcntl
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import botocore.session
+import pytest
+
+SWIFT = "swift==2.38.3"
+PARTS = ("account", "container", "object")
+KEY, SECRET = "memlib:u", "secret-of-the-tests"
+SWIFT_CONF = """
+[swift-hash]
+swift_hash_path_suffix = tests
+[storage-policy:0]
+name = only
+default = yes
+"""
+STORAGE_CONF = """
+[DEFAULT]
+bind_ip = 127.0.0.1
+bind_port = {port}
+workers = 0
+swift_dir = {folder}
+devices = {folder}/devices
+mount_check = false
+disable_fallocate = true
+log_level = WARNING
+[pipeline:main]
+pipeline = {part}-server
+[app:{part}-server]
+use = egg:swift#{part}
+"""
+PROXY_CONF = f"""
+[DEFAULT]
+bind_ip = 127.0.0.1
+bind_port = {{port}}
+workers = 0
+swift_dir = {{folder}}
+log_level = WARNING
+[pipeline:main]
+pipeline = catch_errors gatekeeper healthcheck proxy_logging listing_formats bulk s3api tempauth slo dlo versioned_writes symlink proxy_logging proxy-server
+[app:proxy-server]
+use = egg:swift#proxy
+account_autocreate = true
+[filter:s3api]
+use = egg:swift#s3api
+location = us-east-1
+min_segment_size = 5242880
+[filter:tempauth]
+use = egg:swift#tempauth
+user_{KEY.replace(":", "_")} = {SECRET} .admin
+[filter:catch_errors]
+use = egg:swift#catch_errors
+[filter:gatekeeper]
+use = egg:swift#gatekeeper
+[filter:healthcheck]
+use = egg:swift#healthcheck
+[filter:proxy_logging]
+use = egg:swift#proxy_logging
+[filter:listing_formats]
+use = egg:swift#listing_formats
+[filter:bulk]
+use = egg:swift#bulk
+[filter:slo]
+use = egg:swift#slo
+[filter:dlo]
+use = egg:swift#dlo
+[filter:versioned_writes]
+use = egg:swift#versioned_writes
+[filter:symlink]
+use = egg:swift#symlink
+"""
+
+
+def install(folder: Path) -> Path:
+    """Makes a virtual environment with Swift in `folder`, once; returns the folder of its programs."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(folder.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another session may be at it
+        done = folder / SWIFT
+        if not done.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, capture_output=True)
+            command = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--retries", "1"]
+            pip = subprocess.run([*command, SWIFT, "setuptools<81"], capture_output=True, text=True)
+            if "from versions: none" in pip.stderr or "Retrying (" in pip.stderr:
+                pytest.skip(f"pip cannot get {SWIFT} from PyPI: {pip.stderr.strip().splitlines()[-1]}")
+            assert pip.returncode == 0, pip.stderr
+            done.touch()
+    return folder / "bin"
+
+
+def free_ports(number: int) -> list[int]:
+    """Ports on loopback below those that outgoing connections get: the server comes back to them after a while away."""
+    found: list[int] = []
+    while len(found) < number:
+        port = random.SystemRandom().randrange(15000, 32000)
+        with socket.socket() as free:
+            if port not in found and free.connect_ex(("127.0.0.1", port)) != 0:
+                found.append(port)
+    return found
+
+
+@dataclass
+class SwiftServer:
+    """One account of one user, on one device; `programs` is what `install` returned."""
+
+    folder: Path
+    programs: Path
+    ports: dict[str, int] = field(default_factory=dict)
+    _running: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.ports['proxy']}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL": self.endpoint,
+        }  # fmt: skip
+
+    def start(self) -> None:
+        """Starts the server, on the same ports and data as before if there was a before, and waits until it answers."""
+        if not self.ports:
+            self._prepare()
+        for part in (*PARTS, "proxy"):
+            self._running.append(self._run(part))
+        end = time.monotonic() + 60
+        while not all(self._answers(part) for part in self.ports):
+            assert all(process.poll() is None for process in self._running), self.log()
+            assert time.monotonic() < end, self.log()
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """Kills the server; what it has acknowledged stays."""
+        for process in reversed(self._running):  # the proxy first: it needs the others for what it has begun
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            time.sleep(0.1)  # the container learns of an object that was written
+        self._running.clear()
+
+    def make_bucket(self, name: str) -> None:
+        names = {"aws_access_key_id": KEY, "aws_secret_access_key": SECRET, "region_name": "us-east-1"}
+        client = botocore.session.get_session().create_client("s3", endpoint_url=self.endpoint, **names)
+        client.create_bucket(Bucket=name)
+
+    def log(self) -> str:
+        return "\n".join(path.read_text() for path in self.folder.glob("*.log"))
+
+    def _prepare(self) -> None:
+        device = self.folder / "devices" / "d1"
+        device.mkdir(parents=True)
+        try:
+            os.setxattr(device, "user.swift.probe", b"1")
+        except (OSError, AttributeError) as error:
+            pytest.skip(f"Swift needs user xattrs, which {device} does not have: {error}")
+        self.ports = dict(zip((*PARTS, "proxy"), free_ports(4), strict=True))
+        (self.folder / "swift.conf").write_text(SWIFT_CONF)
+        for part, port in self.ports.items():
+            text = PROXY_CONF if part == "proxy" else STORAGE_CONF
+            (self.folder / f"{part}.conf").write_text(text.format(port=port, folder=self.folder, part=part))
+        for part in PARTS:
+            ring = [str(self.programs / "swift-ring-builder"), str(self.folder / f"{part}.builder")]
+            where = f"--region 1 --zone 1 --ip 127.0.0.1 --port {self.ports[part]} --device d1 --weight 1"
+            for step in ("create 4 1 1", f"add {where}", "rebalance"):
+                subprocess.run([*ring, *step.split()], check=True, capture_output=True)
+
+    def _run(self, part: str) -> subprocess.Popen[bytes]:
+        command = [str(self.programs / f"swift-{part}-server"), str(self.folder / f"{part}.conf"), "--verbose"]
+        with open(self.folder / f"{part}.log", "ab") as log:
+            return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+
+    def _answers(self, part: str) -> bool:
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{self.ports[part]}/healthcheck", timeout=10)
+        except urllib.error.HTTPError:
+            return True  # only the proxy knows that path
+        except OSError:
+            return False
+        return True

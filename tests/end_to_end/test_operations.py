@@ -1,0 +1,132 @@
+"""What a run would do, how far it is, stages forced, and many audits as one."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from harness import Memlib, newest, published
+
+Finished = tuple[Path, dict[str, Any]]
+
+
+@pytest.fixture
+def copy(finished: Finished, tmp_path: Path) -> Iterator[Path]:
+    """A store in which the tiny audit is finished."""
+    yield Path(shutil.copytree(finished[0], tmp_path / "store"))
+
+
+def plan(memlib: Memlib, store: Path, *options: str) -> dict[str, Any]:
+    done = memlib.call("plan", "deja-vu", "--recipe", str(memlib.recipe), "--store", str(store), "--json", *options)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def misses(found: dict[str, Any]) -> set[str]:
+    return {part["stage"] for part in found["parts"] if not part["hit"]}
+
+
+def test_a_plan_says_what_a_run_then_does(memlib: Memlib, finished: Finished, copy: Path, tmp_path: Path) -> None:
+    files = sorted(path for path in copy.rglob("*"))
+    whole = plan(memlib, copy)
+    assert misses(whole) == set()
+    assert {f"{part['stage']}/{part['key']}" for part in whole["parts"]} == set(finished[1]["computed"])
+    assert misses(plan(memlib, copy, "--force-stage", "embed")) == {"embed"}
+    longer = plan(memlib, copy, "--set", "training.epochs=51")
+    assert misses(longer) == {"train", "embed", "search", "probe", "score", "report"}
+    assert longer["blocked"] == {}
+    costs = {part["stage"]: part["seconds"] for part in longer["parts"] if not part["hit"]}
+    assert costs["train"] > 0.5 * costs["report"] > 0
+    assert sorted(path for path in copy.rglob("*")) == files  # nothing was written
+    empty = plan(memlib, tmp_path / "nothing")
+    assert misses(empty) == {"decode", "split"}
+    assert list(empty["blocked"].values()) == [["train", "embed", "search", "probe", "score", "report"]]
+    assert {part["seconds"] for part in empty["parts"]} == {None}
+    assert not (tmp_path / "nothing").exists()
+    said = memlib.call("plan", "deja-vu", "--recipe", str(memlib.recipe), "--store", str(copy), "--set", "decode.k=[3]")
+    assert "to compute" in said.stdout
+    assert "search" in said.stdout
+
+
+def test_a_forced_stage_is_computed_again_and_nothing_else(memlib: Memlib, finished: Finished, copy: Path) -> None:
+    command = ("run", "deja-vu", "--recipe", str(memlib.recipe), "--store", str(copy), "--force-stage", "score", "--json")
+    done = memlib.call(*command)
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads(done.stdout)
+    assert [ref.split("/")[0] for ref in manifest["computed"]] == ["score"]
+    assert published(copy, newest(copy)).keys() == published(*finished).keys()
+    assert memlib.call(*command[:-2], "nonsense").returncode == 2
+
+
+def test_what_the_stages_took_is_told(memlib: Memlib, finished: Finished) -> None:
+    store, manifest = finished
+    told = memlib.call("status", manifest["run"][:6], "--store", str(store), "--json")
+    stages = {row["stage"]: row for row in json.loads(told.stdout)["stages"]}
+    assert stages["train"]["artifacts"] == 2
+    assert stages["train"]["seconds"] > 0
+    assert stages["embed"]["bytes_in"] > 0
+    assert stages["train"]["units"] == 2 * 60 * 50  # models, examples, epochs
+    worker = json.loads(next(store.glob("artifacts/train/*/manifest.json")).read_text())["facts"]["worker"]
+    assert worker["pid"] > 0
+    assert "train" in memlib.call("status", manifest["run"], "--store", str(store)).stdout
+
+
+def test_a_sweep_finishes_what_it_can_and_names_the_rest(memlib: Memlib, copy: Path, tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(memlib.recipe.read_text())
+    recipe = tmp_path / "sweep.yaml"
+    recipe.write_text(
+        "audit: sweep\ntitle: Neighbours <b>\nrecipe: base.yaml\ngrid: {decode.k: [[3], [5], [100000]]}\n"
+        "cells: [{name: other title, set: {title: other}}]\n"
+    )
+    options = ("--recipe", str(recipe), "--store", str(copy))
+    planned = memlib.call("plan", "sweep", *options, "--json")
+    assert misses(json.loads(planned.stdout)) == {"search", "score", "report"}
+    first = memlib.call("run", "sweep", *options)
+    assert first.returncode == 2
+    assert "1 of 4 cells broke (k=[100000]: decode.k is 100000, but the public set has only" in first.stderr
+    assert "Traceback" not in first.stderr
+    manifest = newest(copy)
+    assert manifest["audit"] == "sweep"
+    assert {ref.split("/")[0] for ref in manifest["computed"]} == {"search", "score", "report"}
+    assert manifest["cells"]["k=[100000]"] is None
+    rows = pq.read_table(manifest["results"]["sweep"], partitioning=None).to_pylist()
+    assert {row["cell"] for row in rows if row["state"] == "failed"} == {"k=[100000]"}
+    headline = [row["value"] for row in rows if row["metric"] == "share_excess" and row["cell"] == "k=[5]"]
+    assert len(headline) >= 1
+    page = Path(manifest["report"]).read_text()
+    assert "Neighbours &lt;b&gt;" in page
+    assert "k=[100000]" in page
+    recipe.write_text(recipe.read_text().replace("[100000]", "[4]"))
+    second = memlib.call("run", "sweep", *options, "--json")
+    assert second.returncode == 0, second.stderr
+    computed = json.loads(second.stdout)["computed"]
+    assert sorted(ref.split("/")[0] for ref in computed) == ["report", "score", "search", "search"]
+    third = memlib.call("run", "sweep", *options, "--json")
+    assert json.loads(third.stdout)["computed"] == []
+    assert "All 4 cells ended well" in Path(json.loads(third.stdout)["report"]).read_text()
+    assert "cells_completed" in memlib.call("runs", "--store", str(copy)).stdout
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        ("audit: sweep", "needs a grid or cells"),
+        ("audit: sweep\ngrid: {training.epochs: [1]}", "needs a recipe to start from"),
+        ("audit: sweep\nrecipe: smoke\ngrid: {training.epochs: []}", "grid.training.epochs has no values"),
+        ("audit: sweep\nrecipe: smoke\ngrid: {training.epoch: [1]}", "cell epoch=1: unknown recipe key training.epoch"),
+        ("audit: sweep\nrecipe: smoke\ncells: [{name: a}, {name: a}]", "more than one cell is called 'a'"),
+        ("audit: sweep\nrecipe: nowhere\ncells: [{name: a}]", "no recipe 'nowhere'"),
+        ("audit: sweep\ncells: [{recipe: {audit: sweep, recipe: smoke, cells: [{}]}}]", "is no audit"),
+    ],
+)
+def test_a_sweep_that_cannot_be_is_refused_before_anything_runs(
+    memlib: Memlib, tmp_path: Path, recipe: str, said: str
+) -> None:
+    (tmp_path / "sweep.yaml").write_text(recipe)
+    done = memlib.call("plan", "sweep", "--recipe", str(tmp_path / "sweep.yaml"), "--store", str(tmp_path / "store"))
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,180 @@
+"""The store and whole audits on a real S3 server, which checks signatures and keeps its own idea of S3 (moto shares boto's)."""
+
+import hashlib
+import json
+import os
+import pickle
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from harness import Memlib, published
+from swift_server import SwiftServer
+from test_unique_feature import MOONS, wrote
+
+from memlib.errors import CorruptArtifact, UserError
+from memlib.store import Ref, Store
+
+pytestmark = pytest.mark.slow
+REF = Ref("decode", "0" * 32)
+
+
+@pytest.fixture
+def bucket(swift: SwiftServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    for name, value in swift.environment.items():
+        monkeypatch.setenv(name, value)
+    fsspec.filesystem("s3").clear_instance_cache()
+    name = f"audits-{uuid.uuid4().hex[:8]}"
+    swift.make_bucket(name)
+    yield f"s3://{name}"
+    fsspec.filesystem("s3").clear_instance_cache()
+
+
+@pytest.fixture
+def store(bucket: str, tmp_path: Path) -> Store:
+    return Store(f"{bucket}/some/prefix", cache=str(tmp_path / "cache"))
+
+
+def test_artifacts_are_committed_once_and_damage_is_found(store: Store, tmp_path: Path) -> None:
+    store.check_writable()
+    assert store.lookup(REF.stage, REF.key) is None
+    with store.write(REF) as slow:
+        slow.path("sub/data.bin").write_bytes(b"slow")
+        with store.write(REF) as fast:
+            fast.path("sub/data.bin").write_bytes(b"fast")
+    other = pickle.loads(pickle.dumps(store))
+    assert other.lookup(REF.stage, REF.key) == REF
+    assert other.local_path(REF, "sub/data.bin").read_bytes() == b"fast"
+    names = [name.rpartition("/")[2] for name in store._fs.find(store._root)]
+    assert sorted(names) == ["data.bin", "manifest.json"]
+    data = next(name for name in store._fs.find(store._root) if name.endswith("data.bin"))
+    store._fs.pipe_file(data, b"FAST")
+    fresh = Store(store.uri, cache=str(tmp_path / "other"))
+    with pytest.raises(CorruptArtifact, match="damaged"):
+        fresh.lookup(REF.stage, REF.key)
+    fresh.discard(REF)
+    assert fresh.lookup(REF.stage, REF.key) is None
+
+
+def test_states_to_resume_from_and_runs(store: Store, tmp_path: Path) -> None:
+    state, copy = tmp_path / "state", tmp_path / "copy"
+    state.mkdir()
+    copy.mkdir()
+    for step in (1, 2, 3):
+        (state / "state.pt").write_bytes(b"%d" % step)
+        store.save_resume("key", step, state)
+    assert store.load_resume("key", copy)
+    assert (copy / "state.pt").read_bytes() == b"3"
+    assert len(store._listing(store._at("resume", "key"))) == 2
+    store.drop_resume("key")
+    assert not store.load_resume("key", copy)
+    (tmp_path / "manifest.json").write_text('{"run": "r", "finished": 1}')
+    uri = store.publish("runs/r/manifest.json", tmp_path / "manifest.json")
+    assert uri == f"{store.uri}/runs/r/manifest.json"
+    assert store.published("runs/r/manifest.json") == b'{"run": "r", "finished": 1}'
+    assert [run["run"] for run in store.runs()] == ["r"]
+
+
+@pytest.mark.parametrize(("size", "parts"), [(60 * 2**20, ""), (101 * 2**20, "-3")], ids=["60 MiB", "101 MiB"])
+def test_large_files_come_back_as_they_were(store: Store, size: int, parts: str) -> None:
+    """s3fs sends what is less than 100 MiB as one, and the rest in parts of 50 MiB; S3 counts them in the ETag."""
+    data = os.urandom(2**20) * (size // 2**20)
+    with store.write(REF) as attempt:
+        attempt.path("large.bin").write_bytes(data)
+    assert store.lookup(REF.stage, REF.key) == REF
+    assert store.problems(REF) == []
+    with open(store.local_path(REF, "large.bin"), "rb") as file:
+        assert hashlib.file_digest(file, "sha256").digest() == hashlib.sha256(data).digest()
+    (remote,) = (name for name in store._fs.find(store._root) if name.endswith("large.bin"))
+    assert store._fs.info(remote)["ETag"].strip('"')[32:] == parts
+
+
+def test_a_stream_of_60_mib_goes_in_parts(store: Store) -> None:
+    data = os.urandom(2**20) * 60
+    with store._fs.open(store._at("stream.bin"), "wb") as file:
+        for start in range(0, len(data), 2**20):
+            file.write(data[start : start + 2**20])
+    assert store._fs.info(store._at("stream.bin"))["ETag"].strip('"')[32:] == "-2"
+    assert hashlib.sha256(store._fs.cat_file(store._at("stream.bin"))).digest() == hashlib.sha256(data).digest()
+
+
+def test_what_was_committed_outlives_the_server(store: Store, swift: SwiftServer, tmp_path: Path) -> None:
+    with store.write(REF) as attempt:
+        attempt.path("data.bin").write_bytes(b"data")
+    endpoint = swift.endpoint
+    swift.stop()
+    swift.start()
+    assert swift.endpoint == endpoint
+    fresh = Store(store.uri, cache=str(tmp_path / "other"))
+    assert fresh.lookup(REF.stage, REF.key) == REF
+    assert fresh.local_path(REF, "data.bin").read_bytes() == b"data"
+
+
+def test_a_wrong_secret_and_a_missing_bucket_are_named(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        UserError, match=r"s3://nowhere/audits cannot be written \(FileNotFoundError: .*bucket does not exist"
+    ):
+        Store("s3://nowhere/audits").check_writable()
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    fsspec.filesystem("s3").clear_instance_cache()
+    with pytest.raises(UserError, match=r"cannot be written \(PermissionError: .*signature"):
+        Store(f"{bucket}/audits").check_writable()
+
+
+def both_runs(uri: str, store: Path, manifest: dict[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[pa.Table, pa.Table]]]:
+    """The manifest on S3 of a run that is in a local store too, and each table: (from S3, from the local store)."""
+    s3 = fsspec.filesystem("s3")
+    remote = json.loads(s3.cat_file(f"{uri}/runs/{manifest['run']}/manifest.json"))
+    theirs, tables = published(store, manifest), {}
+    assert set(remote["results"]) == set(theirs)
+    for name, path in remote["results"].items():
+        with s3.open(path) as file:
+            tables[name] = (pq.ParquetFile(file).read().replace_schema_metadata(), theirs[name])
+    return remote, tables
+
+
+def assert_close(mine: pa.Table, theirs: pa.Table) -> None:
+    """Equal but for rounding: now and then a chunk of nets differs by 1e-7 from run to run, on local stores as well."""
+    assert mine.schema.equals(theirs.schema)
+    for name in theirs.column_names:
+        if pa.types.is_floating(theirs.schema.field(name).type):
+            np.testing.assert_allclose(mine[name].to_numpy(), theirs[name].to_numpy(), rtol=1e-3, atol=1e-6, err_msg=name)
+        else:
+            assert mine[name].equals(theirs[name]), name
+
+
+def audit_on_s3(command: Memlib, uri: str, swift: SwiftServer, *settings: str) -> str:
+    """Runs an audit that must succeed and returns what it said."""
+    process = command.start(uri, *settings, **swift.environment)
+    output, errors = process.communicate(timeout=600)
+    assert process.returncode == 0, errors
+    return output + errors
+
+
+def test_deja_vu_gives_the_same_tables(
+    memlib: Memlib, finished: tuple[Path, dict[str, Any]], bucket: str, swift: SwiftServer
+) -> None:
+    uri = f"{bucket}/here"
+    said = audit_on_s3(memlib, uri, swift, "resources.resume_seconds=5")
+    manifest, tables = both_runs(uri, *finished)
+    for name, (mine, theirs) in tables.items():
+        assert mine.equals(theirs), name
+    assert swift.environment["AWS_SECRET_ACCESS_KEY"] not in json.dumps(manifest) + said
+    assert not [name for name in fsspec.filesystem("s3").find(uri) if "/ray/" in name or "/resume/" in name]
+
+
+def test_unique_feature_gives_the_same_tables(memlib: Memlib, bucket: str, swift: SwiftServer, tmp_path: Path) -> None:
+    tiny = wrote(tmp_path, MOONS, memlib)
+    manifest = tiny.audit(tmp_path / "store")
+    uri = f"{bucket}/here"
+    audit_on_s3(tiny, uri, swift)
+    _, tables = both_runs(uri, tmp_path / "store", manifest)
+    assert set(tables) >= {"summary", "units"}
+    for mine, theirs in tables.values():
+        assert_close(mine, theirs)
