@@ -61,9 +61,12 @@ def audit(context: Context, recipe: Recipe) -> dict[str, Any]:
     """The cells and their comparison; returns the sweep's manifest."""
     cells = cells_of(recipe)
     if context.plan is not None:
-        for audit, spec, _ in cells.values():
-            with context.plan.following(audit.stages):
-                audit.body(context, spec)
+        for name, (audit, spec, _) in cells.items():
+            try:
+                with context.plan.following(audit.stages):
+                    audit.body(context, spec)
+            except (UserError, RunError) as error:
+                context.plan.problems[name] = str(error)
         return {}
     outcomes = _carry_out_cells(context, recipe, cells)
     manifest = _publish(context, recipe, [outcomes[name] for name in cells])

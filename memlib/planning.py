@@ -62,11 +62,13 @@ class Plan:
     Attributes:
         parts: what was found so far, each artifact once.
         blocked: artifacts without which nothing more can be said, and the stages that come after.
+        problems: cells of a sweep that cannot run, and why.
     """
 
     store: Store
     parts: dict[Ref, Planned] = field(default_factory=dict)
     blocked: dict[Ref, tuple[str, ...]] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._costs = Costs(self.store)
@@ -100,4 +102,5 @@ class Plan:
             {"stage": part.ref.stage, "key": part.ref.key, "hit": part.hit, "seconds": part.seconds}
             for part in self.parts.values()
         ]
-        return {"parts": parts, "blocked": {str(ref): list(stages) for ref, stages in self.blocked.items()}}
+        blocked = {str(ref): list(stages) for ref, stages in self.blocked.items()}
+        return {"parts": parts, "blocked": blocked, "problems": self.problems}

@@ -39,7 +39,7 @@ class Recipe(Spec):
     recipe: str | Mapping[str, Any] | None = None
     """What the cells start from: a shipped recipe's name, a file, or the recipe itself."""
     set: Mapping[str, Any] = {}
-    """What differs from that in every cell, by dotted key."""
+    """What differs from that in every cell that starts from it, by dotted key."""
     grid: Mapping[str, tuple[Any, ...]] = {}
     """Dotted keys and their values; every combination is a cell: {training.epochs: [10, 50], training.seed: [0, 1, 2]}."""
     cells: tuple[CellSpec, ...] = ()
@@ -75,7 +75,7 @@ class Recipe(Spec):
             base = cell.recipe if cell.recipe is not None else self.recipe
             assert base is not None
             name = cell.name or in_words(cell.set) or (base if isinstance(base, str) else str(base.get("title", "cell")))
-            found.append((name, base, {**self.set, **cell.set}))
+            found.append((name, base, {**(self.set if cell.recipe is None else {}), **cell.set}))
         names = [name for name, _, _ in found]
         twice = [name for name in names if names.count(name) > 1] if len(names) <= MOST_CELLS else [f"{len(names)} cells"]
         if twice:

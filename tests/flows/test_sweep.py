@@ -1,0 +1,53 @@
+"""Sweeps: their cells, and what cannot be one."""
+
+from pathlib import Path
+
+import pytest
+
+from flows.audits import AUDITS
+from flows.cli import main
+from flows.recipes import load_recipe, validate
+from flows.sweep import cells_of
+from memlib.audits.sweep import Recipe
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        ("audit: sweep", "needs a grid or cells"),
+        ("audit: sweep\ngrid: {training.epochs: [1]}", "needs a recipe to start from"),
+        ("audit: sweep\nrecipe: smoke\ngrid: {training.epochs: []}", "grid.training.epochs has no values"),
+        ("audit: sweep\nrecipe: smoke\ngrid: {training.epoch: [1]}", "cell epoch=1: unknown recipe key training.epoch"),
+        ("audit: sweep\nrecipe: smoke\ncells: [{name: a}, {name: a}]", "more than one cell is called 'a'"),
+        ("audit: sweep\nrecipe: nowhere\ncells: [{name: a}]", "no recipe 'nowhere'"),
+        ("audit: sweep\ncells: [{recipe: {audit: sweep, recipe: smoke, cells: [{}]}}]", "is no audit"),
+    ],
+)
+def test_a_sweep_that_cannot_be_is_refused_before_anything_runs(
+    tmp_path: Path, recipe: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sweep.yaml").write_text(recipe)
+    assert main(["plan", "sweep", "--recipe", str(tmp_path / "sweep.yaml"), "--store", str(tmp_path / "store")]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "store").exists()
+
+
+def test_cells_of_grid_and_list_are_whole_recipes(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("extends: smoke\ntitle: mine")
+    file = tmp_path / "sweep.yaml"
+    file.write_text(
+        "audit: sweep\nrecipe: mine.yaml\nset: {decode.k: [3]}\ngrid: {training.epochs: [1, 2], training.seed: [0, 1]}\n"
+        "cells: [{recipe: forgetting_smoke}, {name: b, set: {title: other}}]"
+    )
+    content = AUDITS["sweep"].read(load_recipe(str(file))[0])
+    recipe = validate(Recipe, content)
+    cells = cells_of(validate(Recipe, recipe.model_dump(mode="json")))  # as a server or a note in the store has it
+    assert list(cells) == [
+        "epochs=1 seed=0", "epochs=1 seed=1", "epochs=2 seed=0", "epochs=2 seed=1", "forgetting_smoke", "b"
+    ]  # fmt: skip
+    audits = [audit.name for audit, _, _ in cells.values()]
+    assert audits == ["deja-vu"] * 4 + ["forgetting", "deja-vu"]
+    _, spec, changes = cells["epochs=2 seed=1"]
+    assert (spec.title, spec.training.epochs, spec.training.seed, spec.decode.k) == ("mine", 2, 1, (3,))
+    assert changes == {"decode.k": [3], "training.epochs": 2, "training.seed": 1}
+    assert cells["b"][1].title == "other"
