@@ -1,0 +1,366 @@
+"""The fault matrix: in every stage of every audit something breaks, and the audit is run again.
+
+`make faults` prints it as a table (docs/reliability.md); `make test-slow` fails where a row does.
+
+- driver: the driver is killed with -9 while it computes the stage.
+- byte, truncated: a byte of the stage's first file is flipped, or its second half is cut off.
+- worker: a Ray worker is killed with -9 in the stage; the run must end well by itself.
+- spare, node: the node that works on the stage is lost, with another one to go on, and without: then the run must say so
+  in time, and a run on a new cluster goes on.
+
+In each case the results must equal those of an undisturbed run, and no artifact that was whole may be computed again.
+"""
+
+import argparse
+import json
+import os
+import queue
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+from harness import RECIPE, Memlib, kill_leftovers, newest, prefect_server, published
+from test_exposure import RECIPE as EXPOSURE
+from test_forgetting import RECIPE as FORGETTING
+from test_unique_feature import MOONS
+
+from flows.audits import AUDITS
+
+SELF_INFLUENCE = """
+audit: self_influence
+title: tiny moons
+data: {source: {kind: two_moons, num_examples: 80}}
+split: {train_per_class: 30}
+model: {architecture: mlp, widths: [16, 16]}
+training:
+  objective: {kind: supervised}
+  epochs: 30
+  batch_size: 5
+  augment: null
+  optimizer: {learning_rate: 0.01, weight_decay: 0, warmup_epochs: 0, schedule: constant}
+influence: {checkpoints: 3}
+"""
+RECIPES = {
+    "deja-vu": RECIPE,
+    "unique-feature": MOONS,
+    "self-influence": SELF_INFLUENCE,
+    "forgetting": FORGETTING,
+    "exposure": EXPOSURE,
+}
+ON_RAY = ("train", "train_nets", "score_nets", "gradient_norms", "outputs", "perplexities", "ranks", "secret/extract")
+FAULTS = ("driver", "byte", "truncated", "worker", "spare", "node")
+ROOM_SECONDS = 15
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of one case."""
+
+    audit: str
+    stage: str
+    fault: str
+    first: str  # how the run ended in which it broke
+    again: str  # how the next one ended
+    whole: int  # artifacts that were whole when it was run again
+    recomputed: int  # of those
+    equal: bool
+    seconds: float
+
+    @property
+    def good(self) -> bool:
+        """Whether all is as promised."""
+        return self.equal and not self.recomputed and self.first != "not hit"
+
+
+class Watched:
+    """A run whose events are seen as they come."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.lines: list[str] = []
+        self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+        threading.Thread(target=lambda: process.stdout and process.stdout.read(), daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+            try:
+                self._events.put(json.loads(line))
+            except ValueError:
+                continue
+        self._events.put(None)
+
+    def wait_for(self, stage: str, event: str = "computing") -> bool:
+        """Waits until the stage says so; False when the run ends before."""
+        while (found := self._events.get(timeout=600)) is not None:
+            if (found.get("stage"), found.get("event")) == (stage, event):
+                return True
+        return False
+
+    def end(self, timeout: float = 600) -> int:
+        """The exit status."""
+        return self.process.wait(timeout)
+
+    @property
+    def said(self) -> str:
+        """Its own lines, without the events."""
+        return "".join(line for line in self.lines if not line.startswith("{"))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A tiny audit, its command, and a folder to break it in."""
+
+    audit: str
+    memlib: Memlib
+    folder: Path
+
+    @cached_property
+    def undisturbed(self) -> tuple[Path, dict[str, Any]]:
+        """Store and manifest of a run that nothing disturbed."""
+        store = self.folder / self.audit / "undisturbed"
+        return store, self.memlib.audit(store)
+
+    @property
+    def stages(self) -> list[str]:
+        """The stages that it has, in order."""
+        made = {ref.rpartition("/")[0] for ref in self.undisturbed[1]["computed"]}
+        return [stage for stage in AUDITS[self.audit].stages if stage in made]
+
+    def before(self, stage: str) -> Path:
+        """A copy of the undisturbed store as it was before a stage."""
+        store = Path(tempfile.mkdtemp(dir=self.folder)) / "store"
+        shutil.copytree(self.undisturbed[0], store)
+        for later in self.stages[self.stages.index(stage) :]:
+            shutil.rmtree(store / "artifacts" / later)
+        for folder in ("runs", "results"):
+            shutil.rmtree(store / folder)
+        return store
+
+    def start(self, store: Path, *settings: str, **environment: str) -> Watched:
+        return Watched(self.memlib.start(store, *settings, MEMLIB_LOG="json", **environment))
+
+    def again(self, store: Path, stage: str, fault: str, first: str, started: float, **environment: str) -> Row:
+        """Runs it once more and compares."""
+        whole = _attempts(store)
+        watched = self.start(store, **environment)
+        status = watched.end()
+        kill_leftovers(watched.process)
+        return self.judged(store, stage, fault, first, _ended(status, watched), whole, started)
+
+    def judged(
+        self, store: Path, stage: str, fault: str, first: str, again: str, whole: dict[str, str], started: float
+    ) -> Row:
+        after = _attempts(store)
+        recomputed = sum(after.get(ref) != attempt for ref, attempt in whole.items())
+        equal = bool(list(store.glob("runs/*/manifest.json"))) and _same(
+            published(store, newest(store)), published(*self.undisturbed)
+        )
+        seconds = round(time.monotonic() - started, 1)
+        return Row(self.audit, stage, fault, first, again, len(whole), recomputed, equal, seconds)
+
+
+def _attempts(store: Path) -> dict[str, str]:
+    """The attempt that each committed artifact names."""
+    found = {}
+    for path in store.glob("artifacts/**/manifest.json"):
+        found[path.parent.relative_to(store / "artifacts").as_posix()] = json.loads(path.read_text())["attempt"]
+    return found
+
+
+def _ended(status: int, watched: Watched) -> str:
+    problem = [line for line in watched.said.splitlines() if line.startswith("memlib: ")]
+    return "completed" if status == 0 else f"status {status}: {problem[-1][8:] if problem else watched.said[-200:]}"
+
+
+def _same(mine: dict[str, pa.Table], theirs: dict[str, pa.Table]) -> bool:
+    """Equal, but for the rounding of other stacks of nets."""
+    return mine.keys() == theirs.keys() and all(_same_table(mine[name], theirs[name]) for name in theirs)
+
+
+def _same_table(mine: pa.Table, theirs: pa.Table) -> bool:
+    if mine.schema != theirs.schema or mine.num_rows != theirs.num_rows:
+        return False
+    for name in theirs.column_names:
+        if pa.types.is_floating(theirs.schema.field(name).type):
+            pair = (table[name].to_numpy(zero_copy_only=False) for table in (mine, theirs))
+            if not np.allclose(*pair, rtol=1e-3, atol=1e-6, equal_nan=True):
+                return False
+        elif not mine[name].equals(theirs[name]):
+            return False
+    return True
+
+
+def kill_driver(case: Case, stage: str) -> Row:
+    started, store = time.monotonic(), case.before(stage)
+    watched = case.start(store)
+    hit = watched.wait_for(stage)
+    watched.process.send_signal(signal.SIGKILL)
+    watched.end()
+    row = case.again(store, stage, "driver", "killed" if hit else "not hit", started)
+    kill_leftovers(watched.process)
+    return row
+
+
+def damage(case: Case, stage: str, fault: str) -> Row:
+    started = time.monotonic()
+    store = Path(tempfile.mkdtemp(dir=case.folder)) / "store"
+    shutil.copytree(case.undisturbed[0], store)
+    manifest = sorted((store / "artifacts" / stage).glob("*/manifest.json"))[0]
+    described = json.loads(manifest.read_text())
+    name = max(described["files"], key=lambda name: described["files"][name]["size"])
+    file = manifest.parent / described["attempt"] / name
+    data = bytearray(file.read_bytes())
+    if fault == "byte":
+        data[len(data) // 2] ^= 1
+    else:
+        del data[len(data) // 2 :]
+    file.write_bytes(data)
+    shutil.rmtree(store / "runs")
+    whole = {ref: attempt for ref, attempt in _attempts(store).items() if ref != f"{stage}/{manifest.parent.name}"}
+    watched = case.start(store)
+    status = watched.end()
+    named = f"artifact {stage}/{manifest.parent.name}" in watched.said.replace("\n", "")
+    first = "named" if named else "not hit"
+    return case.judged(store, stage, fault, first, _ended(status, watched), whole, started)
+
+
+def kill_worker(case: Case, stage: str) -> Row:
+    started, store = time.monotonic(), case.before(stage)
+    whole = _attempts(store)
+    watched = case.start(store)
+    victim = _worker(watched, stage) if watched.wait_for(stage) else None
+    if victim is not None:
+        victim.send_signal(signal.SIGKILL)
+    status = watched.end()
+    kill_leftovers(watched.process)
+    return case.judged(
+        store, stage, "worker", "worker killed" if victim else "not hit", _ended(status, watched), whole, started
+    )
+
+
+def _worker(watched: Watched, stage: str) -> psutil.Process | None:
+    """A process of the run's session in which Ray computes the stage."""
+    names = ("RayTrainWorker",) if stage == "train" else ("ray::compute_there",)
+    while watched.process.poll() is None:
+        for process in psutil.process_iter(["cmdline"]):
+            try:
+                if os.getsid(process.pid) == watched.process.pid and any(
+                    name in part for part in process.cmdline() for name in names
+                ):
+                    return process
+            except (psutil.Error, ProcessLookupError):
+                continue
+        time.sleep(0.01)
+    return None
+
+
+def lose_node(case: Case, stage: str, *, spare: bool) -> Row:
+    """The cluster's nodes are of this process, as Ray's own tests have them; the run is another process on it."""
+    fault = "spare" if spare else "node"
+    started, store = time.monotonic(), case.before(stage)
+    with _cluster(2 if spare else 1) as (cluster, nodes, environment):
+        whole = _attempts(store)
+        on_cluster = (f"resources.ray_address={cluster.address}", f"resources.room_timeout={ROOM_SECONDS}")
+        watched = case.start(store, *on_cluster, **environment)
+        hit = watched.wait_for(stage)
+        time.sleep(5 if stage == "train" else 1)  # until Ray has placed it
+        cluster.remove_node(nodes[0], allow_graceful=False)
+        status = watched.end(timeout=400)
+        kill_leftovers(watched.process)
+        first = "node lost" if hit else "not hit"
+        if spare:
+            return case.judged(store, stage, fault, first, _ended(status, watched), whole, started)
+        if status == 0:
+            return case.judged(store, stage, fault, "ended before the loss", "completed", whole, started)
+        first = _ended(status, watched)
+        if "room" not in first and "lost" not in first and "failed" not in first:
+            first = f"not hit: {first}"
+    return case.again(store, stage, fault, first, started)
+
+
+class _cluster:
+    """A head without CPUs and so many nodes of one."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __enter__(self) -> tuple[Any, list[Any], dict[str, str]]:
+        environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        os.environ.update(environment)
+        from ray.cluster_utils import Cluster
+
+        self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        nodes = [self._cluster.add_node(num_cpus=1) for _ in range(self._count)]
+        return self._cluster, nodes, environment
+
+    def __exit__(self, *_: object) -> None:
+        self._cluster.shutdown()
+
+
+def rows(cases: Sequence[Case], faults: Sequence[str]) -> Iterator[Row]:
+    """Every audit, every stage, every fault that it can have there."""
+    for case in cases:
+        for stage in case.stages:
+            for fault in faults:
+                if fault == "driver":
+                    yield kill_driver(case, stage)
+                elif fault in ("byte", "truncated"):
+                    yield damage(case, stage, fault)
+                elif stage in ON_RAY and fault == "worker":
+                    yield kill_worker(case, stage)
+                elif stage in ON_RAY:
+                    yield lose_node(case, stage, spare=fault == "spare")
+
+
+def make_cases(folder: Path, audits: Sequence[str], environment: dict[str, str]) -> list[Case]:
+    """The tiny audits, with a command that uses this environment."""
+    found = []
+    for audit in audits:
+        recipe = folder / f"{audit}.yaml"
+        recipe.write_text(RECIPES[audit])
+        found.append(Case(audit, Memlib(recipe, environment, audit), folder))
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--audit", action="append", choices=RECIPES, help="by default all")
+    parser.add_argument("--fault", action="append", choices=FAULTS, help="by default all")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        environment = dict(os.environ) | {
+            "PREFECT_HOME": str(folder / "prefect"), "XDG_CACHE_HOME": str(folder / "cache"), "COLUMNS": "200",
+            "XDG_CONFIG_HOME": str(folder / "config"),
+        }  # fmt: skip
+        print("| audit | stage | fault | the run | run again | whole before | of those computed again | results equal | s |")
+        print("|---|---|---|---|---|---|---|---|---|", flush=True)
+        bad = 0
+        with prefect_server(environment, folder / "server") as url:
+            cases = make_cases(folder, chosen.audit or list(RECIPES), environment | {"PREFECT_API_URL": url})
+            for row in rows(cases, chosen.fault or FAULTS):
+                bad += not row.good
+                cells = (row.audit, row.stage, row.fault, row.first, row.again, row.whole, row.recomputed)
+                print("|", " | ".join(map(str, (*cells, "yes" if row.equal else "NO", row.seconds))), "|", flush=True)
+    print(f"\n{bad} rows are not as promised", file=sys.stderr)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
