@@ -1,6 +1,7 @@
 """Ray on demand: connecting, calling a function once for each part of a stage, noticing that no node is left for it."""
 
 import os
+import secrets
 import socket
 import sys
 import threading
@@ -30,6 +31,9 @@ def start_ray(context: Context) -> Any:
     """The ray module, connected: to the cluster the resources name, or to one of our own on loopback."""
     for name, value in RAY_SETTINGS.items():
         os.environ.setdefault(name, value)
+    if context.resources.ray_address is None and "RAY_AUTH_MODE" not in os.environ:
+        # parts of Ray listen on all addresses, whatever it is told; nobody else on the network knows this token
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     import ray
 
     with _starting:

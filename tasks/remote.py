@@ -7,8 +7,6 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import ray
-import ray.util
 import torch
 
 from memlib.errors import RunError, UserError
@@ -50,6 +48,8 @@ def log_kept(store: Store, ref: Ref) -> Iterator[None]:
 
 def whereabouts() -> dict[str, Any]:
     """Which process of which node this is, as Ray's own logs name it."""
+    import ray.util  # here, as who imports this module may still have to say how Ray is to start
+
     return {
         "node": ray.util.get_node_ip_address(),
         "node_id": ray.get_runtime_context().get_node_id(),

@@ -53,7 +53,7 @@ def train_on_ray(context: Context, jobs: Sequence[TrainingJob]) -> None:
     if resources.of(STAGE).cpus is None and resources.threads_per_worker is None:
         needs["CPU"] = _threads(ray.cluster_resources(), resources, groups)
     context.say(f"training {', '.join(job.name for job in jobs)}: {groups} side by side")
-    board = ray.remote(num_cpus=0)(Board).remote()
+    board = _board(ray)
     done = threading.Event()
     with context.bars(STAGE) as bars, ThreadPoolExecutor(1) as pool:
         here = contextvars.copy_context()  # by which Prefect knows whose progress it is
@@ -75,6 +75,14 @@ def train_on_ray(context: Context, jobs: Sequence[TrainingJob]) -> None:
         raise RunError("; ".join(f"{name}: {problem}" for name, problem in problems))
     if fit.result():
         raise RunError(str(fit.result()))
+
+
+def _board(ray: Any) -> Any:
+    """On this node: on another one it would be lost with that."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return ray.remote(num_cpus=0, scheduling_strategy=here)(Board).remote()
 
 
 def _groups(ray: Any, context: Context, needs: Mapping[str, float]) -> int:

@@ -139,7 +139,8 @@ class Case:
     @property
     def stages(self) -> list[str]:
         """The stages that it has, in order."""
-        made = {ref.rpartition("/")[0] for ref in self.undisturbed[1]["computed"]}
+        manifest = self.undisturbed[1]
+        made = {ref.rpartition("/")[0] for ref in manifest["computed"] + manifest["reused"]}
         return [stage for stage in AUDITS[self.audit].stages if stage in made]
 
     def before(self, stage: str) -> Path:
@@ -301,8 +302,7 @@ class _cluster:
         self._count = count
 
     def __enter__(self) -> tuple[Any, list[Any], dict[str, str]]:
-        environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        os.environ.update(environment)
+        environment = {name: os.environ[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
         from ray.cluster_utils import Cluster
 
         self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
@@ -330,6 +330,8 @@ def rows(cases: Sequence[Case], faults: Sequence[str]) -> Iterator[Row]:
 
 def make_cases(folder: Path, audits: Sequence[str], environment: dict[str, str]) -> list[Case]:
     """The tiny audits, with a command that uses this environment."""
+    if os.environ.setdefault("RAY_AUTH_MODE", "token") == "token":  # before anything imports Ray
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     found = []
     for audit in audits:
         recipe = folder / f"{audit}.yaml"
