@@ -45,11 +45,16 @@ class PatientFileSystem:
     def __init__(self, file_system: Any, uri: str, seconds: float) -> None:
         self._file_system, self._uri, self._seconds = file_system, uri, seconds
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (PatientFileSystem, (self._file_system, self._uri, self._seconds))
+
     def waiting(self, seconds: float) -> "PatientFileSystem":
         """The same with another patience."""
         return PatientFileSystem(self._file_system, self._uri, seconds)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # of Python itself
+            raise AttributeError(name)
         found = getattr(self._file_system, name)
         return functools.partial(self._call, found) if callable(found) else found
 

@@ -109,8 +109,18 @@ class Store:
     def __reduce__(self) -> tuple[Any, ...]:
         return (_open_store, (self.uri, str(self._cache), self._cache_bytes, self._patience))
 
+    @property
+    def file_system(self) -> Any:
+        """The fsspec file system that it is in, for others who write below `root`."""
+        return self._fs
+
+    @property
+    def root(self) -> str:
+        """Its folder in that file system."""
+        return str(self._root).rstrip("/")
+
     def _at(self, *parts: str) -> str:
-        return "/".join([self._root.rstrip("/"), *parts])
+        return "/".join([self.root, *parts])
 
     # -- is it there ----------------------------------------------------------------------------------
 

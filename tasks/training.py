@@ -156,12 +156,10 @@ def _ray_storage(store: Store) -> dict[str, Any]:
     """Where Ray keeps its own notes of an attempt: below the store, which every node reaches."""
     if store.is_local:
         return {"storage_path": f"{store.uri}/ray"}
-    import fsspec
     import pyarrow.fs
 
-    file_system, root = fsspec.url_to_fs(store.uri)
-    handler = pyarrow.fs.FSSpecHandler(file_system)
-    return {"storage_path": f"{root.rstrip('/')}/ray", "storage_filesystem": pyarrow.fs.PyFileSystem(handler)}
+    handler = pyarrow.fs.FSSpecHandler(store.file_system)  # which waits for outages
+    return {"storage_path": f"{store.root}/ray", "storage_filesystem": pyarrow.fs.PyFileSystem(handler)}
 
 
 def _watch(ray: Any, board: Any, bars: Any, jobs: Sequence[TrainingJob], done: threading.Event) -> None:

@@ -74,9 +74,11 @@ class Memlib:
         assert done.returncode == 0, done.stderr
         return newest(store)
 
-    def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def call(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "flows.cli", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, env=self.environment, timeout=3000)
+        return subprocess.run(
+            command, capture_output=True, text=True, env=self.environment | environment, timeout=3000
+        )  # fmt: skip
 
 
 def newest(store: Path) -> dict[str, Any]:

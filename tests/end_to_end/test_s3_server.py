@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import pickle
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,11 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from faults import Watched
 from harness import Memlib, published
 from swift_server import SwiftServer
 from test_unique_feature import MOONS, wrote
 
-from memlib.errors import CorruptArtifact, UserError
+from memlib.errors import CorruptArtifact, StoreRefused
 from memlib.store import Ref, Store
 
 pytestmark = pytest.mark.slow
@@ -117,13 +119,11 @@ def test_what_was_committed_outlives_the_server(store: Store, swift: SwiftServer
 
 
 def test_a_wrong_secret_and_a_missing_bucket_are_named(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(
-        UserError, match=r"s3://nowhere/audits cannot be written \(FileNotFoundError: .*bucket does not exist"
-    ):
+    with pytest.raises(StoreRefused, match="no bucket .*s3://nowhere/audits"):
         Store("s3://nowhere/audits").check_writable()
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     fsspec.filesystem("s3").clear_instance_cache()
-    with pytest.raises(UserError, match=r"cannot be written \(PermissionError: .*signature"):
+    with pytest.raises(StoreRefused, match=r"refuses these credentials \(PermissionError: .*signature"):
         Store(f"{bucket}/audits").check_writable()
 
 
@@ -178,3 +178,99 @@ def test_unique_feature_gives_the_same_tables(memlib: Memlib, bucket: str, swift
     assert set(tables) >= {"summary", "units"}
     for mine, theirs in tables.values():
         assert_close(mine, theirs)
+
+
+def s3_tables(uri: str, run: str) -> dict[str, pa.Table]:
+    s3 = fsspec.filesystem("s3")
+    manifest = json.loads(s3.cat_file(f"{uri}/runs/{run}/manifest.json"))
+    found = {}
+    for name, path in manifest["results"].items():
+        with s3.open(path) as file:
+            found[name] = pq.ParquetFile(file).read().replace_schema_metadata()
+    return found
+
+
+def attempts(uri: str) -> dict[str, str]:
+    """The attempt that each committed artifact names."""
+    s3 = fsspec.filesystem("s3")
+    s3.invalidate_cache()
+    paths = [path for path in s3.find(f"{uri}/artifacts") if path.endswith("/manifest.json")]
+    return {path: json.loads(content)["attempt"] for path, content in s3.cat(paths).items()} if paths else {}
+
+
+@pytest.mark.parametrize("stage", ["train", "embed"])
+def test_an_outage_of_20_seconds_is_waited_for(
+    memlib: Memlib, finished: tuple[Path, dict[str, Any]], bucket: str, swift: SwiftServer, stage: str
+) -> None:
+    uri = f"{bucket}/here"
+    watched = Watched(memlib.start(uri, "resources.resume_seconds=2", MEMLIB_LOG="json", **swift.environment))
+    assert watched.wait_for(stage)
+    time.sleep(8 if stage == "train" else 0)  # into the training itself
+    before = attempts(uri)
+    swift.stop()
+    time.sleep(20)
+    swift.start()
+    assert watched.end() == 0, watched.said
+    mine, theirs = s3_tables(uri, finished[1]["run"]), published(*finished)
+    assert all(mine[name].equals(theirs[name]) for name in theirs)
+    after = attempts(uri)
+    assert all(after[path] == attempt for path, attempt in before.items())  # nothing was taken for missing
+
+
+def test_a_server_that_is_gone_is_said_and_what_was_done_is_kept(
+    memlib: Memlib, finished: tuple[Path, dict[str, Any]], bucket: str, swift: SwiftServer
+) -> None:
+    uri, settings = f"{bucket}/here", {**swift.environment, "MEMLIB_STORE_PATIENCE": "15"}
+    watched = Watched(memlib.start(uri, MEMLIB_LOG="json", **settings))
+    assert watched.wait_for("embed")
+    swift.stop()
+    started = time.monotonic()
+    try:
+        assert watched.end(timeout=180) == 2
+    finally:
+        swift.start()
+    assert time.monotonic() - started < 150
+    assert f"the store {uri} could not be reached for 15 s" in watched.said
+    assert "run the same command again when it is back" in watched.said
+    assert "Traceback" not in watched.said
+    before = attempts(uri)
+    assert any("/train/" in path for path in before)
+    again = memlib.start(uri, **settings)
+    _, errors = again.communicate(timeout=600)
+    assert again.returncode == 0, errors
+    mine, theirs = s3_tables(uri, finished[1]["run"]), published(*finished)
+    assert all(mine[name].equals(theirs[name]) for name in theirs)
+    after = attempts(uri)
+    assert all(after[path] == attempt for path, attempt in before.items())
+
+
+def test_two_drivers_of_one_audit_end_well_with_one_set_of_artifacts(
+    memlib: Memlib, finished: tuple[Path, dict[str, Any]], bucket: str, swift: SwiftServer
+) -> None:
+    uri = f"{bucket}/here"
+    drivers = [Watched(memlib.start(uri, MEMLIB_LOG="json", **swift.environment)) for _ in range(2)]
+    for driver in drivers:
+        assert driver.end() == 0, driver.said
+    mine, theirs = s3_tables(uri, finished[1]["run"]), published(*finished)
+    assert all(mine[name].equals(theirs[name]) for name in theirs)
+    keys = {path.split("/artifacts/")[1].rpartition("/")[0] for path in attempts(uri)}
+    assert keys == set(finished[1]["computed"])
+    cleared = memlib.call("gc", "--store", uri, "--days", "0", "--delete", **swift.environment)
+    assert cleared.returncode == 0, cleared.stderr
+    verified = memlib.call("verify", "--store", uri, "--json", **swift.environment)
+    assert json.loads(verified.stdout) == {"artifacts": len(keys), "damaged": []}
+
+
+def test_what_cannot_work_ends_in_a_line(memlib: Memlib, bucket: str, swift: SwiftServer) -> None:
+    wrong = {**swift.environment, "AWS_SECRET_ACCESS_KEY": "wrong"}
+    for uri, settings, said in (
+        (bucket, wrong, "refuses these credentials"),
+        ("s3://nowhere-at-all/here", swift.environment, "there is no bucket"),
+    ):
+        for command in ("run", "runs", "plan"):
+            options = ["deja-vu", "--recipe", str(memlib.recipe)] if command != "runs" else []
+            done = memlib.call(command, *options, "--store", uri, **settings)
+            assert done.returncode == 2, command
+            assert said in done.stderr, command
+            assert "Traceback" not in done.stderr
+            assert "wrong" not in done.stderr
