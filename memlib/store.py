@@ -200,8 +200,8 @@ class Store:
             raise MissingArtifact(ref)
         try:
             manifest = json.loads(content)
-            names = [str(manifest["attempt"]), *manifest["files"]]
-        except (ValueError, KeyError, TypeError) as error:
+            names = [str(manifest["attempt"]), *(name for name, file in manifest["files"].items() if file["sha256"])]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CorruptArtifact(f"the manifest of artifact {ref} is damaged; it must be computed again") from error
         if not all(_is_inside(name) for name in names):
             raise CorruptArtifact(f"the manifest of artifact {ref} names files outside of it; it must be computed again")

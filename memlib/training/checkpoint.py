@@ -8,7 +8,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from memlib.errors import UserError
+from memlib.errors import CorruptArtifact, UserError
 
 RESUME_FILE = "state.pt"
 
@@ -59,6 +59,13 @@ def save_resume_state(state: Mapping[str, Any], folder: Path) -> None:
 
 
 def load_resume_state(folder: Path) -> dict[str, Any]:
-    """Reads a resume state with weights_only, so that a planted pickle does nothing."""
-    state: dict[str, Any] = torch.load(folder / RESUME_FILE, map_location="cpu", weights_only=True)
+    """Reads a resume state with weights_only, so that a planted pickle does nothing.
+
+    Raises:
+        CorruptArtifact: when the file holds anything else than tensors and plain values.
+    """
+    try:
+        state: dict[str, Any] = torch.load(folder / RESUME_FILE, map_location="cpu", weights_only=True)
+    except Exception as error:  # pickle's, zip's, torch's own
+        raise CorruptArtifact(f"the state to resume from is no state ({type(error).__name__})") from error
     return state

@@ -19,7 +19,7 @@ from torch import nn
 from memlib.data.canaries import Feature, TrainingRows, training_rows
 from memlib.data.shards import IMAGES, read_images
 from memlib.data.splits import VALIDATION, column, members_digest, select
-from memlib.errors import RunError, UserError
+from memlib.errors import CorruptArtifact, RunError, UserError
 from memlib.identity import canonical_json, content_key
 from memlib.models.classifiers import build_classifier
 from memlib.models.encoder import build_encoder
@@ -262,7 +262,10 @@ class _Run:
     def train(self) -> None:
         state = None
         if self.worker.rank == 0 and self.store.load_resume(self.ref.key, self.folder):
-            state = load_resume_state(self.folder)
+            try:
+                state = load_resume_state(self.folder)
+            except CorruptArtifact:  # whole, but not written by us
+                self.store.drop_resume(self.ref.key)
         state = self.worker.share(state)  # the first worker decides, so that all start from the same step
         if state is not None:
             self.training.load_state(state["training"])

@@ -1,0 +1,187 @@
+"""Scale on one machine: many parts through the scheduler, many artifacts in a store, many cells in a sweep.
+
+python benchmarks/scale.py shards      500 parts of one CPU second each: run_jobs against a pool of processes
+python benchmarks/scale.py nets        2,000 small nets: the stage's time against the compute that its manifests record
+python benchmarks/scale.py store       100,000 artifacts: list, plan, verify
+python benchmarks/scale.py sweep       50 cells: run, plan when finished, run again
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memlib import upkeep
+from memlib.identity import content_key
+from memlib.planning import Costs
+from memlib.store import Attempt, Ref, Store
+
+SWEEP = """
+audit: sweep
+title: fifty cells
+recipe: {recipe}
+grid: {{decode.seed: {seeds}}}
+"""
+TINY = """
+audit: deja_vu
+title: tiny
+data: {source: {kind: scenes, num_examples: 240, size: 16, digit_size: 8, background: palette}, image_size: 16}
+split: {train_per_class: 6}
+model: {backbone: small_resnet, width: 8, projector: [32, 32], input_size: 16}
+training: {objective: {kind: supervised}, epochs: 50, batch_size: 10}
+decode: {k: [5], replicates: 200, permutations: 200}
+report: {gallery: 2}
+"""
+
+
+def spin(seconds: float = 1.0) -> None:
+    """Computes for so many seconds of this process's CPU."""
+    end, x = time.process_time() + seconds, 1.0
+    while time.process_time() < end:
+        x = x * 1.0000001 + 1e-9
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A part that computes for a second."""
+
+    number: int
+    units: float = 1.0
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        return {"number": self.number}
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        return {}
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        spin()
+        attempt.path("found.txt").write_text(str(self.number))
+
+
+def shards(count: int, cores: int) -> None:
+    from tasks.cluster import start_ray, stop_ray
+    from tasks.runtime import Context
+    from tasks.stage import run_jobs
+
+    with tempfile.TemporaryDirectory() as folder:
+        context = Context(Store(folder), quiet=True)
+        start_ray(context)
+        run_jobs(context, "warm", [Shard(i) for i in range(cores)], version=1)  # workers have loaded torch
+        before, started = _megabytes(), time.monotonic()
+        run_jobs(context, "shards", [Shard(i) for i in range(count)], version=1)
+        seconds, after = time.monotonic() - started, _megabytes()
+        stop_ray()
+    started = time.monotonic()
+    with multiprocessing.get_context("spawn").Pool(cores) as pool:
+        pool.map(spin, [0.01] * cores)  # processes are there
+        started = time.monotonic()
+        pool.map(spin, [1.0] * count, chunksize=1)
+        pure = time.monotonic() - started
+    print(f"{count} parts of 1 CPU s on {cores} cores: {seconds:.1f} s by run_jobs, {pure:.1f} s by a pool of processes")
+    print(f"ratio {seconds / pure:.3f}; driver's peak memory {before:.0f} MiB before, {after:.0f} MiB after")
+
+
+def _megabytes() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def nets(cores: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["run", "unique-feature", "--recipe", "two_moons", "--store", folder]
+        done = _memlib(*command, MEMLIB_LOG="json")
+        events = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+        for stage in ("train_nets", "score_nets"):
+            (wall,) = (e["facts"]["seconds"] for e in events if e.get("event") == "computed" and e["stage"] == stage)
+            manifests = [json.loads(path.read_text()) for path in Path(folder).glob(f"artifacts/{stage}/*/manifest.json")]
+            compute = sum(manifest["metrics"]["seconds"] for manifest in manifests)
+            print(
+                f"{stage}: {len(manifests)} artifacts, {wall:.1f} s; their own work {compute:.1f} s, on {cores} cores "
+                f"{compute / cores:.1f} s; ratio {wall / (compute / cores):.3f}"
+            )
+
+
+def _memlib(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "flows.cli", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done
+
+
+def store(count: int) -> None:
+    stages = ("train_nets", "score_nets")
+    with tempfile.TemporaryDirectory() as folder:
+        opened = Store(folder)
+        _timed(f"write {count} artifacts", lambda: _fill(opened, stages, count))
+        refs = _timed("list them", lambda: upkeep.committed(opened))
+        assert len(refs) == count
+        known = [Ref(stages[0], content_key(stages[0], version=1, spec={"number": i}, inputs={})) for i in range(2000)]
+        costs = Costs(opened)
+        _timed(
+            "plan 2,000 parts of one stage", lambda: [(opened.has(r), costs.estimate(r.stage, {"n": 1}, 1)) for r in known]
+        )
+        damaged = _timed("verify all of them", lambda: list(upkeep.verify(opened, refs)))
+        assert not damaged
+        _timed("gc, dry", lambda: upkeep.garbage(opened, [], before=time.time() + 10))
+        _timed("memlib runs", lambda: _memlib("runs", "--store", folder))
+
+
+def _fill(opened: Store, stages: tuple[str, ...], count: int) -> None:
+    for i in range(count):
+        stage = stages[i % len(stages)]
+        ref = Ref(stage, content_key(stage, version=1, spec={"number": i // len(stages)}, inputs={}))
+        with opened.write(ref, spec={"number": i}) as attempt:
+            attempt.path("units.parquet").write_bytes(b"x" * 2000)
+
+
+def _timed(what: str, call: Callable[[], Any]) -> Any:
+    started = time.monotonic()
+    found = call()
+    print(f"{what}: {time.monotonic() - started:.1f} s", flush=True)
+    return found
+
+
+def sweep(count: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        tiny, recipe = Path(folder) / "tiny.yaml", Path(folder) / "sweep.yaml"
+        tiny.write_text(TINY)
+        recipe.write_text(SWEEP.format(recipe=tiny, seeds=list(range(count))))
+        command = ("sweep", "--recipe", str(recipe), "--store", f"{folder}/store")
+        _timed(f"run {count} cells", lambda: _memlib("run", *command))
+        planned = _timed("plan them again", lambda: _memlib("plan", *command, "--json"))
+        assert all(part["hit"] for part in json.loads(planned.stdout)["parts"])
+        again = _timed("run them again", lambda: _memlib("run", *command, "--json"))
+        assert not json.loads(again.stdout)["computed"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("shards", "nets", "store", "sweep"))
+    parser.add_argument("--count", type=int)
+    chosen = parser.parse_args()
+    cores = os.cpu_count() or 1
+    if chosen.what == "shards":
+        shards(chosen.count or 500, cores)
+    elif chosen.what == "nets":
+        nets(cores)
+    elif chosen.what == "store":
+        store(chosen.count or 100_000)
+    else:
+        sweep(chosen.count or 50)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""A store that somebody else has written to can at worst give wrong numbers: nothing in it is run or unpickled."""
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from memlib.data.shards import read_images
+from memlib.errors import CorruptArtifact, UserError
+from memlib.models.own import load_own
+from memlib.observe.extraction import Frontier
+from memlib.specs import TrainedSpec
+from memlib.store import Ref, Store
+from memlib.training.checkpoint import load_resume_state, load_weights
+from memlib.upkeep import refs_of
+
+
+class Planted:
+    """Does harm when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.write_text, (self.mark, "harm"))
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> Path:
+    """A file that is there when something was unpickled."""
+    pickle.loads(pickle.dumps(Planted(tmp_path / "proof")))
+    assert (tmp_path / "proof").exists()  # the plant works
+    return tmp_path / "mark"
+
+
+def test_a_planted_state_to_resume_from_is_refused(mark: Path, tmp_path: Path) -> None:
+    for write in (lambda path: torch.save(Planted(mark), path), lambda path: path.write_bytes(pickle.dumps(Planted(mark)))):
+        write(tmp_path / "state.pt")
+        with pytest.raises(CorruptArtifact, match="no state"):
+            load_resume_state(tmp_path)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("name", ["epoch-00001.safetensors", "weights.pt"])
+def test_planted_weights_are_refused(mark: Path, tmp_path: Path, name: str) -> None:
+    torch.save({"weight": Planted(mark)}, tmp_path / name)
+    with pytest.raises(UserError):
+        load_weights(nn.Linear(1, 1), tmp_path / name)
+    spec = TrainedSpec(model="torch.nn:Identity", weights=str(tmp_path / name), inputs="unit")
+    with pytest.raises(UserError):
+        load_own(spec, str(tmp_path / name))
+    assert not mark.exists()
+
+
+def test_planted_arrays_are_refused(mark: Path, tmp_path: Path) -> None:
+    array = np.array([Planted(mark)], dtype=object)
+    np.save(tmp_path / "images.npy", array, allow_pickle=True)
+    with pytest.raises(ValueError, match="Python objects"):
+        read_images(tmp_path / "images.npy")
+    np.savez(tmp_path / "frontier.npz", **dict.fromkeys(("costs", "nodes", "leaves", "found"), array))
+    with pytest.raises((ValueError, KeyError)):
+        Frontier.load(tmp_path / "frontier.npz")
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("ref", ["../../etc/passwd/0", "score/../../x", "/etc/0", "score/a b"])
+def test_a_run_cannot_name_artifacts_outside_of_the_store(ref: str) -> None:
+    with pytest.raises(CorruptArtifact, match="names no artifact"):
+        refs_of({"artifacts": {"scores": ref}})
+
+
+def test_a_manifest_cannot_have_files_read_from_elsewhere(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"))
+    ref = Ref("score", "0" * 32)
+    (tmp_path / "outside").write_text("private")
+    with store.write(ref) as attempt:
+        attempt.path("a").write_text("a")
+    file = tmp_path / "store/artifacts/score" / ref.key / "manifest.json"
+    manifest = json.loads(file.read_text())
+    for change in ({"attempt": "../../../.."}, {"files": {"../../../../outside": manifest["files"]["a"]}}, {"files": ["a"]}):
+        file.write_text(json.dumps(manifest | change))
+        with pytest.raises(CorruptArtifact):
+            store.local_path(ref, "a")
+        assert not store.has(ref)
