@@ -1,5 +1,6 @@
 """What runs inside Ray's training workers; apart from the tasks, so that workers load neither Prefect nor FAISS."""
 
+import errno
 from typing import Any
 
 import ray
@@ -13,6 +14,8 @@ from memlib.specs import Resources
 from memlib.training.fit import TrainingJob, train_into_store
 from memlib.training.loop import Worker
 from tasks.remote import log_kept, whereabouts
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # trying again would not help
 
 
 def train_worker(config: dict[str, Any]) -> None:
@@ -45,3 +48,8 @@ def _train_one(job: TrainingJob, worker: Worker, config: dict[str, Any]) -> None
             train_into_store(config["store"], job, worker=worker, resume_seconds=seconds, progress=show, where=whereabouts())
     except (RunError, UserError) as error:
         ray.get(config["board"].object_to.remote(job.name, str(error)))
+    except OSError as error:
+        if error.errno not in FULL or worker.world_size > 1:  # the others of its group wait for it
+            raise
+        said = f"OSError: {error}; make room and run the same command again to go on"
+        ray.get(config["board"].object_to.remote(job.name, said))

@@ -44,7 +44,9 @@ class Memlib:
     environment: dict[str, str]
     audit_name: str = "deja-vu"
 
-    def start(self, store: Path | str, *settings: str, **environment: str) -> subprocess.Popen[str]:
+    def start(
+        self, store: Path | str, *settings: str, preexec_fn: Callable[[], None] | None = None, **environment: str
+    ) -> subprocess.Popen[str]:
         """Starts an audit in a session of its own, so that all it leaves behind can be found."""
         options = [part for setting in settings for part in ("--set", setting)]
         command = [
@@ -60,7 +62,7 @@ class Memlib:
         ]
         return subprocess.Popen(
             [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env=self.environment | environment, start_new_session=True,
+            env=self.environment | environment, start_new_session=True, preexec_fn=preexec_fn,
         )  # fmt: skip
 
     def run(self, store: Path, *settings: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,67 @@
+"""A full disk ends a run in a line; what was finished before is used by the next one."""
+
+import json
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Memlib, newest, published
+
+Finished = tuple[Path, dict[str, Any]]
+
+
+def committed(store: Path) -> set[str]:
+    return {path.parent.parent.name for path in store.glob("artifacts/*/*/manifest.json")}
+
+
+def test_a_file_that_may_not_grow(memlib: Memlib, finished: Finished, tmp_path: Path) -> None:
+    store = Path(shutil.copytree(finished[0], tmp_path / "store"))
+    shutil.rmtree(store / "artifacts" / "decode")
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # the images take more
+
+    process = memlib.start(store, preexec_fn=limit)
+    _, errors = process.communicate(timeout=600)
+    assert process.returncode == 2
+    assert errors.startswith("memlib: OSError: ")
+    assert "too large" in errors
+    assert "Traceback" not in errors
+    assert committed(store) == {ref.split("/")[0] for ref in finished[1]["computed"]} - {"decode"}
+    assert not list(store.glob("artifacts/decode/*/*/*"))  # nothing half-written is left
+    again = memlib.audit(store)
+    assert [ref.split("/")[0] for ref in again["computed"]] == ["decode"]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A folder with room for the images, but not for the models."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=900k", "tmpfs", folder], capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f"no small file system can be mounted here: {made.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.slow
+def test_a_full_disk_in_training(memlib: Memlib, finished: Finished, small: Path) -> None:
+    store = small / "store"
+    process = memlib.start(store)
+    _, errors = process.communicate(timeout=600)
+    assert process.returncode == 2
+    assert "No space left on device" in errors
+    assert "make room and run the same command again" in errors
+    assert "Traceback" not in errors
+    assert committed(store) == {"decode", "split"}
+    subprocess.run(["mount", "-o", "remount,size=50m", small], check=True)
+    manifest = memlib.audit(store)
+    assert {ref.split("/")[0] for ref in manifest["reused"]} >= {"decode", "split"}
+    mine, theirs = published(store, newest(store)), published(*finished)
+    assert all(mine[name].equals(theirs[name]) for name in theirs)
+    assert json.loads((store / f"runs/{manifest['run']}/manifest.json").read_text())["run"] == finished[1]["run"]

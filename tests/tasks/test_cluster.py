@@ -1,0 +1,98 @@
+"""What a part asks of a node, how many of them there is room for, and when waiting ends."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memlib.errors import RunError
+from memlib.specs import Resources
+from memlib.store import Store
+from tasks import cluster
+from tasks.cluster import Watch, in_words, needs_of, places
+from tasks.runtime import Context
+
+
+class FakeRay:
+    """Nodes by what they have; dead ones too."""
+
+    def __init__(self, *nodes: dict[str, float], dead: int = 0) -> None:
+        self.found = [{"Alive": True, "Resources": node} for node in nodes]
+        self.found += [{"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}}] * dead
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return self.found
+
+    def cluster_resources(self) -> dict[str, float]:
+        kinds = {kind for node in self.found if node["Alive"] for kind in node["Resources"]}
+        return {k: sum(n["Resources"].get(k, 0) for n in self.found if n["Alive"]) for k in kinds}
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Any:
+    def make(**resources: Any) -> Context:
+        return Context(Store(str(tmp_path)), Resources.model_validate(resources))
+
+    return make
+
+
+def test_a_part_asks_for_a_core_and_a_gpu_where_there_are_any(context: Any) -> None:
+    cpus, gpus = FakeRay({"CPU": 4}), FakeRay({"CPU": 4}, {"CPU": 8, "GPU": 2})
+    assert needs_of(cpus, context(), "score_nets") == {"CPU": 1}
+    assert needs_of(gpus, context(), "score_nets") == {"CPU": 1, "GPU": 1}
+    assert needs_of(gpus, context(gpu=False), "score_nets") == {"CPU": 1}
+    assert needs_of(cpus, context(threads_per_worker=3), "score_nets") == {"CPU": 3}
+
+
+def test_a_stage_can_ask_for_more(context: Any) -> None:
+    asked = {"cpus": 2, "gpus": 0.5, "memory_gb": 4, "accelerator_type": "A100", "custom": {"licence": 1}}
+    mine = context(stages={"corpus": asked})
+    needs = needs_of(FakeRay({"CPU": 4}), mine, "secret/corpus")
+    assert needs == {"CPU": 2, "GPU": 0.5, "memory": 4 * 2**30, "accelerator_type:A100": 0.001, "licence": 1}
+    assert in_words(needs) == "2 CPU and 0.5 GPU and 4 GiB memory and A100 and 1 licence"
+    assert needs_of(FakeRay({"CPU": 4}), mine, "train") == {"CPU": 1}
+
+
+def test_places_are_counted_by_node_and_only_on_living_ones() -> None:
+    ray = FakeRay({"CPU": 3, "GPU": 2}, {"CPU": 3}, {"CPU": 1, "GPU": 1}, dead=2)
+    assert places(ray, {"CPU": 2}) == 2  # the single cores of two nodes make no third place
+    assert places(ray, {"CPU": 1, "GPU": 1}) == 3
+    assert places(ray, {"CPU": 1, "GPU": 0.5}) == 4
+    assert places(ray, {"CPU": 1, "licence": 1}) == 0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [0.0]
+    monkeypatch.setattr(cluster.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_waiting_for_a_node_ends(context: Any, clock: list[float]) -> None:
+    ray = FakeRay({"CPU": 2})
+    watch = Watch(ray, context(room_timeout=60), "train", {"CPU": 1}, parts=2)
+    clock[0] = 1000
+    watch.look()  # work takes as long as it takes
+    lost, ray.found = ray.found, [{"Alive": True, "Resources": {"CPU": 1}}]
+    clock[0] = 1050
+    watch.look()
+    ray.found = lost  # it came back
+    clock[0] = 1070
+    watch.look()
+    ray.found = []
+    clock[0] = 1131
+    with pytest.raises(RunError, match=r"for 60 s .* no room for 2 x 1 CPU, which train needs; add nodes and run"):
+        watch.look()
+
+
+def test_a_stage_has_its_own_time_limit(context: Any, clock: list[float]) -> None:
+    mine = context(stages={"train": {"timeout": 30}})
+    for stage, ends in (("train", True), ("score_nets", False)):
+        clock[0] = 0
+        watch = Watch(FakeRay({"CPU": 2}), mine, stage, {"CPU": 1})
+        clock[0] = 31
+        if ends:
+            with pytest.raises(RunError, match=r"train still ran after 30 s \(resources.stages.train.timeout\)"):
+                watch.look()
+        else:
+            watch.look()

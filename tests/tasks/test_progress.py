@@ -1,0 +1,63 @@
+"""What happens in a run is told as events, and how far it is can be read from the store."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from memlib.store import Store
+from tasks.progress import Journal, JsonLines, bars, read_status
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "store"))
+
+
+def test_events_are_lines_of_json_with_run_stage_and_key(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="memlib")
+    journal = Journal(store, "r1", {"title": "t"})
+    journal.note("computing", "train", "abc", count=2)
+    journal.note("failed", "train", "abc", problem="no room")
+    lines = [json.loads(JsonLines().format(record)) for record in caplog.records]
+    assert [(line["run"], line["stage"], line["key"], line["event"]) for line in lines] == [
+        ("r1", "train", "abc", "computing"), ("r1", "train", "abc", "failed"),
+    ]  # fmt: skip
+    assert lines[0]["facts"] == {"count": 2}
+    assert lines[1]["facts"] == {"problem": "no room"}
+
+
+def test_a_status_counts_what_was_computed_and_found(store: Store) -> None:
+    journal = Journal(store, "r1", {"title": "t", "started": 1.0})
+    journal.note("cached", "decode", "a")
+    journal.note("computing", "train", count=3)
+    with bars(None, "train", journal) as shown:
+        shown.move("model 0", 1, 10)
+        shown.move("model 1", 4, 10, "fast")
+    journal.publish(now=True)
+    status = read_status(store, "r1")
+    assert status is not None
+    assert (status["state"], status["title"]) == ("running", "t")
+    assert status["stages"]["decode"]["cached"] == 1
+    train = status["stages"]["train"]
+    assert (train["state"], train["done"], train["total"], train["note"]) == ("running", 5, 20, "fast")
+    journal.end("failed", "no room")
+    status = read_status(store, "r1")
+    assert status is not None
+    assert (status["state"], status["problem"]) == ("failed", "no room")
+    journal.end("completed")
+    assert read_status(store, "r1") is None  # the run's manifest says it all
+
+
+def test_a_status_that_cannot_be_written_stops_nothing(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "status").write_text("in the way")
+    Journal(store, "r1", {}).note("cached", "decode", "a")
+
+
+def test_there_may_be_no_status_or_a_broken_one(store: Store, tmp_path: Path) -> None:
+    assert read_status(store, "r1") is None
+    (tmp_path / "store" / "status").mkdir(parents=True)
+    (tmp_path / "store" / "status" / "r1.json").write_text("{")
+    assert read_status(store, "r1") is None
