@@ -238,19 +238,25 @@ def recipes(name: str | None = None, /, *, json_: JsonOption = False) -> None:
 
 
 @app.command
-def schema(what: str | None = None, /) -> None:
+def schema(what: str | None = None, /, *, json_: JsonOption = False) -> None:
     """Print the meaning of every column of the results, or the JSON schema of a recipe.
 
     Parameters
     ----------
     what
         summary, units, curves (all of them by default), or an audit's name for its recipe.
+    json_
+        Print the columns as JSON; a recipe's schema always is.
     """
     if what in AUDITS:
         print(json.dumps(AUDITS[what].recipe.model_json_schema(), indent=1))
         return
     if what is not None and what not in PUBLISHED:
         raise UserError(f"no table or audit {what!r}; there are {', '.join([*PUBLISHED, *AUDITS])}")
+    if json_:
+        tables = {name: list(PUBLISHED[name].items()) for name in ([what] if what else PUBLISHED)}
+        print(json.dumps({name: [_described(audit, t) for audit, t in of] for name, of in tables.items()}, indent=1))
+        return
     for name in [what] if what else PUBLISHED:
         for audit, table in PUBLISHED[name].items():
             of = f", audit {audit}" if audit else ""
@@ -263,6 +269,11 @@ def schema(what: str | None = None, /) -> None:
                 grid.add_row(column.name, str(column.type), column.unit, column.meaning)
             console.print(grid)
             console.print()
+
+
+def _described(audit: str, table: Any) -> dict[str, Any]:
+    columns = [{"name": c.name, "type": str(c.type), "unit": c.unit, "meaning": c.meaning} for c in table.columns]
+    return {"audit": audit, "version": table.version, "meaning": table.meaning, "keys": list(table.keys), "columns": columns}
 
 
 def _check_prefect() -> None:

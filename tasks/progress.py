@@ -23,6 +23,7 @@ from memlib.store import Store
 STATUS = "status"
 LOCAL_SECONDS, REMOTE_SECONDS, PREFECT_SECONDS = 2.0, 10.0, 5.0  # between two writes of a status
 log = logging.getLogger("memlib")
+log.setLevel(logging.INFO)  # for whoever listens: MEMLIB_LOG=json, PREFECT_LOGGING_EXTRA_LOGGERS=memlib
 
 
 class Journal:

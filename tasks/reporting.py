@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
 import memlib
 from memlib.identity import content_key
@@ -87,7 +87,7 @@ def publish(
         record = Path(folder) / MANIFEST
         record.write_text(json.dumps(manifest, indent=1))
         store.publish(f"runs/{run}/{MANIFEST}", record)
-    _show_in_prefect(manifest)
+    _show_in_prefect(manifest, next((uri for name, uri in sorted(pages.items()) if name.endswith(".png")), None))
     return manifest
 
 
@@ -112,7 +112,7 @@ def _user() -> str:
         return "unknown"
 
 
-def _show_in_prefect(manifest: Mapping[str, Any]) -> None:
+def _show_in_prefect(manifest: Mapping[str, Any], figure: str | None) -> None:
     rows = [
         {name: row[name] for name in ("metric", "params", "value", "ci_low", "ci_high", "p_value", "verdict")}
         for row in manifest["findings"][:ARTIFACT_ROWS]
@@ -121,3 +121,9 @@ def _show_in_prefect(manifest: Mapping[str, Any]) -> None:
     create_table_artifact(table=rows, key=f"{key}-summary", description=manifest["title"])
     text = f"# {manifest['title']}\n\nReport: `{manifest['report']}`\n\nResults: `{manifest['results']['summary']}`"
     create_markdown_artifact(markdown=text, key=f"{key}-report", description=manifest["title"])
+    if figure is not None:
+        create_link_artifact(link=_as_link(figure), link_text="figure", key=f"{key}-figure", description=manifest["title"])
+
+
+def _as_link(uri: str) -> str:
+    return uri if "://" in uri else Path(uri).as_uri()

@@ -9,7 +9,7 @@ from memlib.audits.sweep import Outcome, Recipe
 from memlib.report.figures import INK, MUTED, TARGET, new_figure, save_figure
 from memlib.report.page import Page, Section, TableView
 
-MOST_METRICS = 6  # columns that fit beside the cells
+MOST_METRICS = 4  # columns that fit beside the cells
 
 
 def build_page(recipe: Recipe, run: str, outcomes: Sequence[Outcome], folder: Path) -> Page:
@@ -33,7 +33,7 @@ def build_page(recipe: Recipe, run: str, outcomes: Sequence[Outcome], folder: Pa
     lead = "Every cell is an audit with a run and a report of its own; here they are compared."
     return Page(
         title=recipe.title,
-        audit="sweep of",
+        audit="sweep",
         run=run,
         verdict=f"{len(done)} of {len(outcomes)} cells ended well." if broken else f"All {len(outcomes)} cells ended well.",
         verdict_kind="odd",

@@ -12,6 +12,7 @@ In each case the results must equal those of an undisturbed run, and no artifact
 """
 
 import argparse
+import contextlib
 import json
 import os
 import queue
@@ -275,7 +276,7 @@ def lose_node(case: Case, stage: str, *, spare: bool) -> Row:
     """The cluster's nodes are of this process, as Ray's own tests have them; the run is another process on it."""
     fault = "spare" if spare else "node"
     started, store = time.monotonic(), case.before(stage)
-    with _cluster(2 if spare else 1) as (cluster, nodes, environment):
+    with ray_cluster(2 if spare else 1) as (cluster, nodes, environment):
         whole = _attempts(store)
         on_cluster = (f"resources.ray_address={cluster.address}", f"resources.room_timeout={ROOM_SECONDS}")
         watched = case.start(store, *on_cluster, **environment)
@@ -295,22 +296,24 @@ def lose_node(case: Case, stage: str, *, spare: bool) -> Row:
     return case.again(store, stage, fault, first, started)
 
 
-class _cluster:
-    """A head without CPUs and so many nodes of one."""
+@contextlib.contextmanager
+def ray_cluster(count: int) -> Iterator[tuple[Any, list[Any], dict[str, str]]]:
+    """A head without cores and so many nodes of one, of this process; and what a driver needs in its environment."""
+    require_token()
+    from ray.cluster_utils import Cluster
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    try:
+        nodes = [cluster.add_node(num_cpus=1) for _ in range(count)]
+        yield cluster, nodes, {name: os.environ[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
+    finally:
+        cluster.shutdown()
 
-    def __enter__(self) -> tuple[Any, list[Any], dict[str, str]]:
-        environment = {name: os.environ[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
-        from ray.cluster_utils import Cluster
 
-        self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-        nodes = [self._cluster.add_node(num_cpus=1) for _ in range(self._count)]
-        return self._cluster, nodes, environment
-
-    def __exit__(self, *_: object) -> None:
-        self._cluster.shutdown()
+def require_token() -> None:
+    """Ray's clusters of several nodes ask for a token; to be called before anything imports Ray."""
+    if os.environ.setdefault("RAY_AUTH_MODE", "token") == "token":
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
 def rows(cases: Sequence[Case], faults: Sequence[str]) -> Iterator[Row]:
@@ -330,8 +333,7 @@ def rows(cases: Sequence[Case], faults: Sequence[str]) -> Iterator[Row]:
 
 def make_cases(folder: Path, audits: Sequence[str], environment: dict[str, str]) -> list[Case]:
     """The tiny audits, with a command that uses this environment."""
-    if os.environ.setdefault("RAY_AUTH_MODE", "token") == "token":  # before anything imports Ray
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    require_token()
     found = []
     for audit in audits:
         recipe = folder / f"{audit}.yaml"

@@ -1,0 +1,53 @@
+"""The fault matrix, and what it leaves out: models over several nodes, fleets that shrink."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import FAULTS, RECIPES, Watched, make_cases, ray_cluster, rows
+from harness import Memlib, kill_leftovers, newest, published
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+
+@pytest.mark.parametrize("audit", RECIPES)
+def test_whatever_breaks_is_done_again_and_nothing_else(memlib: Memlib, tmp_path: Path, audit: str) -> None:
+    found = list(rows(make_cases(tmp_path, [audit], memlib.environment), FAULTS))
+    bad = [row for row in found if not row.good]
+    assert not bad, bad
+
+
+def facts_of(store: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text())["facts"] for path in store.glob("artifacts/train/*/manifest.json")]
+
+
+def test_a_model_is_trained_by_two_nodes_together(memlib: Memlib, tmp_path: Path) -> None:
+    (case,) = make_cases(tmp_path, ["deja-vu"], memlib.environment)
+    here = memlib.audit(tmp_path / "here", "resources.workers_per_model=2", "resources.threads_per_worker=1")
+    with ray_cluster(2) as (cluster, _, environment):
+        settings = (f"resources.ray_address={cluster.address}", "resources.workers_per_model=2")
+        watched = case.start(tmp_path / "there", *settings, **environment)
+        assert watched.end() == 0, watched.said
+        kill_leftovers(watched.process)
+    there = newest(tmp_path / "there")
+    assert {facts["world_size"] for facts in facts_of(tmp_path / "there")} == {2}
+    mine, theirs = published(tmp_path / "there", there), published(tmp_path / "here", here)
+    assert all(mine[name].equals(theirs[name]) for name in theirs)
+
+
+def test_an_elastic_fleet_goes_on_with_fewer_nodes(memlib: Memlib, tmp_path: Path) -> None:
+    (case,) = make_cases(tmp_path, ["forgetting"], memlib.environment)  # many models
+    store, _ = case.undisturbed
+    with ray_cluster(2) as (cluster, nodes, environment):
+        settings = (f"resources.ray_address={cluster.address}", "resources.elastic=true", "resources.resume_seconds=0")
+        watched: Watched = case.start(tmp_path / "store", *settings, **environment)
+        assert watched.wait_for("train")
+        time.sleep(10)
+        cluster.remove_node(nodes[0], allow_graceful=False)  # there is no spare
+        assert watched.end() == 0, watched.said
+        kill_leftovers(watched.process)
+    mine, theirs = published(tmp_path / "store", newest(tmp_path / "store")), published(store, newest(store))
+    assert all(mine[name].equals(theirs[name]) for name in theirs)
+    assert len({facts["worker"]["node_id"] for facts in facts_of(tmp_path / "store")}) >= 1
