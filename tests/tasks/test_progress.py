@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from memlib.store import Store
+from tasks import progress
 from tasks.progress import Journal, JsonLines, bars, read_status
 
 
@@ -61,3 +62,20 @@ def test_there_may_be_no_status_or_a_broken_one(store: Store, tmp_path: Path) ->
     (tmp_path / "store" / "status").mkdir(parents=True)
     (tmp_path / "store" / "status" / "r1.json").write_text("{")
     assert read_status(store, "r1") is None
+
+
+def test_stages_that_take_long_have_progress_in_prefect(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, float]] = []
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress, "create_progress_artifact", lambda share, description: told.append(("new", share)) or "id")
+    monkeypatch.setattr(progress, "update_progress_artifact", lambda artifact, progress: told.append((artifact, progress)))
+    monkeypatch.setattr(progress.TaskRunContext, "get", lambda: object())
+    journal = Journal(store, "", {})
+    with bars(None, "embed", journal) as shown:  # short: nobody would see it
+        shown.move("embed", 1, 1)
+    with bars(None, "train", journal) as shown:
+        for seconds, done in ((1, 10), (6, 20), (7, 30), (12, 40), (13, 100)):
+            now[0] = seconds
+            shown.move("train", done, 100)
+    assert told == [("new", 20.0), ("id", 40.0), ("id", 100.0)]
