@@ -221,7 +221,7 @@ def test_a_server_that_is_gone_is_said_and_what_was_done_is_kept(
     memlib: Memlib, finished: tuple[Path, dict[str, Any]], bucket: str, swift: SwiftServer
 ) -> None:
     uri, settings = f"{bucket}/here", {**swift.environment, "MEMLIB_STORE_PATIENCE": "15"}
-    watched = Watched(memlib.start(uri, MEMLIB_LOG="json", **settings))
+    watched = Watched(memlib.start(uri, "resources.resume_seconds=5", MEMLIB_LOG="json", **settings))
     assert watched.wait_for("embed")
     swift.stop()
     started = time.monotonic()
@@ -235,7 +235,7 @@ def test_a_server_that_is_gone_is_said_and_what_was_done_is_kept(
     assert "Traceback" not in watched.said
     before = attempts(uri)
     assert any("/train/" in path for path in before)
-    again = memlib.start(uri, **settings)
+    again = memlib.start(uri, "resources.resume_seconds=5", **settings)
     _, errors = again.communicate(timeout=600)
     assert again.returncode == 0, errors
     mine, theirs = s3_tables(uri, finished[1]["run"]), published(*finished)
@@ -248,7 +248,9 @@ def test_two_drivers_of_one_audit_end_well_with_one_set_of_artifacts(
     memlib: Memlib, finished: tuple[Path, dict[str, Any]], bucket: str, swift: SwiftServer
 ) -> None:
     uri = f"{bucket}/here"
-    drivers = [Watched(memlib.start(uri, MEMLIB_LOG="json", **swift.environment)) for _ in range(2)]
+    drivers = [
+        Watched(memlib.start(uri, "resources.resume_seconds=5", MEMLIB_LOG="json", **swift.environment)) for _ in range(2)
+    ]
     for driver in drivers:
         assert driver.end() == 0, driver.said
     mine, theirs = s3_tables(uri, finished[1]["run"]), published(*finished)
