@@ -8,12 +8,14 @@ OTHER := $(if $(filter gpu,$(FAISS)),cpu,gpu)
 INSTALL = rm -f .venv/$(OTHER) .venv/$(OTHER)-test; $(BIN)/python -m pip uninstall --quiet --yes faiss-$(OTHER); \
 	$(BIN)/python -m pip install --quiet -c constraints.txt
 
-.PHONY: audit test test-slow lint clean help
+.PHONY: audit test test-slow lint validate drill clean help
 
 help:
 	@echo "make audit      make .venv, run the embedded audit, print a table and the path of the report"
 	@echo "make test       ruff, mypy, import-linter and pytest, in the same environment"
 	@echo "make test-slow  the tests that take minutes"
+	@echo "make validate   manifests in deployments/ against schemas and linters, in an environment of its own"
+	@echo "make drill      Prefect on PostgreSQL on this machine: kill, resume, retry, schedule"
 	@echo "make clean      remove .venv and caches"
 
 audit: .venv/$(FAISS)
@@ -30,6 +32,17 @@ lint: .venv/$(FAISS)-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+validate: .venv/validate/done
+	.venv/validate/bin/python tests/deployments/validate.py
+
+drill: .venv/$(FAISS)
+	$(BIN)/python -m deployments.local.drill
+
+.venv/validate/done: tests/deployments/requirements.txt
+	$(PYTHON) -m venv .venv/validate
+	.venv/validate/bin/python -m pip install --quiet -r $<
+	@touch $@
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "memlib needs Python 3.11 or later; make PYTHON=python3.12 ..."; exit 2; }

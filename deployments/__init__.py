@@ -1,1 +1,1 @@
-"""Recipes and, later, how to run on a cluster; installed with the package."""
+"""Recipes, and how to run them in production; installed with the package."""

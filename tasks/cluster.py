@@ -28,7 +28,7 @@ _starting = threading.Lock()
 
 
 def start_ray(context: Context) -> Any:
-    """The ray module, connected: to the cluster the resources name, or to one of our own on loopback."""
+    """The ray module, connected: to the cluster the resources name, or to one of our own on this machine."""
     for name, value in RAY_SETTINGS.items():
         os.environ.setdefault(name, value)
     if context.resources.ray_address is None and "RAY_AUTH_MODE" not in os.environ:

@@ -1,0 +1,108 @@
+"""What Prefect's UI asks of its server, asked without the UI."""
+
+import base64
+import json
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from typing import Any
+
+from deployments.local.processes import Unexpected, wait_for
+
+TERMINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+
+
+@dataclass(frozen=True)
+class Api:
+    """A Prefect server's API behind a password."""
+
+    url: str
+    password: str
+
+    def ask(self, path: str, content: Any = None, method: str | None = None) -> Any:
+        """The answer to a GET, or to a POST (or another method) with some content.
+
+        Raises:
+            Unexpected: with what the server said, when it refuses.
+        """
+        code = base64.b64encode(self.password.encode()).decode()
+        headers = {"Content-Type": "application/json", "Authorization": f"Basic {code}"}
+        body = None if content is None else json.dumps(content).encode()
+        request = urllib.request.Request(self.url + path, body, headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return json.loads(answer.read() or "null")
+        except urllib.error.HTTPError as error:
+            raise Unexpected(f"{path} was refused ({error.code}): {error.read().decode()[:1000]}") from error
+
+    def healthy(self) -> bool:
+        """Whether it answers at all."""
+        try:
+            return bool(self.ask("/health"))
+        except (OSError, Unexpected):
+            return False
+
+    def deployment(self, name: str) -> dict[str, Any]:
+        """A deployment of the flow `audit`."""
+        found: dict[str, Any] = self.ask(f"/deployments/name/audit/{name}")
+        return found
+
+    def flow_run(self, run: str) -> dict[str, Any]:
+        """A run as the UI shows it."""
+        found: dict[str, Any] = self.ask(f"/flow_runs/{run}")
+        return found
+
+    def runs_of(self, deployment: str) -> list[dict[str, Any]]:
+        """All runs of a deployment, the newest first."""
+        query = {"deployments": {"id": {"any_": [deployment]}}, "sort": "START_TIME_DESC"}
+        found: list[dict[str, Any]] = self.ask("/flow_runs/filter", query)
+        return found
+
+    def ended(self, run: str, *, seconds: float = 300) -> dict[str, Any]:
+        """The run once it is in a terminal state."""
+
+        def done() -> dict[str, Any] | None:
+            found = self.flow_run(run)
+            return found if found["state_type"] in TERMINAL else None
+
+        return wait_for(done, f"run {run} to end", seconds=seconds)
+
+    def completed(self, run: str, *, seconds: float = 300) -> dict[str, Any]:
+        """The run, which must end well."""
+        found = self.ended(run, seconds=seconds)
+        if found["state_type"] != "COMPLETED":
+            raise Unexpected(f"run {found['name']} ended as {found['state_name']}: {found['state']['message']}")
+        return found
+
+    def stages(self, run: str, *, since: str = "") -> dict[str, set[str]]:
+        """In which states the stages of a run ended, by their names.
+
+        Args:
+            run: the id of the deployment's run; the stages are those of the audit within it.
+            since: an ISO time; what an earlier, killed attempt began before it stays Running for ever and is left out.
+        """
+
+        def settled() -> dict[str, set[str]] | None:
+            tasks = [task for task in self._tasks(run) if (task["start_time"] or "9") >= since]
+            states: dict[str, set[str]] = {}
+            for task in tasks:
+                states.setdefault(task["name"].rpartition("-")[0], set()).add(task["state_name"])
+            return states if tasks and all(task["state_type"] in TERMINAL for task in tasks) else None
+
+        wait_for(settled, f"the stages of run {run}", seconds=60)
+        time.sleep(3)  # the server takes in task states as events, one after the other
+        return wait_for(settled, f"the stages of run {run}", seconds=60)
+
+    def _tasks(self, run: str) -> list[dict[str, Any]]:
+        within = self.ask("/flow_runs/filter", {"flow_runs": {"parent_flow_run_id": {"any_": [run]}}})
+        ids = [flow["id"] for flow in within]
+        found: list[dict[str, Any]] = self.ask("/task_runs/filter", {"flow_runs": {"id": {"any_": ids}}}) if ids else []
+        return found
+
+    def retry(self, run: str) -> None:
+        """What the UI's button Retry does."""
+        state = {"type": "SCHEDULED", "name": "AwaitingRetry", "message": "Retry from the UI"}
+        answer = self.ask(f"/flow_runs/{run}/set_state", {"state": state, "force": True})
+        if answer["status"] != "ACCEPT":
+            raise Unexpected(f"the retry of run {run} was answered with {answer['status']}: {answer['details']}")

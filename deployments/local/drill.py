@@ -1,0 +1,293 @@
+"""A Prefect server on PostgreSQL, workers, the deployments, and what goes wrong in production.
+
+    python -m deployments.local.drill
+
+Everything is in a temporary folder and on loopback, but for Ray, which listens on all addresses and asks for a token; all of
+it is ended again. Linux, with PostgreSQL's binaries; ten minutes.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from deployments.local.api import Api
+from deployments.local.processes import Unexpected, call, descendants, free_port, kill, kill_marked, start, wait_for
+from deployments.local.services import PREFECT, environment_for, postgres, prefect_server, start_worker
+
+DEPLOYMENTS = Path(__file__).parents[1]
+TINY = Path(__file__).with_name("tiny.yaml")
+LONGER = {"training.epochs": 200}  # long enough to be killed in the middle
+
+
+@dataclass
+class Drill:
+    """A server with a worker, and what was seen so far."""
+
+    folder: Path
+    api: Api
+    environment: Mapping[str, str]
+    rows: list[tuple[str, str, str, float]] = field(default_factory=list)
+    workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def store(self) -> Path:
+        """Where the runs write."""
+        return self.folder / "store"
+
+    def step(self, what: str, do: Callable[["Drill"], str]) -> bool:
+        """Does one thing and notes what was seen, or what was wrong."""
+        print(f"... {what}", flush=True)
+        began = time.monotonic()
+        try:
+            saw, verdict = do(self), "ok"
+        except Unexpected as error:
+            saw, verdict = str(error), "FAILED"
+        self.rows.append((verdict, what, saw, time.monotonic() - began))
+        return verdict == "ok"
+
+    def new_worker(self) -> None:
+        """Starts another worker."""
+        self.workers.append(start_worker(self.folder, self.environment, f"worker-{len(self.workers)}"))
+
+    def start(self, deployment: str = "smoke", **parameters: Any) -> str:
+        """Starts a run as the command line does, and returns its id."""
+        given = {"recipe": str(TINY)} | parameters
+        options = [part for name, value in given.items() for part in ("--param", f"{name}={json.dumps(value)}")]
+        before = {run["id"] for run in self.api.runs_of(self.api.deployment(deployment)["id"])}
+        call([*PREFECT, "deployment", "run", f"audit/{deployment}", *options], self.environment, cwd=self.folder)
+        new: str
+        (new,) = {run["id"] for run in self.api.runs_of(self.api.deployment(deployment)["id"])} - before
+        return new
+
+
+def deploy(drill: Drill) -> str:
+    """What set-up.sh does, twice, as one does after a change; and a worker."""
+    for _ in range(2):
+        call(["bash", str(DEPLOYMENTS / "set-up.sh")], drill.environment, cwd=drill.folder)
+    automations = [found["name"] for found in drill.api.ask("/automations/filter", {})]
+    if len(automations) != len(set(automations)) or not automations:
+        raise Unexpected(f"there are the automations {automations}")
+    drill.new_worker()
+    names = sorted(found["name"] for found in drill.api.ask("/deployments/filter", {}))
+    nightly = drill.api.deployment("nightly")
+    planned = wait_for(
+        lambda: [run["expected_start_time"] for run in drill.api.runs_of(nightly["id"]) if run["state_name"] == "Scheduled"],
+        "the nightly runs to be planned",
+        seconds=90,
+    )
+    return f"{len(automations)} automations; {', '.join(names)}; the next nightly run is planned for {min(planned)[:16]}"
+
+
+def run_two(drill: Drill) -> str:
+    """Two runs at once: the limit of one lets the second wait."""
+    first, second = drill.start(), drill.start()
+    wait_for(
+        lambda: drill.api.flow_run(second)["state_name"] == "AwaitingConcurrencySlot" or None,
+        "the second run to wait for the first",
+    )
+    drill.api.completed(first)
+    drill.api.completed(second)
+    made, found = drill.api.stages(first), drill.api.stages(second)
+    if any("Completed" not in states for states in made.values()):
+        raise Unexpected(f"the first run found stages in an empty store: {made}")
+    _all_cached(found)
+    return f"both Completed, the second after AwaitingConcurrencySlot and with its {len(found) - 1} stages Cached"
+
+
+def refuse(drill: Drill) -> str:
+    """A mistake in a parameter ends as one line before anything runs; a wrong name or type does not even make a run."""
+    path = f"/deployments/{drill.api.deployment('smoke')['id']}/create_flow_run"
+    try:
+        drill.api.ask(path, {"parameters": {"resources": {"gpus": 1}}})
+    except Unexpected as refused:
+        if "gpus" not in str(refused):
+            raise
+    else:
+        raise Unexpected("a run with resources.gpus was made")
+    ended = drill.api.ended(drill.start(recipe="smok"))
+    message = ended["state"]["message"]
+    if ended["state_name"] != "Failed" or message != "no recipe 'smok'; did you mean smoke?":
+        raise Unexpected(f"ended as {ended['state_name']}: {message}")
+    return f"resources.gpus is refused; the run is Failed: {message}"
+
+
+def kill_and_resume(drill: Drill) -> str:
+    """The worker and all it started are killed in the middle of a training; the automations do the rest."""
+    run = drill.start(changes=LONGER)
+    wait_for(lambda: _saved_step(drill.store) or None, "a training to be saved")
+    worker = drill.workers[-1]
+    kill([*descendants(worker.pid), worker.pid])
+    killed, step = _now(), _saved_step(drill.store)
+    drill.new_worker()
+    if (state := drill.api.flow_run(run)["state_name"]) != "Running":
+        raise Unexpected(f"a killed run cannot have said so, but its state is {state}")
+    crashed = wait_for(lambda: _was(drill.api, run, "Crashed"), "the automation to call the run crashed", seconds=240)
+    wait_for(lambda: _was(drill.api, run, "AwaitingRetry"), "the automation to run it again", seconds=120)
+    wait_for(lambda: drill.api.flow_run(run)["state_name"] != "Crashed" or None, "the run to be scheduled")
+    ended = drill.api.completed(run, seconds=400)
+    stages = drill.api.stages(run, since=killed)
+    _all_cached({name: states for name, states in stages.items() if name in ("decode images", "split examples")})
+    if ended["run_count"] != 2:
+        raise Unexpected(f"the run ended after {ended['run_count']} attempts")
+    return (
+        f"killed while Running, saved at step {step}; {crashed}; second attempt Completed, Cached: {_names(stages, 'Cached')}"
+    )
+
+
+def run_again(drill: Drill) -> str:
+    """The same once more, as a new run: there is nothing left to do."""
+    run = drill.start(changes=LONGER)
+    drill.api.completed(run)
+    stages = drill.api.stages(run)
+    _all_cached(stages)
+    return f"Completed, all {len(stages) - 1} stages Cached"
+
+
+def mend_and_retry(drill: Drill) -> str:
+    """A stage fails because a file is where its folder should be; mended, the run is retried as by the UI's button."""
+    changes = {"title": "another page", "report.gallery": 1}
+    way = drill.store / "artifacts" / "report"
+    aside = way.with_name("report-aside")
+    way.rename(aside)
+    way.write_text("in the way")
+    run = drill.start(changes=changes)
+    failed = drill.api.ended(run)
+    if failed["state_name"] != "Failed":
+        raise Unexpected(f"a run that cannot write its report ended as {failed['state_name']}")
+    before = drill.api.stages(run)
+    way.unlink()
+    aside.rename(way)
+    mended = _now()
+    drill.api.retry(run)
+    drill.api.completed(run)
+    stages = drill.api.stages(run, since=mended)
+    _all_cached(stages, but=("report",))
+    return f"Failed in {_names(before, 'Failed')}; retried: Completed, Cached: {_names(stages, 'Cached')}"
+
+
+def schedule(drill: Drill) -> str:
+    """A schedule starts runs by itself."""
+    deployment = drill.api.deployment("smoke")["id"]
+    before = {run["id"] for run in drill.api.runs_of(deployment)}
+    every = {"active": True, "schedule": {"interval": 20}, "parameters": {"recipe": str(TINY)}}
+    (made,) = drill.api.ask(f"/deployments/{deployment}/schedules", [every])
+
+    def scheduled() -> dict[str, Any] | None:
+        runs = (run for run in drill.api.runs_of(deployment) if run["id"] not in before and run["auto_scheduled"])
+        return next((run for run in runs if run["state_name"] == "Completed"), None)
+
+    found = wait_for(scheduled, "a scheduled run to complete", seconds=240)
+    drill.api.ask(f"/deployments/{deployment}/schedules/{made['id']}", {"active": False}, "PATCH")
+    return f"{found['name']}, planned for {found['expected_start_time'][11:19]}, Completed"
+
+
+def run_in_ray(drill: Drill) -> str:
+    """What compose.yaml does: a head with a token, and a worker that has joined it by in-ray-cluster.sh."""
+    port = free_port()
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex}
+    own = dict(drill.environment) | token | {"RAY_TMPDIR": str(drill.folder)}
+    head = f"127.0.0.1:{port}"
+    node = ["--node-ip-address=127.0.0.1", f"--port={port}", "--include-dashboard=false", "--disable-usage-stats", "--block"]
+    start(["ray", "start", "--head", "--num-cpus=2", *node], own, drill.folder / "ray-head.log")
+    worker = [*PREFECT, "worker", "start", "--pool", "in-ray-cluster"]
+    script = str(DEPLOYMENTS / "in-ray-cluster.sh")
+    start(["bash", script, head, *worker], own, drill.folder / "worker-in-ray.log", cwd=drill.folder)
+    run = drill.start("cluster", changes={"training.seed": 1}, resources={"ray_address": "auto"})
+    drill.api.completed(run, seconds=400)
+    stages = drill.api.stages(run)
+    return f"Completed, made {_names(stages, 'Completed')}"
+
+
+STEPS: dict[str, Callable[[Drill], str]] = {
+    "set-up.sh, twice, and a worker": deploy,
+    "two runs of smoke at once, limit 1": run_two,
+    "parameters that are wrong": refuse,
+    "kill -9 of worker and run in a training": kill_and_resume,
+    "the same run as a new one": run_again,
+    "a stage fails, is mended, Retry in the UI": mend_and_retry,
+    "a schedule of every 20 seconds": schedule,
+    "a worker in a Ray cluster behind a token": run_in_ray,
+}
+
+
+def _saved_step(store: Path) -> int:
+    """How far the trainings in the store have been saved."""
+    return max((int(path.parent.name.partition("-")[0]) for path in store.glob("resume/*/*/manifest.json")), default=0)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat()
+
+
+def _was(api: Api, run: str, name: str) -> str | None:
+    states = [state for state in api.ask(f"/flow_run_states/?flow_run_id={run}") if state["name"] == name]
+    return f"{name} ({states[0]['message']})" if states else None
+
+
+def _all_cached(stages: Mapping[str, set[str]], *, but: tuple[str, ...] = ()) -> None:
+    but = (*but, "publish")  # no stage: it notes that the run was made
+    made = {name: states for name, states in stages.items() if states != {"Cached"} and name not in but}
+    if made or not stages:
+        raise Unexpected(f"stages that the store held were made again: {made or 'none is known'}")
+
+
+def _names(stages: Mapping[str, set[str]], state: str) -> str:
+    return ", ".join(name for name, states in stages.items() if state in states)
+
+
+@contextlib.contextmanager
+def everything(folder: Path) -> Iterator[Drill]:
+    """Database and server, and the end of all that was started, come what may."""
+    mark = uuid.uuid4().hex
+    environment = environment_for(folder, mark)
+    try:
+        with postgres(folder / "postgres", environment) as database, prefect_server(folder, environment, database) as server:
+            drill = Drill(folder, *server)
+            try:
+                yield drill
+            finally:
+                for worker in drill.workers:
+                    kill([*descendants(worker.pid), worker.pid])
+    finally:
+        kill_marked(mark)
+
+
+def _interrupt(*_: object) -> None:
+    """SIGTERM as Ctrl-C: what was started is ended."""
+    raise KeyboardInterrupt
+
+
+def main() -> int:
+    """Runs the drill and prints what was seen; the folder with the logs is kept when something was not as it should be."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    folder = Path(tempfile.mkdtemp(prefix="memlib-drill-"))
+    os.chmod(folder, 0o755)  # PostgreSQL may run as another user below it
+    good = False
+    try:
+        with everything(folder) as drill:
+            good = all(drill.step(what, do) for what, do in STEPS.items())
+            for verdict, what, saw, seconds in drill.rows:
+                print(f"{verdict:<7} {seconds:4.0f} s  {what:<42} {saw}")
+    except KeyboardInterrupt:
+        print("stopped; nothing of it runs any more")
+    if good:
+        shutil.rmtree(folder)
+    else:
+        print(f"logs and store: {folder}")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""The one flow that deployments run: any audit, by the name of a recipe. Its signature is the form in Prefect's UI."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from prefect import flow, runtime
+from prefect.states import Failed
+
+from flows.audits import AUDITS, audit_of
+from flows.recipes import load_recipe, validate
+from memlib.errors import RunError, UserError
+from memlib.specs import Resources, Spec, merged
+
+
+@flow(name="audit", validate_parameters=True)
+def audit(
+    recipe: str = "smoke",
+    changes: dict[str, Any] = {},  # noqa: B006 - the form needs a default in JSON, and nobody writes to it
+    store: str = "memlib-store",
+    resources: Resources = Resources(),
+) -> Any:
+    """Runs the audit that a recipe describes. What the store holds already is not done again, so a rerun goes on.
+
+    Args:
+        recipe: The name of a shipped recipe, as `memlib recipes` lists them, or the path of a YAML file that the worker can
+            read. It says which audit runs.
+        changes: Values of the recipe to change, by dotted key, as in {"training.epochs": 50}.
+        store: An absolute folder or an s3:// prefix for artifacts, results and reports. Credentials come from the worker's
+            environment.
+        resources: Machines. What differs from the defaults takes precedence over the recipe's own. Changes no result.
+
+    Returns:
+        The run's manifest; or the state Failed with the error in one line, when it is the user's or the world's fault.
+    """
+    try:
+        name, spec, machines = asked_for(recipe, changes, resources)
+        _check_lasting(store)
+        return AUDITS[name].flow(spec, store, machines, True)
+    except (UserError, RunError) as error:
+        return Failed(message=str(error), data=error)
+
+
+def asked_for(recipe: str, changes: Mapping[str, Any], resources: Resources) -> tuple[str, Spec, Resources]:
+    """The audit, its recipe and the machines that the parameters name.
+
+    Raises:
+        UserError: for a recipe or a change that is none.
+    """
+    settings = [f"{key}={yaml.safe_dump(value, default_flow_style=True)}" for key, value in changes.items()]
+    content, machines = load_recipe(recipe, settings)
+    name = audit_of(str(content.get("audit")))
+    if name not in AUDITS:
+        raise UserError(f"recipe {recipe} does not say which audit it is for (audit: {', '.join(AUDITS)})")
+    said = merged(machines, resources.model_dump(mode="json", exclude_defaults=True))
+    return name, validate(AUDITS[name].recipe, AUDITS[name].read(content)), validate(Resources, said)
+
+
+def _check_lasting(store: str) -> None:
+    """Refuses a store in the worker's own folder, which is deleted after the run."""
+    if runtime.deployment.id is not None and "://" not in store and not Path(store).is_absolute():
+        raise UserError(f"store {store!r} lies in a folder that is deleted after the run; use an absolute path or s3://")

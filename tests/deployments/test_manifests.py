@@ -1,0 +1,297 @@
+"""deployments/ says what the code, Prefect, KubeRay and the lock file say. Schemas that are not here: make validate."""
+
+import copy
+import json
+import re
+import shlex
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from prefect.cli.deploy._models import DeploymentConfig, PrefectYamlModel, RawScheduleConfig, WorkPoolConfig
+from prefect.client.schemas.objects import ConcurrencyLimitConfig
+from prefect.client.schemas.schedules import construct_schedule
+from prefect.events.schemas.automations import AutomationCore, EventTrigger
+from prefect.flows import load_flow_from_entrypoint
+from prefect.server.api import collections_data
+from prefect.utilities.callables import parameter_schema
+
+import memlib
+from flows.audits import AUDITS
+from flows.deployed import asked_for
+from flows.recipes import load_recipe, validate
+from memlib.specs import Resources
+
+ROOT = Path(__file__).parents[2]
+DEPLOYMENTS = ROOT / "deployments"
+STORE = "/srv/memlib"  # what MEMLIB_STORE might be
+
+
+def read(name: str) -> Any:
+    return yaml.safe_load((DEPLOYMENTS / name).read_text())
+
+
+def deployments() -> list[dict[str, Any]]:
+    text = (DEPLOYMENTS / "prefect.yaml").read_text().replace("{{ $MEMLIB_STORE }}", STORE)
+    assert "{{" not in text, "a variable that set-up.sh does not ask for"
+    return yaml.safe_load(text)["deployments"]
+
+
+def pinned(package: str) -> str:
+    found = re.search(rf"^{package}==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE | re.IGNORECASE)
+    assert found
+    return found[1]
+
+
+# -- prefect.yaml -------------------------------------------------------------------------------------
+
+
+def test_prefect_yaml_is_as_prefect_reads_it() -> None:
+    content = read("prefect.yaml")
+    PrefectYamlModel.model_validate(content)
+    assert set(content) <= {"name", "prefect-version", "pull", "definitions", "deployments"}
+    assert content["prefect-version"] == pinned("prefect")
+    assert content["pull"] == []  # and not left out, which would have Prefect look for the code in the folder of the deployer
+
+
+@pytest.mark.parametrize("deployment", deployments(), ids=lambda deployment: deployment["name"])
+def test_every_deployment_can_run(deployment: dict[str, Any]) -> None:
+    assert set(deployment) <= set(DeploymentConfig.model_fields)  # Prefect passes over what it does not know
+    assert set(deployment["work_pool"]) <= set(WorkPoolConfig.model_fields)
+    flow = load_flow_from_entrypoint(deployment["entrypoint"], use_placeholder_flow=False)
+    given = deployment["parameters"]
+    parameters = flow.validate_parameters(flow_defaults() | given)
+    jsonschema.validate(given, parameter_schema(flow).model_dump_for_openapi())
+    asked_for(parameters["recipe"], parameters["changes"], parameters["resources"])
+    assert "://" in parameters["store"] or Path(parameters["store"]).is_absolute()
+    limit = deployment["concurrency_limit"]
+    ConcurrencyLimitConfig.model_validate(limit)
+    assert (limit["limit"], limit["collision_strategy"]) == (1, "ENQUEUE")
+    for schedule in deployment.get("schedules", ()):
+        raw = RawScheduleConfig.model_validate(schedule)
+        construct_schedule(cron=raw.cron, timezone=raw.timezone)
+    refuses_unknown(deployment["work_pool"]["job_variables"], pool_variables(deployment["work_pool"]["name"]))
+
+
+def flow_defaults() -> dict[str, Any]:
+    return {"recipe": "smoke", "changes": {}, "store": STORE, "resources": Resources()}
+
+
+def pool_variables(name: str) -> dict[str, Any]:
+    if name == "kubernetes":
+        return json.loads((DEPLOYMENTS / "kubernetes" / "work-pool.json").read_text())["variables"]
+    path = Path(collections_data.__file__ or next(iter(collections_data.__path__))).parent
+    found = next(path.rglob("aggregate-worker-metadata.json"))
+    return json.loads(found.read_text())["prefect"]["process"]["default_base_job_configuration"]["variables"]
+
+
+def refuses_unknown(values: dict[str, Any], schema: dict[str, Any]) -> None:
+    assert set(values) <= set(schema["properties"]), set(values) - set(schema["properties"])
+    jsonschema.validate(values, schema)
+
+
+def test_there_is_smoke_nightly_and_large() -> None:
+    found = {deployment["name"]: deployment for deployment in deployments()}
+    assert {"smoke", "nightly", "large"} <= set(found)
+    assert [schedule["cron"] for schedule in found["nightly"]["schedules"]] == ["0 2 * * *"]
+    assert found["large"]["work_pool"]["name"] == "kubernetes"
+    assert found["large"]["parameters"]["resources"]["ray_address"] == "auto"
+
+
+def test_the_form_explains_every_parameter() -> None:
+    schema = parameter_schema(load_flow_from_entrypoint("flows.deployed.audit", use_placeholder_flow=False))
+    assert list(schema.properties) == ["recipe", "changes", "store", "resources"]
+    assert all(len(field["description"]) > 20 for field in schema.properties.values())
+    assert all("default" in field for field in schema.properties.values())
+
+
+def test_the_work_pool_fills_all_that_its_job_names() -> None:
+    pool = json.loads((DEPLOYMENTS / "kubernetes" / "work-pool.json").read_text())
+    named = set(re.findall(r"{{ (\w+) }}", json.dumps(pool["job_configuration"])))
+    assert named == set(pool["variables"]["properties"])
+    jsonschema.Draft7Validator.check_schema(pool["variables"])
+
+
+def test_set_up_makes_every_work_pool() -> None:
+    made = re.findall(r"work-pool create (\S+)", (DEPLOYMENTS / "set-up.sh").read_text())
+    assert set(made) == {deployment["work_pool"]["name"] for deployment in deployments()}
+
+
+# -- automations --------------------------------------------------------------------------------------
+
+
+def test_automations_are_as_prefect_reads_them() -> None:
+    triggers = []
+    for content in read("automations.yaml")["automations"]:
+        assert set(content) <= set(AutomationCore.model_fields)
+        assert set(content["trigger"]) <= set(EventTrigger.model_fields)
+        triggers.append(AutomationCore.model_validate(content).trigger)
+    (zombie, _) = triggers
+    for deployment in deployments():
+        beat = int(deployment["work_pool"]["job_variables"]["env"]["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"])
+        assert zombie.within.total_seconds() >= 3 * beat
+    names = [content["name"] for content in read("automations.yaml")["automations"]]
+    assert f'inspect "{names[0]}"' in (DEPLOYMENTS / "set-up.sh").read_text()
+
+
+# -- Kubernetes ---------------------------------------------------------------------------------------
+
+
+def kubernetes() -> Iterator[tuple[str, dict[str, Any]]]:
+    for path in sorted((DEPLOYMENTS / "kubernetes").glob("*.yaml")):
+        for document in yaml.safe_load_all(path.read_text()):
+            yield path.name, document
+
+
+def kuberay(document: dict[str, Any]) -> None:
+    jsonschema.validate(document, json.loads(Path(__file__).with_name("kuberay.json").read_text()))
+
+
+RAY = [document for _, document in kubernetes() if document.get("apiVersion") == "ray.io/v1"]
+
+
+@pytest.mark.parametrize("document", RAY, ids=lambda document: document["kind"])
+def test_ray_objects_are_as_kuberay_reads_them(document: dict[str, Any]) -> None:
+    kuberay(document)
+    cluster = document["spec"].get("rayClusterSpec", document["spec"])
+    assert cluster["rayVersion"] == pinned("ray")
+    assert cluster["authOptions"] == {"mode": "token"}
+    assert cluster["headGroupSpec"]["serviceType"] == "ClusterIP"
+    for container in containers(document):
+        assert container["image"] == f"memlib:{memlib.__version__}-gpu"
+
+
+def containers(node: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(node, dict):
+        yield from node.get("containers", ())
+        for value in node.values():
+            yield from containers(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from containers(value)
+
+
+def test_the_ray_job_ends_and_is_tried_again() -> None:
+    (job,) = (document["spec"] for document in RAY if document["kind"] == "RayJob")
+    assert job["shutdownAfterJobFinishes"] is True
+    assert job["activeDeadlineSeconds"] > 0
+    assert job["backoffLimit"] > 0
+    command = re.fullmatch(r"memlib run (\S+) --recipe (\S+) --store s3://\S+((?: --set \S+)+)", job["entrypoint"].strip())
+    assert command
+    content, machines = load_recipe(command[2], re.findall(r"--set (\S+)", command[3]))
+    validate(AUDITS[command[1]].recipe, content)
+    assert validate(Resources, machines).ray_address == "auto"
+
+
+BREAKS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "a key with a typo": lambda job: job["spec"].update(backofLimit=3),
+    "no head": lambda job: job["spec"]["rayClusterSpec"].pop("headGroupSpec"),
+    "a number for a text": lambda job: job["spec"]["rayClusterSpec"].update(rayVersion=2.6),
+    "another API": lambda job: job.update(apiVersion="ray.io/v1alpha1"),
+    "an unknown mode": lambda job: job["spec"]["rayClusterSpec"]["authOptions"].update(mode="password"),
+    "no pods": lambda job: job["spec"]["rayClusterSpec"]["workerGroupSpecs"][0].pop("template"),
+}
+
+
+@pytest.mark.parametrize("break_it", BREAKS.values(), ids=BREAKS)
+def test_a_broken_ray_job_is_found(break_it: Callable[[dict[str, Any]], Any]) -> None:
+    (job,) = (copy.deepcopy(document) for document in RAY if document["kind"] == "RayJob")
+    kuberay(job)
+    break_it(job)
+    with pytest.raises(jsonschema.ValidationError):
+        kuberay(job)
+
+
+def test_secrets_that_are_named_are_in_the_example() -> None:
+    documents = list(kubernetes())
+    there = {document["metadata"]["name"] for _, document in documents if document.get("kind") == "Secret"}
+    there |= {document["metadata"]["name"] for document in RAY if "name" in document["metadata"]}  # KubeRay makes its token's
+    variables = pool_variables("kubernetes")["properties"]
+    named = {variables["secret"]["default"], variables["ray_secret"]["default"]}
+    for name, document in documents:
+        named |= set(re.findall(r"'secretRef': {'name': '(.+?)'}", str(document)))
+        named |= set(re.findall(r"'existingSecret': '(.+?)'", str(document)))
+        if name.startswith("prefect-server"):
+            named.add(document["secret"]["name"])
+    assert named == there
+
+
+def test_versions_are_those_of_the_lock_file() -> None:
+    server, worker = read("kubernetes/prefect-server-values.yaml"), read("kubernetes/prefect-worker-values.yaml")
+    tags = [server["global"]["prefect"]["image"]["prefectTag"], worker["worker"]["image"]["prefectTag"]]
+    assert all(tag.startswith(f"{pinned('prefect')}-python3.") for tag in tags)
+    assert worker["worker"]["config"]["workPool"] in {deployment["work_pool"]["name"] for deployment in deployments()}
+    (large,) = (deployment for deployment in deployments() if deployment["name"] == "large")
+    assert large["work_pool"]["job_variables"]["image"] == f"memlib:{memlib.__version__}-gpu"
+
+
+# -- images, compose, scripts -------------------------------------------------------------------------
+
+
+def test_the_image_is_made_of_what_is_there() -> None:
+    text = (DEPLOYMENTS / "Dockerfile").read_text()
+    assert set(re.findall(r"^FROM \S+ AS (\w+)$", text, re.MULTILINE)) == {"base", "cpu", "gpu"}
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    for line in re.findall(r"^COPY (.+) \S+$", text, re.MULTILINE):
+        for source in line.split():
+            assert (ROOT / source).exists(), source
+            assert source in allowed, source
+    for target in text.split("\nFROM ")[2:]:
+        assert "\nUSER 1000\n" in target
+
+
+def test_compose_publishes_on_loopback_and_holds_no_secret() -> None:
+    content = read("compose.yaml")
+    for name, service in content["services"].items():
+        assert all(str(port).startswith("127.0.0.1:") for port in service.get("ports", ())), name
+        for variable, value in service.get("environment", {}).items():
+            if re.search("PASSWORD|SECRET|TOKEN$|AUTH_STRING|CONNECTION_URL", variable):
+                assert "${" in value, variable
+        assert set(service.get("depends_on", ())) <= set(content["services"])
+        for script in re.findall(r"/opt/memlib/(\S+\.sh)", str(service.get("command", ""))):
+            assert (ROOT / script).exists()
+    asked = set(re.findall(r"\${(\w+):\?", (DEPLOYMENTS / "compose.yaml").read_text()))
+    assert asked == set(re.findall(r"^(\w+)=$", (DEPLOYMENTS / "example.env").read_text(), re.MULTILINE))
+    pools = {deployment["work_pool"]["name"] for deployment in deployments()}
+    assert content["services"]["worker"]["command"][-1].removeprefix("--pool=") in pools
+
+
+@pytest.mark.parametrize("name", ["set-up.sh", "in-ray-cluster.sh", "slurm/audit.sbatch"])
+def test_scripts_are_bash(name: str) -> None:
+    done = subprocess.run(["bash", "-n", str(DEPLOYMENTS / name)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_slurm_job_is_queued_again_and_has_a_token() -> None:
+    text = (DEPLOYMENTS / "slurm" / "audit.sbatch").read_text()
+    options = re.findall(r"^#SBATCH (--[a-z-]+)", text, re.MULTILINE)
+    assert {"--requeue", "--signal", "--open-mode", "--time"} <= set(options)
+    assert text.index("#SBATCH --output") < text.index("set -euo")  # Slurm stops reading options at the first command
+    assert "RAY_AUTH_MODE=token" in text
+
+
+def test_the_readme_names_every_file() -> None:
+    readme = (DEPLOYMENTS / "README.md").read_text()
+    for path in DEPLOYMENTS.rglob("*"):
+        inside = path.relative_to(DEPLOYMENTS)
+        if path.is_file() and inside.parts[0] != "recipes" and path.suffix in {".yaml", ".json", ".sh", ".sbatch", ".env"}:
+            assert str(inside) in readme, inside
+
+
+def test_the_runs_of_the_readme_can_run() -> None:
+    readme = (DEPLOYMENTS / "README.md").read_text()
+    found = re.findall(r"prefect deployment run audit/(\w+)((?: --param (?:'[^']+'|\S+))*)", readme)
+    defaults = {deployment["name"]: deployment["parameters"] for deployment in deployments()}
+    assert len(found) >= 4
+    for name, options in found:
+        given = [shlex.split(option)[0].partition("=") for option in re.findall(r"--param ('[^']+'|\S+)", options)]
+        parameters = flow_defaults() | defaults[name] | {key: yaml.safe_load(value) for key, _, value in given}
+        asked_for(parameters["recipe"], parameters["changes"], Resources.model_validate(parameters["resources"]))
+    (job,) = re.findall(r"audit\.sbatch (\S+) --recipe (\S+) --store \S+((?: +(?:\\\n *)?--set \S+)*)", readme)
+    content, machines = load_recipe(job[1], re.findall(r"--set (\S+)", job[2]))
+    validate(AUDITS[job[0]].recipe, content)
+    validate(Resources, machines)
