@@ -23,15 +23,21 @@ class StoreRefused(RunError):
 
 
 class CorruptArtifact(RunError):
-    """An artifact whose bytes do not match its manifest. It must be recomputed, never read."""
+    """An artifact whose bytes do not match its manifest: `ref`, its address, where it is known. Never to be read."""
+
+    def __init__(self, message: str, ref: Any = None) -> None:
+        super().__init__(message)
+        self.ref = ref
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (CorruptArtifact, (str(self), self.ref))
 
 
 class MissingArtifact(CorruptArtifact):
-    """An artifact that nobody has committed yet, or that was taken out: `ref`, its address."""
+    """An artifact that nobody has committed yet, or that was taken out."""
 
     def __init__(self, ref: Any) -> None:
-        super().__init__(f"artifact {ref} has no manifest; it must be computed again")
-        self.ref = ref
+        super().__init__(f"artifact {ref} has no manifest; it must be computed again", ref)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (MissingArtifact, (self.ref,))

@@ -156,9 +156,22 @@ class Store:
             manifest = self.manifest(ref)
         except MissingArtifact:
             return None
+        if not self.is_local:
+            self._check_remote(ref, manifest)
         for name in manifest["files"]:
             self._verified_path(ref, manifest, name)
         return ref
+
+    def _check_remote(self, ref: Ref, manifest: Mapping[str, Any]) -> None:
+        """Sizes where the files are: a verified copy here says nothing to other nodes."""
+        there = self.listing(f"artifacts/{ref.stage}/{ref.key}/{manifest['attempt']}")
+        sizes = {path.split(f"/{manifest['attempt']}/", 1)[1]: size for path, (size, _) in there.items()}
+        for name, expected in manifest["files"].items():
+            if sizes.get(name) != expected["size"]:
+                problem = (
+                    "missing" if name not in sizes else f"damaged ({sizes[name]} bytes, committed with {expected['size']})"
+                )
+                raise CorruptArtifact(f"artifact {ref}: file {name} is {problem}", ref)
 
     def has(self, ref: Ref) -> bool:
         """Whether the artifact is committed, by its manifest alone; nothing is read but that."""
@@ -202,9 +215,9 @@ class Store:
             manifest = json.loads(content)
             names = [str(manifest["attempt"]), *(name for name, file in manifest["files"].items() if file["sha256"])]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CorruptArtifact(f"the manifest of artifact {ref} is damaged; it must be computed again") from error
+            raise CorruptArtifact(f"the manifest of artifact {ref} is damaged; it must be computed again", ref) from error
         if not all(_is_inside(name) for name in names):
-            raise CorruptArtifact(f"the manifest of artifact {ref} names files outside of it; it must be computed again")
+            raise CorruptArtifact(f"the manifest of artifact {ref} names files outside of it; it must be computed again", ref)
         return dict(manifest)
 
     # -- reading --------------------------------------------------------------------------------------
@@ -236,7 +249,7 @@ class Store:
                 if problem:
                     path.unlink(missing_ok=True)
         if problem:
-            raise CorruptArtifact(f"artifact {ref}: file {name} is {problem}")
+            raise CorruptArtifact(f"artifact {ref}: file {name} is {problem}", ref)
         return path
 
     def _problem(self, path: Path, expected: Mapping[str, Any]) -> str:
@@ -268,6 +281,17 @@ class Store:
             path.unlink(missing_ok=True)
         finally:
             part.unlink(missing_ok=True)
+
+    def _keep_copies(self, folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
+        """What was made here need not be fetched again: it goes into the cache of verified copies."""
+        with contextlib.suppress(OSError):  # a full disk; then it is fetched
+            self._cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._make_room(sum(int(file["size"]) for file in files.values()))
+            for name, file in files.items():
+                part = self._cache / f"{uuid.uuid4().hex}.part"
+                shutil.move(folder / name, part)
+                part.chmod(0o600)
+                part.replace(self._cache / str(file["sha256"]))
 
     def _make_room(self, size: int) -> None:
         """Removes the oldest copies; other processes may do the same at the same time."""
@@ -366,6 +390,9 @@ class Store:
         except BaseException:
             self._remove(target)
             raise
+        else:
+            if won and not self.is_local:
+                self._keep_copies(folder, files)
         finally:
             if not self.is_local:
                 shutil.rmtree(folder, ignore_errors=True)

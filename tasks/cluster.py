@@ -143,11 +143,13 @@ def map_on_ray(
     function: Callable[..., Any],
     calls: Sequence[tuple[Any, ...]],
     progress: Callable[[int, int], None],
+    near: Sequence[str | None] = (),
 ) -> None:
     """Calls a function once for each tuple of arguments, in Ray tasks of one thread, or of a GPU each.
 
     The function gets its number of threads as a last argument. Killed workers and lost nodes are survived by trying
-    again; no more tasks are submitted than keep the cluster busy, however many calls there are.
+    again; no more tasks are submitted than keep the cluster busy, however many calls there are. `near` are ids of the
+    nodes that have what the calls read; they go there when there is room.
 
     Raises:
         UserError, RunError: the first that a call raised, once all have ended, with the number of failures; or at once
@@ -163,16 +165,18 @@ def map_on_ray(
     options |= {"accelerator_type": asked.accelerator_type} if asked.accelerator_type else {}
     remote = ray.remote(**options, max_retries=3, runtime_env={"env_vars": WORKER_SETTINGS})(function)
     watch, limit = Watch(ray, context, stage, needs), asked.parallel
-    waiting, running, failures = list(calls)[::-1], [], []
+    waiting, running, failures = list(zip(calls, near or [None] * len(calls), strict=True))[::-1], [], []
+    looked, slots = -LOOK_SECONDS, 1
     try:
         while waiting or running:
-            room = max(1, places(ray, needs)) if len(calls) > 1 else 1
-            slots = min(2 * room, limit or 2 * room)
-            while waiting and len(running) < slots:
-                running.append(remote.remote(*waiting.pop(), threads))
-            finished, running = ray.wait(running, num_returns=1, timeout=LOOK_SECONDS)
-            if not finished:
+            if time.monotonic() - looked >= LOOK_SECONDS:
                 watch.look()
+                room = 2 * max(1, places(ray, needs))  # the next parts wait beside those under way
+                looked, slots = time.monotonic(), min(room, limit or room)
+            while waiting and len(running) < slots:
+                call, node = waiting.pop()
+                running.append(_near(remote, node).remote(*call, threads))
+            finished, running = ray.wait(running, num_returns=1, timeout=LOOK_SECONDS)
             failures += [failure for failure in (_failure(ray, done) for done in finished) if failure is not None]
             progress(len(calls) - len(waiting) - len(running), len(calls))
     except BaseException:
@@ -181,6 +185,15 @@ def map_on_ray(
         raise
     if failures:
         raise _joined(failures, len(calls))
+
+
+def _near(remote: Any, node: str | None) -> Any:
+    """The remote function, on that node when it lives and has room."""
+    if node is None:
+        return remote
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return remote.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True))
 
 
 def _refuse_without_room(ray: Any, context: Context, stage: str, needs: Mapping[str, float]) -> None:

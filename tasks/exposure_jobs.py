@@ -69,6 +69,11 @@ class Perplexities:
         """How much work it is: candidates."""
         return float(len(self.canaries) + self.references)
 
+    @property
+    def near(self) -> Ref | None:
+        """What it reads of its own."""
+        return self.at.near
+
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Fills the artifact."""
         data, model = self.at.data, self.at.load(device)
@@ -124,6 +129,11 @@ class Ranks:
         """How much work it is: parts of the space."""
         return float(1)
 
+    @property
+    def near(self) -> Ref | None:
+        """What it reads of its own."""
+        return self.at.near
+
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Fills the artifact."""
         data, model = self.at.data, self.at.load(device)
@@ -177,6 +187,11 @@ class Search:
     def units(self) -> float:
         """How much work it is: canaries."""
         return float(len(self.canaries))
+
+    @property
+    def near(self) -> Ref | None:
+        """What it reads of its own."""
+        return self.at.near
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Fills the artifact; a search that was killed goes on from its last saved frontier."""

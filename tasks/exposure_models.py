@@ -178,6 +178,11 @@ class ModelAt:
         """What keys say of what it reads."""
         return {"model": self.model.key} | self.data.key
 
+    @property
+    def near(self) -> Ref | None:
+        """What it reads of its own."""
+        return self.model
+
     def load(self, device: torch.device) -> LanguageModel:
         """The model, ready to be asked."""
         model, _ = load_trained(self.data.store, self.model, epoch=int(self.epoch), step=self.step)
@@ -222,6 +227,11 @@ class OutsideModel:
     def inputs(self) -> dict[str, Any]:
         """What keys say of what it reads."""
         return {"model": self.digest} | self.data.key
+
+    @property
+    def near(self) -> Ref | None:
+        """Nothing that was made here."""
+        return None
 
     def load(self, device: torch.device) -> Predictor:
         """The model, ready to be asked."""

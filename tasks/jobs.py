@@ -125,6 +125,11 @@ class NetChunk:
         """How much work it is: nets times epochs times examples."""
         return float(len(self.seeds) * self.training.epochs * self.data.members(TRAIN).num_rows)
 
+    @property
+    def near(self) -> Ref | None:
+        """What it reads of its own."""
+        return None
+
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Trains the nets and fills the artifact."""
         started = time.monotonic()
@@ -265,6 +270,11 @@ class NetScores:
     def units(self) -> float:
         """How much work it is: nets."""
         return float(len(self.nets))
+
+    @property
+    def near(self) -> Ref | None:
+        """What it reads of its own."""
+        return self.models if isinstance(self.models, Ref) else None
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Shows the nets everything and fills the artifact."""
@@ -475,6 +485,11 @@ class ModelOutputs:
         """How much work it is: examples."""
         return float(self.data.members(self.role).num_rows)
 
+    @property
+    def near(self) -> Ref | None:
+        """What it reads of its own."""
+        return self.model if isinstance(self.model, Ref) else None
+
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Fills the artifact."""
         forward, take = load_any(self.data.store, self.model, self.epoch, self.num_classes, device)
@@ -542,6 +557,11 @@ class CheckpointNorms:
     def units(self) -> float:
         """How much work it is: examples."""
         return float(self.data.members(TRAIN).num_rows)
+
+    @property
+    def near(self) -> Ref | None:
+        """What it reads of its own."""
+        return self.model if isinstance(self.model, Ref) else None
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Fills the artifact."""

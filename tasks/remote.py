@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from memlib.errors import RunError, UserError
+from memlib.errors import CorruptArtifact, RunError, UserError
 from memlib.logs import recorded, recording
 from memlib.store import Attempt, Ref, Store
 
@@ -40,7 +40,7 @@ def log_kept(store: Store, ref: Ref) -> Iterator[None]:
             path = None
             with contextlib.suppress(Exception):  # the error matters more than its log
                 path = store.keep_log(ref, f"failed-{uuid.uuid4().hex[:12]}")
-            if path is None or not said:
+            if path is None or not said or isinstance(error, CorruptArtifact):
                 raise
             kind = UserError if isinstance(error, UserError) else RunError
             raise kind(f"{error} (what it printed: {store.uri}/{path})") from error

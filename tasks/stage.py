@@ -119,6 +119,8 @@ def at_work(context: Context, refs: Sequence[Ref]) -> Iterator[None]:
     except BaseException as error:
         said = str(error) if isinstance(error, UserError | RunError) else type(error).__name__
         context.journal.note("failed", stage, key, problem=said)
+        if isinstance(error, CorruptArtifact) and error.ref is not None:
+            context.store.discard(error.ref)  # found by who read it; the next run makes it anew
         raise
     context.computed += [str(ref) for ref in refs]
     context.journal.note("computed", stage, key, count=len(refs), seconds=round(time.monotonic() - started, 2))
@@ -140,6 +142,11 @@ class Job(Protocol):
     @property
     def units(self) -> float:
         """How much work it is, in what the stage counts."""
+        ...
+
+    @property
+    def near(self) -> Ref | None:
+        """The largest artifact that it reads of its own; the node that made it has a copy."""
         ...
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
@@ -186,7 +193,15 @@ def _compute_jobs(context: Context, stage: str, missing: Mapping[Ref, Job], *, s
             write(attempt, context.device)
     else:
         with context.counter(stage) as progress:
-            map_on_ray(context, stage, compute_there, calls, progress)
+            map_on_ray(context, stage, compute_there, calls, progress, [_node_near(context, job) for job in missing.values()])
+
+
+def _node_near(context: Context, job: Job) -> str | None:
+    """The id of the node that has a copy of what a job reads; on one machine, or with a shared folder, all have."""
+    if job.near is None or context.store.is_local or context.resources.ray_address is None:
+        return None
+    found = context.store.manifest(job.near)["facts"].get("worker", {}).get("node_id")
+    return None if found is None else str(found)
 
 
 def cached(context: Context, data: Ref | list[Ref]) -> Any:

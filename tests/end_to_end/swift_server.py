@@ -91,7 +91,7 @@ def install(folder: Path) -> Path:
     """Makes a virtual environment with Swift in `folder`, once; returns the folder of its programs."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(folder.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another session may be at it
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another run of the tests may be at it
         done = folder / SWIFT
         if not done.exists():
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,7 +1,6 @@
 import json
 import logging
 import os
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +51,10 @@ def test_an_attempt_that_fails_leaves_nothing(store: Store) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"CONTENT", b"cont", b""])
-def test_damaged_bytes_are_detected_and_named(store: Store, damage: bytes) -> None:
+def test_damaged_bytes_are_detected_and_named(store: Store, damage: bytes, tmp_path: Path) -> None:
     commit(store)
     store._fs.pipe_file(stored(store, "data.bin"), damage)
-    fresh = pickle.loads(pickle.dumps(store))  # another process, which has verified nothing yet
+    fresh = Store(store.uri, cache=str(tmp_path / "other"))  # another node, which has verified nothing yet
     with pytest.raises(CorruptArtifact, match=r"decode/0+.*data\.bin"):
         fresh.lookup(REF.stage, REF.key)
     fresh.discard(REF)
@@ -261,3 +260,13 @@ def test_settings_of_the_environment_are_checked(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("MEMLIB_CACHE_GB", "many")
     with pytest.raises(UserError, match="MEMLIB_CACHE_GB is 'many'"):
         Store(str(tmp_path))
+
+
+def test_what_was_made_here_is_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsspec.filesystem("memory").store.clear()
+    store = Store("memory://bucket/store", cache=str(tmp_path / "cache"))
+    commit(store)
+    monkeypatch.setattr(Store, "_fetch", lambda *_: pytest.fail("fetched"))
+    copy = store.local_path(REF, "data.bin")
+    assert copy.read_bytes() == b"content"
+    assert copy.stat().st_mode & 0o777 == 0o600
