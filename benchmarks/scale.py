@@ -58,6 +58,7 @@ class Shard:
 
     number: int
     units: float = 1.0
+    near: Ref | None = None
 
     @property
     def spec(self) -> dict[str, Any]:

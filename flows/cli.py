@@ -118,7 +118,7 @@ def _carry_out(
         _check_prefect()
         from flows.running import check_stages  # loads torch, while the server starts
 
-        check_stages(AUDITS[audit], force)
+        check_stages(AUDITS[audit], [*force, *resources.stages])
         flow = AUDITS[audit].flow
     manifest = flow(spec, opened.uri, resources, quiet, tuple(force))
     if as_json:
@@ -163,7 +163,7 @@ def plan(
     from flows.running import check_stages
     from flows.running import plan as planned
 
-    check_stages(AUDITS[audit], force_stage)
+    check_stages(AUDITS[audit], [*force_stage, *resources.stages])
     found = planned(AUDITS[audit], spec, store, resources, force=force_stage)
     if json_:
         print(json.dumps(found.as_json(), indent=1))

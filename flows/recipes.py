@@ -34,6 +34,8 @@ def load_recipe(name_or_file: str, overrides: Sequence[str] = ()) -> tuple[dict[
     """
     content = overridden(_read(name_or_file, seen=()), overrides)
     resources = content.pop("resources", None) or {}
+    if content.get("audit") == "sweep" and isinstance(content.get("recipe"), str):  # its machines hold for the sweep
+        resources = merged(load_recipe(content["recipe"])[1], resources)
     return content, resources
 
 
@@ -67,7 +69,8 @@ def _read(name_or_file: str, seen: tuple[str, ...]) -> dict[str, Any]:
     content = _yaml(text, str(path))
     if not isinstance(content, dict):
         raise UserError(f"{path} does not hold a recipe (a YAML mapping)")
-    for naming in (content, *(cell for cell in content.get("cells") or () if isinstance(cell, dict))):
+    cells = content.get("cells")
+    for naming in (content, *(cell for cell in (cells if isinstance(cells, list) else ()) if isinstance(cell, dict))):
         if isinstance(naming.get("recipe"), str):
             naming["recipe"] = _beside(path, naming["recipe"])
     base = content.pop("extends", None)

@@ -1,11 +1,11 @@
 """Around every audit: its store, who asked for what, how far it is, the end of Ray; and what it would do, undone."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from flows.audits import Audit
+from flows.audits import AUDITS, Audit
 from flows.requests import announced
 from memlib.errors import RunError, UserError
 from memlib.planning import Plan
@@ -33,7 +33,10 @@ def carry_out(
     """
     opened = Store(store)
     opened.check_writable()
+    check_stages(AUDITS[audit], force)
     within = _shared.get()
+    if within is None:  # of a sweep, other cells may have the stage
+        check_stages(AUDITS[audit], resources.stages)
     with announced(opened, audit, recipe, resources) as run:
         title = str(getattr(recipe, "title", ""))
         shared = within or Shared()
@@ -71,9 +74,10 @@ def plan(audit: Audit, recipe: Spec, store: str, resources: Resources, *, force:
     return found
 
 
-def check_stages(audit: Audit, force: Sequence[str]) -> None:
-    """Refuses stages that the audit does not have."""
-    known = [stage.rpartition("/")[2] for stage in audit.stages]
-    for stage in force:
+def check_stages(audit: Audit, named: Iterable[str]) -> None:
+    """Refuses stages that the audit, or any cell of a sweep, does not have."""
+    audits = [other for other in AUDITS.values() if other.name != "sweep"] if audit.name == "sweep" else [audit]
+    known = list(dict.fromkeys(stage.rpartition("/")[2] for one in audits for stage in one.stages))
+    for stage in named:
         if stage not in known:
-            raise UserError(f"{audit.name} has no stage {stage!r} to force; it has {', '.join(known)}")
+            raise UserError(f"{audit.name} has no stage {stage!r}; it has {', '.join(known)}")

@@ -37,6 +37,7 @@ DEFAULT_STORE = "memlib-store"
 StoreOption = Annotated[str, Parameter(name="--store", env_var="MEMLIB_STORE")]
 JsonOption = Annotated[bool, Parameter(name="--json", negative="")]
 
+ENDED = ("failed", "stopped")
 QUIET_SECONDS = 60  # after which a running run is said not to have been heard of
 
 console = Console(highlight=False, markup=False)
@@ -145,10 +146,13 @@ def status(
         console.print(_status_table(seen))
         return
     with Live(_status_table(seen), console=console, refresh_per_second=2) as live:
-        while seen["state"] == "running" and any(note["run"] == found["run"] for note in unfinished(opened)):
+        while seen["state"] not in ENDED and any(note["run"] == found["run"] for note in unfinished(opened)):
             time.sleep(2)
             seen = _progress(opened, found)
-            live.update(_status_table(seen))
+            if seen["stages"]:
+                live.update(_status_table(seen))
+    if seen["state"] not in ENDED:
+        console.print(f"run {found['run']} has ended; see memlib runs")
 
 
 def _progress(store: Store, note: Mapping[str, Any]) -> dict[str, Any]:

@@ -137,6 +137,7 @@ def _carry_out_cells(
                 done |= {running.pop(future): future.result() for future in ended}
                 progress(len(done), len(cells))
         except BaseException:
+            context.shared.stopped.set()
             stop_ray()  # what the cells wait for
             pool.shutdown(wait=False, cancel_futures=True)
             raise

@@ -39,6 +39,7 @@ from memlib.usage import measuring, note_read
 
 MANIFEST = "manifest.json"
 KEPT_RESUME_STATES = 2
+PIECE_BYTES = 64 * 2**20
 PROBE_SECONDS = 10.0  # a store that cannot be reached at the start is most often mistyped
 NAME = re.compile(r"\w[\w.-]*")
 
@@ -108,6 +109,10 @@ class Store:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_open_store, (self.uri, str(self._cache), self._cache_bytes, self._patience))
+
+    def waiting(self, seconds: float) -> "Store":
+        """The same store with less patience."""
+        return Store(self.uri, cache=str(self._cache), cache_bytes=self._cache_bytes, patience=min(seconds, self._patience))
 
     @property
     def file_system(self) -> Any:
@@ -315,16 +320,23 @@ class Store:
         """
         manifest, found = self.manifest(ref), []
         for name, expected in manifest["files"].items():
-            path = self._at("artifacts", ref.stage, ref.key, manifest["attempt"], name)
             try:
-                with self._fs.open(path, "rb") as file:
-                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+                digest = self._digest_there(self._at("artifacts", ref.stage, ref.key, manifest["attempt"], name))
             except FileNotFoundError:
                 found.append(f"file {name} is missing")
                 continue
             if digest != expected["sha256"]:
                 found.append(f"file {name} is damaged (its sha256 differs from the manifest)")
+                if not self.is_local:  # a good copy here must not hide it from the next run
+                    (self._cache / str(expected["sha256"])).unlink(missing_ok=True)
         return found
+
+    def _digest_there(self, path: str) -> str:
+        """sha256 of a file where it is, read piece by piece so that each can be tried again."""
+        digest, size = hashlib.sha256(), int(self._fs.info(path)["size"])
+        for start in range(0, size, PIECE_BYTES):
+            digest.update(self._fs.cat_file(path, start=start, end=min(size, start + PIECE_BYTES)))
+        return digest.hexdigest()
 
     def listing(self, folder: str) -> dict[str, tuple[int, float]]:
         """All files below a folder of the store by their path below its root: (bytes, when they were written)."""

@@ -86,27 +86,37 @@ def garbage(store: Store, kept: Sequence[Mapping[str, Any]], *, before: float) -
         kept: manifests of the runs that stay.
         before: seconds since 1970.
     """
+    requests, statuses = store.listing("requests"), store.listing("status")
+    alive = {path: when for path, (_, when) in requests.items() if _last_heard(path, when, statuses) >= before}
+    before = min([before, *alive.values()])  # what runs under way have made since they began is named by no manifest yet
     wanted = {ref for run in kept for ref in refs_of(run)}
     found = [item for ref, files in _by_artifact(store).items() for item in _of_artifact(store, ref, files, wanted, before)]
     for place in ("resume", "ray"):
         found += _folders(store, place, before)
-    listed: tuple[tuple[Kind, str], ...] = (("request", "requests"), ("status", "status"))
-    for kind, folder in listed:
-        found += [Garbage(kind, path, size) for path, (size, when) in sorted(store.listing(folder).items()) if when < before]
+    listed: tuple[tuple[Kind, dict[str, tuple[int, float]]], ...] = (("request", requests), ("status", statuses))
+    for kind, files in listed:
+        found += [
+            Garbage(kind, path, size) for path, (size, when) in sorted(files.items()) if when < before and path not in alive
+        ]
     named = {f"logs/{ref.stage}/{ref.key}/" for ref in wanted}
     for path, (size, when) in sorted(store.listing("logs").items()):
         kept_log = f"{path.rpartition('/')[0]}/" in named and not path.rpartition("/")[2].startswith("failed-")
         if when < before and not kept_log:
             found.append(Garbage("log", path, size))
-    ids = {run["run"] for run in kept}
-    for path, (size, _) in sorted(store.listing("runs").items()):
-        if path.split("/")[1] not in ids:
+    ids = {run["run"] for run in kept} | {cell for run in kept for cell in run.get("cells", {}).values()}
+    for path, (size, when) in sorted(store.listing("runs").items()):
+        if path.split("/")[1] not in ids and when < before:
             found.append(Garbage("run", path, size))
-    for path, (size, _) in sorted(store.listing("results").items()):
+    for path, (size, when) in sorted(store.listing("results").items()):
         run = next((part.removeprefix("run=") for part in path.split("/") if part.startswith("run=")), None)
-        if run is not None and run not in ids:
+        if run is not None and run not in ids and when < before:
             found.append(Garbage("run", path, size))
     return found
+
+
+def _last_heard(request: str, asked: float, statuses: Mapping[str, tuple[int, float]]) -> float:
+    """When a run that has not ended last said how far it is."""
+    return max(asked, statuses.get(f"status/{request.rpartition('/')[2]}", (0, 0.0))[1])
 
 
 def delete(store: Store, found: Sequence[Garbage]) -> None:

@@ -1,5 +1,6 @@
 """Ray on demand: connecting, calling a function once for each part of a stage, noticing that no node is left for it."""
 
+import contextlib
 import os
 import secrets
 import socket
@@ -9,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from memlib.errors import RunError, UserError
+from memlib.errors import CorruptArtifact, RunError, UserError
 from tasks.runtime import Context
 
 RAY_SETTINGS = {
@@ -17,6 +18,7 @@ RAY_SETTINGS = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # halves the cost of a short fit
     "RAY_DEDUP_LOGS": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # where Ray was stopped, nothing may start another one
 }
 WORKER_SETTINGS = {  # freed memory is kept: returning it to the system after every step costs a quarter of the time
     "MALLOC_MMAP_THRESHOLD_": "1073741824",
@@ -62,7 +64,7 @@ def _connect(ray: Any, context: Context) -> None:
     except (OSError, ValueError, RuntimeError) as error:
         where = f"the Ray cluster at {address}" if address else "Ray on this machine"
         said = str(error).strip().splitlines()[0]
-        raise UserError(f"cannot start or reach {where} ({said}); see resources.ray_address") from error
+        raise RunError(f"cannot start or reach {where} ({said}); see resources.ray_address") from error
 
 
 def _check_address(address: str | None) -> None:
@@ -73,7 +75,7 @@ def _check_address(address: str | None) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=20).close()
     except OSError as error:
-        raise UserError(f"cannot start or reach the Ray cluster at {address} ({error}); see resources.ray_address") from error
+        raise RunError(f"cannot start or reach the Ray cluster at {address} ({error}); see resources.ray_address") from error
 
 
 def needs_of(ray: Any, context: Context, stage: str) -> dict[str, float]:
@@ -170,6 +172,7 @@ def map_on_ray(
     try:
         while waiting or running:
             if time.monotonic() - looked >= LOOK_SECONDS:
+                context.check_going()
                 watch.look()
                 room = 2 * max(1, places(ray, needs))  # the next parts wait beside those under way
                 looked, slots = time.monotonic(), min(room, limit or room)
@@ -180,8 +183,9 @@ def map_on_ray(
             failures += [failure for failure in (_failure(ray, done) for done in finished) if failure is not None]
             progress(len(calls) - len(waiting) - len(running), len(calls))
     except BaseException:
-        for task in running:
-            ray.cancel(task, force=True)
+        with contextlib.suppress(Exception):  # Ray may be gone
+            for task in running:
+                ray.cancel(task, force=True)
         raise
     if failures:
         raise _joined(failures, len(calls))
@@ -193,7 +197,7 @@ def _near(remote: Any, node: str | None) -> Any:
         return remote
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    return remote.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True))
+    return remote.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True, _spill_on_unavailable=True))
 
 
 def _refuse_without_room(ray: Any, context: Context, stage: str, needs: Mapping[str, float]) -> None:
@@ -219,8 +223,11 @@ def _joined(failures: Sequence[Exception], count: int) -> Exception:
     first = failures[0]
     if len(failures) == 1 or not isinstance(first, UserError | RunError):
         return first
-    kind = UserError if isinstance(first, UserError) else RunError
-    return kind(f"{first} ({len(failures)} of {count} parts failed)")
+    said = f"{first} ({len(failures)} of {count} parts failed)"
+    damaged = next((failure.ref for failure in failures if isinstance(failure, CorruptArtifact)), None)
+    if damaged is not None:
+        return CorruptArtifact(said, damaged)
+    return UserError(said) if isinstance(first, UserError) else RunError(said)
 
 
 def stop_ray() -> None:

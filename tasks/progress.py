@@ -17,11 +17,12 @@ from prefect.context import TaskRunContext
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from memlib.errors import RunError
+from memlib.errors import RunError, StoreRefused, StoreUnreachable
 from memlib.store import Store
 
 STATUS = "status"
 LOCAL_SECONDS, REMOTE_SECONDS, PREFECT_SECONDS = 2.0, 10.0, 5.0  # between two writes of a status
+TELLING_SECONDS = 5.0  # that an outage may hold up a run which only tells how far it is
 log = logging.getLogger("memlib")
 log.setLevel(logging.INFO)  # for whoever listens: MEMLIB_LOG=json, PREFECT_LOGGING_EXTRA_LOGGERS=memlib
 
@@ -39,10 +40,10 @@ class Journal:
     """
 
     def __init__(self, store: Store, run: str, about: dict[str, Any]) -> None:
-        self._store, self._run = store, run
+        self._store, self._run = (store if store.is_local else store.waiting(TELLING_SECONDS)), run
         self._status: dict[str, Any] = {"run": run, **about, "state": "running", "stages": {}}
         self._seconds = LOCAL_SECONDS if store.is_local else REMOTE_SECONDS
-        self._written = 0.0
+        self._written, self._told = 0.0, True
         self._lock = threading.Lock()
 
     def note(self, event: str, stage: str, key: str = "", **facts: Any) -> None:
@@ -79,14 +80,19 @@ class Journal:
     def publish(self, *, now: bool = False) -> None:
         """Writes the status, not too often."""
         with self._lock:
-            if not self._run or not (now or time.monotonic() - self._written >= self._seconds):
+            if not (self._run and self._told) or not (now or time.monotonic() - self._written >= self._seconds):
                 return
             self._written = time.monotonic()
             text = json.dumps(self._status | {"updated": time.time()}, indent=1)
-        with contextlib.suppress(OSError, RunError), tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "status.json"
-            file.write_text(text)
-            self._store.publish(f"{STATUS}/{self._run}.json", file, secret=True)
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                file = Path(folder) / "status.json"
+                file.write_text(text)
+                self._store.publish(f"{STATUS}/{self._run}.json", file, secret=True)
+        except (StoreUnreachable, StoreRefused):
+            self._told = False  # the run has worse to do than to try this again and again
+        except OSError:
+            pass
 
 
 def read_status(store: Store, run: str) -> dict[str, Any] | None:
@@ -104,6 +110,7 @@ class JsonLines(logging.Formatter):
         """time, level, message; run, stage, key, event and facts where the record has them."""
         line = {"time": round(record.created, 3), "level": record.levelname, "message": record.getMessage()}
         line |= {name: getattr(record, name) for name in ("run", "stage", "key", "event", "facts") if hasattr(record, name)}
+        line |= {"traceback": self.formatException(record.exc_info)} if record.exc_info else {}
         return json.dumps(line, default=str)
 
 

@@ -18,7 +18,10 @@ def compute_there(
     store: Store, ref: Ref, record: Mapping[str, Any], compute: Callable[[Attempt, torch.device], None], threads: int
 ) -> None:
     """Fills an artifact; what it makes goes to the store from there, and so does what it prints."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    import ray  # here, as who imports this module may still have to say how Ray is to start
+
+    granted = bool(ray.get_runtime_context().get_accelerator_ids().get("GPU"))  # Ray hides none from who asked for none
+    device = torch.device("cuda" if granted and torch.cuda.is_available() else "cpu")
     torch.set_num_threads(threads)
     with log_kept(store, ref), store.write(ref, **record) as attempt:
         attempt.facts["worker"] = whereabouts()
@@ -48,7 +51,7 @@ def log_kept(store: Store, ref: Ref) -> Iterator[None]:
 
 def whereabouts() -> dict[str, Any]:
     """Which process of which node this is, as Ray's own logs name it."""
-    import ray.util  # here, as who imports this module may still have to say how Ray is to start
+    import ray.util
 
     return {
         "node": ray.util.get_node_ip_address(),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from rich.console import Console
 
+from memlib.errors import RunError
 from memlib.planning import Plan
 from memlib.specs import Resources
 from memlib.store import Ref, Store
@@ -21,6 +22,7 @@ class Shared:
     """What the cells of a sweep have in common, so that no cell does again what another one does."""
 
     turns: dict[str, threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
+    stopped: threading.Event = field(default_factory=threading.Event)
     renewed: set[Ref] = field(default_factory=set)
 
 
@@ -63,7 +65,13 @@ class Context:
 
     def turn(self, stage: str) -> AbstractContextManager[object]:
         """One cell of a sweep at a time in a stage: what the next one shares with it, it finds done."""
+        self.check_going()
         return self.shared.turns[stage]
+
+    def check_going(self) -> None:
+        """Ends this cell where its sweep was stopped."""
+        if self.shared.stopped.is_set():
+            raise RunError("stopped with its sweep")
 
     def say(self, text: str) -> None:
         """A line about what is going on, for someone who watches."""

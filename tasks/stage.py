@@ -193,15 +193,17 @@ def _compute_jobs(context: Context, stage: str, missing: Mapping[Ref, Job], *, s
             write(attempt, context.device)
     else:
         with context.counter(stage) as progress:
-            map_on_ray(context, stage, compute_there, calls, progress, [_node_near(context, job) for job in missing.values()])
+            map_on_ray(context, stage, compute_there, calls, progress, _nodes_near(context, list(missing.values())))
 
 
-def _node_near(context: Context, job: Job) -> str | None:
-    """The id of the node that has a copy of what a job reads; on one machine, or with a shared folder, all have."""
-    if job.near is None or context.store.is_local or context.resources.ray_address is None:
-        return None
-    found = context.store.manifest(job.near)["facts"].get("worker", {}).get("node_id")
-    return None if found is None else str(found)
+def _nodes_near(context: Context, jobs: Sequence[Job]) -> list[str | None]:
+    """Ids of the nodes that have copies of what jobs read; on one machine, or with a shared folder, all have."""
+    if context.store.is_local or context.resources.ray_address is None:
+        return [None] * len(jobs)
+    made = {
+        ref: context.store.manifest(ref)["facts"].get("worker", {}) for ref in {job.near for job in jobs} if ref is not None
+    }
+    return [None if job.near is None else made[job.near].get("node_id") for job in jobs]
 
 
 def cached(context: Context, data: Ref | list[Ref]) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-from memlib.errors import RunError, UserError
+from memlib.errors import CorruptArtifact, RunError, UserError
 from memlib.specs import Resources
 from memlib.store import Store
 from memlib.training.fit import STAGE, TrainingJob
@@ -16,6 +16,8 @@ from tasks.board import Board
 from tasks.cluster import LOOK_SECONDS, Watch, in_words, needs_of, places, start_ray
 from tasks.runtime import Context
 from tasks.stage import at_work, cached, committed, note_reused, stage_task
+
+LONGEST_SECONDS = 30 * 86_400
 
 
 @stage_task("train models")
@@ -43,12 +45,14 @@ def train_on_ray(context: Context, jobs: Sequence[TrainingJob]) -> None:
     """Trains the jobs, as many side by side as the cluster holds, and waits for all of them.
 
     Raises:
-        RunError: when a worker kept failing, a job diverged, the time limit passed, or the cluster lost its nodes.
-        UserError: when the cluster cannot hold one model's workers.
+        RunError: when a worker kept failing, a job diverged, the time limit passed, or the cluster has no room, or none left.
+        UserError: when a model is to have a part of a GPU.
     """
     ray = start_ray(context)
     resources = context.resources
     needs = needs_of(ray, context, STAGE)
+    if 0 < needs.get("GPU", 0) < 1:
+        raise UserError(f"resources.stages.{STAGE}.gpus is {needs['GPU']:g}; workers in training need whole GPUs")
     groups = min(_groups(ray, context, needs), len(jobs))
     if resources.of(STAGE).cpus is None and resources.threads_per_worker is None:
         needs["CPU"] = _threads(ray.cluster_resources(), resources, groups)
@@ -63,6 +67,7 @@ def train_on_ray(context: Context, jobs: Sequence[TrainingJob]) -> None:
         watch = Watch(ray, context, STAGE, needs, parts=resources.workers_per_model * (1 if resources.elastic else groups))
         try:
             while wait([fit], timeout=LOOK_SECONDS).not_done:
+                context.check_going()
                 watch.look()
         except BaseException:  # an interrupt, or too late: end the fit, or leaving the pool would wait for it
             done.set()
@@ -72,7 +77,9 @@ def train_on_ray(context: Context, jobs: Sequence[TrainingJob]) -> None:
         done.set()
         watcher.join()
     if problems:
-        raise RunError("; ".join(f"{name}: {problem}" for name, problem in problems))
+        damaged = next((ref for _, (_, ref) in problems if ref is not None), None)
+        said = "; ".join(f"{name}: {problem}" for name, (problem, _) in problems)
+        raise RunError(said) if damaged is None else CorruptArtifact(said, damaged)
     if fit.result():
         raise RunError(str(fit.result()))
 
@@ -89,16 +96,23 @@ def _groups(ray: Any, context: Context, needs: Mapping[str, float]) -> int:
     """How many models fit side by side.
 
     Raises:
-        UserError: when there is no room for a single model's workers.
+        RunError: when there is no room for a single model's workers.
     """
-    workers, size = places(ray, needs), context.resources.workers_per_model
-    fit = workers // size
-    if fit < 1:
-        raise UserError(
+    size, end = context.resources.workers_per_model, time.monotonic() + context.resources.room_timeout
+    while (fit := (workers := places(ray, needs)) // size) < 1:
+        if context.resources.ray_address is not None and time.monotonic() < end:  # nodes may be on their way
+            time.sleep(LOOK_SECONDS)
+            continue
+        raise RunError(
             f"one model needs {size} workers of {in_words(needs)} each, but the Ray cluster has room for {workers}; lower "
             f"resources.workers_per_model, resources.threads_per_worker or resources.stages.{STAGE}"
         )
     return min(fit, context.resources.of(STAGE).parallel or fit)
+
+
+def _most(resources: Resources, count: int) -> int:
+    """The most models that a fleet which grows trains side by side."""
+    return min(count, resources.of(STAGE).parallel or count)
 
 
 def _threads(cluster: dict[str, float], resources: Resources, groups: int) -> int:
@@ -130,11 +144,12 @@ def _fit(
             "threads": int(needs["CPU"]),
         },
         scaling_config=ScalingConfig(
-            num_workers=(size, groups * size) if resources.elastic and groups > 1 else groups * size,
+            num_workers=(size, _most(resources, len(jobs)) * size) if resources.elastic else groups * size,
             use_gpu=use_gpu,
             resources_per_worker=dict(needs),
         ),
-        torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
+        # groups that are done wait for the last one; that a worker died is for Ray to notice
+        torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo", timeout_s=LONGEST_SECONDS),
         run_config=RunConfig(
             name=name,
             failure_config=FailureConfig(max_failures=resources.max_failures, controller_failure_limit=5),
@@ -158,7 +173,7 @@ def _ray_storage(store: Store) -> dict[str, Any]:
         return {"storage_path": f"{store.uri}/ray"}
     import pyarrow.fs
 
-    handler = pyarrow.fs.FSSpecHandler(store.file_system)  # which waits for outages
+    handler = pyarrow.fs.FSSpecHandler(store.file_system)
     return {"storage_path": f"{store.root}/ray", "storage_filesystem": pyarrow.fs.PyFileSystem(handler)}
 
 

@@ -9,7 +9,7 @@ import ray.train.torch
 import torch
 import torch.distributed as dist
 
-from memlib.errors import RunError, UserError
+from memlib.errors import CorruptArtifact, RunError, StoreRefused, StoreUnreachable, UserError
 from memlib.specs import Resources
 from memlib.training.fit import TrainingJob, train_into_store
 from memlib.training.loop import Worker
@@ -32,7 +32,7 @@ def train_worker(config: dict[str, Any]) -> None:
     number, rank = divmod(context.get_world_rank(), size)
     groups = max(1, context.get_world_size() // size)  # of a cluster that shrank, some workers may be left over
     members = [dist.new_group(list(range(g * size, (g + 1) * size))) for g in range(groups)] if size > 1 else []
-    worker = Worker(rank, size, device, members[number] if members else None)
+    worker = Worker(rank, size, device, members[number] if number < len(members) else None)
     for job in config["jobs"][number::groups] if number < groups else ():
         _train_one(job, worker, config)
     dist.barrier()  # a worker that leaves early would look like a failure
@@ -46,6 +46,13 @@ def _train_one(job: TrainingJob, worker: Worker, config: dict[str, Any]) -> None
     try:
         with log_kept(config["store"], job.ref(config["store"])):
             train_into_store(config["store"], job, worker=worker, resume_seconds=seconds, progress=show, where=whereabouts())
+    except (StoreUnreachable, StoreRefused, CorruptArtifact) as error:
+        if (
+            worker.world_size > 1
+        ):  # only this worker has seen it, and the others of its group wait for it: Ray starts them anew
+            raise
+        ref = error.ref if isinstance(error, CorruptArtifact) else None
+        ray.get(config["board"].object_to.remote(job.name, str(error), ref))
     except (RunError, UserError) as error:
         ray.get(config["board"].object_to.remote(job.name, str(error)))
     except OSError as error:

@@ -329,7 +329,7 @@ class _Run:
                 self._write_artifact(attempt)
                 attempt.facts["worker"] = dict(where or {})
             self.store.drop_resume(self.ref.key)
-        except OSError as error:
+        except (OSError, RunError) as error:
             return f"the model could not be written ({type(error).__name__}: {error}); free space and run again"
         return None
 

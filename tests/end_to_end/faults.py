@@ -278,8 +278,9 @@ def lose_node(case: Case, stage: str, *, spare: bool) -> Row:
     started, store = time.monotonic(), case.before(stage)
     with ray_cluster(2 if spare else 1) as (cluster, nodes, environment):
         whole = _attempts(store)
-        on_cluster = (f"resources.ray_address={cluster.address}", f"resources.room_timeout={ROOM_SECONDS}")
-        watched = case.start(store, *on_cluster, **environment)
+        settings = [f"resources.ray_address={cluster.address}", f"resources.room_timeout={ROOM_SECONDS}"]
+        settings += ["resources.stages.train.parallel=1"] if spare else []  # or both nodes would be at work
+        watched = case.start(store, *settings, **environment)
         hit = watched.wait_for(stage)
         time.sleep(5 if stage == "train" else 1)  # until Ray has placed it
         cluster.remove_node(nodes[0], allow_graceful=False)

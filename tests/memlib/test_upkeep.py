@@ -141,3 +141,31 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert json.loads(call(capsys, "verify", "--json", *where)[1])["damaged"][0]["artifact"] == str(USED)
     assert call(capsys, "gc", "--keep", "nobody", *where)[0] == 2
     assert "lies in the future" in call(capsys, "gc", "--days=-1", *where)[2]
+
+
+def test_the_cells_of_a_sweep_that_is_kept_are_kept(store: Store, tmp_path: Path) -> None:
+    run_of(store, "sweep", [USED, SECRET], tmp_path)
+    sweep = next(run for run in store.runs() if run["run"] == "sweep") | {"cells": {"a": "first", "b": None}}
+    found = paths(upkeep.garbage(store, [sweep], before=LATER))
+    assert ("run", "runs/second/manifest.json") in found
+    assert not [path for _, path in found if "first" in path]
+
+
+def test_what_is_new_is_left_even_of_runs_that_are_not_kept(store: Store) -> None:
+    assert upkeep.garbage(store, [], before=EARLIER) == []  # another driver may be publishing it
+
+
+def test_what_a_run_under_way_has_made_is_left(tmp_path: Path) -> None:
+    store, day, now = Store(str(tmp_path / "store")), 86_400, time.time()
+    with store.write(UNUSED) as attempt:
+        attempt.path("data.bin").write_text("made by the run")
+    for name in ("requests/r1.json", "status/r1.json"):
+        (tmp_path / "note").write_text("{}")
+        store.publish(name, tmp_path / "note")
+    for path in (tmp_path / "store").rglob("*"):
+        os.utime(path, (now - 10 * day, now - 10 * day))
+    os.utime(tmp_path / "store/requests/r1.json", (now - 20 * day, now - 20 * day))
+    gone = paths(upkeep.garbage(store, [], before=now - 7 * day))
+    assert gone == {("artifact", f"artifacts/{UNUSED}"), ("request", "requests/r1.json"), ("status", "status/r1.json")}
+    os.utime(tmp_path / "store/status/r1.json", (now, now))  # it is heard of
+    assert upkeep.garbage(store, [], before=now - 7 * day) == []

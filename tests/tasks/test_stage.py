@@ -10,7 +10,7 @@ import pytest
 from memlib.specs import Resources
 from memlib.store import Ref, Store
 from tasks.runtime import Context
-from tasks.stage import _node_near
+from tasks.stage import _nodes_near
 
 MODEL = Ref("train_nets", "0" * 32)
 
@@ -38,4 +38,4 @@ def test_a_part_goes_to_the_node_that_made_what_it_reads(
         attempt.facts["worker"] = {"node_id": "node-1"}
         attempt.path("a").write_text("a")
     part: Any = Part(near)
-    assert _node_near(Context(store, Resources(ray_address=address)), part) == found
+    assert _nodes_near(Context(store, Resources(ray_address=address)), [part, part]) == [found, found]

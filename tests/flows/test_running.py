@@ -1,0 +1,34 @@
+"""Stages that are named must be there; what the world did leaves a run to be resumed."""
+
+from pathlib import Path
+
+import pytest
+
+from flows.audits import AUDITS
+from flows.cli import main
+from flows.recipes import load_recipe
+from flows.running import check_stages
+from memlib.errors import UserError
+
+
+def test_stages_are_those_of_the_audit_or_of_any_cell() -> None:
+    check_stages(AUDITS["exposure"], ["corpus", "train"])
+    check_stages(AUDITS["sweep"], ["corpus", "train_nets", "embed"])
+    for audit in ("deja-vu", "sweep"):
+        with pytest.raises(UserError, match="has no stage 'scor_nets'; it has decode, "):
+            check_stages(AUDITS[audit], ["scor_nets"])
+
+
+def test_needs_of_a_stage_that_is_not_there_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = ["--set", "resources.stages.trian.timeout=5"]
+    assert main(["plan", "deja-vu", "--recipe", "smoke", "--store", str(tmp_path), *wrong]) == 2
+    assert "has no stage 'trian'" in capsys.readouterr().err
+
+
+def test_a_sweep_has_the_machines_of_its_recipe(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("extends: smoke\nresources: {ray_address: auto, max_failures: 1}")
+    (tmp_path / "sweep.yaml").write_text("audit: sweep\nrecipe: base.yaml\ncells: [{name: a}]\nresources: {max_failures: 2}")
+    _, machines = load_recipe(str(tmp_path / "sweep.yaml"))
+    assert machines == {"ray_address": "auto", "max_failures": 2}
+    (tmp_path / "odd.yaml").write_text("audit: sweep\nrecipe: smoke\ncells: 3")
+    assert main(["plan", "sweep", "--recipe", str(tmp_path / "odd.yaml"), "--store", str(tmp_path)]) == 2
