@@ -24,7 +24,6 @@ STATUS = "status"
 LOCAL_SECONDS, REMOTE_SECONDS, PREFECT_SECONDS = 2.0, 10.0, 5.0  # between two writes of a status
 TELLING_SECONDS = 5.0  # that an outage may hold up a run which only tells how far it is
 log = logging.getLogger("memlib")
-log.setLevel(logging.INFO)  # for whoever listens: MEMLIB_LOG=json, PREFECT_LOGGING_EXTRA_LOGGERS=memlib
 
 
 class Journal:
