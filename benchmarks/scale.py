@@ -86,7 +86,6 @@ def shards(count: int, cores: int) -> None:
         run_jobs(context, "shards", [Shard(i) for i in range(count)], version=1)
         seconds, after = time.monotonic() - started, _megabytes()
         stop_ray()
-    started = time.monotonic()
     with multiprocessing.get_context("spawn").Pool(cores) as pool:
         pool.map(spin, [0.01] * cores)  # processes are there
         started = time.monotonic()

@@ -19,12 +19,12 @@ import memlib
 from flows.audits import AUDITS, Audit, audit_of
 from flows.recipes import load_recipe, validate
 from flows.running import carry_out, sharing
-from memlib.audits.sweep import Outcome, Recipe, content_of, score, summarize
+from memlib.audits.sweep import Outcome, Recipe, score, summarize
 from memlib.errors import RunError, UserError
 from memlib.identity import content_key
 from memlib.report.page import render
 from memlib.report.sweep import build_page
-from memlib.specs import Resources, Spec
+from memlib.specs import Resources, Spec, changed_content
 from memlib.store import MANIFEST
 from memlib.tables import SWEEP, write_table
 from tasks.cluster import stop_ray
@@ -110,7 +110,7 @@ def cells_of(recipe: Recipe) -> dict[str, tuple[Audit, Spec, dict[str, Any]]]:
     except ValueError as error:
         raise UserError(str(error)) from error
     for name, base, change in changes:
-        content = content_of(load_recipe(base)[0] if isinstance(base, str) else base, change)
+        content = changed_content(load_recipe(base)[0] if isinstance(base, str) else base, change)
         audit = AUDITS.get(audit_of(str(content.get("audit", ""))))
         if audit is None or audit.name == "sweep":
             raise UserError(f"cell {name}: {content.get('audit')!r} is no audit")

@@ -48,10 +48,6 @@ class PatientFileSystem:
     def __reduce__(self) -> tuple[Any, ...]:
         return (PatientFileSystem, (self._file_system, self._uri, self._seconds))
 
-    def waiting(self, seconds: float) -> "PatientFileSystem":
-        """The same with another patience."""
-        return PatientFileSystem(self._file_system, self._uri, seconds)
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # of Python itself
             raise AttributeError(name)

@@ -20,17 +20,17 @@ Changed = TypeVar("Changed", bound=Spec)
 
 def changed(spec: Changed, changes: Mapping[str, Any]) -> Changed:
     """A copy of a spec with some keys changed, validated; keys may be dotted (training.patience)."""
-    content = spec.model_dump(mode="json")
+    return type(spec).model_validate(changed_content(spec.model_dump(mode="json"), changes))
+
+
+def changed_content(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of a spec with some keys changed, not validated; keys may be dotted."""
+    found = dict(content)
     for key, value in changes.items():
-        content = merged(content, nested(key, value))
-    return type(spec).model_validate(content)
-
-
-def nested(key: str, value: Any) -> dict[str, Any]:
-    """A value under a dotted key, as mappings in one another."""
-    for name in reversed(key.split(".")):
-        value = {name: value}
-    return dict(value)
+        for name in reversed(key.split(".")):
+            value = {name: value}
+        found = merged(found, value)
+    return found
 
 
 def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:

@@ -137,11 +137,9 @@ class Store:
         """
         probe = self._at(f".probe-{uuid.uuid4().hex}")
         try:
-            file_system = self._fs
             if self.is_local:
                 os.makedirs(self._root, exist_ok=True)
-            else:
-                file_system = self._fs.waiting(min(PROBE_SECONDS, self._patience))
+            file_system = self._fs if self.is_local else self.waiting(PROBE_SECONDS).file_system
             file_system.pipe_file(probe, b"memlib")
             file_system.rm_file(probe)
         except RunError:

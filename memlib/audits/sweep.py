@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pyarrow as pa
 from pydantic import Field, model_validator
 
-from memlib.specs import Spec, merged, nested
+from memlib.specs import Spec
 from memlib.tables import SWEEP, summary_row
 
 MOST_CELLS = 10_000
@@ -86,14 +86,6 @@ class Recipe(Spec):
 def in_words(change: Mapping[str, Any]) -> str:
     """Changes as a cell's name; the shortest endings of keys that tell them apart."""
     return " ".join(f"{key.rpartition('.')[2]}={json.dumps(value).strip(chr(34))}" for key, value in change.items())
-
-
-def content_of(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe with changes by dotted key."""
-    content = dict(base)
-    for key, value in change.items():
-        content = merged(content, nested(key, value))
-    return content
 
 
 def in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:

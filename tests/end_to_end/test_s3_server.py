@@ -128,16 +128,25 @@ def test_a_wrong_secret_and_a_missing_bucket_are_named(bucket: str, monkeypatch:
         Store(f"{bucket}/audits").check_writable()
 
 
+def s3_tables(manifest: dict[str, Any]) -> dict[str, pa.Table]:
+    """The published tables of a run on S3, without the metadata of the file."""
+    found = {}
+    for name, path in manifest["results"].items():
+        with fsspec.filesystem("s3").open(path) as file:
+            found[name] = pq.ParquetFile(file).read().replace_schema_metadata()
+    return found
+
+
+def s3_manifest(uri: str, run: str) -> dict[str, Any]:
+    return dict(json.loads(fsspec.filesystem("s3").cat_file(f"{uri}/runs/{run}/manifest.json")))
+
+
 def both_runs(uri: str, store: Path, manifest: dict[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[pa.Table, pa.Table]]]:
     """The manifest on S3 of a run that is in a local store too, and each table: (from S3, from the local store)."""
-    s3 = fsspec.filesystem("s3")
-    remote = json.loads(s3.cat_file(f"{uri}/runs/{manifest['run']}/manifest.json"))
-    theirs, tables = published(store, manifest), {}
-    assert set(remote["results"]) == set(theirs)
-    for name, path in remote["results"].items():
-        with s3.open(path) as file:
-            tables[name] = (pq.ParquetFile(file).read().replace_schema_metadata(), theirs[name])
-    return remote, tables
+    remote, theirs = s3_manifest(uri, manifest["run"]), published(store, manifest)
+    mine = s3_tables(remote)
+    assert set(mine) == set(theirs)
+    return remote, {name: (mine[name], theirs[name]) for name in theirs}
 
 
 def assert_close(mine: pa.Table, theirs: pa.Table) -> None:
@@ -187,16 +196,6 @@ def test_unique_feature_gives_the_same_tables(memlib: Memlib, bucket: str, swift
         assert_close(mine, theirs)
 
 
-def s3_tables(uri: str, run: str) -> dict[str, pa.Table]:
-    s3 = fsspec.filesystem("s3")
-    manifest = json.loads(s3.cat_file(f"{uri}/runs/{run}/manifest.json"))
-    found = {}
-    for name, path in manifest["results"].items():
-        with s3.open(path) as file:
-            found[name] = pq.ParquetFile(file).read().replace_schema_metadata()
-    return found
-
-
 def attempts(uri: str) -> dict[str, str]:
     """The attempt that each committed artifact names."""
     s3 = fsspec.filesystem("s3")
@@ -218,8 +217,8 @@ def test_an_outage_of_20_seconds_is_waited_for(
     time.sleep(20)
     swift.start()
     assert watched.end() == 0, watched.said
-    mine, theirs = s3_tables(uri, finished[1]["run"]), published(*finished)
-    assert all(mine[name].equals(theirs[name]) for name in theirs)
+    _, tables = both_runs(uri, *finished)
+    assert all(mine.equals(theirs) for mine, theirs in tables.values())
     after = attempts(uri)
     assert all(after[path] == attempt for path, attempt in before.items())  # nothing was taken for missing
 
@@ -245,8 +244,8 @@ def test_a_server_that_is_gone_is_said_and_what_was_done_is_kept(
     again = memlib.start(uri, "resources.resume_seconds=5", **settings)
     _, errors = again.communicate(timeout=600)
     assert again.returncode == 0, errors
-    mine, theirs = s3_tables(uri, finished[1]["run"]), published(*finished)
-    assert all(mine[name].equals(theirs[name]) for name in theirs)
+    _, tables = both_runs(uri, *finished)
+    assert all(mine.equals(theirs) for mine, theirs in tables.values())
     after = attempts(uri)
     assert all(after[path] == attempt for path, attempt in before.items())
 
@@ -260,8 +259,8 @@ def test_two_drivers_of_one_audit_end_well_with_one_set_of_artifacts(
     ]
     for driver in drivers:
         assert driver.end() == 0, driver.said
-    mine, theirs = s3_tables(uri, finished[1]["run"]), published(*finished)
-    assert all(mine[name].equals(theirs[name]) for name in theirs)
+    _, tables = both_runs(uri, *finished)
+    assert all(mine.equals(theirs) for mine, theirs in tables.values())
     keys = {path.split("/artifacts/")[1].rpartition("/")[0] for path in attempts(uri)}
     assert keys == set(finished[1]["computed"])
     cleared = memlib.call("gc", "--store", uri, "--days", "0", "--delete", **swift.environment)

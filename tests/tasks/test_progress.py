@@ -55,6 +55,7 @@ def test_a_status_that_cannot_be_written_stops_nothing(store: Store, tmp_path: P
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "status").write_text("in the way")
     Journal(store, "r1", {}).note("cached", "decode", "a")
+    assert (tmp_path / "store" / "status").read_text() == "in the way"
 
 
 def test_there_may_be_no_status_or_a_broken_one(store: Store, tmp_path: Path) -> None:
