@@ -33,16 +33,7 @@ title: fifty cells
 recipe: {recipe}
 grid: {{decode.seed: {seeds}}}
 """
-TINY = """
-audit: deja_vu
-title: tiny
-data: {source: {kind: scenes, num_examples: 240, size: 16, digit_size: 8, background: palette}, image_size: 16}
-split: {train_per_class: 6}
-model: {backbone: small_resnet, width: 8, projector: [32, 32], input_size: 16}
-training: {objective: {kind: supervised}, epochs: 50, batch_size: 10}
-decode: {k: [5], replicates: 200, permutations: 200}
-report: {gallery: 2}
-"""
+TINY = Path(__file__).parents[1] / "deployments" / "local" / "tiny.yaml"
 
 
 def spin(seconds: float = 1.0) -> None:
@@ -156,9 +147,8 @@ def _timed(what: str, call: Callable[[], Any]) -> Any:
 
 def sweep(count: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        tiny, recipe = Path(folder) / "tiny.yaml", Path(folder) / "sweep.yaml"
-        tiny.write_text(TINY)
-        recipe.write_text(SWEEP.format(recipe=tiny, seeds=list(range(count))))
+        recipe = Path(folder) / "sweep.yaml"
+        recipe.write_text(SWEEP.format(recipe=TINY, seeds=list(range(count))))
         command = ("sweep", "--recipe", str(recipe), "--store", f"{folder}/store")
         _timed(f"run {count} cells", lambda: _memlib("run", *command))
         planned = _timed("plan them again", lambda: _memlib("plan", *command, "--json"))

@@ -14,6 +14,8 @@ class Audit:
 
     name: str
     question: str
+    holds_others: bool = False
+    """Its recipes hold, or name, recipes of other audits."""
 
     @property
     def recipe(self) -> type[Spec]:
@@ -32,8 +34,7 @@ class Audit:
 
     def read(self, content: dict[str, Any]) -> dict[str, Any]:
         """A recipe's content with the files that it names read, where recipes of this audit name others."""
-        module = importlib.import_module(f"flows.{self._module}") if self.name == "sweep" else None
-        return content if module is None else dict(module.resolved(content))
+        return dict(importlib.import_module(f"flows.{self._module}").resolved(content)) if self.holds_others else content
 
     @property
     def body(self) -> Any:
@@ -59,7 +60,9 @@ AUDITS = {
         Audit("self-influence", "Which training examples does a classifier lean on itself for?"),
         Audit("forgetting", "Has a model used, or forgotten, this data set?"),
         Audit("exposure", "How many bits has a sequence model given away of a secret in its training text?"),
-        Audit("sweep", "How do many audits compare: by epochs, regularisation, architecture, seed, or audit?"),
+        Audit(
+            "sweep", "How do many audits compare: by epochs, regularisation, architecture, seed, or audit?", holds_others=True
+        ),
     )
 }
 

@@ -76,7 +76,7 @@ def plan(audit: Audit, recipe: Spec, store: str, resources: Resources, *, force:
 
 def check_stages(audit: Audit, named: Iterable[str]) -> None:
     """Refuses stages that the audit, or any cell of a sweep, does not have."""
-    audits = [other for other in AUDITS.values() if other.name != "sweep"] if audit.name == "sweep" else [audit]
+    audits = [other for other in AUDITS.values() if not other.holds_others] if audit.holds_others else [audit]
     known = list(dict.fromkeys(stage.rpartition("/")[2] for one in audits for stage in one.stages))
     for stage in named:
         if stage not in known:

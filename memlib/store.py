@@ -170,10 +170,7 @@ class Store:
         there = self.listing(f"artifacts/{ref.stage}/{ref.key}/{manifest['attempt']}")
         sizes = {path.split(f"/{manifest['attempt']}/", 1)[1]: size for path, (size, _) in there.items()}
         for name, expected in manifest["files"].items():
-            if sizes.get(name) != expected["size"]:
-                problem = (
-                    "missing" if name not in sizes else f"damaged ({sizes[name]} bytes, committed with {expected['size']})"
-                )
+            if problem := _size_problem(sizes.get(name), expected):
                 raise CorruptArtifact(f"artifact {ref}: file {name} is {problem}", ref)
 
     def has(self, ref: Ref) -> bool:
@@ -260,12 +257,12 @@ class Store:
         try:
             stat = path.stat()
         except FileNotFoundError:
-            return "missing"
+            return _size_problem(None, expected)
         mark = f"{expected['sha256']}:{stat.st_size}:{stat.st_mtime_ns}"
         if self._verified.get(str(path)) == mark:
             return ""
-        if stat.st_size != expected["size"]:
-            return f"damaged ({stat.st_size} bytes, committed with {expected['size']})"
+        if problem := _size_problem(stat.st_size, expected):
+            return problem
         if file_digest(path) != expected["sha256"]:
             return "damaged (its sha256 differs from the manifest)"
         self._verified[str(path)] = mark
@@ -565,6 +562,12 @@ def _setting(name: str, default: float) -> float:
     if not 0 <= found < float("inf"):
         raise UserError(f"{name} is {said!r}; it must be a number of at least 0")
     return found
+
+
+def _size_problem(size: int | None, expected: Mapping[str, Any]) -> str:
+    if size is None:
+        return "missing"
+    return "" if size == expected["size"] else f"damaged ({size} bytes, committed with {expected['size']})"
 
 
 def _is_inside(name: str) -> bool:

@@ -30,10 +30,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pyarrow as pa
-from harness import RECIPE, Memlib, kill_leftovers, newest, prefect_server, published
+from harness import RECIPE, Memlib, kill_leftovers, newest, prefect_server, published, unlike
 from test_exposure import RECIPE as EXPOSURE
 from test_forgetting import RECIPE as FORGETTING
 from test_unique_feature import MOONS
@@ -192,20 +191,7 @@ def _ended(status: int, watched: Watched) -> str:
 
 def _same(mine: dict[str, pa.Table], theirs: dict[str, pa.Table]) -> bool:
     """Equal, but for the rounding of other stacks of nets."""
-    return mine.keys() == theirs.keys() and all(_same_table(mine[name], theirs[name]) for name in theirs)
-
-
-def _same_table(mine: pa.Table, theirs: pa.Table) -> bool:
-    if mine.schema != theirs.schema or mine.num_rows != theirs.num_rows:
-        return False
-    for name in theirs.column_names:
-        if pa.types.is_floating(theirs.schema.field(name).type):
-            pair = (table[name].to_numpy(zero_copy_only=False) for table in (mine, theirs))
-            if not np.allclose(*pair, rtol=1e-3, atol=1e-6, equal_nan=True):
-                return False
-        elif not mine[name].equals(theirs[name]):
-            return False
-    return True
+    return mine.keys() == theirs.keys() and not any(unlike(mine[name], theirs[name]) for name in theirs)
 
 
 def kill_driver(case: Case, stage: str) -> Row:

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from faults import Watched
-from harness import Memlib, published
+from harness import Memlib, published, unlike
 from swift_server import SwiftServer
 from test_prefect_server import ask
 from test_unique_feature import MOONS, wrote
@@ -149,16 +148,6 @@ def both_runs(uri: str, store: Path, manifest: dict[str, Any]) -> tuple[dict[str
     return remote, {name: (mine[name], theirs[name]) for name in theirs}
 
 
-def assert_close(mine: pa.Table, theirs: pa.Table) -> None:
-    """Equal but for rounding: now and then a chunk of nets differs by 1e-7 from run to run, on local stores as well."""
-    assert mine.schema.equals(theirs.schema)
-    for name in theirs.column_names:
-        if pa.types.is_floating(theirs.schema.field(name).type):
-            np.testing.assert_allclose(mine[name].to_numpy(), theirs[name].to_numpy(), rtol=1e-3, atol=1e-6, err_msg=name)
-        else:
-            assert mine[name].equals(theirs[name]), name
-
-
 def audit_on_s3(command: Memlib, uri: str, swift: SwiftServer, *settings: str) -> str:
     """Runs an audit that must succeed and returns what it said."""
     process = command.start(uri, *settings, **swift.environment)
@@ -192,8 +181,8 @@ def test_unique_feature_gives_the_same_tables(memlib: Memlib, bucket: str, swift
     audit_on_s3(tiny, uri, swift)
     _, tables = both_runs(uri, tmp_path / "store", manifest)
     assert set(tables) >= {"summary", "units"}
-    for mine, theirs in tables.values():
-        assert_close(mine, theirs)
+    for name, (mine, theirs) in tables.items():
+        assert not unlike(mine, theirs), name
 
 
 def attempts(uri: str) -> dict[str, str]:

@@ -9,10 +9,8 @@ import scipy.stats
 from pydantic import ValidationError
 
 from memlib.audits.forgetting import (
-    CALIBRATION,
     FORGOTTEN,
     NULL,
-    QUERY,
     RETAINED,
     TARGET,
     UNDECIDED,
@@ -28,6 +26,7 @@ from memlib.audits.forgetting import (
     score_examples,
     summarize,
 )
+from memlib.data.sets import CALIBRATION, QUERY
 from memlib.errors import RunError
 from memlib.stats.likelihood import Likelihoods, confidences, decimals_of, log_odds
 from memlib.tables import CURVES, FORGETTING_EXAMPLES, FORGETTING_UNITS, SUMMARY

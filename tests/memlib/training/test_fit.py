@@ -1,6 +1,7 @@
 """A model from its job to its artifact, without Ray."""
 
 import json
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,15 @@ def test_a_damaged_resume_state_is_passed_over(store: Store) -> None:
     (newest / "state.pt").write_bytes(b"nonsense")
     ref = train(store, job)
     assert 0 < store.manifest(ref)["facts"]["resumed_from_step"] < 9
+
+
+def test_a_resume_state_that_holds_objects_is_dropped_and_training_starts_afresh(store: Store, tmp_path: Path) -> None:
+    job = make_job()
+    ref = job.ref(store)
+    (tmp_path / "state.pt").write_bytes(pickle.dumps(Path("an object, not tensors")))
+    store.save_resume(ref.key, 7, tmp_path)  # whole as the store sees it, yet not what training wrote
+    assert train(store, job) == ref
+    assert store.manifest(ref)["facts"]["resumed_from_step"] is None
 
 
 def test_a_training_starts_from_its_parent(store: Store) -> None:

@@ -1,0 +1,161 @@
+"""What is observed of models, how far they are from one another, and the tables of both."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from memlib.audits.forgetting.recipe import TARGET, Config
+from memlib.data.sets import CALIBRATION, QUERY
+from memlib.errors import RunError
+from memlib.identity import derive_seed
+from memlib.stats.divergence import weighted_ks
+from memlib.stats.likelihood import Likelihoods, confidences, rounded
+from memlib.stats.tests import bootstrap_weights
+from memlib.tables import FORGETTING_EXAMPLES, FORGETTING_UNITS
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A model's outputs on D_Q.
+
+    Attributes:
+        group: query, calibration, null, retained or target.
+        target: the target's name; empty for the auditor's own models.
+        number: counted within group and target.
+        log_odds: (num_examples,) float64, log p / (1 - p) of the true class.
+        decimals: to which the owner has rounded the probabilities; None for float32.
+        members: (num_examples,) bool, which examples of D_Q it has trained on; None when that is not known.
+    """
+
+    group: str
+    target: str
+    number: int
+    log_odds: NDArray[np.float64]
+    decimals: int | None = None
+    members: NDArray[np.bool_] | None = None
+
+
+class Distances:
+    """KS distances between models on D_Q, with a bootstrap over its examples.
+
+    Args:
+        models: every observed model.
+        labels: (num_examples,) classes, the strata of the bootstrap.
+        config: replicates and seed.
+    """
+
+    def __init__(self, models: Sequence[Observed], labels: NDArray[np.int64], config: Config) -> None:
+        self.models = {(m.group, m.target, m.number): m for m in models}
+        weights = bootstrap_weights(labels, config.replicates, seed=derive_seed(config.seed, "examples"))
+        # the first row is the sample itself
+        self.weights = np.concatenate([np.ones((1, len(labels)), dtype=np.float32), *weights])
+        self._found: dict[Any, NDArray[np.float64]] = {}
+        self.query = [m for m in models if m.group == QUERY]
+        self.calibration = [m for m in models if m.group == CALIBRATION]
+        for decimals in {model.decimals for model in models}:
+            self._check(config.min_calibration, decimals)
+
+    def between(self, a: Observed, b: Observed, decimals: int | None) -> NDArray[np.float64]:
+        """(1 + num_replicates,) distances."""
+        key = (a.group, a.target, a.number, b.group, b.target, b.number, decimals)
+        if key not in self._found:
+            self._found[key] = weighted_ks(confidences(a.log_odds, decimals), confidences(b.log_odds, decimals), self.weights)
+        return self._found[key]
+
+    def to_query(self, model: Observed) -> NDArray[np.float64]:
+        """(num_query_models, 1 + num_replicates) of a model from every query model."""
+        return np.stack([self.between(query, model, model.decimals) for query in self.query])
+
+    def calibrations(self, decimals: int | None) -> NDArray[np.float64]:
+        """(num_query_models, num_calibration_models, 1 + num_replicates)."""
+        return np.stack([[self.between(query, c, decimals) for c in self.calibration] for query in self.query])
+
+    def rho(self, model: Observed) -> NDArray[np.float64]:
+        """(num_query_models, num_calibration_models, 1 + num_replicates) of one model."""
+        floor = 1e-9  # a replicate without any distance
+        return self.to_query(model)[:, None] / np.maximum(self.calibrations(model.decimals), floor)
+
+    def _check(self, smallest: float, decimals: int | None) -> None:
+        found = self.calibrations(decimals)[..., 0].mean()
+        among = [
+            float(self.between(a, b, decimals)[0]) for i, a in enumerate(self.query) for b in self.query[i + 1 :]
+        ]  # fmt: skip
+        noise = float(np.mean(among)) if among else 0.0
+        if found < max(smallest, 2 * noise):
+            if decimals is not None:
+                raise RunError(
+                    f"D_C cannot calibrate outputs that are rounded to {decimals} decimals (KS distance {found:.3f}, among "
+                    f"query models themselves {noise:.3f}); ask the model's owner for more of them"
+                )
+            raise RunError(
+                f"D_C cannot calibrate: calibration models treat D_Q as query models do (KS distance {found:.3f}, among "
+                f"query models themselves {noise:.3f}), so that rho would divide by nothing. The models remember too little "
+                "of D_Q: train longer, regularise less, or take a larger D_Q"
+            )
+
+
+def score(distances: Distances) -> pa.Table:
+    """A row a triple of a model (target, null or retained), a query model and a calibration model.
+
+    Returns:
+        tables.FORGETTING_UNITS.
+    """
+    rows = []
+    for model in distances.models.values():
+        if model.group in (QUERY, CALIBRATION):
+            continue
+        to_query, calibrations, rho = (
+            values[..., 0]
+            for values in (distances.to_query(model), distances.calibrations(model.decimals), distances.rho(model))
+        )
+        for q, query in enumerate(distances.query):
+            for c, calibration in enumerate(distances.calibration):
+                rows.append(
+                    {
+                        "group": model.group, "target": model.target, "model": model.number, "query_model": query.number,
+                        "calibration_model": calibration.number, "ks_target": float(to_query[q]),
+                        "ks_calibration": float(calibrations[q, c]), "rho": float(rho[q, c]),
+                    }
+                )  # fmt: skip
+    return pa.Table.from_pylist(rows, schema=FORGETTING_UNITS.arrow)
+
+
+def likelihoods(query: Sequence[Observed], calibration: Sequence[Observed], decimals: int | None) -> Likelihoods:
+    """Of models whose outputs are rounded alike."""
+    inside, outside = (np.stack([rounded(m.log_odds, decimals) for m in models]) for models in (query, calibration))
+    return Likelihoods(inside, outside)
+
+
+def score_examples(
+    models: Sequence[Observed], example_ids: Sequence[str], labels: NDArray[np.int64], class_names: Sequence[str]
+) -> pa.Table:
+    """A row an example of D_Q and target model.
+
+    Returns:
+        tables.FORGETTING_EXAMPLES.
+    """
+    query = [m for m in models if m.group == QUERY]
+    calibration = [m for m in models if m.group == CALIBRATION]
+    parts = []
+    for model in (m for m in models if m.group == TARGET):
+        known = likelihoods(query, calibration, model.decimals)
+        count = len(example_ids)
+        columns = {
+            "target": [model.target] * count,
+            "model": [model.number] * count,
+            "example_id": list(example_ids),
+            "label": labels,
+            "class_name": list(class_names),
+            "confidence": confidences(model.log_odds, model.decimals),
+            "log_odds": model.log_odds,
+            "log_odds_query": known.means[0],
+            "log_odds_calibration": known.means[1],
+            "log_likelihood_ratio": known.ratio(rounded(model.log_odds, model.decimals)),
+            "member": [None] * count if model.members is None else model.members,
+        }
+        parts.append(pa.table(columns).cast(FORGETTING_EXAMPLES.arrow))
+    return pa.concat_tables(parts)

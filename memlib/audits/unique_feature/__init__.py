@@ -1,0 +1,83 @@
+"""Unique features: does a classifier remember something that stood in a single training image? (Hartley 2023, 2022)
+
+The feature (a name burnt into an X-ray, a patch, an odd coordinate) is put into clean examples. A model that has
+memorized it is surer of the canary's label on examples with the feature (x_u) than on the same ones without (x_c):
+
+    M_white = mean over x in D_y of  P(y | x_u) - P(y | x_c)                 knows data and label   (2023, Eq. 1)
+    M_grey  = max over labels i of   mean over D_yi of P(yi | x_u) - P(yi | x_c)   knows the data   (2023, Eq. 2)
+    M_black = max over labels i of   mean over D_r of P(yi | x_u) - P(yi | x_c)    any other data   (2023, Eq. 3)
+    M_w     = mean over D_y of log P(y | x_u) - log P(y | x_r)     x_r: a random partner            (2022, 2.2)
+    M_kl    = mean over D_r of KL(f(x_c) || f(x_u)) - KL(f(x_c) || f(x_r))                          (2022, Eq. 1)
+
+The published criterion, a paired t-test over examples, speaks of one net and calls many nets memorizing that never
+saw the feature. So every canary net has a control: same seed, same examples, the feature left out. A net's
+calibrated p is the rank of its score among the controls of other seeds, which take the same maxima; what is claimed
+is the excess over the controls.
+"""
+
+from memlib.audits.unique_feature.curves import (
+    canary_curves,
+    draw_curves,
+    epoch_curves,
+    latent_curves,
+    removal_curves,
+    strongest,
+)
+from memlib.audits.unique_feature.measures import (
+    divergence,
+    log_softmax,
+    m_kl,
+    m_of_label,
+    m_of_labels,
+    m_w,
+    of_label,
+    to_output,
+)
+from memlib.audits.unique_feature.recipe import (
+    CONTROLS_FOR_P,
+    SEEDS_FOR_INTERVAL,
+    SETTING,
+    Cell,
+    Config,
+    Output,
+    Recipe,
+    ReportSpec,
+)
+from memlib.audits.unique_feature.scoring import METRICS, Net, Pull, Shown, calibrate, nets_of, score
+from memlib.audits.unique_feature.summary import in_brief, pull_rows, summarize, summarize_own
+
+__all__ = [
+    "CONTROLS_FOR_P",
+    "METRICS",
+    "SEEDS_FOR_INTERVAL",
+    "SETTING",
+    "Cell",
+    "Config",
+    "Net",
+    "Output",
+    "Pull",
+    "Recipe",
+    "ReportSpec",
+    "Shown",
+    "calibrate",
+    "canary_curves",
+    "divergence",
+    "draw_curves",
+    "epoch_curves",
+    "in_brief",
+    "latent_curves",
+    "log_softmax",
+    "m_kl",
+    "m_of_label",
+    "m_of_labels",
+    "m_w",
+    "nets_of",
+    "of_label",
+    "pull_rows",
+    "removal_curves",
+    "score",
+    "strongest",
+    "summarize",
+    "summarize_own",
+    "to_output",
+]

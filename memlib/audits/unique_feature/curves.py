@@ -1,0 +1,173 @@
+"""What the report draws: scores by epoch, draw, removal and canary."""
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from memlib.audits.unique_feature.analysis import Analysis, counting, settings
+from memlib.audits.unique_feature.recipe import Config
+from memlib.audits.unique_feature.scoring import calibrated_p
+from memlib.tables import CURVES
+
+
+def epoch_curves(history: pa.Table, config: Config) -> pa.Table:
+    """Proportion memorized, mean M, training accuracy and losses of canary nets and controls by epoch (2023, Fig. 4).
+
+    Args:
+        history: columns variant, data_seed, net, control, seed, label, epoch, best_epoch, output, value, published_p,
+            accuracy, training_loss, validation_loss; value and published_p may be null.
+
+    Returns:
+        tables.CURVES, curves proportion_by_epoch, m_by_epoch, accuracy_by_epoch, training_loss_by_epoch, ...
+    """
+    frame = _carried_forward(history.to_pandas())
+    rows: list[dict[str, Any]] = []
+
+    def add(curve: str, series: str, at: Mapping[str, Any], x: float, y: float) -> None:
+        params = json.dumps(dict(at), sort_keys=True)
+        rows.append({"curve": curve, "series": series, "params": params, "x": float(x), "y": float(y)})
+
+    for (variant, control, epoch), part in frame.groupby(["variant", "control", "epoch"]):
+        series = "control" if control else "canary"
+        at = {"variant": variant} if variant else {}
+        once = part.drop_duplicates(["data_seed", "net"])
+        for name in ("accuracy", "training_loss", "validation_loss"):
+            if once[name].notna().any():
+                add(f"{name}_by_epoch", series, at, epoch, once[name].mean())
+        for output, scored in part[part["value"].notna()].groupby("output"):
+            where = {**at, "output": output}
+            published = (scored["published_p"] < config.alpha) & (scored["value"] > 0)
+            add("m_by_epoch", series, where, epoch, scored["value"].mean())
+            add("proportion_by_epoch", series, {**where, "criterion": "published"}, epoch, published.mean())
+    rows += _calibrated_by_epoch(frame[frame["value"].notna()], config)
+    return pa.Table.from_pylist(rows, schema=CURVES.arrow)
+
+
+def _carried_forward(frame: Any) -> Any:
+    """A net that has stopped early keeps the scores of its best epoch, so that later epochs are of all nets, not some."""
+    who = ["variant", "data_seed", "net", "control", "output"]
+    last = frame.groupby(who[:2], dropna=False)["epoch"].transform("max")
+    mine = frame.groupby(who, dropna=False)["epoch"].transform("max")
+    stopped = frame[(frame["epoch"] == frame["best_epoch"]) & (mine < last)]
+    ends = zip(mine[stopped.index], last[stopped.index], strict=True)
+    added = [stopped.iloc[[i]].assign(epoch=epoch) for i, (a, b) in enumerate(ends) for epoch in range(a + 1, b + 1)]
+    return pd.concat([frame, *added], ignore_index=True) if added else frame
+
+
+def _calibrated_by_epoch(frame: Any, config: Config) -> Iterator[dict[str, Any]]:
+    """A net among the controls at its own label; only labels with enough controls count."""
+    for (variant, epoch, output), part in frame.groupby(["variant", "epoch", "output"]):
+        hits: dict[str, list[bool]] = {"canary": [], "control": []}
+        for _, draw in part.groupby(["data_seed", "label"]):
+            null = draw[draw["control"]]
+            values, seeds = draw["value"].to_numpy(), draw["seed"].to_numpy()
+            ranks = calibrated_p(values, seeds, null["value"].to_numpy(), null["seed"].to_numpy())
+            for control, p in zip(draw["control"], ranks, strict=True):
+                if p is not None and len(null) * config.alpha >= 1:
+                    hits["control" if control else "canary"].append(p <= config.alpha)
+        at = {"variant": variant} if variant else {}
+        params = json.dumps({**at, "output": output, "criterion": "calibrated"}, sort_keys=True)
+        for series, found in hits.items():
+            if found:
+                yield {
+                    "curve": "proportion_by_epoch",
+                    "series": series,
+                    "params": params,
+                    "x": float(epoch),
+                    "y": float(np.mean(found)),
+                }
+
+
+def draw_curves(units: pa.Table, config: Config) -> pa.Table:
+    """Each draw of the data's own proportions (2023, Fig. 3: one draw's number says little), curve by_data_seed."""
+    rows = []
+    for setting, parts in settings(units):
+        if len(parts) == 1:
+            continue
+        for seed, part in enumerate(parts):
+            analysis = Analysis(part, config)
+            for name, memorized in analysis.criteria.items():
+                params = json.dumps({**setting, "criterion": name}, sort_keys=True)
+                for series, members in (("canary", analysis.nets), ("control", analysis.controls)):
+                    y = float(memorized[members].mean())
+                    rows.append(
+                        {"curve": "proportion_by_data_seed", "series": series, "params": params, "x": float(seed), "y": y}
+                    )
+    return pa.Table.from_pylist(rows, schema=CURVES.arrow)
+
+
+def removal_curves(units: pa.Table) -> pa.Table:
+    """Mean white-box M of canary nets and controls against the pixels taken out of the feature (2023, Fig. 5)."""
+    found: dict[tuple[str, str, str, int], list[float]] = {}
+    for row in units.to_pylist():
+        name = row["feature"]
+        removed = 0 if name == "canary" else int(name.split()[2]) if name.startswith("canary without") else None
+        if removed is not None and row["metric"] == "m_white" and row["own_label"]:
+            series = "control" if row["control"] else "canary"
+            found.setdefault((row["variant"], row["output"], series, removed), []).append(row["value"])
+    if all(removed == 0 for _, _, _, removed in found):
+        return CURVES.arrow.empty_table()
+    rows = [
+        {
+            "curve": "m_by_removed_pixels", "series": series, "x": float(removed), "y": float(np.mean(values)),
+            "params": json.dumps({"output": output} | ({"variant": variant} if variant else {}), sort_keys=True),
+        }
+        for (variant, output, series, removed), values in sorted(found.items())
+    ]  # fmt: skip
+    return pa.Table.from_pylist(rows, schema=CURVES.arrow)
+
+
+def canary_curves(units: pa.Table) -> pa.Table:
+    """Mean, lowest and highest white-box score of each canary over its nets (2022, Figs. 3a to 6), where there are many."""
+    rows: list[dict[str, Any]] = []
+    frame = units.filter(pa.array(counting(units) & ~np.array(units["control"].to_pylist(), dtype=bool))).to_pandas()
+    frame = frame[frame["metric"].isin(["m_white", "m_w", "m_kl"])]
+    for (variant, metric, output), part in frame.groupby(["variant", "metric", "output"]):
+        by_canary = part.groupby(["data_seed", "canary"])["value"].agg(["mean", "min", "max"]).sort_values("mean")
+        if len(by_canary) < 2:
+            continue
+        params = json.dumps({"metric": metric, "output": output} | ({"variant": variant} if variant else {}), sort_keys=True)
+        for place, (_, values) in enumerate(by_canary.iterrows()):
+            for series in ("mean", "min", "max"):
+                y = float(values[series])
+                rows.append({"curve": "score_by_canary", "series": series, "params": params, "x": float(place), "y": y})
+    return pa.Table.from_pylist(rows, schema=CURVES.arrow)
+
+
+def latent_curves(variant: str, shares: Mapping[str, NDArray[np.float64]]) -> pa.Table:
+    """How often each unit before the class scores is excited by the feature, and by random partners, alone.
+
+    Args:
+        variant: the recipe's variant.
+        shares: by series (feature, random, control) the (num_nets, num_units) share of examples that excite the unit
+            only with the feature (partner); control: the feature in nets that never saw it.
+
+    Returns:
+        tables.CURVES, curve latent_by_unit, normalised to a maximum of 1 (2022, Fig. 3b).
+    """
+    params = json.dumps({"variant": variant} if variant else {}, sort_keys=True)
+    means = {series: values.mean(axis=0) for series, values in shares.items()}
+    top = max(1e-12, *(float(values.max()) for values in means.values()))
+    rows = [
+        {"curve": "latent_by_unit", "series": series, "params": params, "x": float(unit), "y": float(value / top)}
+        for series, values in means.items()
+        for unit, value in enumerate(values)
+    ]
+    return pa.Table.from_pylist(rows, schema=CURVES.arrow)
+
+
+def strongest(units: pa.Table, output: str, count: int) -> list[int]:
+    """The canary nets with the highest white-box M, highest first."""
+    rows = [
+        (row["value"], row["net"])
+        for row in units.to_pylist()
+        if row["metric"] == "m_white" and row["output"] == output and not row["control"] and row["own_label"]
+    ]
+    ordered = sorted(rows, key=lambda pair: (-pair[0], pair[1]))
+    return [net for _, net in itertools.islice(ordered, count)]

@@ -1,0 +1,175 @@
+"""What an audit of unique features is told."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from memlib.specs import (
+    CanarySpec,
+    ClassifierSpec,
+    DataSpec,
+    HoldOutSpec,
+    InfluenceSpec,
+    NetsSpec,
+    ProbeSpec,
+    Spec,
+    TrainedSpec,
+    TrainingSpec,
+    changed,
+)
+
+Output = Literal["probability", "logit"]
+CONTROLS_FOR_P = 19  # below, no net can have a calibrated p of .05
+SEEDS_FOR_INTERVAL = 2
+SETTING = {"m_white": "white", "m_grey": "grey", "m_black": "black", "m_w": "white", "m_kl": "black"}
+
+
+class Config(Spec):
+    """How nets are scored."""
+
+    outputs: tuple[Output, ...] = ("probability", "logit")
+    """What M is computed on; the first is the headline. Eq. 1 says probability, the published numbers are on logits."""
+    alpha: float = Field(default=0.05, gt=0, lt=1)
+    """Level of the criteria."""
+    max_examples: int = Field(default=1000, ge=2)
+    """Examples of each label, and probe examples, that are shown at most."""
+    per_epoch: bool = False
+    """Score every epoch in the white box (stacked models only)."""
+    random_draws: int = Field(default=1, ge=1)
+    """Evaluations of M_w and M_kl, each with random partners of its own (2022, Fig. 4)."""
+    removed_pixels: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """Score also with so many pixels of the feature taken out (2023, Fig. 5)."""
+    latent: bool = False
+    """Find the units before the class scores that only the feature excites (2022, A.6); needs nets.same_seed."""
+    null_features: int = Field(default=0, ge=0)
+    """Score also other features from the same generator, the null of a model trained elsewhere."""
+    replicates: int = Field(default=2000, ge=100)
+    """Bootstrap replicates."""
+    permutations: int = Field(default=9999, ge=100)
+    """Exchanges of canary nets and controls for p-values."""
+    seed: int = Field(default=0, ge=0)
+    """Of examples, random partners, bootstrap and permutations."""
+
+    @field_validator("outputs")
+    @classmethod
+    def _some(cls, value: tuple[Output, ...]) -> tuple[Output, ...]:
+        if not value:
+            raise ValueError("outputs must name probability, logit or both")
+        return tuple(dict.fromkeys(value))
+
+
+class ReportSpec(Spec):
+    """What the page shows."""
+
+    examples: int = Field(default=4, ge=0)
+    """Canaries shown with and without the feature."""
+    gradcam: bool = False
+    """What a convolutional model looks at, with and without the feature (2023, Fig. 8)."""
+    boundaries: bool = True
+    """Decision boundaries of points with and without the feature (2023, Fig. 3)."""
+
+
+class Recipe(Spec):
+    """A unique-feature audit from data to report: of models trained for it, or of one's own."""
+
+    audit: Literal["unique_feature"] = "unique_feature"
+    title: str = "Unique-feature audit"
+    """Heading of the report."""
+    data: DataSpec
+    split: HoldOutSpec = HoldOutSpec()
+    canary: CanarySpec
+    model: ClassifierSpec | None = None
+    """The models that are trained."""
+    training: TrainingSpec | None = None
+    """How they are trained."""
+    trained: TrainedSpec | None = None
+    """One's own model instead of model and training."""
+    nets: NetsSpec = NetsSpec()
+    probe: ProbeSpec = ProbeSpec()
+    score: Config = Config()
+    influence: InfluenceSpec = InfluenceSpec()
+    report: ReportSpec = ReportSpec()
+    data_seeds: int = Field(default=1, ge=1)
+    """Draws of the data: the source's seed and the next ones. With three or more, intervals are over them."""
+    variants: Mapping[str, dict[str, Any]] = Field(default_factory=dict)
+    """Named changes of this recipe, each a run of its own; keys may be dotted, as in {training.patience: 5}."""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> "Recipe":
+        if (self.model is None) != (self.training is None) or (self.trained is None) == (self.model is None):
+            raise ValueError("give either model and training, or trained")
+        if self.trained is not None:
+            self._check_own(self.trained)
+        if self.data_seeds > 1 and not hasattr(self.data.source, "seed"):
+            raise ValueError(f"data_seeds needs a source with a seed; {self.data.source.kind} has none")
+        if self.score.latent and not (self.nets.same_seed and self.model is not None and self.model.stackable):
+            raise ValueError("score.latent compares units of small nets, which needs nets.same_seed and mlp, cnn_1 or cnn_2")
+        for name in self.variants:
+            variant = self._variant(name)
+            if (variant.score, variant.report) != (self.score, self.report):
+                raise ValueError(f"variant {name!r} changes score or report, which all variants share")
+        self._check_training()
+        self._check_augmentation()
+        return self
+
+    def _check_own(self, trained: TrainedSpec) -> None:
+        if trained.weights is None:
+            raise ValueError("trained.weights says where the model's weights are")
+        idle = {
+            "variants": self.variants, "data_seeds": self.data_seeds > 1, "nets": self.nets != NetsSpec(),
+            "influence": self.influence != InfluenceSpec(), "score.per_epoch": self.score.per_epoch,
+            "score.removed_pixels": self.score.removed_pixels, "score.latent": self.score.latent,
+            "canary (but for its feature)": self.canary != CanarySpec(feature=self.canary.feature),
+        }  # fmt: skip
+        used = [name for name, value in idle.items() if value]
+        if used:
+            raise ValueError(f"{', '.join(used)} are for models that are trained here; leave them out")
+
+    def _check_training(self) -> None:
+        if self.model is None or self.training is None:
+            return
+        if self.training.objective.kind != "supervised":
+            raise ValueError(f"training.objective {self.training.objective.kind} makes no classifier; use supervised")
+        if self.score.per_epoch and not self.model.stackable:
+            raise ValueError(f"score.per_epoch is for mlp, cnn_1 and cnn_2, not for {self.model.architecture}")
+        if self.training.checkpoint_epochs:
+            raise ValueError("training.checkpoint_epochs has no use here; score.per_epoch scores every epoch")
+
+    def _check_augmentation(self) -> None:
+        augment = None if self.training is None else self.training.augment
+        if augment is None:
+            return
+        if augment.crop_scale != (1.0, 1.0) or augment.crop_ratio != (1.0, 1.0):
+            raise ValueError(
+                "training.augment.crop_scale and crop_ratio could cut the feature away; set both to [1, 1] and use shift"
+            )
+
+    def _variant(self, name: str) -> "Recipe":
+        return changed(self.model_copy(update={"variants": {}}), self.variants[name])
+
+    @property
+    def cells(self) -> list["Cell"]:
+        """Every variant and draw of the data as a recipe of its own."""
+        named = [(name, self._variant(name)) for name in self.variants] or [("", self)]
+        return [
+            Cell(name, seed, changed(recipe, {"data_seeds": 1, "data.source.seed": _seed(recipe) + seed}))
+            if recipe.data_seeds > 1
+            else Cell(name, 0, recipe)
+            for name, recipe in named
+            for seed in range(recipe.data_seeds)
+        ]
+
+
+def _seed(recipe: Recipe) -> int:
+    return int(getattr(recipe.data.source, "seed", 0))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One variant on one draw of the data."""
+
+    variant: str
+    data_seed: int
+    recipe: Recipe

@@ -1,0 +1,98 @@
+"""The page of a run."""
+
+from pathlib import Path
+
+import pyarrow as pa
+
+from memlib.audits.unique_feature import Recipe
+from memlib.report.page import Page, Section, TableView
+from memlib.report.unique_feature.curves import (
+    attention_section,
+    boundary_section,
+    canary_section,
+    draws_section,
+    epoch_section,
+    latent_section,
+    picture_section,
+    removal_section,
+)
+from memlib.report.unique_feature.findings import METRIC_NAMES, Findings, Material, interval_text, p_text, percent_text
+from memlib.report.unique_feature.nets import (
+    nets_section,
+    nulls_section,
+    pull_section,
+    settings_section,
+    significance_section,
+)
+from memlib.report.unique_feature.verdict import verdict
+
+
+def build_page(
+    recipe: Recipe, run: str, units: pa.Table, summary: pa.Table, curves: pa.Table, material: Material, folder: Path
+) -> Page:
+    """The page of a run; figures also go to `folder` as SVG and PNG.
+
+    Args:
+        recipe: what was run.
+        run: its id.
+        units, summary, curves: tables.UNIQUE_FEATURE_UNITS, SUMMARY and CURVES.
+        material: pictures, boundaries and facts.
+        folder: gets the figures.
+    """
+    findings = Findings(summary)
+    kind, sentence, explanation = verdict(summary)
+    frame = units.to_pandas()
+    sections = [
+        nulls_section(frame, folder) if recipe.trained is not None else nets_section(frame, findings, folder),
+        significance_section(findings, recipe),
+        picture_section(material),
+        draws_section(curves, findings, folder),
+        epoch_section(curves, findings, folder),
+        boundary_section(material, folder),
+        settings_section(frame, findings, folder),
+        removal_section(curves, findings, folder),
+        attention_section(material),
+        canary_section(curves, findings, folder),
+        latent_section(curves, folder),
+        pull_section(findings),
+        Section(
+            heading="What was run",
+            paragraphs=[
+                "Methods: Hartley et al. 2023, Neural networks memorise personal information from one sample (Eqs. 1 to 3), "
+                "and Hartley and Tsaftaris 2022, Unintended memorisation of unique features in neural networks."
+            ],
+            table=TableView(("", ""), list(material.facts.items())),
+        ),
+    ]
+    return Page(
+        title=recipe.title, audit="unique-feature", run=run, verdict=sentence, verdict_kind=kind, lead=explanation,
+        numbers=_numbers(findings), sections=[section for section in sections if section is not None],
+    )  # fmt: skip
+
+
+def _numbers(findings: Findings) -> list[tuple[str, str, str]]:
+    at = {name: findings.headline.get(name, "") for name in ("variant", "metric", "output")}
+    shown = []
+    for group, title in (
+        ("canary - control", "difference that the feature's appearance made"),
+        ("canary", "mean score with the feature"),
+        ("control", "mean score without it"),
+    ):
+        row = findings.find(str(at["metric"]), **at, group=group, statistic="mean")
+        if row is not None:
+            shown.append((f"{row['value']:.3g}", title, interval_text(row)))
+    criterion = "calibrated" if findings.find("proportion_memorized", **at, criterion="calibrated") else "published"
+    for name, title in (("proportion_memorized", "with the feature"), ("proportion_control", "without it")):
+        row = findings.find(name, **at, criterion=criterion)
+        if row is not None:
+            shown.append(
+                (
+                    percent_text(row["value"]),
+                    f"of nets called memorizing, {title} ({criterion} criterion)",
+                    interval_text(row),
+                )
+            )
+    for row in findings.rows[:2] if not shown else ():
+        where = f"{METRIC_NAMES.get(row['params']['metric'], '')}, {row['params']['output']}"
+        shown.append((f"{row['value']:.3g}", where, f"other features {row['null_value']:.3g}, {p_text(row['p_value'])}"))
+    return shown

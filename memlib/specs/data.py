@@ -1,0 +1,283 @@
+"""Specs of images and labels: where they come from, how they are cropped and split."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from memlib.specs.base import Spec
+
+
+class ScenesSource(Spec):
+    """Embedded images: real handwritten digits on backgrounds that have nothing to do with the digit."""
+
+    kind: Literal["scenes"] = "scenes"
+    num_examples: int = Field(default=3000, ge=10)
+    """How many scenes."""
+    size: int = Field(default=32, ge=12)
+    """Side of a scene in pixels."""
+    digit_size: int = Field(default=16, ge=6)
+    """Side of the digit's box in pixels."""
+    copies: int = Field(default=1, ge=1)
+    """How often the digit stands in its scene, in boxes that do not overlap."""
+    background: Literal["field", "grid", "mosaic", "palette"] = "field"
+    """field: smooth colours; grid: grey cells, so that no part tells of another; mosaic: the same in colour;
+    palette: cells of two colours that are the image's own, so that every part identifies the image."""
+    cells: int = Field(default=4, ge=2)
+    """How fine the background is: colour knots or cells along a side."""
+    seed: int = Field(default=0, ge=0)
+    """Draws digits, places and backgrounds."""
+
+    @model_validator(mode="after")
+    def _digit_fits(self) -> "ScenesSource":
+        if self.copies * self.digit_size**2 > self.size**2 / 2:
+            raise ValueError(f"{self.copies} digits of {self.digit_size} pixels leave no background in {self.size} pixels")
+        return self
+
+
+class TwoMoonsSource(Spec):
+    """Two interleaving half circles in x and y, and a z that tells nothing (Hartley 2023); centred on the mean."""
+
+    kind: Literal["two_moons"]
+    num_examples: int = Field(default=1000, ge=4)
+    """Points, half of each class."""
+    noise: float = Field(default=0.1, ge=0)
+    """Standard deviation of the noise in x and y."""
+    z_noise: float = Field(default=0.0, ge=0)
+    """Standard deviation of z; at 0 any other z is a rare concept."""
+    seed: int = Field(default=0, ge=0)
+    """Draws the points."""
+
+
+class NpzSource(Spec):
+    """Arrays in a NumPy .npz file, such as MedMNIST's."""
+
+    kind: Literal["npz"]
+    path: str
+    """The file; nothing in it is unpickled."""
+    images: str = "train_images"
+    """The array of images: (count, height, width) or (count, height, width, 3), uint8."""
+    labels: str = "train_labels"
+    """The array of class indices: (count,) or (count, 1)."""
+    class_names: tuple[str, ...] = ()
+    """Names of the classes in order; by default their numbers."""
+
+
+class CsvSource(Spec):
+    """A CSV file that names images and their labels, such as CheXpert's."""
+
+    kind: Literal["csv"]
+    path: str
+    """The file; local or s3://."""
+    root: str
+    """The folder that the image paths are relative to."""
+    image_column: str = "Path"
+    """The column with the images' paths."""
+    label_column: str
+    """The column with the label."""
+    classes: dict[str, tuple[str, ...]]
+    """Class names and the label values that mean them; rows with other values are not used. CheXpert:
+    {negative: ["0.0", ""], positive: ["1.0"]}."""
+    where: dict[str, str] = Field(default={})
+    """Columns and the value that a row must have, as in {Frontal/Lateral: Frontal}."""
+
+
+class ImageFolderSource(Spec):
+    """A folder (or s3:// prefix) with one sub-folder of images per class, boxes optional."""
+
+    kind: Literal["image_folder"]
+    path: str
+    """The folder that holds the class folders."""
+    boxes: Literal["none", "tiny_imagenet", "voc"] = "none"
+    """tiny_imagenet: <class>/<class>_boxes.txt; voc: Pascal VOC / ImageNet XML files."""
+    annotations: str | None = None
+    """Where the XML files are, when they are not beside the images."""
+    num_classes: int | None = Field(default=None, ge=2)
+    """Use only the first classes, in order of their names."""
+    num_per_class: int | None = Field(default=None, ge=1)
+    """Use only the first images of each class, in order of their paths."""
+
+
+class TorchvisionSource(Spec):
+    """Any torchvision classification data set by class name."""
+
+    kind: Literal["torchvision"]
+    name: str
+    """The class in torchvision.datasets: CIFAR10, FashionMNIST, SVHN, ..."""
+    root: str
+    """Where its files are (or go, with download)."""
+    split: str = "train"
+    """train, test or what the data set calls its parts."""
+    download: bool = False
+    """Fetch the files when they are absent."""
+    attribute: str | None = None
+    """For data sets with a table of attributes (CelebA): the one that is the class, as in Attractive."""
+
+
+class ParquetSource(Spec):
+    """Parquet files in the Hugging Face image convention: a struct of bytes and path, a label, boxes optional."""
+
+    kind: Literal["parquet"]
+    path: str
+    """A file, a folder or a glob; local or s3://."""
+    image_column: str = "image"
+    """A struct of bytes and path, or plain bytes."""
+    label_column: str = "label"
+    """Class indices or strings."""
+    id_column: str | None = None
+    """A column of unique example ids; by default <file>:<row>."""
+    boxes_column: str | None = None
+    """A list of boxes, or a struct with a field `bbox`."""
+    box_format: Literal["xyxy", "xywh"] = "xywh"
+    """Corners, or corner and size as in COCO."""
+
+
+class ImportSource(Spec):
+    """One's own source: a function that returns an object with __len__, __getitem__ and class_names."""
+
+    kind: Literal["import"]
+    function: str = Field(pattern=r"^\w+(\.\w+)*:\w+$")
+    """package.module:function."""
+    options: dict[str, Any] = Field(default={})
+    """Keyword arguments of the function (plain JSON)."""
+    version: str | None = None
+    """Part of the content key; by default the digest of the module's source. Raise it when data elsewhere change,
+    or give the source a method `content_digest`."""
+
+
+class DigitsSource(Spec):
+    """Embedded images: scikit-learn's 1,797 handwritten digits, 8 x 8 grey."""
+
+    kind: Literal["digits"]
+
+
+PlainSource = Annotated[
+    ScenesSource
+    | DigitsSource
+    | TwoMoonsSource
+    | ImageFolderSource
+    | TorchvisionSource
+    | ParquetSource
+    | NpzSource
+    | CsvSource
+    | ImportSource,
+    Field(discriminator="kind"),
+]
+
+
+class ChangeSpec(Spec):
+    """A fixed change of every image: another scanner, another camera. In this order, on grey values in [0, 1]."""
+
+    invert: bool = False
+    """Black to white."""
+    gamma: float = Field(default=1.0, gt=0)
+    """Exponent of the grey values; above 1 darkens."""
+    contrast: float = Field(default=1.0, gt=0)
+    """Factor around middle grey."""
+    brightness: float = Field(default=0.0, ge=-1, le=1)
+    """Added afterwards."""
+    blur: float = Field(default=0.0, ge=0)
+    """Sigma of a Gaussian blur in pixels of the source."""
+    pixelate: int = Field(default=1, ge=1)
+    """Average over squares of so many pixels."""
+
+
+class PartSpec(Spec):
+    """One of several sources."""
+
+    source: PlainSource
+    """Where its images come from."""
+    change: ChangeSpec | None = None
+    """What is done to each of them."""
+
+
+class JoinedSource(Spec):
+    """Several sources of images as one: example ids are <part>/<id>. Classes are the same by number; the first part
+    names them."""
+
+    kind: Literal["joined"]
+    parts: Mapping[Annotated[str, Field(pattern=r"^\w[\w-]*$")], PartSpec] = Field(min_length=1)
+    """The parts by name, each with a `source` (of any other kind) and maybe a `change`: invert, gamma, contrast,
+    brightness, blur, pixelate, the same for every image, as of another scanner."""
+
+
+SourceSpec = Annotated[
+    ScenesSource
+    | DigitsSource
+    | TwoMoonsSource
+    | ImageFolderSource
+    | TorchvisionSource
+    | ParquetSource
+    | NpzSource
+    | CsvSource
+    | ImportSource
+    | JoinedSource,
+    Field(discriminator="kind"),
+]
+
+
+class DataSpec(Spec):
+    """Which images, and the size at which they are decoded once for everything that follows. Points are kept as they are."""
+
+    source: SourceSpec
+    image_size: int = Field(default=32, ge=8)
+    """Side of the stored square images in pixels."""
+    channels: Literal[1, 3] = 3
+    """3: colour; 1: grey (ITU-R 601 luma)."""
+    resize: Literal["squash", "pad"] = "squash"
+    """squash: to a square, whatever the shape; pad: keep the shape, fill with grey."""
+    unreadable: Literal["error", "leave_out"] = "error"
+    """What to do with images that cannot be decoded: stop and name them, or leave them out and list them."""
+
+
+CropMode = Literal["maximal", "official", "corner"]
+CORNER = 0.3  # side of a corner crop as a fraction of the image's, Meehan 2023, A.8
+
+
+class CropSpec(Spec):
+    """The background (periphery) crop that is shown to the models."""
+
+    mode: CropMode = "maximal"
+    """maximal: the largest rectangle that meets no box; official: the largest strip beside the boxes;
+    corner: the lower-left 0.3 x 0.3 (Meehan 2023, A.8)."""
+    min_side: float = Field(default=0.25, gt=0, le=1)
+    """Smallest acceptable shorter side, as a fraction of the image's side."""
+
+    @model_validator(mode="after")
+    def _corner_is_large_enough(self) -> "CropSpec":
+        if self.mode == "corner" and self.min_side > CORNER:
+            raise ValueError(f"a corner crop has {CORNER} of the image's side; min_side {self.min_side} leaves none")
+        return self
+
+    def of_mode(self, mode: CropMode) -> "CropSpec":
+        """The same with another mode; a corner asks for no more than it has."""
+        side = min(self.min_side, CORNER) if mode == "corner" else self.min_side
+        return CropSpec(mode=mode, min_side=side)
+
+
+class SplitSpec(Spec):
+    """Target set A, reference set B, shared set C and public set X (Meehan 2023, A.2.1)."""
+
+    train_per_class: int = Field(ge=1)
+    """Images of each class that a model trains on: A (or B) topped up from C."""
+    public_per_class: int | None = Field(default=None, ge=1)
+    """Images of each class in X; by default all that are left."""
+    crop: CropSpec = CropSpec()
+    """The background crop that an image needs to be audited."""
+    seed: int = Field(default=0, ge=0)
+    """Draws the roles."""
+    drop_duplicates: bool = True
+    """Leave out images whose pixels equal an earlier one's, so that no set holds a copy of another's image."""
+
+
+class HoldOutSpec(Spec):
+    """Which examples train, which stop the training, and which no model sees."""
+
+    train_per_class: int | None = Field(default=None, ge=1)
+    """Training examples of each class; by default all that the other two leave."""
+    validation_per_class: int = Field(default=0, ge=0)
+    """Examples of each class on which early stopping watches the loss."""
+    held_out_per_class: int = Field(default=0, ge=0)
+    """Examples of each class that no model sees."""
+    seed: int = Field(default=0, ge=0)
+    """Draws the roles."""

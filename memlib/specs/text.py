@@ -1,0 +1,103 @@
+"""Specs of text, and of the secrets inserted into it."""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from memlib.specs.base import Spec
+
+
+class TopicsSource(Spec):
+    """Embedded text: the help topics of Python's standard library, half a million characters; each version has its own."""
+
+    kind: Literal["topics"] = "topics"
+
+
+class TextFileSource(Spec):
+    """A plain text file; .xz, .gz and .bz2 are unpacked."""
+
+    kind: Literal["text"]
+    path: str
+    """The file, UTF-8; local or s3://."""
+
+
+class TextParquetSource(Spec):
+    """Parquet files with a column of text, a document a row."""
+
+    kind: Literal["text_parquet"]
+    path: str
+    """A file, a folder or a glob; local or s3://."""
+    text_column: str = "text"
+    """The column; documents become lines."""
+
+
+class TopicPairsSource(Spec):
+    """Embedded pairs for translation: lines of Python's help topics, and the same in Pig Latin."""
+
+    kind: Literal["topic_pairs"]
+
+
+class PairsFileSource(Spec):
+    """A text file of pairs for translation: source and target with a tab between, a pair a line."""
+
+    kind: Literal["pairs"]
+    path: str
+    """The file, UTF-8; local or s3://; .xz, .gz and .bz2 are unpacked."""
+
+
+TextSource = Annotated[
+    TopicsSource | TextFileSource | TextParquetSource | TopicPairsSource | PairsFileSource, Field(discriminator="kind")
+]
+
+
+class TextSpec(Spec):
+    """A corpus, cut into windows that a model sees one by one."""
+
+    source: TextSource
+    unit: Literal["character", "word"] = "character"
+    """What a symbol is; words are what spaces part, and the end of a line is one."""
+    window: int = Field(default=100, ge=8)
+    """Symbols in a window; nothing passes from one to the next. Of pairs: in each side, with the end of its line."""
+    fraction: float = Field(default=1.0, gt=0, le=1)
+    """Use only the beginning of the text."""
+    validation: float = Field(default=0.1, gt=0, lt=1)
+    """Share of the windows, the last ones, that no model trains on."""
+    vocabulary: int | None = Field(default=None, ge=2)
+    """The most frequent symbols that are told apart; others become <unk>. By default all."""
+
+    @property
+    def paired(self) -> bool:
+        """Whether the text is pairs for translation."""
+        return self.source.kind in ("pairs", "topic_pairs")
+
+
+class SecretsSpec(Spec):
+    """Canaries: a format whose holes are filled at random, and how often each stands in the corpus (Carlini 2019, 4.1)."""
+
+    format: str = "My number is {d9}"
+    """Text with holes: {d9} is nine digits; h: hexadecimal digits; l, u: letters; a: lower-case letters and digits."""
+    alphabets: Mapping[Annotated[str, Field(pattern=r"^[a-z_]+$")], tuple[str, ...]] = {}
+    """Further alphabets by name: symbols, or words for a word model."""
+    source: str | None = None
+    """Of pairs: the text that a canary (`format`) is the translation of. It may have the same holes; then it holds the same
+    secret, each candidate is scored after its own source, and nothing can be searched for."""
+    insertions: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(1, 4, 16), min_length=1)
+    """How often a canary is inserted; one canary (or `each`) for every number."""
+    each: int = Field(default=1, ge=1)
+    """Canaries of every number of insertions."""
+    file: str | None = None
+    """Instead of inserting: a text file of secrets that the text holds already, one a line, each filling the format. One
+    model is trained, on the text as it is; `insertions`, `each` and `together` say nothing, results count how often the part
+    of the text that trains holds a secret, or what stands after the secret and a tab. A model that was trained elsewhere
+    (trained) is taken to have seen each at least once."""
+    never: int = Field(default=20, ge=0)
+    """Canaries that are drawn alike and never inserted: the null."""
+    together: bool = False
+    """True: one model sees all canaries. False: every canary has a model of its own, and the never inserted ones one."""
+    known_prefix: bool = True
+    """Whether candidates are scored after the text before the first hole, as one would ask who knows it."""
+    known_suffix: bool = True
+    """Whether the text after the last hole is part of the candidates."""
+    seed: int = Field(default=0, ge=0)
+    """With the secret file, draws canaries and places."""

@@ -1,0 +1,182 @@
+"""Specs of training: objective, optimizer, augmentation, privacy."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from memlib.specs.base import Spec
+
+
+class VICRegSpec(Spec):
+    """Variance-invariance-covariance regularisation (Bardes 2022)."""
+
+    kind: Literal["vicreg"]
+    invariance: float = Field(default=25.0, ge=0)
+    """Weight of the distance between the views."""
+    variance: float = Field(default=25.0, ge=0)
+    """Weight of the hinge on each dimension's spread."""
+    covariance: float = Field(default=1.0, ge=0)
+    """Weight of the covariances between dimensions."""
+
+
+class SupervisedSpec(Spec):
+    """Cross-entropy on augmented crops; the class scores are the last layer (Meehan 2023, A.2.2)."""
+
+    kind: Literal["supervised"]
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the target spread over all classes."""
+
+
+class LanguageObjectiveSpec(Spec):
+    """Cross-entropy of the next symbol, in nats a symbol."""
+
+    kind: Literal["language"]
+
+
+ObjectiveSpec = Annotated[VICRegSpec | SupervisedSpec | LanguageObjectiveSpec, Field(discriminator="kind")]
+
+
+class OptimizerSpec(Spec):
+    """An optimiser, with linear warm-up and a cosine to zero or a constant rate. AdamW without decay is Adam."""
+
+    name: Literal["lars", "adamw", "sgd", "rmsprop"] = "adamw"
+    """The optimiser."""
+    learning_rate: float = Field(default=2e-3, gt=0)
+    """Peak learning rate as used, not scaled by the batch size."""
+    weight_decay: float = Field(default=1e-4, ge=0)
+    """On matrices and kernels only, not on biases and norms."""
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    """LARS and SGD only."""
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    """AdamW only: decay of the running means of gradients and of their squares."""
+    warmup_epochs: float = Field(default=10.0, ge=0)
+    """Length of the linear warm-up from zero."""
+    final_fraction: float = Field(default=0.0, ge=0, le=1)
+    """Learning rate at the end, as a fraction of the peak."""
+    schedule: Literal["cosine", "constant"] = "cosine"
+    """After the warm-up."""
+
+
+class AugmentSpec(Spec):
+    """Random views of an image; probabilities that differ between the views are given as pairs."""
+
+    crop_scale: tuple[float, float] = (0.08, 1.0)
+    """Area of the random crop, as a fraction of the image."""
+    crop_ratio: tuple[float, float] = (0.75, 4 / 3)
+    """Its width over its height."""
+    flip: float = Field(default=0.5, ge=0, le=1)
+    """Probability of a mirror image."""
+    jitter: float = Field(default=0.8, ge=0, le=1)
+    """Probability of colour jitter; its four strengths follow."""
+    brightness: float = Field(default=0.4, ge=0, lt=1)
+    """Factor within 1 +- this."""
+    contrast: float = Field(default=0.4, ge=0, lt=1)
+    """Factor within 1 +- this."""
+    saturation: float = Field(default=0.2, ge=0, lt=1)
+    """Factor within 1 +- this."""
+    hue: float = Field(default=0.1, ge=0, le=0.5)
+    """Turn within +- this, 1 being a full turn."""
+    grey: float = Field(default=0.2, ge=0, le=1)
+    """Probability of a grey image."""
+    blur: tuple[float, float] = (1.0, 0.1)
+    """Probability of a Gaussian blur (sigma 0.1 to 2 at 224 px, scaled to the input) in the first and other views."""
+    solarize: tuple[float, float] = (0.0, 0.2)
+    """Probability of inverting what is brighter than half, in the first and other views."""
+    shift: int = Field(default=0, ge=0)
+    """Cut this many rows and columns off at random sides and fill up with black at the lower right: a random crop
+    of 27 of 28 pixels is shift 1."""
+
+    @field_validator("crop_scale", "crop_ratio")
+    @classmethod
+    def _ordered(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not 0 < value[0] <= value[1]:
+            raise ValueError(f"expected two positive numbers, the smaller first, not {list(value)}")
+        return value
+
+    @field_validator("crop_scale")
+    @classmethod
+    def _within_the_image(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if value[1] > 1:
+            raise ValueError(f"a crop cannot have {value[1]} times the image's area")
+        return value
+
+
+class PrivacySpec(Spec):
+    """Differentially private training (DP-SGD, Abadi 2016): examples drawn by chance, gradients clipped, noise added.
+
+    The unit is one example (a window of text): what stands in k of them has k times epsilon, with a delta of
+    k e^((k - 1) epsilon) delta, which is no guarantee where that reaches 1. Noise and draws are functions of the seed, so
+    that a training can be resumed and repeated: epsilon holds against whoever does not know the seed.
+    """
+
+    epsilon: float | None = Field(default=None, gt=0)
+    """The budget at the end of training, from which the noise follows; or give `noise`."""
+    noise: float | None = Field(default=None, ge=1e-6)
+    """Standard deviation of the noise in units of `clip`, from which epsilon follows."""
+    delta: float = Field(default=1e-5, gt=0, lt=1)
+    """Probability with which epsilon may not hold; below one over the number of examples."""
+    clip: float = Field(default=1.0, gt=0)
+    """Greatest norm of one example's gradient."""
+    accountant: Literal["rdp", "prv"] = "rdp"
+    """rdp: Rényi differential privacy (Mironov 2017); prv: tighter (Gopi 2021), for epsilons below some 20."""
+
+    @model_validator(mode="after")
+    def _one_is_given(self) -> "PrivacySpec":
+        if (self.epsilon is None) == (self.noise is None):
+            raise ValueError("privacy needs either epsilon or noise; set the other to null")
+        if self.accountant == "prv" and ((self.epsilon or 0) > 20 or (self.noise or 1) < 0.5):
+            raise ValueError("the accountant prv needs too much memory above epsilon 20 or below noise 0.5; use rdp")
+        return self
+
+
+class TrainingSpec(Spec):
+    """How weights are made from images. All of it enters the key; machines and threads do not."""
+
+    objective: ObjectiveSpec
+    epochs: int = Field(ge=0)
+    """0 leaves the model at its initialisation."""
+    batch_size: int | None = Field(default=256, ge=2)
+    """Examples in one step over all workers; the last incomplete batch of an epoch is dropped. null: all at once."""
+    patience: int | None = Field(default=None, ge=1)
+    """Stop when the validation loss has not fallen for so many epochs; the best epoch's weights are the model."""
+    optimizer: OptimizerSpec = OptimizerSpec()
+    privacy: PrivacySpec | None = None
+    """null: none; else differentially private training, 10 to 100 times slower (pip install 'memlib[privacy]')."""
+    augment: AugmentSpec | None = AugmentSpec()
+    """null: none."""
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of the forward pass (autocast); losses are always computed in float32."""
+    shuffle: bool = True
+    """Another order of the examples in every epoch; false: always that of the data."""
+    checkpoint_epochs: tuple[int, ...] = ()
+    """Epochs after which weights are kept, besides the last one."""
+    checkpoint_steps: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """Steps after which they are kept too, within epochs (exposure)."""
+    seed: int = Field(default=0, ge=0)
+    """Each model's own seed is derived from it."""
+
+    @model_validator(mode="after")
+    def _checkpoints_are_reached(self) -> "TrainingSpec":
+        late = [epoch for epoch in self.checkpoint_epochs if not 0 <= epoch <= self.epochs]
+        if late:
+            raise ValueError(f"checkpoint_epochs {late} are outside the {self.epochs} epochs of training")
+        if self.patience is not None and self.epochs == 0:
+            raise ValueError("patience waits for epochs, but training.epochs is 0")
+        return self
+
+    @model_validator(mode="after")
+    def _private_steps_are_whole(self) -> "TrainingSpec":
+        if self.privacy is None:
+            return self
+        if self.objective.kind == "vicreg":
+            raise ValueError("privacy clips each example's gradient, but the loss of vicreg is of whole batches")
+        if self.precision != "float32":
+            raise ValueError(f"privacy clips gradients in float32, not in {self.precision}")
+        if self.batch_size is None or self.batch_size < 16:
+            raise ValueError("privacy draws each batch by chance: batch_size is its mean size, 16 or more")
+        return self
+
+    @property
+    def kept_epochs(self) -> tuple[int, ...]:
+        """All epochs whose weights are kept, in order."""
+        return tuple(sorted({*self.checkpoint_epochs, self.epochs}))

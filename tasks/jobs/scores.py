@@ -1,0 +1,201 @@
+"""Nets and what they are shown, to M scores."""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+
+from memlib.audits import unique_feature
+from memlib.audits.unique_feature import Config, Net, Shown
+from memlib.data.canaries import Feature, null_features, probe_rows
+from memlib.data.shards import IMAGES, read_images
+from memlib.data.splits import HELD_OUT, TRAIN, column
+from memlib.errors import UserError
+from memlib.identity import derive_seed
+from memlib.observe.outputs import Forward, class_scores
+from memlib.specs import FeatureSpec, ProbeSpec, TrainedSpec
+from memlib.store import Attempt, Ref
+from memlib.tables import UNIQUE_FEATURE_UNITS, write_table
+from tasks.jobs.data import TrainingData
+from tasks.jobs.models import Take, load_any, load_nets, own_key, trained_epochs
+
+UNITS, LATENT = "units.parquet", "latent.npy"
+
+
+@dataclass(frozen=True)
+class NetScores:
+    """Scores of nets that stand in one artifact, after training: units.parquet.
+
+    Attributes:
+        data: the training examples.
+        models: a chunk of small nets, one large model, or one's own.
+        epoch: of a large model.
+        nets: who they are, in the artifact's order.
+        feature, feature_spec: the unique feature.
+        canaries: stored rows of every canary of the cell.
+        labels: labels that some canary of the cell has.
+        probe: what the black box is shown.
+        other: shard and splits of the probe data, when it is another source.
+        config: how to score.
+    """
+
+    data: TrainingData
+    models: Ref | TrainedSpec
+    epoch: int
+    nets: tuple[Net, ...]
+    feature: Feature
+    feature_spec: FeatureSpec
+    canaries: tuple[int, ...]
+    labels: tuple[int, ...]
+    probe: ProbeSpec
+    other: Ref | None
+    config: Config
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What the key says of it; significance levels and intervals are not its business."""
+        shown = {"outputs", "max_examples", "random_draws", "removed_pixels", "null_features", "latent", "seed"}
+        return {
+            "config": self.config.model_dump(mode="json", include=shown),
+            "probe": {"kind": self.probe.kind, "count": self.probe.count},
+            "feature": self.feature.digest,
+            "nulls": {name: feature.digest for name, feature in self._nulls().items()},
+            "canaries": list(self.canaries),
+            "labels": list(self.labels),
+            "nets": [[n.number, n.canary, n.control, n.seed, n.label] for n in self.nets],
+            "epoch": self.epoch,
+        }
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """The keys of what it reads."""
+        held_out = [HELD_OUT] if self.probe.kind == "held_out" else []
+        other = {"probe": self.other.key} if self.other is not None else {}
+        return {"models": own_key(self.models)} | self.data.inputs(TRAIN, *held_out) | other
+
+    def _nulls(self) -> dict[str, Feature]:
+        if not self.config.null_features:
+            return {}
+        shape = self.data.images.shape[1:]
+        return null_features(self.feature_spec, shape, self.config.null_features, seed=self.config.seed)
+
+    @property
+    def units(self) -> float:
+        """How much work it is: nets."""
+        return float(len(self.nets))
+
+    @property
+    def near(self) -> Ref | None:
+        """What it reads of its own."""
+        return self.models if isinstance(self.models, Ref) else None
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Shows the nets everything and fills the artifact."""
+        show = _Show(self, *load_any(self.data.store, self.models, self.epoch, self.data.num_classes, device), device)
+        parts = [unique_feature.score(self.nets, show.everything(self.feature, random=True), self.config)]
+        for count in self.config.removed_pixels:
+            partial = self.feature.without(count, seed=derive_seed(self.config.seed, "removed pixels"))
+            part = unique_feature.score(self.nets, show.everything(partial), self.config, metrics=("m_white",))
+            parts.append(_named(part, f"canary without {count} px"))
+        if self.config.null_features:
+            for name, feature in self._nulls().items():
+                parts.append(_named(unique_feature.score(self.nets, show.everything(feature), self.config), name))
+        epochs = trained_epochs(self.data.store, self.models, self.epoch) if isinstance(self.models, Ref) else [0]
+        position = {(net.number, net.control): i for i, net in enumerate(self.nets)}
+        table = pa.concat_tables(parts)
+        who = zip(table["net"].to_pylist(), table["control"].to_pylist(), strict=True)
+        column_of = [epochs[position[net]] for net in who]
+        table = table.set_column(table.schema.get_field_index("epoch"), "epoch", pa.array(column_of, type=pa.int64()))
+        write_table(table, UNIQUE_FEATURE_UNITS, attempt.path(UNITS))
+        if self.config.latent:
+            self._write_latent(attempt, device)
+
+    def _write_latent(self, attempt: Attempt, device: torch.device) -> None:
+        """latent.npy (2, num_nets, num_units): share of probe examples that excite a unit only with feature, partner."""
+        assert isinstance(self.models, Ref)
+        forward = load_nets(self.data.store, self.models, epoch=self.epoch, device=device, layers=-1)
+        other = self.feature.clean(probe_examples(self.data, self.probe, self.other, seed=self.config.seed))
+        partner = self.feature.insert_random(other, seed=derive_seed(self.config.seed, "partner", 0, "probe"))
+        clean, *shown = (
+            class_scores(forward, examples, num_nets=len(self.nets), device=device) > 0
+            for examples in (other, self.feature.insert(other), partner)
+        )
+        np.save(attempt.path(LATENT), np.stack([(excited & ~clean).mean(axis=1) for excited in shown]))
+
+
+def _named(units: pa.Table, feature: str) -> pa.Table:
+    names = pa.array([feature] * units.num_rows, type=pa.string())
+    return units.set_column(units.schema.get_field_index("feature"), "feature", names)
+
+
+class _Show:
+    """Shows nets the examples of a cell, clean ones once."""
+
+    def __init__(self, job: NetScores, forward: Forward, take: Take, device: torch.device) -> None:
+        self._job, self._forward, self._take, self._device = job, forward, take, device
+        members = job.data.members(TRAIN)
+        rows, labels = column(members, "row"), sorted(set(members["label"].to_pylist()))
+        config = job.config
+        choose = functools.partial(
+            probe_rows, members, without=job.canaries, max_examples=config.max_examples, seed=config.seed
+        )
+        self._examples = {label: job.data.images[rows[choose(label)]] for label in labels}
+        self._other = probe_examples(job.data, job.probe, job.other, seed=config.seed)
+        self._clean = {label: self._scores(job.feature.clean(images)) for label, images in self._examples.items()}
+        self._clean_other = self._scores(job.feature.clean(self._other))
+
+    def everything(self, feature: Feature, *, random: bool = False) -> Shown:
+        """The class scores that the scores need."""
+        job = self._job
+        by_label = {
+            label: (self._clean[label], self._scores(feature.insert(job.feature.clean(images))))
+            for label, images in self._examples.items()
+        }
+        other = self._clean_other, self._scores(feature.insert(job.feature.clean(self._other)))
+        draws = [derive_seed(job.config.seed, "partner", draw) for draw in range(job.config.random_draws if random else 0)]
+        random_by_label = {
+            label: [self._scores(feature.insert_random(self._examples[label], seed=derive_seed(d, label))) for d in draws]
+            for label in job.labels
+        }
+        random_other = [self._scores(feature.insert_random(self._other, seed=derive_seed(d, "probe"))) for d in draws]
+        return Shown(job.labels, by_label, other, random_by_label, random_other)
+
+    def _scores(self, examples: NDArray[Any]) -> NDArray[np.float32]:
+        return class_scores(self._forward, examples, num_nets=len(self._job.nets), device=self._device, take=self._take)
+
+
+def probe_examples(data: TrainingData, probe: ProbeSpec, other: Ref | None, *, seed: int) -> NDArray[Any]:
+    """The data D_r of the black box, in the shape of the training examples.
+
+    Raises:
+        UserError: when there are none, or they do not fit.
+    """
+    rng = np.random.default_rng(derive_seed(seed, "probe data"))
+    shape = data.images.shape[1:]
+    if probe.kind == "noise":
+        if data.images.dtype == np.uint8:
+            noise: NDArray[Any] = rng.integers(0, 256, size=(probe.count, *shape), dtype=np.uint8)
+            return noise
+        seen = data.images[column(data.members(TRAIN), "row")]
+        points: NDArray[Any] = rng.uniform(seen.min(axis=0), seen.max(axis=0), size=(probe.count, *shape)).astype(np.float32)
+        return points
+    if probe.kind == "held_out":
+        images, rows = data.images, column(data.members(HELD_OUT), "row")
+    else:
+        assert other is not None
+        images = read_images(data.store.local_path(other, IMAGES))
+        rows = np.arange(len(images))
+    if images.shape[1:] != shape or images.dtype != data.images.dtype:
+        seen_shape = " x ".join(str(side) for side in images.shape[1:])
+        wanted = " x ".join(str(side) for side in shape)
+        raise UserError(f"probe examples are {seen_shape} {images.dtype}, but the models take {wanted} {data.images.dtype}")
+    if len(rows) < 2:
+        raise UserError(
+            f"there are {len(rows)} probe examples, a paired test needs two; see probe and split.held_out_per_class"
+        )
+    chosen: NDArray[Any] = images[np.sort(rng.permutation(rows)[: probe.count])]
+    return chosen
