@@ -140,8 +140,10 @@ def test_a_damaged_resume_state_is_passed_over(store: Store) -> None:
 def test_a_resume_state_that_holds_objects_is_dropped_and_training_starts_afresh(store: Store, tmp_path: Path) -> None:
     job = make_job()
     ref = job.ref(store)
-    (tmp_path / "state.pt").write_bytes(pickle.dumps(Path("an object, not tensors")))
-    store.save_resume(ref.key, 7, tmp_path)  # whole as the store sees it, yet not what training wrote
+    planted = tmp_path / "planted"
+    planted.mkdir()
+    (planted / "state.pt").write_bytes(pickle.dumps(Path("an object, not tensors")))
+    store.save_resume(ref.key, 7, planted)  # whole as the store sees it, yet not what training wrote
     assert train(store, job) == ref
     assert store.manifest(ref)["facts"]["resumed_from_step"] is None
 
