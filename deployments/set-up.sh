@@ -12,7 +12,7 @@ prefect work-pool create in-ray-cluster --type process --overwrite
 prefect work-pool create kubernetes --type kubernetes --base-job-template kubernetes/work-pool.json --overwrite
 prefect deploy --all --prefect-file prefect.yaml
 
-# automations have no names that are theirs alone: made twice, they would act twice
+# automations have no names that are theirs alone: made twice, they would act twice. Changed ones: delete the old ones first
 if ! prefect automation inspect "A run without a heartbeat has crashed" >/dev/null 2>&1; then
   prefect automation create --from-file automations.yaml
 fi

@@ -32,11 +32,11 @@ def carry_out(
         force: stages that are computed again, though they are there.
     """
     opened = Store(store)
-    opened.check_writable()
     check_stages(AUDITS[audit], force)
     within = _shared.get()
-    if within is None:  # of a sweep, other cells may have the stage
-        check_stages(AUDITS[audit], resources.stages)
+    if within is None:
+        opened.check_writable()
+        check_stages(AUDITS[audit], resources.stages)  # of a sweep, other cells may have the stage
     with announced(opened, audit, recipe, resources) as run:
         title = str(getattr(recipe, "title", ""))
         shared = within or Shared()

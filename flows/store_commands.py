@@ -332,7 +332,8 @@ def gc(
         A run to keep, by its id or enough of its beginning; may be given several times. By default all runs are kept; the
         results, report and artifacts of runs that are not are listed too.
     days
-        Only what nobody has written to for so many days, so that no work under way is lost.
+        Only what nobody has written to for so many days. A run that has not ended and was heard of since then may use any
+        artifact, so that none is listed.
     delete
         Delete it.
     store
@@ -344,7 +345,8 @@ def gc(
         raise UserError(f"--days {days:g} lies in the future; use 0 or more")
     opened = Store(store)
     kept = [find_run(opened, run_id) for run_id in keep] if keep else opened.runs()
-    found = upkeep.garbage(opened, kept, before=time.time() - days * 86_400)
+    before = time.time() - days * 86_400
+    found = upkeep.garbage(opened, kept, before=before)
     if delete:
         upkeep.delete(opened, found)
     if json_:
@@ -359,6 +361,8 @@ def gc(
     if found:
         console.print(table)
     said = f"{len(found)} of nobody's, {len(kept)} runs kept"
+    if alive := len(upkeep.under_way(opened, since=before)):
+        said += f", {alive} under way (until they end no artifact goes, as any may be in use)"
     console.print(f"deleted {said}" if delete else f"found {said}; --delete removes what was found")
 
 

@@ -112,7 +112,7 @@ def cells_of(recipe: Recipe) -> dict[str, tuple[Audit, Spec, dict[str, Any]]]:
     for name, base, change in changes:
         content = changed_content(load_recipe(base)[0] if isinstance(base, str) else base, change)
         audit = AUDITS.get(audit_of(str(content.get("audit", ""))))
-        if audit is None or audit.name == "sweep":
+        if audit is None or audit.holds_others:
             raise UserError(f"cell {name}: {content.get('audit')!r} is no audit")
         try:
             found[name] = (audit, validate(audit.recipe, content), change)
@@ -185,6 +185,7 @@ def _publish(context: Context, recipe: Recipe, outcomes: list[Outcome]) -> dict[
             "artifacts": {f"{o.cell}: {name}": ref for o in outcomes if o.run for name, ref in o.run["artifacts"].items()},
             "computed": sorted({ref for cell in done for ref in cell["computed"]}),
             "reused": sorted({ref for cell in done for ref in cell["reused"]}),
+            "resources": context.resources.model_dump(mode="json"),
             "history": run_history(context, run), "seconds": round(time.time() - context.started, 1),
             "finished": time.time(), "software": {"memlib": memlib.__version__, "python": platform.python_version()},
         }  # fmt: skip

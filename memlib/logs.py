@@ -16,6 +16,19 @@ LONGEST = 2**20  # characters; of more, the last ones are kept
 _record: ContextVar[io.StringIO | None] = ContextVar("record", default=None)
 
 
+class _Record(io.StringIO):
+    """Text of which the end is kept."""
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        if self.tell() > 2 * LONGEST:
+            kept = self.getvalue()[-LONGEST:]
+            self.seek(0)
+            self.truncate()
+            super().write(kept)
+        return written
+
+
 class _Tee(io.TextIOBase):
     """Writes to a stream and into a record."""
 
@@ -36,7 +49,7 @@ class _Tee(io.TextIOBase):
 @contextlib.contextmanager
 def recording() -> Iterator[None]:
     """Records what Python code in this process prints, and logs as a warning or worse; one block at a time."""
-    record = io.StringIO()
+    record = _Record()
     handler = logging.StreamHandler(record)
     handler.setLevel(logging.WARNING)
     handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))

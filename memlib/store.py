@@ -40,6 +40,7 @@ from memlib.usage import measuring, note_read
 MANIFEST = "manifest.json"
 KEPT_RESUME_STATES = 2
 PIECE_BYTES = 64 * 2**20
+FETCH_SECONDS = 86_400.0  # no copy of a file is under way for so long
 PROBE_SECONDS = 10.0  # a store that cannot be reached at the start is most often mistyped
 NAME = re.compile(r"\w[\w.-]*")
 
@@ -69,6 +70,7 @@ class Attempt:
     """One attempt at making an artifact: a local folder to fill, and facts worth keeping about the work."""
 
     folder: Path
+    ref: Ref
     facts: dict[str, Any] = field(default_factory=dict)
 
     def path(self, name: str) -> Path:
@@ -298,8 +300,11 @@ class Store:
         copies = []
         for path in self._cache.iterdir():
             with contextlib.suppress(FileNotFoundError):
+                stat = path.stat()
                 if path.suffix != ".part":
-                    copies.append((path.stat().st_mtime, path.stat().st_size, path))
+                    copies.append((stat.st_mtime, stat.st_size, path))
+                elif time.time() - stat.st_mtime > FETCH_SECONDS:  # of a process that was killed
+                    path.unlink()
         total = sum(copy[1] for copy in copies) + size
         for _, copy_size, path in sorted(copies):
             if total <= self._cache_bytes:
@@ -357,7 +362,8 @@ class Store:
     ) -> Iterator[Attempt]:
         """Makes an artifact: fill `attempt.folder` inside the block; it is committed when the block ends well.
 
-        Racing writers each fill a folder of their own; the first to commit wins and the other's files go away.
+        Racing writers each fill a folder of their own; the first to commit wins and the other's files go away. States to
+        resume from that were saved under the artifact's key go away, too.
 
         Args:
             ref: the artifact's address.
@@ -370,7 +376,7 @@ class Store:
         target = self._at("artifacts", ref.stage, ref.key, name)
         folder = Path(target) if self.is_local else Path(tempfile.mkdtemp(prefix="memlib-"))
         folder.mkdir(parents=True, exist_ok=True, mode=0o700 if secret else 0o755)
-        attempt = Attempt(folder)
+        attempt = Attempt(folder, ref)
         try:
             with measuring() as usage:
                 yield attempt
@@ -405,6 +411,7 @@ class Store:
                 shutil.rmtree(folder, ignore_errors=True)
         if not won:
             self._remove(target)
+        self.drop_resume(ref.key)
 
     def _commit(self, path: str, record: Mapping[str, Any], *, secret: bool) -> bool:
         """Writes a manifest unless there is one already: one winner, and never half a file.

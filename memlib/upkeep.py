@@ -81,18 +81,23 @@ def verify(store: Store, refs: Iterable[Ref]) -> Iterator[Damaged]:
 def garbage(store: Store, kept: Sequence[Mapping[str, Any]], *, before: float) -> list[Garbage]:
     """What no kept run refers to and nobody has touched since a time, so that it is nobody's work under way.
 
+    While runs are under way, all that is whole and all states to resume from stay: any of them may be read, and no manifest
+    says so yet.
+
     Args:
         store: which.
         kept: manifests of the runs that stay.
         before: seconds since 1970.
     """
-    requests, statuses = store.listing("requests"), store.listing("status")
-    alive = {path: when for path, (_, when) in requests.items() if _last_heard(path, when, statuses) >= before}
-    before = min([before, *alive.values()])  # what runs under way have made since they began is named by no manifest yet
+    artifacts = _by_artifact(store)  # takes longest; who has begun meanwhile is seen below
+    requests, statuses, alive = store.listing("requests"), store.listing("status"), under_way(store, since=before)
+    before = min([before, *alive.values()])  # attempts and logs of runs under way
+    whole_before = float("-inf") if alive else before
     wanted = {ref for run in kept for ref in refs_of(run)}
-    found = [item for ref, files in _by_artifact(store).items() for item in _of_artifact(store, ref, files, wanted, before)]
-    for place in ("resume", "ray"):
-        found += _folders(store, place, before)
+    found = []
+    for ref, files in artifacts.items():
+        found += _of_artifact(store, ref, files, wanted, before=before, whole_before=whole_before)
+    found += [*_folders(store, "resume", whole_before), *_folders(store, "ray", before)]
     listed: tuple[tuple[Kind, dict[str, tuple[int, float]]], ...] = (("request", requests), ("status", statuses))
     for kind, files in listed:
         found += [
@@ -114,9 +119,14 @@ def garbage(store: Store, kept: Sequence[Mapping[str, Any]], *, before: float) -
     return found
 
 
-def _last_heard(request: str, asked: float, statuses: Mapping[str, tuple[int, float]]) -> float:
-    """When a run that has not ended last said how far it is."""
-    return max(asked, statuses.get(f"status/{request.rpartition('/')[2]}", (0, 0.0))[1])
+def under_way(store: Store, *, since: float) -> dict[str, float]:
+    """When each run was asked for that has not ended and was heard of since a time, by the path of its request."""
+    requests, statuses = store.listing("requests"), store.listing("status")
+    heard = {
+        path: max(when, statuses.get(f"status/{path.rpartition('/')[2]}", (0, 0.0))[1])
+        for path, (_, when) in requests.items()
+    }
+    return {path: requests[path][1] for path, when in heard.items() if when >= since}
 
 
 def delete(store: Store, found: Sequence[Garbage]) -> None:
@@ -140,15 +150,24 @@ def _by_artifact(store: Store) -> dict[Ref, dict[str, tuple[int, float]]]:
 
 
 def _of_artifact(
-    store: Store, ref: Ref, files: Mapping[str, tuple[int, float]], wanted: set[Ref], before: float
+    store: Store,
+    ref: Ref,
+    files: Mapping[str, tuple[int, float]],
+    wanted: set[Ref],
+    *,
+    before: float,
+    whole_before: float,
 ) -> Iterator[Garbage]:
     attempts: dict[str, list[tuple[int, float]]] = {}
     for name, facts in files.items():
         attempts.setdefault(name.split("/")[0], []).append(facts)
     whole = MANIFEST in files
-    named = str(store.manifest(ref)["attempt"]) if whole and len(attempts) > 2 else None  # else there is only one
+    named = None
+    if whole and len(attempts) > 2:  # else there is only one
+        with contextlib.suppress(CorruptArtifact):  # the next run that needs it makes it anew
+            named = str(store.manifest(ref)["attempt"])
     base = f"artifacts/{ref.stage}/{ref.key}"
-    if whole and ref not in wanted and max(when for _, when in files.values()) < before:
+    if whole and ref not in wanted and max(when for _, when in files.values()) < whole_before:
         yield Garbage("artifact", base, sum(size for size, _ in files.values()))
         return
     for attempt, parts in sorted(attempts.items()):

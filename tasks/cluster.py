@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from memlib.errors import CorruptArtifact, RunError, UserError
@@ -61,10 +61,13 @@ def _connect(ray: Any, context: Context) -> None:
         options["address"] = address
     try:
         ray.init(**options)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         where = f"the Ray cluster at {address}" if address else "Ray on this machine"
-        said = str(error).strip().splitlines()[0]
-        raise RunError(f"cannot start or reach {where} ({said}); see resources.ray_address") from error
+        said = (str(error).strip(" .\n") or type(error).__name__).splitlines()[0]
+        look = "resources.ray_address, and RAY_AUTH_MODE=token and RAY_AUTH_TOKEN where the cluster wants a token"
+        raise RunError(
+            f"cannot start or reach {where} ({said}); see {look if address else 'resources.ray_address'}"
+        ) from error
 
 
 def _check_address(address: str | None) -> None:
@@ -96,6 +99,18 @@ def places(ray: Any, needs: Mapping[str, float]) -> int:
     """How many parts with these needs the living nodes hold at once."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     return sum(min(int(node.get(kind, 0) // amount) for kind, amount in needs.items()) for node in nodes)
+
+
+@contextlib.contextmanager
+def demand(needs: Mapping[str, float], parts: int) -> Iterator[None]:
+    """Asks a cluster that grows for nodes with room for these parts; any other takes no notice."""
+    from ray.autoscaler.sdk import request_resources
+
+    request_resources(bundles=[dict(needs)] * parts)
+    try:
+        yield
+    finally:
+        request_resources(bundles=[])
 
 
 def in_words(needs: Mapping[str, float]) -> str:

@@ -18,7 +18,7 @@ from memlib.data.formats import Candidates
 from memlib.data.shards import IMAGES, read_images
 from memlib.data.splits import VALIDATION, column, select
 from memlib.errors import UserError
-from memlib.identity import content_key, derive_seed
+from memlib.identity import derive_seed
 from memlib.observe.extraction import Frontier, ShortestPath, beam_search
 from memlib.observe.likelihoods import (
     UNITS_PER_BIT,
@@ -206,14 +206,9 @@ class Search:
             found_at = [work.evaluations] * len(leaves)
             rows += self._rows(name, leaves, found_at, work.evaluations, "found", exact=False)
         write_table(pa.Table.from_pylist(rows, schema=EXTRACTION.arrow), EXTRACTION, attempt.path(FOUND))
-        data.store.drop_resume(self._resume_key)
-
-    @property
-    def _resume_key(self) -> str:
-        return f"secret/{content_key('search', version=2, spec=self.spec, inputs=self.inputs)}"
 
     def _shortest_path(self, model: Predictor, space: Candidates, attempt: Attempt) -> list[dict[str, Any]]:
-        store, key, top = self.at.data.store, self._resume_key, max(self.how.top, len(self.canaries))
+        store, key, top = self.at.data.store, attempt.ref.key, max(self.how.top, len(self.canaries))
         with tempfile.TemporaryDirectory(prefix="memlib-search-") as scratch:
             folder = Path(scratch)
             frontier = Frontier.load(folder / FRONTIER) if store.load_resume(key, folder) else None

@@ -22,6 +22,7 @@ from memlib.store import Store
 
 STATUS = "status"
 LOCAL_SECONDS, REMOTE_SECONDS, PREFECT_SECONDS = 2.0, 10.0, 5.0  # between two writes of a status
+OUTAGE_SECONDS = 60.0  # until it is tried again after an outage
 TELLING_SECONDS = 5.0  # that an outage may hold up a run which only tells how far it is
 log = logging.getLogger("memlib")
 
@@ -42,7 +43,7 @@ class Journal:
         self._store, self._run = (store if store.is_local else store.waiting(TELLING_SECONDS)), run
         self._status: dict[str, Any] = {"run": run, **about, "state": "running", "stages": {}}
         self._seconds = LOCAL_SECONDS if store.is_local else REMOTE_SECONDS
-        self._written, self._told = 0.0, True
+        self._due = 0.0
         self._lock = threading.Lock()
 
     def note(self, event: str, stage: str, key: str = "", **facts: Any) -> None:
@@ -79,9 +80,9 @@ class Journal:
     def publish(self, *, now: bool = False) -> None:
         """Writes the status, not too often."""
         with self._lock:
-            if not (self._run and self._told) or not (now or time.monotonic() - self._written >= self._seconds):
+            if not self._run or not (now or time.monotonic() >= self._due):
                 return
-            self._written = time.monotonic()
+            self._due = time.monotonic() + self._seconds
             text = json.dumps(self._status | {"updated": time.time()}, indent=1)
         try:
             with tempfile.TemporaryDirectory() as folder:
@@ -89,7 +90,7 @@ class Journal:
                 file.write_text(text)
                 self._store.publish(f"{STATUS}/{self._run}.json", file, secret=True)
         except (StoreUnreachable, StoreRefused):
-            self._told = False  # the run has worse to do than to try this again and again
+            self._due = time.monotonic() + OUTAGE_SECONDS  # the run has worse to do than to try this again and again
         except OSError:
             pass
 

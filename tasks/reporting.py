@@ -1,5 +1,6 @@
 """Results, report and manifest published where people look."""
 
+import contextlib
 import getpass
 import json
 import platform
@@ -77,6 +78,7 @@ def publish(
             "results": results,
             "report": pages[REPORT_FILE],
             "artifacts": dict(artifacts),
+            "resources": context.resources.model_dump(mode="json"),
             "history": run_history(context, run),
             "computed": context.computed,
             "reused": context.reused,
@@ -94,7 +96,9 @@ def publish(
 def run_history(context: Context, run: str) -> list[dict[str, Any]]:
     """Who ran it when, the first time first: a run that is found finished is still noted."""
     before = context.store.published(f"runs/{run}/{MANIFEST}")
-    entries: list[dict[str, Any]] = json.loads(before).get("history", []) if before else []
+    entries: list[dict[str, Any]] = []
+    with contextlib.suppress(ValueError, AttributeError):  # a damaged one is written anew
+        entries = json.loads(before or b"{}").get("history", [])
     entry = {
         "who": f"{_user()}@{socket.gethostname()}",
         "started": context.started,

@@ -63,10 +63,12 @@ class Context:
         """Where this process computes."""
         return torch.device("cuda" if torch.cuda.is_available() and self.resources.gpu is not False else "cpu")
 
-    def turn(self, stage: str) -> AbstractContextManager[object]:
+    @contextmanager
+    def turn(self, stage: str) -> Iterator[None]:
         """One cell of a sweep at a time in a stage: what the next one shares with it, it finds done."""
-        self.check_going()
-        return self.shared.turns[stage]
+        with self.shared.turns[stage]:
+            self.check_going()
+            yield
 
     def check_going(self) -> None:
         """Ends this cell where its sweep was stopped."""

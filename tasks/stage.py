@@ -11,7 +11,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed
 
-from memlib.errors import CorruptArtifact, RunError, UserError
+from memlib.errors import CorruptArtifact, MissingArtifact, RunError, UserError
 from memlib.identity import content_key
 from memlib.store import Attempt, Ref, Store
 from tasks.cluster import map_on_ray, run_on_cluster
@@ -119,11 +119,23 @@ def at_work(context: Context, refs: Sequence[Ref]) -> Iterator[None]:
     except BaseException as error:
         said = str(error) if isinstance(error, UserError | RunError) else type(error).__name__
         context.journal.note("failed", stage, key, problem=said)
-        if isinstance(error, CorruptArtifact) and error.ref is not None:
+        if isinstance(error, CorruptArtifact) and error.ref is not None and _is_damaged(context.store, error.ref):
             context.store.discard(error.ref)  # found by who read it; the next run makes it anew
         raise
     context.computed += [str(ref) for ref in refs]
     context.journal.note("computed", stage, key, count=len(refs), seconds=round(time.monotonic() - started, 2))
+
+
+def _is_damaged(store: Store, ref: Ref) -> bool:
+    """Whether it still is: another cell or driver may have made it anew since it was read."""
+    try:
+        return bool(store.problems(ref))
+    except MissingArtifact:
+        return False
+    except CorruptArtifact:
+        return True
+    except (RunError, OSError):  # the store cannot be asked; the next run looks again
+        return False
 
 
 class Job(Protocol):

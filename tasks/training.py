@@ -13,7 +13,7 @@ from memlib.specs import Resources
 from memlib.store import Store
 from memlib.training.fit import STAGE, TrainingJob
 from tasks.board import Board
-from tasks.cluster import LOOK_SECONDS, Watch, in_words, needs_of, places, start_ray
+from tasks.cluster import LOOK_SECONDS, Watch, demand, in_words, needs_of, places, start_ray
 from tasks.runtime import Context
 from tasks.stage import at_work, cached, committed, note_reused, stage_task
 
@@ -98,16 +98,20 @@ def _groups(ray: Any, context: Context, needs: Mapping[str, float]) -> int:
     Raises:
         RunError: when there is no room for a single model's workers.
     """
-    size, end = context.resources.workers_per_model, time.monotonic() + context.resources.room_timeout
-    while (fit := (workers := places(ray, needs)) // size) < 1:
-        if context.resources.ray_address is not None and time.monotonic() < end:  # nodes may be on their way
-            time.sleep(LOOK_SECONDS)
-            continue
+    size = context.resources.workers_per_model
+    if context.resources.ray_address is not None and places(ray, needs) < size:  # nodes may be on their way
+        end = time.monotonic() + context.resources.room_timeout
+        with demand(needs, size):
+            while places(ray, needs) < size and time.monotonic() < end:
+                context.check_going()
+                time.sleep(LOOK_SECONDS)
+    workers = places(ray, needs)
+    if workers < size:
         raise RunError(
             f"one model needs {size} workers of {in_words(needs)} each, but the Ray cluster has room for {workers}; lower "
             f"resources.workers_per_model, resources.threads_per_worker or resources.stages.{STAGE}"
         )
-    return min(fit, context.resources.of(STAGE).parallel or fit)
+    return min(workers // size, context.resources.of(STAGE).parallel or workers)
 
 
 def _most(resources: Resources, count: int) -> int:

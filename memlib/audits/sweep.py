@@ -6,7 +6,9 @@ compare them.
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -62,8 +64,11 @@ class Recipe(Spec):
         """(name, recipe, changes by dotted key) of every cell.
 
         Raises:
-            ValueError: when two cells have one name.
+            ValueError: when there are too many, or two have one name.
         """
+        count = (math.prod(map(len, self.grid.values())) if self.grid else 0) + len(self.cells)
+        if count > MOST_CELLS:
+            raise ValueError(f"the sweep has {count} cells; at most {MOST_CELLS} are possible")
         found = []
         if self.grid:
             assert self.recipe is not None
@@ -76,16 +81,21 @@ class Recipe(Spec):
             assert base is not None
             name = cell.name or in_words(cell.set) or (base if isinstance(base, str) else str(base.get("title", "cell")))
             found.append((name, base, {**(self.set if cell.recipe is None else {}), **cell.set}))
-        names = [name for name, _, _ in found]
-        twice = [name for name in names if names.count(name) > 1] if len(names) <= MOST_CELLS else [f"{len(names)} cells"]
-        if twice:
-            raise ValueError(f"more than one cell is called {twice[0]!r}; give them a name each")
+        ((name, times),) = Counter(name for name, _, _ in found).most_common(1)
+        if times > 1:
+            raise ValueError(f"more than one cell is called {name!r}; give them a name each")
         return found
 
 
 def in_words(change: Mapping[str, Any]) -> str:
     """Changes as a cell's name; the shortest endings of keys that tell them apart."""
-    return " ".join(f"{key.rpartition('.')[2]}={json.dumps(value).strip(chr(34))}" for key, value in change.items())
+    return " ".join(f"{_ending(key, change)}={json.dumps(value).strip(chr(34))}" for key, value in change.items())
+
+
+def _ending(key: str, keys: Iterable[str]) -> str:
+    parts = key.split(".")
+    endings = [".".join(parts[-count:]) for count in range(1, len(parts))]
+    return next((e for e in endings if sum(f".{other}".endswith(f".{e}") for other in keys) == 1), key)
 
 
 def in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:

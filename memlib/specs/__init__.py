@@ -22,6 +22,7 @@ from memlib.specs.data import (
     PartSpec,
     PlainSource,
     ScenesSource,
+    SetSpec,
     SourceSpec,
     SplitSpec,
     TorchvisionSource,
@@ -39,7 +40,8 @@ from memlib.specs.models import (
     ProtocolSpec,
     SequenceModelSpec,
 )
-from memlib.specs.nets import InfluenceSpec, NetsSpec, OutputsSpec, ProbeSpec, SetSpec, TrainedSpec
+from memlib.specs.nets import NetsSpec
+from memlib.specs.observing import InfluenceSpec, OutputsSpec, ProbeSpec, TrainedSpec
 from memlib.specs.resources import Needs, Resources
 from memlib.specs.text import (
     PairsFileSource,

@@ -281,3 +281,12 @@ class HoldOutSpec(Spec):
     """Examples of each class that no model sees."""
     seed: int = Field(default=0, ge=0)
     """Draws the roles."""
+
+
+class SetSpec(Spec):
+    """Which examples a named set of the forgetting audit gets; the sets are disjoint."""
+
+    part: str | None = None
+    """The part of a joined source that it is drawn from; by default of all there is."""
+    per_class: int | None = Field(default=None, ge=1)
+    """Examples of each class; by default all that are left, in the order of the sets."""

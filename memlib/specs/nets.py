@@ -1,35 +1,8 @@
-"""Specs of fleets of small nets and of what models are shown."""
-
-from typing import Any, Literal
+"""Specs of fleets of small nets."""
 
 from pydantic import Field, model_validator
 
 from memlib.specs.base import Spec
-from memlib.specs.data import DataSpec
-
-
-class SetSpec(Spec):
-    """Which examples a named set of the forgetting audit gets; the sets are disjoint."""
-
-    part: str | None = None
-    """The part of a joined source that it is drawn from; by default of all there is."""
-    per_class: int | None = Field(default=None, ge=1)
-    """Examples of each class; by default all that are left, in the order of the sets."""
-
-
-class OutputsSpec(Spec):
-    """The outputs of a model on D_Q in a Parquet file, when there is nothing else."""
-
-    path: str
-    """The file; local or s3://."""
-    id_column: str = "example_id"
-    """The examples' ids, as in the source (with <part>/ in front for a joined one)."""
-    scores_column: str = "scores"
-    """A list of one number a class."""
-    label_column: str | None = None
-    """The label the model's owner gives each example, compared with D_Q's own."""
-    kind: Literal["probabilities", "logits"] = "probabilities"
-    """What the numbers are."""
 
 
 class NetsSpec(Spec):
@@ -50,55 +23,3 @@ class NetsSpec(Spec):
         if self.same_seed and self.seeds > 1:
             raise ValueError("nets.same_seed gives the nets of all canaries one seed; set nets.seeds to 1")
         return self
-
-
-class ProbeSpec(Spec):
-    """The data D_r on which the black box is scored."""
-
-    kind: Literal["noise", "held_out", "data"] = "noise"
-    """noise: uniform over the training data's range; held_out: examples that no model saw; data: another source."""
-    data: DataSpec | None = None
-    """For data: which; stored in the same shape as the training data."""
-    count: int = Field(default=500, ge=2)
-    """Examples at most."""
-
-    @model_validator(mode="after")
-    def _data_where_named(self) -> "ProbeSpec":
-        if (self.kind == "data") != (self.data is not None):
-            raise ValueError("probe.data and probe.kind: data go together")
-        return self
-
-
-class TrainedSpec(Spec):
-    """A classifier that was trained elsewhere."""
-
-    model: str = Field(pattern=r"^\w+(\.\w+)*:\w+$")
-    """package.module:factory, a function that returns the torch module; its outputs are class scores (logits)."""
-    options: dict[str, Any] = Field(default={})
-    """Keyword arguments of the factory (plain JSON)."""
-    weights: str | None = None
-    """Its state dict: .safetensors, or a .pt file that holds nothing but tensors."""
-    version: str | None = None
-    """Part of the content key; by default the digest of the factory's module."""
-    inputs: Literal["unit", "imagenet", "raw"] = "unit"
-    """What the model takes: pixels in [0, 1], ImageNet-normalised pixels, or grey values from 0 to 255."""
-    outputs: Literal["logits", "probabilities"] = "logits"
-    """What it returns."""
-
-
-class InfluenceSpec(Spec):
-    """TracInCP (Pruthi 2020; Hartley 2022, A.5): which checkpoints, and how many examples are shown."""
-
-    checkpoints: int = Field(default=10, ge=1)
-    """Checkpoints, evenly spaced over the epochs up to the fall of the loss."""
-    loss_fall: float = Field(default=0.95, gt=0, le=1)
-    """The last checkpoint is the first epoch at which the training loss has fallen by this share."""
-    epochs: int | None = Field(default=None, ge=1)
-    """Epochs of the model whose checkpoints are used; by default training.epochs."""
-    pull: bool = False
-    """Unique feature: train also with the feature in the first and last canary and compare their self-influence
-    with and without it (2022, section 3.3)."""
-    slow_modules: bool = False
-    """Handle modules without a fast rule example by example instead of refusing them."""
-    batch_size: int = Field(default=32, ge=1)
-    """Examples in one pass; changes nothing but rounding."""

@@ -328,7 +328,6 @@ class _Run:
             with self.store.write(self.ref, spec=self.job.spec(), inputs=inputs, units=units) as attempt:
                 self._write_artifact(attempt)
                 attempt.facts["worker"] = dict(where or {})
-            self.store.drop_resume(self.ref.key)
         except (OSError, RunError) as error:
             return f"the model could not be written ({type(error).__name__}: {error}); free space and run again"
         return None

@@ -87,7 +87,8 @@ def test_an_audit_on_a_cluster_that_was_there(memlib: Memlib, finished: Finished
     try:
         wait_for(lambda: _listens(6399), process=head)
         store = tmp_path / "store"
-        memlib.audit(store, "resources.ray_address=127.0.0.1:6399", **token)
+        run = memlib.audit(store, "resources.ray_address=127.0.0.1:6399", **token)
+        assert run["resources"]["ray_address"] == "127.0.0.1:6399"
         assert_same_results(store, finished)
     finally:
         kill_leftovers(head)

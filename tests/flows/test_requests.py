@@ -14,6 +14,8 @@ from memlib.audits.exposure import Recipe
 from memlib.errors import RunError, UserError
 from memlib.specs import Resources
 from memlib.store import Store
+from tasks.reporting import run_history
+from tasks.runtime import Context
 
 
 @pytest.fixture
@@ -37,6 +39,26 @@ def test_what_did_not_end_is_left(store: Store, ended: BaseException | None, lef
     except (UserError, RunError, KeyboardInterrupt):
         pass
     assert len(unfinished(store)) == left
+
+
+def test_a_finished_run_is_made_anew_on_the_machines_it_had(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resources = Resources(ray_address="auto", max_failures=7).model_dump(mode="json")
+    record = {"run": "abcdef", "audit": "exposure", "recipe": recipe().model_dump(mode="json"), "resources": resources}
+    (tmp_path / "manifest.json").write_text(json.dumps(record | {"finished": 1.0, "title": "t", "artifacts": {}}))
+    store.publish("runs/abcdef/manifest.json", tmp_path / "manifest.json")
+    asked: list[Any] = []
+    monkeypatch.setattr(flows.cli, "_carry_out", lambda *given, **more: asked.append(given))
+    assert main(["resume", "abc", "--store", store.uri]) == 0
+    assert validate(Resources, asked[0][2]) == Resources(ray_address="auto", max_failures=7)
+
+
+def test_a_damaged_record_of_a_run_is_written_anew(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"run": "abcd')
+    store.publish("runs/abcdef/manifest.json", tmp_path / "manifest.json")
+    (entry,) = run_history(Context(store), "abcdef")
+    assert entry["computed"] == 0
 
 
 def test_a_run_that_failed_is_listed_and_resumed_as_it_was(

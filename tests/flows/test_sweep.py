@@ -8,7 +8,7 @@ from flows.audits import AUDITS
 from flows.cli import main
 from flows.recipes import load_recipe, validate
 from flows.sweep import cells_of
-from memlib.audits.sweep import Recipe
+from memlib.audits.sweep import Recipe, in_words
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,10 @@ from memlib.audits.sweep import Recipe
         ("audit: sweep\nrecipe: smoke\ngrid: {training.epochs: []}", "grid.training.epochs has no values"),
         ("audit: sweep\nrecipe: smoke\ngrid: {training.epoch: [1]}", "cell epoch=1: unknown recipe key training.epoch"),
         ("audit: sweep\nrecipe: smoke\ncells: [{name: a}, {name: a}]", "more than one cell is called 'a'"),
+        (
+            "audit: sweep\nrecipe: smoke\ngrid: {a.b: &n [0, 1, 2, 3, 4, 5, 6, 7, 8, 9], c: *n, d: *n, e: *n, f: *n}",
+            "at most 10000 are possible",
+        ),
         ("audit: sweep\nrecipe: nowhere\ncells: [{name: a}]", "no recipe 'nowhere'"),
         ("audit: sweep\ncells: [{recipe: {audit: sweep, recipe: smoke, cells: [{}]}}]", "is no audit"),
     ],
@@ -51,3 +55,8 @@ def test_cells_of_grid_and_list_are_whole_recipes(tmp_path: Path) -> None:
     assert (spec.title, spec.training.epochs, spec.training.seed, spec.decode.k) == ("mine", 2, 1, (3,))
     assert changes == {"decode.k": [3], "training.epochs": 2, "training.seed": 1}
     assert cells["b"][1].title == "other"
+
+
+def test_cells_are_called_by_as_much_of_a_key_as_tells_them_apart() -> None:
+    assert in_words({"data.seed": 0, "training.seed": 1, "training.epochs": 5}) == "data.seed=0 training.seed=1 epochs=5"
+    assert in_words({"seed": 0, "training.seed": 1}) == "seed=0 training.seed=1"

@@ -140,8 +140,24 @@ def test_the_cache_of_remote_files_keeps_to_its_size(tmp_path: Path) -> None:
     for ref in refs:
         commit(store, os.urandom(1000), ref)
         store.local_path(ref, "data.bin")
-    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2500
+        (tmp_path / "killed.part").write_bytes(b"half")
+        os.utime(tmp_path / "killed.part", (1, 1))
+        (tmp_path / "under_way.part").write_bytes(b"half")
+    assert sum(path.stat().st_size for path in tmp_path.iterdir() if path.suffix != ".part") <= 2500
+    store._make_room(0)
+    assert [path.name for path in tmp_path.glob("*.part")] == ["under_way.part"]
     assert len(store.local_path(refs[0], "data.bin").read_bytes()) == 1000
+
+
+def test_what_was_left_to_resume_goes_when_the_artifact_is_committed(tmp_path: Path) -> None:
+    store, state = Store(str(tmp_path / "store")), tmp_path / "state"
+    state.mkdir()
+    (state / "frontier").write_text("far")
+    with store.write(REF) as attempt:
+        store.save_resume(attempt.ref.key, 1, state)
+        attempt.path("data.bin").write_bytes(b"content")
+        assert store.load_resume(REF.key, state)  # a failure up to here could go on
+    assert not store.load_resume(REF.key, state)
 
 
 def test_a_store_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

@@ -169,3 +169,26 @@ def test_what_a_run_under_way_has_made_is_left(tmp_path: Path) -> None:
     assert gone == {("artifact", f"artifacts/{UNUSED}"), ("request", "requests/r1.json"), ("status", "status/r1.json")}
     os.utime(tmp_path / "store/status/r1.json", (now, now))  # it is heard of
     assert upkeep.garbage(store, [], before=now - 7 * day) == []
+
+
+def test_what_a_run_under_way_may_use_is_left_however_old_it_is(store: Store, tmp_path: Path) -> None:
+    note = tmp_path / "state" / "note"
+    note.parent.mkdir()
+    note.write_text("{}")
+    store.save_resume("e" * 32, 7, note.parent)
+    store.publish("requests/r1.json", note)  # written anew whenever a run is resumed, so it says nothing of its age
+    asked = store.listing("requests")["requests/r1.json"][1]
+    kept = upkeep.garbage(store, [], before=asked)  # all else was there before
+    assert not {item.kind for item in kept} & {"artifact", "resume"}
+    store.drop("requests/r1.json")
+    assert {"artifact", "resume"} <= {item.kind for item in upkeep.garbage(store, [], before=LATER)}
+
+
+def test_a_damaged_manifest_stops_no_cleaning(store: Store) -> None:
+    base = f"{store._root}/artifacts/{USED}"
+    store._fs.makedirs(f"{base}/{'9' * 12}", exist_ok=True)
+    store._fs.pipe_file(f"{base}/{'9' * 12}/half.bin", b"123")
+    store._fs.pipe_file(f"{base}/manifest.json", b"{")
+    found = paths(upkeep.garbage(store, store.runs(), before=LATER))
+    assert ("artifact", f"artifacts/{UNUSED}") in found
+    assert not [path for _, path in found if str(USED) in path]  # which attempt is the good one nobody knows

@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray import exceptions as ray_exceptions
 
 from memlib.errors import RunError
 from memlib.specs import Resources
 from memlib.store import Store
-from tasks import cluster
+from tasks import cluster, training
 from tasks.cluster import Watch, in_words, needs_of, places
 from tasks.runtime import Context
 
@@ -96,3 +97,32 @@ def test_a_stage_has_its_own_time_limit(context: Any, clock: list[float]) -> Non
                 watch.look()
         else:
             watch.look()
+
+
+def test_a_cluster_that_grows_is_asked_for_nodes_and_waited_for(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray, asked = FakeRay(), []
+    monkeypatch.setattr("ray.autoscaler.sdk.request_resources", lambda bundles: asked.append(bundles))
+
+    def sleep(seconds: float) -> None:
+        ray.found = [{"Alive": True, "Resources": {"CPU": 64, "GPU": 8}}]
+
+    monkeypatch.setattr(training.time, "sleep", sleep)
+    mine = context(ray_address="auto", gpu=True, workers_per_model=4)
+    needs = needs_of(ray, mine, "train")
+    assert training._groups(ray, mine, needs) == 2
+    assert asked == [[{"CPU": 1, "GPU": 1}] * 4, []]  # and nothing more is asked for once it is there
+    ray.found = []
+    mine.shared.stopped.set()
+    with pytest.raises(RunError, match="stopped with its sweep"):
+        training._groups(ray, mine, needs)
+
+
+def test_a_cluster_that_wants_a_token_is_said_in_a_line(context: Any) -> None:
+    class Ray:
+        exceptions = ray_exceptions
+
+        def init(self, **options: Any) -> None:
+            raise ray_exceptions.AuthenticationError("")
+
+    with pytest.raises(RunError, match=r"cannot start or reach the Ray cluster at auto .* wants a token"):
+        cluster._connect(Ray(), context(ray_address="auto"))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from memlib.errors import StoreUnreachable
 from memlib.store import Store
 from tasks import progress
 from tasks.progress import Journal, JsonLines, bars, read_status
@@ -56,6 +57,25 @@ def test_a_status_that_cannot_be_written_stops_nothing(store: Store, tmp_path: P
     (tmp_path / "store" / "status").write_text("in the way")
     Journal(store, "r1", {}).note("cached", "decode", "a")
     assert (tmp_path / "store" / "status").read_text() == "in the way"
+
+
+def test_after_an_outage_the_status_is_written_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, tries = [100.0], []
+
+    def publish(*arguments: object, **options: object) -> None:
+        tries.append(now[0])
+        if now[0] < 150:
+            raise StoreUnreachable("away")
+
+    journal = Journal(store, "r1", {})
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(journal._store, "publish", publish)
+    for now[0] in (100, 110, 159, 161):
+        journal.note("computing", "train")
+    assert tries == [100, 161]
+    now[0] = 161.5
+    journal.end("failed", "no room")  # is always tried
+    assert tries[-1] == 161.5
 
 
 def test_there_may_be_no_status_or_a_broken_one(store: Store, tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
-"""Parts of a stage go where what they read is."""
+"""Parts of a stage go where what they read is, in turns; what goes wrong in them is kept, and no more is taken out than is damaged."""
 
+import contextlib
+import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,10 +10,14 @@ from typing import Any
 import fsspec
 import pytest
 
+from memlib.errors import CorruptArtifact, RunError
+from memlib.logs import LONGEST, recorded, recording
 from memlib.specs import Resources
 from memlib.store import Ref, Store
+from memlib.upkeep import garbage
+from tasks.remote import log_kept
 from tasks.runtime import Context
-from tasks.stage import _nodes_near
+from tasks.stage import _nodes_near, at_work
 
 MODEL = Ref("train_nets", "0" * 32)
 
@@ -39,3 +46,56 @@ def test_a_part_goes_to_the_node_that_made_what_it_reads(
         attempt.path("a").write_text("a")
     part: Any = Part(near)
     assert _nodes_near(Context(store, Resources(ray_address=address)), [part, part]) == [found, found]
+
+
+def test_an_artifact_that_was_made_anew_meanwhile_is_left(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+
+    def make() -> None:
+        with store.write(MODEL) as attempt:
+            attempt.path("a").write_text("a")
+
+    make()
+    file = store.local_path(MODEL, "a")
+    for damaged in (False, True):  # another cell has made it anew; nobody has
+        file.write_text("b" if damaged else "a")
+        with pytest.raises(CorruptArtifact), at_work(Context(store), [Ref("score", "1" * 32)]):
+            raise CorruptArtifact("file a is damaged", MODEL)
+        assert store.has(MODEL) is not damaged
+
+
+def test_who_waited_for_a_turn_does_not_begin_when_the_sweep_was_stopped(tmp_path: Path) -> None:
+    context, began = Context(Store(str(tmp_path))), []
+
+    def cell() -> None:
+        with contextlib.suppress(RunError), context.turn("train"):
+            began.append("train")
+
+    with context.turn("train"):
+        waiting = threading.Thread(target=cell)
+        waiting.start()
+        context.shared.stopped.set()
+    waiting.join(10)
+    assert not waiting.is_alive()
+    assert began == []
+
+
+def test_the_printed_words_of_a_part_that_fails_are_kept_and_named(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    with (
+        pytest.raises(RunError, match=r"no room \(what it printed: .*/logs/train_nets/0+/failed-\w+\.log\)"),
+        log_kept(store, MODEL),
+    ):
+        print("step 12: the loss is 3.5")
+        raise RunError("no room")
+    (kept,) = store.listing("logs")
+    assert b"the loss is 3.5" in (store.published(kept) or b"")
+    assert ("log", kept) in {(item.kind, item.path) for item in garbage(store, [], before=time.time() + 60)}
+
+
+def test_of_what_is_printed_without_end_the_end_is_kept() -> None:
+    with recording():
+        for line in range(300_000):
+            print(f"line {line}")
+        assert recorded().endswith("line 299999\n")
+        assert len(recorded()) == LONGEST

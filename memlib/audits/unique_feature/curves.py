@@ -85,7 +85,7 @@ def _calibrated_by_epoch(frame: Any, config: Config) -> Iterator[dict[str, Any]]
 
 
 def draw_curves(units: pa.Table, config: Config) -> pa.Table:
-    """Each draw of the data's own proportions (2023, Fig. 3: one draw's number says little), curve by_data_seed."""
+    """Each draw of the data's own proportions (2023, Fig. 3: one draw says little), curve proportion_by_data_seed."""
     rows = []
     for setting, parts in settings(units):
         if len(parts) == 1:
