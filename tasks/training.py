@@ -4,8 +4,8 @@ import contextvars
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from typing import Any
 
 from memlib.errors import CorruptArtifact, RunError, UserError
@@ -18,6 +18,7 @@ from tasks.runtime import Context
 from tasks.stage import at_work, cached, committed, note_reused, stage_task
 
 LONGEST_SECONDS = 30 * 86_400
+ENDING_SECONDS = 30.0  # for a fit that was ended to say so
 
 
 @stage_task("train models")
@@ -59,19 +60,20 @@ def train_on_ray(context: Context, jobs: Sequence[TrainingJob]) -> None:
     context.say(f"training {', '.join(job.name for job in jobs)}: {groups} side by side")
     board = _board(ray)
     done = threading.Event()
-    with context.bars(STAGE) as bars, ThreadPoolExecutor(1) as pool:
+    with context.bars(STAGE) as bars:
         here = contextvars.copy_context()  # by which Prefect knows whose progress it is
         watcher = threading.Thread(target=here.run, args=(_watch, ray, board, bars, jobs, done), daemon=True)
         watcher.start()
-        fit: Future[str | None] = pool.submit(_fit, context.store, resources, list(jobs), groups, board, needs)
+        fit = _begin(_fit, context.store, resources, list(jobs), groups, board, needs)
         watch = Watch(ray, context, STAGE, needs, parts=resources.workers_per_model * (1 if resources.elastic else groups))
         try:
             while wait([fit], timeout=LOOK_SECONDS).not_done:
                 context.check_going()
                 watch.look()
-        except BaseException:  # an interrupt, or too late: end the fit, or leaving the pool would wait for it
+        except BaseException:  # an interrupt, or too late: end the fit
             done.set()
             ray.shutdown()
+            wait([fit], timeout=ENDING_SECONDS)  # now and then Ray waits for ever for what it has ended itself
             raise
         problems = list(ray.get(board.problems.remote()).items())
         done.set()
@@ -82,6 +84,20 @@ def train_on_ray(context: Context, jobs: Sequence[TrainingJob]) -> None:
         raise RunError(said) if damaged is None else CorruptArtifact(said, damaged)
     if fit.result():
         raise RunError(str(fit.result()))
+
+
+def _begin(function: Callable[..., str | None], *arguments: Any) -> "Future[str | None]":
+    """Calls it in a thread that the end of the process does not wait for."""
+    future: Future[str | None] = Future()
+
+    def call() -> None:
+        try:
+            future.set_result(function(*arguments))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    return future
 
 
 def _board(ray: Any) -> Any:

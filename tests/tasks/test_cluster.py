@@ -1,5 +1,7 @@
 """What a part asks of a node, how many of them there is room for, and when waiting ends."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -126,3 +128,11 @@ def test_a_cluster_that_wants_a_token_is_said_in_a_line(context: Any) -> None:
 
     with pytest.raises(RunError, match=r"cannot start or reach the Ray cluster at auto .* wants a token"):
         cluster._connect(Ray(), context(ray_address="auto"))
+
+
+def test_the_end_of_the_process_waits_for_no_fit() -> None:
+    assert training._begin(lambda word: word, "done").result(timeout=10) == "done"
+    with pytest.raises(RunError, match="no"):
+        training._begin(cluster._check_address, "127.0.0.1:1").result(timeout=30)
+    code = "import time; from tasks.training import _begin; _begin(time.sleep, 3600)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
