@@ -94,7 +94,7 @@ def garbage(store: Store, kept: Sequence[Mapping[str, Any]], *, before: float) -
     before = min([before, *alive.values()])  # attempts and logs of runs under way
     whole_before = float("-inf") if alive else before
     wanted = {ref for run in kept for ref in refs_of(run)}
-    found = []
+    found: list[Garbage] = []
     for ref, files in artifacts.items():
         found += _of_artifact(store, ref, files, wanted, before=before, whole_before=whole_before)
     found += [*_folders(store, "resume", whole_before), *_folders(store, "ray", before)]
