@@ -129,6 +129,7 @@ def test_a_driver_killed_in_training_goes_on_where_it_was(memlib: Memlib, finish
     assert_same_results(store, finished)
 
 
+@pytest.mark.slow
 def test_a_killed_ray_worker_is_replaced_without_help(finished: Finished, started: Started) -> None:
     store, driver = started()
 

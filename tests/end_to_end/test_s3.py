@@ -37,6 +37,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, dict[str, str
     kill_leftovers(server)
 
 
+@pytest.mark.slow
 def test_a_store_on_s3_gives_the_same_results(
     memlib: Memlib, finished: tuple[Path, dict[str, Any]], bucket: tuple[str, dict[str, str]]
 ) -> None:

@@ -109,6 +109,7 @@ def test_other_chunks_of_work_give_the_same_scores(moons: tuple[Memlib, Path, di
     np.testing.assert_allclose(first["value"].to_numpy(), second["value"].to_numpy(), rtol=1e-2, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_killed_run_keeps_its_finished_chunks(memlib: Memlib, tmp_path: Path) -> None:
     tiny = wrote(tmp_path, MOONS, memlib)
     process = tiny.start(tmp_path / "store", "training.epochs=300", "score.per_epoch=false")
