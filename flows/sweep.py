@@ -1,11 +1,8 @@
 """A sweep: many audits as one run, what they share computed once, a broken cell named and the others finished."""
 
 import contextvars
-import json
 import logging
-import platform
 import tempfile
-import time
 from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -25,10 +22,9 @@ from memlib.identity import content_key
 from memlib.report.page import render
 from memlib.report.sweep import build_page
 from memlib.specs import Resources, Spec, changed_content
-from memlib.store import MANIFEST
 from memlib.tables import SWEEP, write_table
 from tasks.cluster import stop_ray
-from tasks.reporting import ARTIFACT_ROWS, REPORT_FILE, RUN_LENGTH, run_history
+from tasks.reporting import ARTIFACT_ROWS, REPORT_FILE, RUN_LENGTH, publish_run
 from tasks.runtime import Context
 
 STAGES: tuple[str, ...] = ()
@@ -185,12 +181,8 @@ def _publish(context: Context, recipe: Recipe, outcomes: list[Outcome]) -> dict[
             "artifacts": {f"{o.cell}: {name}": ref for o in outcomes if o.run for name, ref in o.run["artifacts"].items()},
             "computed": sorted({ref for cell in done for ref in cell["computed"]}),
             "reused": sorted({ref for cell in done for ref in cell["reused"]}),
-            "resources": context.resources.model_dump(mode="json"),
-            "history": run_history(context, run), "seconds": round(time.time() - context.started, 1),
-            "finished": time.time(), "software": {"memlib": memlib.__version__, "python": platform.python_version()},
         }  # fmt: skip
-        (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
-        store.publish(f"runs/{run}/{MANIFEST}", folder / MANIFEST)
+    manifest = publish_run(context, manifest)
     if FlowRunContext.get() is not None:
         rows = [{"cell": o.cell, "run": o.run["run"] if o.run else None, "problem": o.problem} for o in outcomes]
         create_table_artifact(table=rows[:ARTIFACT_ROWS], key=f"sweep-{run}-cells", description=recipe.title)

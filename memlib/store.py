@@ -72,6 +72,8 @@ class Attempt:
     folder: Path
     ref: Ref
     facts: dict[str, Any] = field(default_factory=dict)
+    resumes: bool = False
+    """Whether states to resume from are saved under the artifact's key; they go once it is committed."""
 
     def path(self, name: str) -> Path:
         """Where to write the file called `name` (sub-folders are made)."""
@@ -362,8 +364,7 @@ class Store:
     ) -> Iterator[Attempt]:
         """Makes an artifact: fill `attempt.folder` inside the block; it is committed when the block ends well.
 
-        Racing writers each fill a folder of their own; the first to commit wins and the other's files go away. States to
-        resume from that were saved under the artifact's key go away, too.
+        Racing writers each fill a folder of their own; the first to commit wins and the other's files go away.
 
         Args:
             ref: the artifact's address.
@@ -411,7 +412,8 @@ class Store:
                 shutil.rmtree(folder, ignore_errors=True)
         if not won:
             self._remove(target)
-        self.drop_resume(ref.key)
+        if attempt.resumes:
+            self.drop_resume(ref.key)
 
     def _commit(self, path: str, record: Mapping[str, Any], *, secret: bool) -> bool:
         """Writes a manifest unless there is one already: one winner, and never half a file.

@@ -90,7 +90,8 @@ def garbage(store: Store, kept: Sequence[Mapping[str, Any]], *, before: float) -
         before: seconds since 1970.
     """
     artifacts = _by_artifact(store)  # takes longest; who has begun meanwhile is seen below
-    requests, statuses, alive = store.listing("requests"), store.listing("status"), under_way(store, since=before)
+    requests, statuses = store.listing("requests"), store.listing("status")
+    alive = _alive(requests, statuses, before)
     before = min([before, *alive.values()])  # attempts and logs of runs under way
     whole_before = float("-inf") if alive else before
     wanted = {ref for run in kept for ref in refs_of(run)}
@@ -121,7 +122,12 @@ def garbage(store: Store, kept: Sequence[Mapping[str, Any]], *, before: float) -
 
 def under_way(store: Store, *, since: float) -> dict[str, float]:
     """When each run was asked for that has not ended and was heard of since a time, by the path of its request."""
-    requests, statuses = store.listing("requests"), store.listing("status")
+    return _alive(store.listing("requests"), store.listing("status"), since)
+
+
+def _alive(
+    requests: Mapping[str, tuple[int, float]], statuses: Mapping[str, tuple[int, float]], since: float
+) -> dict[str, float]:
     heard = {
         path: max(when, statuses.get(f"status/{path.rpartition('/')[2]}", (0, 0.0))[1])
         for path, (_, when) in requests.items()

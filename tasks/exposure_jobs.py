@@ -208,6 +208,7 @@ class Search:
         write_table(pa.Table.from_pylist(rows, schema=EXTRACTION.arrow), EXTRACTION, attempt.path(FOUND))
 
     def _shortest_path(self, model: Predictor, space: Candidates, attempt: Attempt) -> list[dict[str, Any]]:
+        attempt.resumes = True
         store, key, top = self.at.data.store, attempt.ref.key, max(self.how.top, len(self.canaries))
         with tempfile.TemporaryDirectory(prefix="memlib-search-") as scratch:
             folder = Path(scratch)

@@ -78,19 +78,29 @@ def publish(
             "results": results,
             "report": pages[REPORT_FILE],
             "artifacts": dict(artifacts),
-            "resources": context.resources.model_dump(mode="json"),
-            "history": run_history(context, run),
             "computed": context.computed,
             "reused": context.reused,
-            "seconds": round(time.time() - context.started, 1),
-            "finished": time.time(),
-            "software": {"memlib": memlib.__version__, "python": platform.python_version()},
         }
-        record = Path(folder) / MANIFEST
-        record.write_text(json.dumps(manifest, indent=1))
-        store.publish(f"runs/{run}/{MANIFEST}", record)
+    manifest = publish_run(context, manifest)
     _show_in_prefect(manifest, next((uri for name, uri in sorted(pages.items()) if name.endswith(".png")), None))
     return manifest
+
+
+def publish_run(context: Context, manifest: dict[str, Any]) -> dict[str, Any]:
+    """Publishes a run's manifest, which comes last; returns it with who ran it when, where, and with which software."""
+    run = manifest["run"]
+    whole = manifest | {
+        "resources": context.resources.model_dump(mode="json"),
+        "history": run_history(context, run),
+        "seconds": round(time.time() - context.started, 1),
+        "finished": time.time(),
+        "software": {"memlib": memlib.__version__, "python": platform.python_version()},
+    }
+    with tempfile.TemporaryDirectory(prefix="memlib-publish-") as folder:
+        record = Path(folder) / MANIFEST
+        record.write_text(json.dumps(whole, indent=1))
+        context.store.publish(f"runs/{run}/{MANIFEST}", record)
+    return whole
 
 
 def run_history(context: Context, run: str) -> list[dict[str, Any]]:

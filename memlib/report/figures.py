@@ -40,13 +40,18 @@ def new_figure(width: float = 6.4, height: float = 3.8) -> Figure:
 
 
 def new_panels(count: int, *, width: float = 3.2, height: float = 2.6, columns: int = 3) -> Figure:
-    """A figure of several panels in the house style; panels that are left over are hidden."""
+    """A figure of several panels in the house style."""
     rows = -(-count // columns)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width * min(count, columns), height * rows), layout="constrained")
         for place in range(count):
             figure.add_subplot(rows, min(count, columns), place + 1)
     return figure
+
+
+def panels_for(names: Sequence[str]) -> Figure:
+    """A panel a name; a single one has the size of a whole figure."""
+    return new_panels(len(names)) if len(names) > 1 else new_figure()
 
 
 def save_figure(figure: Figure, folder: Path, name: str) -> str:

@@ -151,7 +151,7 @@ class DigitsSource(Spec):
     kind: Literal["digits"]
 
 
-PlainSource = Annotated[
+_Plain = (
     ScenesSource
     | DigitsSource
     | TwoMoonsSource
@@ -160,9 +160,9 @@ PlainSource = Annotated[
     | ParquetSource
     | NpzSource
     | CsvSource
-    | ImportSource,
-    Field(discriminator="kind"),
-]
+    | ImportSource
+)
+PlainSource = Annotated[_Plain, Field(discriminator="kind")]
 
 
 class ChangeSpec(Spec):
@@ -201,19 +201,7 @@ class JoinedSource(Spec):
     brightness, blur, pixelate, the same for every image, as of another scanner."""
 
 
-SourceSpec = Annotated[
-    ScenesSource
-    | DigitsSource
-    | TwoMoonsSource
-    | ImageFolderSource
-    | TorchvisionSource
-    | ParquetSource
-    | NpzSource
-    | CsvSource
-    | ImportSource
-    | JoinedSource,
-    Field(discriminator="kind"),
-]
+SourceSpec = Annotated[_Plain | JoinedSource, Field(discriminator="kind")]
 
 
 class DataSpec(Spec):

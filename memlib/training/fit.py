@@ -326,6 +326,7 @@ class _Run:
         try:
             units = self.job.units(self.store)
             with self.store.write(self.ref, spec=self.job.spec(), inputs=inputs, units=units) as attempt:
+                attempt.resumes = True
                 self._write_artifact(attempt)
                 attempt.facts["worker"] = dict(where or {})
         except (OSError, RunError) as error:

@@ -9,13 +9,14 @@ import torch
 
 from memlib.data.splits import TRAIN, column
 from memlib.errors import RunError, UserError
-from memlib.models.own import AsLogits, load_own, own_digest, take_own
+from memlib.models.own import own_digest
 from memlib.observe.gradients import GradientNorms, cross_entropy
 from memlib.specs import InfluenceSpec, TrainedSpec
 from memlib.store import Attempt, Ref
 from memlib.training.augment import prepare
 from memlib.training.fit import Canary, load_trained
 from tasks.jobs.data import TrainingData
+from tasks.jobs.models import load_logits
 
 NORMS = "norms.npy"
 
@@ -74,8 +75,7 @@ class CheckpointNorms:
             take: Any = prepare
         else:
             assert self.weights is not None
-            model, take = load_own(self.model, self.weights), functools.partial(take_own, self.model)
-            model = AsLogits(model) if self.model.outputs == "probabilities" else model
+            model, take = load_logits(self.model, self.weights)
         loss = functools.partial(cross_entropy, label_smoothing=self.label_smoothing)
         norms = GradientNorms(model.to(device), loss=loss, slow_modules=self.influence.slow_modules)
         members = self.data.members(TRAIN)

@@ -68,15 +68,20 @@ def own_key(model: Ref | TrainedSpec) -> str:
     return model.key if isinstance(model, Ref) else own_digest(model, model.weights or "")
 
 
+def load_logits(model: TrainedSpec, weights: str) -> tuple[nn.Module, Take]:
+    """One's own model, made to return logits, and how it takes stored examples."""
+    own = load_own(model, weights)
+    return AsLogits(own) if model.outputs == "probabilities" else own, functools.partial(take_own, model)
+
+
 def load_any(
     store: Store, model: Ref | TrainedSpec, epoch: int, num_classes: int, device: torch.device
 ) -> tuple[Forward, Take]:
     """The forward pass of nets that were trained here, or of one's own model, and how they take stored examples."""
     if isinstance(model, Ref):
         return load_nets(store, model, epoch=epoch, device=device), prepare
-    own = load_own(model, model.weights or "")
-    own = AsLogits(own) if model.outputs == "probabilities" else own
-    return told(single(own, device), num_classes), functools.partial(take_own, model)
+    own, take = load_logits(model, model.weights or "")
+    return told(single(own, device), num_classes), take
 
 
 def told(forward: Forward, num_classes: int) -> Forward:

@@ -154,6 +154,7 @@ def test_what_was_left_to_resume_goes_when_the_artifact_is_committed(tmp_path: P
     state.mkdir()
     (state / "frontier").write_text("far")
     with store.write(REF) as attempt:
+        attempt.resumes = True
         store.save_resume(attempt.ref.key, 1, state)
         attempt.path("data.bin").write_bytes(b"content")
         assert store.load_resume(REF.key, state)  # a failure up to here could go on

@@ -21,49 +21,35 @@ models (as in and out models of LiRA, Carlini 2022), which has a direction; or r
 membership, which is why null models should have seen images like D_Q.
 """
 
-from memlib.audits.forgetting.distances import Distances, Observed, likelihoods, score, score_examples
+from memlib.audits.forgetting.distances import Distances, Observed, score, score_examples
 from memlib.audits.forgetting.recipe import (
     FORGOTTEN,
-    NON_MEMBERS_FOR_RARE,
     NULL,
-    RARE,
     RETAINED,
     TARGET,
     UNDECIDED,
-    VERDICTS,
     Config,
-    Mix,
     Recipe,
-    ReportSpec,
-    TargetSpec,
     VerdictSpec,
 )
 from memlib.audits.forgetting.summary import curves, in_brief, summarize
-from memlib.audits.forgetting.verdict import Decision, Judge, decide
+from memlib.audits.forgetting.verdict import Judge, decide
 
 __all__ = [
     "FORGOTTEN",
-    "NON_MEMBERS_FOR_RARE",
     "NULL",
-    "RARE",
     "RETAINED",
     "TARGET",
     "UNDECIDED",
-    "VERDICTS",
     "Config",
-    "Decision",
     "Distances",
     "Judge",
-    "Mix",
     "Observed",
     "Recipe",
-    "ReportSpec",
-    "TargetSpec",
     "VerdictSpec",
     "curves",
     "decide",
     "in_brief",
-    "likelihoods",
     "score",
     "score_examples",
     "summarize",

@@ -25,39 +25,27 @@ from memlib.audits.unique_feature.curves import (
 )
 from memlib.audits.unique_feature.measures import (
     divergence,
-    log_softmax,
     m_kl,
     m_of_label,
     m_of_labels,
     m_w,
-    of_label,
-    to_output,
 )
 from memlib.audits.unique_feature.recipe import (
-    CONTROLS_FOR_P,
-    SEEDS_FOR_INTERVAL,
-    SETTING,
     Cell,
     Config,
     Output,
     Recipe,
-    ReportSpec,
 )
-from memlib.audits.unique_feature.scoring import METRICS, Net, Pull, Shown, calibrate, nets_of, score
+from memlib.audits.unique_feature.scoring import Net, Pull, Shown, calibrate, nets_of, score
 from memlib.audits.unique_feature.summary import in_brief, pull_rows, summarize, summarize_own
 
 __all__ = [
-    "CONTROLS_FOR_P",
-    "METRICS",
-    "SEEDS_FOR_INTERVAL",
-    "SETTING",
     "Cell",
     "Config",
     "Net",
     "Output",
     "Pull",
     "Recipe",
-    "ReportSpec",
     "Shown",
     "calibrate",
     "canary_curves",
@@ -66,18 +54,15 @@ __all__ = [
     "epoch_curves",
     "in_brief",
     "latent_curves",
-    "log_softmax",
     "m_kl",
     "m_of_label",
     "m_of_labels",
     "m_w",
     "nets_of",
-    "of_label",
     "pull_rows",
     "removal_curves",
     "score",
     "strongest",
     "summarize",
     "summarize_own",
-    "to_output",
 ]

@@ -16,6 +16,7 @@ from memlib.report.figures import (
     data_uri,
     new_figure,
     new_panels,
+    panels_for,
     percent_axis,
     save_figure,
 )
@@ -68,7 +69,7 @@ def epoch_section(curves: pa.Table, findings: Findings, folder: Path) -> Section
     if not _has(curves, "proportion_by_epoch"):
         return None
     output, variants = findings.headline["output"], findings.variants[:PANELS]
-    figure = new_panels(len(variants)) if len(variants) > 1 else new_figure()
+    figure = panels_for(variants)
     for axes, variant in zip(figure.axes, variants, strict=True):
         for criterion, style in (("published", "--"), ("calibrated", "-")):
             lines = _lines(curves, "proportion_by_epoch", variant=variant, output=output, criterion=criterion)
@@ -97,7 +98,7 @@ def draws_section(curves: pa.Table, findings: Findings, folder: Path) -> Section
     if not _has(curves, "proportion_by_data_seed"):
         return None
     at, variants = findings.headline, findings.variants[:PANELS]
-    figure = new_panels(len(variants)) if len(variants) > 1 else new_figure()
+    figure = panels_for(variants)
     for axes, variant in zip(figure.axes, variants, strict=True):
         for criterion, marker in (("published", "o"), ("calibrated", "s")):
             lines = _lines(
@@ -154,7 +155,7 @@ def removal_section(curves: pa.Table, findings: Findings, folder: Path) -> Secti
     if not _has(curves, "m_by_removed_pixels"):
         return None
     output, variants = findings.headline["output"], findings.variants[:PANELS]
-    figure = new_panels(len(variants)) if len(variants) > 1 else new_figure()
+    figure = panels_for(variants)
     for axes, variant in zip(figure.axes, variants, strict=True):
         for series, (x, y) in _lines(curves, "m_by_removed_pixels", variant=variant, output=output).items():
             axes.plot(

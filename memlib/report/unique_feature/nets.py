@@ -11,8 +11,8 @@ from memlib.report.figures import (
     MUTED,
     REFERENCE,
     TARGET,
-    new_figure,
     new_panels,
+    panels_for,
     percent_axis,
     save_figure,
 )
@@ -30,7 +30,7 @@ def nets_section(frame: Any, findings: Findings, folder: Path) -> Section:
     """Scores of nets with and without the feature."""
     mine = _headline_scores(frame, findings)
     variants = findings.variants[:PANELS]
-    figure = new_panels(len(variants)) if len(variants) > 1 else new_figure()
+    figure = panels_for(variants)
     for axes, variant in zip(figure.axes, variants, strict=True):
         for control, series in ((True, "control"), (False, "canary")):
             values = np.sort(mine[(mine["variant"] == variant) & (mine["control"] == control)]["value"].to_numpy())
