@@ -6,8 +6,8 @@ from numpy.typing import NDArray
 _CELLS = 2**22  # of weights at a time
 
 
-def ks_distance(a: NDArray[np.floating], b: NDArray[np.floating]) -> float:
-    """The two-sample Kolmogorov-Smirnov distance: the largest gap between the two empirical distributions.
+def ks_gap(a: NDArray[np.floating], b: NDArray[np.floating]) -> tuple[float, float]:
+    """The two-sample Kolmogorov-Smirnov distance, the largest gap between two empirical distributions, and where it is.
 
     What Liu 2020's Eq. 2 means; read literally, Eqs. 1 and 2 evaluate each distribution at its own order statistics
     and give 0.
@@ -15,11 +15,6 @@ def ks_distance(a: NDArray[np.floating], b: NDArray[np.floating]) -> float:
     Args:
         a, b: (count,) each, at least one number.
     """
-    return ks_gap(a, b)[0]
-
-
-def ks_gap(a: NDArray[np.floating], b: NDArray[np.floating]) -> tuple[float, float]:
-    """The distance, and the number at which the gap is largest."""
     points = np.unique(np.concatenate([a, b]))
     gaps = np.abs(_share_below(a, points) - _share_below(b, points))
     largest = int(gaps.argmax())

@@ -1,13 +1,12 @@
 """The fault matrix, and what it leaves out: models over several nodes, fleets that shrink."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from faults import FAULTS, RECIPES, Watched, make_cases, ray_cluster, rows
-from harness import Memlib, kill_leftovers, newest, published
+from harness import Memlib, kill_leftovers, newest, published, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -21,6 +20,11 @@ def test_whatever_breaks_is_done_again_and_nothing_else(memlib: Memlib, tmp_path
 
 def facts_of(store: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text())["facts"] for path in store.glob("artifacts/train/*/manifest.json")]
+
+
+def under_way(store: Path) -> int:
+    """How many models have saved a state to resume from."""
+    return len({path.parent.parent for path in store.glob("resume/*/*/manifest.json")})
 
 
 def test_a_model_is_trained_by_two_nodes_together(memlib: Memlib, tmp_path: Path) -> None:
@@ -43,8 +47,7 @@ def test_an_elastic_fleet_goes_on_with_fewer_nodes(memlib: Memlib, tmp_path: Pat
     with ray_cluster(2) as (cluster, nodes, environment):
         settings = (f"resources.ray_address={cluster.address}", "resources.elastic=true", "resources.resume_seconds=0")
         watched: Watched = case.start(tmp_path / "store", *settings, **environment)
-        assert watched.wait_for("train")
-        time.sleep(10)
+        wait_for(lambda: under_way(tmp_path / "store") == 2, process=watched.process)
         cluster.remove_node(nodes[0], allow_graceful=False)  # there is no spare
         assert watched.end() == 0, watched.said
         kill_leftovers(watched.process)

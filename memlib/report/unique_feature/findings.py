@@ -140,8 +140,3 @@ def interval_text(row: Mapping[str, Any]) -> str:
     if row["ci_low"] is None:
         return ""
     return f"95 %: {row['ci_low']:.3g} to {row['ci_high']:.3g}"
-
-
-def variant_name(variant: str) -> str:
-    """How a variant is called on the page."""
-    return variant or "all nets"
