@@ -116,11 +116,14 @@ def _carry_out(
         opened = Store(store)
         opened.check_writable()
         _check_prefect()
-        from flows.running import check_stages  # loads torch, while the server starts
+        from prefect import tags
+
+        from flows.running import TAG, check_stages  # loads torch, while the server starts
 
         check_stages(AUDITS[audit], [*force, *resources.stages])
         flow = AUDITS[audit].flow
-    manifest = flow(spec, opened.uri, resources, quiet, tuple(force))
+    with tags(TAG):
+        manifest = flow(spec, opened.uri, resources, quiet, tuple(force))
     if as_json:
         print(json.dumps(manifest, indent=1))
     else:
@@ -325,11 +328,12 @@ def _server_starting() -> Iterator[None]:
 
 
 def _quiet_prefect() -> None:
-    """Prefect without its chatter, and with time enough to start its own API when no server is configured."""
+    """Prefect without its chatter, with time enough to start its own API when no server is configured, and beating."""
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+    os.environ.setdefault("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", "30")  # what deployments/automations.yaml waits for
 
 
 def _log_as_asked() -> None:

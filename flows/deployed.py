@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from prefect import flow, runtime
+from prefect import flow, runtime, tags
 from prefect.states import Failed
 
 from flows.audits import AUDITS, audit_of
 from flows.recipes import load_recipe, validate
+from flows.running import TAG
 from memlib.errors import RunError, UserError
 from memlib.specs import Resources, Spec, merged
 
@@ -37,7 +38,8 @@ def audit(
     try:
         name, spec, machines = asked_for(recipe, changes, resources)
         _check_lasting(store)
-        return AUDITS[name].flow(spec, store, machines, True)
+        with tags(TAG):
+            return AUDITS[name].flow(spec, store, machines, True)
     except (UserError, RunError) as error:
         return Failed(message=str(error), data=error)
 

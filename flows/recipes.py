@@ -34,6 +34,8 @@ def load_recipe(name_or_file: str, overrides: Sequence[str] = ()) -> tuple[dict[
     """
     content = overridden(_read(name_or_file, seen=()), overrides)
     resources = content.pop("resources", None) or {}
+    if not isinstance(resources, dict):
+        raise UserError(f"resources is {resources!r}; it is a section, as in resources.gpu=false")
     if content.get("audit") == "sweep" and isinstance(content.get("recipe"), str):  # its machines hold for the sweep
         resources = merged(load_recipe(content["recipe"])[1], resources)
     return content, resources

@@ -4,7 +4,7 @@ import contextlib
 import json
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,14 @@ FOLDER = "requests"
 
 
 @contextlib.contextmanager
-def announced(store: Store, audit: str, recipe: Spec, resources: Resources) -> Iterator[str]:
-    """Notes what is asked for while it is under way, and yields its id; what ends well or can never run is forgotten.
+def announced(store: Store, audit: str, recipe: Spec, resources: Resources, computed: Collection[str]) -> Iterator[str]:
+    """Notes what is asked for while it is under way, and yields its id; what ends well or cannot even begin is forgotten.
 
     Args:
         store: where it runs.
         audit: its name on the command line.
         recipe, resources: what is asked for.
+        computed: what it has made so far; a run that has made something is worth going on with.
     """
     asked = {"audit": audit, "recipe": recipe.model_dump(mode="json")}
     key = content_key("request", version=1, spec=asked, inputs={})[:12]
@@ -39,7 +40,8 @@ def announced(store: Store, audit: str, recipe: Spec, resources: Resources) -> I
     try:
         yield key
     except UserError:
-        store.drop(path)
+        if not computed:
+            store.drop(path)
         raise
     store.drop(path)
 
@@ -47,7 +49,7 @@ def announced(store: Store, audit: str, recipe: Spec, resources: Resources) -> I
 def unfinished(store: Store) -> list[dict[str, Any]]:
     """What was asked for and has not ended, or is under way; the newest first."""
     found = []
-    for path in store.listing(FOLDER):
+    for path in (path for path in store.listing(FOLDER) if path.endswith(".json")):  # a killed driver may leave half a note
         with contextlib.suppress(ValueError):
             content = store.published(path)
             if content is not None:

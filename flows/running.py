@@ -14,6 +14,7 @@ from memlib.store import Store
 from tasks.cluster import stop_ray
 from tasks.runtime import Context, Shared
 
+TAG = "memlib"  # of runs on a Prefect server; deployments/automations.yaml looks after these
 Body = Callable[[Context, Any], dict[str, Any]]
 _shared: ContextVar[Shared | None] = ContextVar("shared", default=None)
 
@@ -37,10 +38,13 @@ def carry_out(
     if within is None:
         opened.check_writable()
         check_stages(AUDITS[audit], resources.stages)  # of a sweep, other cells may have the stage
-    with announced(opened, audit, recipe, resources) as run:
+    computed: list[str] = []
+    with announced(opened, audit, recipe, resources, computed) as run:
         title = str(getattr(recipe, "title", ""))
         shared = within or Shared()
-        context = Context(opened, resources, quiet, run=run, title=title, forced=frozenset(force), shared=shared)
+        context = Context(
+            opened, resources, quiet, run=run, title=title, forced=frozenset(force), shared=shared, computed=computed
+        )
         try:
             manifest = body(context, recipe)
         except BaseException as error:

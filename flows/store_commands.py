@@ -37,7 +37,6 @@ DEFAULT_STORE = "memlib-store"
 StoreOption = Annotated[str, Parameter(name="--store", env_var="MEMLIB_STORE")]
 JsonOption = Annotated[bool, Parameter(name="--json", negative="")]
 
-ENDED = ("failed", "stopped")
 QUIET_SECONDS = 60  # after which a running run is said not to have been heard of
 
 console = Console(highlight=False, markup=False)
@@ -146,12 +145,12 @@ def status(
         console.print(_status_table(seen))
         return
     with Live(_status_table(seen), console=console, refresh_per_second=2) as live:
-        while seen["state"] not in ENDED and any(note["run"] == found["run"] for note in unfinished(opened)):
+        while seen["state"] not in upkeep.ENDED and any(note["run"] == found["run"] for note in unfinished(opened)):
             time.sleep(2)
             seen = _progress(opened, found)
             if seen["stages"]:
                 live.update(_status_table(seen))
-    if seen["state"] not in ENDED:
+    if seen["state"] not in upkeep.ENDED:
         console.print(f"run {found['run']} has ended; see memlib runs")
 
 
@@ -332,8 +331,8 @@ def gc(
         A run to keep, by its id or enough of its beginning; may be given several times. By default all runs are kept; the
         results, report and artifacts of runs that are not are listed too.
     days
-        Only what nobody has written to for so many days. A run that has not ended and was heard of since then may use any
-        artifact, so that none is listed.
+        Only what nobody has written to for so many days. A run that has not ended and was heard of since then, or within a
+        day, may use any artifact, so that none is listed.
     delete
         Delete it.
     store
@@ -344,9 +343,9 @@ def gc(
     if days < 0:
         raise UserError(f"--days {days:g} lies in the future; use 0 or more")
     opened = Store(store)
-    kept = [find_run(opened, run_id) for run_id in keep] if keep else opened.runs()
+    kept = {find_run(opened, run_id)["run"] for run_id in keep} if keep else None
     before = time.time() - days * 86_400
-    found = upkeep.garbage(opened, kept, before=before)
+    found = upkeep.garbage(opened, keep=kept, before=before)
     if delete:
         upkeep.delete(opened, found)
     if json_:
@@ -360,7 +359,7 @@ def gc(
         table.add_row(kind, str(len(mine)), f"{sum(item.size for item in mine) / 2**20:.1f}")
     if found:
         console.print(table)
-    said = f"{len(found)} of nobody's, {len(kept)} runs kept"
+    said = f"{len(found)} of nobody's, {len(opened.runs()) if kept is None else len(kept)} runs kept"
     if alive := len(upkeep.under_way(opened, since=before)):
         said += f", {alive} under way (until they end no artifact goes, as any may be in use)"
     console.print(f"deleted {said}" if delete else f"found {said}; --delete removes what was found")

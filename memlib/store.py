@@ -13,6 +13,7 @@ A reader trusts only what a manifest names, and checks it: size and sha256 befor
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -41,7 +42,10 @@ MANIFEST = "manifest.json"
 KEPT_RESUME_STATES = 2
 PIECE_BYTES = 64 * 2**20
 FETCH_SECONDS = 86_400.0  # no copy of a file is under way for so long
+FETCHES = 3  # other processes may make room for theirs by taking ours
+HALF_WRITTEN_SECONDS = 3600.0  # after which a state to resume from without a manifest is nobody's work
 PROBE_SECONDS = 10.0  # a store that cannot be reached at the start is most often mistyped
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # file systems without hard links
 NAME = re.compile(r"\w[\w.-]*")
 
 
@@ -101,6 +105,7 @@ class Store:
         except (ValueError, ImportError) as error:
             raise UserError(f"cannot open the store {self.uri}: {error}") from error
         self.is_local = isinstance(self._fs, LocalFileSystem)
+        self._given = (cache, cache_bytes, patience)
         default_cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "memlib" / "artifacts"
         self._cache = Path(cache or os.environ.get("MEMLIB_CACHE") or default_cache)
         self._cache_bytes = int(_setting("MEMLIB_CACHE_GB", 50) * 2**30) if cache_bytes is None else cache_bytes
@@ -112,11 +117,12 @@ class Store:
         self._verified: dict[str, str] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_open_store, (self.uri, str(self._cache), self._cache_bytes, self._patience))
+        return (_open_store, (self.uri, *self._given))  # what was not given is each node's own
 
     def waiting(self, seconds: float) -> "Store":
         """The same store with less patience."""
-        return Store(self.uri, cache=str(self._cache), cache_bytes=self._cache_bytes, patience=min(seconds, self._patience))
+        cache, cache_bytes, _ = self._given
+        return Store(self.uri, cache=cache, cache_bytes=cache_bytes, patience=min(seconds, self._patience))
 
     @property
     def file_system(self) -> Any:
@@ -232,8 +238,9 @@ class Store:
         Raises:
             CorruptArtifact: when size or digest differ from what was committed.
         """
-        path = self._verified_path(ref, self.manifest(ref), name)
-        note_read(str(path), path.stat().st_size)
+        manifest = self.manifest(ref)
+        path = self._verified_path(ref, manifest, name)
+        note_read(str(path), manifest["files"][name]["size"])
         return path
 
     def _verified_path(self, ref: Ref, manifest: Mapping[str, Any], name: str) -> Path:
@@ -247,14 +254,23 @@ class Store:
         else:
             path = self._cache / str(expected["sha256"])
             problem = self._problem(path, expected)
-            if problem:  # no copy, or a damaged one: the remote file decides
-                self._fetch(remote, path, expected["size"])
+            for _ in range(FETCHES):  # no copy, or a damaged one: the remote file decides
+                if not problem or not self._fetch(remote, path, expected["size"]):
+                    break
                 problem = self._problem(path, expected)
-                if problem:
-                    path.unlink(missing_ok=True)
+            if problem:
+                path.unlink(missing_ok=True)
+                if self._is_sound_there(remote, expected):
+                    raise RunError(f"copies in {self._cache} do not last or are not what was written; see MEMLIB_CACHE")
         if problem:
             raise CorruptArtifact(f"artifact {ref}: file {name} is {problem}", ref)
         return path
+
+    def _is_sound_there(self, remote: str, expected: Mapping[str, Any]) -> bool:
+        try:
+            return bool(self._digest_there(remote) == expected["sha256"])
+        except FileNotFoundError:
+            return False
 
     def _problem(self, path: Path, expected: Mapping[str, Any]) -> str:
         """What is wrong with a file, "" when it is as it was committed; each file is hashed once a process."""
@@ -272,8 +288,8 @@ class Store:
         self._verified[str(path)] = mark
         return ""
 
-    def _fetch(self, remote: str, path: Path, size: int) -> None:
-        """Copies a remote file into the cache, which only its owner can read."""
+    def _fetch(self, remote: str, path: Path, size: int) -> bool:
+        """Copies a remote file into the cache, which only its owner can read; False when there is none."""
         self._cache.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._make_room(size)
         part = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
@@ -282,9 +298,10 @@ class Store:
             self._fs.get_file(remote, str(part))
             part.replace(path)
         except FileNotFoundError:
-            path.unlink(missing_ok=True)
+            return False
         finally:
             part.unlink(missing_ok=True)
+        return True
 
     def _keep_copies(self, folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
         """What was made here need not be fetched again: it goes into the cache of verified copies."""
@@ -402,7 +419,8 @@ class Store:
         except (StoreUnreachable, StoreRefused):
             raise  # it would not let us clean up either
         except BaseException:
-            self._remove(target)
+            if not self._is_named(ref, name):
+                self._remove(target)
             raise
         else:
             if won and not self.is_local:
@@ -414,6 +432,13 @@ class Store:
             self._remove(target)
         if attempt.resumes:
             self.drop_resume(ref.key)
+
+    def _is_named(self, ref: Ref, attempt: str) -> bool:
+        """Whether the manifest names this attempt: its writing may have been interrupted after it was done."""
+        try:
+            return bool(self.manifest(ref)["attempt"] == attempt)
+        except CorruptArtifact:
+            return False
 
     def _commit(self, path: str, record: Mapping[str, Any], *, secret: bool) -> bool:
         """Writes a manifest unless there is one already: one winner, and never half a file.
@@ -428,9 +453,13 @@ class Store:
             try:
                 os.link(part, path)
             except FileExistsError:
-                return False
+                return Path(path).read_bytes() == data  # ours: on NFS the answer of a call that was repeated
+            except OSError as error:
+                if error.errno not in NO_LINKS:
+                    raise
+                part.replace(path)  # the last writer wins, as below
             finally:
-                part.unlink()
+                part.unlink(missing_ok=True)
             return True
         try:
             self._fs.pipe_file(path, data, mode="create")
@@ -485,17 +514,28 @@ class Store:
         if self.is_local:
             os.makedirs(target)
             os.chmod(target, 0o700)  # what is unfinished may hold anything
-        for file in files:
-            self._fs.put_file(str(folder / file), f"{target}/{file}")
-            if self.is_local:
-                os.chmod(f"{target}/{file}", 0o600)
-        self._commit(f"{target}/{MANIFEST}", {"files": files}, secret=True)
-        states = sorted(self._listing(base))
-        whole = [state for state in states if self._content(f"{state}/{MANIFEST}") is not None]
-        kept = whole[-KEPT_RESUME_STATES:]
-        for old in states:
-            if old not in kept and (old in whole or old < kept[-1]):  # a newer one without manifest may be under way
-                self._remove(old)
+        try:
+            for file in files:
+                self._fs.put_file(str(folder / file), f"{target}/{file}")
+                if self.is_local:
+                    os.chmod(f"{target}/{file}", 0o600)
+            self._commit(f"{target}/{MANIFEST}", {"files": files}, secret=True)
+        except FileNotFoundError:
+            return  # another driver has committed the artifact, and with that dropped what was unfinished
+        self._prune_resume(key)
+
+    def _prune_resume(self, key: str) -> None:
+        """Drops all but the newest states; another driver may be writing one, or doing the same."""
+        written: dict[str, float] = {}
+        there = self.listing(f"resume/{key}")
+        for path, (_, when) in there.items():
+            state = "/".join(path.split("/")[: 2 + key.count("/") + 1])
+            written[state] = max(when, written.get(state, 0.0))
+        whole = sorted(state for state in written if f"{state}/{MANIFEST}" in there)
+        half = [state for state in written if state not in whole and written[state] < time.time() - HALF_WRITTEN_SECONDS]
+        for old in [*whole[:-KEPT_RESUME_STATES], *half]:
+            with contextlib.suppress(OSError):
+                self._remove(self._at(old))
 
     def load_resume(self, key: str, folder: Path) -> bool:
         """Copies the newest verified unfinished state into `folder`; False when there is none."""
@@ -513,8 +553,9 @@ class Store:
         return False
 
     def drop_resume(self, key: str) -> None:
-        """Removes the unfinished state of a stage that has committed."""
-        self._remove(self._at("resume", key))
+        """Removes the unfinished state of a stage that has committed; another driver may be at it, too."""
+        with contextlib.suppress(OSError):
+            self._remove(self._at("resume", key))
 
     def _listing(self, path: str) -> list[str]:
         self._fs.invalidate_cache()
@@ -585,7 +626,7 @@ def _is_inside(name: str) -> bool:
     return bool(name) and not path.is_absolute() and ".." not in path.parts and "\\" not in name
 
 
-def _open_store(uri: str, cache: str, cache_bytes: int, patience: float) -> Store:
+def _open_store(uri: str, cache: str | None, cache_bytes: int | None, patience: float | None) -> Store:
     return Store(uri, cache=cache, cache_bytes=cache_bytes, patience=patience)
 
 

@@ -1,8 +1,10 @@
 """Checking a store, and clearing it of what no run refers to."""
 
 import contextlib
+import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,6 +13,8 @@ from memlib.store import MANIFEST, Ref, Store
 
 SUMMED = ("seconds", "cpu_seconds", "bytes_in", "bytes_out", "units")
 HIGHEST = ("peak_memory_bytes", "gpu_peak_memory_bytes")
+ENDED = ("failed", "stopped")  # what a status says of a run that will not go on by itself
+SILENCE_SECONDS = 86_400.0  # after which a run that is not heard of is dead
 KEY = re.compile(r"[0-9a-f]{32}")
 Kind = Literal["artifact", "attempt", "resume", "ray", "log", "request", "status", "run"]
 
@@ -78,7 +82,7 @@ def verify(store: Store, refs: Iterable[Ref]) -> Iterator[Damaged]:
             yield Damaged(ref, problem)
 
 
-def garbage(store: Store, kept: Sequence[Mapping[str, Any]], *, before: float) -> list[Garbage]:
+def garbage(store: Store, *, keep: Collection[str] | None = None, before: float) -> list[Garbage]:
     """What no kept run refers to and nobody has touched since a time, so that it is nobody's work under way.
 
     While runs are under way, all that is whole and all states to resume from stay: any of them may be read, and no manifest
@@ -86,12 +90,13 @@ def garbage(store: Store, kept: Sequence[Mapping[str, Any]], *, before: float) -
 
     Args:
         store: which.
-        kept: manifests of the runs that stay.
+        keep: ids of the runs that stay; by default all.
         before: seconds since 1970.
     """
     artifacts = _by_artifact(store)  # takes longest; who has begun meanwhile is seen below
     requests, statuses = store.listing("requests"), store.listing("status")
-    alive = _alive(requests, statuses, before)
+    alive = _alive(store, requests, statuses, before)
+    kept = [run for run in store.runs() if keep is None or run["run"] in keep]  # after the requests: who ends is in one
     before = min([before, *alive.values()])  # attempts and logs of runs under way
     whole_before = float("-inf") if alive else before
     wanted = {ref for run in kept for ref in refs_of(run)}
@@ -121,18 +126,29 @@ def garbage(store: Store, kept: Sequence[Mapping[str, Any]], *, before: float) -
 
 
 def under_way(store: Store, *, since: float) -> dict[str, float]:
-    """When each run was asked for that has not ended and was heard of since a time, by the path of its request."""
-    return _alive(store.listing("requests"), store.listing("status"), since)
+    """When each run was asked for that has not ended, by the path of its request; those not heard of since a time are dead.
+
+    One that did not say how it ended is not dead before a day of silence, whatever the time.
+    """
+    return _alive(store, store.listing("requests"), store.listing("status"), since)
 
 
 def _alive(
-    requests: Mapping[str, tuple[int, float]], statuses: Mapping[str, tuple[int, float]], since: float
+    store: Store, requests: Mapping[str, tuple[int, float]], statuses: Mapping[str, tuple[int, float]], since: float
 ) -> dict[str, float]:
-    heard = {
-        path: max(when, statuses.get(f"status/{path.rpartition('/')[2]}", (0, 0.0))[1])
-        for path, (_, when) in requests.items()
-    }
-    return {path: requests[path][1] for path, when in heard.items() if when >= since}
+    found = {}
+    for path, (_, asked) in requests.items():
+        status = f"status/{path.rpartition('/')[2]}"
+        heard = max(asked, statuses.get(status, (0, 0.0))[1])
+        if heard >= since or (heard >= time.time() - SILENCE_SECONDS and not _has_ended(store.published(status))):
+            found[path] = asked
+    return found
+
+
+def _has_ended(status: bytes | None) -> bool:
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return status is not None and json.loads(status)["state"] in ENDED
+    return False
 
 
 def delete(store: Store, found: Sequence[Garbage]) -> None:

@@ -226,8 +226,10 @@ def _failure(ray: Any, task: Any) -> Exception | None:
     try:
         ray.get(task)
     except ray.exceptions.RayTaskError as error:
-        said = isinstance(error.cause, UserError | RunError)  # what Ray makes of it begins with a traceback
-        found: Exception = error.cause if said else error.as_instanceof_cause()
+        cause = error.cause  # what Ray makes of it begins with a traceback
+        if isinstance(cause, OSError):  # a full disk
+            return RunError(f"{type(cause).__name__}: {cause}")
+        found: Exception = cause if isinstance(cause, UserError | RunError) else error.as_instanceof_cause()
         return found
     except ray.exceptions.RayError as error:
         return RunError(f"a worker was lost again and again ({str(error).strip().splitlines()[0]})")

@@ -17,7 +17,9 @@ from memlib.store import Attempt, Ref, Store
 def compute_there(
     store: Store, ref: Ref, record: Mapping[str, Any], compute: Callable[[Attempt, torch.device], None], threads: int
 ) -> None:
-    """Fills an artifact; what it makes goes to the store from there, and so does what it prints."""
+    """Fills an artifact that is not there; what it makes goes to the store from there, and so does what it prints."""
+    if store.has(ref):
+        return  # by another driver meanwhile, or by a worker that was lost before it could say so
     import ray  # here, as who imports this module may still have to say how Ray is to start
 
     granted = bool(ray.get_runtime_context().get_accelerator_ids().get("GPU"))  # Ray hides none from who asked for none

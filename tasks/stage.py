@@ -57,6 +57,8 @@ def committed(context: Context, ref: Ref) -> bool:
     try:
         return context.store.lookup(ref.stage, ref.key) is not None
     except CorruptArtifact as damage:
+        if not _is_damaged(context.store, ref):
+            return context.store.lookup(ref.stage, ref.key) is not None  # another driver has made it anew meanwhile
         context.warn(f"{damage}; computing it again")
         context.store.discard(ref)
         return False

@@ -89,7 +89,9 @@ class Recipe(Spec):
 
 def in_words(change: Mapping[str, Any]) -> str:
     """Changes as a cell's name; the shortest endings of keys that tell them apart."""
-    return " ".join(f"{_ending(key, change)}={json.dumps(value).strip(chr(34))}" for key, value in change.items())
+    return " ".join(
+        f"{_ending(key, change)}={json.dumps(value, default=str).strip(chr(34))}" for key, value in change.items()
+    )
 
 
 def _ending(key: str, keys: Iterable[str]) -> str:
@@ -126,7 +128,11 @@ def score(outcomes: Sequence[Outcome]) -> pa.Table:
     """tables.SWEEP: every finding of every cell; a broken cell has one row without a metric."""
     rows = []
     for outcome in outcomes:
-        row = {"cell": outcome.cell, "cell_audit": outcome.audit, "changes": json.dumps(outcome.changes, sort_keys=True)}
+        row = {
+            "cell": outcome.cell,
+            "cell_audit": outcome.audit,
+            "changes": json.dumps(outcome.changes, sort_keys=True, default=str),
+        }
         if outcome.run is None:
             rows.append({**row, "state": "failed", "problem": outcome.problem})
             continue

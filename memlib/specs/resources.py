@@ -1,11 +1,13 @@
 """What carries the work out: machines, never part of a key."""
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from memlib.specs.base import Spec
+
+OWN = ("cpu", "gpu", "memory", "object_store_memory")  # resources that Ray itself counts
 
 
 class Needs(Spec):
@@ -25,6 +27,15 @@ class Needs(Spec):
     """Parts at a time; by default as many as the cluster holds."""
     timeout: float | None = Field(default=None, gt=0)
     """Seconds after which the stage is stopped if it still runs; by default never."""
+
+    @model_validator(mode="after")
+    def _as_ray_counts(self) -> Self:
+        if self.gpus is not None and self.gpus > 1 and self.gpus != int(self.gpus):
+            raise ValueError(f"gpus is {self.gpus:g}; more than one are whole ones")
+        for name in self.custom:
+            if name.lower() in OWN:
+                raise ValueError(f"custom names {name}, which has a key of its own: cpus, gpus, memory_gb")
+        return self
 
 
 class Resources(Spec):

@@ -24,6 +24,7 @@ import memlib
 from flows.audits import AUDITS
 from flows.deployed import asked_for
 from flows.recipes import load_recipe, validate
+from flows.running import TAG
 from memlib.specs import Resources
 
 ROOT = Path(__file__).parents[2]
@@ -131,7 +132,12 @@ def test_automations_are_as_prefect_reads_them() -> None:
         assert set(content["trigger"]) <= set(EventTrigger.model_fields)
         triggers.append(AutomationCore.model_validate(content).trigger)
     (zombie, _) = triggers
+    tag = {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{TAG}"}
+    for trigger in triggers:  # other people's flows on the server, which beat less often, are let alone
+        related = trigger.match_related if isinstance(trigger.match_related, list) else [trigger.match_related]
+        assert tag in [match.model_dump() for match in related]
     for deployment in deployments():
+        assert TAG in deployment["tags"]
         beat = int(deployment["work_pool"]["job_variables"]["env"]["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"])
         assert zombie.within.total_seconds() >= 3 * beat
     names = [content["name"] for content in read("automations.yaml")["automations"]]
@@ -211,9 +217,9 @@ def test_secrets_that_are_named_are_in_the_example() -> None:
     there = {document["metadata"]["name"] for _, document in documents if document.get("kind") == "Secret"}
     there |= {document["metadata"]["name"] for document in RAY if "name" in document["metadata"]}  # KubeRay makes its token's
     variables = pool_variables("kubernetes")["properties"]
-    named = {variables["secret"]["default"], variables["ray_secret"]["default"]}
+    named = {variables[name]["default"] for name in ("secret", "ray_secret", "canary_secret")}
     for name, document in documents:
-        named |= set(re.findall(r"'secretRef': {'name': '(.+?)'}", str(document)))
+        named |= set(re.findall(r"'(?:secretRef': {'name|secretName)': '(.+?)'", str(document)))
         named |= set(re.findall(r"'existingSecret': '(.+?)'", str(document)))
         if name.startswith("prefect-server"):
             named.add(document["secret"]["name"])
@@ -250,14 +256,17 @@ def test_compose_publishes_on_loopback_and_holds_no_secret() -> None:
         assert all(str(port).startswith("127.0.0.1:") for port in service.get("ports", ())), name
         for variable, value in service.get("environment", {}).items():
             if re.search("PASSWORD|SECRET|TOKEN$|AUTH_STRING|CONNECTION_URL", variable):
-                assert "${" in value, variable
+                assert "${" in value or variable.endswith("_FILE"), variable
         assert set(service.get("depends_on", ())) <= set(content["services"])
         for script in re.findall(r"/opt/memlib/(\S+\.sh)", str(service.get("command", ""))):
             assert (ROOT / script).exists()
     asked = set(re.findall(r"\${(\w+):\?", (DEPLOYMENTS / "compose.yaml").read_text()))
+    asked |= {secret["environment"] for secret in content["secrets"].values()}
+    worker = content["services"]["worker"]
+    assert worker["environment"]["MEMLIB_SECRET_FILE"] == f"/run/secrets/{worker['secrets'][0]}"
     assert asked == set(re.findall(r"^(\w+)=$", (DEPLOYMENTS / "example.env").read_text(), re.MULTILINE))
     pools = {deployment["work_pool"]["name"] for deployment in deployments()}
-    assert content["services"]["worker"]["command"][-1].removeprefix("--pool=") in pools
+    assert worker["command"][-1].removeprefix("--pool=") in pools
 
 
 @pytest.mark.parametrize("name", ["set-up.sh", "in-ray-cluster.sh", "slurm/audit.sbatch"])

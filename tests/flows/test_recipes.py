@@ -99,6 +99,7 @@ def test_mistakes_are_named_with_their_place(minimal: str, override: str, messag
         ("smoke", ["training.epochs"], "is not key=value"),
         ("smoke", ["training.epochs={"], "is not valid YAML"),
         ("smoke", ["title.x=1"], "title is a value, not a section"),
+        ("sweep_smoke", ["resources=5"], "resources is 5; it is a section"),
     ],
 )
 def test_recipes_that_cannot_be_read(name: str, overrides: list[str], message: str) -> None:

@@ -28,11 +28,19 @@ def recipe() -> Recipe:
 
 
 @pytest.mark.parametrize(
-    ("ended", "left"), [(None, 0), (UserError("no"), 0), (RunError("lost"), 1), (KeyboardInterrupt(), 1)]
+    ("ended", "computed", "left"),
+    [
+        (None, ["a"], 0),
+        (UserError("no"), [], 0),
+        (UserError("no room"), ["a"], 1),  # with other machines it can go on
+        (RunError("lost"), [], 1),
+        (KeyboardInterrupt(), [], 1),
+    ],
 )
-def test_what_did_not_end_is_left(store: Store, ended: BaseException | None, left: int) -> None:
+def test_what_did_not_end_is_left(store: Store, ended: BaseException | None, computed: list[str], left: int) -> None:
     try:
-        with announced(store, "exposure", recipe(), Resources()):
+        with announced(store, "exposure", recipe(), Resources(), computed) as run:
+            store._fs.cp_file(f"{store.root}/requests/{run}.json", f"{store.root}/requests/{run}.json.0123.part")  # killed
             assert len(unfinished(store)) == 1
             if ended is not None:
                 raise ended
@@ -64,7 +72,7 @@ def test_a_damaged_record_of_a_run_is_written_anew(store: Store, tmp_path: Path)
 def test_a_run_that_failed_is_listed_and_resumed_as_it_was(
     store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(RunError), announced(store, "exposure", recipe(), Resources(max_failures=7)):
+    with pytest.raises(RunError), announced(store, "exposure", recipe(), Resources(max_failures=7), []):
         raise RunError("lost")
     (note,) = unfinished(store)
     asked: list[Any] = []

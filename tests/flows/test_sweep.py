@@ -1,5 +1,6 @@
 """Sweeps: their cells, and what cannot be one."""
 
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,4 @@ def test_cells_of_grid_and_list_are_whole_recipes(tmp_path: Path) -> None:
 def test_cells_are_called_by_as_much_of_a_key_as_tells_them_apart() -> None:
     assert in_words({"data.seed": 0, "training.seed": 1, "training.epochs": 5}) == "data.seed=0 training.seed=1 epochs=5"
     assert in_words({"seed": 0, "training.seed": 1}) == "seed=0 training.seed=1"
+    assert in_words({"title": date(2026, 1, 2)}) == "title=2026-01-02"

@@ -1,6 +1,8 @@
+import errno
 import json
 import logging
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import fsspec
 import pytest
 from botocore.exceptions import ClientError
 
-from memlib.errors import CorruptArtifact, UserError
+from memlib.errors import CorruptArtifact, RunError, UserError
 from memlib.logs import recording
 from memlib.store import Ref, Store
 
@@ -287,3 +289,99 @@ def test_what_was_made_here_is_not_fetched_again(tmp_path: Path, monkeypatch: py
     copy = store.local_path(REF, "data.bin")
     assert copy.read_bytes() == b"content"
     assert copy.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_cache_that_does_not_keep_what_is_written_is_no_damage_of_the_store(tmp_path: Path) -> None:
+    fsspec.filesystem("memory").store.clear()
+    commit(Store("memory://bucket/store", cache=str(tmp_path / "made")))
+    taken, bad = (Store("memory://bucket/store", cache=str(tmp_path / name)) for name in ("taken", "bad"))
+
+    def evicted(remote: str, path: Path, size: int) -> bool:
+        nonlocal evictions
+        evictions += 1
+        found = Store._fetch(taken, remote, path, size)
+        if evictions < 3:
+            path.unlink()  # another process makes room for its own
+        return found
+
+    def altered(remote: str, path: Path, size: int) -> bool:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"CONTENT")
+        return True
+
+    evictions = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(taken, "_fetch", evicted)
+        assert taken.local_path(REF, "data.bin").read_bytes() == b"content"
+        patch.setattr(bad, "_fetch", altered)
+        with pytest.raises(RunError, match="do not last or are not what was written") as caught:
+            bad.lookup(REF.stage, REF.key)
+    assert not isinstance(caught.value, CorruptArtifact)
+
+
+def test_a_store_that_travels_takes_each_nodes_own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, given = Store("memory://bucket/store"), Store("memory://bucket/store", cache=str(tmp_path / "given"))
+    monkeypatch.setenv("MEMLIB_CACHE", str(tmp_path / "node"))
+    assert pickle.loads(pickle.dumps(driver))._cache == tmp_path / "node"
+    assert pickle.loads(pickle.dumps(driver.waiting(1)))._patience == 1
+    assert pickle.loads(pickle.dumps(given))._cache == tmp_path / "given"
+
+
+def test_what_was_committed_stays_when_its_writer_is_interrupted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    committing = Store._commit
+
+    def interrupted(self: Store, *arguments: Any, **named: Any) -> bool:
+        committing(self, *arguments, **named)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Store, "_commit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        commit(store)
+    assert Store(store.uri).lookup(REF.stage, REF.key) == REF
+
+
+@pytest.mark.parametrize("repeated", [True, False])
+def test_links_that_are_there_but_denied_and_links_that_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repeated: bool
+) -> None:
+    store, link = Store(str(tmp_path / "store")), os.link
+
+    def as_on_nfs(source: Path, target: str) -> None:
+        if not repeated:
+            raise PermissionError(errno.EPERM, "no links here")
+        link(source, target)
+        raise FileExistsError(target)  # the server had done it when the call came again
+
+    monkeypatch.setattr(os, "link", as_on_nfs)
+    commit(store)
+    assert store.lookup(REF.stage, REF.key) == REF
+    assert not list((tmp_path / "store").rglob("*.part"))
+
+
+@pytest.mark.parametrize("other", ["ahead", "done"])
+def test_two_drivers_save_states_of_one_training(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "state.pt").write_text(name)
+    committing = Store._commit
+
+    def others_first(self: Store, *arguments: Any, **named: Any) -> bool:
+        monkeypatch.setattr(Store, "_commit", committing)
+        if other == "ahead":
+            for step in (20, 30, 40):
+                store.save_resume("key", step, tmp_path / "b")
+        else:
+            store.drop_resume("key")  # it has committed the model
+        return committing(self, *arguments, **named)
+
+    monkeypatch.setattr(Store, "_commit", others_first)
+    store.save_resume("key", 10, tmp_path / "a")
+
+    def busy(*_: object) -> None:
+        raise OSError(errno.ENOTEMPTY, "another one removes it at the same time")
+
+    monkeypatch.setattr(Store, "_remove", busy)
+    store.drop_resume("key")
+    store.save_resume("key", 50, tmp_path / "a")

@@ -33,10 +33,10 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     return found
 
 
-def run_of(store: Store, run: str, refs: list[Ref], folder: Path) -> None:
+def run_of(store: Store, run: str, refs: list[Ref], folder: Path, **more: Any) -> None:
     finding = {"metric": "m", "params": "{}", "value": 1.0, "p_value": None}
     manifest = {"run": run, "audit": "exposure", "title": "t", "findings": [finding], "finished": time.time()}
-    manifest |= {"artifacts": {}, "computed": [str(ref) for ref in refs[:1]], "reused": [str(ref) for ref in refs[1:]]}
+    manifest |= {"artifacts": {}, "computed": [str(ref) for ref in refs[:1]], "reused": [str(ref) for ref in refs[1:]]} | more
     (folder / "manifest.json").write_text(json.dumps(manifest))
     store.publish(f"runs/{run}/manifest.json", folder / "manifest.json")
     store.publish(f"results/table=summary/audit=exposure/run={run}/part-0.parquet", folder / "manifest.json")
@@ -48,19 +48,18 @@ def paths(found: list[Garbage]) -> set[tuple[str, str]]:
 
 def test_what_no_run_refers_to_is_found_when_it_is_old(store: Store) -> None:
     assert upkeep.committed(store) == [SECRET, USED, UNUSED]
-    assert upkeep.garbage(store, store.runs(), before=EARLIER) == []  # somebody may be at it
-    found = upkeep.garbage(store, store.runs(), before=LATER)
+    assert upkeep.garbage(store, before=EARLIER) == []  # somebody may be at it
+    found = upkeep.garbage(store, before=LATER)
     assert paths(found) == {("artifact", f"artifacts/train/{UNUSED.key}")}
     assert found[0].size > 9
     upkeep.delete(store, found)
     assert upkeep.committed(store) == [SECRET, USED]
     assert store.lookup(USED.stage, USED.key) == USED
-    assert upkeep.garbage(store, store.runs(), before=LATER) == []
+    assert upkeep.garbage(store, before=LATER) == []
 
 
 def test_runs_that_are_not_kept_go_with_what_is_theirs_alone(store: Store) -> None:
-    kept = [run for run in store.runs() if run["run"] == "first"]
-    found = upkeep.garbage(store, kept, before=LATER)
+    found = upkeep.garbage(store, keep=["first"], before=LATER)
     assert ("run", "runs/second/manifest.json") in paths(found)
     assert ("run", "results/table=summary/audit=exposure/run=second/part-0.parquet") in paths(found)
     upkeep.delete(store, found)
@@ -81,7 +80,7 @@ def test_broken_attempts_and_what_was_left_to_resume(store: Store, tmp_path: Pat
     (tmp_path / "state" / "state.pt").write_bytes(b"123456")
     store.save_resume("e" * 32, 7, tmp_path / "state")
     store.save_resume(f"secret/{'f' * 32}", 7, tmp_path / "state")
-    found = upkeep.garbage(store, store.runs(), before=LATER)
+    found = upkeep.garbage(store, before=LATER)
     assert paths(found) - {("artifact", f"artifacts/train/{UNUSED.key}")} == {
         ("attempt", f"artifacts/train/{USED.key}/{'9' * 12}"),
         ("attempt", f"artifacts/decode/{'d' * 32}/{'8' * 12}"),
@@ -144,15 +143,14 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_the_cells_of_a_sweep_that_is_kept_are_kept(store: Store, tmp_path: Path) -> None:
-    run_of(store, "sweep", [USED, SECRET], tmp_path)
-    sweep = next(run for run in store.runs() if run["run"] == "sweep") | {"cells": {"a": "first", "b": None}}
-    found = paths(upkeep.garbage(store, [sweep], before=LATER))
+    run_of(store, "sweep", [USED, SECRET], tmp_path, cells={"a": "first", "b": None})
+    found = paths(upkeep.garbage(store, keep=["sweep"], before=LATER))
     assert ("run", "runs/second/manifest.json") in found
     assert not [path for _, path in found if "first" in path]
 
 
 def test_what_is_new_is_left_even_of_runs_that_are_not_kept(store: Store) -> None:
-    assert upkeep.garbage(store, [], before=EARLIER) == []  # another driver may be publishing it
+    assert upkeep.garbage(store, keep=[], before=EARLIER) == []  # another driver may be publishing it
 
 
 def test_what_a_run_under_way_has_made_is_left(tmp_path: Path) -> None:
@@ -165,10 +163,10 @@ def test_what_a_run_under_way_has_made_is_left(tmp_path: Path) -> None:
     for path in (tmp_path / "store").rglob("*"):
         os.utime(path, (now - 10 * day, now - 10 * day))
     os.utime(tmp_path / "store/requests/r1.json", (now - 20 * day, now - 20 * day))
-    gone = paths(upkeep.garbage(store, [], before=now - 7 * day))
+    gone = paths(upkeep.garbage(store, keep=[], before=now - 7 * day))
     assert gone == {("artifact", f"artifacts/{UNUSED}"), ("request", "requests/r1.json"), ("status", "status/r1.json")}
     os.utime(tmp_path / "store/status/r1.json", (now, now))  # it is heard of
-    assert upkeep.garbage(store, [], before=now - 7 * day) == []
+    assert upkeep.garbage(store, keep=[], before=now - 7 * day) == []
 
 
 def test_what_a_run_under_way_may_use_is_left_however_old_it_is(store: Store, tmp_path: Path) -> None:
@@ -178,10 +176,41 @@ def test_what_a_run_under_way_may_use_is_left_however_old_it_is(store: Store, tm
     store.save_resume("e" * 32, 7, note.parent)
     store.publish("requests/r1.json", note)  # written anew whenever a run is resumed, so it says nothing of its age
     asked = store.listing("requests")["requests/r1.json"][1]
-    kept = upkeep.garbage(store, [], before=asked)  # all else was there before
+    kept = upkeep.garbage(store, keep=[], before=asked)  # all else was there before
     assert not {item.kind for item in kept} & {"artifact", "resume"}
     store.drop("requests/r1.json")
-    assert {"artifact", "resume"} <= {item.kind for item in upkeep.garbage(store, [], before=LATER)}
+    assert {"artifact", "resume"} <= {item.kind for item in upkeep.garbage(store, keep=[], before=LATER)}
+
+
+def test_a_run_that_ends_while_the_store_is_listed_keeps_what_it_reused(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "note").write_text("{}")
+    store.publish("requests/r1.json", tmp_path / "note")
+    listing = Store.listing
+
+    def ends_meanwhile(self: Store, folder: str) -> dict[str, tuple[int, float]]:
+        found = listing(self, folder)
+        if folder == "artifacts":
+            run_of(store, "r1", [UNUSED], tmp_path)
+            store.drop("requests/r1.json")
+        return found
+
+    monkeypatch.setattr(Store, "listing", ends_meanwhile)
+    assert upkeep.garbage(store, before=LATER) == []
+
+
+@pytest.mark.parametrize(("status", "alive"), [("{}", True), ('{"state": "running"}', True), ('{"state": "failed"}', False)])
+def test_whatever_the_days_a_run_that_was_heard_of_today_is_under_way(
+    store: Store, tmp_path: Path, status: str, alive: bool
+) -> None:
+    for name, text in (("requests/r1.json", "{}"), ("status/r1.json", status)):
+        (tmp_path / "note").write_text(text)
+        store.publish(name, tmp_path / "note")
+    later = time.time() + 10  # as --days 0
+    assert bool(upkeep.under_way(store, since=later)) is alive
+    found = {item.kind for item in upkeep.garbage(store, keep=[], before=later)}
+    assert ({"artifact", "request"} & found == set()) is alive
 
 
 def test_a_damaged_manifest_stops_no_cleaning(store: Store) -> None:
@@ -189,6 +218,6 @@ def test_a_damaged_manifest_stops_no_cleaning(store: Store) -> None:
     store._fs.makedirs(f"{base}/{'9' * 12}", exist_ok=True)
     store._fs.pipe_file(f"{base}/{'9' * 12}/half.bin", b"123")
     store._fs.pipe_file(f"{base}/manifest.json", b"{")
-    found = paths(upkeep.garbage(store, store.runs(), before=LATER))
+    found = paths(upkeep.garbage(store, before=LATER))
     assert ("artifact", f"artifacts/{UNUSED}") in found
     assert not [path for _, path in found if str(USED) in path]  # which attempt is the good one nobody knows

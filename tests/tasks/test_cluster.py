@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from ray import exceptions as ray_exceptions
 
-from memlib.errors import RunError
+from flows.recipes import validate
+from memlib.errors import RunError, UserError
 from memlib.specs import Resources
 from memlib.store import Store
 from tasks import cluster, training
@@ -54,6 +55,15 @@ def test_a_stage_can_ask_for_more(context: Any) -> None:
     assert needs == {"CPU": 2, "GPU": 0.5, "memory": 4 * 2**30, "accelerator_type:A100": 0.001, "licence": 1}
     assert in_words(needs) == "2 CPU and 0.5 GPU and 4 GiB memory and A100 and 1 licence"
     assert needs_of(FakeRay({"CPU": 4}), mine, "train") == {"CPU": 1}
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"), [({"gpus": 1.5}, "more than one are whole ones"), ({"custom": {"CPU": 2}}, "has a key of its own")]
+)
+def test_what_ray_would_refuse_is_said_first(asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        validate(Resources, {"stages": {"train": asked}})
+    Resources(stages={"train": {"gpus": 0.5, "custom": {"licence": 1}}, "outputs": {"gpus": 2}})
 
 
 def test_places_are_counted_by_node_and_only_on_living_ones() -> None:
@@ -128,6 +138,20 @@ def test_a_cluster_that_wants_a_token_is_said_in_a_line(context: Any) -> None:
 
     with pytest.raises(RunError, match=r"cannot start or reach the Ray cluster at auto .* wants a token"):
         cluster._connect(Ray(), context(ray_address="auto"))
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RunError("no room")])
+def test_what_a_part_ran_into_is_said_in_a_line(error: Exception) -> None:
+    class Ray:
+        exceptions = ray_exceptions
+
+        def get(self, task: object) -> None:
+            raise ray_exceptions.RayTaskError("compute_there", "Traceback ...", error)
+
+    found = cluster._failure(Ray(), None)
+    assert isinstance(found, RunError)
+    assert str(error) in str(found)
+    assert "Traceback" not in str(found)
 
 
 def test_the_end_of_the_process_waits_for_no_fit() -> None:

@@ -15,9 +15,9 @@ from memlib.logs import LONGEST, recorded, recording
 from memlib.specs import Resources
 from memlib.store import Ref, Store
 from memlib.upkeep import garbage
-from tasks.remote import log_kept
+from tasks.remote import compute_there, log_kept
 from tasks.runtime import Context
-from tasks.stage import _nodes_near, at_work
+from tasks.stage import _nodes_near, at_work, committed
 
 MODEL = Ref("train_nets", "0" * 32)
 
@@ -64,6 +64,30 @@ def test_an_artifact_that_was_made_anew_meanwhile_is_left(tmp_path: Path) -> Non
         assert store.has(MODEL) is not damaged
 
 
+def test_a_damage_that_is_none_any_more_discards_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(str(tmp_path))
+    with store.write(MODEL) as attempt:
+        attempt.path("a").write_text("a")
+    lookup, looked = Store.lookup, []
+
+    def damaged_at_first(self: Store, stage: str, key: str) -> Ref | None:
+        looked.append(key)
+        if len(looked) == 1:
+            raise CorruptArtifact("file a is damaged", MODEL)
+        return lookup(self, stage, key)
+
+    monkeypatch.setattr(Store, "lookup", damaged_at_first)
+    assert committed(Context(store), MODEL)
+    assert len(looked) == 2
+
+
+def test_a_part_that_is_there_is_not_computed_again(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    with store.write(MODEL) as attempt:
+        attempt.path("a").write_text("a")
+    compute_there(store, MODEL, {}, lambda attempt, device: pytest.fail("computed"), 1)
+
+
 def test_who_waited_for_a_turn_does_not_begin_when_the_sweep_was_stopped(tmp_path: Path) -> None:
     context, began = Context(Store(str(tmp_path))), []
 
@@ -90,7 +114,7 @@ def test_the_printed_words_of_a_part_that_fails_are_kept_and_named(tmp_path: Pat
         raise RunError("no room")
     (kept,) = store.listing("logs")
     assert b"the loss is 3.5" in (store.published(kept) or b"")
-    assert ("log", kept) in {(item.kind, item.path) for item in garbage(store, [], before=time.time() + 60)}
+    assert ("log", kept) in {(item.kind, item.path) for item in garbage(store, keep=[], before=time.time() + 60)}
 
 
 def test_of_what_is_printed_without_end_the_end_is_kept() -> None:
