@@ -8,16 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
+import torch
+
 from memlib.errors import CorruptArtifact, RunError, UserError
 from memlib.specs import Resources
 from memlib.store import Store
-from memlib.training.fit import STAGE, TrainingJob
+from memlib.training.fit import STAGE, TrainingJob, check_jobs
+from memlib.training.loop import Worker
 from tasks.board import Board
 from tasks.cluster import LOOK_SECONDS, Watch, demand, in_words, needs_of, places, start_ray
 from tasks.runtime import Context
 from tasks.stage import at_work, cached, committed, note_reused, stage_task
 
 LONGEST_SECONDS = 30 * 86_400
+SHOWN_PROBLEMS = 2
 ENDING_SECONDS = 30.0  # for a fit that was ended to say so
 
 
@@ -34,6 +38,12 @@ def train_models(context: Context, jobs: Sequence[TrainingJob]) -> Any:
         if not missing:
             return cached(context, refs)
         with at_work(context, list(missing)):
+            device = torch.device(
+                "cpu" if context.resources.gpu is False else "cuda"
+            )  # by default a worker's GPU is not known yet
+            check_jobs(
+                context.store, list(missing.values()), Worker(world_size=context.resources.workers_per_model, device=device)
+            )
             train_on_ray(context, list(missing.values()))
             lost = [job.name for ref, job in missing.items() if context.store.lookup(ref.stage, ref.key) is None]
             if lost:
@@ -80,10 +90,16 @@ def train_on_ray(context: Context, jobs: Sequence[TrainingJob]) -> None:
         watcher.join()
     if problems:
         damaged = next((ref for _, (_, ref) in problems if ref is not None), None)
-        said = "; ".join(f"{name}: {problem}" for name, (problem, _) in problems)
+        said = _in_a_line([(name, problem) for name, (problem, _) in problems])
         raise RunError(said) if damaged is None else CorruptArtifact(said, damaged)
     if fit.result():
         raise RunError(str(fit.result()))
+
+
+def _in_a_line(problems: Sequence[tuple[str, str]]) -> str:
+    more = len(problems) - SHOWN_PROBLEMS
+    said = "; ".join(f"{name}: {problem}" for name, problem in problems[:SHOWN_PROBLEMS])
+    return f"{said}; and {more} other models" if more > 0 else said
 
 
 def _begin(function: Callable[..., str | None], *arguments: Any) -> "Future[str | None]":

@@ -4,7 +4,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 from torch import nn
@@ -36,7 +37,7 @@ from memlib.training.checkpoint import (
     step_file,
     weights_file,
 )
-from memlib.training.loop import Training, TrainingSet, Worker
+from memlib.training.loop import Training, TrainingSet, Worker, check_training
 from memlib.usage import measuring
 
 STAGE, VERSION = "train", 2
@@ -162,6 +163,33 @@ class Canary:
     def rows(self, members: NDArray[np.int64]) -> TrainingRows:
         """The training set's rows."""
         return training_rows(members, self.row, self.spec, with_feature=self.with_feature)
+
+
+def check_jobs(store: Store, jobs: Sequence[TrainingJob], like: Worker) -> None:
+    """Refuses what cannot be trained before any machine is asked for it; of jobs that differ in their seed it looks at one.
+
+    Args:
+        store: where everything is.
+        jobs: what is to be trained.
+        like: one of the workers that will.
+
+    Raises:
+        UserError: naming the model, with the setting to change.
+    """
+    seen = set()
+    for job in jobs:
+        training = job.training.model_dump(mode="json", exclude={"seed"})
+        kind = canonical_json([job.model.model_dump(mode="json"), training, job.members(store).num_rows])
+        if kind in seen:
+            continue
+        seen.add(kind)
+        data = job.training_set(store)
+        try:
+            check_training(job.training, data, like, job.validation_set(store))
+            with torch.device("meta"):  # without memory
+                build_model(job.describe(data.images), seed=0)
+        except UserError as error:
+            raise UserError(f"{job.name}: {error}") from error
 
 
 def train_into_store(

@@ -113,7 +113,7 @@ class Training:
         self.worker = worker or Worker()
         self.spec, self.data, self.input_size = spec, data, input_size
         self.validation = validation if spec.patience is not None else None
-        _check(spec, data, self.worker, self.validation)
+        check_training(spec, data, self.worker, self.validation)
         self.batch_size = spec.batch_size or len(data)
         self.steps_per_epoch = len(data) // self.batch_size
         self.num_steps = spec.epochs * self.steps_per_epoch
@@ -308,7 +308,12 @@ class Training:
         )
 
 
-def _check(spec: TrainingSpec, data: TrainingSet, worker: Worker, validation: TrainingSet | None) -> None:
+def check_training(spec: TrainingSpec, data: TrainingSet, worker: Worker, validation: TrainingSet | None) -> None:
+    """Refuses what cannot be trained.
+
+    Raises:
+        UserError: with the setting to change.
+    """
     batch = spec.batch_size or len(data)
     if spec.epochs and len(data) < batch:
         raise UserError(f"training.batch_size {batch} is more than the {len(data)} examples to train on")

@@ -154,6 +154,14 @@ def test_what_a_part_ran_into_is_said_in_a_line(error: Exception) -> None:
     assert "Traceback" not in str(found)
 
 
+def test_a_thousand_models_with_one_problem_are_one_line() -> None:
+    assert training._in_a_line([("target", "no")]) == "target: no"
+    assert (
+        training._in_a_line([(f"shadow {i}", "no") for i in range(1000)])
+        == "shadow 0: no; shadow 1: no; and 998 other models"
+    )
+
+
 def test_the_end_of_the_process_waits_for_no_fit() -> None:
     assert training._begin(lambda word: word, "done").result(timeout=10) == "done"
     with pytest.raises(RunError, match="no"):

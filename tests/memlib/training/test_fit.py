@@ -29,8 +29,8 @@ from memlib.specs import (
 )
 from memlib.store import Ref, Store
 from memlib.tables import SPLITS, TRAINING, write_table
-from memlib.training.fit import Canary, TrainingJob, build_model, load_trained, train_into_store
-from memlib.training.loop import Training, Worker
+from memlib.training.fit import Canary, TrainingJob, build_model, check_jobs, load_trained, train_into_store
+from memlib.training.loop import Training, TrainingSet, Worker
 
 SHARD, SPLIT = Ref("decode", "d"), Ref("split", "s")
 
@@ -242,3 +242,29 @@ def test_a_control_that_replaces_nothing_is_the_same_for_all_canaries(store: Sto
 def test_patience_without_validation_examples_is_refused(store: Store) -> None:
     with pytest.raises(UserError, match="needs validation examples"):
         train(store, make_job(patience=3))
+
+
+def test_what_cannot_be_trained_is_said_before_any_machine_is_asked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, small = ScenesSource(num_examples=120, size=16, digit_size=8), Ref("decode", "small")
+    with store.write(small) as attempt:
+        write_shard(open_source(source), DataSpec(source=source, image_size=8), attempt.folder)
+    fine = [replace(make_job(seed=seed), name=f"shadow {seed}") for seed in range(5)]
+    looked, sets = [], TrainingJob.training_set
+
+    def looking(self: TrainingJob, store: Store) -> TrainingSet:
+        looked.append(self.name)
+        return sets(self, store)
+
+    monkeypatch.setattr(TrainingJob, "training_set", looking)
+    check_jobs(store, fine, Worker())
+    assert looked == ["shadow 0"]  # the others are alike
+    for wrong, said in (
+        (make_job(batch_size=1000), r"target: training\.batch_size 1000 is more than"),
+        (
+            replace(make_job(), model=ClassifierSpec(architecture="cnn_2"), shard=small),
+            "cnn_2 needs larger images than 8 x 8",
+        ),
+        (make_job(batch_size=9), "cannot be shared by 2 workers"),
+    ):
+        with pytest.raises(UserError, match=said):
+            check_jobs(store, [*fine, wrong], Worker(world_size=2))
