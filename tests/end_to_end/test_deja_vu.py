@@ -211,7 +211,8 @@ def test_the_other_commands_tell_of_the_run(memlib: Memlib, finished: Finished) 
     [
         (["decode.k=[5000]"], "decode.k is 5000, but the public set has only 120 images"),
         (["training.optimizer.learning_rate=1e30"], "the loss is not finite at step"),
-        (["resources.workers_per_model=99"], "one model needs 99 workers of 1 CPU each"),
+        (["resources.workers_per_model=60", "training.batch_size=60"], "one model needs 60 workers of 1 CPU each"),
+        (["resources.workers_per_model=7"], "training.batch_size 10 cannot be shared by 7 workers evenly"),
         (["training.batch_size=61"], "training.batch_size 61 is more than the 60 examples"),
     ],
 )
