@@ -526,10 +526,11 @@ class Store:
 
     def _prune_resume(self, key: str) -> None:
         """Drops all but the newest states; another driver may be writing one, or doing the same."""
+        base = f"resume/{key}"
+        there = self.listing(base)
         written: dict[str, float] = {}
-        there = self.listing(f"resume/{key}")
         for path, (_, when) in there.items():
-            state = "/".join(path.split("/")[: 2 + key.count("/") + 1])
+            state = f"{base}/{path.removeprefix(f'{base}/').split('/')[0]}"
             written[state] = max(when, written.get(state, 0.0))
         whole = sorted(state for state in written if f"{state}/{MANIFEST}" in there)
         half = [state for state in written if state not in whole and written[state] < time.time() - HALF_WRITTEN_SECONDS]

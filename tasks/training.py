@@ -38,12 +38,10 @@ def train_models(context: Context, jobs: Sequence[TrainingJob]) -> Any:
         if not missing:
             return cached(context, refs)
         with at_work(context, list(missing)):
-            device = torch.device(
-                "cpu" if context.resources.gpu is False else "cuda"
-            )  # by default a worker's GPU is not known yet
-            check_jobs(
-                context.store, list(missing.values()), Worker(world_size=context.resources.workers_per_model, device=device)
-            )
+            # whether a worker has a GPU is not known yet, unless it is to have none
+            device = torch.device("cpu" if context.resources.gpu is False else "cuda")
+            like = Worker(world_size=context.resources.workers_per_model, device=device)
+            check_jobs(context.store, list(missing.values()), like)
             train_on_ray(context, list(missing.values()))
             lost = [job.name for ref, job in missing.items() if context.store.lookup(ref.stage, ref.key) is None]
             if lost:

@@ -376,8 +376,13 @@ def test_two_drivers_save_states_of_one_training(
             store.drop_resume("key")  # it has committed the model
         return committing(self, *arguments, **named)
 
+    def newest() -> str | None:
+        return (tmp_path / "copy" / "state.pt").read_text() if store.load_resume("key", tmp_path / "copy") else None
+
+    (tmp_path / "copy").mkdir()
     monkeypatch.setattr(Store, "_commit", others_first)
     store.save_resume("key", 10, tmp_path / "a")
+    assert newest() == ("b" if other == "ahead" else None)
 
     def busy(*_: object) -> None:
         raise OSError(errno.ENOTEMPTY, "another one removes it at the same time")
@@ -385,3 +390,4 @@ def test_two_drivers_save_states_of_one_training(
     monkeypatch.setattr(Store, "_remove", busy)
     store.drop_resume("key")
     store.save_resume("key", 50, tmp_path / "a")
+    assert newest() == "a"

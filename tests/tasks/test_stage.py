@@ -85,7 +85,10 @@ def test_a_part_that_is_there_is_not_computed_again(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     with store.write(MODEL) as attempt:
         attempt.path("a").write_text("a")
-    compute_there(store, MODEL, {}, lambda attempt, device: pytest.fail("computed"), 1)
+    made, computed = store.manifest(MODEL), []
+    compute_there(store, MODEL, {}, lambda attempt, device: computed.append(attempt), 1)
+    assert computed == []
+    assert store.manifest(MODEL) == made
 
 
 def test_who_waited_for_a_turn_does_not_begin_when_the_sweep_was_stopped(tmp_path: Path) -> None:
