@@ -135,18 +135,30 @@ NETS_HISTORY = Table(
 
 SUMMARY = Table(
     name="summary",
-    version=1,
-    meaning="The findings, a row a metric. The first row is the headline.",
+    version=2,
+    meaning="The findings, one per metric and setting. The first row is the headline and carries the verdict of the run.",
     columns=(
         Column("metric", _TEXT, "", "the metric's name"),
         Column("params", _TEXT, "JSON", "what the metric was computed at (layer, k, p, direction, ...)"),
+        Column("role", _TEXT, "", "test (has a null and a verdict), estimate, or diagnostic"),
         Column("value", _FLOAT, "metric's", "the estimate: a fraction, a probability, or as params say"),
         Column("ci_low", _FLOAT, "metric's", "lower end of the 95 % interval; null when there is none"),
-        Column("ci_high", _FLOAT, "metric's", "its upper end"),
-        Column("null_value", _FLOAT, "metric's", "the value when nothing is memorized; null when unknown"),
-        Column("p_value", _FLOAT, "probability", "of a value at least as large under the null; null when not tested"),
+        Column("ci_high", _FLOAT, "metric's", "its upper end; null where only a lower bound is known"),
+        Column("interval", _TEXT, "", "what the interval is over: examples, trainings, nets, canaries, references, data"),
+        Column("null_value", _FLOAT, "metric's", "the value under the null of the test; null when not tested"),
+        Column("p_value", _FLOAT, "probability", "of a value at least as extreme under the null; null when not tested"),
+        Column("family", _TEXT, "", "the tests that the p-value is adjusted with"),
+        Column("p_adjusted", _FLOAT, "probability", "adjusted within the family (Holm, max-T or Benjamini-Hochberg)"),
+        Column("alpha", _FLOAT, "probability", "level of the test"),
+        Column("verdict", _TEXT, "", "of a test: shown, bounded or inconclusive; null otherwise"),
+        Column("upper_bound", _FLOAT, "metric's", "one-sided 95 % upper bound of the value; null when unknown"),
+        Column("bound", _FLOAT, "metric's", "fixed by the recipe: an upper bound below it reads bounded"),
+        Column("detectable", _FLOAT, "metric's", "what the test finds with 80 % power at this size; null: nothing"),
+        Column("smallest_p", _FLOAT, "probability", "no data of this size give a smaller p-value"),
         Column("n", _INT, "", "units the estimate rests on"),
-        Column("verdict", _TEXT, "", "above_null, at_null, below_null, or descriptive when there is no null"),
+        Column("conclusion", _TEXT, "", "first row only: the verdict of the run; descriptive when it tests nothing"),
+        Column("sentence", _TEXT, "", "first row only: the verdict of the run in a plain sentence"),
+        Column("explanation", _TEXT, "", "first row only: the numbers behind it, and what could have been missed"),
     ),
     keys=("metric", "params"),
 )
@@ -339,7 +351,7 @@ EXTRACTION = Table(
 
 SWEEP = Table(
     name="sweep",
-    version=1,
+    version=2,
     meaning="The findings of all cells of a sweep; a cell that broke has one row without a metric.",
     columns=(
         Column("cell", _TEXT, "", "the cell's name"),
@@ -348,6 +360,7 @@ SWEEP = Table(
         Column("changes", _TEXT, "JSON", "what sets it apart, by dotted key of the recipe"),
         Column("state", _TEXT, "", "completed or failed"),
         Column("problem", _TEXT, "", "why it failed"),
+        Column("p_adjusted_sweep", _FLOAT, "probability", "of a cell's headline: Holm over the headlines of all cells"),
         *SUMMARY.columns,
     ),
     keys=("cell", "metric", "params"),
@@ -368,31 +381,3 @@ PUBLISHED: Mapping[str, Mapping[str, Table]] = {
     "sweep": {"sweep": SWEEP},
 }
 """Tables below results/, by name and audit ("" where all audits share one)."""
-
-
-def summary_row(
-    metric: str,
-    params: Mapping[str, Any],
-    value: float,
-    interval: tuple[float, float] | None,
-    *,
-    n: int,
-    null_value: float | None = None,
-    p_value: float | None = None,
-) -> dict[str, Any]:
-    """A row of tables.SUMMARY; the verdict says on which side of the null value the interval lies."""
-    low, high = interval if interval is not None else (None, None)
-    verdict = "descriptive"
-    if null_value is not None and low is not None and high is not None:
-        verdict = "above_null" if low > null_value else "below_null" if high < null_value else "at_null"
-    return {
-        "metric": metric,
-        "params": json.dumps(dict(params), sort_keys=True),
-        "value": value,
-        "ci_low": low,
-        "ci_high": high,
-        "null_value": null_value,
-        "p_value": p_value,
-        "n": n,
-        "verdict": verdict,
-    }

@@ -1,0 +1,133 @@
+"""What the parts of the validity study share: units that are computed once, rates with exact intervals, tables."""
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import scipy.stats
+
+RESULTS = Path(os.environ.get("MEMLIB_VALIDITY", "validity-results"))
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the study.
+
+    Attributes:
+        name: on the command line.
+        question: what it asks, one sentence.
+        units: ids of what it computes, each once.
+        compute: one unit; returns plain numbers.
+        report: lines of Markdown from all units' rows.
+    """
+
+    name: str
+    question: str
+    units: Callable[[], Iterable[str]]
+    compute: Callable[[str], Row]
+    report: Callable[[Sequence[Row]], Iterator[str]]
+
+
+def carry_out(part: Part, *, minutes: float) -> list[Row]:
+    """Compute the units that are not there yet, a line each in a file; stop after some minutes, to be continued.
+
+    Returns:
+        the rows of all units that are there.
+    """
+    path = RESULTS / f"{part.name}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = _rows(path)
+    done = {row["unit"] for row in rows}
+    started, units = time.monotonic(), list(part.units())
+    with path.open("a") as file:
+        for unit in units:
+            if unit in done:
+                continue
+            if time.monotonic() - started > 60 * minutes:
+                print(f"{part.name}: {len(done)} of {len(units)} units are there; run the same command again to go on")
+                break
+            began = time.monotonic()
+            row = part.compute(unit) | {"unit": unit, "seconds": round(time.monotonic() - began, 3)}
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            rows.append(row)
+            done.add(unit)
+    return rows
+
+
+def _rows(path: Path) -> list[Row]:
+    """Whole lines of a file; an interrupted last one is computed again."""
+    if not path.exists():
+        return []
+    kept = []
+    for line in path.read_text().splitlines():
+        try:
+            kept.append(json.loads(line))
+        except ValueError:
+            continue
+    path.write_text("".join(json.dumps(row) + "\n" for row in kept))
+    return kept
+
+
+def clopper_pearson(hits: int, count: int, *, level: float = 0.95) -> tuple[float, float]:
+    """Exact interval of a proportion."""
+    interval = scipy.stats.binomtest(hits, count).proportion_ci(level, method="exact")
+    return float(interval.low), float(interval.high)
+
+
+def lower_limit(hits: int, count: int, *, level: float) -> float:
+    """One-sided lower Clopper-Pearson limit at a level: a true rate below it gives as many hits with at most `level`."""
+    return 0.0 if hits == 0 else float(scipy.stats.beta.ppf(level, hits, count - hits + 1))
+
+
+def upper_limit(hits: int, count: int, *, level: float = 0.05) -> float:
+    """One-sided upper Clopper-Pearson limit."""
+    return 1.0 if hits == count else float(scipy.stats.beta.isf(level, hits + 1, count - hits))
+
+
+def rate(hits: int, count: int) -> str:
+    """A proportion with its exact 95 % interval."""
+    low, high = clopper_pearson(hits, count)
+    return f"{hits} of {count} = {hits / count:.3f} ({low:.3f} to {high:.3f})"
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
+    """A table in Markdown."""
+    yield f"| {' | '.join(headings)} |"
+    yield f"|{'---|' * len(headings)}"
+    for row in rows:
+        yield f"| {' | '.join(str(cell) for cell in row)} |"
+
+
+def level_lines(name: str, found: Mapping[str, tuple[int, int]], *, alpha: float) -> Iterator[str]:
+    """A table of rejections under nulls, and whether any one's lower limit (Bonferroni over them) exceeds alpha.
+
+    Args:
+        name: heading of the first column.
+        found: (rejections, tries) by null.
+        alpha: of the tests.
+    """
+    rows = []
+    for null, (hits, count) in found.items():
+        low = lower_limit(hits, count, level=0.05 / len(found))
+        rows.append((null, rate(hits, count), f"{low:.4f}", "yes" if low <= alpha else "NO"))
+    yield from table((name, "rejected", f"lower limit at .05/{len(found)}", f"level {alpha:g} holds"), rows)
+
+
+def heading(part: Part, rows: Sequence[Row]) -> Iterator[str]:
+    """Question, command, date, machine and cost of a part."""
+    seconds = sum(row["seconds"] for row in rows)
+    yield f"## {part.name}"
+    yield ""
+    yield part.question
+    yield ""
+    when = time.strftime("%Y-%m-%d")
+    yield f"`make validity PART={part.name}`, {when}, {os.cpu_count()} cores ({platform.machine()}), {len(rows)} units, {seconds / 60:.1f} CPU min."
+    yield ""

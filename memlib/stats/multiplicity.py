@@ -1,0 +1,76 @@
+"""Adjusted p-values: Holm, Benjamini-Hochberg, max-T; and the combination of independent ones."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import scipy.stats
+from numpy.typing import NDArray
+
+
+def holm(p_values: Sequence[float]) -> NDArray[np.float64]:
+    """Adjust p-values so that with probability 1 - alpha none at most alpha is wrong (Holm 1979).
+
+    Args:
+        p_values: (num_tests,) of one family, under any dependence.
+
+    Returns:
+        (num_tests,) adjusted p-values in the given order.
+    """
+    values = np.asarray(p_values, dtype=np.float64)
+    order = np.argsort(values, kind="stable")
+    steps = np.maximum.accumulate(values[order] * np.arange(len(values), 0, -1))
+    adjusted = np.empty(len(values))
+    adjusted[order] = np.minimum(1.0, steps)
+    return adjusted
+
+
+def benjamini_hochberg(p_values: Sequence[float]) -> NDArray[np.float64]:
+    """Adjust p-values so that of those at most alpha an expected share of at most alpha is wrong (1995).
+
+    Args:
+        p_values: (num_tests,) of one family, independent or positively dependent.
+    """
+    if not len(p_values):
+        return np.zeros(0)
+    adjusted: NDArray[np.float64] = scipy.stats.false_discovery_control(np.asarray(p_values, dtype=np.float64), method="bh")
+    return adjusted
+
+
+ADJUSTMENTS = {"holm": holm, "benjamini-hochberg": benjamini_hochberg}
+
+
+def max_t_p(observed: NDArray[np.float64], null: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Adjust one-sided permutation tests by the maximum of all statistics (Westfall and Young 1993, single step).
+
+    Each statistic is divided by its own standard deviation under the null, so that all share one scale.
+
+    Args:
+        observed: (num_tests,) statistics.
+        null: (num_permutations, num_tests), all statistics under the same permutations.
+
+    Returns:
+        (num_tests,) p-values, (1 + b) / (1 + permutations); 1 for a statistic that no permutation changes.
+    """
+    scale = null.std(axis=0)
+    moves = scale > 1e-12 * np.maximum(1.0, np.abs(observed))
+    if not moves.any():
+        return np.ones(len(observed))
+    centre = null[:, moves].mean(axis=0)
+    top = ((null[:, moves] - centre) / scale[moves]).max(axis=1)
+    reached = (top[:, None] >= (observed[moves] - centre) / scale[moves] - 1e-9).sum(axis=0)
+    p = np.ones(len(observed))
+    p[moves] = (1 + reached) / (1 + len(null))
+    return p
+
+
+def combined_p(p_values: Sequence[float]) -> float:
+    """Combine independent p-values: the sum of ln(1 / p) is Gamma(m, 1) under the null (Fisher 1932).
+
+    Conservative where p-values are ranks among finitely many candidates. p-values that rest on the same models or the same
+    references are not independent and must not be combined so.
+
+    Args:
+        p_values: (m,) in (0, 1].
+    """
+    total = -float(np.log(np.asarray(p_values, dtype=np.float64)).sum())
+    return float(scipy.stats.gamma.sf(total, len(p_values)))
