@@ -8,6 +8,10 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 
+KINDS = {"shown": "found", "bounded": "not_found", "inconclusive": "odd", "descriptive": "odd"}
+"""The colour of the box by the word of a run's verdict."""
+
+
 @dataclass(frozen=True)
 class TableView:
     """A table as people read it: headings and rows of text."""
@@ -49,7 +53,7 @@ class Page:
     audit: str
     run: str
     verdict: str
-    verdict_kind: str  # found, not_found or odd: colours the box
+    verdict_kind: str  # of KINDS: colours the box
     lead: str
     numbers: Sequence[tuple[str, str, str]]  # value, name, interval
     sections: Sequence[Section] = field(default_factory=tuple)
