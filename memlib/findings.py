@@ -58,9 +58,7 @@ class Verdict:
     explanation: str
 
 
-def estimate(
-    metric: str, params: Mapping[str, Any], value: float, *, n: int, interval: Interval | None = None
-) -> Row:
+def estimate(metric: str, params: Mapping[str, Any], value: float, *, n: int, interval: Interval | None = None) -> Row:
     """A row with an interval, or without one where nothing was sampled often enough."""
     row = _row(metric, params, value, n) | {"role": "estimate"}
     return row | _interval(value, interval)

@@ -2,12 +2,16 @@
 
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from memlib.data.datasets import open_source
-from memlib.data.shards import INDEX_FILE, read_index, write_shard
+from memlib.data.groups import groups_digest, groups_of
+from memlib.data.shards import IMAGES, INDEX_FILE, read_images, read_index, write_shard
 from memlib.data.splits import hold_out, split_examples
-from memlib.specs import DataSpec, HoldOutSpec, SplitSpec
+from memlib.specs import DataSpec, GroupSpec, HoldOutSpec, SplitSpec
 from memlib.store import Attempt, Ref
 from memlib.tables import SPLITS, write_table
 from memlib.training.fit import SPLITS_FILE
@@ -46,11 +50,13 @@ def split_roles(context: Context, spec: SplitSpec, shard: Ref) -> Any:
     """Gives every example its role."""
 
     def compute(attempt: Attempt) -> None:
-        table = split_examples(read_index(context.store.local_path(shard, INDEX_FILE)), spec)
+        index = read_index(context.store.local_path(shard, INDEX_FILE))
+        table = split_examples(index, spec, _groups(context, shard, index, spec.group))
         write_table(table, SPLITS, attempt.path(SPLITS_FILE))
 
     described = spec.model_dump(mode="json")
-    return run_stage(context, "split", version=1, spec=described, inputs={"shard": shard.key}, compute=compute)
+    inputs = {"shard": shard.key} | groups_digest(spec.group)
+    return run_stage(context, "split", version=1, spec=described, inputs=inputs, compute=compute)
 
 
 @stage_task("hold out examples")
@@ -58,11 +64,20 @@ def hold_out_examples(context: Context, spec: HoldOutSpec, shard: Ref) -> Any:
     """Says which examples train, which stop the training, and which no model sees."""
 
     def compute(attempt: Attempt) -> None:
-        table = hold_out(read_index(context.store.local_path(shard, INDEX_FILE)), spec)
+        index = read_index(context.store.local_path(shard, INDEX_FILE))
+        table = hold_out(index, spec, _groups(context, shard, index, spec.group))
         write_table(table, SPLITS, attempt.path(SPLITS_FILE))
 
     described = spec.model_dump(mode="json")
-    return run_stage(context, "hold_out", version=1, spec=described, inputs={"shard": shard.key}, compute=compute)
+    inputs = {"shard": shard.key} | groups_digest(spec.group)
+    return run_stage(context, "hold_out", version=1, spec=described, inputs=inputs, compute=compute)
+
+
+def _groups(context: Context, shard: Ref, index: pa.Table, spec: GroupSpec | None) -> NDArray[np.int64] | None:
+    if spec is None:
+        return None
+    images = read_images(context.store.local_path(shard, IMAGES)) if spec.near is not None else None
+    return groups_of(index.to_pylist(), images, spec)
 
 
 def read_splits(context: Context, splits: Ref) -> Any:

@@ -1,34 +1,51 @@
 """Named sets of examples that share nothing: query set D_Q, calibration set D_C, and whatever else a mix may hold.
 
 D_C may hold no image of D_Q (Liu 2020, section 3.3). Equal pixels are found by their digest; near copies (another
-size, another compression) by the distance of small versions of the images. Whatever D_C or another set shares with
-D_Q is taken out of that set and listed.
+size, another compression) by the distance of small versions of the images. D_Q is drawn at random from a pool U of the
+provider's examples, with examples that are withheld from everyone and, where there are any, examples that are known to be
+in the model. Whatever another set shares with U is taken out of that set and listed.
 """
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from PIL import Image
 
+from memlib.data.groups import groups_of, joined, near_links, small_version
 from memlib.data.splits import LEFT_OUT, assert_disjoint, column, select
 from memlib.errors import UserError
 from memlib.identity import derive_seed
-from memlib.specs import SetSpec
+from memlib.specs import GroupSpec, SetSpec
 from memlib.stats.neighbors import nearest_neighbors
+from memlib.stats.randomization import home_labels
 from memlib.tables import SPLITS
 
 QUERY, CALIBRATION, PROVIDER = "query", "calibration", "provider"
-SMALL = 16  # side of the versions that are compared
+KNOWN, WITHHELD = "known", "withheld"
+POOL = (QUERY, KNOWN, WITHHELD)
+"""Sets that are drawn at random from one pool U of the provider's examples: D_Q, the positive control, and H."""
 NAMED = 3
+
+Entries = Sequence[Mapping[str, Any]]
 
 
 def draw_sets(
-    index: pa.Table, images: NDArray[np.uint8], specs: Mapping[str, SetSpec], *, seed: int, near: float | None
+    index: pa.Table,
+    images: NDArray[np.uint8],
+    specs: Mapping[str, SetSpec],
+    *,
+    seed: int,
+    near: float | None,
+    group: GroupSpec | None = None,
 ) -> pa.Table:
     """Gives every example of the index the name of its set as role, class by class, or left_out.
+
+    The sets of the pool U are drawn together: first U, then which of its groups (persons, near copies) go to D_Q, to the
+    known and to the withheld examples, all draws equally likely. Sets of the pool that come from different parts were drawn
+    by the owner of the data; groups that such sets share are left out of all.
 
     Args:
         index: tables.INDEX.
@@ -37,37 +54,37 @@ def draw_sets(
         seed: of the draw; it depends on the ids of each class and part alone.
         near: root mean square difference, in grey levels of versions of 16 x 16, below which two images are copies;
             None looks for equal pixels alone.
+        group: examples that are never parted.
 
     Returns:
         tables.SPLITS, sorted by example id; `reason` says of what a removed example is a copy.
 
     Raises:
-        UserError: when a class cannot fill a set, D_Q has one class, or another set is nothing but copies of D_Q.
+        UserError: when a class cannot fill a set, D_Q has one class, or another set is nothing but copies of the pool.
     """
     entries = index.to_pylist()
     rows = [_row(entry) for entry in entries]
     parts = [entry["example_id"].split("/", 1)[0] for entry in entries]
+    blocks = groups_of(entries, None, group)
+    pool = [name for name in specs if name in POOL]
+    together = len({specs[name].part for name in pool}) == 1
     for name, spec in specs.items():
         if spec.part is not None and spec.part not in parts:
             raise UserError(
                 f"sets.{name} is drawn from part {spec.part!r}, but the parts are {', '.join(sorted(set(parts)))}"
             )
-        for label in sorted({entry["label"] for entry in entries}):
-            free = [
-                i
-                for i, (entry, part) in enumerate(zip(entries, parts, strict=True))
-                if entry["label"] == label and rows[i]["role"] == LEFT_OUT and not entry["unreadable"]
-                and spec.part in (None, part)
-            ]  # fmt: skip
-            shuffled = np.random.default_rng(derive_seed(seed, "sets", spec.part or "", label)).permutation(len(free))
-            wanted = len(free) if spec.per_class is None else spec.per_class
-            if wanted > len(free):
-                class_name = next(entry["class_name"] for entry in entries if entry["label"] == label)
-                raise UserError(f"sets.{name} needs {wanted} examples of class {class_name!r}, but {len(free)} are left")
-            for i in shuffled[:wanted]:
-                rows[free[i]] |= {"role": name, "reason": None}
-    for i, original in copies_of_query(entries, rows, images, near=near).items():
+        if together and name == pool[0]:
+            _draw_pool(entries, rows, parts, blocks, {each: specs[each] for each in pool}, seed=seed)
+        elif not (together and name in pool):
+            _draw_set(entries, rows, parts, name, spec, seed=seed)
+    blocks = _join_copies(entries, rows, images, blocks, near=near)
+    if together:
+        _draw_sides(entries, rows, blocks, {each: specs[each] for each in pool}, seed=seed)
+    else:
+        _leave_out_parted(rows, blocks)
+    for i, original in copies_of_pool(entries, rows, images, blocks, near=near).items():
         rows[i] |= {"role": LEFT_OUT, "reason": f"in {rows[i]['role']}, {original}"}
+    _name_groups(entries, rows, blocks)
     table = pa.Table.from_pylist(rows, schema=SPLITS.arrow)
     _check(table, specs)
     return table
@@ -75,38 +92,172 @@ def draw_sets(
 
 def _row(entry: Mapping[str, Any]) -> dict[str, Any]:
     reason = "surplus" if entry["unreadable"] is None else f"unreadable: {entry['unreadable']}"
-    base = {name: entry[name] for name in ("example_id", "row", "label", "class_name")}
-    return base | dict.fromkeys(("crop_x0", "crop_y0", "crop_x1", "crop_y1")) | {"role": LEFT_OUT, "reason": reason}
+    base: dict[str, Any] = dict.fromkeys(SPLITS.arrow.names)
+    base |= {name: entry[name] for name in ("example_id", "row", "label", "class_name")}
+    return base | {"role": LEFT_OUT, "reason": reason}
 
 
-def copies_of_query(
-    entries: Sequence[Mapping[str, Any]],
-    rows: Sequence[Mapping[str, Any]],
+def _free(entries: Entries, rows: Entries, parts: Sequence[str], part: str | None, label: int) -> list[int]:
+    return [
+        i
+        for i, (entry, where) in enumerate(zip(entries, parts, strict=True))
+        if entry["label"] == label and rows[i]["role"] == LEFT_OUT and not entry["unreadable"] and part in (None, where)
+    ]
+
+
+def _labels(entries: Entries) -> list[int]:
+    return sorted({entry["label"] for entry in entries})
+
+
+def _draw_set(
+    entries: Entries, rows: list[dict[str, Any]], parts: Sequence[str], name: str, spec: SetSpec, *, seed: int
+) -> None:
+    for label in _labels(entries):
+        free = _free(entries, rows, parts, spec.part, label)
+        shuffled = np.random.default_rng(derive_seed(seed, "sets", spec.part or "", label)).permutation(len(free))
+        wanted = len(free) if spec.per_class is None else spec.per_class
+        _refuse_too_few(entries, name, label, wanted, len(free))
+        for i in shuffled[:wanted]:
+            rows[free[i]] |= {"role": name, "reason": None}
+
+
+def _draw_pool(
+    entries: Entries,
+    rows: list[dict[str, Any]],
+    parts: Sequence[str],
+    blocks: NDArray[np.int64],
+    pool: Mapping[str, SetSpec],
+    *,
+    seed: int,
+) -> None:
+    """Draws U, whole groups of a class at a time; who of it is in D_Q is drawn afterwards."""
+    part = next(iter(pool.values())).part
+    free = [i for label in _labels(entries) for i in _free(entries, rows, parts, part, label)]
+    numbers = np.unique(blocks[free], return_inverse=True)[1]
+    homes = home_labels(np.array([entries[i]["label"] for i in free]), numbers)[numbers]
+    for label in _labels(entries):
+        mine = [i for i, home in zip(free, homes, strict=True) if home == label]
+        sizes = [spec.per_class for spec in pool.values()]
+        wanted = len(mine) if None in sizes else sum(size for size in sizes if size is not None)
+        _refuse_too_few(entries, " and ".join(pool), label, wanted, len(mine))
+        taken = 0
+        for members in _shuffled_blocks(mine, blocks, derive_seed(seed, "pool", part or "", label)):
+            if taken >= wanted:
+                break
+            taken += len(members)
+            for i in members:
+                rows[i] |= {"role": next(iter(pool)), "reason": None}
+
+
+def _shuffled_blocks(members: Sequence[int], blocks: NDArray[np.int64], seed: int) -> Iterator[list[int]]:
+    by_block: dict[int, list[int]] = {}
+    for i in members:
+        by_block.setdefault(int(blocks[i]), []).append(i)
+    found = list(by_block.values())
+    for place in np.random.default_rng(seed).permutation(len(found)):
+        yield found[place]
+
+
+def _draw_sides(
+    entries: Entries, rows: list[dict[str, Any]], blocks: NDArray[np.int64], pool: Mapping[str, SetSpec], *, seed: int
+) -> None:
+    """Draws which groups of U go to which of its sets, within the class that most of a group's examples have."""
+    drawn = [i for i, row in enumerate(rows) if row["role"] in pool]
+    numbers = np.unique(blocks[drawn], return_inverse=True)[1]
+    homes = home_labels(np.array([entries[i]["label"] for i in drawn]), numbers)[numbers]
+    for label in sorted(set(homes.tolist())):
+        mine = [i for i, home in zip(drawn, homes, strict=True) if home == label]
+        shuffled = list(_shuffled_blocks(mine, blocks, derive_seed(seed, "sides", int(label))))
+        for name, start, end in _shares(pool, len(shuffled), len(mine)):
+            for i in itertools.chain.from_iterable(shuffled[start:end]):
+                rows[i] |= {"role": name}
+
+
+def _shares(pool: Mapping[str, SetSpec], num_groups: int, num_examples: int) -> Iterator[tuple[str, int, int]]:
+    """(set, first group, end) by the sets' sizes; a set without a size gets what the others leave."""
+    sizes = {name: spec.per_class for name, spec in pool.items()}
+    given = sum(size for size in sizes.values() if size is not None)
+    whole = max(given, num_examples) if None in sizes.values() else given
+    start, total = 0, 0.0
+    for name, size in sizes.items():
+        total += whole - given if size is None else size
+        end = round(num_groups * total / whole)
+        yield name, start, end
+        start = end
+
+
+def _refuse_too_few(entries: Entries, name: str, label: int, wanted: int, free: int) -> None:
+    if wanted > free:
+        class_name = next(entry["class_name"] for entry in entries if entry["label"] == label)
+        raise UserError(f"sets.{name} needs {wanted} examples of class {class_name!r}, but {free} are left")
+
+
+def _join_copies(
+    entries: Entries,
+    rows: Entries,
     images: NDArray[np.uint8],
+    blocks: NDArray[np.int64],
+    *,
+    near: float | None,
+) -> NDArray[np.int64]:
+    """The groups, joined where examples of the pool are copies of one another."""
+    pool = [i for i, row in enumerate(rows) if row["role"] in POOL]
+    first: dict[str, int] = {}
+    links = [(first.setdefault(entries[i]["digest"], i), i) for i in pool]
+    if near is not None:
+        found = near_links([entries[i] for i in pool], images, near)
+        links += [(pool[a], pool[b]) for a, b in found]
+    return joined(blocks, links)
+
+
+def _leave_out_parted(rows: list[dict[str, Any]], blocks: NDArray[np.int64]) -> None:
+    """Takes groups out of the pool that several of its sets have, which were drawn elsewhere: alike from each side."""
+    roles: dict[int, set[str]] = {}
+    for row, block in zip(rows, blocks.tolist(), strict=True):
+        if row["role"] in POOL:
+            roles.setdefault(block, set()).add(row["role"])
+    for row, block in zip(rows, blocks.tolist(), strict=True):
+        if row["role"] in POOL and len(roles[block]) > 1:
+            row |= {"role": LEFT_OUT, "reason": f"in {row['role']}, of a group that other sets of the pool have too"}
+
+
+def _name_groups(entries: Entries, rows: list[dict[str, Any]], blocks: NDArray[np.int64]) -> None:
+    """Records the groups of the pool, by their first example's id."""
+    members: dict[int, list[int]] = {}
+    for i, (row, block) in enumerate(zip(rows, blocks.tolist(), strict=True)):
+        if row["role"] in POOL:
+            members.setdefault(block, []).append(i)
+    for group in members.values():
+        for i in group if len(group) > 1 else ():
+            rows[i]["group"] = entries[group[0]]["example_id"]
+
+
+def copies_of_pool(
+    entries: Entries,
+    rows: Entries,
+    images: NDArray[np.uint8],
+    blocks: NDArray[np.int64],
     *,
     near: float | None,
 ) -> dict[int, str]:
-    """Positions of examples of other sets that are copies of one in D_Q, and of which."""
-    query = [i for i, row in enumerate(rows) if row["role"] == QUERY]
-    others = [i for i, row in enumerate(rows) if row["role"] not in (QUERY, LEFT_OUT)]
-    known = {entries[i]["digest"]: entries[i]["example_id"] for i in query}
+    """Positions of examples of other sets that are copies of one in the pool, or of its groups, and of which."""
+    pool = [i for i, row in enumerate(rows) if row["role"] in POOL]
+    others = [i for i, row in enumerate(rows) if row["role"] not in (*POOL, LEFT_OUT)]
+    known = {entries[i]["digest"]: entries[i]["example_id"] for i in pool}
     found = {i: f"a copy of {known[entries[i]['digest']]}" for i in others if entries[i]["digest"] in known}
+    grouped = {int(blocks[i]): entries[i]["example_id"] for i in pool}
+    found |= {i: f"of the group of {grouped[int(blocks[i])]}" for i in others if i not in found and int(blocks[i]) in grouped}
     rest = [i for i in others if i not in found]
-    if near is None or not query or not rest:
+    if near is None or not pool or not rest:
         return found
-    small = {i: _small(images[entries[i]["row"]]) for i in (*query, *rest)}
-    shard = (np.arange(len(query)), np.stack([small[i] for i in query]))
+    small = {i: small_version(images[entries[i]["row"]]) for i in (*pool, *rest)}
+    shard = (np.arange(len(pool)), np.stack([small[i] for i in pool]))
     closest, distances = nearest_neighbors(np.stack([small[i] for i in rest]), [shard], 1)
     for i, neighbor, distance in zip(rest, closest[:, 0], distances[:, 0], strict=True):
         apart = float(np.sqrt(distance / small[i].size))
         if apart < near:
-            found[i] = f"a near copy of {entries[query[neighbor]]['example_id']} ({apart:.2f} grey levels apart)"
+            found[i] = f"a near copy of {entries[pool[neighbor]]['example_id']} ({apart:.2f} grey levels apart)"
     return found
-
-
-def _small(image: NDArray[np.uint8]) -> NDArray[np.float32]:
-    picture = Image.fromarray(image[..., 0] if image.shape[2] == 1 else image).convert("L")
-    return np.asarray(picture.resize((SMALL, SMALL), Image.Resampling.BOX), dtype=np.float32).reshape(-1)
 
 
 def _check(table: pa.Table, specs: Mapping[str, SetSpec]) -> None:

@@ -5,7 +5,7 @@ both up to the training budget and is seen by both models; X is seen by neither 
 """
 
 import hashlib
-import itertools
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,7 @@ from memlib.data.crops import Box, periphery_crop
 from memlib.errors import UserError
 from memlib.identity import canonical_json, derive_seed
 from memlib.specs import CropSpec, HoldOutSpec, SplitSpec
+from memlib.stats.randomization import home_labels
 from memlib.tables import SPLITS
 
 TARGET, REFERENCE, SHARED, PUBLIC, LEFT_OUT = "target", "reference", "shared", "public", "left_out"
@@ -29,18 +30,21 @@ ROLES = {TARGET, REFERENCE, SHARED, PUBLIC, LEFT_OUT, TRAIN, VALIDATION, HELD_OU
 class _Candidate:
     entry: dict[str, Any]
     crop: Box | None
+    group: int
     role: str = LEFT_OUT
     reason: str | None = None
 
 
-def split_examples(index: pa.Table, spec: SplitSpec) -> pa.Table:
+def split_examples(index: pa.Table, spec: SplitSpec, groups: NDArray[np.int64] | None = None) -> pa.Table:
     """Assigns a role to every example of the index.
 
-    The draw is seeded and, within a class, depends only on the set of example ids; classes are balanced.
+    The draw is seeded and, within a class, depends only on the set of example ids; classes are balanced. Groups are drawn
+    as one, within the class that most of their examples have, so that a test can redraw their sides by the same rule.
 
     Args:
         index: tables.INDEX.
         spec: budgets, seed, and the background crop that an auditable image must have.
+        groups: (num_examples,) of `groups_of`; by default each example is its own.
 
     Returns:
         tables.SPLITS, a row an example, sorted by example id.
@@ -49,7 +53,7 @@ def split_examples(index: pa.Table, spec: SplitSpec) -> pa.Table:
         UserError: when a class cannot fill its budget; the message names it and says what it has.
     """
     crop = spec.crop
-    candidates = [_Candidate(entry, crop_of(entry, crop)) for entry in index.to_pylist()]
+    candidates = _candidates(index, groups, crop)
     _exclude(candidates, drop_duplicates=spec.drop_duplicates)
     usable = [c for c in candidates if c.reason is None]
     if usable and not any(c.crop for c in usable):
@@ -57,11 +61,48 @@ def split_examples(index: pa.Table, spec: SplitSpec) -> pa.Table:
         hint = "give the source boxes, lower split.crop.min_side, or set split.crop.mode to corner"
         raise UserError(f"none of the {len(usable)} images has {wanted}; {hint}")
     names = {c.entry["label"]: c.entry["class_name"] for c in candidates}
+    blocks = _blocks(usable)
     for label in sorted(names):
-        members = [c for c in usable if c.entry["label"] == label]
-        _assign_class(members, names[label], label, spec)
-    _check_balance(candidates)
-    table = pa.Table.from_pylist([_row(c) for c in candidates], schema=SPLITS.arrow)
+        if spec.group is None:
+            _assign_class([block[0] for block in blocks.get(label, [])], names[label], label, spec)
+        else:
+            _assign_blocks(blocks.get(label, []), names[label], label, spec)
+    if spec.group is None:
+        _check_balance(candidates)
+    return _table(candidates)
+
+
+def _candidates(index: pa.Table, groups: NDArray[np.int64] | None, crop: CropSpec | None) -> list[_Candidate]:
+    numbers = range(index.num_rows) if groups is None else groups.tolist()
+    return [
+        _Candidate(entry, None if crop is None else crop_of(entry, crop), group)
+        for entry, group in zip(index.to_pylist(), numbers, strict=True)
+    ]
+
+
+def _blocks(usable: Sequence[_Candidate]) -> dict[int, list[list[_Candidate]]]:
+    """The groups by the class that most of their examples have, in order of their first example."""
+    if not usable:
+        return {}
+    numbers = np.unique([c.group for c in usable], return_inverse=True)[1]
+    homes = home_labels(np.array([c.entry["label"] for c in usable]), numbers)
+    members: dict[int, list[_Candidate]] = {}
+    for candidate, number in zip(usable, numbers.tolist(), strict=True):
+        members.setdefault(number, []).append(candidate)
+    found: dict[int, list[list[_Candidate]]] = {}
+    for number, block in members.items():
+        found.setdefault(int(homes[number]), []).append(block)
+    return found
+
+
+def _table(candidates: Sequence[_Candidate]) -> pa.Table:
+    """tables.SPLITS; a group is named by its first example's id."""
+    sizes = Counter(c.group for c in candidates)
+    first: dict[int, str] = {}
+    for candidate in candidates:
+        first.setdefault(candidate.group, candidate.entry["example_id"])
+    rows = [_row(c) | {"group": first[c.group] if sizes[c.group] > 1 else None} for c in candidates]
+    table = pa.Table.from_pylist(rows, schema=SPLITS.arrow)
     assert_disjoint(table)
     return table
 
@@ -73,12 +114,13 @@ def assert_disjoint(splits: pa.Table, roles: Collection[str] = ROLES) -> None:
     assert set(splits["role"].to_pylist()) <= set(roles)
 
 
-def hold_out(index: pa.Table, spec: HoldOutSpec) -> pa.Table:
+def hold_out(index: pa.Table, spec: HoldOutSpec, groups: NDArray[np.int64] | None = None) -> pa.Table:
     """Gives every example of the index the role train, validation, held_out or left_out, class by class.
 
     Args:
         index: tables.INDEX.
         spec: how many of each.
+        groups: (num_examples,) of `groups_of`; by default each example is its own. A group has one role.
 
     Returns:
         tables.SPLITS, sorted by example id; the crops are null.
@@ -86,26 +128,33 @@ def hold_out(index: pa.Table, spec: HoldOutSpec) -> pa.Table:
     Raises:
         UserError: when a class has too few examples; the message names it.
     """
-    candidates = [_Candidate(entry, None) for entry in index.to_pylist()]
+    candidates = _candidates(index, groups, None)
     _exclude(candidates, drop_duplicates=False)
     names = {c.entry["label"]: c.entry["class_name"] for c in candidates}
+    blocks = _blocks([c for c in candidates if c.reason is None])
     for label in sorted(names):
-        members = [c for c in candidates if c.reason is None and c.entry["label"] == label]
         rng = np.random.default_rng(derive_seed(spec.seed, "hold out", label))
-        shuffled = [members[i] for i in rng.permutation(len(members))]
-        kept = spec.validation_per_class + spec.held_out_per_class
-        train = spec.train_per_class if spec.train_per_class is not None else max(1, len(members) - kept)
-        if kept + train > len(members):
-            raise UserError(
-                f"class {names[label]!r} has {len(members)} examples, but the split needs {kept + train} ({train} to train "
-                f"on, {spec.validation_per_class} for validation, {spec.held_out_per_class} held out)"
-            )
-        roles = [VALIDATION] * spec.validation_per_class + [HELD_OUT] * spec.held_out_per_class + [TRAIN] * train
-        for candidate, role in itertools.zip_longest(shuffled, roles):
-            candidate.role, candidate.reason = role or LEFT_OUT, None if role else "surplus"
-    table = pa.Table.from_pylist([_row(c) for c in candidates], schema=SPLITS.arrow)
-    assert_disjoint(table)
-    return table
+        mine = blocks.get(label, [])
+        _assign_roles([mine[i] for i in rng.permutation(len(mine))], names[label], spec)
+    return _table(candidates)
+
+
+def _assign_roles(shuffled: Sequence[Sequence[_Candidate]], name: str, spec: HoldOutSpec) -> None:
+    """Fills validation, held out and train in turn with whole groups."""
+    available = sum(map(len, shuffled))
+    kept = spec.validation_per_class + spec.held_out_per_class
+    train = spec.train_per_class if spec.train_per_class is not None else max(1, available - kept)
+    if kept + train > available:
+        raise UserError(
+            f"class {name!r} has {available} examples, but the split needs {kept + train} ({train} to train "
+            f"on, {spec.validation_per_class} for validation, {spec.held_out_per_class} held out)"
+        )
+    budgets = {VALIDATION: spec.validation_per_class, HELD_OUT: spec.held_out_per_class, TRAIN: train}
+    for block in shuffled:
+        role = next((role for role, left in budgets.items() if left > 0), LEFT_OUT)
+        budgets[role] = budgets.get(role, 0) - len(block)
+        for candidate in block:
+            candidate.role, candidate.reason = role, None if role != LEFT_OUT else "surplus"
 
 
 def select(splits: pa.Table, *roles: str) -> pa.Table:
@@ -184,6 +233,49 @@ def _assign_class(members: list[_Candidate], name: str, label: int, spec: SplitS
         candidate.role = PUBLIC
     for candidate in rest[num_shared + num_public :]:
         candidate.reason = "surplus"
+
+
+def _assign_blocks(blocks: Sequence[Sequence[_Candidate]], name: str, label: int, spec: SplitSpec) -> None:
+    """Draws whole groups: an even number of auditable ones for A and B, half each, then C and X from the rest.
+
+    Which groups are audited depends on the order of the draw and their sizes together, not on the side that each gets; the
+    sides are then drawn among them, so that any half is as likely as any other.
+    """
+    rng = np.random.default_rng(derive_seed(spec.seed, "split", label))
+    shuffled = [blocks[i] for i in rng.permutation(len(blocks))]
+    audited = [block for block in shuffled if any(c.crop for c in block)]
+    sizes = np.cumsum([sum(c.crop is not None for c in block) for block in audited])
+    fitting = int(np.searchsorted(sizes, 2 * spec.train_per_class, side="right"))
+    chosen = audited[: fitting - fitting % 2]
+    if len(chosen) < 2:
+        raise UserError(
+            f"class {name!r} has {len(audited)} groups with a large enough background crop that fit twice "
+            f"split.train_per_class {spec.train_per_class}; it needs 2"
+        )
+    for place, position in enumerate(rng.permutation(len(chosen)).tolist()):
+        for candidate in chosen[position]:
+            candidate.role = TARGET if place < len(chosen) // 2 else REFERENCE
+            if candidate.crop is None:
+                candidate.role, candidate.reason = LEFT_OUT, "no background crop, in the group of an audited image"
+    taken = {id(block) for block in chosen}
+    rest = [block for block in shuffled if id(block) not in taken]
+    shared = max(0, spec.train_per_class - sum(c.role == TARGET for block in chosen for c in block))
+    _fill_shared_and_public(rest, shared, name, spec)
+
+
+def _fill_shared_and_public(rest: Sequence[Sequence[_Candidate]], shared: int, name: str, spec: SplitSpec) -> None:
+    public = spec.public_per_class
+    for block in rest:
+        role = SHARED if shared > 0 else PUBLIC if public is None or public > 0 else LEFT_OUT
+        shared -= len(block) if role == SHARED else 0
+        public = public - len(block) if role == PUBLIC and public is not None else public
+        for candidate in block:
+            candidate.role, candidate.reason = role, "surplus" if role == LEFT_OUT else None
+    if shared > 0 or not any(c.role == PUBLIC for block in rest for c in block):
+        raise UserError(
+            f"class {name!r} has too few groups besides the audited ones for split.train_per_class {spec.train_per_class} "
+            "and public images; lower it"
+        )
 
 
 def _check_balance(candidates: list[_Candidate]) -> None:

@@ -1,15 +1,28 @@
 """Base of all specs, and how a recipe's content is changed by name."""
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 
 class Spec(BaseModel):
-    """Base of all specs: immutable, no unknown fields, no NaN."""
+    """Base of all specs: immutable, no unknown fields, no NaN.
+
+    A field that was added after keys had been made stays out of them at its default, so that the default changes no key:
+    its class names it in `added_later`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    added_later: ClassVar[frozenset[str]] = frozenset()
+
+    @model_serializer(mode="wrap")
+    def _without_later_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        found: dict[str, Any] = handler(self)
+        for name in self.added_later & found.keys():
+            if getattr(self, name) == type(self).model_fields[name].get_default(call_default_factory=True):
+                del found[name]
+        return found
 
 
 Changed = TypeVar("Changed", bound=Spec)

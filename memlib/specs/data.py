@@ -1,7 +1,8 @@
 """Specs of images and labels: where they come from, how they are cropped and split."""
 
+import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -243,8 +244,38 @@ class CropSpec(Spec):
         return CropSpec(mode=mode, min_side=side)
 
 
+class GroupSpec(Spec):
+    """Which examples belong together (a person's X-rays, copies of one picture): a random split never parts them.
+
+    Examples that any of the given rules joins are one group. Without groups a test that redraws the split takes the images
+    of one person for independent ones and rejects too often.
+    """
+
+    pattern: str | None = None
+    """Regular expression on example ids; what its first parentheses (or else the whole) match names the group, as in
+    `(patient\\d+)`."""
+    path: str | None = None
+    """A CSV or Parquet file with columns example_id and group; examples that it does not name stand alone."""
+    near: float | None = Field(default=None, ge=0)
+    """Images that lie at most so far apart (root mean square difference in grey levels of versions of 16 x 16) are one
+    group; 0 joins equal ones."""
+
+    @model_validator(mode="after")
+    def _says_something(self) -> "GroupSpec":
+        if self.pattern is None and self.path is None and self.near is None:
+            raise ValueError("group needs pattern, path or near")
+        if self.pattern is not None:
+            try:
+                re.compile(self.pattern)
+            except re.error as error:
+                raise ValueError(f"group.pattern is no regular expression ({error})") from error
+        return self
+
+
 class SplitSpec(Spec):
     """Target set A, reference set B, shared set C and public set X (Meehan 2023, A.2.1)."""
+
+    added_later: ClassVar[frozenset[str]] = frozenset({"group"})
 
     train_per_class: int = Field(ge=1)
     """Images of each class that a model trains on: A (or B) topped up from C."""
@@ -256,10 +287,14 @@ class SplitSpec(Spec):
     """Draws the roles."""
     drop_duplicates: bool = True
     """Leave out images whose pixels equal an earlier one's, so that no set holds a copy of another's image."""
+    group: GroupSpec | None = None
+    """Examples that are always on one side; classes are then balanced as nearly as whole groups allow."""
 
 
 class HoldOutSpec(Spec):
     """Which examples train, which stop the training, and which no model sees."""
+
+    added_later: ClassVar[frozenset[str]] = frozenset({"group"})
 
     train_per_class: int | None = Field(default=None, ge=1)
     """Training examples of each class; by default all that the other two leave."""
@@ -269,6 +304,8 @@ class HoldOutSpec(Spec):
     """Examples of each class that no model sees."""
     seed: int = Field(default=0, ge=0)
     """Draws the roles."""
+    group: GroupSpec | None = None
+    """Examples that always have one role; budgets are then met as nearly as whole groups allow."""
 
 
 class SetSpec(Spec):

@@ -31,9 +31,7 @@ class Design:
     group: NDArray[np.int64]
 
     @classmethod
-    def of(
-        cls, first: NDArray[np.bool_], labels: NDArray[np.int64], groups: NDArray[np.int64] | None = None
-    ) -> "Design":
+    def of(cls, first: NDArray[np.bool_], labels: NDArray[np.int64], groups: NDArray[np.int64] | None = None) -> "Design":
         """The design of a split that draws groups within the class that most of their units have.
 
         Args:

@@ -1,0 +1,158 @@
+"""Examples that belong together, by person or because they are copies: a random split draws them as one."""
+
+import csv
+import hashlib
+import io
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import scipy.sparse
+import scipy.sparse.csgraph
+from numpy.typing import NDArray
+from PIL import Image
+
+from memlib.data.examples import open_location
+from memlib.errors import UserError
+from memlib.specs import GroupSpec
+from memlib.stats.neighbors import nearest_neighbors
+
+SMALL = 16  # side of the versions that are compared
+NEIGHBORS = 16  # of each image that may be its copies
+
+
+def groups_of(
+    entries: Sequence[Mapping[str, Any]], images: NDArray[np.uint8] | None, spec: GroupSpec | None
+) -> NDArray[np.int64]:
+    """Number the groups of examples.
+
+    Args:
+        entries: rows of tables.INDEX.
+        images: (num_stored, height, width, channels) uint8, for `near`; None where nothing is compared.
+        spec: the rules; None makes every example a group of its own.
+
+    Returns:
+        (num_examples,) int64 from 0 in order of first appearance.
+
+    Raises:
+        UserError: when a rule joins nothing by a name that no example has, or the file cannot be read.
+    """
+    if spec is None:
+        return np.arange(len(entries))
+    ids = [str(entry["example_id"]) for entry in entries]
+    links = _links_by_name(_by_pattern(ids, spec.pattern)) if spec.pattern is not None else []
+    if spec.path is not None:
+        links += _links_by_name(_by_file(ids, spec.path))
+    if spec.near is not None:
+        if images is None or images.ndim != 4:
+            raise UserError("group.near compares images, and these examples are points; use pattern or path")
+        links += near_links(entries, images, spec.near)
+    return _components(len(entries), links)
+
+
+def groups_digest(spec: GroupSpec | None) -> dict[str, str]:
+    """Name what a key says of a file of groups; nothing without one."""
+    if spec is None or spec.path is None:
+        return {}
+    return {"groups": hashlib.sha256(_content(spec.path)).hexdigest()}
+
+
+def groups_in(splits: pa.Table) -> NDArray[np.int64]:
+    """The groups that a table of splits records; every example is its own where it records none.
+
+    Args:
+        splits: tables.SPLITS, of any version.
+
+    Returns:
+        (num_rows,) int64.
+    """
+    names = splits["group"].to_pylist() if "group" in splits.column_names else [None] * splits.num_rows
+    places: dict[Any, int] = {}
+    return np.array([places.setdefault(name if name is not None else (row,), len(places)) for row, name in enumerate(names)])
+
+
+def small_version(image: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """(256,) grey levels of an image (height, width, channels) at 16 x 16, by which copies are found."""
+    picture = Image.fromarray(image[..., 0] if image.shape[2] == 1 else image).convert("L")
+    return np.asarray(picture.resize((SMALL, SMALL), Image.Resampling.BOX), dtype=np.float32).reshape(-1)
+
+
+def near_links(entries: Sequence[Mapping[str, Any]], images: NDArray[np.uint8], near: float) -> list[tuple[int, int]]:
+    """Pairs of readable examples whose small versions lie at most `near` apart, each example with its nearest ones."""
+    rows = [i for i, entry in enumerate(entries) if entry["unreadable"] is None]
+    if len(rows) < 2:
+        return []
+    small = np.stack([small_version(images[entries[i]["row"]]) for i in rows])
+    count = min(NEIGHBORS + 1, len(rows))
+    closest, distances = nearest_neighbors(small, [(np.arange(len(rows)), small)], count)
+    apart = np.sqrt(distances / small.shape[1])
+    return [(rows[i], rows[int(j)]) for i in range(len(rows)) for j in closest[i][apart[i] <= near] if i != j]
+
+
+def joined(groups: NDArray[np.int64], links: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    """The groups, with those merged that a link joins.
+
+    Args:
+        groups: (num_examples,) int.
+        links: pairs of examples.
+    """
+    first: dict[int, int] = {}
+    own = [(first.setdefault(group, i), i) for i, group in enumerate(groups.tolist())]
+    return _components(len(groups), [*own, *links])
+
+
+def _by_pattern(ids: Sequence[str], pattern: str) -> list[str | None]:
+    found = [re.search(pattern, name) for name in ids]
+    if not any(found):
+        raise UserError(f"group.pattern {pattern!r} matches no example id, as {ids[0]!r}")
+    return [None if match is None else match.group(1 if match.re.groups else 0) for match in found]
+
+
+def _by_file(ids: Sequence[str], path: str) -> list[str | None]:
+    rows = _read(path)
+    known = {str(row["example_id"]): str(row["group"]) for row in rows if row["group"] not in (None, "")}
+    if not known.keys() & set(ids):
+        raise UserError(f"{path} names none of the {len(ids)} examples, as {ids[0]!r}")
+    return [known.get(name) for name in ids]
+
+
+def _content(path: str) -> bytes:
+    fs, location = open_location(path)
+    try:
+        with fs.open(location, "rb") as file:
+            return bytes(file.read())
+    except OSError as error:
+        raise UserError(f"cannot read groups from {path} ({str(error).splitlines()[0]})") from error
+
+
+def _read(path: str) -> list[dict[str, Any]]:
+    content = _content(path)
+    try:
+        rows: list[dict[str, Any]] = (
+            pq.read_table(io.BytesIO(content)).to_pylist()
+            if path.endswith(".parquet")
+            else list(csv.DictReader(io.StringIO(content.decode("utf-8"))))
+        )
+    except (ValueError, csv.Error) as error:
+        raise UserError(f"cannot read groups from {path} ({str(error).splitlines()[0]})") from error
+    missing = [name for name in ("example_id", "group") if not rows or name not in rows[0]]
+    if missing:
+        raise UserError(f"{path} has no column {missing[0]!r}; group.path needs example_id and group")
+    return rows
+
+
+def _links_by_name(names: Sequence[str | None]) -> list[tuple[int, int]]:
+    first: dict[str, int] = {}
+    return [(first.setdefault(name, i), i) for i, name in enumerate(names) if name is not None]
+
+
+def _components(count: int, links: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    if not links:
+        return np.arange(count)
+    a, b = np.array(links).T
+    graph = scipy.sparse.coo_array((np.ones(len(a)), (a, b)), shape=(count, count))
+    found: NDArray[np.int64] = scipy.sparse.csgraph.connected_components(graph, directed=False)[1].astype(np.int64)
+    return found
