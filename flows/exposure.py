@@ -51,7 +51,8 @@ def exposure(
 
 def audit(context: Context, recipe: Recipe) -> dict[str, Any]:
     """The audit from data to a page; returns the run's manifest."""
-    corpus: Ref = make_corpus(context, recipe.data, recipe.canaries, elsewhere=recipe.trained is not None)
+    level = recipe.score.alpha / (2 * len(recipe.cells))
+    corpus: Ref = make_corpus(context, recipe.data, recipe.canaries, elsewhere=recipe.trained is not None, level=level)
     data = CorpusData(context.store, corpus, recipe.data, recipe.canaries, recipe.trained)
     for cell in recipe.cells.values():
         _check_known(cell, replace(data, canaries=cell.canaries))

@@ -79,7 +79,7 @@ INDEX = Table(
 
 SPLITS = Table(
     name="splits",
-    version=1,
+    version=2,
     meaning="Which role each example plays in the audit.",
     columns=(
         Column("example_id", _TEXT, "", "path or row within the source"),
@@ -97,6 +97,7 @@ SPLITS = Table(
         Column("crop_x1", pa.int32(), "pixel", "its right edge, exclusive"),
         Column("crop_y1", pa.int32(), "pixel", "its bottom edge, exclusive"),
         Column("reason", _TEXT, "", "why the example was left out; null when it was not"),
+        Column("group", _TEXT, "", "examples of one group have one role; null for an example by itself"),
     ),
     keys=("example_id",),
 )
@@ -202,7 +203,7 @@ DEJA_VU_UNITS = Table(
 
 UNIQUE_FEATURE_UNITS = Table(
     name="units",
-    version=1,
+    version=2,
     meaning="A row a score of a net, with or without the feature in its training set.",
     columns=(
         Column("variant", _TEXT, "", "the recipe's variant; empty without variants"),
@@ -217,11 +218,17 @@ UNIQUE_FEATURE_UNITS = Table(
         Column("output", _TEXT, "", "what it was computed on: probability, logit, log_probability or divergence (nat)"),
         Column("feature", _TEXT, "", "canary, or the name of a null feature, or canary without some pixels"),
         Column("draw", _INT, "", "which draw of random partners (m_w and m_kl)"),
-        Column("label", _INT, "class index", "the label of the score; for grey and black the one with the maximum"),
+        Column("label", _INT, "class index", "of the score; for grey and black where the centred score is highest"),
         Column("own_label", _FLAG, "", "whether it is the score that counts: of the canary's label, or a maximum"),
-        Column("value", _FLOAT, "output's", "the score: mean difference that the feature makes"),
-        Column("with_feature", _FLOAT, "output's", "mean output (or divergence) with the feature"),
+        Column("value", _FLOAT, "output's", "the score: with_feature - without_feature - centre"),
+        Column("with_feature", _FLOAT, "output's", "mean output (log-probability, divergence) with the feature"),
         Column("without_feature", _FLOAT, "output's", "mean without it; for m_w and m_kl with a random partner"),
+        Column(
+            "centre",
+            _FLOAT,
+            "output's",
+            "grey and black: mean of the controls of other seeds (own models: of all features) at the label; else 0",
+        ),
         Column("published_p", _FLOAT, "probability", "one-sided paired t-test over examples, as published"),
         Column("corrected_p", _FLOAT, "probability", "the same, for m_grey times the labels tried; null for m_black"),
         Column("calibrated_p", _FLOAT, "probability", "rank among the controls of other seeds; null with fewer than 19"),
@@ -250,9 +257,9 @@ SELF_INFLUENCE_UNITS = Table(
 FORGETTING_UNITS = Table(
     name="units",
     version=1,
-    meaning="A row a triple: a target, null or retained model, a query model and a calibration model.",
+    meaning="Distances of each triple: a target, null or retained model, a query model and a calibration model.",
     columns=(
-        Column("group", _TEXT, "", "target, null (nothing of D_Q) or retained (a known share of D_Q)"),
+        Column("group", _TEXT, "", "target, null (nothing of U) or retained (a known share of D_Q)"),
         Column("target", _TEXT, "", "the target's name; empty for null and retained models"),
         Column("model", _INT, "", "which model of the group and target, counted from 0"),
         Column("query_model", _INT, "", "which model trained on D_Q"),
@@ -266,12 +273,13 @@ FORGETTING_UNITS = Table(
 
 FORGETTING_EXAMPLES = Table(
     name="examples",
-    version=1,
-    meaning="A row an example of D_Q and target model: which examples carry the signal.",
+    version=2,
+    meaning="Each example of U, the pool of D_Q, under each target model: which examples carry the signal.",
     columns=(
         Column("target", _TEXT, "", "the target's name"),
         Column("model", _INT, "", "which model of the target, counted from 0"),
-        Column("example_id", _TEXT, "", "the example of D_Q"),
+        Column("example_id", _TEXT, "", "the example"),
+        Column("role", _TEXT, "", "query (D_Q), known (in every target) or withheld (given to nobody)"),
         Column("label", _INT, "class index", "its class"),
         Column("class_name", _TEXT, "", "the class's name"),
         Column("confidence", _FLOAT, "probability", "the target's, in the true class"),
@@ -279,6 +287,7 @@ FORGETTING_EXAMPLES = Table(
         Column("log_odds_query", _FLOAT, "nat", "mean of the query models"),
         Column("log_odds_calibration", _FLOAT, "nat", "mean of the calibration models"),
         Column("log_likelihood_ratio", _FLOAT, "nat", "of query (in) to calibration (out) models, as in LiRA"),
+        Column("residual", _FLOAT, "", "how much higher the target ranks it than models that saw none of U; tested"),
         Column("member", _FLAG, "", "whether the target trained on it; null when that is not known"),
     ),
     keys=("target", "model", "example_id"),
@@ -286,10 +295,13 @@ FORGETTING_EXAMPLES = Table(
 
 CANARIES = Table(
     name="canaries",
-    version=1,
+    version=2,
     meaning="Canaries, a row each. Secret: it is published nowhere.",
     columns=(
         Column("canary", _INT, "", "its id, which is all that results say of it"),
+        Column(
+            "kind", _TEXT, "", "drawn and inserted, drawn and never inserted (never), given by a file, or unseen of a file"
+        ),
         Column("insertions", _INT, "count", "how often it stands in the corpus; 0: never"),
         Column("choices", pa.list_(pa.int32()), "", "for each place of the sequence which of its symbols"),
         Column("text", _TEXT, "", "the canary itself"),
@@ -299,25 +311,31 @@ CANARIES = Table(
 
 EXPOSURE_UNITS = Table(
     name="units",
-    version=2,
+    version=3,
     meaning="A row a canary, model and checkpoint. No secrets: canaries are named by id.",
     columns=(
         Column("variant", _TEXT, "", "which variant of the recipe; empty without variants"),
         Column("seed", _INT, "", "which training of the variant, counted from 0"),
         Column("epoch", _FLOAT, "epoch", "of the checkpoint; not whole where it lies within one"),
         Column("canary", _INT, "", "its id"),
+        Column(
+            "kind", _TEXT, "", "drawn and inserted, drawn and never inserted (never), given by a file, or unseen of a file"
+        ),
         Column("insertions", _INT, "count", "how often this model's training data hold it; 0: never"),
         Column("log_perplexity", _FLOAT, "bit", "of the canary after its known prefix (Carlini 2019, Definition 1)"),
         Column("exposure", _FLOAT, "bit", "log2 |R| - log2 rank (Definition 4), by the method"),
-        Column("ci_low", _FLOAT, "bit", "lower end of its 95 % interval; the value itself where it is exact"),
-        Column("ci_high", _FLOAT, "bit", "upper end"),
+        Column("ci_low", _FLOAT, "bit", "lower end of its 95 % interval over random references; null where it is exact"),
+        Column("ci_high", _FLOAT, "bit", "upper end; null where exact, and where no reference lies below"),
         Column("method", _TEXT, "", "pruned or enumerated (exact rank), sampled, or extrapolated (skew-normal)"),
         Column("rank", _INT, "", "candidates at most as costly (Definition 2); null unless exact"),
-        Column("p_value", _FLOAT, "probability", "that a canary which was never inserted has such a rank"),
+        Column(
+            "p_value",
+            _FLOAT,
+            "probability",
+            "that a canary that was never inserted ranks as low; of a given secret, among the unseen ones",
+        ),
         Column("exposure_sampled", _FLOAT, "bit", "from the share of random references at most as costly"),
         Column("exposure_extrapolated", _FLOAT, "bit", "from the skew-normal law of the references; not bounded by log2 |R|"),
-        Column("extrapolated_low", _FLOAT, "bit", "lower end of its 95 % interval, for the law being true"),
-        Column("extrapolated_high", _FLOAT, "bit", "upper end"),
         Column("fit_p", _FLOAT, "probability", "parametric-bootstrap goodness of fit of the law"),
         Column("space_bits", _FLOAT, "bit", "log2 |R|"),
         Column("evaluations", _INT, "count", "prefixes evaluated for the exact rank; null unless exact"),

@@ -20,7 +20,7 @@ from memlib.data.text import build_corpus, read_secrets, read_text, text_digest
 from memlib.errors import RunError
 from memlib.specs import SecretsSpec, TextSpec
 from memlib.store import Attempt, Ref
-from memlib.tables import CANARIES, CURVES, EXPOSURE_UNITS, EXTRACTION, SPLITS, SUMMARY, write_table
+from memlib.tables import CANARIES, CURVES, EXPOSURE_UNITS, EXTRACTION, SPLITS, SUMMARY, UNSEEN, write_table
 from memlib.training.fit import SPLITS_FILE
 from tasks.data import described_data
 from tasks.exposure_jobs import COSTS, COUNTS, FOUND, Perplexities, Ranks, Search
@@ -34,7 +34,9 @@ SECRET = "secret/"  # stages whose artifacts hold canaries lie below a folder of
 
 
 @stage_task("build corpus")
-def make_corpus(context: Context, text: TextSpec, canaries: SecretsSpec, *, elsewhere: bool = False) -> Any:
+def make_corpus(
+    context: Context, text: TextSpec, canaries: SecretsSpec, *, elsewhere: bool = False, level: float = 1.0
+) -> Any:
     """Windows of text with canaries in them: windows, vocabulary, splits and the secret list of canaries.
 
     The key holds a digest under the secret, so that nobody without it can try candidates against the key.
@@ -43,6 +45,7 @@ def make_corpus(context: Context, text: TextSpec, canaries: SecretsSpec, *, else
         context: the run.
         text, canaries: what the corpus is made of.
         elsewhere: whether the model saw another text, which held every secret of canaries.file at least once.
+        level: of all given secrets together; where there are too few unseen ones to reach it, that is said.
     """
     content, secret = read_text(text.source), read_secret()
     if text.source.kind == "topic_pairs":
@@ -50,6 +53,8 @@ def make_corpus(context: Context, text: TextSpec, canaries: SecretsSpec, *, else
 
     form = Format(canaries.format, canaries.alphabets)
     known = read_secrets(canaries.file, form, text.unit) if canaries.file is not None else []
+    unseen = read_secrets(canaries.unseen, form, text.unit) if canaries.unseen is not None else []
+    _say_what_is_missing(context, len(known), len(unseen), level)
     if elsewhere:
         known = [replace(said, times=said.times or 1) for said in known]
 
@@ -57,20 +62,32 @@ def make_corpus(context: Context, text: TextSpec, canaries: SecretsSpec, *, else
         if text.paired:
             corpus = build_pairs(content, text, canaries, secret=secret)
         else:
-            corpus = build_corpus(content, text, canaries, secret=secret, known=known, count_here=not elsewhere)
+            corpus = build_corpus(
+                content, text, canaries, secret=secret, known=known, unseen=unseen, count_here=not elsewhere
+            )
         np.save(attempt.path(IMAGES), corpus.windows)
         attempt.path(VOCABULARY).write_text(json.dumps(corpus.vocabulary))
         write_table(corpus.splits, SPLITS, attempt.path(SPLITS_FILE))
         write_table(corpus.canaries, CANARIES, attempt.path(CANARIES_FILE))
         attempt.facts["num_windows"] = len(corpus.windows)
 
-    inserted = canaries.model_dump(mode="json", exclude={"known_prefix", "known_suffix", "file"})
+    inserted = canaries.model_dump(mode="json", exclude={"known_prefix", "known_suffix", "file", "unseen"})
     spec = {"text": described_data(text), "canaries": inserted}
     inputs = {"text": text_digest(content), "secret": keyed_digest(secret, "corpus")}
     if known:  # the text itself is secret
-        listed = [[list(said.choices), said.times] for said in known]
+        listed: list[Any] = [[list(said.choices), said.times] for said in known]
+        listed += [["unseen", list(said.choices)] for said in unseen]
         inputs = {"text": keyed_digest(secret, text_digest(content)), "secret": keyed_digest(secret, listed)}
-    return run_stage(context, f"{SECRET}corpus", version=2, spec=spec, inputs=inputs, compute=compute, secret=True)
+    return run_stage(context, f"{SECRET}corpus", version=3, spec=spec, inputs=inputs, compute=compute, secret=True)
+
+
+def _say_what_is_missing(context: Context, given: int, unseen: int, level: float) -> None:
+    """Warns before anything is trained where no single secret can be called given away."""
+    needed = math.ceil(given / level) - 1
+    if given and not unseen:
+        context.warn("canaries.file without canaries.unseen gives no test: name secrets of the same kind that are nowhere")
+    elif unseen < needed:
+        context.warn(f"with {unseen} unseen secrets no single one of {given} can be found; that takes {needed:,}")
 
 
 @dataclass(frozen=True)
@@ -90,6 +107,11 @@ class Asked:
     config: Config
     canaries: tuple[int, ...]
     insertions: tuple[int, ...]
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Of each canary."""
+        return self.at.data.kinds(self.canaries)
 
 
 @stage_task("perplexities")
@@ -121,7 +143,11 @@ def rank_jobs(context: Context, models: Sequence[Asked], costs: Sequence[Ref]) -
         if not space.has_tree:
             methods = ["sampled" if method == "pruned" else method for method in methods]
         by_id = dict(zip(model.canaries, seen["canaries"].tolist(), strict=True))
-        pruned = [canary for canary, method in zip(model.canaries, methods, strict=True) if method == "pruned"]
+        pruned = [
+            canary
+            for canary, kind, method in zip(model.canaries, model.kinds, methods, strict=True)
+            if method == "pruned" and kind != UNSEEN  # whose costs are compared, not their ranks
+        ]
         for canary in pruned:
             job = Ranks(model.at, (canary,), (by_id[canary],), 0, 1, True, config.max_evaluations)
             found.append((number, (canary,), job))
@@ -170,7 +196,7 @@ def score_exposure(
         scored = []
         for number, (model, ref) in enumerate(zip(models, costs, strict=True)):
             seen = _costs(context, ref)
-            at = (model.variant, model.seed, model.at.epoch, model.canaries, model.insertions)
+            at = (model.variant, model.seed, model.at.epoch, model.canaries, model.kinds, model.insertions)
             loss = float(seen["validation_loss"])
             privacy = _privacy(context, model.at)
             scored.append(Scored(*at, seen["canaries"], seen["references"], loss, exact.get(number, {}), privacy))
@@ -179,12 +205,14 @@ def score_exposure(
         extractions = pa.concat_tables(found) if found else exposure.empty_extractions()
         write_table(units, EXPOSURE_UNITS, attempt.path(UNITS_FILE))
         write_table(extractions, EXTRACTION, attempt.path(EXTRACTIONS_FILE))
-        write_table(exposure.summarize(scored, units, extractions, recipe), SUMMARY, attempt.path(SUMMARY_FILE))
+        summary = exposure.summarize(scored, units, extractions, recipe, size=size)
+        write_table(summary, SUMMARY, attempt.path(SUMMARY_FILE))
         write_table(exposure.curves(scored, units, extractions, recipe), CURVES, attempt.path(CURVES_FILE))
 
     spec = {
         "config": recipe.score.model_dump(mode="json"),
         "report": recipe.report.model_dump(mode="json"),
+        "together": recipe.canaries.together,
         "models": [[m.variant, m.seed, m.at.epoch, list(m.canaries), list(m.insertions)] for m in models],
     }
     inputs = {
@@ -192,7 +220,7 @@ def score_exposure(
         "counts": [ref.key for ref in counts],
         "searches": [ref.key for ref in searches],
     }
-    return run_stage(context, "score_exposure", version=3, spec=spec, inputs=inputs, compute=compute)
+    return run_stage(context, "score_exposure", version=4, spec=spec, inputs=inputs, compute=compute)
 
 
 def _privacy(context: Context, at: AskedModel) -> dict[str, Any] | None:

@@ -52,6 +52,11 @@ class CorpusData:
         """tables.CANARIES."""
         return pq.read_table(self.store.local_path(self.corpus, CANARIES_FILE))
 
+    def kinds(self, ids: Sequence[int]) -> tuple[str, ...]:
+        """Of some canaries: inserted, given, never or unseen."""
+        kinds = self.table["kind"].to_pylist()
+        return tuple(kinds[canary] for canary in ids)
+
     @functools.cached_property
     def outside(self) -> HuggingFace | Answering:
         """The model that was trained elsewhere."""

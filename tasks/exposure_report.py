@@ -5,6 +5,7 @@ from typing import Any
 
 from memlib.audits.exposure import Recipe
 from memlib.store import Attempt, Ref
+from memlib.tables import UNSEEN
 from tasks.exposure import EXTRACTIONS_FILE
 from tasks.exposure_models import CorpusData
 from tasks.reporting import REPORT_FILE, read_scores
@@ -29,7 +30,7 @@ def write_report(context: Context, recipe: Recipe, run: str, scores: Ref, data: 
         attempt.path(REPORT_FILE).write_text(render(page), encoding="utf-8")
 
     spec = {"recipe": recipe.model_dump(mode="json"), "run": run}
-    return run_stage(context, "report", version=2, spec=spec, inputs={"scores": scores.key}, compute=compute, secret=True)
+    return run_stage(context, "report", version=3, spec=spec, inputs={"scores": scores.key}, compute=compute, secret=True)
 
 
 def _facts(recipe: Recipe, data: CorpusData) -> Mapping[str, str]:
@@ -48,7 +49,7 @@ def _facts(recipe: Recipe, data: CorpusData) -> Mapping[str, str]:
         f"{len(data.vocabulary)} symbols",
         "canaries": f"format {recipe.canaries.format!r}, {data.space.bits:.1f} bits; "
         + (
-            "secrets that the text holds"
+            f"secrets that the text holds, {data.table['kind'].to_pylist().count(UNSEEN)} unseen ones of their kind"
             if recipe.canaries.file is not None
             else "all in one model"
             if recipe.canaries.together

@@ -25,7 +25,7 @@ from memlib.data.secret import keyed_seed
 from memlib.data.splits import LEFT_OUT, TRAIN, VALIDATION
 from memlib.errors import UserError
 from memlib.specs import PairsFileSource, SecretsSpec, TextFileSource, TextParquetSource, TextSource, TextSpec
-from memlib.tables import CANARIES, SPLITS
+from memlib.tables import CANARIES, GIVEN, INSERTED, NEVER, SPLITS, UNSEEN
 
 LINE_END, UNKNOWN = "\n", "<unk>"
 MOST_CARRIERS = 0.5  # of the training windows
@@ -153,6 +153,7 @@ def build_corpus(
     *,
     secret: bytes,
     known: Sequence[Secret] = (),
+    unseen: Sequence[Secret] = (),
     count_here: bool = True,
 ) -> Corpus:
     """Windows of a text, with canaries drawn and inserted, or with secrets that it holds already.
@@ -163,6 +164,7 @@ def build_corpus(
         canaries: format and how often each is inserted.
         secret: with the spec's seed, draws canaries, windows and places.
         known: secrets that are there already; then nothing is inserted.
+        unseen: secrets of their kind that are not there.
         count_here: whether this is the text that the model sees, so that they are counted in it.
 
     Raises:
@@ -183,11 +185,11 @@ def build_corpus(
     rng = np.random.default_rng(keyed_seed(secret, "places", canaries.seed))
     if known:
         training = plain[: count - num_validation].ravel() if count_here else plain[:0].ravel()
-        drawn, insertions = _known_canaries(space, known, canaries, secret, training)
+        drawn, insertions, kinds = _known_canaries(space, known, unseen, canaries, secret, training)
         inserted = []
     else:
         drawn, insertions = draw_canaries(space, canaries, secret)
-        inserted = insertions
+        inserted, kinds = insertions, drawn_kinds(insertions)
     carriers = num_carriers(inserted, canaries)
     _check(count - num_validation, carriers, len(places), spec)
     placed = place_canaries(inserted, rng.permutation(count - num_validation)[:carriers], canaries)
@@ -196,7 +198,7 @@ def build_corpus(
         window = plain[row].copy()
         _write(window, space.tokens(drawn[canary : canary + 1])[0], rng)
         rows.append(window[None])
-    table = canary_table(space, drawn, insertions, vocabulary, spec.unit)
+    table = canary_table(space, drawn, insertions, kinds, vocabulary, spec.unit)
     return Corpus(np.concatenate(rows), vocabulary, split_table(names, num_validation, placed), table)
 
 
@@ -248,15 +250,26 @@ def draw_canaries(space: Space, canaries: SecretsSpec, secret: bytes) -> tuple[C
     return space.draw(len(insertions), rng), insertions
 
 
+def drawn_kinds(insertions: Sequence[int]) -> list[str]:
+    """Of canaries that were drawn here: inserted, or never."""
+    return [INSERTED if times else NEVER for times in insertions]
+
+
 def _known_canaries(
-    space: Space, known: Sequence[Secret], canaries: SecretsSpec, secret: bytes, training: NDArray[np.int32]
-) -> tuple[Choices, list[int]]:
-    """The secrets with how often they were seen, and candidates for the null that are none of them and not in the text.
+    space: Space,
+    known: Sequence[Secret],
+    unseen: Sequence[Secret],
+    canaries: SecretsSpec,
+    secret: bytes,
+    training: NDArray[np.int32],
+) -> tuple[Choices, list[int], list[str]]:
+    """The secrets with how often they were seen, others of their kind, and drawn candidates that are none and nowhere.
 
     Args:
         space: all candidates.
         known: the secrets.
-        canaries: format, and how many candidates for the null.
+        unseen: others of their kind.
+        canaries: format, and how many candidates are drawn.
         secret: draws them.
         training: what the model sees, as far as it is known.
     """
@@ -270,12 +283,26 @@ def _known_canaries(
             f"secret {insertions.index(0) + 1} of {len(known)} does not stand in the part of the text that trains; say how "
             "often a model saw it, after a tab, or leave it out"
         )
+    _check_unseen(known, unseen, [seen(said.choices) for said in unseen])
     rng = np.random.default_rng(keyed_seed(secret, "canaries", canaries.format, canaries.seed))
-    taken = {said.choices for said in known}
-    drawn = space.draw(min(space.size, 2 * canaries.never + len(known)), rng).tolist()
+    taken = {said.choices for said in (*known, *unseen)}
+    drawn = space.draw(min(space.size, 2 * canaries.never + len(taken)), rng).tolist()
     others = [row for row in drawn if tuple(row) not in taken and not seen(row)][: canaries.never]
-    rows = [*(list(said.choices) for said in known), *others]
-    return np.array(rows, dtype=np.int32), insertions + [0] * len(others)
+    rows = [*(list(said.choices) for said in (*known, *unseen)), *others]
+    kinds = [GIVEN] * len(known) + [UNSEEN] * len(unseen) + [NEVER] * len(others)
+    return np.array(rows, dtype=np.int32), insertions + [0] * (len(unseen) + len(others)), kinds
+
+
+def _check_unseen(known: Sequence[Secret], unseen: Sequence[Secret], times: Sequence[int]) -> None:
+    """Refuses unseen secrets that are given ones, or that the training text holds, without showing any."""
+    given = {said.choices for said in known}
+    for number, (said, held) in enumerate(zip(unseen, times, strict=True), start=1):
+        if said.choices in given:
+            raise UserError(f"secret {number} of {len(unseen)} of canaries.unseen stands in canaries.file too; take it out")
+        if held:
+            raise UserError(
+                f"secret {number} of {len(unseen)} of canaries.unseen stands in the text that trains: it was seen; take it out"
+            )
 
 
 def _occurrences(text: NDArray[np.int32], tokens: NDArray[np.int64]) -> int:
@@ -332,16 +359,19 @@ def split_table(plain: Sequence[str], num_validation: int, placed: Sequence[tupl
         "class_name": ["text"] * len(roles),
         "reason": ["carries canaries" if role == LEFT_OUT else None for role in roles],
     }
-    empty = {name: [None] * len(roles) for name in ("crop_x0", "crop_y0", "crop_x1", "crop_y1")}
+    empty = {name: [None] * len(roles) for name in ("crop_x0", "crop_y0", "crop_x1", "crop_y1", "group")}
     return pa.table({name: (columns | empty)[name] for name in SPLITS.arrow.names}).cast(SPLITS.arrow)
 
 
-def canary_table(space: Space, drawn: Choices, insertions: Sequence[int], vocabulary: Sequence[str], unit: str) -> pa.Table:
+def canary_table(
+    space: Space, drawn: Choices, insertions: Sequence[int], kinds: Sequence[str], vocabulary: Sequence[str], unit: str
+) -> pa.Table:
     """tables.CANARIES of drawn candidates, in order."""
     tokens = space.tokens(drawn)
     rows = [
         {
             "canary": number,
+            "kind": kinds[number],
             "insertions": times,
             "choices": drawn[number].tolist(),
             "text": render([vocabulary[symbol] for symbol in tokens[number].tolist()], unit),

@@ -9,54 +9,15 @@ import numpy as np
 import pyarrow as pa
 
 from memlib.audits.exposure import Recipe
+from memlib.findings import SHOWN, verdict_of
 from memlib.report.figures import INK, MUTED, REFERENCE, TARGET, new_figure, save_figure
-from memlib.report.page import Page, Section, TableView
+from memlib.report.page import KINDS, Page, Section, TableView
 from memlib.stats.tails import SkewNormal
 
-SHOWN = 30  # rows of a table before the rest is folded
-READABLE_BITS = 50
+FIRST_ROWS = 30  # of a table; the rest is folded
 MARKERS = ("o", "s", "^", "D")
+NAMES = {"exposure": "bits of exposure,", "exposure_among_unseen": "bits of exposure among unseen secrets,"}
 COLOURS = (TARGET, REFERENCE, "#5f8f6b", "#b07d2b", "#7a3b9a", INK)
-
-
-def verdict(rows: Sequence[Mapping[str, Any]], bits: float) -> tuple[str, str, str]:
-    """(kind, one sentence, its explanation) in words that need no statistics."""
-    canaries = [row for row in rows if row["metric"] == "exposure" and "canary" in row["params"]]
-    exposed = [row for row in canaries if row["verdict"] == "above_null"]
-    inserted = len({row["params"]["canary"] for row in canaries})
-    if not exposed:
-        return (
-            "not_found",
-            "No inserted secret was found to be exposed.",
-            f"{inserted} canaries were inserted; none ranks lower than a secret that was never inserted may rank by chance.",
-        )
-    most = max(exposed, key=lambda row: row["value"])
-    e, found = most["value"], len({row["params"]["canary"] for row in exposed})
-    several = len({(row["params"].get("variant"), row["params"]["seed"]) for row in canaries}) > 1
-    return (
-        "found",
-        f"{found} of {inserted} inserted secrets are exposed{', each by one model or more' if several else ''}."
-        f"{_extracted(rows)}",
-        f"The most exposed one stood {most['params']['insertions']} times in the training data and has {e:.1f} bits of "
-        f"exposure: who holds the model needs {_fraction(e)} of the guesses that it takes without it. "
-        f"There are 2^{bits:.1f} possible secrets: at {bits:.1f} bits of exposure a secret is the first guess.",
-    )
-
-
-def _extracted(rows: Sequence[Mapping[str, Any]]) -> str:
-    """How many secrets were found by a search that was told nothing."""
-    mine = [
-        row
-        for row in rows
-        if row["metric"] == "extracted" and row["params"]["search"] == "shortest_path" and row["params"]["known"] == 0
-    ]
-    hits = round(sum(row["value"] * row["n"] for row in mine))
-    searched = sum(row["n"] for row in mine)
-    return f" {hits} of {searched} were read out of a model by a search that knows nothing else." if hits else ""
-
-
-def _fraction(e: float) -> str:
-    return f"one in 2^{e:.1f}" + (f" (1 in {2**e:,.0f})" if e < READABLE_BITS else "")
 
 
 def build_page(recipe: Recipe, run: str, tables: Mapping[str, pa.Table], facts: Mapping[str, str], folder: Path) -> Page:
@@ -71,14 +32,15 @@ def build_page(recipe: Recipe, run: str, tables: Mapping[str, pa.Table], facts: 
     """
     rows = [{**row, "params": json.loads(row["params"])} for row in tables["summary"].to_pylist()]
     units = tables["units"].to_pylist()
-    kind, sentence, explanation = verdict(rows, units[0]["space_bits"])
+    said = verdict_of(rows)
     points = [{**row, "params": json.loads(row["params"])} for row in tables["curves"].to_pylist()]
     sections = [
         _variants_section(rows, points, folder),
         _insertions_section(points, units[0]["space_bits"], folder),
         _epochs_section(points, folder),
         _histogram_section(points, folder),
-        _canaries_section(units),
+        _canaries_section(units, rows),
+        _privacy_section(rows),
         _null_section(rows),
         _extraction_section(tables["extractions"].to_pylist(), points, folder),
         Section(
@@ -87,27 +49,44 @@ def build_page(recipe: Recipe, run: str, tables: Mapping[str, pa.Table], facts: 
                 "Method: Carlini et al. 2019, The Secret Sharer (Definitions 1, 2 and 4; section 8.1). Log-perplexities are "
                 "in bits, of the candidate after its known prefix. An exact rank counts every candidate at most as costly; "
                 "sampled exposure counts the canary as one of the candidates; extrapolated exposure takes the "
-                "log-perplexities to be skew-normal and is not bounded by the size of the space."
+                "log-perplexities to be skew-normal and is not bounded by the size of the space; no test rests on it. All "
+                "canaries of a variant are tested together (sum of ln 1 / p, or the lowest p with Bonferroni; Holm over "
+                "variants); single ones are named by Holm's procedure over all of them, where their variant's are shown. Nets "
+                "of several seeds are ranked once, by their costs added."
             ],
             table=TableView(("", ""), list(facts.items())),
         ),
     ]
     return Page(
-        title=recipe.title, audit="exposure", run=run, verdict=sentence, verdict_kind=kind, lead=explanation,
+        title=recipe.title, audit="exposure", run=run, verdict=said.sentence, verdict_kind=KINDS[said.word], lead=said.explanation,
         numbers=_numbers(rows), sections=[section for section in sections if section is not None],
     )  # fmt: skip
 
 
 def _numbers(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
-    found = [row for row in rows if row["metric"] == "exposure" and "canary" not in row["params"]][:4]
+    found = [row for row in rows if row["metric"] in NAMES and "canary" not in row["params"]][:4]
     return [
         (
             f"{row['value']:.1f}",
-            " ".join(filter(None, ["bits of exposure,", row["params"].get("variant"), f"{row['params']['insertions']}x"])),
-            "" if row["ci_low"] is None else f"95 %: {row['ci_low']:.1f} to {row['ci_high']:.1f}",
+            " ".join(filter(None, [NAMES[row["metric"]], row["params"].get("variant"), _how_often(row["params"])])),
+            _interval(row, " over "),
         )
         for row in found
     ]
+
+
+def _how_often(params: Mapping[str, Any]) -> str:
+    return f"{params['insertions']}x" if "insertions" in params else "mean"
+
+
+def _interval(row: Mapping[str, Any], over: str = "", digits: int = 1) -> str:
+    """A 95 % interval, or bound, in words; empty where there is none."""
+    if row["ci_low"] is None:
+        return ""
+    of = f"{over}{row['interval']}" if over else ""
+    if row["ci_high"] is None:
+        return f"95 %: at least {row['ci_low']:.{digits}f}{of}"
+    return f"95 %{of}: {row['ci_low']:.{digits}f} to {row['ci_high']:.{digits}f}"
 
 
 def _insertions_section(points: Sequence[Mapping[str, Any]], bits: float, folder: Path) -> Section:
@@ -193,57 +172,111 @@ def _histogram_section(points: Sequence[Mapping[str, Any]], folder: Path) -> Sec
     )
 
 
-def _canaries_section(units: Sequence[Mapping[str, Any]]) -> Section:
-    last: dict[Any, int] = {}
+def _canaries_section(units: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> Section:
+    tests = {(row["params"].get("variant", ""), row["params"]["canary"]): row for row in rows if row["family"] == "canaries"}
+    last: dict[Any, float] = {}
     for unit in units:
-        key = (unit["variant"], unit["seed"])
+        key = (unit["variant"], unit["seed"], unit["canary"], unit["insertions"])
         last[key] = max(last.get(key, 0), unit["epoch"])
     cells = [
-        (
-            " ".join(filter(None, [unit["variant"], f"seed {unit['seed']}"])),
-            str(unit["canary"]),
-            str(unit["insertions"]),
-            f"{unit['log_perplexity']:.1f}",
-            f"{unit['exposure']:.2f}" + ("" if unit["rank"] else f" ({unit['ci_low']:.2f} to {unit['ci_high']:.2f})"),
-            unit["method"],
-            "" if unit["rank"] is None else f"{unit['rank']:,}",
-            f"{unit['p_value']:.2g}",
-            ""
-            if unit["exposure_extrapolated"] is None
-            else f"{unit['exposure_extrapolated']:.1f} (fit p {unit['fit_p']:.2g})",
-        )
+        _canary_cells(unit, tests.get((unit["variant"], unit["canary"])))
         for unit in units
-        if unit["insertions"] and unit["epoch"] == last[unit["variant"], unit["seed"]]
+        if unit["insertions"] and unit["epoch"] == last[unit["variant"], unit["seed"], unit["canary"], unit["insertions"]]
     ]
-    headings = ("model", "canary", "inserted", "bits", "exposure", "method", "rank", "p", "extrapolated")
+    headings = (
+        "model", "canary", "stood", "bits", "exposure (95 %)", "method", "rank", "p", "p of all nets", "adjusted", "extrapolated"
+    )  # fmt: skip
+    given = any(unit["kind"] == "given" for unit in units)
     return Section(
-        heading="Canaries",
-        paragraphs=["At the last checkpoint. p: how often a canary that was never inserted has so low a rank."],
-        table=TableView(headings, cells[:SHOWN]),
-        details=TableView(headings, cells) if len(cells) > SHOWN else None,
+        heading="Secrets" if given else "Canaries",
+        paragraphs=[
+            "At the last checkpoint. p: how often a secret of the same kind that the model never saw ranks as low; without such "
+            "secrets there is none, as exposure then measures how common a secret is too."
+            if given
+            else "At the last checkpoint. p: how often a canary that was never inserted has so low a rank. The extrapolated value "
+            "is an estimate for as long as the law holds, with the p of its fit; no interval is known for it."
+        ],
+        table=TableView(headings, cells[:FIRST_ROWS]),
+        details=TableView(headings, cells) if len(cells) > FIRST_ROWS else None,
         details_title=f"All {len(cells)}",
     )
 
 
-def _null_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
-    found = [row for row in rows if row["metric"] == "two_to_minus_exposure"]
-    if not found:
+def _canary_cells(unit: Mapping[str, Any], test: Mapping[str, Any] | None) -> tuple[str, ...]:
+    interval = _interval(unit, digits=2).removeprefix("95 %: ")
+    law = unit["exposure_extrapolated"]
+    return (
+        " ".join(filter(None, [unit["variant"], f"seed {unit['seed']}"])),
+        str(unit["canary"]),
+        f"{unit['insertions']}x",
+        f"{unit['log_perplexity']:.1f}",
+        f"{unit['exposure']:.2f}" + (f" ({interval})" if interval else ""),
+        unit["method"],
+        "" if unit["rank"] is None else f"{unit['rank']:,}",
+        "" if unit["p_value"] is None else f"{unit['p_value']:.2g}",
+        "" if test is None else f"{test['p_value']:.2g}",
+        "" if test is None else f"{test['p_adjusted']:.2g}" + (" *" if test["verdict"] == SHOWN else ""),
+        "" if law is None else f"{law:.1f} (fit p {unit['fit_p']:.2g})",
+    )
+
+
+def _privacy_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
+    claims = {row["params"].get("variant", ""): row for row in rows if row["metric"] == "epsilon"}
+    bounds = {row["params"].get("variant", ""): row for row in rows if row["metric"] == "epsilon_lower_bound"}
+    tests = {row["params"].get("variant", ""): row for row in rows if row["metric"] == "privacy_claim"}
+    if not claims:
         return None
-    medians = {row["params"].get("variant", ""): row["value"] for row in rows if row["metric"] == "exposure_median"}
     cells = [
         (
-            row["params"].get("variant", ""),
-            str(row["n"]),
+            name,
+            "" if name not in claims else f"{claims[name]['value']:.3g} (delta {claims[name]['params']['delta']:g})",
+            "" if name not in bounds else f"{bounds[name]['value']:.2f}",
+            "" if name not in bounds else f"{bounds[name]['params']['ceiling']:.1f}",
+            "" if name not in tests else f"{tests[name]['p_adjusted']:.2g}",
+            "" if name not in tests else "refuted" if tests[name]["verdict"] == SHOWN else "not refuted",
+        )
+        for name in dict.fromkeys([*claims, *bounds])
+    ]
+    headings = ("variant", "epsilon by the accountant", "epsilon is at least", "at most provable", "p", "the claim is")
+    return Section(
+        heading="Is the training as private as it says?",
+        paragraphs=[
+            "A canary that was drawn by chance ranks among the lowest share q of all candidates with probability q after a "
+            "training without it, and at most e^epsilon q + delta after a private training with it in one window. So a low rank "
+            "proves a lower bound of epsilon (95 %, for all canaries, checkpoints and variants that were looked at). A bound "
+            "below the accountant's is no proof of privacy: the last but two column says how much could have been proved."
+        ],
+        table=TableView(headings, cells),
+    )
+
+
+def _null_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
+    cells = [
+        cell for prefix, kind in (("", "drawn"), ("unseen_", "unseen secrets")) for cell in _null_cells(rows, prefix, kind)
+    ]
+    if not cells:
+        return None
+    return Section(
+        heading="Canaries that were never inserted",
+        paragraphs=[
+            "The check of the method itself: for drawn canaries the mean of 2^-exposure should be 1/2, the median exposure 1 "
+            "bit. Unseen secrets may well lie lower: so much the model knows of their kind without having seen them."
+        ],
+        table=TableView(("variant", "kind", "canaries", "mean of 2^-exposure (95 %)", "median exposure"), cells),
+    )
+
+
+def _null_cells(rows: Sequence[Mapping[str, Any]], prefix: str, kind: str) -> list[tuple[str, ...]]:
+    medians = {row["params"].get("variant", ""): row["value"] for row in rows if row["metric"] == f"{prefix}exposure_median"}
+    return [
+        (
+            row["params"].get("variant", ""), kind, str(row["n"]),
             f"{row['value']:.3f}" + ("" if row["ci_low"] is None else f" ({row['ci_low']:.3f} to {row['ci_high']:.3f})"),
             f"{medians[row['params'].get('variant', '')]:.2f}",
         )
-        for row in found
-    ]
-    return Section(
-        heading="Canaries that were never inserted",
-        paragraphs=["The check of the method itself: the mean of 2^-exposure should be 1/2, the median exposure 1 bit."],
-        table=TableView(("variant", "canaries", "mean of 2^-exposure", "median exposure"), cells),
-    )
+        for row in rows
+        if row["metric"] == f"{prefix}two_to_minus_exposure"
+    ]  # fmt: skip
 
 
 def _extraction_section(
@@ -267,8 +300,8 @@ def _extraction_section(
             "likeliest), and how many prefixes had to be asked for. Known: symbols that the search was told."
         ],
         svg=_queries_figure([p for p in points if p["curve"] == "queries_by_exposure"], folder),
-        table=TableView(headings, cells[:SHOWN]),
-        details=TableView(headings, cells) if len(cells) > SHOWN else None,
+        table=TableView(headings, cells[:FIRST_ROWS]),
+        details=TableView(headings, cells) if len(cells) > FIRST_ROWS else None,
         details_title=f"All {len(cells)}",
     )
 
@@ -312,27 +345,32 @@ def _variants_section(rows: Sequence[Mapping[str, Any]], points: Sequence[Mappin
     }
     front = pareto_front(means)
     private = {row["params"].get("variant"): row for row in rows if row["metric"] == "epsilon"}
+    differences = {row["params"]["variant"]: row for row in rows if row["metric"] == "exposure_difference"}
     cells = []
     for row in rows:
-        if row["metric"] != "exposure" or "canary" in row["params"]:
+        if row["metric"] != "exposure" or "insertions" not in row["params"] or "canary" in row["params"]:
             continue
         name = row["params"]["variant"]
         spent = private.get(name)
         cells.append(
             (
-                name, str(row["params"]["insertions"]), f"{row['value']:.2f}", f"{means[name][0]:.4f}",
-                "yes" if name in front else "",
+                name, str(row["params"]["insertions"]), f"{row['value']:.2f}", *_difference_cells(differences.get(name)),
+                f"{means[name][0]:.4f}", "yes" if name in front else "",
                 "" if spent is None else f"{spent['value']:.3g} (delta {spent['params']['delta']:g}, "
                 f"noise {spent['params']['noise']:.3g}, {spent['params']['accountant']})",
             )
         )  # fmt: skip
-    headings = ["variant", "inserted", "exposure", "validation loss", "on the front", "epsilon"]
+    headings = [
+        "variant", "stood", "exposure", "difference (95 %)", "p of it", "validation loss", "on the front", "epsilon"
+    ]  # fmt: skip
     shown = len(headings) if private else len(headings) - 1
     return Section(
         heading="Utility against exposure",
         paragraphs=[
-            "Mean exposure in bits over the inserted canaries, and validation loss in nats a symbol: one dot a training. "
-            "On the front: no other variant has both less exposure and less loss."
+            "Mean exposure in bits over the canaries, and validation loss in nats a symbol: one dot a training. On the front: "
+            "no other variant has both less exposure and less loss, by these means alone. Difference: paired, to the first "
+            "variant over all canaries that both saw (over trainings, where they share nets and there are several); without a "
+            "p it speaks of these nets only."
             + (
                 " Epsilon protects one window of text. What stands in k windows has k epsilon with a delta of "
                 "k e^((k - 1) epsilon) delta, which is no guarantee where that reaches 1. Noise is drawn from the training's "
@@ -344,6 +382,14 @@ def _variants_section(rows: Sequence[Mapping[str, Any]], points: Sequence[Mappin
         svg=_utility_figure(mine, means, front, folder),
         table=TableView(headings[:shown], [cell[:shown] for cell in cells]),
     )
+
+
+def _difference_cells(row: Mapping[str, Any] | None) -> tuple[str, str]:
+    if row is None:
+        return "", ""
+    interval = _interval(row, digits=2).removeprefix("95 %: ")
+    p = "" if row["p_adjusted"] is None else f"{row['p_adjusted']:.2g}"
+    return f"{row['value']:+.2f}" + (f" ({interval})" if interval else ""), p
 
 
 def _utility_figure(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from memlib.specs.base import Spec
 
@@ -91,6 +91,10 @@ class SecretsSpec(Spec):
     model is trained, on the text as it is; `insertions`, `each` and `together` say nothing, results count how often the part
     of the text that trains holds a secret, or what stands after the secret and a tab. A model that was trained elsewhere
     (trained) is taken to have seen each at least once."""
+    unseen: str | None = None
+    """Beside file: a text file of other secrets of the same kind, one a line, which the training text does not hold. They
+    are what given secrets are ranked among; without them exposure of given secrets is no evidence, as people's secrets are
+    not uniform. For m secrets and V variants, at least 2 m V / alpha of them are needed to name a single one."""
     never: int = Field(default=20, ge=0)
     """Canaries that are drawn alike and never inserted: the null."""
     together: bool = False
@@ -101,3 +105,9 @@ class SecretsSpec(Spec):
     """Whether the text after the last hole is part of the candidates."""
     seed: int = Field(default=0, ge=0)
     """With the secret file, draws canaries and places."""
+
+    @model_validator(mode="after")
+    def _unseen_are_compared(self) -> "SecretsSpec":
+        if self.unseen is not None and self.file is None:
+            raise ValueError("canaries.unseen is what the secrets of canaries.file are compared with; give file too")
+        return self

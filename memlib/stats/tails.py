@@ -1,8 +1,9 @@
 """The skew-normal law of log-perplexities, and how far into its tail a canary lies (Carlini 2019, section 4.3).
 
 Fitted by maximum likelihood; the tail by quadrature of the log density, since differences of distribution functions end
-at 2^-1074. An interval and a goodness of fit come from refitting samples of the fitted law (parametric bootstrap): a KS
-p-value for fitted parameters as published is too large.
+at 2^-1074. The goodness of fit comes from refitting samples of the fitted law (parametric bootstrap): a KS p-value for
+fitted parameters as published is too large. A good fit says nothing of the far tail, where no value lies; intervals of
+extrapolated values covered in 3 of 100 cases at 26 bits, so there are none.
 """
 
 from dataclasses import dataclass
@@ -120,14 +121,11 @@ class Extrapolation:
     Attributes:
         law: fitted to the references.
         exposures: (num_canaries,) bits; not bounded by the size of the space.
-        low, high: (num_canaries,) 95 % interval over the references' draw, for the law being true.
         fit_p: parametric-bootstrap p-value of the law (Kolmogorov-Smirnov distance).
     """
 
     law: SkewNormal
     exposures: NDArray[np.float64]
-    low: NDArray[np.float64]
-    high: NDArray[np.float64]
     fit_p: float
 
 
@@ -146,15 +144,11 @@ def extrapolate(
     exposures = np.maximum(0, -law.log2_cdf(canaries))
     rng = np.random.default_rng(seed)
     distance = _distance(references, law)
-    redrawn, further = [], 0
+    further = 0
     for _ in range(replicates):
         sample = law.sample(len(references), rng)
-        again = fit_skew_normal(sample)
-        redrawn.append(-again.log2_cdf(canaries))
-        further += _distance(sample, again) >= distance
-    spread = np.std(redrawn, axis=0, ddof=1)
-    low, high = np.maximum(0, exposures - 1.96 * spread), exposures + 1.96 * spread
-    return Extrapolation(law, exposures, low, high, (1 + further) / (1 + replicates))
+        further += _distance(sample, fit_skew_normal(sample)) >= distance
+    return Extrapolation(law, exposures, (1 + further) / (1 + replicates))
 
 
 def _distance(values: NDArray[np.float64], law: SkewNormal) -> float:

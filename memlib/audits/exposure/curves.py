@@ -1,0 +1,81 @@
+"""The points of every curve of an exposure audit."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from memlib.audits.exposure.recipe import Recipe
+from memlib.audits.exposure.scores import Scored
+from memlib.audits.exposure.summary import at_last
+from memlib.observe.likelihoods import UNITS_PER_BIT
+from memlib.stats.tails import fit_skew_normal
+from memlib.tables import CURVES, EXTRACTION, UNSEEN
+
+
+def curves(models: Sequence[Scored], units: pa.Table, extractions: pa.Table, recipe: Recipe) -> pa.Table:
+    """Make what the page draws.
+
+    exposure_by_insertions, exposure_by_epoch, loss_by_epoch, utility (exposure by validation loss), queries_by_exposure, and
+    perplexity_histogram (density of the references' costs).
+    """
+    frame = units.to_pandas()
+    points = []
+    for unit in frame.to_dict("records"):
+        series = f"{unit['variant']} {unit['insertions']}x".strip()
+        where = {"canary": int(unit["canary"]), "seed": int(unit["seed"])}
+        if unit["insertions"]:
+            points.append(_point("exposure_by_epoch", series, where, unit["epoch"], unit["exposure"]))
+    for (variant, epoch), mine in frame.groupby(["variant", "epoch"], sort=False):
+        points.append(_point("loss_by_epoch", variant, {}, epoch, mine["validation_loss"].mean()))
+    last = at_last(frame)
+    points += _query_points(last, extractions)
+    for unit in last.to_dict("records"):
+        where = {"canary": int(unit["canary"]), "seed": int(unit["seed"])}
+        if unit["kind"] != UNSEEN:
+            points.append(_point("exposure_by_insertions", unit["variant"], where, unit["insertions"], unit["exposure"]))
+    for (variant, seed), mine in last[last["insertions"] > 0].groupby(["variant", "seed"], sort=False):
+        where = {"seed": int(seed)}
+        points.append(_point("utility", variant, where, mine["validation_loss"].mean(), mine["exposure"].mean()))
+    shown = max(models, key=lambda m: (m.epoch, max(m.insertions)))
+    heights, edges = np.histogram(shown.references / UNITS_PER_BIT, bins=recipe.report.histogram_bins, density=True)
+    most = int(np.argmax(shown.insertions))
+    marked: dict[str, Any] = {
+        "canary": shown.canaries[most], "insertions": shown.insertions[most], "variant": shown.variant,
+        "log_perplexity": round(float(shown.costs[most] / UNITS_PER_BIT), 2), **_law(shown.references / UNITS_PER_BIT),
+    }  # fmt: skip
+    for height, left, right in zip(heights, edges[:-1], edges[1:], strict=True):
+        points.append(_point("perplexity_histogram", "references", marked, (left + right) / 2, height))
+    return pa.Table.from_pylist(points, schema=CURVES.arrow)
+
+
+def _query_points(last: pd.DataFrame, extractions: pa.Table) -> Iterator[dict[str, Any]]:
+    """Of every shortest-path search that was told nothing: the canary's exposure and the prefixes asked for."""
+    searched = extractions.to_pandas()
+    searched = searched[(searched["search"] == "shortest_path") & (searched["known"] == 0)]
+    keys = ["variant", "seed", "canary", "insertions"]
+    for row in searched.merge(last, on=keys, how="inner").to_dict("records"):
+        where = {"variant": row["variant"], "canary": int(row["canary"]), "seed": int(row["seed"])}
+        series = "extracted" if row["extracted"] else "not extracted"
+        yield _point("queries_by_exposure", series, where, row["exposure"], row["queries"])
+
+
+def _law(references: NDArray[np.float64]) -> dict[str, float]:
+    """The fitted law's parameters, where there is one."""
+    return asdict(fit_skew_normal(references)) if np.ptp(references) else {}
+
+
+def _point(curve: str, series: str, params: Mapping[str, Any], x: float, y: float) -> dict[str, Any]:
+    return {
+        "curve": curve, "series": series, "params": json.dumps(dict(params), sort_keys=True), "x": float(x), "y": float(y)
+    }  # fmt: skip
+
+
+def empty_extractions() -> pa.Table:
+    """tables.EXTRACTION of an audit that searched for nothing."""
+    return pa.Table.from_pylist([], schema=EXTRACTION.arrow)

@@ -1,0 +1,152 @@
+"""What the rank of a canary says of the privacy of a training: a lower bound of epsilon, and a test of what is claimed.
+
+A canary drawn from R has a rank at most r with probability r / |R| after a training without it. After an (epsilon, delta)-
+private training with it, in one window, that probability is at most e^epsilon r / |R| + delta (Dwork 2006); in k windows,
+e^(k epsilon) r / |R| + k e^((k - 1) epsilon) delta. So a rank that is too low refutes the claim.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from memlib.audits.exposure.scores import Scored, canary_p
+from memlib.findings import Interval, Row, estimate, tested
+from memlib.tables import INSERTED
+
+ERROR = 0.05  # of the bound, over everything that was looked at
+
+
+@dataclass(frozen=True)
+class Look:
+    """A canary under a model that saw it, at one checkpoint.
+
+    Attributes:
+        variant, seed, epoch, canary: which.
+        windows: how many windows of the training data hold it.
+        p: that it ranks as low after a training without it.
+        smallest: no rank gives a smaller p.
+        privacy: epsilon and delta that are claimed, where they are.
+    """
+
+    variant: str
+    seed: int
+    epoch: float
+    canary: int
+    windows: int
+    p: float
+    smallest: float
+    privacy: Mapping[str, Any] | None
+
+    @property
+    def delta(self) -> float:
+        """Of the claim; a training that claims nothing is held against pure epsilon."""
+        return 0.0 if self.privacy is None else float(self.privacy["delta"])
+
+
+def epsilon_bound(p: float, *, looks: int, delta: float = 0.0, windows: int = 1) -> float | None:
+    """Lower bound of epsilon: the training is less private with probability at most .05 over all looks.
+
+    Args:
+        p: of the canary's rank: r / |R|.
+        looks: canaries, checkpoints and trainings among which the largest bound may be picked.
+        delta: at which epsilon is asked for; more than one window needs 0.
+        windows: that hold the canary.
+
+    Returns:
+        at least 0; None where no rank could give a bound.
+    """
+    level = ERROR / looks - delta
+    if level <= 0 or (windows > 1 and delta):
+        return None
+    return max(0.0, math.log(level / p) / windows)
+
+
+def refuted_p(p: float, *, epsilon: float, delta: float, windows: int = 1) -> float:
+    """The p-value of "this training is (epsilon, delta)-private", by the rank of one canary.
+
+    Args:
+        p: of the canary's rank.
+        epsilon, delta: the claim, for one window.
+        windows: that hold the canary.
+    """
+    if windows * epsilon > 700:  # beyond any float
+        return 1.0
+    return min(1.0, math.exp(windows * epsilon) * p + windows * math.exp((windows - 1) * epsilon) * delta)
+
+
+def looks_at(models: Sequence[Scored], size: int) -> list[Look]:
+    """Every canary that was drawn and inserted, under every model and checkpoint that was asked for it."""
+    found = []
+    for model in models:
+        for place, (canary, times) in enumerate(zip(model.canaries, model.insertions, strict=True)):
+            if not times or model.kinds[place] != INSERTED:
+                continue
+            below, references = int((model.references <= model.costs[place]).sum()), len(model.references)
+            exact = model.exact.get(canary)
+            p = canary_p(below, references, size=size, exact=exact)
+            smallest = canary_p(0, references, size=size, exact=None if exact is None else (exact[0], 1, 0))
+            found.append(Look(model.variant, model.seed, model.epoch, canary, times, p, smallest, model.privacy))
+    return found
+
+
+def privacy_rows(models: Sequence[Scored], size: int) -> Iterator[Row]:
+    """For each variant: what its accountant says, the lower bound of epsilon, and the test of the claim."""
+    looks = looks_at(models, size)
+    for variant in dict.fromkeys(model.variant for model in models):
+        at = {"variant": variant} if variant else {}
+        mine = [look for look in looks if look.variant == variant]
+        yield from _claimed(at, [model for model in models if model.variant == variant])
+        yield from _bound(at, mine, len(looks))
+        yield from _tested(at, [look for look in mine if look.privacy is not None])
+
+
+def _claimed(at: Mapping[str, Any], models: Sequence[Scored]) -> Iterator[Row]:
+    """The largest epsilon of the variant's models, which differ in size by their canaries."""
+    spent = [dict(model.privacy) for model in models if model.privacy is not None]
+    if spent:
+        most = max(spent, key=lambda said: said["epsilon"])
+        epsilon = most.pop("epsilon")
+        yield estimate("epsilon", {**at, **most}, epsilon, n=len({model.seed for model in models}))
+
+
+def _bound(at: Mapping[str, Any], looks: Sequence[Look], total: int) -> Iterator[Row]:
+    """The largest lower bound, and the largest that any rank could have given (ceiling)."""
+    found = []
+    for look in looks:
+        bound, ceiling = (
+            epsilon_bound(p, looks=total, delta=look.delta, windows=look.windows) for p in (look.p, look.smallest)
+        )
+        if bound is not None and ceiling is not None:
+            found.append((bound, ceiling, look))
+    if found:
+        bound, _, best = max(found, key=lambda item: item[0])
+        params = {
+            **at, "canary": best.canary, "seed": best.seed, "epoch": best.epoch, "insertions": best.windows,
+            "delta": best.delta, "looks": total, "ceiling": round(max(ceiling for _, ceiling, _ in found), 4),
+        }  # fmt: skip
+        yield estimate("epsilon_lower_bound", params, bound, n=len(looks), interval=Interval(bound, None, "canaries"))
+
+
+def _tested(at: Mapping[str, Any], looks: Sequence[Look]) -> Iterator[Row]:
+    """The claim of a variant against the canary that refutes it best, adjusted for all that could have (Bonferroni)."""
+    if not looks:
+        return
+    p_values, floors = [], []
+    for look in looks:
+        assert look.privacy is not None
+        how = {"epsilon": look.privacy["epsilon"], "delta": look.delta, "windows": look.windows}
+        p_values.append(min(1.0, len(looks) * refuted_p(look.p, **how)))
+        floors.append(min(1.0, len(looks) * refuted_p(look.smallest, **how)))
+    best = min(range(len(looks)), key=p_values.__getitem__)
+    look = looks[best]
+    assert look.privacy is not None
+    bound = epsilon_bound(look.p, looks=len(looks), delta=look.delta if look.windows == 1 else 0.0, windows=look.windows)
+    params = {
+        **at, "canary": look.canary, "seed": look.seed, "epoch": look.epoch, "insertions": look.windows,
+        "epsilon": round(look.privacy["epsilon"], 4), "delta": look.delta,
+    }  # fmt: skip
+    yield tested(
+        "privacy_claim", params, bound or 0.0, n=len(looks), p_value=p_values[best], family="privacy",
+        null_value=look.privacy["epsilon"], smallest_p=min(floors),
+    )  # fmt: skip

@@ -1,0 +1,151 @@
+"""The recipe of an exposure audit."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from memlib.data.formats import HOLE
+from memlib.specs import LanguageSpec, SecretsSpec, SequenceModelSpec, Spec, TextSpec, TrainingSpec, changed
+
+Method = Literal["auto", "pruned", "enumerated", "sampled", "extrapolated"]
+
+
+class Config(Spec):
+    """How candidates are scored."""
+
+    method: Method = "auto"
+    """pruned: the exact rank by walking only prefixes that cost no more than the canary; enumerated: by walking all;
+    sampled: from random references; extrapolated: from their skew-normal law. auto: enumerated in small spaces,
+    sampled where enough references lie below, else pruned as far as the work allows, else extrapolated where the law fits
+    the references, else sampled, whose lower bound then says how much at least. No test rests on an extrapolation."""
+    references: int = Field(default=10_000, ge=100)
+    """Random candidates for sampling and extrapolation."""
+    max_evaluations: int = Field(default=2_000_000, ge=1)
+    """Prefixes that a pruned rank may evaluate."""
+    enumerate_up_to: int = Field(default=1_000_000, ge=1)
+    """auto: the largest space that is enumerated."""
+    shards: int = Field(default=10, ge=1)
+    """Parts of an enumeration, each committed by itself."""
+    replicates: int = Field(default=100, ge=20)
+    """Parametric-bootstrap replicates of the extrapolation."""
+    precision: Literal["float64", "float32"] = "float64"
+    """Of the model's evaluation; float32 is faster, and may move near ties."""
+    alpha: float = Field(default=0.05, gt=0, lt=0.5)
+    """Level of every family of tests of the run (Holm 1979)."""
+    bound: float | None = Field(default=None, gt=0)
+    """Bits of exposure that would be acceptable. Where nothing is found, the verdict is "bounded" if the 95 % upper bound of
+    every canary lies below it; null: no such claim is made."""
+    seed: int = Field(default=0, ge=0)
+    """Of references and bootstrap."""
+
+
+class ExtractionSpec(Spec):
+    """The search for inserted canaries."""
+
+    known: tuple[Annotated[int, Field(ge=0)], ...] = (0,)
+    """How many symbols of the holes the search is told, from the first."""
+    top: int = Field(default=1, ge=1)
+    """Candidates to find before the search ends; at least as many as the model saw canaries."""
+    beam: int | None = Field(default=10, ge=2)
+    """Width of the beam search beside it, with greedy search; null: neither."""
+    batch: int = Field(default=256, ge=1)
+    """Prefixes expanded in one model call."""
+    max_evaluations: int = Field(default=1_000_000, ge=1)
+    """Prefixes after which a search is given up."""
+    max_seconds: float | None = Field(default=None, gt=0)
+    """Seconds after which a search is given up; its frontier is kept."""
+
+
+class ReportSpec(Spec):
+    """What the page shows."""
+
+    histogram_bins: int = Field(default=60, ge=10)
+    """Bars of the histogram of the references' log-perplexities."""
+
+
+class Recipe(Spec):
+    """An exposure audit from text to report."""
+
+    audit: Literal["exposure"] = "exposure"
+    title: str = "Exposure audit"
+    """Heading of the report."""
+    data: TextSpec
+    canaries: SecretsSpec = SecretsSpec()
+    model: LanguageSpec = LanguageSpec()
+    training: TrainingSpec | None = None
+    """checkpoint_epochs, checkpoint_steps: exposure is also measured there; patience: stop at the lowest validation loss."""
+    trained: SequenceModelSpec | None = None
+    """Instead of model and training: a model that was trained elsewhere; canaries.file names the secrets that it saw. The
+    text (data) is what its loss is shown for."""
+    quantize: bool = False
+    """Force each tensor of trained weights to 256 values before anything is asked (Carlini 2019, 9.1)."""
+    seeds: int = Field(default=1, ge=1)
+    """Trainings of every model, each from a seed of its own."""
+    variants: Mapping[str, dict[str, Any]] = Field(default_factory=dict)
+    """Named changes of model, training, quantize, canaries.known_prefix and canaries.known_suffix, audited with the same
+    corpus and canaries; keys may be dotted."""
+    score: Config = Config()
+    extraction: ExtractionSpec | None = ExtractionSpec()
+    """null: no search."""
+    report: ReportSpec = ReportSpec()
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> "Recipe":
+        if (self.training is None) == (self.trained is None):
+            raise ValueError("an exposure audit needs either training or trained, a model that was trained elsewhere")
+        if self.trained is not None:
+            self._check_trained(self.trained)
+        if self.training is not None:
+            self._check_training(self.training)
+        return self
+
+    def _check_pairs(self) -> None:
+        if self.canaries.source is None or self.canaries.file is not None or self.trained is not None:
+            raise ValueError("pairs are for canaries that are inserted here: give canaries.source, and no file or trained")
+        if any(cell.model.architecture != "encoder_decoder" for cell in self.cells.values()):
+            raise ValueError("pairs need model.architecture encoder_decoder")
+        if HOLE.search(self.canaries.source) and (self.extraction is not None or self.score.method == "pruned"):
+            raise ValueError(
+                "a source that holds the secret (holes in canaries.source) leaves nothing to search: set extraction to null, "
+                "and score.method to auto, enumerated, sampled or extrapolated"
+            )
+
+    def _check_trained(self, trained: SequenceModelSpec) -> None:
+        if self.data.paired or self.canaries.source is not None:
+            raise ValueError(
+                "pairs are for models that are trained here: leave out canaries.source, and give data plain text"
+            )
+        if self.canaries.file is None:
+            raise ValueError("a model that was trained elsewhere saw its own text: name its secrets by canaries.file")
+        if self.variants or self.seeds > 1 or self.quantize:
+            raise ValueError("variants, seeds and quantize are for models that are trained here; leave them out")
+        if trained.kind == "huggingface" and self.data.unit != "character":
+            raise ValueError("a tokenizer spells characters; set data.unit to character")
+
+    def _check_training(self, training: TrainingSpec) -> None:
+        if training.objective.kind != "language":
+            raise ValueError(f"training.objective {training.objective.kind} makes no language model; use language")
+        if training.augment is not None:
+            raise ValueError("training.augment is for images; set it to null for text")
+        if self.data.paired:
+            self._check_pairs()
+        elif self.canaries.source is not None or self.model.architecture == "encoder_decoder":
+            raise ValueError("canaries.source and encoder_decoder are for pairs: data.source of kind pairs or topic_pairs")
+        for name, recipe in self.cells.items():
+            if name and recipe._shared != self._shared:
+                raise ValueError(f"variant {name!r} may change model, training, quantize and what is known, nothing else")
+
+    @property
+    def _shared(self) -> dict[str, Any]:
+        """What all variants have in common."""
+        known = {"known_prefix", "known_suffix"}
+        return self.model_dump(
+            exclude={"model": True, "training": True, "quantize": True, "variants": True, "canaries": known}
+        )
+
+    @property
+    def cells(self) -> dict[str, "Recipe"]:
+        """Every variant as a recipe of its own."""
+        plain = self.model_copy(update={"variants": {}})
+        return {name: changed(plain, change) for name, change in self.variants.items()} or {"": self}

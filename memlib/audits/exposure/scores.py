@@ -1,0 +1,208 @@
+"""Exposure of each canary under each model, and its p-value."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import scipy.stats
+from numpy.typing import NDArray
+
+from memlib.audits.exposure.recipe import Config
+from memlib.observe.likelihoods import UNITS_PER_BIT
+from memlib.stats.tails import Extrapolation, extrapolate
+from memlib.tables import EXPOSURE_UNITS, GIVEN, UNSEEN
+
+ENOUGH_BELOW = 30  # references at or below a canary from which sampling measures its exposure to a third of a bit
+FITS = 0.05  # goodness of fit from which auto trusts the skew-normal law; else sampling says how much is known at least
+ENUMERATED = "enumerated"
+TINY = float(np.finfo(np.float64).tiny)  # a rank's share of a space beyond any float
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What was seen of one model at one checkpoint.
+
+    Attributes:
+        variant, seed, epoch: which model.
+        canaries: ids of those it was asked for.
+        kinds: of each: inserted, given, never or unseen.
+        insertions: of each in its training data.
+        costs: (num_canaries,) int64, units of 2^-16 bit.
+        references: (num_references,) int64 costs of random candidates, the same ones under every model.
+        validation_loss: nats a symbol.
+        exact: by canary the method (pruned, enumerated), rank and evaluations, where a walk ended.
+        privacy: epsilon, delta, noise and accountant of a private training at this epoch.
+    """
+
+    variant: str
+    seed: int
+    epoch: float
+    canaries: tuple[int, ...]
+    kinds: tuple[str, ...]
+    insertions: tuple[int, ...]
+    costs: NDArray[np.int64]
+    references: NDArray[np.int64]
+    validation_loss: float
+    exact: Mapping[int, tuple[str, int, int]]
+    privacy: Mapping[str, Any] | None = None
+
+    def costs_of(self, kind: str) -> NDArray[np.int64]:
+        """(num_canaries of the kind,) in order."""
+        return self.costs[[place for place, mine in enumerate(self.kinds) if mine == kind]]
+
+
+def exposure_of_rank(rank: int, size: int) -> float:
+    """Compute log2 |R| - log2 rank (Definition 4), exact for spaces of any size.
+
+    Raises:
+        ValueError: for a rank outside 1 to |R|.
+    """
+    if not 1 <= rank <= size:
+        raise ValueError(f"a rank lies between 1 and {size}, not at {rank}")
+    return math.log2(size) - math.log2(rank)
+
+
+def exposure_by_sampling(at_or_below: int, references: int) -> tuple[float, float, float | None]:
+    """Compute -log2 of the share of random references that cost no more, and its 95 % interval (Theorem 1).
+
+    Without a reference below the canary there is no upper end (None). The canary itself counts as one of the candidates,
+    (1 + c) / (1 + n), so that no count gives infinity.
+
+    Args:
+        at_or_below: c, references that cost no more than the canary.
+        references: n, all of them.
+    """
+    if not 0 <= at_or_below <= references or references < 1:
+        raise ValueError(f"{at_or_below} of {references} references cannot lie at or below a canary")
+    high = float(scipy.stats.beta.ppf(0.975, at_or_below + 1, references - at_or_below)) if at_or_below < references else 1.0
+    value = -math.log2(sampled_p(at_or_below, references))
+    return value, max(0.0, -math.log2(high)), upper_exposure(at_or_below, references, level=0.025)
+
+
+def upper_exposure(at_or_below: int, references: int, *, level: float = 0.05) -> float | None:
+    """One-sided upper bound of an exposure that was sampled (Clopper and Pearson); None without a reference below.
+
+    Args:
+        at_or_below, references: as for `exposure_by_sampling`.
+        level: probability that the bound does not hold.
+    """
+    if not at_or_below:
+        return None
+    return -math.log2(float(scipy.stats.beta.ppf(level, at_or_below, references - at_or_below + 1)))
+
+
+def sampled_p(at_or_below: int, references: int) -> float:
+    """(1 + c) / (1 + n): uniform or larger for a canary that is drawn like the references."""
+    return (1 + at_or_below) / (1 + references)
+
+
+def canary_p(at_or_below: int, references: int, *, size: int, exact: tuple[str, int, int] | None = None) -> float:
+    """The probability that a canary which was never inserted ranks as low, by the exact rank where one may take it.
+
+    Whether a pruned walk ends depends on the canary, so a p-value that is exact whenever it ends and sampled otherwise would
+    not hold its level. It holds with the sampled one wherever a reference lies at or below the canary: the exact one then
+    only splits the event that none does, whose probability is 1 / (1 + n).
+
+    Args:
+        at_or_below, references: c of n, as for `exposure_by_sampling`.
+        size: |R|.
+        exact: method, rank and evaluations, where a walk ended.
+    """
+    if exact is not None and (exact[0] == ENUMERATED or not at_or_below):
+        return max(exact[1] / size, TINY)
+    return sampled_p(at_or_below, references)
+
+
+def choose_method(config: Config, *, at_or_below: int, size: int) -> str:
+    """What `auto` would do for a canary: enumerated, sampled or pruned (and extrapolated where that does not end)."""
+    if config.method != "auto":
+        return config.method
+    if size <= config.enumerate_up_to:
+        return ENUMERATED
+    return "sampled" if at_or_below >= ENOUGH_BELOW else "pruned"
+
+
+def last_checkpoints(models: Sequence[Scored]) -> list[Scored]:
+    """Each training at its last checkpoint; early stopping may end them at different epochs."""
+    last: dict[Any, Scored] = {}
+    for model in models:
+        training = (model.variant, model.seed, model.canaries, model.insertions)
+        if training not in last or model.epoch >= last[training].epoch:
+            last[training] = model
+    return list(last.values())
+
+
+def score(models: Sequence[Scored], size: int, config: Config) -> pa.Table:
+    """Make a row for each canary, model and checkpoint.
+
+    Args:
+        models: what was seen.
+        size: |R|.
+        config: how.
+
+    Returns:
+        tables.EXPOSURE_UNITS.
+    """
+    rows = [row for model in models for row in _rows_of(model, size, config)]
+    return pa.Table.from_pylist(rows, schema=EXPOSURE_UNITS.arrow)
+
+
+def _rows_of(model: Scored, size: int, config: Config) -> Iterator[dict[str, Any]]:
+    references, unseen = np.sort(model.references), np.sort(model.costs_of(UNSEEN))
+    bits = model.costs / UNITS_PER_BIT
+    tail = _extrapolated(references / UNITS_PER_BIT, bits, config)
+    for place, canary in enumerate(model.canaries):
+        kind, cost = model.kinds[place], model.costs[place]
+        below = int(np.searchsorted(references, cost, side="right"))
+        row = {
+            "variant": model.variant, "seed": model.seed, "epoch": model.epoch, "canary": canary, "kind": kind,
+            "insertions": model.insertions[place], "log_perplexity": round(float(bits[place]), 2),
+            "space_bits": math.log2(size), "validation_loss": model.validation_loss,
+        }  # fmt: skip
+        exact = model.exact.get(canary)
+        row |= _sampled(below, len(references), math.log2(size))
+        if kind == GIVEN and len(unseen):
+            row["p_value"] = _p_among(unseen, cost)
+        elif kind not in (GIVEN, UNSEEN):
+            row["p_value"] = canary_p(below, len(references), size=size, exact=exact)
+        if tail is not None:
+            row |= {"exposure_extrapolated": float(tail.exposures[place]), "fit_p": tail.fit_p}
+        wanted = choose_method(config, at_or_below=below, size=size)
+        if exact is not None:
+            row |= _exact(exact, size)
+        elif tail is not None and (wanted == "extrapolated" or (wanted != "sampled" and tail.fit_p >= FITS)):
+            row |= {"exposure": row["exposure_extrapolated"], "ci_high": None, "method": "extrapolated"}
+        yield row
+
+
+def _sampled(below: int, references: int, bits: float) -> dict[str, Any]:
+    """What the references say: beyond all of them, and beyond the space, only a lower bound."""
+    value, low, high = exposure_by_sampling(below, references)
+    return {
+        "exposure": value, "ci_low": low, "ci_high": None if high is None else min(high, bits), "method": "sampled",
+        "exposure_sampled": value,
+    }  # fmt: skip
+
+
+def _exact(found: tuple[str, int, int], size: int) -> dict[str, Any]:
+    """An exact rank, which nothing was sampled for."""
+    method, rank, evaluations = found
+    return {
+        "exposure": exposure_of_rank(rank, size), "ci_low": None, "ci_high": None, "method": method, "rank": rank,
+        "evaluations": evaluations,
+    }  # fmt: skip
+
+
+def _p_among(unseen: NDArray[np.int64], cost: np.int64) -> float:
+    """The rank of a given secret among itself and secrets that the model never saw."""
+    return sampled_p(int(np.searchsorted(unseen, cost, side="right")), len(unseen))
+
+
+def _extrapolated(references: NDArray[np.float64], canaries: NDArray[np.float64], config: Config) -> Extrapolation | None:
+    """None where the references do not differ, as under a model that ignores the holes."""
+    if np.ptp(references) == 0:
+        return None
+    return extrapolate(references, canaries, replicates=config.replicates, seed=config.seed)

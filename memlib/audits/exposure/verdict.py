@@ -1,0 +1,193 @@
+"""What an exposure audit says in one sentence, and why."""
+
+import math
+from collections.abc import Sequence
+
+from memlib.audits.exposure.recipe import Recipe
+from memlib.findings import BOUNDED, INCONCLUSIVE, SHOWN, Row, Verdict, Word
+
+READABLE_BITS = 50
+NO_NULL = (
+    "Whether the model gives away these secrets cannot be told: secrets of the same kind that it never saw are missing.",
+    "Real secrets are not spread evenly over all that fill the format: a model that only knows their kind finds even those "
+    "likely that it never saw. The exposures below therefore say nothing of memory. Name other secrets of the same kind, "
+    "which the training text does not hold, by canaries.unseen: given secrets are then ranked among them.",
+)
+
+
+def verdict(rows: Sequence[Row], recipe: Recipe, *, size: int) -> Verdict:
+    """Say what the tests of a run show, and what they could have missed.
+
+    Args:
+        rows: settled, with params as mappings.
+        recipe: what was run.
+        size: |R|.
+    """
+    heads = [row for row in rows if row["family"] == "headline"]
+    if not heads:
+        return Verdict(INCONCLUSIVE, *NO_NULL)
+    singles = [row for row in rows if row["family"] == "canaries"]
+    word = _word(heads)
+    sentence, explanation = _said(word, heads, singles, recipe, size)
+    claim, why = _privacy(rows)
+    return Verdict(word, sentence + _extracted(rows, word) + claim, explanation + why)
+
+
+def _word(heads: Sequence[Row]) -> Word:
+    words = {row["verdict"] for row in heads}
+    if SHOWN in words:
+        return SHOWN
+    return BOUNDED if words == {BOUNDED} else INCONCLUSIVE
+
+
+def _said(word: Word, heads: Sequence[Row], singles: Sequence[Row], recipe: Recipe, size: int) -> tuple[str, str]:
+    noun = "secret" if heads[0]["metric"] == "exposure_among_unseen" else "canary"
+    if word == SHOWN:
+        return _shown(heads, singles, noun, recipe), _how_exposed(heads, singles, noun, recipe, size)
+    if word == BOUNDED:
+        return _bounded(heads, noun), _missed(heads, singles, noun, recipe)
+    what = "the given secrets" if noun == "secret" else "its inserted canaries"
+    return f"It is not shown that {_model(recipe)} gives away {what}.", _missed(heads, singles, noun, recipe)
+
+
+def _shown(heads: Sequence[Row], singles: Sequence[Row], noun: str, recipe: Recipe) -> str:
+    total = len({row["params"]["canary"] for row in singles})
+    named = len({row["params"]["canary"] for row in singles if row["verdict"] == SHOWN})
+    every = f"{'given' if noun == 'secret' else 'inserted'} {_plural(noun, total)}"
+    where = _where(heads, recipe)
+    if not named:
+        return f"{where} gives away something of the {total} {every}, though of none by itself beyond doubt."
+    return f"{where} gives away {named} of {total} {every}."
+
+
+def _where(heads: Sequence[Row], recipe: Recipe) -> str:
+    """Which models."""
+    if len(heads) == 1:
+        return _model(recipe).capitalize()
+    hits = [row["params"]["variant"] for row in heads if row["verdict"] == SHOWN]
+    if len(hits) == len(heads):
+        return "Every variant"
+    return f"Variant {hits[0]!r}" if len(hits) == 1 else f"At least one of {len(hits)} variants (of {len(heads)})"
+
+
+def _model(recipe: Recipe) -> str:
+    return "the model" if recipe.seeds == 1 else f"the training (of {recipe.seeds} nets)"
+
+
+def _plural(noun: str, count: int) -> str:
+    return noun if count == 1 else {"canary": "canaries", "secret": "secrets"}[noun]
+
+
+def _how_exposed(heads: Sequence[Row], singles: Sequence[Row], noun: str, recipe: Recipe, size: int) -> str:
+    shown = [row for row in singles if row["verdict"] == SHOWN]
+    head = min(heads, key=lambda row: float(row["p_adjusted"]))
+    told = [f"All {_plural(noun, 2)} together: p = {_p(head['p_adjusted'])}{_of_family(heads)}."]
+    if shown:
+        most = max(shown, key=lambda row: float(row["value"]))
+        told.append(_outsider(most, noun, recipe, size))
+    return " ".join(told)
+
+
+def _outsider(most: Row, noun: str, recipe: Recipe, size: int) -> str:
+    """What one could do who may ask the model."""
+    bits, times = most["value"], most["params"]["insertions"]
+    mean = f", the mean over {recipe.seeds} nets" if recipe.seeds > 1 else ""
+    if noun == "secret":
+        return (
+            f"The one that stands out most stood {times} {_times(times)} in the training data: of secrets like it that were "
+            f"never seen, at most one in {_whole(bits)} is as likely under the model{mean}. Whoever can ask the model how "
+            "likely a text is can tell such a secret from others of its kind."
+        )
+    law = " (extrapolated)" if most["params"].get("method") == "extrapolated" else ""
+    space = math.log2(size)
+    return (
+        f"The most exposed one stood {times} {_times(times)} in the training data and has {bits:.1f} bits of "
+        f"exposure{law}{mean}: whoever can ask the model how likely a text is needs one in 2^{bits:.1f}{_fraction(bits)} of "
+        f"the guesses that it takes without the model. There are 2^{space:.1f} possible canaries: at {space:.1f} bits the "
+        "first guess is right."
+    )
+
+
+def _missed(heads: Sequence[Row], singles: Sequence[Row], noun: str, recipe: Recipe) -> str:
+    """What was tested without a finding, and what would have been found: no finding is no proof of absence."""
+    head = min(heads, key=lambda row: float(row["p_adjusted"]))
+    total = len({row["params"]["canary"] for row in singles})
+    told = [f"{total} {_plural(noun, total)}{_in_nets(recipe)}: p = {_p(head['p_adjusted'])}{_of_family(heads)}."]
+    if head["smallest_p"] > recipe.score.alpha / len(heads):
+        told.append(f"So few cannot show anything: no rank gives p below {_p(head['smallest_p'])}.{_more(noun)}")
+    alone = max((row["detectable"] for row in singles if row["detectable"] is not None), default=None)
+    if alone is not None:
+        told.append(f"A single {noun} would have been found from {alone:.1f} bits{_unit(noun)}.")
+    elif head["smallest_p"] <= recipe.score.alpha / len(heads):
+        told.append(f"No single {noun} could have been found at this size.{_more(noun)}")
+    if head["detectable"] is not None and len(singles) > len(heads):
+        told.append(f"All together would have been found from a mean of {head['detectable']:.1f} bits.")
+    told.append("Less than that may be there.")
+    if all(row["upper_bound"] is not None for row in heads):
+        told.append(f"None has more than {max(row['upper_bound'] for row in heads):.1f} bits (95 % upper bound).")
+    return " ".join(told)
+
+
+def _bounded(heads: Sequence[Row], noun: str) -> str:
+    return f"No {noun} has more than {heads[0]['bound']:g} bits of exposure."
+
+
+def _more(noun: str) -> str:
+    return " Name more unseen secrets." if noun == "secret" else " Raise score.references or the size of the format."
+
+
+def _unit(noun: str) -> str:
+    return " of exposure among unseen secrets" if noun == "secret" else " of exposure"
+
+
+def _in_nets(recipe: Recipe) -> str:
+    return f" in {recipe.seeds} nets each" if recipe.seeds > 1 else ""
+
+
+def _of_family(heads: Sequence[Row]) -> str:
+    return f" (adjusted for {len(heads)} variants)" if len(heads) > 1 else ""
+
+
+def _times(count: int) -> str:
+    return "time" if count == 1 else "times"
+
+
+def _whole(bits: float) -> str:
+    return f"{2**bits:,.0f}"
+
+
+def _p(value: float) -> str:
+    return f"{value:.2g}"
+
+
+def _fraction(bits: float) -> str:
+    return f" (1 in {2**bits:,.0f})" if bits < READABLE_BITS else ""
+
+
+def _extracted(rows: Sequence[Row], word: Word) -> str:
+    """How many were found by a search that was told nothing."""
+    mine = [
+        row
+        for row in rows
+        if row["metric"] == "extracted" and row["params"]["search"] == "shortest_path" and row["params"]["known"] == 0
+    ]
+    hits, searched = round(sum(row["value"] * row["n"] for row in mine)), sum(row["n"] for row in mine)
+    if not hits or word != SHOWN:
+        return ""
+    return f" A search that was told nothing read out {hits} of {searched}."
+
+
+def _privacy(rows: Sequence[Row]) -> tuple[str, str]:
+    """A claim of privacy that a canary refutes."""
+    refuted = [row for row in rows if row["metric"] == "privacy_claim" and row["verdict"] == SHOWN]
+    if not refuted:
+        return "", ""
+    worst = min(refuted, key=lambda row: float(row["p_adjusted"]))
+    said = worst["params"]
+    name = f" of variant {said['variant']!r}" if said.get("variant") else ""
+    return (
+        f" The training{name} is not as private as it says.",
+        f" It claims epsilon {said['epsilon']:.3g} at delta {said['delta']:g}; canary {said['canary']}, which stood in "
+        f"{said['insertions']} {'window' if said['insertions'] == 1 else 'windows'}, ranks too low for that "
+        f"(p = {_p(worst['p_adjusted'])}): epsilon is at least {worst['value']:.2f}. Noise or clipping may be missing.",
+    )
