@@ -8,7 +8,7 @@ from prefect import flow
 
 from flows.running import carry_out
 from memlib.audits.forgetting import NULL, RETAINED, TARGET, Recipe
-from memlib.data.sets import CALIBRATION, QUERY
+from memlib.data.sets import CALIBRATION, POOL, QUERY
 from memlib.identity import derive_seed
 from memlib.observe.given import GivenOutputs, read_outputs
 from memlib.specs import Resources, TrainedSpec
@@ -47,7 +47,7 @@ def forgetting(
 def audit(context: Context, recipe: Recipe) -> dict[str, Any]:
     """The audit from data to a page; returns the run's manifest."""
     shard: Ref = decode_images(context, recipe.data)
-    sets: Ref = draw(context, shard, recipe.sets, recipe.split_seed, recipe.near_duplicates)
+    sets: Ref = draw(context, shard, recipe)
     data = TrainingData(context.store, shard, sets)
     num_classes = len(set(data.labels.tolist()))
     given = _given(recipe, data, num_classes)
@@ -86,7 +86,7 @@ def _models(recipe: Recipe) -> list[_Model]:
         (QUERY, "", {QUERY: 1.0}, recipe.seeds),
         (CALIBRATION, "", {CALIBRATION: 1.0}, recipe.seeds),
         (NULL, "", recipe.null_shares, recipe.verdict.models),
-        (RETAINED, "", recipe.verdict.retained_mix, recipe.verdict.models),
+        (RETAINED, "", recipe.retained_shares, recipe.verdict.models),
     ]
     groups += [(TARGET, name, spec.mix, recipe.seeds) for name, spec in recipe.targets.items() if spec.mix is not None]
     return [
@@ -101,7 +101,7 @@ def _given(recipe: Recipe, data: TrainingData, num_classes: int) -> dict[str, Gi
     found: dict[str, GivenOutputs | TrainedSpec] = {}
     for name, target in recipe.targets.items():
         if target.outputs is not None:
-            found[name] = read_outputs(target.outputs, data.members(QUERY), num_classes)
+            found[name] = read_outputs(target.outputs, data.members(*POOL), num_classes)
         elif target.trained is not None:
             found[name] = target.trained
     return found
@@ -133,10 +133,10 @@ def _observe(
     given: Mapping[str, GivenOutputs | TrainedSpec],
     num_classes: int,
 ) -> list[Shown]:
-    """Every model with its outputs on D_Q."""
+    """Every model with its outputs on D_Q and the rest of its pool."""
     brought = {name: spec for name, spec in given.items() if isinstance(spec, TrainedSpec)}
-    jobs = [ModelOutputs(data, ref, recipe.training.epochs, QUERY, num_classes) for _, ref in trained]
-    jobs += [ModelOutputs(data, spec, 0, QUERY, num_classes) for spec in brought.values()]
+    jobs = [ModelOutputs(data, ref, recipe.training.epochs, POOL, num_classes) for _, ref in trained]
+    jobs += [ModelOutputs(data, spec, 0, POOL, num_classes) for spec in brought.values()]
     refs = iter(observe(context, jobs))
     shown = [Shown(m.group, m.target, m.number, m.name, next(refs)) for m, _ in trained]
     shown += [Shown(TARGET, name, 0, None, next(refs)) for name in brought]

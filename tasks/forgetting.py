@@ -1,5 +1,6 @@
 """Sets, mixes, outputs and scores of the forgetting audit as stages."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +12,12 @@ import pyarrow.parquet as pq
 
 from memlib.audits import forgetting
 from memlib.audits.forgetting import Distances, Observed, Recipe
-from memlib.data.sets import QUERY, draw_sets, mix_members
+from memlib.data.groups import groups_digest, groups_in
+from memlib.data.sets import POOL, draw_sets, mix_members
 from memlib.data.shards import IMAGES, INDEX_FILE, read_images, read_index
-from memlib.data.splits import members_digest
+from memlib.errors import UserError
+from memlib.identity import canonical_json
 from memlib.observe.given import GivenOutputs
-from memlib.specs import SetSpec
 from memlib.stats.likelihood import decimals_of, log_odds, odds_of
 from memlib.store import Attempt, Ref
 from memlib.tables import CURVES, FORGETTING_EXAMPLES, FORGETTING_UNITS, SPLITS, SUMMARY, write_table
@@ -26,20 +28,23 @@ from tasks.scoring import CURVES_FILE, SUMMARY_FILE, UNITS_FILE
 from tasks.stage import run_jobs, run_stage, stage_task
 
 EXAMPLES_FILE = "examples.parquet"
+STRANGERS = 0.01  # outputs that follow the examples no better than this share of shuffled ones are refused
 
 
 @stage_task("draw sets")
-def draw(context: Context, shard: Ref, sets: Mapping[str, SetSpec], seed: int, near: float | None) -> Any:
-    """Gives every example its set and takes copies of D_Q out of the others."""
+def draw(context: Context, shard: Ref, recipe: Recipe) -> Any:
+    """Gives every example its set and takes copies of D_Q's pool out of the others."""
+    sets, seed, near, group = recipe.sets, recipe.split_seed, recipe.near_duplicates, recipe.group
 
     def compute(attempt: Attempt) -> None:
         index = read_index(context.store.local_path(shard, INDEX_FILE))
-        table = draw_sets(index, read_images(context.store.local_path(shard, IMAGES)), sets, seed=seed, near=near)
-        write_table(table, SPLITS, attempt.path(SPLITS_FILE))
+        images = read_images(context.store.local_path(shard, IMAGES))
+        write_table(draw_sets(index, images, sets, seed=seed, near=near, group=group), SPLITS, attempt.path(SPLITS_FILE))
 
     described = [[name, spec.model_dump(mode="json")] for name, spec in sets.items()]  # in their order
-    spec = {"sets": described, "seed": seed, "near": near}
-    return run_stage(context, "sets", version=1, spec=spec, inputs={"shard": shard.key}, compute=compute)
+    spec = {"sets": described, "seed": seed, "near": near} | ({} if group is None else {"group": group})
+    inputs = {"shard": shard.key} | groups_digest(group)
+    return run_stage(context, "sets", version=2, spec=spec, inputs=inputs, compute=compute)
 
 
 @stage_task("draw mixes")
@@ -66,13 +71,13 @@ def draw_mixes(context: Context, data: TrainingData, wanted: Mapping[str, tuple[
 
 @stage_task("outputs")
 def observe(context: Context, jobs: Sequence[ModelOutputs]) -> Any:
-    """Class scores of every model on D_Q, on Ray."""
+    """Class scores of every model on D_Q and the rest of its pool, on Ray."""
     return run_jobs(context, "outputs", jobs, version=1, secret=True)
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A model that was shown D_Q.
+    """A model that was shown the pool.
 
     Attributes:
         group, target, number: who it is.
@@ -95,7 +100,7 @@ def score_forgetting(
     mixes: Ref,
     models: Sequence[Shown],
 ) -> Any:
-    """Distances, likelihood ratios and verdicts: units, examples, curves and summary.
+    """Distances, likelihood ratios, traces and the verdict: units, examples, curves and summary.
 
     Args:
         context: the run.
@@ -104,15 +109,17 @@ def score_forgetting(
         mixes: the training sets of models that were trained here.
         models: all of them.
     """
-    members = data.members(QUERY)
+    members = data.members(*POOL)
     labels = members["label"].to_numpy()
 
     def compute(attempt: Attempt) -> None:
         trained = pq.read_table(context.store.local_path(mixes, SPLITS_FILE), columns=["role", "example_id"])
         observed = [_observed(context, members, trained, model) for model in models]
-        distances = Distances(observed, labels, recipe.score)
+        pool = forgetting.Pool(np.array(members["role"].to_pylist()), labels, groups_in(members))
+        _refuse_strangers(observed, pool, models, recipe)
+        distances = Distances(observed, pool, recipe.score)
         names = members["example_id"].to_pylist()
-        examples = forgetting.score_examples(observed, names, labels, members["class_name"].to_pylist())
+        examples = forgetting.score_examples(observed, pool, names, members["class_name"].to_pylist())
         write_table(forgetting.score(distances), FORGETTING_UNITS, attempt.path(UNITS_FILE))
         write_table(examples, FORGETTING_EXAMPLES, attempt.path(EXAMPLES_FILE))
         write_table(forgetting.summarize(distances, examples, recipe), SUMMARY, attempt.path(SUMMARY_FILE))
@@ -122,15 +129,35 @@ def score_forgetting(
         "config": recipe.score.model_dump(mode="json"),
         "verdict": recipe.verdict.model_dump(mode="json"),
         "targets": {name: dict(target.mix) if target.mix is not None else None for name, target in recipe.targets.items()},
+        "supplied": sorted(name for name, target in recipe.targets.items() if target.outputs is not None),
         "compare": recipe.compare,
         "models": [[model.group, model.target, model.number, model.name] for model in models],
     }
     inputs = {
         "outputs": [m.outputs.key if isinstance(m.outputs, Ref) else m.outputs.digest for m in models],
         "mixes": mixes.key,
-        "query": members_digest(members),
+        "query": pool_digest(members),
     }
-    return run_stage(context, "score_forgetting", version=2, spec=spec, inputs=inputs, compute=compute, secret=True)
+    return run_stage(context, "score_forgetting", version=3, spec=spec, inputs=inputs, compute=compute, secret=True)
+
+
+def pool_digest(members: pa.Table) -> str:
+    """What a key says of the pool: which examples, with which labels and groups, in which of its sets."""
+    rows = [members[name].to_pylist() for name in ("example_id", "label", "role", "group")]
+    return hashlib.sha256(canonical_json(rows).encode()).hexdigest()
+
+
+def _refuse_strangers(observed: Sequence[Observed], pool: forgetting.Pool, models: Sequence[Shown], recipe: Recipe) -> None:
+    """Refuses supplied outputs that have nothing to do with the examples: shuffled, or of another file."""
+    unseen = np.stack([model.log_odds for model in observed if model.group == forgetting.NULL])
+    for model, shown in zip(observed, models, strict=True):
+        if isinstance(shown.outputs, GivenOutputs):
+            p = forgetting.follows(model.log_odds, unseen, pool.labels, seed=recipe.score.seed)
+            if p > STRANGERS:
+                raise UserError(
+                    f"the outputs of {model.target} do not follow the examples: examples that are easy for models of the "
+                    f"same classes are not easy for it (p = {p:.2g}); do the scores belong to these example ids?"
+                )
 
 
 def _observed(context: Context, members: pa.Table, trained: pa.Table, model: Shown) -> Observed:

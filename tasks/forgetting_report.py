@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlib.audits.forgetting import Recipe
-from memlib.data.sets import QUERY
-from memlib.data.splits import LEFT_OUT, members_digest
+from memlib.data.sets import POOL
+from memlib.data.splits import LEFT_OUT
 from memlib.store import Attempt, Ref
-from tasks.forgetting import EXAMPLES_FILE
+from tasks.forgetting import EXAMPLES_FILE, pool_digest
 from tasks.jobs import TrainingData
 from tasks.reporting import REPORT_FILE, read_scores
 from tasks.runtime import Context
@@ -42,8 +42,8 @@ def write_report(context: Context, recipe: Recipe, run: str, scores: Ref, data: 
         attempt.path(REPORT_FILE).write_text(render(page), encoding="utf-8")
 
     spec = {"recipe": recipe.model_dump(mode="json"), "run": run}
-    inputs = {"scores": scores.key, "query": members_digest(data.members(QUERY)), "shard": data.shard.key}
-    return run_stage(context, "report", version=1, spec=spec, inputs=inputs, compute=compute, secret=True)
+    inputs = {"scores": scores.key, "query": pool_digest(data.members(*POOL)), "shard": data.shard.key}
+    return run_stage(context, "report", version=2, spec=spec, inputs=inputs, compute=compute, secret=True)
 
 
 def _confidences(curves: Any) -> dict[tuple[str, str], NDArray[np.float64]]:
@@ -68,9 +68,9 @@ def _facts(recipe: Recipe, data: TrainingData) -> Mapping[str, str]:
         "models": f"{recipe.seeds} query, {recipe.seeds} calibration, {recipe.seeds} of each mix, "
         f"{recipe.verdict.models} null, {recipe.verdict.models} retained",
         "null models train on": _mix(recipe.null_shares),
-        "retained models train on": _mix(recipe.verdict.retained_mix),
+        "retained models train on": _mix(recipe.retained_shares),
         **{f"target {name}": _mix(mix) for name, mix in mixes.items()},
-        "verdict": f"on {recipe.verdict.statistic.replace('_', ' ')}, level {recipe.verdict.alpha:g}",
+        "verdict": f"level {recipe.verdict.alpha:g} over all targets, {recipe.score.permutations} redraws of D_Q",
     }
 
 

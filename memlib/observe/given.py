@@ -37,12 +37,12 @@ def read_outputs(spec: OutputsSpec, members: pa.Table, num_classes: int) -> Give
 
     Args:
         spec: file, columns and kind.
-        members: rows of tables.SPLITS, the examples of D_Q.
+        members: rows of tables.SPLITS, the examples of D_Q and of the rest of its pool.
         num_classes: of the data.
 
     Raises:
         UserError: for a file or column that is not there, missing or repeated ids, another number of classes, labels
-            that differ, numbers that are not finite or not what `kind` says.
+            that differ, numbers that are not finite or not what `kind` says, decisions in place of scores.
     """
     table = _read(spec)
     ids = [str(name) for name in table[spec.id_column].to_pylist()]
@@ -53,7 +53,7 @@ def read_outputs(spec: OutputsSpec, members: pa.Table, num_classes: int) -> Give
     missing = [name for name in wanted if name not in place]
     if missing:
         raise UserError(
-            f"{spec.path} has no outputs for {len(missing)} of the {len(wanted)} examples of D_Q: "
+            f"{spec.path} has no outputs for {len(missing)} of the {len(wanted)} examples of D_Q and those drawn with it: "
             f"{', '.join(missing[:NAMED])}{', ...' if len(missing) > NAMED else ''}"
         )
     rows = [place[name] for name in wanted]
@@ -67,6 +67,7 @@ def read_outputs(spec: OutputsSpec, members: pa.Table, num_classes: int) -> Give
     scores = np.array([lists[row] for row in rows], dtype=np.float64)
     if not np.isfinite(scores).all():
         raise UserError(f"{spec.path}: {spec.scores_column} holds numbers that are not finite")
+    _refuse_decisions(spec, scores)
     digest = hashlib.sha256(scores.tobytes() + "\n".join([spec.kind, *wanted]).encode()).hexdigest()
     if spec.kind == "logits":
         _refuse_probabilities(spec, scores)
@@ -117,6 +118,20 @@ def _check_probabilities(spec: OutputsSpec, scores: NDArray[np.float64]) -> None
         seen = f"{spec.scores_column} runs from {scores.min():.3g} to {scores.max():.3g}"
         raise UserError(f"{spec.path}: {seen}; these are logits, set outputs.kind to logits")
     raise UserError(f"{spec.path}: {spec.scores_column} is no distribution: it sums to {sums.min():.3g} to {sums.max():.3g}")
+
+
+def _refuse_decisions(spec: OutputsSpec, scores: NDArray[np.float64]) -> None:
+    """Refuses scores that say nothing of how sure the model is."""
+    if (scores == scores[0]).all():
+        raise UserError(
+            f"{spec.path}: {spec.scores_column} is the same for every example; ask the model's owner for its scores"
+        )
+    if len(np.unique(scores)) <= 2:
+        low, high = scores.min(), scores.max()
+        raise UserError(
+            f"{spec.path}: {spec.scores_column} holds nothing but {low:g} and {high:g}, which are decisions and not how sure "
+            "the model is; ask its owner for probabilities or logits"
+        )
 
 
 def _tolerance(scores: NDArray[np.float64]) -> float:

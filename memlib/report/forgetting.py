@@ -1,6 +1,5 @@
-"""What the forgetting page says and shows."""
+"""Build the page of the forgetting audit."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,74 +8,18 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from memlib.audits.forgetting import FORGOTTEN, NULL, RETAINED, TARGET, UNDECIDED, Recipe
+from memlib.audits.forgetting import NULL, RETAINED, TARGET, Recipe
 from memlib.data.sets import CALIBRATION, QUERY
+from memlib.findings import verdict_of, with_params
 from memlib.report.figures import INK, MUTED, REFERENCE, data_uri, new_figure, save_figure
 from memlib.report.figures import TARGET as TARGET_COLOUR
-from memlib.report.page import Page, Section, TableView
+from memlib.report.page import KINDS, Page, Section, TableView
 from memlib.stats.divergence import ks_gap
 
-KINDS = {RETAINED: "found", FORGOTTEN: "not_found", UNDECIDED: "odd"}
 COLOURS = {QUERY: "#7a3b9a", CALIBRATION: REFERENCE, NULL: "#5f8f6b", RETAINED: "#b07d2b", TARGET: TARGET_COLOUR}
 SHOWN_TARGETS = 4
 EDGE = 1e-7
 TICKS = (0.001, 0.1, 0.5, 0.9, 0.999, 0.99999)
-
-
-def verdict(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> tuple[str, str, str]:
-    """(kind, one sentence, its explanation) in words that need no statistics."""
-    found = {row["params"]["target"]: row for row in rows if row["params"].get("kind") == TARGET}
-    domain = (
-        ""
-        if recipe.null_has_the_domain
-        else " The comparison models have seen no images like D_Q: a model that has learnt such images elsewhere looks like "
-        "one that trained on D_Q, so 'retained' may mean either. Give a set `provider` of such images to tell them apart."
-    )
-    trust = " " + _trust(rows, recipe)
-    if len(found) > 1:
-        by = {name: row["params"]["verdict"] for name, row in found.items()}
-        kind = RETAINED if RETAINED in by.values() else UNDECIDED if UNDECIDED in by.values() else FORGOTTEN
-        listed = "; ".join(f"{name}: {verdict}" for name, verdict in by.items())
-        count = sum(v == RETAINED for v in by.values())
-        return KINDS[kind], f"{count} of {len(by)} models were found to retain D_Q.", f"{listed}.{trust}{domain}"
-    ((_, row),) = found.items()
-    which = row["params"]["verdict"]
-    interval = f"rho = {row['value']:.2f} (95 % interval {row['ci_low']:.2f} to {row['ci_high']:.2f})"
-    sentence = {
-        RETAINED: "The model behaves as one that has used this data set.",
-        FORGOTTEN: f"The model behaves as one that has used none of this data set, or much less than {_share(recipe)} of it.",
-        UNDECIDED: "It cannot be said whether the model has used this data set.",
-    }[which]
-    level = f"{100 * recipe.verdict.alpha:g} %"
-    explanation = {
-        RETAINED: f"Of models that saw none of D_Q fewer than {level} would behave like this.",
-        FORGOTTEN: f"Models that saw none of D_Q behave alike; of models that saw {_share(recipe)} of it fewer than {level} "
-        "would.",
-        UNDECIDED: f"Models that saw none of D_Q and models that saw {_share(recipe)} of it could both behave like this, or "
-        "neither: a model that was trained otherwise, or outputs that are not its own.",
-    }[which]
-    return (
-        KINDS[which],
-        sentence,
-        f"{explanation} {interval}; 0 is a model trained on D_Q, 1 one that was not.{trust}{domain}",
-    )
-
-
-def _share(recipe: Recipe) -> str:
-    return f"{100 * recipe.verdict.retained_mix[QUERY]:g} %"
-
-
-def _trust(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> str:
-    shares = {
-        (row["params"]["target"], row["params"]["verdict"]): row
-        for row in rows
-        if row["metric"] == "share_of_verdicts" and row["params"]["target"] in ("null models", "retained models")
-    }
-    said = []
-    for group, title in (("null models", "saw none of D_Q"), ("retained models", f"saw {_share(recipe)} of D_Q")):
-        counts = [f"{round(shares[group, v]['value'] * shares[group, v]['n'])} {v}" for v in (RETAINED, FORGOTTEN, UNDECIDED)]
-        said.append(f"of {shares[group, RETAINED]['n']} models that {title}: {', '.join(counts)}")
-    return f"The same rule, tried on models whose truth is known, says {'; '.join(said)}."
 
 
 def build_page(
@@ -101,41 +44,85 @@ def build_page(
         facts: rows of the last section.
         folder: gets the figures.
     """
-    rows = [{**row, "params": json.loads(row["params"])} for row in tables["summary"].to_pylist()]
-    kind, sentence, explanation = verdict(rows, recipe)
-    compared = "the mean likelihood ratio of D_Q's examples" if recipe.verdict.statistic == "likelihood_ratio" else "rho"
+    rows = with_params(tables["summary"])
+    said = verdict_of(rows)
     sections = [
+        _trace_section(rows),
         _rho_section(rows),
         _distribution_section(recipe, confidences, folder),
         _mix_section(tables["curves"], recipe, folder),
         _change_section(rows),
-        _trust_section(rows),
+        _known_models_section(rows, recipe),
         _examples_section(tables["examples"], rows, recipe, show),
         _membership_section(rows),
         _overlap_section(removed),
         Section(
             heading="What was run",
             paragraphs=[
-                "Method: Liu and Tsaftaris 2020, Have you forgotten? (Eqs. 2 to 4). Their rule, rho below 1 means not "
-                f"forgotten, errs half the time on models without D_Q, so the verdict compares {compared} with models whose "
-                "truth is known. Likelihood ratios by example: LiRA (Carlini et al. 2022) with query and calibration models."
+                "Method: D_Q, the data in question, and H, withheld examples, are a random draw from one pool. Models that saw "
+                "none of it predict how easy each example is; the target's ranks beyond that are compared between D_Q and H, "
+                "and with redraws of both. rho: Liu and Tsaftaris 2020, Have you forgotten? (Eqs. 2 to 4). Likelihood ratios "
+                "by example: LiRA (Carlini et al. 2022) with query and calibration models."
             ],
             table=TableView(("", ""), list(facts.items())),
         ),
     ]
     return Page(
-        title=recipe.title, audit="forgetting", run=run, verdict=sentence, verdict_kind=kind, lead=explanation,
-        numbers=_numbers(rows), sections=[section for section in sections if section is not None],
+        title=recipe.title, audit="forgetting", run=run, verdict=said.sentence, verdict_kind=KINDS[said.word],
+        lead=said.explanation, numbers=_numbers(rows), sections=[section for section in sections if section is not None],
     )  # fmt: skip
 
 
 def _numbers(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
     found = [row for row in rows if row["params"].get("kind") == TARGET][:SHOWN_TARGETS]
-    return [(f"{r['value']:.2f}", f"rho, {r['params']['target']}: {r['params']['verdict']}", _interval(r)) for r in found]
+    if any(row["metric"] == "rho" for row in found):
+        return [(f"{r['value']:.2f}", f"rho, {r['params']['target']}", _interval(r)) for r in found]
+    return [(r["params"]["outcome"], r["params"]["target"], f"p = {r['p_adjusted']:.2g}, over all targets") for r in found]
 
 
 def _interval(row: Mapping[str, Any]) -> str:
     return "" if row["ci_low"] is None else f"95 %: {row['ci_low']:.2f} to {row['ci_high']:.2f}"
+
+
+def _trace_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
+    traces = [row for row in rows if row["metric"] == "trace"]
+    if not traces:
+        return None
+    shares = {row["params"]["target"]: row for row in rows if row["metric"] == "share_used"}
+    table = [
+        (
+            row["params"]["target"], row["params"]["outcome"], f"{row['value']:+.2f}", _interval(row),
+            f"{row['p_value']:.2g}", f"{row['p_adjusted']:.2g}",
+            "nothing" if row["detectable"] is None else f"{row['detectable']:.2f}",
+            _power(row), _share(shares.get(row["params"]["target"])),
+        )
+        for row in traces
+    ]  # fmt: skip
+    headings = (
+        "model", "outcome", "trace", "interval", "p", "p, adjusted", "found with 80 % power", "known examples found",
+        "share used, if trained like ours",
+    )  # fmt: skip
+    return Section(
+        heading="Does D_Q stand out among examples like it?",
+        paragraphs=[
+            "Trace: how much higher the model ranks D_Q than withheld examples of the same pool, beyond what models that saw "
+            "neither lead one to expect, in normal scores of ranks, weighted towards hard examples. If D_Q was not used, who "
+            "was drawn into it changes nothing, so the p-value holds for any model, however it was trained. Adjusted: over "
+            "all targets (Holm)."
+        ],
+        table=TableView(headings, table),
+    )
+
+
+def _power(row: Mapping[str, Any]) -> str:
+    power = row["params"].get("control_power")
+    return "none in the recipe" if power is None else f"in {100 * power:.0f} % of redraws"
+
+
+def _share(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return ""
+    return f"{100 * row['value']:.0f} % ({100 * row['ci_low']:.0f} to {100 * row['ci_high']:.0f})"
 
 
 def _rho_section(rows: Sequence[Mapping[str, Any]]) -> Section:
@@ -145,26 +132,18 @@ def _rho_section(rows: Sequence[Mapping[str, Any]]) -> Section:
             continue
         name = row["params"]["target"]
         ks = next((r for r in rows if r["metric"] == "ks_target" and r["params"]["target"] == name), None)
-        counts = {
-            r["params"]["verdict"]: round(r["value"] * r["n"])
-            for r in rows
-            if r["metric"] == "share_of_verdicts" and r["params"]["target"] == name and r["params"]["over"] == "models"
-        }
-        cells = (name, "" if ks is None else f"{ks['value']:.3f}", f"{row['value']:.3f}", _interval(row))
-        found.append((*cells, ", ".join(f"{count} {v}" for v, count in counts.items() if count), _literal(row)))
+        found.append((name, "" if ks is None else f"{ks['value']:.3f}", f"{row['value']:.3f}", _interval(row)))
     return Section(
-        heading="rho",
+        heading="rho, the paper's number",
         paragraphs=[
             "KS: the largest gap between the distributions of the confidences on D_Q of a query model and the model in "
-            "question. rho divides it by the same gap for a calibration model. Intervals are over the seeds of the models "
-            "and the examples of D_Q together. The last column is the paper's rule, which is no verdict here."
+            "question. rho divides it by the same gap for a calibration model: 0 as a model trained on D_Q, 1 as one that "
+            "was not. Intervals are over the seeds of the models and the examples of D_Q together. The paper calls rho below 1 "
+            "'not forgotten'; without D_Q rho scatters around 1 and moves with how the model was trained, so it decides "
+            "nothing here."
         ],
-        table=TableView(("models", "KS", "rho", "interval", "verdicts", "rho < 1, as published"), found),
+        table=TableView(("models", "KS", "rho", "interval"), found),
     )
-
-
-def _literal(row: Mapping[str, Any]) -> str:
-    return "not forgotten" if row["value"] < 1 else "forgotten"
 
 
 def _distribution_section(
@@ -234,36 +213,33 @@ def _change_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
     if not found:
         return None
     row = found[0]
-    direction = {
-        "above_null": "It moved towards a model that never saw D_Q.",
-        "below_null": "It moved towards a model trained on D_Q.",
-        "at_null": "No change was shown.",
-    }[row["verdict"]]
     return Section(
         heading=f"From {row['params']['from']} to {row['params']['to']}",
         paragraphs=[
-            f"rho changed by {row['value']:+.3f} (95 % interval {row['ci_low']:+.3f} to {row['ci_high']:+.3f}), on the same "
-            f"examples and against the same models. {direction} Whether it has forgotten is for its own verdict to say."
+            f"rho changed by {row['value']:+.3f} (95 % interval {row['ci_low']:+.3f} to {row['ci_high']:+.3f}, over "
+            f"{row['interval']}), on the same examples and against the same models. Whether D_Q has left a trace is for each "
+            "model's own test to say."
         ],
     )
 
 
-def _trust_section(rows: Sequence[Mapping[str, Any]]) -> Section:
-    cells: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
-    for row in rows:
-        if row["metric"] == "share_of_verdicts":
-            cells.setdefault((row["params"]["target"], row["params"]["over"]), {})[row["params"]["verdict"]] = row
+def _known_models_section(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> Section | None:
+    found = [row for row in rows if row["metric"] == "found_share"]
+    if not found:
+        return None
+    share = f"{100 * recipe.verdict.retained_mix[QUERY]:g} %"
+    seen = {f"{NULL} models": "nothing of the pool", f"{RETAINED} models": f"{share} of D_Q"}
     table = [
-        (target, over, *(f"{round(by[v]['value'] * by[v]['n'])} of {by[v]['n']}" for v in (RETAINED, FORGOTTEN, UNDECIDED)))
-        for (target, over), by in cells.items()
+        (row["params"]["target"], seen[row["params"]["target"]], f"{round(row['value'] * row['n'])} of {row['n']}")
+        for row in found
     ]
     return Section(
-        heading="How far the verdicts can be trusted",
+        heading="The same test on models whose truth is known",
         paragraphs=[
-            "Null models saw none of D_Q and retained models a known share: each is judged by the others. Resampled: the "
-            "verdict on one of the models from redrawn examples of D_Q and four fifths of the auditor's models."
+            f"The auditor's own models, each tested alone at {recipe.verdict.alpha:g}. Null models should not be found; how "
+            "often retained models are says what the test finds in models that were trained like them, no others."
         ],
-        table=TableView(("models", "over", RETAINED, FORGOTTEN, UNDECIDED), table),
+        table=TableView(("models", "trained on", "found"), table),
     )
 
 
@@ -272,26 +248,23 @@ def _examples_section(
 ) -> Section | None:
     """Of the first target that was found to retain D_Q, else of the first."""
     frame = examples.to_pandas()
-    retained = [
-        row["params"]["target"] for row in rows if row["params"].get("verdict") == RETAINED and "kind" in row["params"]
-    ]
+    frame = frame[frame["role"] == QUERY]
+    retained = [row["params"]["target"] for row in rows if row["params"].get("outcome") == RETAINED]
     first = next(iter([*retained, *recipe.targets]))
-    mine = (
-        frame[(frame["target"] == first)].groupby(["example_id", "class_name"], as_index=False)["log_likelihood_ratio"].mean()
-    )
-    mine = mine.sort_values("log_likelihood_ratio", ascending=False)[: recipe.report.gallery]
+    mine = frame[frame["target"] == first].groupby(["example_id", "class_name"], as_index=False)["residual"].mean()
+    mine = mine.sort_values("residual", ascending=False)[: recipe.report.gallery]
     if not len(mine):
         return None
     return Section(
         heading="Examples that carry the signal",
         paragraphs=[
-            f"D_Q's examples on which {first} is most like a model that trained on them and least like one that did not. "
-            "An example that the domain makes easy can look the same: this is where to look first, not proof by example."
+            f"D_Q's examples that {first} ranks furthest above what models that saw none of them lead one to expect. Some "
+            "withheld examples stand out as far: this is where to look first, not proof by example."
         ],
         pictures=[
             (
                 data_uri(show(row.example_id), side=128),
-                f"{row.example_id} ({row.class_name}): {row.log_likelihood_ratio:+.1f}",
+                f"{row.example_id} ({row.class_name}): {row.residual:+.1f}",
             )
             for row in mine.itertuples()
         ],
@@ -323,9 +296,9 @@ def _overlap_section(removed: Sequence[tuple[str, str]]) -> Section:
     return Section(
         heading="Overlap with D_Q",
         paragraphs=[
-            f"{count} examples of other sets are copies of one in D_Q and were taken out."
+            f"{count} examples of other sets are copies of one in D_Q's pool, or of its groups, and were taken out."
             if count
-            else "No example of another set is a copy of one in D_Q, by equal pixels or a near copy."
+            else "No example of another set is a copy of one in D_Q's pool, by equal pixels or a near copy."
         ],
         table=TableView(("example", "why"), list(removed[:24])) if count else None,
         details=TableView(("example", "why"), list(removed)) if count > 24 else None,

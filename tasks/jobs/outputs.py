@@ -18,20 +18,20 @@ OUTPUTS = "outputs.npy"
 
 @dataclass(frozen=True)
 class ModelOutputs:
-    """A model's class scores (logits) on the examples of a role: outputs.npy, in order of the members.
+    """A model's class scores (logits) on the examples of some roles: outputs.npy, in order of the members.
 
     Attributes:
         data: the examples.
         model: a trained model's artifact, or one's own.
         epoch: the trained model's last one.
-        role: whose examples it is shown.
+        roles: whose examples it is shown.
         num_classes: of the data.
     """
 
     data: TrainingData
     model: Ref | TrainedSpec
     epoch: int
-    role: str
+    roles: tuple[str, ...]
     num_classes: int
 
     @property
@@ -42,13 +42,13 @@ class ModelOutputs:
     @property
     def inputs(self) -> dict[str, Any]:
         """The keys of what it reads."""
-        shown = {"shard": self.data.shard.key, "examples": members_digest(self.data.members(self.role))}
+        shown = {"shard": self.data.shard.key, "examples": members_digest(self.data.members(*self.roles))}
         return shown | {"model": own_key(self.model)}
 
     @property
     def units(self) -> float:
         """How much work it is: examples."""
-        return float(self.data.members(self.role).num_rows)
+        return float(self.data.members(*self.roles).num_rows)
 
     @property
     def near(self) -> Ref | None:
@@ -58,5 +58,5 @@ class ModelOutputs:
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Fills the artifact."""
         forward, take = load_any(self.data.store, self.model, self.epoch, self.num_classes, device)
-        images = self.data.images[column(self.data.members(self.role), "row")]
+        images = self.data.images[column(self.data.members(*self.roles), "row")]
         np.save(attempt.path(OUTPUTS), class_scores(forward, images, num_nets=1, device=device, take=take)[0])

@@ -7,25 +7,26 @@ the true class of each example of D_Q is used, and its distribution:
     rho = KS(query model, target) / KS(query model, calibration model)        (Eqs. 2 to 4)
 
 near 0 where the target treats D_Q as a model that trained on it, 1 where it treats it as one that did not. "rho < 1:
-not forgotten" (Algorithm 1) is no verdict: without D_Q rho scatters around 1, and a target that has learnt the domain
-of D_Q elsewhere treats it as known; and as a KS distance has no direction, a target that is surer of D_Q than the query
-models has a large rho. So the verdict compares the target with models which the auditor trains: null models, whose
-data hold images like D_Q but none of it, and retained models, whose data hold a known share of it.
+not forgotten" (Algorithm 1) is no verdict: without D_Q rho scatters around 1, a target that has learnt the domain of D_Q
+elsewhere treats it as known, and likelihood ratios of query and calibration models move with the target's overall
+confidence. So rho is an estimate, and the verdict rests on a random draw (see `trace`): D_Q and withheld examples H were
+drawn from one pool U, H was given to nobody, and the target is asked for both.
 
-    retained   fewer than alpha of null models would lie as low
-    forgotten  null models would, and fewer than alpha of retained models as high
-    undecided  neither can be ruled out, or the target is unlike any of the auditor's models
-
-What is compared is the likelihood ratio of the target's confidences, example by example, under query and calibration
-models (as in and out models of LiRA, Carlini 2022), which has a direction; or rho itself. Both confuse domain and
-membership, which is why null models should have seen images like D_Q.
+    retained            D_Q ranks above H, beyond redraws of both
+    unlearned too hard  it ranks below: a trace of another kind
+    forgotten           neither, and examples that are known to be in the target are found where D_Q is not
+    no trace found      neither, without a positive control that is found in 80 % of redraws
+    undecided           nothing was withheld
 """
 
 from memlib.audits.forgetting.distances import Distances, Observed, score, score_examples
 from memlib.audits.forgetting.recipe import (
     FORGOTTEN,
+    NO_TRACE,
     NULL,
+    OUTCOMES,
     RETAINED,
+    REVERSED,
     TARGET,
     UNDECIDED,
     Config,
@@ -33,24 +34,29 @@ from memlib.audits.forgetting.recipe import (
     VerdictSpec,
 )
 from memlib.audits.forgetting.summary import curves, in_brief, summarize
-from memlib.audits.forgetting.verdict import Judge, decide
+from memlib.audits.forgetting.trace import Pool, follows
+from memlib.audits.forgetting.verdict import verdict
 
 __all__ = [
     "FORGOTTEN",
+    "NO_TRACE",
     "NULL",
+    "OUTCOMES",
     "RETAINED",
+    "REVERSED",
     "TARGET",
     "UNDECIDED",
     "Config",
     "Distances",
-    "Judge",
     "Observed",
+    "Pool",
     "Recipe",
     "VerdictSpec",
     "curves",
-    "decide",
+    "follows",
     "in_brief",
     "score",
     "score_examples",
     "summarize",
+    "verdict",
 ]

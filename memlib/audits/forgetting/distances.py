@@ -1,4 +1,4 @@
-"""What is observed of models, how far they are from one another, and the tables of both."""
+"""What is observed of models, how far they are from one another on D_Q, and the tables of both."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from memlib.audits.forgetting.recipe import TARGET, Config
+from memlib.audits.forgetting.recipe import NULL, TARGET, Config
+from memlib.audits.forgetting.trace import Pool, residuals
 from memlib.data.sets import CALIBRATION, QUERY
 from memlib.errors import RunError
 from memlib.identity import derive_seed
@@ -20,15 +21,15 @@ from memlib.tables import FORGETTING_EXAMPLES, FORGETTING_UNITS
 
 @dataclass(frozen=True)
 class Observed:
-    """A model's outputs on D_Q.
+    """A model's outputs on U: on D_Q, and on the known and withheld examples of its pool.
 
     Attributes:
         group: query, calibration, null, retained or target.
         target: the target's name; empty for the auditor's own models.
         number: counted within group and target.
-        log_odds: (num_examples,) float64, log p / (1 - p) of the true class.
+        log_odds: (num_pool,) float64, log p / (1 - p) of the true class.
         decimals: to which the owner has rounded the probabilities; None for float32.
-        members: (num_examples,) bool, which examples of D_Q it has trained on; None when that is not known.
+        members: (num_pool,) bool, which examples of U it has trained on; None when that is not known.
     """
 
     group: str
@@ -44,11 +45,13 @@ class Distances:
 
     Args:
         models: every observed model.
-        labels: (num_examples,) classes, the strata of the bootstrap.
+        pool: who of U is in D_Q, and the classes, the strata of the bootstrap.
         config: replicates and seed.
     """
 
-    def __init__(self, models: Sequence[Observed], labels: NDArray[np.int64], config: Config) -> None:
+    def __init__(self, models: Sequence[Observed], pool: Pool, config: Config) -> None:
+        self.pool, self.seed, self.replicates = pool, config.seed, config.replicates
+        labels = pool.labels[pool.query]
         self.models = {(m.group, m.target, m.number): m for m in models}
         weights = bootstrap_weights(labels, config.replicates, seed=derive_seed(config.seed, "examples"))
         # the first row is the sample itself
@@ -63,7 +66,8 @@ class Distances:
         """(1 + num_replicates,) distances."""
         key = (a.group, a.target, a.number, b.group, b.target, b.number, decimals)
         if key not in self._found:
-            self._found[key] = weighted_ks(confidences(a.log_odds, decimals), confidences(b.log_odds, decimals), self.weights)
+            one, other = (confidences(model.log_odds[self.pool.query], decimals) for model in (a, b))
+            self._found[key] = weighted_ks(one, other, self.weights)
         return self._found[key]
 
     def to_query(self, model: Observed) -> NDArray[np.float64]:
@@ -73,6 +77,10 @@ class Distances:
     def calibrations(self, decimals: int | None) -> NDArray[np.float64]:
         """(num_query_models, num_calibration_models, 1 + num_replicates)."""
         return np.stack([[self.between(query, c, decimals) for c in self.calibration] for query in self.query])
+
+    def of(self, group: str, target: str = "") -> list[Observed]:
+        """The models of a group, and of a target."""
+        return [m for m in self.models.values() if m.group == group and m.target == target]
 
     def rho(self, model: Observed) -> NDArray[np.float64]:
         """(num_query_models, num_calibration_models, 1 + num_replicates) of one model."""
@@ -99,7 +107,7 @@ class Distances:
 
 
 def score(distances: Distances) -> pa.Table:
-    """A row a triple of a model (target, null or retained), a query model and a calibration model.
+    """Distances of each triple of a model (target, null or retained), a query model and a calibration model.
 
     Returns:
         tables.FORGETTING_UNITS.
@@ -131,15 +139,21 @@ def likelihoods(query: Sequence[Observed], calibration: Sequence[Observed], deci
 
 
 def score_examples(
-    models: Sequence[Observed], example_ids: Sequence[str], labels: NDArray[np.int64], class_names: Sequence[str]
+    models: Sequence[Observed], pool: Pool, example_ids: Sequence[str], class_names: Sequence[str]
 ) -> pa.Table:
-    """A row an example of D_Q and target model.
+    """Scores of each example of U under each target model.
+
+    Args:
+        models: every observed model.
+        pool: who is who.
+        example_ids, class_names: (num_pool,).
 
     Returns:
         tables.FORGETTING_EXAMPLES.
     """
     query = [m for m in models if m.group == QUERY]
     calibration = [m for m in models if m.group == CALIBRATION]
+    unseen = np.stack([m.log_odds for m in models if m.group == NULL])
     parts = []
     for model in (m for m in models if m.group == TARGET):
         known = likelihoods(query, calibration, model.decimals)
@@ -148,13 +162,15 @@ def score_examples(
             "target": [model.target] * count,
             "model": [model.number] * count,
             "example_id": list(example_ids),
-            "label": labels,
+            "role": pool.roles.tolist(),
+            "label": pool.labels,
             "class_name": list(class_names),
             "confidence": confidences(model.log_odds, model.decimals),
             "log_odds": model.log_odds,
             "log_odds_query": known.means[0],
             "log_odds_calibration": known.means[1],
             "log_likelihood_ratio": known.ratio(rounded(model.log_odds, model.decimals)),
+            "residual": residuals(model.log_odds, unseen),
             "member": [None] * count if model.members is None else model.members,
         }
         parts.append(pa.table(columns).cast(FORGETTING_EXAMPLES.arrow))

@@ -1,4 +1,4 @@
-"""A row a metric, with interval, null and verdict; and what the report draws."""
+"""The findings of a forgetting audit, with intervals, tests and one verdict; and what the report draws."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,30 +9,21 @@ import pyarrow as pa
 import scipy.stats
 from numpy.typing import NDArray
 
-from memlib.audits.forgetting.distances import Distances, Observed
-from memlib.audits.forgetting.recipe import (
-    NON_MEMBERS_FOR_RARE,
-    NULL,
-    RARE,
-    RETAINED,
-    TARGET,
-    UNDECIDED,
-    VERDICTS,
-    Recipe,
-    VerdictSpec,
-)
-from memlib.audits.forgetting.verdict import Judge
-from memlib.data.sets import CALIBRATION, QUERY
+from memlib.audits.forgetting.distances import Distances, Observed, likelihoods
+from memlib.audits.forgetting.recipe import NON_MEMBERS_FOR_RARE, NULL, RARE, RETAINED, TARGET, UNDECIDED, Recipe
+from memlib.audits.forgetting.trace import find_trace, mean_residuals, power_by_redraws, share_left
+from memlib.audits.forgetting.verdict import Control, outcome, verdict
+from memlib.data.sets import CALIBRATION, KNOWN, QUERY, WITHHELD
+from memlib.findings import Interval, Row, diagnostic, estimate, settle, summary_table, tested
 from memlib.identity import derive_seed
-from memlib.stats.likelihood import confidences
-from memlib.stats.tests import wilson_interval
-from memlib.tables import CURVES, SUMMARY, summary_row
+from memlib.stats.likelihood import confidences, rounded
+from memlib.tables import CURVES
+
+FAMILY = "targets"
 
 
 def summarize(distances: Distances, examples: pa.Table, recipe: Recipe) -> pa.Table:
-    """The findings: for each target rho, its KS distances and the verdict; then how far the verdict can be trusted.
-
-    Intervals of rho are over the seeds of all models and the examples of D_Q together.
+    """The findings: the trace of D_Q in each target, then rho and its distances, and what the test finds in known models.
 
     Args:
         distances: of all models.
@@ -42,72 +33,165 @@ def summarize(distances: Distances, examples: pa.Table, recipe: Recipe) -> pa.Ta
     Returns:
         tables.SUMMARY.
     """
-    judge = Judge(distances, recipe.verdict)
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
+    if distances.pool.has(WITHHELD):
+        rows += [_trace_row(name, distances, recipe) for name in recipe.targets]
     for name in recipe.targets:
-        models = [m for m in distances.models.values() if m.group == TARGET and m.target == name]
-        rows += _rows_of_target(name, models, distances, judge, recipe)
+        models = distances.of(TARGET, name)
+        rows.append(_rho_row(_of_target(name, models, rows), models, distances))
+        rows += _distance_rows(name, models, distances)
+        rows += _share_rows(name, models, distances)
         rows += _membership_rows(name, examples)
-    for group, models in ((NULL, judge.null), (RETAINED, judge.retained)):
+    for group in (NULL, RETAINED):
         params = {"target": f"{group} models", "kind": group}
-        rows.append(_rho_row(params, models, distances))
-    rows += _trust_rows(judge, recipe.verdict)
+        rows.append(_rho_row(params, distances.of(group), distances))
+    if distances.pool.has(WITHHELD):
+        rows += [_found_row(group, distances, recipe) for group in (NULL, RETAINED)]
     if recipe.compare is not None:
         rows.append(_change_row(recipe.compare, distances))
-    return pa.Table.from_pylist(rows, schema=SUMMARY.arrow)
+    settled = [_with_outcome(row) for row in settle(rows, alpha=recipe.verdict.alpha)]
+    return summary_table(settled, verdict([{**row, "params": json.loads(row["params"])} for row in settled], recipe))
 
 
-def _rows_of_target(
-    name: str, models: Sequence[Observed], distances: Distances, judge: Judge, recipe: Recipe
-) -> Iterator[dict[str, Any]]:
-    decisions = [judge.judge(model) for model in models]
-    counts = {verdict: sum(d.verdict == verdict for d in decisions) for verdict in VERDICTS}
-    verdict = next((v for v in VERDICTS if 2 * counts[v] > len(models)), UNDECIDED)
-    spec = recipe.verdict
-    params = {
-        "target": name, "kind": TARGET, "verdict": verdict, "compared": spec.statistic, "alpha": spec.alpha,
-        "models": len(models),
+def _of_target(name: str, models: Sequence[Observed], rows: Sequence[Row]) -> dict[str, Any]:
+    """The params of a target's rho, which is the headline where nothing could be tested."""
+    if any(row["metric"] == "trace" for row in rows):
+        return {"target": name, "models": len(models)}
+    return {"target": name, "kind": TARGET, "outcome": UNDECIDED, "models": len(models)}
+
+
+def _with_outcome(row: Row) -> Row:
+    if row["metric"] != "trace":
+        return row
+    return row | {"params": json.dumps(json.loads(row["params"]) | {"outcome": outcome(row)}, sort_keys=True)}
+
+
+def _unseen(distances: Distances, without: Observed | None = None) -> NDArray[np.float64]:
+    """(num_models, num_pool) log odds of the null models, which saw none of U; one that is tested is left out."""
+    return np.stack([m.log_odds for m in distances.of(NULL) if m is not without])
+
+
+def _trace_row(name: str, distances: Distances, recipe: Recipe) -> Row:
+    """The test of D_Q against withheld examples in all models of a target together."""
+    models, pool, config = distances.of(TARGET, name), distances.pool, recipe.score
+    values = mean_residuals([m.log_odds for m in models], _unseen(distances))
+    found = find_trace(values, pool, QUERY, permutations=config.permutations, seed=derive_seed(config.seed, "redraws", name))
+    params: dict[str, Any] = {
+        "target": name, "kind": TARGET, "models": len(models),
+        "examples": pool.count(QUERY), "withheld": pool.count(WITHHELD),
     }  # fmt: skip
-    p = decisions[0].p_null if len(decisions) == 1 else None
-    yield _rho_row(params, models, distances) | {"p_value": p}
+    bounds: dict[str, float] = {"upper_bound": found.upper}
+    if pool.has(KNOWN):
+        control = _control(values, distances, recipe, name)
+        params |= {"known": pool.count(KNOWN), "control_power": round(control.power, 3)}
+        if control.holds:
+            bounds = {"upper_bound": control.limit * control.effect, "bound": recipe.verdict.share_bound * control.effect}
+            params |= {"share_limit": round(control.limit, 3)} if np.isfinite(control.limit) else {}
+    level = recipe.verdict.alpha / len(recipe.targets)
+    return tested(
+        "trace", params, found.effect, n=pool.count(QUERY) + pool.count(WITHHELD), p_value=found.p_value, family=FAMILY,
+        interval=Interval(found.low, found.high, "examples"), detectable=found.detectable(level),
+        smallest_p=min(1.0, found.smallest_p * len(recipe.targets)), **bounds,
+    )  # fmt: skip
+
+
+def _control(values: NDArray[np.float64], distances: Distances, recipe: Recipe, name: str) -> Control:
+    pool, config = distances.pool, recipe.score
+    seed = derive_seed(config.seed, "control", name)
+    known = find_trace(values, pool, KNOWN, permutations=999, seed=seed)
+    power = power_by_redraws(values, pool, alpha=recipe.verdict.alpha, redraws=config.resamples, seed=seed)
+    return Control(known.effect, power, *share_left(values, pool))
+
+
+def _found_row(group: str, distances: Distances, recipe: Recipe) -> Row:
+    """How many of the auditor's models the test says to have used D_Q: none should be of null models."""
+    models, config = distances.of(group), recipe.score
+    hits = 0
+    for model in models:
+        values = mean_residuals([model.log_odds], _unseen(distances, without=model))
+        seed = derive_seed(config.seed, "redraws", group, model.number)
+        found = find_trace(values, distances.pool, QUERY, permutations=config.permutations, seed=seed)
+        hits += found.p_value <= recipe.verdict.alpha
+    params = {"target": f"{group} models", "alpha": recipe.verdict.alpha}
+    return diagnostic("found_share", params, hits / len(models), n=len(models))
+
+
+def _distance_rows(name: str, models: Sequence[Observed], distances: Distances) -> Iterator[Row]:
     to_query = np.stack([distances.to_query(model) for model in models]).mean(axis=0)
     yield _row("ks_target", {"target": name}, to_query, ())
     yield _row("ks_calibration", {"target": name}, distances.calibrations(models[0].decimals), (0, 1))
-    if len(decisions) == 1:
-        for which, value in (("null", decisions[0].p_null), ("retained", decisions[0].p_retained)):
-            yield summary_row(
-                f"p_{which}", {"target": name, "compared": spec.statistic}, value, None, n=recipe.verdict.models
-            )
-    seed = derive_seed(recipe.score.seed, "verdicts", name)
-    drawn = judge.resampled(models, count=recipe.score.resamples, seed=seed)
-    for title, found in (("models", [d.verdict for d in decisions]), ("resampled", drawn)):
-        for verdict in VERDICTS if found else ():
-            hits = sum(v == verdict for v in found)
-            at = {"target": name, "verdict": verdict, "over": title}
-            yield summary_row("share_of_verdicts", at, hits / len(found), wilson_interval(hits, len(found)), n=len(found))
 
 
-def _rho_row(params: Mapping[str, Any], models: Sequence[Observed], distances: Distances) -> dict[str, Any]:
+def _share_rows(name: str, models: Sequence[Observed], distances: Distances) -> Iterator[Row]:
+    """The share of D_Q that was used, were the target trained like the auditor's models (DUCI, 2025).
+
+    Guesses are likelihood ratios above 0; (mean guess - false positives) / (true positives - false positives), with rates
+    from null models and from the members of retained models. Over examples and models together by a bootstrap of both.
+    """
+    decimals = models[0].decimals
+    ratio = likelihoods(distances.of(QUERY), distances.of(CALIBRATION), decimals)
+    query = distances.pool.query
+
+    def guesses(group: Sequence[Observed]) -> NDArray[np.float64]:
+        return np.stack([(ratio.ratio(rounded(m.log_odds, decimals)) > 0)[query] for m in group]).astype(np.float64)
+
+    retained = distances.of(RETAINED)
+    members = [m.members for m in retained]
+    if any(member is None for member in members):
+        return
+    seen = np.stack([member[query] for member in members if member is not None])
+    sides = guesses(models), guesses(distances.of(NULL)), guesses(retained)
+    rng = np.random.default_rng(derive_seed(distances.seed, "share", name))
+    drawn = [_share(*sides, seen)] + [
+        _share(*_redrawn(rng, sides, seen)) for _ in range(distances.replicates)
+    ]  # fmt: skip
+    values = np.array(drawn)
+    if not np.isfinite(values).all():
+        return
+    low, high = np.quantile(values[1:], [0.025, 0.975])
+    params = {"target": name, "assumes": "trained like the auditor's models"}
+    over = "examples and models"
+    yield estimate("share_used", params, values[0], n=int(query.sum()), interval=Interval(float(low), float(high), over))
+
+
+def _share(
+    target: NDArray[np.float64], null: NDArray[np.float64], retained: NDArray[np.float64], seen: NDArray[np.bool_]
+) -> float:
+    false, true = float(null.mean()), float(retained[seen].mean()) if seen.any() else float("nan")
+    return float(np.clip((target.mean() - false) / (true - false), 0, 1)) if true > false else float("nan")
+
+
+def _redrawn(
+    rng: np.random.Generator, sides: Sequence[NDArray[np.float64]], seen: NDArray[np.bool_]
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
+    """The guesses on redrawn examples of redrawn models."""
+    examples = rng.integers(seen.shape[1], size=seen.shape[1])
+    target, null, retained = (rng.integers(len(side), size=len(side)) for side in sides)
+    return (
+        sides[0][np.ix_(target, examples)], sides[1][np.ix_(null, examples)], sides[2][np.ix_(retained, examples)],
+        seen[np.ix_(retained, examples)],
+    )  # fmt: skip
+
+
+def _rho_row(params: Mapping[str, Any], models: Sequence[Observed], distances: Distances) -> Row:
+    """The paper's number, descriptive: below 1 is no evidence, as it scatters around 1 without D_Q."""
     values = np.stack([distances.rho(model) for model in models])
-    seeds = (0, 1, 2) if len(models) > 1 else (1, 2)
-    return _row("rho", params, values, seeds, null=1.0)
+    return _row("rho", params, values, (0, 1, 2) if len(models) > 1 else (1, 2))
 
 
-def _row(
-    metric: str, params: Mapping[str, Any], values: NDArray[np.float64], seeds: Sequence[int], *, null: float | None = None
-) -> dict[str, Any]:
+def _row(metric: str, params: Mapping[str, Any], values: NDArray[np.float64], seeds: Sequence[int]) -> Row:
     """A mean over all but the last axis (the sample, then bootstrap replicates of examples), with its interval.
 
     Args:
         metric, params: of the row.
         values: (..., 1 + num_replicates).
         seeds: axes that are seeds of models; each adds the variance of its means.
-        null: the value without memory.
     """
     centre, half = _centre_and_half(values, seeds)
-    params = {**params, "interval": "seeds and examples" if seeds else "examples"}
-    interval = (max(0.0, centre - half), centre + half)
-    return summary_row(metric, params, centre, interval, n=values[..., 0].size, null_value=null)
+    over = "seeds and examples" if seeds else "examples"
+    return estimate(
+        metric, params, centre, n=values[..., 0].size, interval=Interval(max(0.0, centre - half), centre + half, over)
+    )
 
 
 def _centre_and_half(
@@ -130,36 +214,30 @@ def _centre_and_half(
     return float(means[0]), quantile * float(np.sqrt(variance))
 
 
-def _change_row(names: tuple[str, str], distances: Distances) -> dict[str, Any]:
+def _change_row(names: tuple[str, str], distances: Distances) -> Row:
     """The change of rho from one target to another, on the same examples, query and calibration models."""
     sides = []
     for name in names:
         models = [m for m in distances.models.values() if m.group == TARGET and m.target == name]
         sides.append(np.stack([distances.rho(model) for model in models]))
     centre, half = _centre_and_half(sides[1].mean(axis=0) - sides[0].mean(axis=0), (0, 1), apart=sides)
-    params = {"from": names[0], "to": names[1], "interval": "seeds and examples"}
-    if min(len(side) for side in sides) == 1:
-        params["interval"] = "the auditor's seeds and examples"  # a single target's own training is not in it
-    return summary_row(
-        "rho_change", params, centre, (centre - half, centre + half), n=sides[0][0][..., 0].size, null_value=0.0
+    params = {"from": names[0], "to": names[1]}
+    single = min(len(side) for side in sides) == 1  # a single target's own training is not in it
+    over = "the auditor's seeds and examples" if single else "seeds and examples"
+    return estimate(
+        "rho_change", params, centre, n=sides[0][0][..., 0].size, interval=Interval(centre - half, centre + half, over)
     )
 
 
-def _trust_rows(judge: Judge, spec: VerdictSpec) -> Iterator[dict[str, Any]]:
-    """How often the verdict is right on models whose truth is known, each judged by the others."""
-    for group, models in ((NULL, judge.null), (RETAINED, judge.retained)):
-        found = [judge.judge(model).verdict for model in models]
-        for verdict in VERDICTS:
-            hits = found.count(verdict)
-            params = {"target": f"{group} models", "verdict": verdict, "over": "models", "alpha": spec.alpha}
-            yield summary_row("share_of_verdicts", params, hits / len(found), wilson_interval(hits, len(found)), n=len(found))
+def _membership_rows(name: str, examples: pa.Table) -> Iterator[Row]:
+    """How well the likelihood ratio tells which examples of U a target has seen, where that is known.
 
-
-def _membership_rows(name: str, examples: pa.Table) -> Iterator[dict[str, Any]]:
-    """How well the likelihood ratio tells which examples of D_Q a target has seen, where that is known."""
+    The threshold is the k-th highest ratio of n examples that it has not seen, k = level (n + 1) rounded down: another such
+    example lies above it with probability k / (n + 1).
+    """
     frame = examples.to_pandas()
     frame = frame[(frame["target"] == name) & frame["member"].notna()]
-    by_level: dict[float, list[float]] = {}
+    by_level: dict[float, list[tuple[int, int]]] = {}
     for _, mine in frame.groupby("model"):
         member = mine["member"].to_numpy(dtype=bool)
         ratios = mine["log_likelihood_ratio"].to_numpy()
@@ -167,23 +245,28 @@ def _membership_rows(name: str, examples: pa.Table) -> Iterator[dict[str, Any]]:
             continue
         outside = np.sort(ratios[~member])
         for level in (0.01, RARE):
-            if (level == RARE and len(outside) < NON_MEMBERS_FOR_RARE) or len(outside) * level < 1:
+            allowed = int(level * (len(outside) + 1))
+            if (level == RARE and len(outside) < NON_MEMBERS_FOR_RARE) or not allowed:
                 continue
-            allowed = int(level * len(outside))
-            by_level.setdefault(level, []).append(float((ratios[member] > outside[-1 - allowed]).mean()))
-    for level, rates in by_level.items():
-        values = np.array(rates)
-        interval = None
-        if len(values) > 1 and np.ptp(values):
-            low, high = scipy.stats.t.interval(0.95, len(values) - 1, values.mean(), scipy.stats.sem(values))
-            interval = (max(0.0, float(low)), min(1.0, float(high)))
+            by_level.setdefault(level, []).append((int((ratios[member] > outside[-allowed]).sum()), int(member.sum())))
+    for level, counts in by_level.items():
+        rates = np.array([hits / count for hits, count in counts])
         params = {"target": name, "false_positive_rate": level, "compared": "likelihood_ratio"}
-        yield summary_row("true_positive_rate", params, float(values.mean()), interval, n=len(values), null_value=level)
+        yield estimate("true_positive_rate", params, float(rates.mean()), n=len(rates), interval=_rate_interval(counts))
+
+
+def _rate_interval(counts: Sequence[tuple[int, int]]) -> Interval | None:
+    """Over trainings, which need two; of one training there is none, as its threshold is estimated from few examples."""
+    rates = np.array([hits / count for hits, count in counts])
+    if len(rates) < 2 or not np.ptp(rates):
+        return None
+    low, high = scipy.stats.t.interval(0.95, len(rates) - 1, rates.mean(), scipy.stats.sem(rates))
+    return Interval(max(0.0, float(low)), min(1.0, float(high)), "trainings")
 
 
 def in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
-    """Whether a finding with these params is shown in brief: rho of everything, and how far verdicts can be trusted."""
-    return "kind" in params or "from" in params or (params.get("over") == "models" and "alpha" in params)
+    """Whether a finding with these params is shown in brief: traces, rho, and what the test finds in known models."""
+    return bool({"kind", "from", "alpha", "models", "assumes"} & params.keys())
 
 
 def curves(distances: Distances, recipe: Recipe) -> pa.Table:
@@ -197,7 +280,7 @@ def curves(distances: Distances, recipe: Recipe) -> pa.Table:
         first.setdefault((model.group, model.target), model)
     shown = next(m.decimals for m in distances.models.values() if m.group == TARGET)  # all curves as the first target's
     for (group, target), model in first.items():
-        values = np.sort(confidences(model.log_odds, shown))
+        values = np.sort(confidences(model.log_odds[distances.pool.query], shown))
         places = np.unique(np.linspace(0, len(values) - 1, min(400, len(values))).round().astype(int))
         for place in places:
             rows.append(

@@ -1,143 +1,133 @@
-"""Whether a model still answers as one that was trained on the query."""
+"""What is said of a target, and of a run."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import scipy.stats
-from numpy.typing import NDArray
+from memlib.audits.forgetting.recipe import (
+    FORGOTTEN,
+    NO_TRACE,
+    RETAINED,
+    REVERSED,
+    TARGET,
+    UNDECIDED,
+    Recipe,
+)
+from memlib.audits.forgetting.trace import FOUND
+from memlib.findings import BOUNDED, INCONCLUSIVE, SHOWN, Verdict, cannot_reject
 
-from memlib.audits.forgetting.distances import Distances, Observed, likelihoods
-from memlib.audits.forgetting.recipe import FORGOTTEN, NULL, RETAINED, UNDECIDED, VerdictSpec
-from memlib.stats.likelihood import rounded
+SENTENCES = {
+    RETAINED: "The model has used this data set.",
+    REVERSED: "The model treats this data set worse than data it never saw: a trace of having used it.",
+    FORGOTTEN: "No trace of this data set was found in the model, and at most {left} of it could be left.",
+    NO_TRACE: "No trace of this data set was found; that does not show that it was not used.",
+    UNDECIDED: "It cannot be said whether the model has used this data set.",
+}
 
 
 @dataclass(frozen=True)
-class Decision:
-    """A verdict with the chances it rests on.
+class Control:
+    """The positive control of a target.
 
     Attributes:
-        verdict: retained, forgotten or undecided.
-        p_null: that a null model lies as low as the target.
-        p_retained: that a retained model lies as high.
+        effect: of the known examples.
+        power: share of its redraws in which it is found.
+        share: of D_Q that is estimated to be left as the known examples are.
+        limit: its 95 % upper limit.
     """
 
-    verdict: str
-    p_null: float
-    p_retained: float
+    effect: float
+    power: float
+    share: float
+    limit: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is found often enough for its absence in D_Q to mean something."""
+        return self.effect > 0 and self.power >= FOUND
 
 
-def decide(
-    value: float,
-    null: NDArray[np.float64],
-    retained: NDArray[np.float64],
-    *,
-    alpha: float,
-    calibration: NDArray[np.float64] | None = None,
-) -> Decision:
-    """The verdict on a value, low where D_Q is remembered, against models that have and have not seen it.
+def outcome(row: Mapping[str, Any]) -> str:
+    """The outcome of a settled row of a target's trace."""
+    if row["verdict"] == SHOWN:
+        return RETAINED if row["value"] > 0 else REVERSED
+    return FORGOTTEN if row["verdict"] == BOUNDED else NO_TRACE
 
-    Each chance is Student's for one more value of the same kind (a prediction interval).
+
+def verdict(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> Verdict:
+    """The run's verdict in plain words.
 
     Args:
-        value: of the target.
-        null: (num_models,) of null models, at least 2.
-        retained: (num_models,) of retained models, at least 2.
-        alpha: level of all tests.
-        calibration: (num_models,) of calibration models, which saw none of D_Q either; a target that lies above them and
-            above null models is like no model that was trained as it should be (noise, a broken checkpoint, or, by rho,
-            surer of D_Q than any query model), and nothing is decided.
+        rows: of the summary, settled, with params as mappings.
+        recipe: targets and sets.
     """
-    p_null = _chance_below(value, null)
-    p_retained = 1 - _chance_below(value, retained)
-    if p_null < alpha:
-        return Decision(RETAINED, p_null, p_retained)
-    beyond = [1 - _chance_below(value, unaware) < alpha for unaware in (null, calibration) if unaware is not None]
-    return Decision(FORGOTTEN if p_retained < alpha and not all(beyond) else UNDECIDED, p_null, p_retained)
+    found = {row["params"]["target"]: row for row in rows if row["params"].get("kind") == TARGET}
+    outcomes = {name: row["params"]["outcome"] for name, row in found.items()}
+    word = SHOWN if any(row["verdict"] == SHOWN for row in found.values()) else INCONCLUSIVE
+    if all(row["verdict"] == BOUNDED for row in found.values()):
+        word = BOUNDED
+    if len(found) == 1:
+        ((_, row),) = found.items()
+        return Verdict(word, _sentence(row), f"{_explained(row, rows, recipe)} {_caution(recipe)}".strip())
+    used = sum(which in (RETAINED, REVERSED) for which in outcomes.values())
+    listed = "; ".join(f"{name}: {which}" for name, which in outcomes.items())
+    first = next((row for row in found.values() if row["verdict"] == SHOWN), next(iter(found.values())))
+    text = f"{listed}. {first['params']['target']}: {_explained(first, rows, recipe)} {_caution(recipe)}"
+    return Verdict(word, f"{used} of {len(found)} models were shown to have used this data set.", text.strip())
 
 
-def _chance_below(value: float, sample: NDArray[np.float64]) -> float:
-    """The chance that one more of the sample's kind lies at the value or below."""
-    count = len(sample)
-    spread = float(sample.std(ddof=1)) * np.sqrt(1 + 1 / count)
-    if spread == 0:
-        return 0.5 if value == sample[0] else float(value > sample[0])
-    return float(scipy.stats.t.cdf((value - sample.mean()) / spread, count - 1))
+def _sentence(row: Mapping[str, Any]) -> str:
+    return SENTENCES[row["params"]["outcome"]].format(left=_percent(row["params"].get("share_limit")))
 
 
-class Judge:
-    """Verdicts on models, from all of D_Q or from resampled examples and models."""
+def _percent(share: float | None) -> str:
+    return "an unknown share" if share is None else f"{100 * share:.0f} %"
 
-    def __init__(self, distances: Distances, verdict: VerdictSpec) -> None:
-        self._distances, self._spec = distances, verdict
-        of = {group: [m for m in distances.models.values() if m.group == group] for group in (NULL, RETAINED)}
-        self.null, self.retained = of[NULL], of[RETAINED]
 
-    def statistic(
-        self,
-        model: Observed,
-        *,
-        replicate: int = 0,
-        query: Sequence[int] | None = None,
-        calibration: Sequence[int] | None = None,
-    ) -> float:
-        """What the verdict compares, low where D_Q is remembered, from some query and calibration models."""
-        distances = self._distances
-        q = list(range(len(distances.query))) if query is None else list(query)
-        c = list(range(len(distances.calibration))) if calibration is None else list(calibration)
-        if self._spec.statistic == "rho":
-            return float(distances.rho(model)[np.ix_(q, c)][..., replicate].mean())
-        known = likelihoods([distances.query[i] for i in q], [distances.calibration[i] for i in c], model.decimals)
-        ratios = np.clip(known.ratio(rounded(model.log_odds, model.decimals)), -5, 5)  # no example decides alone
-        weights = distances.weights[replicate]
-        return -float(ratios @ weights / weights.sum())
-
-    def judge(self, model: Observed, **resampled: Any) -> Decision:
-        """The verdict on a model; it is not compared with itself."""
-        alike = {"decimals": model.decimals}
-        subset = {name: resampled.pop(name, None) for name in ("null", "retained")}
-        values = {}
-        for name, models in ((NULL, self.null), (RETAINED, self.retained)):
-            chosen = models if subset[name] is None else [models[i] for i in subset[name]]
-            others = [_alike(m, **alike) for m in chosen if (m.group, m.number) != (model.group, model.number)]
-            values[name] = np.array([self.statistic(m, **resampled) for m in others])
-        value = self.statistic(model, **resampled)
-        calibration = self._calibration_values(model, **resampled)
-        return decide(value, values[NULL], values[RETAINED], alpha=self._spec.alpha, calibration=calibration)
-
-    def _calibration_values(self, model: Observed, **resampled: Any) -> NDArray[np.float64] | None:
-        """Each calibration model's value by the others; None where they are too few to leave one out."""
-        given = resampled.pop("calibration", None)
-        chosen = list(range(len(self._distances.calibration))) if given is None else list(given)
-        if len(chosen) < 3:
-            return None
-        return np.array(
-            [
-                self.statistic(
-                    _alike(self._distances.calibration[one], decimals=model.decimals),
-                    calibration=[other for other in chosen if other != one],
-                    **resampled,
-                )
-                for one in chosen
-            ]
+def _explained(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> str:
+    at = row["params"]
+    if row["role"] != "test":
+        return (
+            "No examples were withheld at random with D_Q (sets.withheld), so nothing tells what the model would do with "
+            f"examples like D_Q that it never saw. rho = {row['value']:.2f}, the paper's number, is an estimate alone."
         )
+    tested = (
+        f"D_Q's {at['examples']} examples were compared with {at['withheld']} that were drawn at random with them and given "
+        f"to nobody (p = {row['p_adjusted']:.2g}, level {recipe.verdict.alpha:g} over all targets)."
+    )
+    if at["outcome"] in (RETAINED, REVERSED):
+        return f"{tested} A model that saw none of D_Q does this by chance alone, however it was trained."
+    if cannot_reject(row):
+        return f"{tested} With so few examples no outputs, however telling, could have been significant."
+    if at["outcome"] == FORGOTTEN:
+        return (
+            f"{tested} Examples that are known to be in the model are found in {_percent(at['control_power'])} of redraws; "
+            f"at most {_percent(at['share_limit'])} of D_Q could be left in the same way (95 % limit)."
+        )
+    return f"{tested} {_missed(at, rows, recipe)}"
 
-    def resampled(self, models: Sequence[Observed], *, count: int, seed: int) -> list[str]:
-        """Verdicts on one of the models at a time, from resampled examples and four fifths of the auditor's models."""
-        rng = np.random.default_rng(seed)
-        found = []
-        for replicate in range(count):
-            sizes = {
-                "query": len(self._distances.query), "calibration": len(self._distances.calibration),
-                "null": len(self.null), "retained": len(self.retained),
-            }  # fmt: skip
-            parts = {name: rng.permutation(size)[: max(2, -(-4 * size // 5))].tolist() for name, size in sizes.items()}
-            row = 1 + replicate % (len(self._distances.weights) - 1)
-            found.append(self.judge(models[int(rng.integers(len(models)))], replicate=row, **parts).verdict)
-        return found
+
+def _missed(at: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> str:
+    if at.get("control_power") is not None:
+        text = f"Examples that are known to be in the model are found in {_percent(at['control_power'])} of redraws only"
+        if at["control_power"] >= FOUND:
+            text = (
+                "Examples that are known to be in the model are found, but more of D_Q than the recipe allows could be left"
+            )
+        return f"{text} (95 % limit: {_percent(at.get('share_limit'))}), so absence is not shown."
+    power = next((r for r in rows if r["metric"] == "found_share" and r["params"]["target"] == "retained models"), None)
+    share = _percent(recipe.verdict.retained_mix["query"])
+    seen = "" if power is None else (
+        f"Of the auditor's own models that saw {share} of D_Q the same test finds {round(power['value'] * power['n'])} of "
+        f"{power['n']}, which says what it finds in models trained like them. "
+    )  # fmt: skip
+    return f"{seen}Without examples that are known to be in the model (sets.known) absence cannot be shown."
 
 
-def _alike(model: Observed, *, decimals: int | None) -> Observed:
-    """The model as if its outputs had been rounded like the target's."""
-    return model if decimals is None else Observed(model.group, model.target, model.number, model.log_odds, decimals)
+def _caution(recipe: Recipe) -> str:
+    if any(target.outputs is not None for target in recipe.targets.values()):
+        return (
+            "The outputs were supplied: an owner who knows which examples were withheld can make them say anything, so they "
+            "should be asked for all examples at once, in mixed order."
+        )
+    return ""
