@@ -7,7 +7,7 @@ from typing import Any
 from prefect import flow
 
 from flows.running import carry_out
-from memlib.audits.unique_feature import Cell, Net, Pull, Recipe, nets_of
+from memlib.audits.unique_feature import Cell, Net, Pull, Recipe, check_nulls, nets_of
 from memlib.data.canaries import Feature, build_feature
 from memlib.data.splits import TRAIN
 from memlib.errors import UserError
@@ -80,7 +80,7 @@ def audit(context: Context, recipe: Recipe) -> dict[str, Any]:
 
 
 def _audit_own(context: Context, recipe: Recipe, trained: TrainedSpec) -> dict[str, Any]:
-    """A model that was trained elsewhere: grey and black box against features that it cannot know."""
+    """A model that was trained elsewhere: the feature's scores among those of others of its kind."""
     shard: Ref = decode_images(context, recipe.data)
     splits: Ref = hold_out_examples(context, recipe.split, shard)
     probe: Ref | None = decode_images(context, recipe.probe.data) if recipe.probe.data is not None else None
@@ -92,8 +92,9 @@ def _audit_own(context: Context, recipe: Recipe, trained: TrainedSpec) -> dict[s
         data=data, models=trained, epoch=0, nets=nets, feature=feature, feature_spec=recipe.canary.feature, canaries=(),
         labels=(), probe=recipe.probe, other=probe, config=config,
     )  # fmt: skip
+    check_nulls(len(job.nulls), config.alpha)
     (found,) = score_nets(context, [job])
-    scores: Ref = summarize_own(context, found, config)
+    scores: Ref = summarize_own(context, found, config, recipe.canary)
     run = run_id(recipe, scores)
     cell = Scored("", 0, (), feature, data, (nets,), (), (found,))
     report: Ref = write_report(context, recipe, run, scores, [cell])

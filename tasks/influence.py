@@ -43,7 +43,7 @@ def sum_influence(
 
     spec = {"rates": list(rates), "epochs": list(epochs)}
     inputs = {"norms": [ref.key for ref in norms]} | data.inputs(TRAIN)
-    return run_stage(context, "self_influence", version=1, spec=spec, inputs=inputs, compute=compute)
+    return run_stage(context, "self_influence", version=2, spec=spec, inputs=inputs, compute=compute)
 
 
 def influence_of(

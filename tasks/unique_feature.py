@@ -9,15 +9,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from memlib.audits import unique_feature
-from memlib.audits.unique_feature import Config, Net, Pull
-from memlib.data.canaries import Feature, choose_canaries
+from memlib.audits.unique_feature import ByLabel, Config, Net, Pull
+from memlib.data.canaries import Feature, choose_canaries, null_kind
 from memlib.data.splits import TRAIN
 from memlib.specs import CanarySpec
 from memlib.store import Attempt, Ref
 from memlib.tables import CURVES, SUMMARY, UNIQUE_FEATURE_UNITS, write_table
 from memlib.training.fit import HISTORY
 from tasks.influence import read_influence
-from tasks.jobs import LATENT, UNITS, NetChunk, NetScores, TrainingData
+from tasks.jobs import BY_LABEL, LATENT, UNITS, NetChunk, NetScores, TrainingData, read_by_label
 from tasks.runtime import Context
 from tasks.scoring import CURVES_FILE, SUMMARY_FILE, UNITS_FILE
 from tasks.stage import run_jobs, run_stage, stage_task
@@ -56,7 +56,7 @@ def train_chunks(context: Context, chunks: Sequence[NetChunk]) -> Any:
 @stage_task("score nets")
 def score_nets(context: Context, jobs: Sequence[NetScores]) -> Any:
     """Shows the nets what they are scored on, artifact by artifact, on Ray."""
-    return run_jobs(context, "score_nets", jobs, version=1)
+    return run_jobs(context, "score_nets", jobs, version=2)
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,8 @@ def summarize_nets(context: Context, cells: Sequence[Scored], config: Config) ->
     """Calibrates on the controls and says what was found: units.parquet, curves.parquet, summary.parquet."""
 
     def compute(attempt: Attempt) -> None:
-        units = pa.concat_tables([_units(context, cell) for cell in cells])
+        by_label = {(cell.variant, cell.data_seed): _by_label(context, cell) for cell in cells}
+        units = pa.concat_tables([_units(context, cell, by_label[cell.variant, cell.data_seed], config) for cell in cells])
         write_table(units, UNIQUE_FEATURE_UNITS, attempt.path(UNITS_FILE))
         influence = {
             (cell.variant, cell.data_seed, str(canary["example_id"])): float(canary["self_influence"])
@@ -99,8 +100,11 @@ def summarize_nets(context: Context, cells: Sequence[Scored], config: Config) ->
             for canary in cell.canaries
             if canary["self_influence"] is not None
         }
-        summary = unique_feature.summarize(units, config, influence=influence)
-        summary = pa.concat_tables([summary, *(unique_feature.pull_rows(cell.variant, cell.pulls) for cell in cells)])
+        pulls: dict[str, list[Pull]] = {}
+        for cell in cells:
+            pulls.setdefault(cell.variant, []).extend(cell.pulls)
+        whole = {key: features["canary"] for key, features in by_label.items()}
+        summary = unique_feature.summarize(units, whole, config, influence=influence, pulls=pulls)
         write_table(summary, SUMMARY, attempt.path(SUMMARY_FILE))
         curves = [unique_feature.draw_curves(units, config), unique_feature.removal_curves(units)]
         curves += [unique_feature.canary_curves(units), *(_latent(context, cell) for cell in cells if config.latent)]
@@ -117,11 +121,25 @@ def summarize_nets(context: Context, cells: Sequence[Scored], config: Config) ->
         "influence": known,
     }
     inputs = {"scores": [[ref.key for ref in cell.scores] for cell in cells]}
-    return run_stage(context, "score", version=5, spec=spec, inputs=inputs, compute=compute, secret=True)
+    return run_stage(context, "score", version=6, spec=spec, inputs=inputs, compute=compute, secret=True)
 
 
-def _units(context: Context, cell: Scored) -> pa.Table:
-    units = pa.concat_tables([pq.read_table(context.store.local_path(ref, UNITS)) for ref in cell.scores])
+def _by_label(context: Context, cell: Scored) -> dict[str, ByLabel]:
+    """The grey- and black-box scores of a cell's nets at every label, by feature."""
+    nets = [net for group in cell.nets for net in group]
+    found = [read_by_label(context.store.local_path(ref, BY_LABEL)) for ref in cell.scores]
+    names = found[0][0]
+    scores = np.concatenate([scores for _, scores in found], axis=1)
+    return {name: ByLabel(nets, part) for name, part in zip(names, scores, strict=True)}
+
+
+def _units(context: Context, cell: Scored, by_label: Mapping[str, ByLabel], config: Config) -> pa.Table:
+    read = [pq.read_table(context.store.local_path(ref, UNITS)) for ref in cell.scores]
+    units = unique_feature.calibrate(pa.concat_tables(read))
+    epochs = dict(zip(_who(units), units["epoch"].to_pylist(), strict=True))
+    tops = pa.concat_tables([unique_feature.maxima(part, config, feature=name) for name, part in by_label.items()])
+    column = pa.array([epochs[net] for net in _who(tops)], type=pa.int64())
+    units = pa.concat_tables([units, tops.set_column(tops.schema.get_field_index("epoch"), "epoch", column)])
     ids = [str(canary["example_id"]) for canary in cell.canaries]
     names = [ids[canary] if canary < len(ids) else None for canary in units["canary"].to_pylist()]
     for name, values, kind in (
@@ -130,7 +148,11 @@ def _units(context: Context, cell: Scored) -> pa.Table:
         ("example_id", names, pa.string()),
     ):
         units = units.set_column(units.schema.get_field_index(name), name, pa.array(values, type=kind))
-    return unique_feature.calibrate(units)
+    return units
+
+
+def _who(units: pa.Table) -> list[tuple[int, bool]]:
+    return list(zip(units["net"].to_pylist(), units["control"].to_pylist(), strict=True))
 
 
 def _latent(context: Context, cell: Scored) -> pa.Table:
@@ -144,20 +166,19 @@ def _latent(context: Context, cell: Scored) -> pa.Table:
 
 
 @stage_task("score")
-def summarize_own(context: Context, scores: Ref, config: Config) -> Any:
+def summarize_own(context: Context, scores: Ref, config: Config, canary: CanarySpec) -> Any:
     """What was found on a model that was trained elsewhere: units.parquet, curves.parquet, summary.parquet."""
+    null = null_kind(canary.feature)
 
     def compute(attempt: Attempt) -> None:
-        units = pq.read_table(context.store.local_path(scores, UNITS))
-        for name, value, kind in (("variant", "", pa.string()), ("data_seed", 0, pa.int64())):
-            values = pa.array([value] * units.num_rows, type=kind)
-            units = units.set_column(units.schema.get_field_index(name), name, values)
+        names, found = read_by_label(context.store.local_path(scores, BY_LABEL))
+        units = unique_feature.own_units(names, found[:, 0], config, label=canary.label)
         write_table(units, UNIQUE_FEATURE_UNITS, attempt.path(UNITS_FILE))
-        write_table(unique_feature.summarize_own(units, config), SUMMARY, attempt.path(SUMMARY_FILE))
+        write_table(unique_feature.summarize_own(units, config, null=null), SUMMARY, attempt.path(SUMMARY_FILE))
         write_table(CURVES.arrow.empty_table(), CURVES, attempt.path(CURVES_FILE))
 
-    spec = {"alpha": config.alpha, "outputs": list(config.outputs)}
-    return run_stage(context, "score_own", version=1, spec=spec, inputs={"scores": scores.key}, compute=compute, secret=True)
+    spec = config.model_dump(mode="json", include={"alpha", "outputs", "bound"}) | {"null": null, "label": canary.label}
+    return run_stage(context, "score_own", version=2, spec=spec, inputs={"scores": scores.key}, compute=compute, secret=True)
 
 
 def _history(context: Context, cell: Scored) -> pa.Table:

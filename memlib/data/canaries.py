@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from memlib.data.glyphs import DIGITS, LETTERS, draw_text
+from memlib.data.names import other_names
 from memlib.errors import UserError
 from memlib.identity import derive_seed
 from memlib.specs import CanarySpec, FeatureSpec, GlyphFeature, PictureFeature, ScalarFeature
@@ -163,45 +164,92 @@ def _read_picture(path: str, mask: str | None, *, channels: int) -> tuple[NDArra
 
 
 def null_features(spec: FeatureSpec, shape: Sequence[int], count: int, *, seed: int) -> dict[str, Feature]:
-    """Features from the same generator that no model can know: other texts in the same typeface and place.
+    """Features of the same kind that the model was not asked about, to compare the feature with.
 
-    Each letter is replaced by a letter and each digit by a digit, so that nulls are exchangeable with the feature.
+    The comparison is only as good as this kind: a model that knows names reacts more to any name than to random
+    letters, so a name needs other names (GlyphFeature.nulls).
 
     Args:
         spec: the feature.
         shape: of an example.
-        count: how many at most; a text of one letter has 25 others.
+        count: how many at most; there may be fewer, such as 25 other single letters.
         seed: of the draws.
 
     Returns:
         features by name, all different from the feature and from each other.
 
     Raises:
-        UserError: for features without such a generator.
+        UserError: for features without others of their kind.
     """
     if isinstance(spec, PictureFeature) and spec.nulls is not None:
-        paths = sorted(p for p in Path(spec.nulls).glob("*") if p.suffix.lower() in (".png", ".bmp", ".gif"))
-        pictures = {p.name: build_feature(spec.model_copy(update={"path": str(p)}), shape) for p in paths}
-        own = build_feature(spec, shape).digest
-        others = {feature.digest: name for name, feature in pictures.items() if feature.digest != own}
-        if not others:
-            raise UserError(f"{spec.nulls} holds no .png, .bmp or .gif that differs from the feature's own picture")
-        return {name: pictures[name] for name in sorted(others.values())[:count]}
+        return _null_pictures(spec, spec.nulls, shape, count)
     if not isinstance(spec, GlyphFeature):
         raise UserError(
             f"there are no null features for a {spec.kind} feature; use a glyph, or a picture with a folder of others (nulls)"
         )
-    rng = np.random.default_rng(derive_seed(seed, "null features"))
-    alphabets = [_alphabet(c) for c in spec.text]
+    texts = null_texts(spec, count, seed=derive_seed(seed, "null features"))
+    return {text: build_feature(spec.model_copy(update={"text": text}), shape) for text in texts}
+
+
+def _null_pictures(spec: PictureFeature, folder: str, shape: Sequence[int], count: int) -> dict[str, Feature]:
+    paths = sorted(p for p in Path(folder).glob("*") if p.suffix.lower() in (".png", ".bmp", ".gif"))
+    pictures = {p.name: build_feature(spec.model_copy(update={"path": str(p)}), shape) for p in paths}
+    own = build_feature(spec, shape).digest
+    others = {feature.digest: name for name, feature in pictures.items() if feature.digest != own}
+    if not others:
+        raise UserError(f"{folder} holds no .png, .bmp or .gif that differs from the feature's own picture")
+    return {name: pictures[name] for name in sorted(others.values())[:count]}
+
+
+def null_kind(spec: FeatureSpec) -> str:
+    """What the null features of a feature are: names, letters, list or pictures."""
+    if not isinstance(spec, GlyphFeature):
+        return "pictures"
+    if spec.nulls is None:
+        return "letters" if any(c.isdigit() for c in spec.text) else "names"
+    return spec.nulls if spec.nulls in ("names", "letters") else "list"
+
+
+def null_texts(spec: GlyphFeature, count: int, *, seed: int) -> list[str]:
+    """Other texts of the same kind, at most `count`.
+
+    Args:
+        spec: the feature.
+        count: how many.
+        seed: of the draws.
+
+    Raises:
+        UserError: when there are none, or the user's list cannot be read.
+    """
+    kind = null_kind(spec)
+    if kind == "names":
+        return other_names(spec.text, count, seed=seed)
+    if kind == "letters":
+        return _other_letters(spec.text, count, seed=seed)
+    try:
+        lines = Path(str(spec.nulls)).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"canary.feature.nulls is names, letters or a file; cannot read {spec.nulls} ({error})") from error
+    texts = [text for text in dict.fromkeys(line.strip() for line in lines) if text and text != spec.text]
+    if not texts:
+        raise UserError(f"{spec.nulls} has no line besides {spec.text!r}; give a text a line")
+    order = np.random.default_rng(seed).permutation(len(texts))[:count]
+    return [texts[place] for place in order]
+
+
+def _other_letters(text: str, count: int, *, seed: int) -> list[str]:
+    """Each letter replaced by a letter and each digit by a digit."""
+    rng = np.random.default_rng(seed)
+    alphabets = [_alphabet(c) for c in text]
     possible = math.prod(len(a) for a in alphabets) - 1
     if not possible:
-        raise UserError(f"the text {spec.text!r} has no letter or digit that another could stand for")
-    found: dict[str, Feature] = {}
+        raise UserError(f"the text {text!r} has no letter or digit that another could stand for")
+    found: dict[str, None] = {}
     while len(found) < min(count, possible):
-        text = "".join(str(rng.choice(list(alphabet))) for alphabet in alphabets)
-        if text != spec.text and text not in found:
-            found[text] = build_feature(spec.model_copy(update={"text": text}), shape)
-    return found
+        other = "".join(str(rng.choice(list(alphabet))) for alphabet in alphabets)
+        if other != text:
+            found[other] = None
+    return list(found)
 
 
 def _alphabet(character: str) -> str:

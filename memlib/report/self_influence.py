@@ -1,6 +1,5 @@
 """What the self-influence page says and shows."""
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from memlib.audits.self_influence import Recipe
+from memlib.findings import verdict_of, with_params
 from memlib.report.figures import TARGET, data_uri, new_figure, percent_axis, save_figure
-from memlib.report.page import Page, Section, TableView
+from memlib.report.page import KINDS, Page, Section, TableView
 
 
 def build_page(
@@ -34,20 +34,21 @@ def build_page(
         facts: rows of the last section.
         folder: gets the figures.
     """
-    rows = [{**row, "params": json.loads(row["params"])} for row in summary.to_pylist()]
-    top = {row["params"]["top"]: row["value"] for row in rows if row["metric"] == "influence_share"}
+    rows = with_params(summary)
+    found, top = verdict_of(rows), [row for row in rows if row["metric"] == "influence_share"]
     count = recipe.report.gallery
     return Page(
         title=recipe.title,
         audit="self-influence",
         run=run,
-        verdict=f"1 % of the training examples hold {_percent(top[0.01])} of all self-influence.",
-        verdict_kind="odd",
-        lead="These are the examples that the model leans on themselves for: mislabelled, atypical, or carrying something "
-        "that no other example has. They are where to look first for memory; high self-influence alone is no proof of it.",
+        verdict=found.sentence,
+        verdict_kind=KINDS[found.word],
+        lead=found.explanation,
         numbers=[
-            (_percent(top[0.01]), "of self-influence in 1 % of the examples", ""),
-            (_percent(top[0.1]), "in 10 % of the examples", ""),
+            *(
+                (_percent(r["value"]), f"of self-influence in {100 * r['params']['top']:g} % of the examples", _interval(r))
+                for r in top
+            ),
             *(
                 (f"{r['value']:.2f}", "rank agreement of odd and even checkpoints", "")
                 for r in rows
@@ -72,6 +73,10 @@ def build_page(
 
 def _percent(value: float) -> str:
     return f"{100 * value:.1f} %"
+
+
+def _interval(row: Mapping[str, Any]) -> str:
+    return "" if row["ci_low"] is None else f"95 % over examples: {_percent(row['ci_low'])} to {_percent(row['ci_high'])}"
 
 
 def _curve(curves: pa.Table, folder: Path) -> Section:

@@ -1,6 +1,6 @@
 """Specs of unique features and of the examples that carry them."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -9,6 +9,8 @@ from memlib.specs.base import Spec
 
 class GlyphFeature(Spec):
     """A text burnt into the image; the whole rectangle is overwritten."""
+
+    added_later: ClassVar[frozenset[str]] = frozenset({"nulls"})
 
     kind: Literal["glyph"]
     text: str = Field(default="A", min_length=1)
@@ -27,6 +29,9 @@ class GlyphFeature(Spec):
     """Grey value behind them."""
     cover: bool = False
     """Overlay a rectangle of the paper's grey over the same place in all other images."""
+    nulls: str | None = None
+    """Texts of the same kind, the null of a model trained elsewhere: names (other people's), letters (random ones, for
+    codes), or a file with a text a line. By default names for a text of letters alone, letters for one with digits."""
 
 
 class ScalarFeature(Spec):

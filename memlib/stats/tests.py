@@ -1,4 +1,4 @@
-"""Intervals and tests for proportions and paired comparisons: t, bootstrap, sign flips, McNemar, Wilson."""
+"""Intervals and tests for proportions and paired comparisons: t, bootstrap, sign flips, McNemar, beta-binomial."""
 
 import math
 from collections.abc import Iterator
@@ -74,12 +74,47 @@ def mean_interval(values: NDArray[np.float64], *, replicates: int, seed: int, le
     return float(low), float(high)
 
 
-def sign_flip_p(differences: NDArray[np.float64], *, permutations: int, seed: int) -> float:
-    """One-sided p-value of a mean of independent differences whose sign would be chance under the null."""
-    drawn = [
-        (1 - 2 * flips) @ differences / len(differences) for flips in sign_flips(len(differences), permutations, seed=seed)
-    ]
-    return permutation_p(float(differences.mean()), np.concatenate(drawn))
+def exact_interval(hits: int, count: int, *, level: float = 0.95) -> tuple[float, float]:
+    """Clopper and Pearson's interval of a proportion of `count` independent units."""
+    interval = scipy.stats.binomtest(hits, count).proportion_ci(level, method="exact")
+    return float(interval.low), float(interval.high)
+
+
+def exchanges(num_units: int, permutations: int, *, seed: int) -> NDArray[np.int8]:
+    """Signs of units under exchanges of their two sides: all but the identity where these are few, random ones otherwise.
+
+    Together with the observed signs, (1 + b) / (1 + len) is then an exact p-value.
+
+    Args:
+        num_units: whose sides may be exchanged.
+        permutations: at most so many.
+        seed: of the draws.
+
+    Returns:
+        (num_exchanges, num_units) of 1 and -1.
+    """
+    if num_units < 62 and 2**num_units - 1 <= permutations:
+        bits = np.arange(1, 2**num_units)[:, None] >> np.arange(num_units) & 1
+        return (1 - 2 * bits).astype(np.int8)
+    draws = np.random.default_rng(seed).integers(0, 2, size=(permutations, num_units), dtype=np.int8)
+    return np.asarray(1 - 2 * draws, dtype=np.int8)
+
+
+def threshold_rank(num_controls: int, alpha: float) -> int:
+    """The k for which a new score exceeds the k-th largest of exchangeable controls with probability k / (n + 1) <= alpha.
+
+    0 where even the largest is exceeded more often: there are fewer than 1 / alpha - 1 controls.
+    """
+    return math.floor(alpha * (num_controls + 1) * (1 + 1e-12))
+
+
+def exceedance_p(hits: int, count: int, *, rank: int, num_controls: int) -> float:
+    """P-value of how many of `count` new scores exceed the `rank`-th largest of the controls' scores.
+
+    The threshold is itself estimated: when all scores are exchangeable the number is
+    BetaBinomial(count, rank, num_controls + 1 - rank), which is wider than a binomial.
+    """
+    return float(scipy.stats.betabinom.sf(hits - 1, count, rank, num_controls + 1 - rank))
 
 
 def bootstrap_weights(strata: NDArray[np.int64], replicates: int, *, seed: int) -> Iterator[NDArray[np.float32]]:

@@ -5,9 +5,10 @@ from tasks.jobs.gradients import NORMS, CheckpointNorms
 from tasks.jobs.models import load_net
 from tasks.jobs.nets import NetChunk
 from tasks.jobs.outputs import OUTPUTS, ModelOutputs
-from tasks.jobs.scores import LATENT, UNITS, NetScores
+from tasks.jobs.scores import BY_LABEL, LATENT, UNITS, NetScores, read_by_label
 
 __all__ = [
+    "BY_LABEL",
     "LATENT",
     "NORMS",
     "OUTPUTS",
@@ -18,4 +19,5 @@ __all__ = [
     "NetScores",
     "TrainingData",
     "load_net",
+    "read_by_label",
 ]

@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,12 @@ from memlib.tables import UNIQUE_FEATURE_UNITS, write_table
 from tasks.jobs.data import TrainingData
 from tasks.jobs.models import Take, load_any, load_nets, own_key, trained_epochs
 
-UNITS, LATENT = "units.parquet", "latent.npy"
+UNITS, BY_LABEL, LATENT = "units.parquet", "by_label.npz", "latent.npy"
 
 
 @dataclass(frozen=True)
 class NetScores:
-    """Scores of nets that stand in one artifact, after training: units.parquet.
+    """Scores of nets that stand in one artifact, after training: units.parquet, by_label.npz.
 
     Attributes:
         data: the training examples.
@@ -63,7 +64,7 @@ class NetScores:
             "config": self.config.model_dump(mode="json", include=shown),
             "probe": {"kind": self.probe.kind, "count": self.probe.count},
             "feature": self.feature.digest,
-            "nulls": {name: feature.digest for name, feature in self._nulls().items()},
+            "nulls": {name: feature.digest for name, feature in self.nulls.items()},
             "canaries": list(self.canaries),
             "labels": list(self.labels),
             "nets": [[n.number, n.canary, n.control, n.seed, n.label] for n in self.nets],
@@ -77,7 +78,9 @@ class NetScores:
         other = {"probe": self.other.key} if self.other is not None else {}
         return {"models": own_key(self.models)} | self.data.inputs(TRAIN, *held_out) | other
 
-    def _nulls(self) -> dict[str, Feature]:
+    @property
+    def nulls(self) -> dict[str, Feature]:
+        """Other features of the same kind, by name."""
         if not self.config.null_features:
             return {}
         shape = self.data.images.shape[1:]
@@ -94,25 +97,30 @@ class NetScores:
         return self.models if isinstance(self.models, Ref) else None
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
-        """Shows the nets everything and fills the artifact."""
+        """Show the nets everything and fill the artifact."""
         show = _Show(self, *load_any(self.data.store, self.models, self.epoch, self.data.num_classes, device), device)
-        parts = [unique_feature.score(self.nets, show.everything(self.feature, random=True), self.config)]
+        whole = show.everything(self.feature, random=True)
+        parts = [unique_feature.score(self.nets, whole, self.config)]
+        by_label = {"canary": unique_feature.score_by_label(whole, self.config)}
         for count in self.config.removed_pixels:
             partial = self.feature.without(count, seed=derive_seed(self.config.seed, "removed pixels"))
-            part = unique_feature.score(self.nets, show.everything(partial), self.config, metrics=("m_white",))
+            part = unique_feature.score(self.nets, show.white(partial), self.config, random=False)
             parts.append(_named(part, f"canary without {count} px"))
-        if self.config.null_features:
-            for name, feature in self._nulls().items():
-                parts.append(_named(unique_feature.score(self.nets, show.everything(feature), self.config), name))
-        epochs = trained_epochs(self.data.store, self.models, self.epoch) if isinstance(self.models, Ref) else [0]
-        position = {(net.number, net.control): i for i, net in enumerate(self.nets)}
-        table = pa.concat_tables(parts)
-        who = zip(table["net"].to_pylist(), table["control"].to_pylist(), strict=True)
-        column_of = [epochs[position[net]] for net in who]
-        table = table.set_column(table.schema.get_field_index("epoch"), "epoch", pa.array(column_of, type=pa.int64()))
-        write_table(table, UNIQUE_FEATURE_UNITS, attempt.path(UNITS))
+        for name, feature in self.nulls.items():
+            other = show.everything(feature)
+            parts.append(_named(unique_feature.score(self.nets, other, self.config, random=False), name))
+            by_label[name] = unique_feature.score_by_label(other, self.config)
+        np.savez(attempt.path(BY_LABEL), features=np.array(list(by_label)), scores=np.stack(list(by_label.values())))
+        write_table(self._with_epochs(pa.concat_tables(parts)), UNIQUE_FEATURE_UNITS, attempt.path(UNITS))
         if self.config.latent:
             self._write_latent(attempt, device)
+
+    def _with_epochs(self, units: pa.Table) -> pa.Table:
+        epochs = trained_epochs(self.data.store, self.models, self.epoch) if isinstance(self.models, Ref) else [0]
+        position = {(net.number, net.control): i for i, net in enumerate(self.nets)}
+        who = zip(units["net"].to_pylist(), units["control"].to_pylist(), strict=True)
+        column_of = [epochs[position[net]] for net in who]
+        return units.set_column(units.schema.get_field_index("epoch"), "epoch", pa.array(column_of, type=pa.int64()))
 
     def _write_latent(self, attempt: Attempt, device: torch.device) -> None:
         """latent.npy (2, num_nets, num_units): share of probe examples that excite a unit only with feature, partner."""
@@ -125,6 +133,12 @@ class NetScores:
             for examples in (other, self.feature.insert(other), partner)
         )
         np.save(attempt.path(LATENT), np.stack([(excited & ~clean).mean(axis=1) for excited in shown]))
+
+
+def read_by_label(path: Path) -> tuple[list[str], NDArray[np.float64]]:
+    """The features of a by_label.npz and (num_features, num_nets, num_settings, num_classes, 4), see score_by_label."""
+    with np.load(path) as file:
+        return [str(name) for name in file["features"]], file["scores"]
 
 
 def _named(units: pa.Table, feature: str) -> pa.Table:
@@ -148,13 +162,18 @@ class _Show:
         self._clean = {label: self._scores(job.feature.clean(images)) for label, images in self._examples.items()}
         self._clean_other = self._scores(job.feature.clean(self._other))
 
+    def white(self, feature: Feature) -> Shown:
+        """The class scores of the canaries' own labels alone."""
+        pairs = {label: self._pair(feature, label) for label in self._job.labels}
+        return Shown(self._job.labels, pairs, (self._clean_other, self._clean_other), {}, [])
+
+    def _pair(self, feature: Feature, label: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        return self._clean[label], self._scores(feature.insert(self._job.feature.clean(self._examples[label])))
+
     def everything(self, feature: Feature, *, random: bool = False) -> Shown:
         """The class scores that the scores need."""
         job = self._job
-        by_label = {
-            label: (self._clean[label], self._scores(feature.insert(job.feature.clean(images))))
-            for label, images in self._examples.items()
-        }
+        by_label = {label: self._pair(feature, label) for label in self._examples}
         other = self._clean_other, self._scores(feature.insert(job.feature.clean(self._other)))
         draws = [derive_seed(job.config.seed, "partner", draw) for draw in range(job.config.random_draws if random else 0)]
         random_by_label = {

@@ -71,7 +71,7 @@ def test_a_planted_feature_is_found_and_everything_is_published(moons: tuple[Mem
     _, store, manifest = moons
     head = manifest["findings"][0]
     assert head["metric"] == "m_white"
-    assert head["verdict"] == "above_null"
+    assert (head["verdict"], head["conclusion"]) == ("shown", "shown")
     tables = published(store, manifest)
     units = tables["units"]
     assert set(units["metric"].to_pylist()) == {"m_white", "m_grey", "m_black", "m_w", "m_kl"}
@@ -193,8 +193,10 @@ def test_ones_own_model_is_scored_without_training(own: Memlib, tmp_path: Path) 
     assert head["n"] == 25
     assert 1 / 26 <= head["p_value"] <= 1
     assert {json.loads(row["params"])["setting"] for row in manifest["findings"]} == {"grey", "black"}
+    assert {json.loads(row["params"])["null"] for row in manifest["findings"]} == {"names"}
+    assert head["conclusion"] in ("inconclusive", "shown")
     assert not list(tmp_path.glob("store/artifacts/train*"))
-    assert "among others that the model cannot know" in Path(manifest["report"]).read_text()
+    assert "The feature among others of its kind" in Path(manifest["report"]).read_text()
 
 
 @pytest.mark.parametrize(
@@ -208,6 +210,8 @@ def test_ones_own_model_is_scored_without_training(own: Memlib, tmp_path: Path) 
         ("trained.outputs=probabilities", "outputs are not; set it to logits"),
         ("trained.model=factory:nan_model", "not finite"),
         ("canary.feature.left=10", "does not fit into an image of 28 x 28"),
+        ("score.null_features=18", "a rank among them needs 19"),
+        ("canary.label=7", "no example has that class"),
     ],
 )
 def test_what_does_not_fit_ones_own_model(own: Memlib, tmp_path: Path, setting: str, said: str) -> None:
@@ -233,6 +237,7 @@ report: {{gallery: 3}}
     units = published(tmp_path / "store", manifest)["units"]
     assert units.num_rows == 12
     assert all(value > 0 for value in units["self_influence"].to_pylist())
+    assert manifest["findings"][0]["conclusion"] == "descriptive"
     assert "Highest self-influence" in Path(manifest["report"]).read_text()
     assert newest(tmp_path / "store")["audit"] == "self_influence"
 
@@ -264,4 +269,5 @@ def test_one_seed_says_that_it_says_nothing(moons: tuple[Memlib, Path, dict[str,
     tiny, _, _ = moons
     manifest = tiny.audit(tmp_path / "store", "nets.seeds=1", "nets.controls=1", "training.epochs=2")
     assert not any(row["metric"].startswith("proportion") for row in manifest["findings"])
+    assert manifest["findings"][0]["conclusion"] == "inconclusive"
     assert "One seed says nothing about chance." in Path(manifest["report"]).read_text()

@@ -10,9 +10,9 @@ memorized it is surer of the canary's label on examples with the feature (x_u) t
     M_kl    = mean over D_r of KL(f(x_c) || f(x_u)) - KL(f(x_c) || f(x_r))                          (2022, Eq. 1)
 
 The published criterion, a paired t-test over examples, speaks of one net and calls many nets memorizing that never
-saw the feature. So every canary net has a control: same seed, same examples, the feature left out. A net's
-calibrated p is the rank of its score among the controls of other seeds, which take the same maxima; what is claimed
-is the excess over the controls.
+saw the feature. So every canary net has a control: same seed, same examples, the feature left out. The maxima of grey and
+black box are taken of scores that are centred at each label by the controls of other seeds. The test exchanges canary nets
+and controls within pairs; a single net's calibrated p is the rank of its score among the controls of other seeds.
 """
 
 from memlib.audits.unique_feature.curves import (
@@ -23,6 +23,7 @@ from memlib.audits.unique_feature.curves import (
     removal_curves,
     strongest,
 )
+from memlib.audits.unique_feature.maxima import ByLabel, maxima
 from memlib.audits.unique_feature.measures import (
     divergence,
     m_kl,
@@ -30,16 +31,19 @@ from memlib.audits.unique_feature.measures import (
     m_of_labels,
     m_w,
 )
+from memlib.audits.unique_feature.own import check_nulls, own_units, summarize_own
 from memlib.audits.unique_feature.recipe import (
     Cell,
     Config,
     Output,
     Recipe,
 )
-from memlib.audits.unique_feature.scoring import Net, Pull, Shown, calibrate, nets_of, score
-from memlib.audits.unique_feature.summary import in_brief, pull_rows, summarize, summarize_own
+from memlib.audits.unique_feature.scoring import Net, Pull, Shown, calibrate, nets_of, score, score_by_label
+from memlib.audits.unique_feature.summary import in_brief, summarize
+from memlib.audits.unique_feature.verdict import score_name
 
 __all__ = [
+    "ByLabel",
     "Cell",
     "Config",
     "Net",
@@ -49,6 +53,7 @@ __all__ = [
     "Shown",
     "calibrate",
     "canary_curves",
+    "check_nulls",
     "divergence",
     "draw_curves",
     "epoch_curves",
@@ -58,10 +63,13 @@ __all__ = [
     "m_of_label",
     "m_of_labels",
     "m_w",
+    "maxima",
     "nets_of",
-    "pull_rows",
+    "own_units",
     "removal_curves",
     "score",
+    "score_by_label",
+    "score_name",
     "strongest",
     "summarize",
     "summarize_own",

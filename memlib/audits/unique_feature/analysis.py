@@ -1,13 +1,18 @@
-"""Which scores count, and what the nets of one setting say together."""
+"""Which scores count, and what the nets of one setting say together.
 
-from collections.abc import Iterator
+Nets are nested in canaries and canaries in draws of the data. What an interval is over is the highest of these levels
+that was sampled more than once: its units are means of what lies below them.
+"""
+
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from memlib.audits.unique_feature.recipe import SEEDS_FOR_INTERVAL, SETTING, Config
+from memlib.audits.unique_feature.recipe import SETTING, Config
+from memlib.stats.tests import threshold_rank
 
 
 def counting(units: pa.Table) -> NDArray[np.bool_]:
@@ -37,25 +42,82 @@ class Analysis:
     def __init__(self, units: pa.Table, config: Config) -> None:
         control = np.array(units["control"].to_pylist(), dtype=bool)
         self.values = units["value"].to_numpy()
+        self.canary = units["canary"].to_numpy()
         self.published = (units["published_p"].to_numpy() < config.alpha) & (self.values > 0)
-        ranks = units["calibrated_p"].to_pylist()
         self.nets, self.controls = np.flatnonzero(~control), np.flatnonzero(control)
-        possible = None not in ranks and 1 / max(1, len(self.controls)) <= config.alpha  # a control has one other fewer
-        self.calibrated = np.array([p <= config.alpha for p in ranks]) if possible else None
         keys = list(zip(units["seed"].to_pylist(), units["canary"].to_pylist(), strict=True))
         by_key = {keys[i]: i for i in self.controls}
         pairs = [(i, by_key[keys[i]]) for i in self.nets if keys[i] in by_key]
         self.pairs = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-        self.one_seed = len({keys[i][0] for i in self.nets}) < SEEDS_FOR_INTERVAL
-
-    @property
-    def criteria(self) -> dict[str, NDArray[np.bool_]]:
-        """The calibrated criterion first, where there are controls enough."""
-        found = {} if self.calibrated is None else {"calibrated": self.calibrated}
-        return found | {"published": self.published}
+        self.keys = [keys[i] for i, _ in pairs]
+        self.one_seed = len({keys[i][0] for i in self.nets}) < 2
+        ranked = units["metric"][0].as_py() in ("m_white", "m_w")
+        self.one_label = not ranked or len(set(units["label"].to_pylist())) == 1
+        self.rank = threshold_rank(len(self.controls), config.alpha)
 
     @property
     def gains(self) -> NDArray[np.float64]:
         """Score of each canary net minus its control's."""
         gains: NDArray[np.float64] = self.values[self.pairs[:, 0]] - self.values[self.pairs[:, 1]]
         return gains
+
+    @property
+    def calibrated(self) -> NDArray[np.bool_] | None:
+        """Which nets exceed the rank-th largest of the controls, which a new control does with probability alpha at most.
+
+        None with fewer than 1 / alpha - 1 controls, and where canaries of several labels have no common threshold.
+        """
+        if not self.rank or not self.one_label:
+            return None
+        threshold = np.sort(self.values[self.controls])[-self.rank]
+        beyond: NDArray[np.bool_] = self.values > threshold
+        return beyond
+
+    @property
+    def criteria(self) -> dict[str, NDArray[np.bool_]]:
+        """The calibrated criterion first, where there are controls enough."""
+        calibrated = self.calibrated
+        found = {} if calibrated is None else {"calibrated": calibrated}
+        return found | {"published": self.published}
+
+
+def level_of(canaries: Sequence[NDArray[np.int64]]) -> str:
+    """What an interval is over: data, canaries or nets.
+
+    Args:
+        canaries: the canary of each net, an array a draw of the data.
+    """
+    if len(canaries) > 1:
+        return "data"
+    return "canaries" if len(np.unique(canaries[0])) > 1 else "nets"
+
+
+def unit_means(values: Sequence[NDArray[np.float64]], canaries: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
+    """The means of the units that an interval is over.
+
+    Args:
+        values: of each net, an array a draw of the data.
+        canaries: of each net, alike.
+
+    Returns:
+        (num_units,): draws (means over canaries), canaries (means over nets), or the nets themselves.
+    """
+    if len(values) == 1 and len(np.unique(canaries[0])) == 1:
+        return np.asarray(values[0], dtype=np.float64)
+    by_canary = [_means_by(value, canary) for value, canary in zip(values, canaries, strict=True)]
+    return by_canary[0] if len(values) == 1 else np.array([means.mean() for means in by_canary])
+
+
+def unit_weights(canaries: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
+    """The weight of each net in the mean of unit_means: (num_nets in all draws,), summing to 1."""
+    parts = []
+    for canary in canaries:
+        _, place, count = np.unique(canary, return_inverse=True, return_counts=True)
+        parts.append(1 / (len(canaries) * len(count) * count[place]))
+    return np.concatenate(parts)
+
+
+def _means_by(values: NDArray[np.float64], groups: NDArray[np.int64]) -> NDArray[np.float64]:
+    _, place, count = np.unique(groups, return_inverse=True, return_counts=True)
+    means: NDArray[np.float64] = np.bincount(place, weights=values) / count
+    return means

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -22,12 +22,13 @@ from memlib.specs import (
 
 Output = Literal["probability", "logit"]
 CONTROLS_FOR_P = 19  # below, no net can have a calibrated p of .05
-SEEDS_FOR_INTERVAL = 2
 SETTING = {"m_white": "white", "m_grey": "grey", "m_black": "black", "m_w": "white", "m_kl": "black"}
 
 
 class Config(Spec):
     """How nets are scored."""
+
+    added_later: ClassVar[frozenset[str]] = frozenset({"bound"})
 
     outputs: tuple[Output, ...] = ("probability", "logit")
     """What M is computed on; the first is the headline. Eq. 1 says probability, the published numbers are on logits."""
@@ -44,7 +45,10 @@ class Config(Spec):
     latent: bool = False
     """Find the units before the class scores that only the feature excites (2022, A.6); needs nets.same_seed."""
     null_features: int = Field(default=0, ge=0)
-    """Score also other features from the same generator, the null of a model trained elsewhere."""
+    """Score also other features of the same kind, the null of a model trained elsewhere (see canary.feature.nulls)."""
+    bound: float | None = Field(default=None, gt=0)
+    """A difference of the headline's score that would be too small to matter, fixed before the run: when the 95 % upper
+    bound lies below it, the verdict is bounded."""
     replicates: int = Field(default=2000, ge=100)
     """Bootstrap replicates."""
     permutations: int = Field(default=9999, ge=100)
@@ -121,7 +125,8 @@ class Recipe(Spec):
             "variants": self.variants, "data_seeds": self.data_seeds > 1, "nets": self.nets != NetsSpec(),
             "influence": self.influence != InfluenceSpec(), "score.per_epoch": self.score.per_epoch,
             "score.removed_pixels": self.score.removed_pixels, "score.latent": self.score.latent,
-            "canary (but for its feature)": self.canary != CanarySpec(feature=self.canary.feature),
+            "canary (but for its feature and label)": self.canary
+            != CanarySpec(feature=self.canary.feature, label=self.canary.label),
         }  # fmt: skip
         used = [name for name, value in idle.items() if value]
         if used:

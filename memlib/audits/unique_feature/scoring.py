@@ -1,4 +1,4 @@
-"""A row a score of a net, and what its controls say of it."""
+"""Per-model scores, calibrated against their controls."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from memlib.audits.unique_feature.measures import divergence, m_kl, m_of_labels, m_w, of_label, to_output
+from memlib.audits.unique_feature.measures import divergence, log_softmax, m_kl, m_of_labels, m_w, of_label, to_output
 from memlib.audits.unique_feature.recipe import CONTROLS_FOR_P, Config, Output
 from memlib.identity import derive_seed
 from memlib.specs import (
@@ -67,56 +67,72 @@ class Shown:
     random_other: Sequence[NDArray[Any]]
 
 
-METRICS = ("m_white", "m_grey", "m_black")
-
-
-def score(nets: Sequence[Net], shown: Shown, config: Config, *, metrics: Sequence[str] = METRICS) -> pa.Table:
-    """Every score of some nets.
+def score(nets: Sequence[Net], shown: Shown, config: Config, *, random: bool = True) -> pa.Table:
+    """Every score that has one label or none: m_white, and m_w and m_kl where there are random partners.
 
     In the white box a net is scored at each label that some canary of the cell has, so that a control can calibrate
     any of them.
 
     Args:
         nets: in the order of the arrays.
-        shown: their class scores; m_w and m_kl are taken where there are random partners.
+        shown: their class scores.
         config: outputs.
-        metrics: which of m_white, m_grey and m_black.
+        random: whether m_w and m_kl are taken.
 
     Returns:
         tables.UNIQUE_FEATURE_UNITS without variant, data_seed, epoch and the p-values that need controls.
     """
     rows: list[dict[str, Any]] = []
     for output in config.outputs:
-        if "m_white" in metrics or "m_grey" in metrics:
-            rows += _rows_by_label(nets, shown, output, metrics)
-        if "m_black" in metrics:
-            black, p = m_of_labels(*shown.other, output)
-            clean, featured = (to_output(a, output).mean(axis=1) for a in shown.other)
-            for i, net in enumerate(nets):
-                top = int(black[i].argmax())
-                means = (featured[i, top], clean[i, top])
-                rows.append(_unit(net, "m_black", output, (black[i, top], p[i, top]), top, means, shown.other[0].shape[1]))
-    rows += _random_rows(nets, shown)
+        rows += _white_rows(nets, shown, output)
+    if random:
+        rows += _random_rows(nets, shown)
     return pa.Table.from_pylist(rows, schema=UNIQUE_FEATURE_UNITS.arrow)
 
 
-def _rows_by_label(nets: Sequence[Net], shown: Shown, output: Output, metrics: Sequence[str]) -> Iterator[dict[str, Any]]:
-    wanted = shown.by_label if "m_grey" in metrics else {label: shown.by_label[label] for label in shown.labels}
-    values = {label: [of_label(a, label, output) for a in pair] for label, pair in wanted.items()}
-    found = {label: paired_t(featured - clean) for label, (clean, featured) in values.items()}
-    means = {label: [a.mean(axis=1) for a in pair] for label, pair in values.items()}
+def _white_rows(nets: Sequence[Net], shown: Shown, output: Output) -> Iterator[dict[str, Any]]:
+    for label in shown.labels:
+        clean, featured = (of_label(a, label, output) for a in shown.by_label[label])
+        value, p = paired_t(featured - clean)
+        means = featured.mean(axis=1), clean.mean(axis=1)
+        for i, net in enumerate(nets):
+            yield unit(net, "m_white", output, (value[i], p[i]), label, (means[0][i], means[1][i]), clean.shape[1])
 
-    def row(metric: str, net: Net, i: int, label: int, tried: int) -> dict[str, Any]:
-        clean, featured = means[label]
-        at = (found[label][0][i], found[label][1][i])
-        return _unit(net, metric, output, at, label, (featured[i], clean[i]), wanted[label][0].shape[1], tried=tried)
 
-    for i, net in enumerate(nets):
-        if "m_white" in metrics:
-            yield from (row("m_white", net, i, label, 1) for label in shown.labels)
-        if "m_grey" in metrics:
-            best = max(found, key=lambda label: (found[label][0][i], -label))
-            yield row("m_grey", net, i, best, len(found))
+def score_by_label(shown: Shown, config: Config) -> NDArray[np.float64]:
+    """The grey- and black-box scores of some nets at every label, of which the maximum is taken later.
+
+    The maximum needs the controls: a label that any feature pushes would otherwise hide the canary's own.
+
+    Args:
+        shown: their class scores.
+        config: outputs.
+
+    Returns:
+        (num_nets, 2 * num_outputs, num_classes, 4): mean with the feature, mean without, p of the paired t-test, and the
+        number of examples; for each output the grey box, then the black box; NaN at labels without examples.
+    """
+    parts = []
+    for output in config.outputs:
+        parts += [_grey(shown, output), _black(shown, output)]
+    return np.stack(parts, axis=1)
+
+
+def _grey(shown: Shown, output: Output) -> NDArray[np.float64]:
+    num_nets, _, num_classes = shown.other[0].shape
+    found = np.full((num_nets, num_classes, 4), np.nan)
+    for label, pair in shown.by_label.items():
+        clean, featured = (of_label(a, label, output) for a in pair)
+        _, p = paired_t(featured - clean)
+        count = np.full(num_nets, clean.shape[1])
+        found[:, label] = np.stack([featured.mean(axis=1), clean.mean(axis=1), p, count], axis=1)
+    return found
+
+
+def _black(shown: Shown, output: Output) -> NDArray[np.float64]:
+    clean, featured = (to_output(a, output).mean(axis=1) for a in shown.other)
+    _, p = m_of_labels(*shown.other, output)
+    return np.stack([featured, clean, p, np.full(p.shape, shown.other[0].shape[1])], axis=2)
 
 
 def _random_rows(nets: Sequence[Net], shown: Shown) -> Iterator[dict[str, Any]]:
@@ -124,20 +140,20 @@ def _random_rows(nets: Sequence[Net], shown: Shown) -> Iterator[dict[str, Any]]:
         featured = shown.by_label[label][1]
         for draw, random in enumerate(draws):
             value, p = m_w(featured, random, label)
-            levels = [of_label(a, label, "probability").mean(axis=1) for a in (featured, random)]
+            levels = [log_softmax(a)[..., label].mean(axis=1) for a in (featured, random)]
             for i, net in enumerate(nets):
                 means = (levels[0][i], levels[1][i])
-                yield _unit(net, "m_w", "log_probability", (value[i], p[i]), label, means, featured.shape[1], draw=draw)
+                yield unit(net, "m_w", "log_probability", (value[i], p[i]), label, means, featured.shape[1], draw=draw)
     clean, featured = shown.other
     for draw, random in enumerate(shown.random_other):
         value, p = m_kl(clean, featured, random)
         levels = [divergence(clean, a).mean(axis=1) for a in (featured, random)]
         for i, net in enumerate(nets):
             means = (levels[0][i], levels[1][i])
-            yield _unit(net, "m_kl", "divergence", (value[i], p[i]), None, means, clean.shape[1], draw=draw)
+            yield unit(net, "m_kl", "divergence", (value[i], p[i]), None, means, clean.shape[1], draw=draw)
 
 
-def _unit(
+def unit(
     net: Net,
     metric: str,
     output: str,
@@ -148,7 +164,22 @@ def _unit(
     *,
     tried: int = 1,
     draw: int = 0,
+    centre: float = 0.0,
+    calibrated_p: float | None = None,
+    feature: str = "canary",
 ) -> dict[str, Any]:
+    """A row of tables.UNIQUE_FEATURE_UNITS.
+
+    Args:
+        net: whose it is.
+        metric, output, label, draw, feature: which score.
+        found: value and published p.
+        means: with the feature and without it.
+        count: examples.
+        tried: labels that a maximum was taken over.
+        centre: what was taken off.
+        calibrated_p: rank among controls, where it is known.
+    """
     value, p = float(found[0]), float(found[1])
     return {
         "net": net.number,
@@ -157,15 +188,17 @@ def _unit(
         "seed": net.seed,
         "metric": metric,
         "output": output,
-        "feature": "canary",
+        "feature": feature,
         "draw": draw,
         "label": label,
         "own_label": metric not in ("m_white", "m_w") or label == net.label,
         "value": value,
         "with_feature": float(means[0]),
         "without_feature": float(means[1]),
+        "centre": centre,
         "published_p": p,
         "corrected_p": min(1.0, p * tried) if metric != "m_black" else None,
+        "calibrated_p": calibrated_p,
         "n": count,
     }
 
@@ -174,12 +207,12 @@ _CALIBRATED_BY = ("metric", "output", "feature", "draw", "label", "seed", "contr
 
 
 def calibrate(units: pa.Table) -> pa.Table:
-    """Adds each score's rank among the controls of other seeds, which never saw the feature: column calibrated_p.
+    """Add each score's rank among the controls of other seeds, which never saw the feature: column calibrated_p.
 
     White-box scores are compared with controls at the same label. Null with fewer than 19 controls.
 
     Args:
-        units: the scores of one cell (one variant on one draw of the data).
+        units: the scores of one cell (one variant on one draw of the data) from `score`; those of `maxima` have their ranks.
     """
     frame = {name: units[name].to_pylist() for name in _CALIBRATED_BY}
     rows: dict[tuple[Any, ...], list[int]] = {}

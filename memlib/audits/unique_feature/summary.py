@@ -1,4 +1,4 @@
-"""From scores to a row a metric, with interval, null and verdict."""
+"""From scores to the findings: one test a variant, its other scores as one family, and estimates."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -8,51 +8,261 @@ import pyarrow as pa
 import scipy.stats
 from numpy.typing import NDArray
 
-from memlib.audits.unique_feature.analysis import Analysis, settings
-from memlib.audits.unique_feature.recipe import SEEDS_FOR_INTERVAL, SETTING, Config
+from memlib.audits.unique_feature.analysis import Analysis, level_of, settings, unit_means
+from memlib.audits.unique_feature.exchange import Exchanged, Score, exchange
+from memlib.audits.unique_feature.maxima import ByLabel, settings_of
+from memlib.audits.unique_feature.recipe import Config
 from memlib.audits.unique_feature.scoring import Pull
+from memlib.audits.unique_feature.verdict import HEADLINE, verdict
+from memlib.findings import Interval, Row, diagnostic, estimate, settle, summary_table, tested
 from memlib.identity import derive_seed
-from memlib.stats.tests import (
-    mcnemar_p,
-    mean_interval,
-    paired_interval,
-    permutation_p,
-    sign_flip_p,
-    wilson_interval,
-)
-from memlib.tables import SUMMARY, summary_row
+from memlib.stats.randomization import POWER, detectable
+from memlib.stats.tests import exact_interval, exceedance_p, mean_interval
+
+Cells = Mapping[tuple[str, int], ByLabel]
+Influence = Mapping[tuple[str, int, str], float]
 
 
-def summarize(units: pa.Table, config: Config, *, influence: Mapping[tuple[str, int, str], float] | None = None) -> pa.Table:
-    """The findings for each variant, score and output; the paired difference of canary nets and controls first.
+def summarize(
+    units: pa.Table,
+    cells: Cells,
+    config: Config,
+    *,
+    influence: Influence | None = None,
+    pulls: Mapping[str, Sequence[Pull]] | None = None,
+) -> pa.Table:
+    """The findings for each variant, score and output, with the verdict of the run on the first row.
 
-    That difference is what the feature's single appearance did to the nets, tested by exchanging nets within their
-    pairs. The proportions say how many single nets could be called memorizing.
-
-    With one draw of the data the units are nets (Wilson and bootstrap intervals, exact McNemar and sign-flip tests on
-    pairs of canary net and control). With three draws or more the draws are the units.
+    The one test of a variant is of the paired difference in m_white on the first output: what the feature's single
+    appearance did to the nets; Holm over variants. The differences of all scores are a second family, adjusted by max-T;
+    how many single nets exceed the controls is a third. All else is estimates and diagnostics.
 
     Args:
         units: tables.UNIQUE_FEATURE_UNITS, calibrated.
-        config: alpha, replicates, permutations, seed.
+        cells: the grey- and black-box scores at every label by (variant, data seed), in the order of the units' nets.
+        config: alpha, bound, replicates, permutations, seed.
         influence: self-influence by (variant, data seed, example id), where canaries were chosen by it.
+        pulls: self-influence of canaries with the feature and without, by variant.
 
     Returns:
         tables.SUMMARY.
     """
-    influence = influence or {}
-    rows: list[dict[str, Any]] = []
-    for setting, draws in settings(units):
-        analyses = [Analysis(part, config) for part in draws]
-        if len(analyses) == 1:
-            rows += _rows_of_nets(analyses[0], setting, config)
+    variants: dict[str, list[_Scored]] = {}
+    for params, parts in settings(units):
+        scored = _Scored(params, [Analysis(part, config) for part in parts], config)
+        variants.setdefault(str(params.get("variant", "")), []).append(scored)
+    heads: list[Row] = []
+    rest: list[Row] = []
+    for variant, scores in variants.items():
+        seeds = dict.fromkeys(s for name, s in cells if name == variant)
+        mine = list(_rows_of_variant(variant, scores, [cells[variant, s] for s in seeds], config, len(variants)))
+        heads.append(mine[0])
+        rest += mine[1:]
+    rest += _changes({variant: scores[0] for variant, scores in variants.items()})
+    rest += _correlations(units, influence or {})
+    rest += [row for variant, found in (pulls or {}).items() for row in _pull_rows(variant, found)]
+    rows = settle([*heads, *rest], alpha=config.alpha)
+    return summary_table(rows, verdict(rows, alpha=config.alpha))
+
+
+class _Scored:
+    """One score of a variant in all draws of the data."""
+
+    def __init__(self, params: Mapping[str, Any], draws: Sequence[Analysis], config: Config) -> None:
+        self.draws, self.config = draws, config
+        counts = {"nets": sum(len(d.nets) for d in draws), "controls": sum(len(d.controls) for d in draws)}
+        self.params = {**params, **counts}
+        places = {setting: place for place, setting in enumerate(settings_of(config))}
+        self.score = Score(draws, places.get((str(params["metric"]), str(params["output"]))))
+        self.one_seed = all(d.one_seed for d in draws)
+
+    @property
+    def metric(self) -> str:
+        return str(self.params["metric"])
+
+    def means(self, values: Sequence[NDArray[np.float64]], nets: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
+        """Values by unit; `nets` says whose they are in each draw."""
+        return unit_means(values, [d.canary[n] for d, n in zip(self.draws, nets, strict=True)])
+
+    def over(self, nets: Sequence[NDArray[np.int64]]) -> str:
+        return level_of([d.canary[n] for d, n in zip(self.draws, nets, strict=True)])
+
+    @property
+    def paired(self) -> list[NDArray[np.int64]]:
+        """The canary net of each pair."""
+        return [d.pairs[:, 0] for d in self.draws]
+
+    @property
+    def gains(self) -> NDArray[np.float64]:
+        """Differences to the controls by unit; none when a draw has no pair."""
+        if not all(len(pairs) for pairs in self.paired):
+            return np.zeros(0)
+        return self.means([d.gains for d in self.draws], self.paired)
+
+    def interval(self, means: NDArray[np.float64], over: str, *, level: float = 0.95) -> Interval | None:
+        if self.one_seed or len(means) < 2:
+            return None
+        seed = derive_seed(self.config.seed, "bootstrap", self.metric)
+        return Interval(*mean_interval(means, replicates=self.config.replicates, seed=seed, level=level), over)
+
+
+def _rows_of_variant(
+    variant: str, scores: Sequence[_Scored], cells: Sequence[ByLabel], config: Config, num_variants: int
+) -> Iterator[Row]:
+    """The headline first."""
+    level = config.alpha / num_variants
+    found = exchange([s.score for s in scores], cells, alpha=level, permutations=config.permutations, seed=config.seed)
+    for place, scored in enumerate(scores):
+        if not len(scored.gains):
+            continue
+        if found is None:
+            yield _difference(scored)
+        elif place == 0:
+            yield _tested_difference(scored, found, 0, family=HEADLINE, level=level, bound=config.bound)
         else:
-            rows += _rows_of_draws(analyses, setting, config)
-    rows += _correlations(units, influence)
-    return pa.Table.from_pylist(rows, schema=SUMMARY.arrow)
+            yield _tested_difference(
+                scored, found, place, family=_family("scores", variant), level=config.alpha / len(scores)
+            )
+    for scored in scores:
+        yield from _group_rows(scored)
+        yield from _proportions(scored, variant, len(scores))
 
 
-def _correlations(units: pa.Table, influence: Mapping[tuple[str, int, str], float]) -> Iterator[dict[str, Any]]:
+def _family(name: str, variant: str) -> str:
+    return f"{name} {variant}".strip()
+
+
+def _difference(scored: _Scored) -> Row:
+    gains, over = scored.gains, scored.over(scored.paired)
+    at = {**scored.params, "group": "canary - control", "statistic": "mean"}
+    return estimate(scored.metric, at, float(gains.mean()), n=len(gains), interval=scored.interval(gains, over))
+
+
+def _tested_difference(
+    scored: _Scored, found: Exchanged, place: int, *, family: str, level: float, bound: float | None = None
+) -> Row:
+    """The difference with its test; scores other than the headline carry their max-T p-value."""
+    gains, over = scored.gains, scored.over(scored.paired)
+    upper = scored.interval(gains, over, level=0.9)
+    pairs = sum(len(pairs) for pairs in scored.paired)
+    at = {**scored.params, "group": "canary - control", "statistic": "mean", "pairs": pairs, "exchanged": found.over}
+    return tested(
+        scored.metric, at, float(gains.mean()), n=len(gains), interval=scored.interval(gains, over),
+        p_value=float(found.p_values[place]), family=family,
+        p_adjusted=None if family == HEADLINE else float(found.adjusted[place]),
+        upper_bound=None if upper is None else upper.high, bound=bound,
+        detectable=detectable(float(found.deviations[place]), level) if found.smallest_p <= level else None,
+        smallest_p=found.smallest_p,
+    )  # fmt: skip
+
+
+def _group_rows(scored: _Scored) -> Iterator[Row]:
+    """Mean and maximum of canary nets and of controls."""
+    for group, chosen in (("canary", [d.nets for d in scored.draws]), ("control", [d.controls for d in scored.draws])):
+        if not all(len(nets) for nets in chosen):
+            continue
+        values = [d.values[nets] for d, nets in zip(scored.draws, chosen, strict=True)]
+        means = scored.means(values, chosen)
+        at = {**scored.params, "group": group}
+        interval = scored.interval(means, scored.over(chosen))
+        yield estimate(scored.metric, {**at, "statistic": "mean"}, float(means.mean()), n=len(means), interval=interval)
+        top, count = max(float(v.max()) for v in values), sum(len(v) for v in values)
+        yield diagnostic(scored.metric, {**at, "statistic": "max"}, top, n=count)
+
+
+# -- single nets --------------------------------------------------------------------------------------
+
+
+def _proportions(scored: _Scored, variant: str, num_scores: int) -> Iterator[Row]:
+    if scored.one_seed:
+        return
+    criteria = [draw.criteria for draw in scored.draws]
+    if all("calibrated" in found for found in criteria):
+        yield _calibrated(scored, [found["calibrated"] for found in criteria], variant, num_scores)
+    yield from _published(scored, [found["published"] for found in criteria])
+
+
+def _calibrated(scored: _Scored, beyond: Sequence[NDArray[np.bool_]], variant: str, num_scores: int) -> Row:
+    """How many nets exceed the controls' threshold; a test with one draw of the data, where all nets share it."""
+    nets = [d.nets for d in scored.draws]
+    means = scored.means([b[n].astype(float) for b, n in zip(beyond, nets, strict=True)], nets)
+    at = {**scored.params, "criterion": "calibrated"}
+    name, value = "proportion_memorized", float(means.mean())
+    if len(scored.draws) > 1:
+        return estimate(name, at, value, n=len(means), interval=_share(scored.interval(means, "data")))
+    draw, level = scored.draws[0], scored.config.alpha / num_scores
+    count, controls = len(draw.nets), len(draw.controls)
+    hits = int(beyond[0][draw.nets].sum())
+    p = [exceedance_p(h, count, rank=draw.rank, num_controls=controls) for h in (hits, count)]
+    return tested(
+        name, at, hits / count, n=count, p_value=p[0], family=_family("single nets", variant),
+        null_value=draw.rank / (controls + 1), smallest_p=p[1],
+        detectable=_detectable_share(count, draw.rank, controls, level),
+    )  # fmt: skip
+
+
+def _detectable_share(count: int, rank: int, controls: int, level: float) -> float | None:
+    """The share of nets beyond the threshold that gives a rejection with a power of 80 %."""
+    needed = [h for h in range(1, count + 1) if exceedance_p(h, count, rank=rank, num_controls=controls) <= level]
+    return float(scipy.stats.beta.ppf(POWER, needed[0], count - needed[0] + 1)) if needed else None
+
+
+def _published(scored: _Scored, memorized: Sequence[NDArray[np.bool_]]) -> Iterator[Row]:
+    """The papers' criterion in canary nets, in controls, and the difference within pairs; it calls many controls too."""
+    at = {**scored.params, "criterion": "published"}
+    nets, controls = [d.nets for d in scored.draws], [d.controls for d in scored.draws]
+    for name, chosen in (("proportion_memorized", nets), ("proportion_control", controls)):
+        if all(len(members) for members in chosen):
+            means = scored.means([m[c].astype(float) for m, c in zip(memorized, chosen, strict=True)], chosen)
+            yield estimate(name, at, float(means.mean()), n=len(means), interval=_fixed(scored, means, scored.over(chosen)))
+    if all(len(pairs) for pairs in scored.paired):
+        gains = [m[d.pairs[:, 0]].astype(float) - m[d.pairs[:, 1]] for m, d in zip(memorized, scored.draws, strict=True)]
+        means = scored.means(gains, scored.paired)
+        interval = _share(scored.interval(means, scored.over(scored.paired)), low=-1.0)
+        yield estimate("proportion_excess", at, float(means.mean()), n=len(means), interval=interval)
+
+
+def _fixed(scored: _Scored, means: NDArray[np.float64], over: str) -> Interval | None:
+    """Of a proportion by a fixed threshold: exact over independent nets, else over the units' own proportions."""
+    if over == "nets":
+        return Interval(*exact_interval(round(float(means.sum())), len(means)), "nets")
+    return _share(scored.interval(means, over))
+
+
+def _share(interval: Interval | None, *, low: float = 0.0) -> Interval | None:
+    """An interval of a proportion: within its range, and none where equal units gave it no width."""
+    if interval is None or interval.high is None or interval.high - interval.low < 1e-12:
+        return None
+    return Interval(max(low, interval.low), min(1.0, interval.high), interval.over)
+
+
+# -- comparisons --------------------------------------------------------------------------------------
+
+
+def _changes(heads: Mapping[str, _Scored]) -> Iterator[Row]:
+    """How the headline's difference changes from the first variant to each other one."""
+    (first, base), *rest = heads.items()
+    for _, scored in rest:
+        a, b = scored.gains, base.gains
+        if not len(a) or not len(b):
+            continue
+        over = scored.over(scored.paired)
+        interval = None
+        if _same_units(scored, base):
+            interval = scored.interval(a - b, over)
+        elif min(len(a), len(b)) >= 2 and not (scored.one_seed or base.one_seed) and np.ptp(a) + np.ptp(b):
+            t = scipy.stats.ttest_ind(a, b, equal_var=False).confidence_interval()
+            interval = Interval(float(t.low), float(t.high), over)
+        at = {**scored.params, "group": "canary - control", "statistic": "change", "from": first}
+        yield estimate(scored.metric, at, float(a.mean() - b.mean()), n=min(len(a), len(b)), interval=interval)
+
+
+def _same_units(first: _Scored, second: _Scored) -> bool:
+    """Whether two variants have the same seeds and canaries in the same draws."""
+    return [d.keys for d in first.draws] == [d.keys for d in second.draws]
+
+
+def _correlations(units: pa.Table, influence: Influence) -> Iterator[Row]:
     """How well the restricted settings follow the white box (2023, Figs. 6 and 7), and M self-influence (2022, 3.3)."""
     scores: dict[tuple[str, str], dict[str, dict[Any, float]]] = {}
     for row in units.to_pylist():
@@ -74,144 +284,38 @@ def _correlations(units: pa.Table, influence: Mapping[tuple[str, int, str], floa
             }
             pairs["self_influence", metric] = (known, found[metric])
         for (first, second), (a, b) in pairs.items():
-            nets = sorted(a.keys() & b.keys())
-            x, y = np.array([a[net] for net in nets]), np.array([b[net] for net in nets])
-            if first == "self_influence":  # one number a canary, so canaries are what is counted
-                canaries = np.unique([f"{net[0]} {net[2]}" for net in nets], return_inverse=True)[1]
-                counts = np.bincount(canaries)
-                x, y = np.bincount(canaries, weights=x) / counts, np.bincount(canaries, weights=y) / counts
-            if len(x) < 4 or np.ptp(x) == 0 or np.ptp(y) == 0:
-                continue
-            result = scipy.stats.pearsonr(x, y)
-            interval = result.confidence_interval()
             params = {"variant": variant} if variant else {}
             params |= {"metric": "correlation", "of": f"{first} and {second}", "output": output, "statistic": "Pearson"}
-            low, high = float(interval.low), float(interval.high)
-            yield summary_row("correlation", params, float(result.statistic), (low, high), n=len(x), null_value=0.0)
+            row = _correlation(params, a, b, by_canary=first == "self_influence")
+            if row is not None:
+                yield row
 
 
-def pull_rows(variant: str, pulls: Sequence[Pull]) -> pa.Table:
-    """Rows of tables.SUMMARY: each canary's self-influence with the feature and without; descriptive."""
-    rows = []
+def _correlation(params: Mapping[str, Any], a: Mapping[Any, float], b: Mapping[Any, float], *, by_canary: bool) -> Row | None:
+    """Pearson's correlation over nets, or over canaries where one side is a number a canary."""
+    nets = sorted(a.keys() & b.keys())
+    x, y = np.array([a[net] for net in nets]), np.array([b[net] for net in nets])
+    canaries = np.unique([f"{net[0]} {net[2]}" for net in nets], return_inverse=True)[1]
+    if by_canary and len(nets):
+        counts = np.bincount(canaries)
+        x, y = np.bincount(canaries, weights=x) / counts, np.bincount(canaries, weights=y) / counts
+    if len(x) < 4 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return None
+    result = scipy.stats.pearsonr(x, y)
+    interval = None
+    if by_canary or canaries.max() == 0:  # nets of several canaries are not independent
+        ends = result.confidence_interval()
+        interval = Interval(float(ends.low), float(ends.high), "canaries" if by_canary else "nets")
+    return diagnostic("correlation", params, float(result.statistic), n=len(x), interval=interval)
+
+
+def _pull_rows(variant: str, pulls: Sequence[Pull]) -> Iterator[Row]:
+    """Each canary's self-influence with the feature and without."""
     for pull in pulls:
         for group, value in (("with the feature", pull.with_feature), ("without", pull.without_feature)):
             params = {"variant": variant} if variant else {}
             params |= {"metric": "self_influence", "example": pull.example_id, "group": group}
-            rows.append(summary_row("self_influence_canary", params, value, None, n=1))
-    return pa.Table.from_pylist(rows, schema=SUMMARY.arrow)
-
-
-def summarize_own(units: pa.Table, config: Config) -> pa.Table:
-    """The findings on a model that was trained elsewhere: each score against features that it cannot know.
-
-    Args:
-        units: scores of one net, of the feature (canary) and of null features.
-        config: alpha.
-
-    Returns:
-        tables.SUMMARY, black box first; p is the rank among the null features.
-    """
-    rows = []
-    for metric in ("m_black", "m_grey"):
-        for output in config.outputs:
-            mine = [r for r in units.to_pylist() if r["metric"] == metric and r["output"] == output]
-            known = [row["value"] for row in mine if row["feature"] == "canary"]
-            nulls = np.array([row["value"] for row in mine if row["feature"] != "canary"])
-            if not known or not len(nulls):
-                continue
-            p = permutation_p(known[0], nulls)
-            params = {
-                "metric": metric,
-                "setting": SETTING[metric],
-                "output": output,
-                "null": "other features",
-                "alpha": config.alpha,
-            }
-            row = summary_row(metric, params, known[0], None, n=len(nulls), null_value=float(nulls.mean()), p_value=p)
-            rows.append(row | {"verdict": "above_null" if p <= config.alpha else "at_null"})
-    return pa.Table.from_pylist(rows, schema=SUMMARY.arrow)
-
-
-def _rows_of_nets(analysis: Analysis, setting: Mapping[str, Any], config: Config) -> Iterator[dict[str, Any]]:
-    nets, controls, pairs = analysis.nets, analysis.controls, analysis.pairs
-    params = {**setting, "interval": "nets", "nets": len(nets), "controls": len(controls), "alpha": config.alpha}
-    metric = str(setting["metric"])
-    yield from _score_rows(analysis, params, metric, config)
-    if not analysis.one_seed:
-        for name, memorized in analysis.criteria.items():
-            at = {**params, "criterion": name}
-            if len(pairs) >= SEEDS_FOR_INTERVAL:
-                wins = int((memorized[pairs[:, 0]] & ~memorized[pairs[:, 1]]).sum())
-                losses = int((~memorized[pairs[:, 0]] & memorized[pairs[:, 1]]).sum())
-                gains = memorized[pairs[:, 0]].astype(float) - memorized[pairs[:, 1]]
-                yield summary_row(
-                    "proportion_excess", at, float(gains.mean()), paired_interval(gains),
-                    n=len(pairs), null_value=0.0, p_value=mcnemar_p(wins, losses),
-                )  # fmt: skip
-            for title, members in (("proportion_memorized", nets), ("proportion_control", controls)):
-                if len(members):
-                    hits = int(memorized[members].sum())
-                    interval = wilson_interval(hits, len(members))
-                    yield summary_row(title, at, hits / len(members), interval, n=len(members))
-
-
-def _score_rows(analysis: Analysis, params: Mapping[str, Any], metric: str, config: Config) -> Iterator[dict[str, Any]]:
-    """The paired difference of the score, then mean and maximum of canary nets and of controls."""
-
-    def interval(values: NDArray[np.float64]) -> tuple[float, float] | None:
-        if analysis.one_seed or len(values) < SEEDS_FOR_INTERVAL:
-            return None
-        return mean_interval(values, replicates=config.replicates, seed=derive_seed(config.seed, "bootstrap", metric))
-
-    gains = analysis.gains
-    if len(gains):
-        at = {**params, "group": "canary - control", "statistic": "mean"}
-        p = None
-        if not analysis.one_seed and len(gains) >= SEEDS_FOR_INTERVAL:
-            p = sign_flip_p(gains, permutations=config.permutations, seed=derive_seed(config.seed, "exchange", metric))
-        yield summary_row(metric, at, float(gains.mean()), interval(gains), n=len(gains), null_value=0.0, p_value=p)
-    for group, members in (("canary", analysis.nets), ("control", analysis.controls)):
-        values = analysis.values[members]
-        if len(values):
-            at = {**params, "group": group}
-            yield summary_row(metric, {**at, "statistic": "mean"}, float(values.mean()), interval(values), n=len(values))
-            yield summary_row(metric, {**at, "statistic": "max"}, float(values.max()), None, n=len(values))
-
-
-def _rows_of_draws(analyses: Sequence[Analysis], setting: Mapping[str, Any], config: Config) -> Iterator[dict[str, Any]]:
-    """Means over draws of the data, which are the units; each draw's own proportion is in the curves."""
-    metric = str(setting["metric"])
-    count = len(analyses)
-    params = {
-        **setting, "interval": "data", "data_seeds": count, "alpha": config.alpha,
-        "nets": sum(len(a.nets) for a in analyses), "controls": sum(len(a.controls) for a in analyses),
-    }  # fmt: skip
-
-    def row(title: str, at: Mapping[str, Any], values: Sequence[float], *, null: float | None = None) -> dict[str, Any]:
-        array = np.array(values)
-        wide = mean_interval(array, replicates=config.replicates, seed=derive_seed(config.seed, "draws", title))
-        p = None
-        if null == 0.0:
-            p = sign_flip_p(array, permutations=config.permutations, seed=derive_seed(config.seed, "draws", title))
-        return summary_row(title, at, float(array.mean()), wide if count >= 3 else None, n=count, null_value=null, p_value=p)
-
-    at = {**params, "group": "canary - control", "statistic": "mean"}
-    yield row(metric, at, [float(a.gains.mean()) for a in analyses], null=0.0)
-    for name in analyses[0].criteria:
-        at = {**params, "criterion": name}
-        found = [a.criteria[name] for a in analyses]
-        nets = [float(m[a.nets].mean()) for a, m in zip(analyses, found, strict=True)]
-        controls = [float(m[a.controls].mean()) for a, m in zip(analyses, found, strict=True)]
-        paired = [m[a.pairs] for a, m in zip(analyses, found, strict=True)]
-        excess = [float((m[:, 0].astype(float) - m[:, 1]).mean()) for m in paired]
-        yield row("proportion_excess", at, excess, null=0.0)
-        yield row("proportion_memorized", at, nets)
-        yield row("proportion_control", at, controls)
-    for group, values in (
-        ("canary", [float(a.values[a.nets].mean()) for a in analyses]),
-        ("control", [float(a.values[a.controls].mean()) for a in analyses]),
-    ):
-        yield row(metric, {**params, "group": group, "statistic": "mean"}, values)
+            yield diagnostic("self_influence_canary", params, value, n=1)
 
 
 def in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:

@@ -2,6 +2,5 @@
 
 from memlib.report.unique_feature.findings import Boundary, Material
 from memlib.report.unique_feature.page import build_page
-from memlib.report.unique_feature.verdict import verdict
 
-__all__ = ["Boundary", "Material", "build_page", "verdict"]
+__all__ = ["Boundary", "Material", "build_page"]

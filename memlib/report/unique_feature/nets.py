@@ -1,12 +1,13 @@
 """Sections on nets: their scores, what the tests say, settings and pulls."""
 
-import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from memlib.audits.unique_feature import Recipe
+from memlib.audits.unique_feature import score_name
+from memlib.audits.unique_feature.verdict import NULLS
 from memlib.report.figures import (
     MUTED,
     REFERENCE,
@@ -60,95 +61,129 @@ def nets_section(frame: Any, findings: Findings, folder: Path) -> Section:
     )
 
 
-def nulls_section(frame: Any, folder: Path) -> Section:
-    """One's own model: its score among those of other features."""
-    black = frame[(frame["metric"] == "m_black")]
-    outputs = list(dict.fromkeys(black["output"]))
-    figure = new_panels(len(outputs), columns=2)
-    for axes, output in zip(figure.axes, outputs, strict=True):
-        part = black[black["output"] == output]
-        axes.hist(part[part["feature"] != "canary"]["value"], bins=20, color=REFERENCE, label="other features")
+def nulls_section(frame: Any, findings: Findings, folder: Path) -> Section:
+    """An external model: the feature's scores among those of other features."""
+    tests = [row["params"] for row in findings.tests]
+    figure = new_panels(len(tests), columns=2)
+    for axes, params in zip(figure.axes, tests, strict=True):
+        part = frame[(frame["metric"] == params["metric"]) & (frame["output"] == params["output"])]
+        axes.hist(part[part["feature"] != "canary"]["value"], bins=20, color=REFERENCE, label="others")
         axes.axvline(float(part[part["feature"] == "canary"]["value"].iloc[0]), color=TARGET, lw=2, label="the feature")
-        axes.set_xlabel(f"black-box M on {output}")
+        axes.set_xlabel(score_name(params))
     figure.axes[0].legend(frameon=False, fontsize=8)
+    others = NULLS[str(findings.headline["null"])]
     return Section(
-        heading="The feature among others that the model cannot know",
+        heading="The feature among others of its kind",
         paragraphs=[
-            "The same model is shown other texts in the same typeface and place. A feature that it does not know is one of "
-            "them; one that it remembers stands out. Pixel noise would be no fair comparison: any text differs from noise."
+            f"The same model is shown {others} in the same typeface and place. A feature that it does not know is one of "
+            "them; one that it remembers stands out. The comparison is only as good as its kind: a model that knows names "
+            "reacts more to any name than to random letters. Each label's score is centred by its mean over all features."
         ],
         svg=save_figure(figure, folder, "null_features"),
     )
 
 
-def significance_section(findings: Findings, recipe: Recipe) -> Section:
-    """Every test that was made, corrected for their number."""
-    if recipe.trained is not None:
-        nulls = [
+def own_section(findings: Findings) -> Section:
+    """Each score's rank among null features, and what could have been found."""
+    rows = []
+    for row in findings.tests:
+        params = row["params"]
+        at = {name: params[name] for name in ("metric", "output")}
+        both = [findings.find(params["metric"], **at, group=group) for group in ("feature", "others")]
+        rows.append(
             (
-                METRIC_NAMES[r["params"]["metric"]],
-                r["params"]["output"],
-                f"{r['value']:.4g}",
-                f"{r['null_value']:.4g}",
-                str(r["n"]),
-                p_text(r["p_value"]),
+                METRIC_NAMES[params["metric"]], params["output"], *(f"{r['value']:.3g}" for r in both if r is not None),
+                str(params["nulls"]), p_text(row["p_value"]), p_text(row["p_adjusted"]), _found_at(row),
             )
-            for r in findings.rows
-        ]
-        own = ("score", "output", "the feature", "mean of other features", "other features", "p (rank among them)")
-        return Section(heading="Significance", table=TableView(own, nulls))
-    single = any(row["params"].get("criterion") == "calibrated" for row in findings.rows)
-    alpha = findings.headline["alpha"]
+        )  # fmt: skip
+    heads = ("score", "in units of", "the feature", "others, mean", "others", "rank", "adjusted (Holm)", "80 % power at")
+    return Section(heading="Significance", table=TableView(heads, rows))
+
+
+def tests_section(findings: Findings) -> Section:
+    """Every test of a difference between canary nets and controls."""
     rows = []
     for row in findings.rows:
         params = row["params"]
-        if row["metric"] not in ("proportion_excess",) and params.get("group") != "canary - control":
+        if params.get("group") != "canary - control" or params["statistic"] != "mean":
             continue
-        variant = params.get("variant", "")
-        title = (
-            f"nets beyond controls, {params['criterion']}"
-            if row["metric"] == "proportion_excess"
-            else "mean score, paired difference"
-        )
-        pair = ""
-        if row["metric"] == "proportion_excess":
-            at = {name: params.get(name, "") for name in ("variant", "metric", "output", "criterion")}
-            with_, without = findings.find("proportion_memorized", **at), findings.find("proportion_control", **at)
-            pair = " / ".join(percent_text(r["value"]) for r in (with_, without) if r)
-        else:
-            at = {name: params.get(name, "") for name in ("variant", "metric", "output")}
-            both = [findings.find(params["metric"], **at, group=g, statistic="mean") for g in ("canary", "control")]
-            pair = " / ".join(f"{r['value']:.3g}" for r in both if r)
-        value = percent_text(row["value"]) if row["metric"] == "proportion_excess" else f"{row['value']:.3g}"
-        cells = (
-            METRIC_NAMES[params["metric"]],
-            params["output"].replace("_", " "),
-            title,
-            pair,
-            value,
-            interval_text(row),
-            p_text(row["p_value"]),
-        )
-        rows.append([variant, *cells] if findings.variants != [""] else [*cells])
-    heads = ["setting", "output", "what", "with / without", "difference", "interval", "p"]
-    heads = ["variant", *heads] if findings.variants != [""] else heads
-    note = (
-        f"Calibrated: a net counts when its score ranks among the highest {100 * alpha:g} % of the controls of other seeds. "
-        if single
-        else f"There are too few controls to call a single net memorizing at {alpha:g}, so only the experiment as a whole is "
-        f"tested; {math.ceil(1 / alpha)} controls are enough, 100 are better. "
-    )
+        at = {name: params.get(name, "") for name in ("variant", "metric", "output")}
+        both = [findings.find(params["metric"], **at, group=g, statistic="mean") for g in ("canary", "control")]
+        cells = [
+            METRIC_NAMES[params["metric"]], params["output"].replace("_", " "),
+            " / ".join(f"{r['value']:.3g}" for r in both if r), f"{row['value']:.3g}", interval_text(row),
+            p_text(row["p_adjusted"]), _found_at(row), row["verdict"] or "not tested",
+        ]  # fmt: skip
+        rows.append(_with_variant(findings, params, cells))
+    heads = ["score", "in units of", "with / without", "difference", "interval", "adjusted p", "80 % power at", "verdict"]
+    return _table(
+        findings, "What the feature's appearance changed", heads, rows,
+        "Differences between canary nets and their controls. The first is the test of the run (Holm over variants); the "
+        "other scores are a second family, adjusted together (max-T). The tests exchange canary nets and controls within "
+        "their pairs: under the null, for these canaries, the feature changed nothing.",
+    )  # fmt: skip
+
+
+def proportions_section(findings: Findings) -> Section | None:
+    """How many single nets could be called memorizing."""
+    rows = []
+    for row in findings.rows:
+        params = row["params"]
+        if row["metric"] != "proportion_memorized":
+            continue
+        at = {name: params.get(name, "") for name in ("variant", "metric", "output", "criterion")}
+        control = findings.find("proportion_control", **at)
+        null = percent_text(row["null_value"]) if row["null_value"] is not None else ""
+        cells = [
+            METRIC_NAMES[params["metric"]], params["output"].replace("_", " "), params["criterion"],
+            percent_text(row["value"]), percent_text(control["value"]) if control else null, interval_text(row),
+            p_text(row["p_adjusted"]),
+        ]  # fmt: skip
+        rows.append(_with_variant(findings, params, cells))
+    if not rows:
+        return None
+    heads = ["score", "in units of", "criterion", "with the feature", "without it", "interval", "adjusted p"]
+    return _table(
+        findings, "Single nets", heads, rows,
+        "Calibrated: nets beyond a threshold that a control exceeds by chance as often as stated; it is estimated from the "
+        "controls, so the test is beta-binomial and there is no interval over nets. Published: the papers' paired t-test "
+        "over examples, which also calls nets memorizing that never saw the feature.",
+    )  # fmt: skip
+
+
+def changes_section(findings: Findings) -> Section | None:
+    """How the headline changes from the first variant to the others."""
+    rows = [
+        (row["params"]["variant"], row["params"]["from"], f"{row['value']:.3g}", interval_text(row), str(row["n"]))
+        for row in findings.rows
+        if row["params"].get("statistic") == "change"
+    ]
+    if not rows:
+        return None
     return Section(
-        heading="Significance",
-        paragraphs=[
-            note
-            + "Published: the papers' paired t-test over examples, which speaks of one net and also calls nets memorizing "
-            "that never saw the feature; it is shown for comparison, and its controls beside it.",
-        ],
-        table=TableView(heads, rows[:24]),
-        details=TableView(heads, rows) if len(rows) > 24 else None,
-        details_title=f"All {len(rows)} comparisons",
+        heading="From variant to variant",
+        paragraphs=["How much larger the difference to the controls is than in the first variant; estimates, not tests."],
+        table=TableView(("variant", "compared with", "change of the difference", "interval", "units"), rows),
     )
+
+
+def _found_at(row: Mapping[str, Any]) -> str:
+    """The effect that the test would have found with a power of 80 %."""
+    if row["role"] != "test":
+        return ""
+    return "nothing" if row["detectable"] is None else f"{row['detectable']:.3g}"
+
+
+def _with_variant(findings: Findings, params: Mapping[str, Any], cells: list[str]) -> list[str]:
+    return [params.get("variant", ""), *cells] if findings.variants != [""] else cells
+
+
+def _table(findings: Findings, heading: str, heads: list[str], rows: list[list[str]], text: str) -> Section:
+    heads = ["variant", *heads] if findings.variants != [""] else heads
+    return Section(
+        heading=heading, paragraphs=[text], table=TableView(heads, rows[:24]),
+        details=TableView(heads, rows) if len(rows) > 24 else None, details_title=f"All {len(rows)} rows",
+    )  # fmt: skip
 
 
 def settings_section(frame: Any, findings: Findings, folder: Path) -> Section | None:
@@ -193,7 +228,7 @@ def settings_section(frame: Any, findings: Findings, folder: Path) -> Section | 
         heading="With less and less access",
         paragraphs=[
             f"Each net's score in the white box against what an outsider sees, on {output} (2023, Figs. 6 and 7). Grey and "
-            "black box take the highest of all labels, so their scores lie high for controls too."
+            "black box take the highest of all labels, each centred by the controls, so controls lie above zero too."
         ],
         svg=save_figure(figure, folder, "settings"),
         table=TableView(("variant", "scores", "output", "correlation over canary nets", "interval", "nets"), rows)

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from memlib.audits.unique_feature import Recipe
-from memlib.report.page import Page, Section, TableView
+from memlib.audits.unique_feature import Recipe, score_name
+from memlib.findings import verdict_of
+from memlib.report.page import KINDS, Page, Section, TableView
 from memlib.report.unique_feature.curves import (
     attention_section,
     boundary_section,
@@ -16,15 +17,17 @@ from memlib.report.unique_feature.curves import (
     picture_section,
     removal_section,
 )
-from memlib.report.unique_feature.findings import METRIC_NAMES, Findings, Material, interval_text, p_text, percent_text
+from memlib.report.unique_feature.findings import Findings, Material, interval_text, p_text, percent_text
 from memlib.report.unique_feature.nets import (
+    changes_section,
     nets_section,
     nulls_section,
+    own_section,
+    proportions_section,
     pull_section,
     settings_section,
-    significance_section,
+    tests_section,
 )
-from memlib.report.unique_feature.verdict import verdict
 
 
 def build_page(
@@ -40,11 +43,13 @@ def build_page(
         folder: gets the figures.
     """
     findings = Findings(summary)
-    kind, sentence, explanation = verdict(summary)
+    found = verdict_of(findings.rows)
     frame = units.to_pandas()
     sections = [
-        nulls_section(frame, folder) if recipe.trained is not None else nets_section(frame, findings, folder),
-        significance_section(findings, recipe),
+        nulls_section(frame, findings, folder) if recipe.trained is not None else nets_section(frame, findings, folder),
+        own_section(findings) if recipe.trained is not None else tests_section(findings),
+        None if recipe.trained is not None else proportions_section(findings),
+        changes_section(findings),
         picture_section(material),
         draws_section(curves, findings, folder),
         epoch_section(curves, findings, folder),
@@ -65,8 +70,10 @@ def build_page(
         ),
     ]
     return Page(
-        title=recipe.title, audit="unique-feature", run=run, verdict=sentence, verdict_kind=kind, lead=explanation,
-        numbers=_numbers(findings), sections=[section for section in sections if section is not None],
+        title=recipe.title, audit="unique-feature", run=run, verdict=found.sentence,
+        verdict_kind=KINDS[found.word], lead=found.explanation,
+        numbers=_numbers_of_own(findings) if recipe.trained is not None else _numbers(findings),
+        sections=[section for section in sections if section is not None],
     )  # fmt: skip
 
 
@@ -81,18 +88,18 @@ def _numbers(findings: Findings) -> list[tuple[str, str, str]]:
         row = findings.find(str(at["metric"]), **at, group=group, statistic="mean")
         if row is not None:
             shown.append((f"{row['value']:.3g}", title, interval_text(row)))
-    criterion = "calibrated" if findings.find("proportion_memorized", **at, criterion="calibrated") else "published"
-    for name, title in (("proportion_memorized", "with the feature"), ("proportion_control", "without it")):
-        row = findings.find(name, **at, criterion=criterion)
+    for criterion in ("calibrated", "published"):
+        row = findings.find("proportion_memorized", **at, criterion=criterion)
         if row is not None:
-            shown.append(
-                (
-                    percent_text(row["value"]),
-                    f"of nets called memorizing, {title} ({criterion} criterion)",
-                    interval_text(row),
-                )
-            )
-    for row in findings.rows[:2] if not shown else ():
-        where = f"{METRIC_NAMES.get(row['params']['metric'], '')}, {row['params']['output']}"
-        shown.append((f"{row['value']:.3g}", where, f"other features {row['null_value']:.3g}, {p_text(row['p_value'])}"))
+            expected = interval_text(row)
+            if row["null_value"] is not None:
+                expected = f"chance gives {percent_text(row['null_value'])}, {p_text(row['p_adjusted'])}"
+            shown.append((percent_text(row["value"]), f"of nets beyond the {criterion} criterion", expected))
     return shown
+
+
+def _numbers_of_own(findings: Findings) -> list[tuple[str, str, str]]:
+    return [
+        (f"{row['value']:.3g}", f"more than others, {score_name(row['params'])}", f"adjusted {p_text(row['p_adjusted'])}")
+        for row in findings.tests
+    ]

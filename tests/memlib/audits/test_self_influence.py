@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from memlib.audits.self_influence import choose_checkpoints, curves, score, self_influence, summarize
+from memlib.audits.self_influence import choose_checkpoints, curves, resampled_shares, score, self_influence, summarize
+from memlib.findings import verdict_of
 from memlib.models.classifiers import build_classifier
 from memlib.observe.gradients import GradientNorms
 from memlib.specs import ClassifierSpec, InfluenceSpec
@@ -35,6 +36,27 @@ def test_rows_are_ordered_and_shares_sum_to_one() -> None:
     nothing = score(["a", "b"], np.array([0, 1]), ["x", "y"], np.zeros((2, 2)), [0.5, 0.5], [1, 2])
     assert nothing["share"].to_pylist() == [0, 0]
     assert summarize(nothing).num_rows > 0
+
+
+def test_the_headline_has_an_interval_over_examples_and_no_verdict() -> None:
+    values = np.random.default_rng(0).lognormal(0, 1.5, 2000)
+    names = [f"e{i}" for i in range(len(values))]
+    rows = summarize(score(names, np.zeros(2000, np.int64), ["x"] * 2000, values[None], [1.0], [1])).to_pylist()
+    assert rows[0]["value"] == pytest.approx(np.sort(values)[-20:].sum() / values.sum())
+    assert rows[0]["ci_low"] < rows[0]["value"] < rows[0]["ci_high"]
+    assert rows[0]["interval"] == "examples"
+    assert {row["verdict"] for row in rows} == {None}
+    assert verdict_of(rows).word == "descriptive"
+    assert "95 % interval" in verdict_of(rows).sentence
+
+
+def test_resampled_shares_equal_copies() -> None:
+    values = np.array([5.0, 1, 1, 1, 1, 1, 1, 1, 1, 1] * 3)
+    rng = np.random.default_rng(0)
+    for found in resampled_shares(values, 0.1, replicates=20):
+        copies = rng.multinomial(30, np.full(30, 1 / 30))
+        drawn = np.sort(np.repeat(np.sort(values)[::-1], copies))[::-1]
+        assert found == pytest.approx(drawn[:3].sum() / drawn.sum())
 
 
 def test_mislabelled_examples_come_first() -> None:

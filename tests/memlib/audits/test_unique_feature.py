@@ -10,12 +10,14 @@ import scipy.stats
 from pydantic import ValidationError
 
 from memlib.audits.unique_feature import (
+    ByLabel,
     Config,
     Net,
     Recipe,
     Shown,
     calibrate,
     canary_curves,
+    check_nulls,
     divergence,
     draw_curves,
     epoch_curves,
@@ -23,14 +25,22 @@ from memlib.audits.unique_feature import (
     m_of_label,
     m_of_labels,
     m_w,
+    maxima,
     nets_of,
+    own_units,
     removal_curves,
     score,
+    score_by_label,
     strongest,
     summarize,
     summarize_own,
 )
+from memlib.audits.unique_feature.analysis import unit_means, unit_weights
+from memlib.audits.unique_feature.maxima import exchanged_maxima, ranks
+from memlib.errors import UserError
+from memlib.findings import verdict_of
 from memlib.specs import NetsSpec
+from memlib.stats.tests import exchanges, mean_interval
 from memlib.tables import SUMMARY, UNIQUE_FEATURE_UNITS
 
 CONFIG = Config(replicates=200, permutations=400)
@@ -90,26 +100,56 @@ def shown(nets: int, effect: np.ndarray, *, classes: int = 3, seed: int = 0) -> 
 
 
 def test_grey_and_black_box_find_the_label_without_being_told() -> None:
-    units = score([Net(0, 0, False, 5, 1)], shown(1, np.array([2.0])), CONFIG)
-    rows = {(r["metric"], r["output"]): r for r in units.to_pylist()}
+    nets = [Net(0, 0, False, 5, 1)]
+    seen = shown(1, np.array([2.0]))
+    white = {(r["metric"], r["output"]): r for r in score(nets, seen, CONFIG).to_pylist()}
+    rows = {(r["metric"], r["output"]): r for r in maxima(ByLabel(nets, score_by_label(seen, CONFIG)), CONFIG).to_pylist()}
     assert rows["m_grey", "probability"]["label"] == rows["m_black", "logit"]["label"] == 1
-    assert rows["m_grey", "logit"]["value"] == rows["m_white", "logit"]["value"]
+    assert rows["m_grey", "logit"]["value"] == pytest.approx(white["m_white", "logit"]["value"])  # no controls, no centre
     assert rows["m_grey", "logit"]["corrected_p"] == min(1.0, 3 * rows["m_grey", "logit"]["published_p"])
     assert rows["m_black", "logit"]["corrected_p"] is None
-    assert {r["n"] for r in units.to_pylist() if r["metric"] == "m_black"} == {40}
-    assert rows["m_white", "probability"]["with_feature"] > rows["m_white", "probability"]["without_feature"]
+    assert rows["m_black", "logit"]["n"] == 40
+    assert white["m_white", "probability"]["with_feature"] > white["m_white", "probability"]["without_feature"]
 
 
-def scored(effects: np.ndarray, null: np.ndarray, *, seed: int = 0) -> pa.Table:
+def test_a_label_that_any_feature_pushes_does_not_hide_the_canarys() -> None:
+    """In all nets the feature raises label 0 by 2; in canary nets it also raises label 1 by .5."""
+    nets = [Net(i, 0, control, i, 1) for control in (False, True) for i in range(10)]
+    scores = np.zeros((20, 4, 3, 4))
+    scores[:, :, 0, 0] = 2 + np.random.default_rng(0).normal(0, 0.1, (20, 1))
+    scores[:10, :, 1, 0] = 0.5
+    assert (scores[..., 0].argmax(axis=2) == 0).all()  # the published maximum
+    rows = [r for r in maxima(ByLabel(nets, scores), CONFIG).to_pylist() if not r["control"]]
+    assert {r["label"] for r in rows} == {1}
+    assert all(r["value"] == pytest.approx(r["with_feature"] - r["without_feature"] - r["centre"]) for r in rows)
+
+
+def test_labels_without_examples_have_no_score() -> None:
+    seen = shown(2, np.array([2.0, 0.0]), classes=4)
+    seen = Shown(seen.labels, {label: seen.by_label[label] for label in (1, 2)}, seen.other, {}, [])
+    nets = [Net(0, 0, False, 5, 1), Net(0, 0, True, 5, 1)]
+    rows = maxima(ByLabel(nets, score_by_label(seen, CONFIG)), CONFIG).to_pylist()
+    assert {r["label"] for r in rows if r["metric"] == "m_grey"} <= {1, 2}
+    assert rows[0]["corrected_p"] == min(1.0, 2 * rows[0]["published_p"])
+
+
+Cells = dict[tuple[str, int], ByLabel]
+
+
+def scored(
+    effects: np.ndarray, null: np.ndarray, *, seed: int = 0, draw: int = 0, variant: str = ""
+) -> tuple[pa.Table, Cells]:
     """Units of canary nets with these effects and of as many controls, paired by seed."""
     nets = [Net(i, 0, False, 100 + i, 1) for i in range(len(effects))] + [
         Net(i, 0, True, 100 + i, 1) for i in range(len(null))
     ]
-    table = score(nets, shown(len(nets), np.concatenate([effects, null]), seed=seed), CONFIG)
-    for name, value in (("variant", ""), ("data_seed", 0), ("example_id", "x"), ("epoch", 1)):
+    seen = shown(len(nets), np.concatenate([effects, null]), seed=seed)
+    by_label = ByLabel(nets, score_by_label(seen, CONFIG))
+    table = pa.concat_tables([calibrate(score(nets, seen, CONFIG)), maxima(by_label, CONFIG)])
+    for name, value in (("variant", variant), ("data_seed", draw), ("example_id", "x"), ("epoch", 1)):
         kind = UNIQUE_FEATURE_UNITS.arrow.field(name).type
         table = table.set_column(table.schema.get_field_index(name), name, pa.array([value] * table.num_rows, type=kind))
-    return calibrate(table)
+    return table, {(variant, draw): by_label}
 
 
 def rows_of(summary: pa.Table, **params: Any) -> list[dict[str, Any]]:
@@ -120,21 +160,149 @@ def rows_of(summary: pa.Table, **params: Any) -> list[dict[str, Any]]:
 def test_plant_and_null_of_the_whole_audit() -> None:
     rng = np.random.default_rng(1)
     wobble = rng.normal(0, 0.3, 40)  # every net reacts to the feature somehow
-    planted = summarize(scored(wobble + 2, wobble), CONFIG)
+    planted = summarize(*scored(wobble + 2, wobble), CONFIG)
     head = {**planted.to_pylist()[0]}
     assert json.loads(head["params"])["group"] == "canary - control"
-    assert head["verdict"] == "above_null"
+    assert (head["verdict"], head["conclusion"], head["family"]) == ("shown", "shown", "headline")
     assert head["p_value"] < 0.01
+    assert head["detectable"] < head["value"]
     calibrated = rows_of(planted, metric="m_white", output="probability", criterion="calibrated")
-    assert {row["metric"] for row in calibrated} == {"proportion_excess", "proportion_memorized", "proportion_control"}
-    assert next(r for r in calibrated if r["metric"] == "proportion_memorized")["value"] == 1
-    nothing = summarize(scored(rng.permutation(wobble), wobble, seed=4), CONFIG)
-    assert nothing.to_pylist()[0]["verdict"] == "at_null"
+    assert [(row["metric"], row["value"], row["verdict"]) for row in calibrated] == [("proportion_memorized", 1, "shown")]
+    assert calibrated[0]["null_value"] == pytest.approx(2 / 41)
+    others = [row for row in rows_of(planted) if row["family"] == "scores"]
+    assert {row["params"]["metric"] for row in others} == {"m_white", "m_grey", "m_black", "m_w", "m_kl"}
+    assert len(others) == 7
+    assert "remember the feature" in verdict_of(planted.to_pylist()).sentence
+    nothing = summarize(*scored(rng.permutation(wobble), wobble, seed=4), CONFIG).to_pylist()
+    assert nothing[0]["verdict"] == "inconclusive"
+    verdict = verdict_of(nothing)
+    assert verdict.word == "inconclusive"
+    assert "power of 80 %" in verdict.explanation
+
+
+def test_only_tests_have_a_null_and_a_verdict() -> None:
+    for row in summarize(*scored(np.full(40, 5.0), np.zeros(40)), CONFIG).to_pylist():
+        tested = row["role"] == "test"
+        assert (row["verdict"] is not None) == (row["null_value"] is not None) == (row["p_adjusted"] is not None) == tested
+        assert tested <= (
+            json.loads(row["params"]).get("group") == "canary - control" or row["metric"] == "proportion_memorized"
+        )
+
+
+def test_a_bound_of_the_recipe_makes_absence_bounded() -> None:
+    rng = np.random.default_rng(2)
+    wobble = rng.normal(0, 0.02, 40)
+    units = scored(rng.permutation(wobble), wobble)
+    bounded = summarize(*units, CONFIG.model_copy(update={"bound": 0.5})).to_pylist()
+    assert bounded[0]["verdict"] == bounded[0]["conclusion"] == "bounded"
+    assert bounded[0]["upper_bound"] < 0.5
+    tight = summarize(*units, CONFIG.model_copy(update={"bound": 1e-6})).to_pylist()
+    assert tight[0]["verdict"] == "inconclusive"
+    assert "bound" not in CONFIG.model_dump(mode="json")  # keys of runs without a bound stay
+
+
+def test_what_cannot_reject_says_so() -> None:
+    rows = summarize(*scored(np.array([2.0, 2.1, 2.2, 1.9]), np.zeros(4)), CONFIG).to_pylist()
+    assert rows[0]["smallest_p"] == 1 / 16
+    assert rows[0]["detectable"] is None
+    assert rows[0]["conclusion"] == "inconclusive"
+    assert "too small" in rows[0]["sentence"]
+    assert "0.062" in rows[0]["explanation"]
+
+
+def test_the_verdict_of_variants_is_adjusted_for_their_number() -> None:
+    """Each of two variants has 5 pairs: p = 1/32, which Holm doubles."""
+    parts = [scored(np.full(5, 2.0), np.zeros(5), variant=name) for name in ("a", "b")]
+    cells = parts[0][1] | parts[1][1]
+    rows = summarize(pa.concat_tables([units for units, _ in parts]), cells, CONFIG).to_pylist()
+    assert [row["p_adjusted"] for row in rows[:2]] == [1 / 16, 1 / 16]
+    assert rows[0]["conclusion"] == "inconclusive"
+    change = next(row for row in rows if '"statistic": "change"' in row["params"])
+    assert change["role"] == "estimate"
+    assert change["ci_low"] <= 0 <= change["ci_high"]
+
+
+# -- nulls --------------------------------------------------------------------------------------------
+
+
+def correlated(rng: np.random.Generator, pairs: int, labels: int = 4) -> tuple[np.ndarray, np.ndarray]:
+    """(2, pairs, 6) and (2, pairs, labels): scores of nets that share a seed, all eight correlated; side 1 is the control."""
+    common = rng.normal(size=(1, pairs, 1)) + 0.7 * rng.standard_t(4, size=(2, pairs, 1))
+    plain = common + 0.5 * rng.normal(size=(2, pairs, 6))
+    pushed = np.linspace(0, 3, labels)  # some labels are pushed by any feature
+    return plain, common + pushed + rng.normal(size=(2, pairs, labels))
+
+
+@pytest.mark.parametrize("pairs", [6, 20])
+def test_the_headline_and_max_t_hold_their_level(pairs: int) -> None:
+    from memlib.stats.multiplicity import max_t_p
+
+    rng, weights, tries = np.random.default_rng(pairs), np.full(pairs, 1 / pairs), 500
+    single, joint, naive = 0, 0, 0
+    for seed in range(tries):
+        plain, labelled = correlated(rng, pairs)
+        signs = exchanges(pairs, 199, seed=seed)
+        gains = plain[0] - plain[1]
+        sides = (labelled[0], labelled[1], labelled[:, :0].reshape(0, 4))
+        observed = [*gains.mean(axis=0), exchanged_maxima(*sides, np.ones((1, pairs), np.int8), weights)[0]]
+        null = np.column_stack([signs @ gains / pairs, exchanged_maxima(*sides, signs, weights)])
+        p = (1 + (null >= np.array(observed) - 1e-12).sum(axis=0)) / (1 + len(signs))
+        single, naive = single + (p[0] <= 0.05), naive + (p.min() <= 0.05)
+        joint += max_t_p(np.array(observed), null).min() <= 0.05
+    limit = 0.05 * tries + 4 * np.sqrt(tries * 0.05 * 0.95)
+    assert single < limit
+    assert joint < limit
+    assert naive > limit or pairs == 6
+
+
+def test_exchanged_maxima_equal_a_plain_loop() -> None:
+    rng = np.random.default_rng(0)
+    canary, control, further = rng.normal(size=(5, 3)), rng.normal(size=(5, 3)), rng.normal(size=(2, 3))
+    signs = exchanges(5, 99, seed=0)
+    for sign, found in zip(signs, exchanged_maxima(canary, control, further, signs, np.full(5, 0.2)), strict=True):
+        seen = np.where(sign[:, None] == 1, canary, control)
+        clean = np.where(sign[:, None] == 1, control, canary)
+        total = 0.0
+        for i in range(5):
+            centre = np.vstack([np.delete(clean, i, axis=0), further]).mean(axis=0)
+            total += ((seen[i] - centre).max() - (clean[i] - centre).max()) / 5
+        assert found == pytest.approx(total)
+
+
+def test_ranks_of_centred_maxima_hold_their_level() -> None:
+    rng = np.random.default_rng(0)
+    nets = [Net(i, 0, i > 0, i, 1) for i in range(20)]
+    p = [ranks(rng.normal(size=(20, 5)) + np.arange(5), nets)[0] for _ in range(800)]
+    assert abs(np.mean(np.array(p) <= 0.05) - 0.05) < 4 * np.sqrt(0.05 * 0.95 / 800)
+
+
+def test_intervals_over_canaries_cover_where_those_over_nets_do_not() -> None:
+    """5 canaries with 10 nets each: canaries differ, nets of one canary are alike."""
+    rng = np.random.default_rng(0)
+    canary = np.repeat(np.arange(5), 10)
+    held = {"canaries": 0, "nets": 0}
+    for draw in range(300):
+        gains = rng.normal(size=5)[canary] + 0.5 * rng.normal(size=50)
+        for over, values in (("canaries", unit_means([gains], [canary])), ("nets", gains)):
+            low, high = mean_interval(values, replicates=200, seed=draw)
+            held[over] += low <= 0 <= high
+    assert held["canaries"] > 300 * 0.95 - 4 * np.sqrt(300 * 0.95 * 0.05)
+    assert held["nets"] < 200
+
+
+def test_units_are_draws_then_canaries_then_nets() -> None:
+    values, canary = np.array([1.0, 3, 8]), np.array([0, 0, 1])
+    np.testing.assert_allclose(unit_means([values], [canary]), [2, 8])
+    np.testing.assert_allclose(unit_means([values, values + 1], [canary, canary]), [5, 6])
+    np.testing.assert_allclose(unit_means([values], [np.zeros(3, int)]), values)
+    for parts in ([values], [values, values + 1]):
+        whose = [canary] * len(parts)
+        assert unit_weights(whose) @ np.concatenate(parts) == pytest.approx(unit_means(parts, whose).mean())
 
 
 def test_the_published_criterion_cries_wolf_and_the_calibrated_one_does_not() -> None:
     rng = np.random.default_rng(2)
-    nothing = summarize(scored(rng.normal(0, 0.5, 100), rng.normal(0, 0.5, 100)), CONFIG)
+    nothing = summarize(*scored(rng.normal(0, 0.5, 100), rng.normal(0, 0.5, 100)), CONFIG)
     found = {
         r["params"]["criterion"]: r["value"]
         for r in rows_of(nothing, metric="m_white", output="logit")
@@ -149,7 +317,7 @@ def test_calibrated_false_positives_are_at_alpha() -> None:
     rng = np.random.default_rng(3)
     hits = total = 0
     for seed in range(6):
-        units = scored(rng.normal(0, 0.5, 100), rng.normal(0, 0.5, 99), seed=seed)
+        units, _ = scored(rng.normal(0, 0.5, 100), rng.normal(0, 0.5, 99), seed=seed)
         for metric in ("m_white", "m_black"):
             p = [
                 r["calibrated_p"]
@@ -162,49 +330,55 @@ def test_calibrated_false_positives_are_at_alpha() -> None:
 
 
 def test_a_net_is_not_compared_with_its_own_control() -> None:
-    units = scored(np.zeros(20), np.zeros(20))
-    ranks = {r["calibrated_p"] for r in units.to_pylist()}
-    assert all(p is not None and p * 20 == pytest.approx(round(p * 20)) for p in ranks)  # 19 others each
-    few = scored(np.zeros(19), np.zeros(19))
+    units, _ = scored(np.zeros(20), np.zeros(20))
+    found = {r["calibrated_p"] for r in units.to_pylist()}
+    assert all(p is not None and p * 20 == pytest.approx(round(p * 20)) for p in found)  # 19 others each
+    few, cells = scored(np.zeros(18), np.zeros(18))
     assert {r["calibrated_p"] for r in few.to_pylist()} == {None}
-    criteria = {r["params"].get("criterion") for r in rows_of(summarize(few, CONFIG))}
+    criteria = {r["params"].get("criterion") for r in rows_of(summarize(few, cells, CONFIG))}
     assert criteria == {None, "published"}
 
 
 def test_one_seed_gives_no_proportion_and_no_test() -> None:
-    summary = summarize(scored(np.array([1.0]), np.array([0.0])), CONFIG)
+    summary = summarize(*scored(np.array([1.0]), np.array([0.0])), CONFIG)
     assert not {row["metric"] for row in summary.to_pylist()} & {"proportion_memorized", "proportion_excess"}
     assert all(row["p_value"] is None and row["ci_low"] is None for row in summary.to_pylist())
+    assert summary.to_pylist()[0]["sentence"] == "One seed says nothing about chance."
 
 
 def test_no_controls_no_claim() -> None:
-    summary = summarize(scored(np.array([1.0, 2.0, 1.5]), np.array([])), CONFIG)
-    assert not any(row["verdict"] == "above_null" for row in summary.to_pylist() if row["metric"] != "correlation")
+    summary = summarize(*scored(np.array([1.0, 2.0, 1.5]), np.array([])), CONFIG).to_pylist()
+    assert not any(row["role"] == "test" for row in summary)
+    assert summary[0]["conclusion"] == "inconclusive"
 
 
-def test_draws_of_the_data_are_the_units() -> None:
-    parts = []
-    for draw in range(4):
-        units = scored(np.full(20, 1.0 + draw / 10), np.zeros(20), seed=draw)
-        parts.append(units.set_column(1, "data_seed", pa.array([draw] * units.num_rows)))
-    units = pa.concat_tables(parts)
-    head = summarize(units, CONFIG).to_pylist()[0]
-    assert json.loads(head["params"])["interval"] == "data"
-    assert head["n"] == 4
+@pytest.mark.parametrize(("draws", "exchanged"), [(3, "nets"), (5, "data")])
+def test_draws_of_the_data_are_the_units(draws: int, exchanged: str) -> None:
+    """Whole draws are exchanged where 2^-draws can reach alpha, else nets within pairs."""
+    parts = [scored(np.full(20, 1.0 + draw / 10), np.zeros(20), seed=draw, draw=draw) for draw in range(draws)]
+    units = pa.concat_tables([part for part, _ in parts])
+    cells = {key: cell for _, cell in parts for key, cell in cell.items()}
+    head = summarize(units, cells, CONFIG).to_pylist()[0]
+    assert head["interval"] == "data"
+    assert json.loads(head["params"])["exchanged"] == exchanged
+    assert head["n"] == draws
     assert head["ci_low"] is not None
-    assert set(draw_curves(units, CONFIG)["x"].to_pylist()) == {0, 1, 2, 3}
+    assert head["verdict"] == "shown"
+    assert set(draw_curves(units, CONFIG)["x"].to_pylist()) == set(range(draws))
 
 
 def test_the_summary_and_the_units_keep_their_schemas() -> None:
-    units = scored(np.zeros(20), np.zeros(20))
+    units, cells = scored(np.zeros(20), np.zeros(20))
     assert units.schema.names == UNIQUE_FEATURE_UNITS.arrow.names
-    assert summarize(units, CONFIG).schema.names == SUMMARY.arrow.names
-    keys = list(zip(*(units[name].to_pylist() for name in UNIQUE_FEATURE_UNITS.keys), strict=True))
-    assert len(set(keys)) == len(keys)
+    summary = summarize(units, cells, CONFIG)
+    assert summary.schema.names == SUMMARY.arrow.names
+    for table, schema in ((units, UNIQUE_FEATURE_UNITS), (summary, SUMMARY)):
+        keys = list(zip(*(table[name].to_pylist() for name in schema.keys), strict=True))
+        assert len(set(keys)) == len(keys)
 
 
 def test_curves() -> None:
-    units = scored(np.linspace(0, 1, 20), np.zeros(20))
+    units, _ = scored(np.linspace(0, 1, 20), np.zeros(20))
     assert removal_curves(units).num_rows == 0
     part = units.set_column(
         units.schema.get_field_index("feature"), "feature", pa.array(["canary without 5 px"] * units.num_rows)
@@ -235,19 +409,56 @@ def test_early_stopped_nets_and_calibration_by_epoch() -> None:
     assert values["canary", 3] == pytest.approx(values["canary", 2])  # five nets stopped after epoch 2 and still count
 
 
-def test_own_models_are_ranked_among_null_features() -> None:
-    effects = np.array([3.0, *np.random.default_rng(0).normal(0, 0.3, 40)])
-    parts = []
-    for place, effect in enumerate(effects):
-        table = score([Net(0, 0, False, 0, -1)], shown(1, np.array([effect]), seed=place), CONFIG)
-        name = "canary" if place == 0 else f"N{place}"
-        parts.append(table.set_column(table.schema.get_field_index("feature"), "feature", pa.array([name] * table.num_rows)))
-    rows = summarize_own(pa.concat_tables(parts), CONFIG).to_pylist()
+def own(effects: np.ndarray, *, label: int | None = None) -> pa.Table:
+    """Units of one model to which each feature does something at label 1; the first feature is the tested one."""
+    parts = [score_by_label(shown(1, np.array([effect]), seed=place), CONFIG)[0] for place, effect in enumerate(effects)]
+    names = ["canary", *(f"N{place}" for place in range(1, len(effects)))]
+    return own_units(names, np.stack(parts), CONFIG, label=label)
+
+
+@pytest.mark.parametrize("label", [None, 1])
+def test_own_models_are_ranked_among_null_features(label: int | None) -> None:
+    others = np.random.default_rng(0).normal(0, 0.3, 99)
+    rows = summarize_own(own(np.array([3.0, *others]), label=label), CONFIG, null="names").to_pylist()
     assert rows[0]["metric"] == "m_black"
-    assert rows[0]["p_value"] == pytest.approx(1 / 41)
-    assert {row["verdict"] for row in rows} == {"above_null"}
-    shuffled = pa.concat_tables([parts[1].set_column(10, "feature", parts[0]["feature"]), *parts[2:]])
-    assert {row["verdict"] for row in summarize_own(shuffled, CONFIG).to_pylist()} != {"above_null"}
+    assert rows[0]["p_value"] == pytest.approx(1 / 100)
+    assert rows[0]["conclusion"] == "shown"
+    assert "99 other people's names" in rows[0]["sentence"]
+    tests = [row for row in rows if row["role"] == "test"]
+    assert {row["metric"] for row in tests} == {"m_black", "m_grey" if label is None else "m_white"}
+    assert {row["verdict"] for row in tests} == {"shown"}
+    assert all(row["p_adjusted"] == pytest.approx(4 / 100) for row in tests)
+    nothing = summarize_own(own(np.array([0.0, *others]), label=label), CONFIG, null="names").to_pylist()
+    assert nothing[0]["conclusion"] == "inconclusive"
+    assert "power of 80 %" in nothing[0]["explanation"]
+
+
+def test_a_model_that_reacts_to_all_names_singles_none_out() -> None:
+    others = 3 + np.random.default_rng(0).normal(0, 0.3, 99)
+    rows = summarize_own(own(np.array([3.1, *others])), CONFIG, null="names").to_pylist()
+    assert rows[0]["conclusion"] == "inconclusive"
+
+
+def test_own_models_hold_their_level() -> None:
+    """Exchangeable features, some labels pushed by all of them: 4 scores, Holm."""
+    rng, tries, hits = np.random.default_rng(0), 300, 0
+    names = ["canary", *(f"N{place}" for place in range(79))]
+    for _ in range(tries):
+        scores = np.zeros((80, 4, 4, 4))
+        scores[..., 0] = rng.normal(size=(80, 1, 4)) + 0.5 * rng.normal(size=(80, 4, 4)) + np.arange(4)
+        hits += summarize_own(own_units(names, scores, CONFIG), CONFIG, null="names").to_pylist()[0]["conclusion"] == "shown"
+    assert hits < 0.05 * tries + 4 * np.sqrt(tries * 0.05 * 0.95)
+
+
+def test_too_few_null_features_are_refused_or_said() -> None:
+    with pytest.raises(UserError, match="needs 19"):
+        check_nulls(18, 0.05)
+    check_nulls(19, 0.05)
+    rows = summarize_own(own(np.array([9.0, *np.zeros(25)])), CONFIG, null="letters").to_pylist()
+    assert "too small" in rows[0]["sentence"]
+    assert all(row["detectable"] is None for row in rows)
+    with pytest.raises(UserError, match="no example has that class"):
+        own(np.zeros(3), label=7)
 
 
 def test_controls_have_the_seeds_of_the_nets() -> None:
@@ -265,15 +476,9 @@ def test_controls_have_the_seeds_of_the_nets() -> None:
     assert len({n.seed for n in shared}) == 1
 
 
-def test_only_the_excess_of_a_proportion_has_a_verdict() -> None:
-    rows = rows_of(summarize(scored(np.full(40, 5.0), np.zeros(40)), CONFIG), criterion="calibrated", metric="m_white")
-    assert {row["verdict"] for row in rows if row["metric"] != "proportion_excess"} == {"descriptive"}
-    assert {row["verdict"] for row in rows if row["metric"] == "proportion_excess"} == {"above_null"}
-
-
 def test_a_level_that_no_rank_can_reach_calls_no_net_memorizing() -> None:
     strict = CONFIG.model_copy(update={"alpha": 0.01})
-    rows = rows_of(summarize(scored(np.full(50, 9.0), np.zeros(50)), strict))
+    rows = rows_of(summarize(*scored(np.full(50, 9.0), np.zeros(50)), strict))
     assert "calibrated" not in {row["params"].get("criterion") for row in rows}
 
 
@@ -294,11 +499,11 @@ def test_nets_are_calibrated_at_their_own_label_after_every_epoch() -> None:
 
 
 def test_self_influence_and_m_are_compared_over_canaries_not_nets() -> None:
-    units = scored(np.linspace(0, 1, 20), np.zeros(20))
+    units, cells = scored(np.linspace(0, 1, 20), np.zeros(20))
     names = [f"canary {net // 4}" for net in units["net"].to_pylist()]
     units = units.set_column(units.schema.get_field_index("example_id"), "example_id", pa.array(names))
     influence = {("", 0, f"canary {i}"): float(i) for i in range(5)}
-    rows = rows_of(summarize(units, CONFIG, influence=influence), of="self_influence and m_white")
+    rows = rows_of(summarize(units, cells, CONFIG, influence=influence), of="self_influence and m_white")
     assert {row["n"] for row in rows} == {5}
 
 
@@ -332,7 +537,7 @@ OWN: dict[str, Any] = {"trained": {"model": "a:b", "weights": "w"}, "model": Non
             {**OWN, "nets": {"seeds": 3}, "score": {"per_epoch": True}},
             "nets, score.per_epoch are for models that are trained",
         ),
-        ({**OWN, "canary": {**BASE["canary"], "repeats": 2}}, "but for its feature"),
+        ({**OWN, "canary": {**BASE["canary"], "repeats": 2}}, "but for its feature and label"),
         ({**OWN, "model": BASE["model"]}, "either model and training, or trained"),
         ({"probe": {"kind": "data"}}, "go together"),
         ({"score": {"outputs": []}}, "must name"),

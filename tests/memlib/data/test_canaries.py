@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from memlib.data.canaries import build_feature, choose_canaries, null_features, probe_rows, training_rows
+from memlib.data.canaries import build_feature, choose_canaries, null_features, null_kind, probe_rows, training_rows
 from memlib.data.glyphs import GLYPHS, draw_text
+from memlib.data.names import other_names
 from memlib.errors import UserError
 from memlib.specs import CanarySpec, GlyphFeature, PictureFeature, ScalarFeature
 
@@ -115,7 +116,7 @@ def test_ones_own_picture_and_its_transparency(tmp_path: Path) -> None:
 
 @given(text=st.text(alphabet="AJN07", min_size=1, max_size=3), seed=st.integers(0, 5))
 def test_null_features_are_others_of_the_same_kind(text: str, seed: int) -> None:
-    spec = glyph(text=text)
+    spec = glyph(text=text, nulls="letters")
     nulls = null_features(spec, GREY, 40, seed=seed)
     possible = int(np.prod([26 if c.isalpha() else 10 for c in text])) - 1
     assert len(nulls) == min(40, possible)
@@ -127,14 +128,59 @@ def test_null_features_are_others_of_the_same_kind(text: str, seed: int) -> None
 
 def test_small_letters_have_small_letters_as_nulls() -> None:
     font = str(Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf")
-    names = null_features(glyph(text="Jo", font=font, scale=1), GREY, 20, seed=0)
+    names = null_features(glyph(text="Jo", font=font, scale=1, nulls="letters"), GREY, 20, seed=0)
     assert all(name[0].isupper() and name[1].islower() for name in names)
 
 
-@pytest.mark.parametrize(("text", "said"), [(" ", "no letter or digit"), ("é", "with 'é'")])
-def test_texts_without_others_of_their_kind(text: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "nulls", "said"),
+    [
+        (" ", "letters", "no letter or digit"),
+        ("é", "letters", "with 'é'"),
+        ("- -", "names", "no word"),
+        ("Qwertzuiopasdfgh", "names", "no other name with as many letters"),
+        ("JOHN", "/nowhere.txt", "cannot read /nowhere.txt"),
+    ],
+)
+def test_texts_without_others_of_their_kind(text: str, nulls: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        null_features(glyph(text=text), GREY, 5, seed=0)
+        null_features(glyph(text=text, nulls=nulls), GREY, 5, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "nulls", "kind"),
+    [("JOHN", None, "names"), ("A7", None, "letters"), ("JOHN", "letters", "letters"), ("A7", "texts.txt", "list")],
+)
+def test_a_text_of_letters_is_taken_for_a_name(text: str, nulls: str | None, kind: str) -> None:
+    assert null_kind(glyph(text=text, nulls=nulls)) == kind
+
+
+def test_a_name_is_compared_with_other_names_of_its_form() -> None:
+    names = other_names("JOHN", 99, seed=0)
+    assert len(set(names)) == 99
+    assert "JOHN" not in names
+    assert all(len(name) == 4 and name.isascii() and name.isupper() for name in names)
+    assert {"MARY", "PAUL"} <= set(names)
+    assert names == other_names("JOHN", 99, seed=0) != other_names("JOHN", 99, seed=1)
+    for name in other_names("Smith^Mary", 99, seed=0):
+        last, first = name.split("^")
+        assert (len(last), len(first)) == (5, 4)
+        assert last.istitle()
+        assert first.istitle()
+    box = build_feature(glyph(text="JOHN"), GREY).box
+    assert {feature.box for feature in null_features(glyph(text="JOHN"), GREY, 99, seed=0).values()} == {box}
+
+
+def test_ones_own_list_of_texts(tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("JOHN\nANNA\n\nPAUL\nANNA\n")
+    assert set(null_features(glyph(text="JOHN", nulls=str(tmp_path / "texts.txt")), GREY, 9, seed=0)) == {"ANNA", "PAUL"}
+    (tmp_path / "texts.txt").write_text("JOHN\n")
+    with pytest.raises(UserError, match="no line besides 'JOHN'"):
+        null_features(glyph(text="JOHN", nulls=str(tmp_path / "texts.txt")), GREY, 9, seed=0)
+
+
+def test_nulls_that_are_not_given_leave_keys_as_they_were() -> None:
+    assert "nulls" not in glyph().model_dump(mode="json")
 
 
 def test_pictures_of_the_same_kind_are_nulls_unless_they_are_the_same(tmp_path: Path) -> None:

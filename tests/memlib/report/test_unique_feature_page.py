@@ -8,18 +8,21 @@ import pyarrow as pa
 import pytest
 
 from memlib.audits.unique_feature import Recipe
+from memlib.audits.unique_feature.verdict import verdict
+from memlib.findings import Interval, Row, Verdict, settle, summary_table
+from memlib.findings import tested as row_of_test
 from memlib.report.page import render
-from memlib.report.unique_feature import Boundary, Material, build_page, verdict
-from memlib.tables import CURVES, SUMMARY, UNIQUE_FEATURE_UNITS, summary_row
+from memlib.report.unique_feature import Boundary, Material, build_page
+from memlib.tables import CURVES, UNIQUE_FEATURE_UNITS
 
 PARAMS = {
     "metric": "m_white",
     "setting": "white",
     "output": "probability",
-    "interval": "nets",
     "nets": 20,
     "controls": 20,
-    "alpha": 0.05,
+    "pairs": 20,
+    "exchanged": "nets",
 }
 RECIPE = Recipe.model_validate(
     {
@@ -32,34 +35,42 @@ RECIPE = Recipe.model_validate(
 )
 
 
-def difference(low: float, high: float, p: float | None, **params: Any) -> dict[str, Any]:
+def difference(low: float, high: float, p: float, *, smallest_p: float = 0.0, **params: Any) -> Row:
     at = PARAMS | {"group": "canary - control", "statistic": "mean"} | params
-    return summary_row("m_white", at, (low + high) / 2, (low, high), n=20, null_value=0.0, p_value=p)
+    return row_of_test(
+        "m_white", at, (low + high) / 2, n=20, interval=Interval(low, high, "nets"), p_value=p, family="headline",
+        upper_bound=high, detectable=0.1, smallest_p=smallest_p,
+    )  # fmt: skip
 
 
-def table(*rows: dict[str, Any]) -> pa.Table:
-    return pa.Table.from_pylist(list(rows), schema=SUMMARY.arrow)
+def found(*rows: Row) -> Verdict:
+    return verdict(settle(rows, alpha=0.05), alpha=0.05)
 
 
 @pytest.mark.parametrize(
-    ("rows", "kind"),
+    ("rows", "word"),
     [
-        ([difference(0.1, 0.2, 0.001)], "found"),
-        ([difference(-0.1, 0.2, 0.3)], "not_found"),
-        ([difference(-0.2, -0.1, 1.0)], "odd"),
-        ([difference(0.1, 0.2, None)], "odd"),
-        ([difference(0.1, 0.2, 0.001, variant="a"), difference(-0.1, 0.2, 0.4, variant="b")], "found"),
-        ([difference(0.1, 0.2, 0.03, variant="a"), difference(-0.1, 0.2, 0.4, variant="b")], "not_found"),  # .05 over 2
+        ([difference(0.1, 0.2, 0.001)], "shown"),
+        ([difference(-0.1, 0.2, 0.3)], "inconclusive"),
+        ([difference(-0.2, -0.1, 1.0)], "inconclusive"),
+        ([difference(0.1, 0.2, 0.001, variant="a"), difference(-0.1, 0.2, 0.4, variant="b")], "shown"),
+        ([difference(0.1, 0.2, 0.03, variant="a"), difference(-0.1, 0.2, 0.4, variant="b")], "inconclusive"),  # .05 over 2
+        ([difference(-0.1, 0.2, 0.3) | {"bound": 0.25}], "bounded"),
+        ([difference(-0.1, 0.2, 0.3) | {"bound": 0.15}], "inconclusive"),
     ],
 )
-def test_the_verdict_rests_on_the_controls(rows: list[dict[str, Any]], kind: str) -> None:
-    assert verdict(table(*rows))[0] == kind
+def test_the_verdict_rests_on_the_adjusted_headlines(rows: list[Row], word: str) -> None:
+    assert found(*rows).word == word
 
 
-def test_what_could_not_have_passed_is_said() -> None:
-    few = difference(-0.1, 0.9, 0.1) | {"n": 4}
-    assert "With 4 pairs no effect, however large, could have passed" in verdict(table(few))[2]
-    assert "smaller effect could have been missed" in verdict(table(difference(-0.1, 0.9, 0.1)))[2]
+def test_absence_is_never_claimed() -> None:
+    few = found(difference(-0.1, 0.9, 0.1, smallest_p=1 / 16))
+    assert "too small" in few.sentence
+    assert "No effect, however large, could have been shown" in few.explanation
+    missed = found(difference(-0.1, 0.9, 0.1)).explanation
+    assert "A difference of 0.1 would have been found with a power of 80 %" in missed
+    assert "With 95 % confidence it is below 0.9" in missed
+    assert "upside down" in found(difference(-0.2, -0.1, 1.0)).sentence
 
 
 def test_a_page_of_nothing_but_text_is_whole_and_escaped(tmp_path: Path) -> None:
@@ -77,9 +88,11 @@ def test_a_page_of_nothing_but_text_is_whole_and_escaped(tmp_path: Path) -> None
         boundaries=[Boundary("net", (0, 1, 0, 1), grid, grid, np.zeros((2, 2)), np.array([0, 1]))],
         facts={"model": "<u>"},
     )
+    rows = settle([difference(0.1, 0.2, 0.001, variant="<i>v</i>")], alpha=0.05)
+    summary = summary_table(rows, verdict(rows, alpha=0.05))
     page = build_page(
         RECIPE, "abc", pa.Table.from_pylist(units, schema=UNIQUE_FEATURE_UNITS.arrow),
-        table(difference(0.1, 0.2, 0.001, variant="<i>v</i>")), CURVES.arrow.empty_table(), material, tmp_path,
+        summary, CURVES.arrow.empty_table(), material, tmp_path,
     )  # fmt: skip
     html = render(page)
     for raw in ("<b>names", "<i>v", "<script>", "<u>"):

@@ -11,14 +11,17 @@ from memlib.stats.tests import (
     accuracy_curve,
     bootstrap_weights,
     confidence_levels,
+    exact_interval,
+    exceedance_p,
+    exchanges,
     mcnemar_p,
     mean_interval,
     paired_interval,
     paired_t,
     percentile_interval,
     permutation_p,
-    sign_flip_p,
     sign_flips,
+    threshold_rank,
     top_share_accuracy,
     widened_interval,
     wilson_interval,
@@ -168,8 +171,34 @@ def test_the_mean_interval_covers_with_few_units(count: int) -> None:
     assert held >= 300 * 0.95 - 4 * np.sqrt(300 * 0.95 * 0.05)
 
 
-def test_sign_flips_of_nothing_are_at_alpha() -> None:
+def test_few_units_are_exchanged_in_every_way() -> None:
+    signs = exchanges(5, 9999, seed=0)
+    assert len(np.unique(signs, axis=0)) == len(signs) == 31  # all but the identity
+    assert not (signs == 1).all(axis=1).any()
+    many = exchanges(30, 500, seed=0)
+    assert many.shape == (500, 30)
+    assert set(np.unique(many)) == {-1, 1}
+    assert np.array_equal(many, exchanges(30, 500, seed=0))
+
+
+@pytest.mark.parametrize(("controls", "rank"), [(18, 0), (19, 1), (20, 1), (38, 1), (39, 2), (99, 5)])
+def test_the_threshold_leaves_alpha_to_a_new_score(controls: int, rank: int) -> None:
+    assert threshold_rank(controls, 0.05) == rank
+
+
+@pytest.mark.parametrize(("count", "controls"), [(20, 19), (20, 99), (100, 40)])
+def test_counts_beyond_an_estimated_threshold_hold_their_level(count: int, controls: int) -> None:
     rng = np.random.default_rng(0)
-    p = np.array([sign_flip_p(rng.normal(size=12), permutations=199, seed=i) for i in range(400)])
-    assert abs((p <= 0.05).mean() - 0.05) < 0.045
-    assert sign_flip_p(np.ones(12), permutations=999, seed=0) < 0.01
+    rank = threshold_rank(controls, 0.05)
+    null, new = rng.normal(size=(4000, controls)), rng.normal(size=(4000, count))
+    hits = (new > np.sort(null, axis=1)[:, -rank][:, None]).sum(axis=1)
+    p = np.array([exceedance_p(int(h), count, rank=rank, num_controls=controls) for h in hits])
+    for alpha in (0.05, 0.2):
+        assert (p <= alpha).mean() < alpha + 4 * np.sqrt(alpha * (1 - alpha) / 4000)
+    binomial = scipy.stats.binom.sf(hits - 1, count, rank / (controls + 1))
+    assert (binomial <= 0.05).mean() >= (p <= 0.05).mean()  # the threshold's own error counts
+    assert exceedance_p(count, count, rank=rank, num_controls=controls) < 0.01
+
+
+def test_the_exact_interval_of_a_proportion() -> None:
+    assert exact_interval(0, 20) == pytest.approx((0, 0.1684), abs=1e-4)

@@ -1,0 +1,100 @@
+"""Exchange tests: within each pair of canary net and control, which of the two saw the feature?
+
+The null is sharp: for these canaries the feature's presence in the training set changed nothing. Then canary net and
+control, which share seed and data, could change places, and the level holds however the nets were trained. All scores are
+exchanged together, so that their maximum adjusts each for the number of scores (max-T).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memlib.audits.unique_feature.analysis import Analysis, unit_weights
+from memlib.audits.unique_feature.maxima import ByLabel, exchanged_maxima
+from memlib.identity import derive_seed
+from memlib.stats.multiplicity import max_t_p
+from memlib.stats.tests import exchanges, permutation_p
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """What exchanges say of some scores.
+
+    Attributes:
+        p_values: (num_scores,) one-sided.
+        adjusted: (num_scores,) by max-T over all of them.
+        deviations: (num_scores,) standard deviation under the null.
+        smallest_p: no data of this size give a smaller p-value.
+        over: nets or data, what was exchanged.
+    """
+
+    p_values: NDArray[np.float64]
+    adjusted: NDArray[np.float64]
+    deviations: NDArray[np.float64]
+    smallest_p: float
+    over: str
+
+
+@dataclass(frozen=True)
+class Score:
+    """One score in all draws of the data.
+
+    Attributes:
+        draws: an analysis each.
+        setting: its place among the settings of score_by_label; None for scores without a maximum.
+    """
+
+    draws: Sequence[Analysis]
+    setting: int | None
+
+
+def exchange(
+    scores: Sequence[Score], by_label: Sequence[ByLabel], *, alpha: float, permutations: int, seed: int
+) -> Exchanged | None:
+    """Exchange canary nets and controls within pairs; whole draws of the data where these are enough to reject.
+
+    Args:
+        scores: of the same nets.
+        by_label: a cell a draw of the data.
+        alpha: level that whole draws must be able to reach.
+        permutations: at most so many.
+        seed: of the draws.
+
+    Returns:
+        None with fewer than two pairs, or when all nets have one seed.
+    """
+    first = scores[0].draws
+    counts = [len(draw.pairs) for draw in first]
+    if sum(counts) < 2 or min(counts) == 0 or all(draw.one_seed for draw in first):
+        return None
+    whole = len(counts) > 1 and 2.0 ** -len(counts) <= alpha
+    signs = exchanges(len(counts) if whole else sum(counts), permutations, seed=derive_seed(seed, "exchange"))
+    smallest = 1 / (1 + len(signs))
+    if whole:
+        signs = np.repeat(signs, counts, axis=1)
+    weights = unit_weights([draw.canary[draw.pairs[:, 0]] for draw in first])
+    observed = np.array([weights @ np.concatenate([draw.gains for draw in score.draws]) for score in scores])
+    null = np.stack([_null(score, by_label, signs, weights) for score in scores], axis=1)
+    p = np.array([permutation_p(float(value), column) for value, column in zip(observed, null.T, strict=True)])
+    deviations = np.sqrt(np.square(null).mean(axis=0))
+    return Exchanged(p, max_t_p(observed, null), deviations, smallest, "data" if whole else "nets")
+
+
+def _null(
+    score: Score, by_label: Sequence[ByLabel], signs: NDArray[np.int8], weights: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """The score's mean difference under each exchange: (num_exchanges,)."""
+    total, start = np.zeros(len(signs)), 0
+    for place, draw in enumerate(score.draws):
+        mine = slice(start, start + len(draw.pairs))
+        start = mine.stop
+        if score.setting is None:
+            total += signs[:, mine] @ (weights[mine] * draw.gains)
+            continue
+        values = by_label[place].values(score.setting)
+        further = np.setdiff1d(draw.controls, draw.pairs[:, 1])
+        sides = (values[draw.pairs[:, 0]], values[draw.pairs[:, 1]], values[further])
+        total += exchanged_maxima(*sides, signs[:, mine], weights[mine])
+    return total
