@@ -19,8 +19,9 @@ from memlib.data.shards import IMAGES
 from memlib.data.text import build_corpus, read_secrets, read_text, text_digest
 from memlib.errors import RunError
 from memlib.specs import SecretsSpec, TextSpec
+from memlib.specs.text import UNSEEN
 from memlib.store import Attempt, Ref
-from memlib.tables import CANARIES, CURVES, EXPOSURE_UNITS, EXTRACTION, SPLITS, SUMMARY, UNSEEN, write_table
+from memlib.tables import CANARIES, CURVES, EXPOSURE_UNITS, EXTRACTION, SPLITS, SUMMARY, write_table
 from memlib.training.fit import SPLITS_FILE
 from tasks.data import described_data
 from tasks.exposure_jobs import COSTS, COUNTS, FOUND, Perplexities, Ranks, Search

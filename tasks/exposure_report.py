@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from memlib.audits.exposure import Recipe
+from memlib.specs.text import UNSEEN
 from memlib.store import Attempt, Ref
-from memlib.tables import UNSEEN
 from tasks.exposure import EXTRACTIONS_FILE
 from tasks.exposure_models import CorpusData
 from tasks.reporting import REPORT_FILE, read_scores

@@ -25,7 +25,8 @@ from memlib.data.secret import keyed_seed
 from memlib.data.splits import LEFT_OUT, TRAIN, VALIDATION
 from memlib.errors import UserError
 from memlib.specs import PairsFileSource, SecretsSpec, TextFileSource, TextParquetSource, TextSource, TextSpec
-from memlib.tables import CANARIES, GIVEN, INSERTED, NEVER, SPLITS, UNSEEN
+from memlib.specs.text import GIVEN, INSERTED, NEVER, UNSEEN
+from memlib.tables import CANARIES, SPLITS
 
 LINE_END, UNKNOWN = "\n", "<unk>"
 MOST_CARRIERS = 0.5  # of the training windows
@@ -301,7 +302,7 @@ def _check_unseen(known: Sequence[Secret], unseen: Sequence[Secret], times: Sequ
             raise UserError(f"secret {number} of {len(unseen)} of canaries.unseen stands in canaries.file too; take it out")
         if held:
             raise UserError(
-                f"secret {number} of {len(unseen)} of canaries.unseen stands in the text that trains: it was seen; take it out"
+                f"secret {number} of {len(unseen)} of canaries.unseen stands in the text that trains; take it out"
             )
 
 

@@ -51,15 +51,15 @@ def build_page(recipe: Recipe, run: str, tables: Mapping[str, pa.Table], facts: 
                 "sampled exposure counts the canary as one of the candidates; extrapolated exposure takes the "
                 "log-perplexities to be skew-normal and is not bounded by the size of the space; no test rests on it. All "
                 "canaries of a variant are tested together (sum of ln 1 / p, or the lowest p with Bonferroni; Holm over "
-                "variants); single ones are named by Holm's procedure over all of them, where their variant's are shown. Nets "
+                "variants); single ones are named by Holm's procedure, where their variant's are shown. Nets "
                 "of several seeds are ranked once, by their costs added."
             ],
             table=TableView(("", ""), list(facts.items())),
         ),
     ]
     return Page(
-        title=recipe.title, audit="exposure", run=run, verdict=said.sentence, verdict_kind=KINDS[said.word], lead=said.explanation,
-        numbers=_numbers(rows), sections=[section for section in sections if section is not None],
+        title=recipe.title, audit="exposure", run=run, verdict=said.sentence, verdict_kind=KINDS[said.word],
+        lead=said.explanation, numbers=_numbers(rows), sections=[section for section in sections if section is not None],
     )  # fmt: skip
 
 
@@ -184,17 +184,18 @@ def _canaries_section(units: Sequence[Mapping[str, Any]], rows: Sequence[Mapping
         if unit["insertions"] and unit["epoch"] == last[unit["variant"], unit["seed"], unit["canary"], unit["insertions"]]
     ]
     headings = (
-        "model", "canary", "stood", "bits", "exposure (95 %)", "method", "rank", "p", "p of all nets", "adjusted", "extrapolated"
+        "model", "canary", "stood", "bits", "exposure (95 %)", "method", "rank", "p", "p of all nets", "adjusted",
+        "extrapolated",
     )  # fmt: skip
     given = any(unit["kind"] == "given" for unit in units)
     return Section(
         heading="Secrets" if given else "Canaries",
         paragraphs=[
-            "At the last checkpoint. p: how often a secret of the same kind that the model never saw ranks as low; without such "
-            "secrets there is none, as exposure then measures how common a secret is too."
+            "At the last checkpoint. p: how often a secret of the same kind that the model never saw ranks as low; without "
+            "such secrets there is none, as exposure then measures how common a secret is too."
             if given
-            else "At the last checkpoint. p: how often a canary that was never inserted has so low a rank. The extrapolated value "
-            "is an estimate for as long as the law holds, with the p of its fit; no interval is known for it."
+            else "At the last checkpoint. p: how often a canary that was never inserted has so low a rank. The extrapolated "
+            "value is an estimate for as long as the law holds, with the p of its fit; no interval is known for it."
         ],
         table=TableView(headings, cells[:FIRST_ROWS]),
         details=TableView(headings, cells) if len(cells) > FIRST_ROWS else None,
@@ -242,9 +243,9 @@ def _privacy_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
         heading="Is the training as private as it says?",
         paragraphs=[
             "A canary that was drawn by chance ranks among the lowest share q of all candidates with probability q after a "
-            "training without it, and at most e^epsilon q + delta after a private training with it in one window. So a low rank "
-            "proves a lower bound of epsilon (95 %, for all canaries, checkpoints and variants that were looked at). A bound "
-            "below the accountant's is no proof of privacy: the last but two column says how much could have been proved."
+            "training without it, and at most e^epsilon q + delta after a private training with it in one window. So a low "
+            "rank proves a lower bound of epsilon (95 %, for all canaries, checkpoints and variants looked at). A bound "
+            "below the accountant's is no proof of privacy: the column beside it says how much could have been proved."
         ],
         table=TableView(headings, cells),
     )
@@ -367,10 +368,10 @@ def _variants_section(rows: Sequence[Mapping[str, Any]], points: Sequence[Mappin
     return Section(
         heading="Utility against exposure",
         paragraphs=[
-            "Mean exposure in bits over the canaries, and validation loss in nats a symbol: one dot a training. On the front: "
-            "no other variant has both less exposure and less loss, by these means alone. Difference: paired, to the first "
-            "variant over all canaries that both saw (over trainings, where they share nets and there are several); without a "
-            "p it speaks of these nets only."
+            "Mean exposure in bits over the canaries, and validation loss in nats a symbol: one dot a training. On the "
+            "front: no other variant has both less exposure and less loss, by these means alone. Difference: paired, to the "
+            "first variant over all canaries that both saw (over trainings, where they share nets and there are several); without "
+            "a p it speaks of these nets only."
             + (
                 " Epsilon protects one window of text. What stands in k windows has k epsilon with a delta of "
                 "k e^((k - 1) epsilon) delta, which is no guarantee where that reaches 1. Noise is drawn from the training's "

@@ -7,6 +7,9 @@ from pydantic import Field, model_validator
 
 from memlib.specs.base import Spec
 
+INSERTED, GIVEN, NEVER, UNSEEN = "inserted", "given", "never", "unseen"
+"""Kinds of canaries: drawn and inserted; of a file; drawn and never inserted; of a file of what no model saw."""
+
 
 class TopicsSource(Spec):
     """Embedded text: the help topics of Python's standard library, half a million characters; each version has its own."""

@@ -65,7 +65,7 @@ def test_a_secret_inserted_often_is_exposed_and_extracted(audited: tuple[Memlib,
     assert best["exact"]
     assert best["queries"] < 11_111
     page = Path(manifest["report"]).read_text()
-    assert "1 of 1 inserted secrets are exposed. 1 of 1 were read out of a model" in page
+    assert "The model gives away 1 of 1 inserted canary. A search that was told nothing read out 1 of 1." in page
     assert page.count("<svg") == 3
 
 
@@ -108,7 +108,12 @@ def test_the_second_run_computes_nothing_and_a_variant_only_itself(audited: tupl
     assert epsilon["params"]["variant"] == "private"
     assert 0 < epsilon["value"] < 1
     exposed = {row["params"].get("variant"): row for row in rows if row["metric"] == "exposure" and "canary" in row["params"]}
-    assert exposed["private"]["verdict"] == "at_null"
+    assert exposed["private"]["verdict"] == "inconclusive"
+    assert exposed["plain"]["verdict"] == "shown"
+    claims = [row for row in rows if row["metric"] == "privacy_claim"]
+    assert [(row["params"]["variant"], row["verdict"]) for row in claims] == [("private", "inconclusive")]
+    differences = [row["params"]["variant"] for row in rows if row["metric"] == "exposure_difference"]
+    assert differences == ["eight bits", "private", "unknown"]
     bits = {variant: row["params"]["log_perplexity"] for variant, row in exposed.items()}
     assert bits["unknown"] > bits["plain"]  # digits after nothing, and no more after them
     page = Path(changed["report"]).read_text()
@@ -139,16 +144,24 @@ def test_secrets_that_the_text_holds_already(audited: tuple[Memlib, Path, dict[s
     text = "\n".join(f"note {i}: call me back at {i * 7919 % 100_000:05d}, or use pin 40717. thanks" for i in range(300))
     (tmp_path / "mail.txt").write_text(text)
     (tmp_path / "pins.txt").write_text("pin 40717.\n")
+    (tmp_path / "others.txt").write_text("".join(f"pin {10_000 + 97 * i}.\n" for i in range(60)))
     manifest = mine.audit(
         store, f"data={{source: {{kind: text, path: '{tmp_path / 'mail.txt'}'}}, fraction: 1}}", "extraction.known=[0]",
-        f"canaries={{format: 'pin {{d5}}.', file: '{tmp_path / 'pins.txt'}'}}", "training.epochs=4",
+        f"canaries={{format: 'pin {{d5}}.', file: '{tmp_path / 'pins.txt'}', unseen: '{tmp_path / 'others.txt'}'}}",
+        "training.epochs=4",
     )  # fmt: skip
     units = [unit for unit in published(store, manifest)["units"].to_pylist() if unit["epoch"] == 4]
     assert units[0]["insertions"] > 100
     assert units[0]["rank"] == 1
-    assert [unit["insertions"] for unit in units[1:]] == [0] * 10
+    assert [unit["insertions"] for unit in units[1:]] == [0] * 70
+    assert [unit["kind"] for unit in units] == ["given"] + ["unseen"] * 60 + ["never"] * 10
+    first = published(store, manifest)["summary"].to_pylist()[0]
+    assert (first["metric"], first["conclusion"]) == ("exposure_among_unseen", "shown")
+    assert first["sentence"].startswith("The model gives away 1 of 1 given secret.")
+    assert first["p_value"] == 1 / 61
     assert "40717" not in json.dumps(manifest)
     assert "40717" not in Path(manifest["report"]).read_text()
+    assert "10097" not in Path(manifest["report"]).read_text()
     assert "pin 40717." in mine.call("show", manifest["run"], "--reveal", "--store", str(store)).stdout
 
 
@@ -192,6 +205,9 @@ def test_a_model_of_ones_own_that_answers_next_log_probs(memlib: Memlib, tmp_pat
     assert [unit["insertions"] for unit in units] == [7, 1, 0, 0, 0, 0, 0]
     assert (units[0]["rank"], units[0]["method"]) == (1, "pruned")
     assert units[1]["exposure"] < 4
+    first = published(tmp_path / "store", manifest)["summary"].to_pylist()[0]
+    assert first["conclusion"] == "inconclusive"
+    assert "secrets of the same kind that it never saw are missing" in first["sentence"]
     searches = published(tmp_path / "store", manifest)["extractions"].to_pylist()
     assert {row["search"] for row in searches if row["extracted"]} == {"shortest_path", "greedy", "beam"}
     assert {row["by_chance"] for row in searches} == {2 / 10_000}

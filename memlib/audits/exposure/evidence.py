@@ -17,9 +17,9 @@ import scipy.stats
 from numpy.typing import NDArray
 
 from memlib.audits.exposure.scores import TINY, Scored, canary_p, last_checkpoints, sampled_p, upper_exposure
+from memlib.specs.text import GIVEN, INSERTED, UNSEEN
 from memlib.stats.multiplicity import combined_p
 from memlib.stats.randomization import Design, detectable
-from memlib.tables import GIVEN, INSERTED, UNSEEN
 
 PERMUTATIONS = 9_999
 LN2 = math.log(2)

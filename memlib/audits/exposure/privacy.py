@@ -12,7 +12,7 @@ from typing import Any
 
 from memlib.audits.exposure.scores import Scored, canary_p
 from memlib.findings import Interval, Row, estimate, tested
-from memlib.tables import INSERTED
+from memlib.specs.text import INSERTED
 
 ERROR = 0.05  # of the bound, over everything that was looked at
 

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from memlib.audits.exposure.recipe import Config
 from memlib.observe.likelihoods import UNITS_PER_BIT
+from memlib.specs.text import GIVEN, UNSEEN
 from memlib.stats.tails import Extrapolation, extrapolate
-from memlib.tables import EXPOSURE_UNITS, GIVEN, UNSEEN
+from memlib.tables import EXPOSURE_UNITS
 
 ENOUGH_BELOW = 30  # references at or below a canary from which sampling measures its exposure to a third of a bit
 FITS = 0.05  # goodness of fit from which auto trusts the skew-normal law; else sampling says how much is known at least

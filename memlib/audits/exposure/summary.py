@@ -22,7 +22,7 @@ from memlib.audits.exposure.scores import Scored, exposure_by_sampling, upper_ex
 from memlib.audits.exposure.verdict import verdict
 from memlib.errors import RunError
 from memlib.findings import Interval, Row, diagnostic, estimate, settle, summary_table, tested
-from memlib.tables import GIVEN, UNSEEN
+from memlib.specs.text import GIVEN, UNSEEN
 
 HEADLINE, CANARIES, VARIANTS = "headline", "canaries", "variants"
 MEAN_BY_CHANCE = 1 / float(np.log(2))  # bits: of -log2 of a uniform number; its median is 1

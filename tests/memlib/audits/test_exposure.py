@@ -14,12 +14,16 @@ from memlib.audits.exposure import (
     Config,
     Recipe,
     Scored,
+    canary_p,
     choose_method,
     curves,
     empty_extractions,
+    epsilon_bound,
     exposure_by_sampling,
     exposure_of_rank,
+    refuted_p,
     score,
+    sign_flip_p,
     summarize,
 )  # fmt: skip
 from memlib.observe.likelihoods import UNITS_PER_BIT
@@ -50,7 +54,23 @@ def seen(
     references = np.round(rng.normal(40, 4, 2000) * UNITS_PER_BIT).astype(np.int64)
     mine: NDArray[np.int64] = np.round(np.array(costs) * UNITS_PER_BIT).astype(np.int64)
     ids = tuple(range(len(costs)))
-    return Scored("", seed, epoch, ids, tuple(insertions), mine, references, 1.5, exact or {})
+    kinds = tuple("inserted" if times else "never" for times in insertions)
+    return Scored("", seed, epoch, ids, kinds, tuple(insertions), mine, references, 1.5, exact or {})
+
+
+def ranked(ranks: list[int], *, variant: str = "", seed: int = 0) -> Scored:
+    """Exact ranks of canaries that were inserted four times; references that nothing can be learnt of."""
+    ids, exact = tuple(range(len(ranks))), {canary: ("enumerated", rank, 1) for canary, rank in enumerate(ranks)}
+    costs = np.full(len(ranks), 40 << 16)
+    same = np.full(100, 50 << 16)
+    return Scored(variant, seed, 4, ids, ("inserted",) * len(ids), (4,) * len(ids), costs, same, 1.5, exact)
+
+
+def rows_of(models: list[Scored], said: Recipe, *, size: int = SIZE, **config: Any) -> list[dict[str, Any]]:
+    """Settled findings, with params as mappings."""
+    units = score(models, size, Config(**{"replicates": 20, **config}))
+    rows = summarize(models, units, empty_extractions(), said, size=size).to_pylist()
+    return [{**row, "params": json.loads(row["params"])} for row in rows]
 
 
 def test_exposure_by_hand() -> None:
@@ -66,12 +86,12 @@ def test_exposure_by_hand() -> None:
 def test_sampling_counts_the_canary_itself() -> None:
     value, low, high = exposure_by_sampling(0, 1023)
     assert value == 10
-    assert high == math.inf
+    assert high is None
     assert low > 7
     value, low, high = exposure_by_sampling(511, 1023)
     assert value == 1
-    assert low < 1 < high
-    assert high - low < 0.3
+    assert high is not None
+    assert low < 1 < high < low + 0.3
     assert exposure_by_sampling(1023, 1023)[0] == 0
     with pytest.raises(ValueError, match="cannot lie"):
         exposure_by_sampling(5, 4)
@@ -83,7 +103,7 @@ def test_the_interval_of_sampling_covers() -> None:
         hits = 0
         for below in rng.binomial(1000, share, size=300):
             _, low, high = exposure_by_sampling(int(below), 1000)
-            hits += low <= -math.log2(share) <= high
+            hits += high is not None and low <= -math.log2(share) <= high
         assert hits >= 279  # 285 expected
 
 
@@ -102,7 +122,9 @@ def test_rows_keep_the_order_of_canaries_and_say_their_method() -> None:
     assert [row["method"] for row in rows] == ["sampled", "extrapolated", "pruned"]
     assert rows[0]["exposure"] == pytest.approx(1, abs=0.15)
     assert rows[1]["exposure"] == pytest.approx(-math.log2(2.87e-7), abs=2.5)  # five standard deviations
-    assert rows[1]["ci_low"] < rows[1]["exposure"] < rows[1]["ci_high"]
+    assert rows[1]["ci_low"] < rows[1]["exposure"]
+    assert rows[1]["ci_high"] is None  # the references say at least, the law says about
+    assert rows[2]["ci_low"] is rows[2]["ci_high"] is None
     assert rows[2]["exposure"] == math.log2(10**9)
     assert rows[2]["rank"] == 1
     assert rows[2]["p_value"] == pytest.approx(1e-9)
@@ -114,17 +136,17 @@ def test_a_law_that_does_not_fit_is_not_extrapolated() -> None:
     """Two humps: auto falls back on what the references say at least, whose interval holds the truth."""
     rng = np.random.default_rng(0)
     humps = np.concatenate([rng.normal(30, 1, 1000), rng.normal(50, 1, 1000)])
-    model = Scored("", 0, 4, (0,), (2,), np.array([20 * 65536]), (humps * 65536).astype(np.int64), 1.5, {})
+    model = Scored("", 0, 4, (0,), ("inserted",), (2,), np.array([20 * 65536]), (humps * 65536).astype(np.int64), 1.5, {})
     (row,) = score([model], 10**9, Config(replicates=40)).to_pylist()
     assert row["fit_p"] < 0.05
     assert row["method"] == "sampled"
     assert row["ci_low"] > 9
-    assert row["ci_high"] == pytest.approx(29.9, abs=0.1)
+    assert row["ci_high"] is None
     assert score([model], 10**9, Config(replicates=40, method="extrapolated"))["method"][0].as_py() == "extrapolated"
 
 
 def test_a_model_that_ignores_the_holes_exposes_nothing() -> None:
-    model = Scored("", 0, 4, (0,), (9,), np.array([500]), np.full(2000, 500), 1.5, {})
+    model = Scored("", 0, 4, (0,), ("inserted",), (9,), np.array([500]), np.full(2000, 500), 1.5, {})
     (row,) = score([model], SIZE, Config(method="sampled")).to_pylist()
     assert row["exposure"] == 0
     assert row["exposure_extrapolated"] is None
@@ -137,17 +159,15 @@ def test_null_and_planted_in_the_summary() -> None:
     costs = rng.normal(40, 4, 400).tolist()
     null = seen([*costs, 12.0], [*([0] * 400), 16], seed=5)
     units = score([null], 10**9, Config(method="sampled"))
-    rows = [
-        {**row, "params": json.loads(row["params"])}
-        for row in summarize([null], units, empty_extractions(), recipe()).to_pylist()
-    ]
+    rows = rows_of([null], recipe(), size=10**9, method="sampled")
     mean = next(row for row in rows if row["metric"] == "two_to_minus_exposure")
-    assert mean["verdict"] == "at_null"
+    assert mean["role"] == "diagnostic"
     assert mean["ci_low"] < 0.5 < mean["ci_high"]
     median = next(row for row in rows if row["metric"] == "exposure_median")
     assert median["value"] == pytest.approx(1, abs=0.2)
     planted = next(row for row in rows if row["params"].get("canary") == 400)
-    assert planted["verdict"] == "above_null"
+    assert planted["verdict"] == "shown"
+    assert planted["detectable"] == pytest.approx(math.log2(20))
     p_values = np.array([row["p_value"] for row in units.to_pylist() if row["insertions"] == 0])
     assert (p_values < 0.05).mean() == pytest.approx(0.05, abs=0.025)
 
@@ -159,11 +179,12 @@ def test_the_page_says_what_exposure_means(tmp_path: Path) -> None:
     ]
     units = score(models, SIZE, Config())
     tables = {
-        "units": units, "extractions": empty_extractions(), "summary": summarize(models, units, empty_extractions(), recipe()),
+        "units": units, "extractions": empty_extractions(), "summary": summarize(models, units, empty_extractions(), recipe(), size=SIZE),
         "curves": curves(models, units, empty_extractions(), recipe()),
     }  # fmt: skip
     page = build_page(recipe(title="<b>"), "abc", tables, {"text": "topics"}, tmp_path)
-    assert page.verdict == "1 of 1 inserted secrets are exposed."
+    assert page.verdict == "The model gives away 1 of 1 inserted canary."
+    assert page.verdict_kind == "found"
     assert "one in 2^19.9" in page.lead
     assert "19.9 bits" in page.lead
     html = render(page)
@@ -171,23 +192,23 @@ def test_the_page_says_what_exposure_means(tmp_path: Path) -> None:
     assert html.count("<svg") == 3
     nothing = [seen([40.0, 41.0], [0, 1], exact={0: ("enumerated", 5, 9), 1: ("enumerated", 600_000, 9)})]
     units = score(nothing, SIZE, Config())
-    tables |= {"units": units, "summary": summarize(nothing, units, empty_extractions(), recipe())}
+    tables |= {"units": units, "summary": summarize(nothing, units, empty_extractions(), recipe(), size=SIZE)}
     tables["curves"] = curves(nothing, units, empty_extractions(), recipe())
-    assert build_page(recipe(), "abc", tables, {}, tmp_path).verdict == "No inserted secret was found to be exposed."
+    page = build_page(recipe(), "abc", tables, {}, tmp_path)
+    assert page.verdict == "It is not shown that the model gives away its inserted canaries."
+    assert page.verdict_kind == "odd"
+    assert "A single canary would have been found from 4.3 bits" in page.lead
+    assert "Less than that may be there" in page.lead
 
 
 def test_forty_canaries_that_left_no_trace_are_not_found() -> None:
     """Each has a p-value of its own; together they are called exposed in no more than alpha of audits."""
-    wrong = means = 0
+    wrong = 0
     for seed in range(60):
         rng = np.random.default_rng(seed)
-        ranks = {canary: ("enumerated", int(rng.integers(1, SIZE + 1)), 1) for canary in range(40)}
-        models = [seen([40.0] * 40, [4] * 40, exact=ranks)]
-        rows = summarize(models, score(models, SIZE, Config(replicates=20)), empty_extractions(), recipe()).to_pylist()
-        wrong += any(row["verdict"] == "above_null" for row in rows if '"canary"' in row["params"])
-        means += rows[0]["verdict"] != "at_null"
+        rows = rows_of([ranked(rng.integers(1, SIZE + 1, 40).tolist())], recipe())
+        wrong += any(row["verdict"] == "shown" for row in rows)
     assert wrong <= 8  # 3 expected
-    assert means <= 10  # 3 expected, of a skew law
 
 
 def test_seeds_of_a_canary_are_no_further_canaries(tmp_path: Path) -> None:
@@ -196,15 +217,15 @@ def test_seeds_of_a_canary_are_no_further_canaries(tmp_path: Path) -> None:
         for seed in range(3)
     ]
     units = score(models, SIZE, Config(replicates=20))
-    summary = summarize(models, units, empty_extractions(), recipe(seeds=3))
+    summary = summarize(models, units, empty_extractions(), recipe(seeds=3), size=SIZE)
     first = summary.to_pylist()[0]
     assert first["n"] == 1
     tables = {
         "units": units, "extractions": empty_extractions(), "summary": summary, "curves": curves(models, units, empty_extractions(), recipe())
     }  # fmt: skip
-    assert build_page(recipe(), "a", tables, {}, tmp_path).verdict.startswith(
-        "1 of 1 inserted secrets are exposed, each by one"
-    )
+    said = build_page(recipe(), "a", tables, {}, tmp_path)
+    assert said.verdict == "The training (of 3 nets) gives away 1 of 1 inserted canary."
+    assert "the mean over 3 nets" in said.lead
 
 
 def test_a_page_holds_exposures_beyond_any_float(tmp_path: Path) -> None:
@@ -212,10 +233,10 @@ def test_a_page_holds_exposures_beyond_any_float(tmp_path: Path) -> None:
     units = score([model], 16**256, Config(method="extrapolated", replicates=20))
     assert units["exposure"][0].as_py() > 60
     tables = {
-        "units": units, "extractions": empty_extractions(), "summary": summarize([model], units, empty_extractions(), recipe()),
+        "units": units, "extractions": empty_extractions(), "summary": summarize([model], units, empty_extractions(), recipe(), size=16**256),
         "curves": curves([model], units, empty_extractions(), recipe()),
     }  # fmt: skip
-    assert "There are 2^1024.0 possible secrets" in build_page(recipe(), "a", tables, {}, tmp_path).lead
+    assert "There are 2^1024.0 possible canaries" in build_page(recipe(), "a", tables, {}, tmp_path).lead
 
 
 def test_the_front_holds_what_nothing_beats() -> None:
@@ -233,7 +254,7 @@ def test_variants_are_compared_with_what_their_privacy_costs(tmp_path: Path) -> 
     models = [plain, *private]
     mine = recipe(variants={"plain": {}, "private": {"training": {"batch_size": 32, "privacy": {"noise": 1.5}}}})
     units = score(models, SIZE, Config(replicates=20))
-    summary = summarize(models, units, empty_extractions(), mine)
+    summary = summarize(models, units, empty_extractions(), mine, size=SIZE)
     (row,) = [row for row in summary.to_pylist() if row["metric"] == "epsilon"]
     assert row["value"] == 2.0
     assert json.loads(row["params"]) == {"variant": "private", "delta": 1e-5, "noise": 1.5, "accountant": "rdp"}
@@ -264,3 +285,241 @@ def test_variants_are_cells() -> None:
     assert found["dropout"].model.dropout == 0.5
     assert found["8 bit"].quantize
     assert list(recipe().cells) == [""]
+
+
+# -- what tests of exposure must not find -------------------------------------------------------------
+
+
+@pytest.fixture
+def no_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip the fit of the skew-normal law, which no test rests on."""
+    monkeypatch.setattr("memlib.audits.exposure.scores._extrapolated", lambda *_: None)
+
+
+def given(costs: NDArray[np.float64], times: list[int], unseen: NDArray[np.float64], *, seed: int = 0) -> Scored:
+    """A model that was asked for secrets of a file, for unseen ones of their kind, and for random candidates at 40 bits."""
+    whole = np.round(np.concatenate([costs, unseen]) * UNITS_PER_BIT).astype(np.int64)
+    references = np.round(np.random.default_rng(seed + 999).normal(40, 4, 1000) * UNITS_PER_BIT).astype(np.int64)
+    kinds = ("given",) * len(costs) + ("unseen",) * len(unseen)
+    insertions = (*times, *([0] * len(unseen)))
+    return Scored("", seed, 4, tuple(range(len(whole))), kinds, insertions, whole, references, 1.5, {})
+
+
+OF_A_FILE = {"canaries": {"file": "secrets.txt", "unseen": "unseen.txt"}}
+
+
+def skewed_costs(rng: np.random.Generator, count: int, digits: int = 9) -> NDArray[np.float64]:
+    """Bits of numbers whose digits have 2.86 bits each, under a model that knows how they are distributed."""
+    law = np.array([0.30, 0.20, 0.13, 0.10, 0.08, 0.06, 0.05, 0.04, 0.02, 0.02])
+    return np.asarray(-np.log2(law)[rng.choice(10, size=(count, digits), p=law)].sum(axis=1))
+
+
+@pytest.mark.usefixtures("no_law")
+def test_secrets_of_a_kind_that_the_model_knows_are_no_finding() -> None:
+    """Of five secrets that it never saw, nothing is shown in more than alpha of audits; by rank in R nearly all would be."""
+    law = np.array([0.30, 0.20, 0.13, 0.10, 0.08, 0.06, 0.05, 0.04, 0.02, 0.02])
+    uniform = -np.log2(law)[np.random.default_rng(1).integers(0, 10, size=(10_000, 9))].sum(axis=1)
+    wrong = by_rank = 0
+    for seed in range(80):
+        rng = np.random.default_rng(seed)
+        model = given(skewed_costs(rng, 5), [1] * 5, skewed_costs(rng, 400))
+        rows = rows_of([model], recipe(**OF_A_FILE), method="sampled")
+        wrong += rows[0]["conclusion"] == "shown"
+        by_rank += min((uniform <= cost / UNITS_PER_BIT).mean() for cost in model.costs[:5]) <= 0.05 / 5
+    assert wrong <= 10  # 4 expected
+    assert by_rank >= 40
+
+
+def test_a_given_secret_that_stands_out_is_found() -> None:
+    rng = np.random.default_rng(0)
+    costs = np.concatenate([[4.0], skewed_costs(rng, 4)])
+    rows = rows_of([given(costs, [9, 1, 1, 1, 1], skewed_costs(rng, 400))], recipe(**OF_A_FILE), method="sampled")
+    assert rows[0]["conclusion"] == "shown"
+    assert rows[0]["sentence"] == "The model gives away 1 of 5 given secrets."
+    assert "at most one in 401 is as likely" in rows[0]["explanation"]
+    assert {row["params"]["canary"] for row in rows if row["family"] == "canaries" and row["verdict"] == "shown"} == {0}
+    assert all(row["role"] == "estimate" for row in rows if row["metric"] == "exposure")
+
+
+def test_without_unseen_secrets_nothing_can_be_said() -> None:
+    model = given(np.array([1.0, 2.0]), [9, 9], np.zeros(0))
+    rows = rows_of([model], recipe(canaries={"file": "secrets.txt"}), method="sampled")
+    assert rows[0]["conclusion"] == "inconclusive"
+    assert "canaries.unseen" in rows[0]["explanation"]
+    assert not any(row["role"] == "test" for row in rows)
+    assert not any("exposed" in text for row in rows for text in (row["sentence"] or "", row["explanation"] or ""))
+    units = score([model], SIZE, Config(method="sampled")).to_pylist()
+    assert {unit["p_value"] for unit in units} == {None}
+
+
+def test_too_few_unseen_secrets_are_said() -> None:
+    rng = np.random.default_rng(0)
+    rows = rows_of([given(np.full(5, 1.0), [9] * 5, skewed_costs(rng, 20))], recipe(**OF_A_FILE), method="sampled")
+    alone = [row for row in rows if row["family"] == "canaries"]
+    assert {row["smallest_p"] for row in alone} == {1 / 21}
+    assert {row["detectable"] for row in alone} == {None}
+    assert rows[0]["conclusion"] == "shown"  # all five lie below all others
+    assert rows[0]["sentence"].endswith("though of none by itself beyond doubt.")
+
+
+def test_eight_variants_that_saw_nothing_are_one_family() -> None:
+    wrong = 0
+    variants = {f"v{number}": {} for number in range(8)}
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        models = [ranked(rng.integers(1, SIZE + 1, 3).tolist(), variant=name) for name in variants]
+        rows = rows_of(models, recipe(variants=variants))
+        wrong += any(row["verdict"] == "shown" for row in rows if row["family"] in ("headline", "canaries"))
+    assert wrong <= 8  # 3 expected
+
+
+@pytest.mark.usefixtures("no_law")
+def test_nets_that_share_canaries_are_ranked_once() -> None:
+    """Candidates that are likely under one net are likely under all: twenty nets are no twenty pieces of evidence."""
+    wrong = 0
+    for repeat in range(60):
+        rng = np.random.default_rng(repeat)
+        common, canary = rng.normal(40, 4, 1000), rng.normal(40, 4)
+        models = []
+        for net in range(6):
+            costs = np.concatenate([[canary], common]) + rng.normal(0, 0.3, 1001)
+            whole = np.round(costs * UNITS_PER_BIT).astype(np.int64)
+            models.append(Scored("", net, 4, (0,), ("inserted",), (4,), whole[:1], whole[1:], 1.5, {}))
+        wrong += rows_of(models, recipe(seeds=6), size=10**9, method="sampled")[0]["conclusion"] == "shown"
+    assert wrong <= 8  # 3 expected
+
+
+@pytest.mark.usefixtures("no_law")
+def test_sampled_canaries_of_one_model_are_combined_by_references_of_their_own() -> None:
+    wrong = 0
+    for repeat in range(80):
+        rng = np.random.default_rng(repeat)
+        whole = np.round(rng.normal(40, 4, 1010) * UNITS_PER_BIT).astype(np.int64)
+        kinds = ("inserted",) * 10
+        model = Scored("", 0, 4, tuple(range(10)), kinds, (4,) * 10, whole[:10], whole[10:], 1.5, {})
+        wrong += rows_of([model], recipe(), size=10**9, method="sampled")[0]["conclusion"] == "shown"
+    assert wrong <= 10  # 4 expected
+
+
+def test_a_little_of_every_canary_is_shown_of_none_alone() -> None:
+    exact = dict.fromkeys(range(20), ("enumerated", SIZE // 40, 1))
+    rows = rows_of([seen([40.0] * 20, [4] * 20, exact=exact)], recipe())
+    assert rows[0]["verdict"] == "shown"
+    assert rows[0]["value"] == pytest.approx(math.log2(40))
+    assert rows[0]["sentence"].endswith("though of none by itself beyond doubt.")
+    assert not any(row["verdict"] == "shown" for row in rows if row["family"] == "canaries")
+
+
+@pytest.mark.parametrize("ends", [1, 5, 20, 300])
+def test_a_walk_that_ends_only_for_low_ranks_keeps_the_level(ends: int) -> None:
+    """The exact p-value is taken where it is known and no reference lies below: never more than alpha, at any alpha."""
+    size, references = 100_000, 999
+    rng = np.random.default_rng(0)
+    rank = rng.integers(1, size + 1, 400_000)
+    rank[:200_000] = rng.integers(1, size // 100, 200_000)  # a weight of 1/100 on the low ones
+    below = rng.binomial(references, rank / size)
+    p = np.array([
+        canary_p(int(b), references, size=size, exact=("pruned", int(r), 1) if r <= ends * size // 1000 else None)
+        for r, b in zip(rank[:200_000].tolist(), below[:200_000].tolist(), strict=True)
+    ])  # fmt: skip
+    for alpha in (0.0005, 0.001, 0.002, 0.005):
+        assert (p <= alpha).mean() * 0.01 <= alpha * 1.03
+
+
+def test_what_would_be_acceptable_bounds_the_verdict() -> None:
+    model = seen([40.0, 41.0], [1, 4], exact={0: ("enumerated", SIZE // 3, 9), 1: ("enumerated", SIZE // 2, 9)})
+    said = recipe(score={"bound": 6})
+    rows = rows_of([model], said)
+    assert rows[0]["upper_bound"] == pytest.approx(math.log2(3), abs=1e-3)
+    assert (rows[0]["conclusion"], rows[0]["sentence"]) == ("bounded", "No canary has more than 6 bits of exposure.")
+    assert rows_of([model], recipe(score={"bound": 1}))[0]["conclusion"] == "inconclusive"
+
+
+def test_intervals_keep_to_what_is_possible() -> None:
+    exact = {0: ("enumerated", 1, 9), 1: ("enumerated", SIZE // 2, 9), 2: ("enumerated", SIZE // 3, 9)}
+    rows = rows_of([seen([12.0, 40.0, 40.0], [4] * 3, exact=exact)], recipe())
+    mean = next(row for row in rows if row["role"] == "estimate" and row["metric"] == "exposure")
+    assert (mean["ci_low"], mean["interval"]) == (0.0, "canaries")
+    assert mean["ci_high"] <= math.log2(SIZE)
+    alone = rows_of([seen([12.0], [4], exact={0: ("enumerated", 1, 9)})], recipe())
+    assert all(row["ci_low"] is None for row in alone if row["metric"] == "exposure")
+
+
+def test_variants_are_compared_by_pairs() -> None:
+    variants = {"plain": {}, "other": {"quantize": True}}
+    low = {canary: ("enumerated", 10 + canary, 1) for canary in range(8)}
+    high = {canary: ("enumerated", 40 + 4 * canary, 1) for canary in range(8)}
+    models = [
+        replace(seen([20.0] * 8, [4] * 8, exact=exact), variant=name) for name, exact in (("plain", low), ("other", high))
+    ]
+    found = [row for row in rows_of(models, recipe(variants=variants)) if row["metric"] == "exposure_difference"]
+    assert [row["params"] for row in found] == [{"variant": "other", "less": "plain"}]
+    assert found[0]["value"] < -1.9
+    assert found[0]["ci_high"] < 0
+    assert found[0]["p_value"] == 2 / 2**8
+    assert found[0]["verdict"] == "shown"
+    together = rows_of(models, recipe(variants=variants, canaries={"together": True}))
+    (row,) = [row for row in together if row["metric"] == "exposure_difference"]
+    assert row["role"] == "estimate"  # one net each: no p speaks of trainings
+
+
+def test_signs_are_flipped_exactly_and_by_chance() -> None:
+    assert sign_flip_p(np.array([1.0, 2.0, 3.0])) == 2 / 8
+    assert sign_flip_p(np.array([1.0, -1.0])) == 1
+    rng = np.random.default_rng(0)
+    p = [sign_flip_p(rng.normal(size=15)) for _ in range(200)]
+    assert np.mean(np.array(p) <= 0.05) <= 0.1
+
+
+# -- privacy ------------------------------------------------------------------------------------------
+
+
+def test_bounds_of_epsilon_by_hand() -> None:
+    assert epsilon_bound(1e-6, looks=1) == pytest.approx(math.log(0.05e6))
+    assert epsilon_bound(1e-6, looks=10, delta=1e-3) == pytest.approx(math.log((0.005 - 1e-3) * 1e6))
+    assert epsilon_bound(1e-6, looks=10, windows=4) == pytest.approx(math.log(0.005e6) / 4)
+    assert epsilon_bound(0.5, looks=1) == 0
+    assert epsilon_bound(1e-6, looks=10, delta=0.01) is None
+    assert epsilon_bound(1e-6, looks=10, delta=1e-5, windows=2) is None
+    assert refuted_p(1e-6, epsilon=2, delta=1e-5) == pytest.approx(math.e**2 * 1e-6 + 1e-5)
+    assert refuted_p(1e-6, epsilon=1, delta=1e-5, windows=2) == pytest.approx(math.e**2 * 1e-6 + 2 * math.e * 1e-5)
+    assert refuted_p(1e-6, epsilon=800, delta=0) == 1
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 2.0, 5.0])
+def test_a_private_mechanism_breaks_its_bound_in_five_of_a_hundred(epsilon: float) -> None:
+    """Ranks of density e^epsilon below q and less above: the least favourable mechanism that is epsilon-private."""
+    rng = np.random.default_rng(1)
+    looks, odds = 3, math.exp(epsilon)
+    share = (1 - 1 / odds) / (odds - 1 / odds)  # of all ranks, which are e^epsilon as likely; others 1 / e^epsilon
+    low = rng.random((4000, looks)) < odds * share
+    q = np.where(low, rng.random((4000, looks)) * share, share + rng.random((4000, looks)) * (1 - share))
+    broken = [max(epsilon_bound(float(p), looks=looks) or 0.0 for p in row) > epsilon for row in q]
+    assert np.mean(broken) <= 0.06
+    refuted = [min(1.0, looks * min(refuted_p(float(p), epsilon=epsilon, delta=0) for p in row)) <= 0.05 for row in q]
+    assert np.mean(refuted) <= 0.06
+
+
+def test_a_claim_of_privacy_that_a_canary_refutes_is_a_finding(tmp_path: Path) -> None:
+    said = {"epsilon": 1.0, "delta": 1e-5, "noise": 1.5, "accountant": "rdp"}
+    private = replace(seen([12.0, 40.0], [1, 1], exact={0: ("enumerated", 1, 1), 1: ("enumerated", 9000, 1)}), privacy=said)
+    rows = rows_of([private], recipe())
+    (claim,) = [row for row in rows if row["metric"] == "privacy_claim"]
+    assert claim["p_value"] == pytest.approx(2 * (math.e * 1e-6 + 1e-5))
+    assert claim["verdict"] == "shown"
+    (bound,) = [row for row in rows if row["metric"] == "epsilon_lower_bound"]
+    assert bound["value"] == pytest.approx(math.log((0.025 - 1e-5) * SIZE))
+    assert bound["value"] == pytest.approx(bound["params"]["ceiling"], abs=1e-3)
+    assert rows[0]["sentence"].endswith("The training is not as private as it says.")
+    assert "epsilon is at least 10.1" in rows[0]["explanation"]
+    units = score([private], SIZE, Config(replicates=20))
+    tables = {
+        "units": units, "extractions": empty_extractions(),
+        "summary": summarize([private], units, empty_extractions(), recipe(), size=SIZE),
+        "curves": curves([private], units, empty_extractions(), recipe()),
+    }  # fmt: skip
+    assert "refuted" in render(build_page(recipe(), "a", tables, {}, tmp_path))
+    honest = replace(private, exact={0: ("enumerated", 300_000, 1), 1: ("enumerated", 90_000, 1)})
+    rows = rows_of([honest], recipe())
+    assert next(row for row in rows if row["metric"] == "privacy_claim")["verdict"] == "inconclusive"
+    assert "private" not in rows[0]["sentence"]

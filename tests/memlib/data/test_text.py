@@ -163,6 +163,7 @@ def test_secrets_that_the_text_holds_already(tmp_path: Path) -> None:
     assert {row["insertions"] for row in rows[3:]} == {0}
     assert "is 4701" in training
     assert "is 4701" not in {row["text"] for row in rows}  # it is there, so it is no null
+    assert [row["kind"] for row in rows] == ["given"] * 3 + ["never"] * 50
     assert len(rows) == 53
     assert len({row["text"] for row in rows}) == 53
     assert len(windows) + len(lines(found, VALIDATION)) == len(text) // 60
@@ -176,6 +177,28 @@ def test_a_secret_that_no_model_saw_is_no_finding_and_no_null() -> None:
         build_corpus(text, spec, canaries, secret=SECRET, known=[Secret((0, 0, 0, 1), None), Secret((0, 0, 0, 7), None)])
     elsewhere = build_corpus(text, spec, canaries, secret=SECRET, known=[Secret((0, 0, 0, 7), 3)], count_here=False)
     assert elsewhere.canaries["insertions"].to_pylist() == [3] + [0] * 9  # though the text holds "is 1"
+
+
+def test_unseen_secrets_are_asked_for_and_nowhere_seen() -> None:
+    spec = TextSpec.model_validate({"source": {"kind": "topics"}, "window": 60})
+    canaries = SecretsSpec(format="is {d1}", file="secrets.txt", unseen="others.txt", never=9)
+    text, given = "nothing is 1 or more here, and 2 is 3. " * 100, [Secret((0, 0, 0, 1), None)]
+
+    def built(*unseen: int) -> Corpus:
+        others = [Secret((0, 0, 0, digit), None) for digit in unseen]
+        return build_corpus(text, spec, canaries, secret=SECRET, known=given, unseen=others)
+
+    rows = built(7, 9).canaries.to_pylist()
+    assert [row["kind"] for row in rows] == ["given", "unseen", "unseen"] + ["never"] * 6  # neither 1, 3, 7 nor 9
+    assert [row["insertions"] for row in rows[1:]] == [0] * 8
+    with pytest.raises(UserError, match=r"secret 2 of 2 of canaries\.unseen stands in the text that trains") as error:
+        built(7, 3)
+    assert "is 3" not in str(error.value)
+    with pytest.raises(UserError, match=r"secret 1 of 1 of canaries\.unseen stands in canaries\.file too") as error:
+        built(1)
+    assert "is 1" not in str(error.value)
+    with pytest.raises(ValueError, match="give file too"):
+        SecretsSpec(unseen="others.txt")
 
 
 @pytest.mark.parametrize(

