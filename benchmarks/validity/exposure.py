@@ -1,0 +1,356 @@
+"""Exposure: secrets of a kind that the model knows, variants and nets that saw nothing, intervals, claims of privacy."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from functools import cache
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import scipy.stats
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.validity.harness import Part, Row, level_lines, rate, table
+from memlib.audits import exposure
+from memlib.audits.exposure import Config, Recipe, Scored
+from memlib.data.formats import Format, Space
+from memlib.data.splits import TRAIN, column, select
+from memlib.data.text import Corpus, build_corpus, read_text, role_of, text_candidates
+from memlib.models.sequence import LanguageModel, build_language_model
+from memlib.objectives import build_objective
+from memlib.observe.likelihoods import UNITS_PER_BIT, candidate_costs, leaf_costs
+from memlib.specs import LanguageSpec, SecretsSpec, TextSpec, TopicsSource, TrainingSpec
+from memlib.stats.multiplicity import combined_p
+from memlib.training import loop
+from memlib.training.loop import Training, TrainingSet
+from memlib.training.privacy import make_private
+
+torch.set_num_threads(1)
+
+ALPHA = 0.05
+DIGITS = tuple("0123456789")
+NEVER_FITTED = "memlib.audits.exposure.scores._extrapolated"  # the skew-normal law, which no test rests on
+
+
+def recipe(**changes: Any) -> Recipe:
+    """A recipe whose tests are settled; nothing of it is trained but by `trained`."""
+    plain = {
+        "data": {"source": {"kind": "topics"}},
+        "training": {"objective": {"kind": "language"}, "epochs": 1, "augment": None},
+    }
+    return Recipe.model_validate(plain | changes)
+
+
+def findings(models: Sequence[Scored], said: Recipe, size: int) -> list[Row]:
+    """What the audit's own functions say of models, params as mappings."""
+    with patch(NEVER_FITTED, lambda *_: None):
+        units = exposure.score(models, size, said.score)
+    rows = exposure.summarize(models, units, exposure.empty_extractions(), said, size=size).to_pylist()
+    return [{**row, "params": json.loads(row["params"])} for row in rows]
+
+
+def trained(corpus: Corpus, roles: Sequence[str], model: LanguageSpec, training: dict[str, Any]) -> LanguageModel:
+    """A language model that saw the windows of some roles, made as the product makes it."""
+    rows = column(select(corpus.splits, *roles), "row")
+    spec = TrainingSpec.model_validate({"objective": {"kind": "language"}, "augment": None, **training})
+    net = build_language_model(model, len(corpus.vocabulary), corpus.windows.shape[1], seed=spec.seed)
+    data = TrainingSet(corpus.windows, rows, np.zeros(len(rows), dtype=np.int64))
+    Training(net, build_objective(spec.objective), data, spec, input_size=corpus.windows.shape[1]).run()
+    return net.double().eval()
+
+
+def optimizer(rate_: float, name: str = "adamw") -> Row:
+    """An optimiser without decay or warm-up."""
+    return {"name": name, "learning_rate": rate_, "weight_decay": 0, "warmup_epochs": 0, "schedule": "constant"}
+
+
+# -- secrets that a text held -------------------------------------------------------------------------
+
+LAWS = (3.31, 3.2, 3.0, 2.86)  # bits a digit
+NETS, REDRAWS, GIVEN, UNSEEN = 4, 25, 5, 800
+TIMES = (1, 4, 16)
+FILE_FORMAT = "call me at {d8}"
+
+
+@cache
+def digit_law(bits: float) -> NDArray[np.float64]:
+    """Probabilities of ten digits, geometric, of a given entropy."""
+    low, high = 0.0, 2.0
+    for _ in range(60):
+        steep = (low + high) / 2
+        weights = np.exp(-steep * np.arange(10))
+        law = weights / weights.sum()
+        low, high = (steep, high) if -(law * np.log2(law)).sum() > bits else (low, steep)
+    found: NDArray[np.float64] = law
+    return found
+
+
+def numbers(count: int, bits: float, rng: np.random.Generator) -> list[str]:
+    """Numbers of eight digits, which fall off in every place alike."""
+    return ["".join(DIGITS[d] for d in row) for row in rng.choice(10, size=(count, 8), p=digit_law(bits))]
+
+
+def choices_of(texts: Sequence[str]) -> NDArray[np.int32]:
+    """Choices of the holes and nothing after them."""
+    return np.array([[int(letter) for letter in text] for text in texts], dtype=np.int32)
+
+
+def file_unit(unit: str) -> Row:
+    """One net on a text full of numbers; audits of secrets that it never saw, and of planted ones."""
+    bits, number = float(unit.split("/")[0]), int(unit.split("/")[1])
+    rng = np.random.default_rng([int(100 * bits), number])
+    filler, planted = numbers(1200, bits, rng), numbers(GIVEN * len(TIMES), bits, rng)
+    said = [*filler, *(text for place, text in enumerate(planted) for _ in range(TIMES[place // GIVEN]))]
+    text = "\n".join(f"call me at {said[place]}" for place in rng.permutation(len(said)))
+    spec = TextSpec(source=TopicsSource(), window=40)
+    secrets = SecretsSpec(format=FILE_FORMAT, insertions=(1,), never=0)
+    corpus = build_corpus(text, spec, secrets, secret=bytes(32))
+    how = {"epochs": 12, "batch_size": 16, "optimizer": optimizer(0.004), "seed": number}
+    net = trained(corpus, [TRAIN], LanguageSpec(architecture="gru", width=64, layers=1, embedding=16), how)
+    space, context = text_candidates(
+        Format(FILE_FORMAT, {}), secrets, spec, {symbol: place for place, symbol in enumerate(corpus.vocabulary)}
+    )
+    taken = set(said)
+
+    def cost(texts: Sequence[str]) -> NDArray[np.int64]:
+        return candidate_costs(net, space, choices_of(texts), context=context)
+
+    references = candidate_costs(net, space, space.sample(10_000, rng), context=context)
+    fresh = [text for text in numbers(60 * UNSEEN, bits, rng) if text not in taken]
+    fresh_costs = cost(fresh)
+    wrong = before = 0
+    for _ in range(REDRAWS):
+        drawn = rng.choice(fresh_costs, GIVEN + UNSEEN, replace=False)
+        wrong += file_audit(drawn[:GIVEN], drawn[GIVEN:], references, space)
+        before += uniform_rule(drawn[:GIVEN], references)
+    power = {}
+    for place, times in enumerate(TIMES):
+        given = cost(planted[place * GIVEN : (place + 1) * GIVEN])
+        power[str(times)] = file_audit(given, rng.choice(fresh_costs, UNSEEN, replace=False), references, space)
+    return {"bits": bits, "wrong": wrong, "before": before, "audits": REDRAWS, "power": power}
+
+
+def file_audit(given: NDArray[np.int64], unseen: NDArray[np.int64], references: NDArray[np.int64], space: Space) -> bool:
+    """Whether the audit calls given secrets given away."""
+    count = len(given) + len(unseen)
+    kinds = ("given",) * len(given) + ("unseen",) * len(unseen)
+    times = (1,) * len(given) + (0,) * len(unseen)
+    costs = np.concatenate([given, unseen])
+    model = Scored("", 0, 1, tuple(range(count)), kinds, times, costs, references, 1.0, {})
+    said = recipe(canaries={"file": "secrets.txt", "unseen": "unseen.txt"}, score={"method": "sampled"})
+    return bool(findings([model], said, space.size)[0]["conclusion"] == "shown")
+
+
+def uniform_rule(given: NDArray[np.int64], references: NDArray[np.int64]) -> bool:
+    """The rule until version 3: rank in R over its size, Holm over the secrets."""
+    p = [(1 + int((references <= cost).sum())) / (1 + len(references)) for cost in given]
+    return len(p) * min(p) <= ALPHA
+
+
+def file_report(rows: Sequence[Row]) -> Iterator[str]:
+    """Rejections of five unseen secrets by entropy, before and now; planted ones found."""
+    for name, field in (("rank / |R|, before", "before"), ("among unseen secrets, now", "wrong")):
+        found = {
+            f"{bits} bits a digit": (sum(r[field] for r in mine), sum(r["audits"] for r in mine))
+            for bits in LAWS
+            if (mine := [r for r in rows if r["bits"] == bits])
+        }
+        yield from level_lines(f"five secrets never seen: {name}", found, alpha=ALPHA)
+        yield ""
+    cells = []
+    for times in TIMES:
+        for bits in LAWS:
+            mine = [bool(row["power"][str(times)]) for row in rows if row["bits"] == bits]
+            if mine:
+                cells.append((f"{times}x", bits, rate(sum(mine), len(mine))))
+    yield from table(("five secrets stood", "bits a digit", f"found ({UNSEEN} unseen secrets)"), cells)
+
+
+# -- variants and nets that saw nothing ---------------------------------------------------------------
+
+VARIANT_UNITS, VARIANTS, VARIANT_REDRAWS, CANARIES = 6, 8, 30, 3
+VARIANT_FORMAT = "the code is {d5}"
+
+
+def variants_unit(unit: str) -> Row:
+    """Eight nets that saw no canary, asked for the same ones: as variants, and as seeds of one training."""
+    rng = np.random.default_rng(int(unit))
+    spec, secrets = TextSpec(source=TopicsSource(), window=40, fraction=0.06), SecretsSpec(format=VARIANT_FORMAT, never=0)
+    corpus = build_corpus(read_text(TopicsSource()), spec, secrets, secret=bytes(32))
+    space, context = text_candidates(
+        Format(VARIANT_FORMAT, {}), secrets, spec, {symbol: place for place, symbol in enumerate(corpus.vocabulary)}
+    )
+    nets = []
+    for number in range(VARIANTS):
+        how = {"epochs": 4, "batch_size": 32, "optimizer": optimizer(0.004), "seed": 100 * int(unit) + number}
+        net = trained(corpus, [TRAIN], LanguageSpec(architecture="gru", width=32 + 4 * number, layers=1, embedding=16), how)
+        nets.append(np.concatenate(list(leaf_costs(net, space, context=context))))
+    names = [f"v{number}" for number in range(VARIANTS)]
+    ordered = [np.sort(costs) for costs in nets]
+    found: Counter[str] = Counter()
+    for _ in range(VARIANT_REDRAWS):
+        chosen = rng.choice(space.size, CANARIES, replace=False)
+        sampled = rng.choice(space.size, 2000)
+        models = [
+            ranked(name, 0, costs, order, chosen, sampled) for name, costs, order in zip(names, nets, ordered, strict=True)
+        ]
+        rows = findings(models, recipe(variants={name: {} for name in names}), space.size)
+        p = np.array([[model.exact[canary][1] / space.size for canary in range(CANARIES)] for model in models])
+        found["variants, before"] += bool((CANARIES * p.min(axis=1) <= ALPHA).any())
+        found["variants, now"] += rows[0]["conclusion"] == "shown"
+        seeds = [
+            ranked("", number, costs, order, chosen, sampled)
+            for number, (costs, order) in enumerate(zip(nets, ordered, strict=True))
+        ]
+        found["nets that share canaries, pooled"] += combined_p(p.ravel().tolist()) <= ALPHA
+        found["nets that share canaries, now"] += (
+            findings(seeds, recipe(seeds=VARIANTS), space.size)[0]["conclusion"] == "shown"
+        )
+    return {"found": {name: int(hits) for name, hits in found.items()}, "audits": VARIANT_REDRAWS}
+
+
+def ranked(
+    variant: str,
+    seed: int,
+    costs: NDArray[np.int64],
+    order: NDArray[np.int64],
+    chosen: NDArray[np.int64],
+    sampled: NDArray[np.int64],
+) -> Scored:
+    """What a net says of some candidates, with their exact ranks."""
+    mine = costs[chosen]
+    ranks = np.searchsorted(order, mine, side="right").tolist()
+    exact = {canary: ("enumerated", rank, 1) for canary, rank in enumerate(ranks)}
+    count = len(chosen)
+    kinds, times = ("inserted",) * count, (1,) * count
+    return Scored(variant, seed, 1, tuple(range(count)), kinds, times, mine, costs[sampled], 1.0, exact)
+
+
+def variants_report(rows: Sequence[Row]) -> Iterator[str]:
+    """Runs of eight that call something given away."""
+    names = dict.fromkeys(name for row in rows for name in row["found"])
+    found = {name: (sum(r["found"].get(name, 0) for r in rows), sum(r["audits"] for r in rows)) for name in names}
+    yield from level_lines("eight nets, three canaries that none saw", found, alpha=ALPHA)
+
+
+# -- intervals ----------------------------------------------------------------------------------------
+
+TRUE_BITS = (2.0, 5.0, 8.0, 10.0, 16.0, 20.0, 26.0)
+REFERENCES = (1_000, 10_000)
+DRAWS, FITTED = 400, 40
+
+
+def intervals_unit(unit: str) -> Row:
+    """Canaries of known exposure among normal references: does the interval, or lower bound, hold the truth?"""
+
+    truth, count = float(unit.split("/")[0]), int(unit.split("/")[1])
+    rng = np.random.default_rng([int(10 * truth), count])
+    cost = float(scipy.stats.norm.ppf(2.0**-truth))
+    held = bounded = 0
+    for below in rng.binomial(count, 2.0**-truth, size=DRAWS):
+        _, low, high = exposure.exposure_by_sampling(int(below), count)
+        held += low <= truth and (high is None or truth <= high)
+        bounded += high is None
+    at_least = accepted = 0
+    for _ in range(FITTED):
+        references = np.round((60 + 4 * rng.normal(size=count)) * UNITS_PER_BIT).astype(np.int64)
+        canary = np.array([round((60 + 4 * cost) * UNITS_PER_BIT)], dtype=np.int64)
+        model = Scored("", 0, 1, (0,), ("inserted",), (1,), canary, references, 1.0, {})
+        (row,) = exposure.score([model], 10**12, Config(replicates=20)).to_pylist()
+        accepted += row["method"] == "extrapolated"
+        at_least += row["method"] == "extrapolated" and row["ci_low"] <= truth and row["ci_high"] is None
+    return {"bits": truth, "references": count, "held": held, "one_sided": bounded, "draws": DRAWS, "accepted": accepted, "at_least": at_least}  # fmt: skip
+
+
+def intervals_report(rows: Sequence[Row]) -> Iterator[str]:
+    """Coverage by true exposure."""
+    cells = [
+        (
+            row["bits"], row["references"], rate(row["held"], row["draws"]), f"{row['one_sided'] / row['draws']:.2f}",
+            rate(row["at_least"], row["accepted"]) if row["accepted"] else "",
+        )
+        for row in rows
+    ]  # fmt: skip
+    headings = ("true bits", "references", "interval holds it", "lower bound only", "lower bound holds it, extrapolated")
+    yield from table(headings, cells)
+
+
+# -- claims of privacy --------------------------------------------------------------------------------
+
+CORRECT, BROKEN, EPSILON = 20, 10, 1.0
+PRIVATE_FORMAT = "my code is {d5}"
+
+
+def without_noise(*args: Any, noise: float, **kwargs: Any) -> Any:
+    """The planted bug: gradients are clipped, but no noise is added."""
+    return make_private(*args, noise=1e-6, **kwargs)
+
+
+def epsilon_unit(unit: str) -> Row:
+    """One training that claims epsilon 1, with three canaries in a window each."""
+    kind, number = unit.split("/")
+    spec = TextSpec(source=TopicsSource(), window=32, fraction=0.02)
+    secrets = SecretsSpec(format=PRIVATE_FORMAT, insertions=(1,), each=3, never=0, together=True)
+    corpus = build_corpus(read_text(TopicsSource()), spec, secrets, secret=int(number).to_bytes(32, "big"))
+    roles = [TRAIN, *(role_of(canary) for canary in range(3))]
+    how = {
+        "epochs": 20, "batch_size": 32, "optimizer": optimizer(0.003, "rmsprop"), "seed": int(number),
+        "privacy": {"epsilon": EPSILON, "delta": 1e-5},
+    }  # fmt: skip
+    with ExitStack() as stack:
+        if kind == "noise left out":
+            stack.enter_context(patch.object(loop, "make_private", without_noise))
+        net = trained(corpus, roles, LanguageSpec(architecture="cnn", width=48, layers=4), how)
+    vocabulary = {symbol: place for place, symbol in enumerate(corpus.vocabulary)}
+    space, context = text_candidates(Format(PRIVATE_FORMAT, {}), secrets, spec, vocabulary)
+    choices = np.array(corpus.canaries["choices"].to_pylist(), dtype=np.int32)[:, -5:]
+    costs = candidate_costs(net, space, choices, context=context)
+    whole = np.sort(np.concatenate(list(leaf_costs(net, space, context=context))))
+    ranks = np.searchsorted(whole, costs, side="right").tolist()
+    exact = {canary: ("enumerated", rank, 1) for canary, rank in enumerate(ranks)}
+    claim = {"epsilon": EPSILON, "delta": 1e-5, "noise": 1.0, "accountant": "rdp"}
+    kinds = ("inserted",) * 3
+    model = Scored("", 0, 20, (0, 1, 2), kinds, (1, 1, 1), costs, whole[::50].copy(), 1.0, exact, claim)
+    rows = findings([model], recipe(), space.size)
+    by = {row["metric"]: row for row in rows if row["metric"] in ("privacy_claim", "epsilon_lower_bound")}
+    return {
+        "kind": kind, "refuted": by["privacy_claim"]["verdict"] == "shown", "p": by["privacy_claim"]["p_value"],
+        "at_least": by["epsilon_lower_bound"]["value"], "ceiling": by["epsilon_lower_bound"]["params"]["ceiling"],
+        "exposures": [round(math.log2(space.size / rank), 2) for rank in ranks],
+    }  # fmt: skip
+
+
+def epsilon_report(rows: Sequence[Row]) -> Iterator[str]:
+    """How often a claim of epsilon 1 is refuted."""
+    cells = []
+    for kind in dict.fromkeys(row["kind"] for row in rows):
+        mine = [row for row in rows if row["kind"] == kind]
+        bounds = sorted(row["at_least"] for row in mine)
+        middle = f"{bounds[len(bounds) // 2]:.2f} (at most {max(bounds):.2f}; ceiling {mine[0]['ceiling']:.1f})"
+        cells.append((kind, rate(sum(row["refuted"] for row in mine), len(mine)), middle))
+    yield from table(("training that claims epsilon 1", "claim refuted", "median lower bound of epsilon"), cells)
+
+
+PARTS = (
+    Part(
+        "exposure-file", "Are secrets of a file called given away which the model never saw, but whose kind it knows?",
+        lambda: [f"{bits}/{number}" for number in range(NETS) for bits in LAWS], file_unit, file_report,
+    ),
+    Part(
+        "exposure-variants", "Is anything called given away in eight variants, or nets, that saw none of the canaries?",
+        lambda: [str(number) for number in range(VARIANT_UNITS)], variants_unit, variants_report,
+    ),
+    Part(
+        "exposure-intervals", "Do intervals and lower bounds hold the true exposure?",
+        lambda: [f"{bits}/{count}" for count in REFERENCES for bits in TRUE_BITS], intervals_unit, intervals_report,
+    ),
+    Part(
+        "exposure-epsilon", "Is a private training found whose noise was left out, and one believed that is as it says?",
+        lambda: [*(f"noise left out/{n}" for n in range(BROKEN)), *(f"correct/{n}" for n in range(CORRECT))],
+        epsilon_unit, epsilon_report,
+    ),
+)  # fmt: skip
