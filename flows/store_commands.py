@@ -14,7 +14,7 @@ from rich.table import Table
 
 from flows.audits import AUDITS, audit_of
 from flows.requests import unfinished
-from memlib import comparison, upkeep
+from memlib import comparison, ledger, upkeep
 from memlib.errors import RunError, UserError
 from memlib.planning import Plan
 from memlib.store import Store
@@ -31,7 +31,16 @@ ASIDE = {
     "setting",
     "kind",
     "models",
-    "compared",
+    "outcome",
+    "examples",
+    "withheld",
+    "known",
+    "control_power",
+    "share_limit",
+    "assumes",
+    "chance",
+    "wins",
+    "losses",
 }  # said elsewhere
 DEFAULT_STORE = "memlib-store"
 StoreOption = Annotated[str, Parameter(name="--store", env_var="MEMLIB_STORE")]
@@ -42,11 +51,14 @@ QUIET_SECONDS = 60  # after which a running run is said not to have been heard o
 console = Console(highlight=False, markup=False)
 
 
-def runs(*, store: StoreOption = DEFAULT_STORE, json_: JsonOption = False) -> None:
+def runs(*, data: str | None = None, store: StoreOption = DEFAULT_STORE, json_: JsonOption = False) -> None:
     """List the runs in a store, newest first, and those that have not ended.
 
     Parameters
     ----------
+    data
+        Only audits of the data with this digest, or enough of its beginning, as `memlib show RUN --json` names it: how many
+        audits one set of data has had says how often something could have turned up by chance.
     store
         Folder or s3:// prefix that the runs were written to.
     json_
@@ -54,6 +66,10 @@ def runs(*, store: StoreOption = DEFAULT_STORE, json_: JsonOption = False) -> No
     """
     opened = Store(store)
     found, open_ = opened.runs(), unfinished(opened)
+    if data is not None:
+        found, open_ = [run for run in found if ledger.data_of(run).startswith(data)], []
+        if not found:
+            raise UserError(f"no run in {store} is of data {data!r}; memlib show RUN --json names a run's data")
     if json_:
         print(json.dumps([*open_, *found], indent=1))
         return
@@ -65,12 +81,13 @@ def runs(*, store: StoreOption = DEFAULT_STORE, json_: JsonOption = False) -> No
         console.print(f"no {'finished ' if open_ else ''}runs in {store}")
         return
     table = Table(box=None, pad_edge=False)
-    for heading in ("run", "finished", "audit", "headline", "value", "p", "title"):
+    for heading in ("run", "finished", "audit", "headline", "value", "p", "verdict", "data", "title"):
         table.add_column(heading, no_wrap=heading != "title")
     for entry in found:
         first = entry["findings"][0]
         finished = datetime.fromtimestamp(entry["finished"]).strftime("%Y-%m-%d %H:%M")
-        cells = (first["metric"], f"{first['value']:.3g}", _p(first["p_value"]))
+        said = entry.get("verdict") or {"word": first["verdict"]}
+        cells = (first["metric"], f"{first['value']:.3g}", _p(first["p_value"]), said["word"], ledger.data_of(entry)[:8])
         table.add_row(entry["run"], finished, audit_of(entry["audit"]), *cells, entry["title"])
     console.print(table)
 
@@ -366,9 +383,10 @@ def gc(
 
 
 def print_run(manifest: dict[str, Any], *, whole: bool = False) -> None:
-    """The findings of a run, and where its results and report are."""
+    """The verdict and findings of a run, and where its results and report are."""
+    said = manifest.get("verdict")
     table = Table(box=None, pad_edge=False, title=manifest["title"], title_justify="left")
-    for heading in ("metric", "value", "95 % interval", "null", "p", "n", "verdict"):
+    for heading in ("metric", "value", "95 % interval", "p", "p adjusted", "n", "verdict"):
         table.add_column(heading, justify="left" if heading in ("metric", "verdict") else "right")
     rows = [{**row, "params": json.loads(row["params"])} for row in manifest["findings"]]
     if not whole:
@@ -377,17 +395,29 @@ def print_run(manifest: dict[str, Any], *, whole: bool = False) -> None:
     varying = _varying([row["params"] for row in rows])
     for row in rows:
         at = ", ".join(_setting(name, row["params"][name]) for name in varying if name in row["params"])
-        interval = "" if row["ci_low"] is None else f"{row['ci_low']:.3f} to {row['ci_high']:.3f}"
-        null = "" if row["null_value"] is None else f"{row['null_value']:.2g}"
         name = f"{row['metric']} {at}".strip()
-        cells = (name, f"{row['value']:.3f}", interval, null, _p(row["p_value"]), str(row["n"]))
-        table.add_row(*cells, row["verdict"])
+        cells = (name, _value(row["value"]), _interval(row), _p(row["p_value"]), _p(row.get("p_adjusted")), str(row["n"]))
+        table.add_row(*cells, row["verdict"] or "")
     console.print(table)
+    if said is not None:
+        console.print(f"\n{said['sentence']}\n{said['explanation']}", soft_wrap=True)
+    if earlier := manifest.get("ledger", {}).get("earlier"):
+        console.print(f"\n{ledger.in_words(earlier)}", soft_wrap=True)
     done = f"{len(manifest['computed'])} stages computed, {len(manifest['reused'])} reused, {manifest['seconds']:.0f} s"
     console.print(f"\nrun {manifest['run']}: {done}")
     results = manifest["results"].get("summary") or next(iter(manifest["results"].values()))
     console.print(f"results {results}", soft_wrap=True)
     console.print(f"report  {manifest['report']}", soft_wrap=True)
+
+
+def _value(value: float) -> str:
+    return f"{value:.2g}" if 0 < abs(value) < 0.001 else f"{value:.3f}"
+
+
+def _interval(row: Mapping[str, Any]) -> str:
+    if row["ci_low"] is None:
+        return ""
+    return f"{row['ci_low']:.3f} to {row['ci_high']:.3f}" if row["ci_high"] is not None else f"at least {row['ci_low']:.3f}"
 
 
 def _reveal(store: Store, manifest: dict[str, Any]) -> None:
@@ -409,7 +439,7 @@ def _reveal(store: Store, manifest: dict[str, Any]) -> None:
 def _varying(params: Sequence[dict[str, Any]]) -> list[str]:
     """The names in which findings differ, so that a reader can tell them apart."""
     names = dict.fromkeys(name for at in params for name in at if name not in ASIDE)
-    return [name for name in names if len({str(at.get(name)) for at in params}) > 1]
+    return [name for name in names if len({str(at[name]) for at in params if name in at}) > 1]
 
 
 def _setting(name: str, value: Any) -> str:

@@ -5,6 +5,7 @@ import logging
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import memlib
 from flows.audits import AUDITS, Audit, audit_of
 from flows.recipes import load_recipe, validate
 from flows.running import carry_out, sharing
-from memlib.audits.sweep import Outcome, Recipe, score, summarize
+from memlib.audits.sweep import Outcome, Recipe, score, summarize, verdict
 from memlib.errors import RunError, UserError
 from memlib.identity import content_key
 from memlib.report.page import render
@@ -163,7 +164,8 @@ def _publish(context: Context, recipe: Recipe, outcomes: list[Outcome]) -> dict[
     run = content_key("sweep", version=1, spec=spec, inputs={})[:RUN_LENGTH]
     with tempfile.TemporaryDirectory(prefix="memlib-sweep-") as scratch:
         folder = Path(scratch)
-        metadata = {"memlib.run": run, "memlib.software": memlib.__version__}
+        said = verdict(outcomes)
+        metadata = {"memlib.run": run, "memlib.software": memlib.__version__, "memlib.sentence": said.sentence}
         write_table(score(outcomes), SWEEP, folder / "sweep.parquet", metadata=metadata)
         path = f"results/table=sweep/audit=sweep/run={run}/part-0.parquet"
         results = {"sweep": store.publish(path, folder / "sweep.parquet")}
@@ -175,7 +177,7 @@ def _publish(context: Context, recipe: Recipe, outcomes: list[Outcome]) -> dict[
         }
         manifest = {
             "run": run, "audit": "sweep", "title": recipe.title, "recipe": recipe.model_dump(mode="json"),
-            "findings": summarize(outcomes), "results": results, "report": pages[REPORT_FILE],
+            "verdict": asdict(said), "findings": summarize(outcomes), "results": results, "report": pages[REPORT_FILE],
             "cells": {o.cell: o.run["run"] if o.run is not None else None for o in outcomes},
             "problems": {o.cell: o.problem for o in outcomes if o.run is None},
             "artifacts": {f"{o.cell}: {name}": ref for o in outcomes if o.run for name, ref in o.run["artifacts"].items()},

@@ -8,7 +8,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -180,8 +179,8 @@ CURVES = Table(
 
 DEJA_VU_UNITS = Table(
     name="units",
-    version=1,
-    meaning="A row an audited example, pair of models, layer, epoch, crop and k. Each example is audited in one direction.",
+    version=2,
+    meaning="Votes on each audited example, by pair of models, layer, epoch, crop and k. Each example has one direction.",
     columns=(
         Column("example_id", _TEXT, "", "the audited training image"),
         Column("direction", _TEXT, "", "the set it belongs to: A (target model trained on it) or B (roles swapped)"),
@@ -196,6 +195,7 @@ DEJA_VU_UNITS = Table(
         Column("reference_prediction", _INT, "class index", "vote under the model that never saw it"),
         Column("target_confidence", _FLOAT, "nat", "negative entropy of the vote under the target model, at most 0"),
         Column("reference_confidence", _FLOAT, "nat", "the same under the reference model"),
+        Column("group", _TEXT, "", "examples that the split drew as one; null for an example by itself"),
         Column("category", _TEXT, "", "memorized, misrepresented, correlated or unassociated"),
     ),
     keys=("example_id", "direction", "pair", "layer", "epoch", "crop", "k"),

@@ -2,12 +2,14 @@
 
 import contextlib
 import getpass
+import hashlib
 import json
 import platform
 import socket
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,9 @@ import pyarrow.parquet as pq
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
 import memlib
-from memlib.identity import content_key
+from memlib import ledger
+from memlib.findings import verdict_of
+from memlib.identity import canonical_json, content_key
 from memlib.store import MANIFEST, Ref
 from memlib.tables import PUBLISHED, write_table
 from tasks.data import described_data
@@ -27,6 +31,7 @@ from tasks.stage import stage_task
 REPORT_FILE = "report.html"
 ARTIFACT_ROWS = 50
 RUN_LENGTH = 12
+DATA_STAGES = ("decode", "secret/corpus")
 
 
 def run_id(recipe: Any, scores: Ref) -> str:
@@ -74,6 +79,8 @@ def publish(
             "audit": recipe.audit,
             "title": recipe.title,
             "recipe": recipe.model_dump(mode="json"),
+            "verdict": asdict(verdict_of(summary)),
+            "ledger": _ledger(context, run, artifacts),
             "findings": [row for row in summary if '"class"' not in row["params"]],
             "results": results,
             "report": pages[REPORT_FILE],
@@ -84,6 +91,30 @@ def publish(
     manifest = publish_run(context, manifest)
     _show_in_prefect(manifest, next((uri for name, uri in sorted(pages.items()) if name.endswith(".png")), None))
     return manifest
+
+
+def _ledger(context: Context, run: str, artifacts: Mapping[str, str]) -> dict[str, Any]:
+    """The digest of the run's data, and the audits of the same data that were published before it."""
+    data = data_digest(context, [Ref(*name.rsplit("/", 1)) for name in dict.fromkeys(artifacts.values())])
+    before = None
+    with contextlib.suppress(ValueError):  # a damaged one is written anew
+        before = json.loads(context.store.published(f"runs/{run}/{MANIFEST}") or b"null")
+    return ledger.entry(context.store.runs(), run, data, before)
+
+
+def data_digest(context: Context, artifacts: Sequence[Ref]) -> str:
+    """A digest of the data of a run: of the content of its sources, whatever size they are decoded at.
+
+    Args:
+        context: the run.
+        artifacts: of the run; decoded sources and corpora are among them.
+    """
+    found = []
+    for ref in artifacts:
+        if ref.stage in DATA_STAGES:
+            manifest = context.store.manifest(ref)
+            found.append([manifest["inputs"].get("source") or manifest["inputs"]["text"], manifest["spec"].get("source")])
+    return hashlib.sha256(canonical_json(sorted(found, key=canonical_json)).encode()).hexdigest()
 
 
 def publish_run(context: Context, manifest: dict[str, Any]) -> dict[str, Any]:
@@ -128,15 +159,24 @@ def _user() -> str:
 
 def _show_in_prefect(manifest: Mapping[str, Any], figure: str | None) -> None:
     rows = [
-        {name: row[name] for name in ("metric", "params", "value", "ci_low", "ci_high", "p_value", "verdict")}
+        {
+            name: row[name]
+            for name in ("metric", "params", "role", "value", "ci_low", "ci_high", "p_value", "p_adjusted", "verdict")
+        }
         for row in manifest["findings"][:ARTIFACT_ROWS]
     ]
     key = f"{manifest['audit']}-{manifest['run']}".replace("_", "-")
     create_table_artifact(table=rows, key=f"{key}-summary", description=manifest["title"])
-    text = f"# {manifest['title']}\n\nReport: `{manifest['report']}`\n\nResults: `{manifest['results']['summary']}`"
+    where = f"Report: `{manifest['report']}`\n\nResults: `{manifest['results']['summary']}`"
+    text = f"# {manifest['title']}\n\n{_said(manifest)}{where}"
     create_markdown_artifact(markdown=text, key=f"{key}-report", description=manifest["title"])
     if figure is not None:
         create_link_artifact(link=_as_link(figure), link_text="figure", key=f"{key}-figure", description=manifest["title"])
+
+
+def _said(manifest: Mapping[str, Any]) -> str:
+    said = manifest.get("verdict")
+    return f"**{said['sentence']}** {said['explanation']}\n\n" if said is not None else ""
 
 
 def _as_link(uri: str) -> str:

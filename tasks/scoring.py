@@ -96,7 +96,7 @@ def score_deja_vu(
         "probes": [ref.key for ref in probes],
         "splits": splits.key,
     }
-    return run_stage(context, "score", version=3, spec=spec, inputs=inputs, compute=compute)
+    return run_stage(context, "score", version=4, spec=spec, inputs=inputs, compute=compute)
 
 
 def _decodings(context: Context, searches: Sequence[Searches], splits: Ref) -> Iterator[deja_vu.Decoding]:
@@ -108,7 +108,8 @@ def _decodings(context: Context, searches: Sequence[Searches], splits: Ref) -> I
         names, labels = ids[0]["example_id"].to_pylist(), ids[0]["label"].to_numpy()
         classes = [public_labels[read_neighbors(context, ref)] for ref in found.by_model]
         for direction in deja_vu.DIRECTIONS:
-            role = set(select(table, ROLE_OF[direction])["example_id"].to_pylist())
+            audited = select(table, ROLE_OF[direction])
+            role = dict(zip(audited["example_id"].to_pylist(), _groups(audited), strict=True))
             rows = np.flatnonzero([name in role for name in names])
             target, reference = classes if direction == "A" else classes[::-1]
             yield deja_vu.Decoding(
@@ -121,4 +122,10 @@ def _decodings(context: Context, searches: Sequence[Searches], splits: Ref) -> I
                 labels=labels[rows],
                 target=target[rows],
                 reference=reference[rows],
+                groups=[role[names[i]] for i in rows],
             )
+
+
+def _groups(splits: pa.Table) -> list[str | None]:
+    """Names of groups; artifacts of before groups have none."""
+    return splits["group"].to_pylist() if "group" in splits.column_names else [None] * splits.num_rows

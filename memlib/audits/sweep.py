@@ -15,8 +15,10 @@ from typing import Any, Literal
 import pyarrow as pa
 from pydantic import Field, model_validator
 
+from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Row, Verdict, diagnostic
 from memlib.specs import Spec
-from memlib.tables import SWEEP, summary_row
+from memlib.stats.multiplicity import holm
+from memlib.tables import SWEEP
 
 MOST_CELLS = 10_000
 
@@ -127,8 +129,9 @@ class Outcome:
 def score(outcomes: Sequence[Outcome]) -> pa.Table:
     """tables.SWEEP: every finding of every cell; a broken cell has one row without a metric."""
     rows = []
+    adjusted = _adjusted(outcomes)
     for outcome in outcomes:
-        row = {
+        row: Row = {
             "cell": outcome.cell,
             "cell_audit": outcome.audit,
             "changes": json.dumps(outcome.changes, sort_keys=True, default=str),
@@ -136,17 +139,59 @@ def score(outcomes: Sequence[Outcome]) -> pa.Table:
         if outcome.run is None:
             rows.append({**row, "state": "failed", "problem": outcome.problem})
             continue
-        for finding in outcome.run["findings"]:
-            rows.append({**row, "state": "completed", "cell_run": outcome.run["run"], **finding})
+        for place, finding in enumerate(outcome.run["findings"]):
+            p = adjusted.get(outcome.cell) if place == 0 else None
+            rows.append({**row, "state": "completed", "cell_run": outcome.run["run"], "p_adjusted_sweep": p, **finding})
     return pa.Table.from_pylist(rows, schema=SWEEP.arrow)
 
 
-def summarize(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """The headline of every cell, after the number of cells that ended well."""
-    done = [outcome for outcome in outcomes if outcome.run is not None]
-    rows = [summary_row("cells_completed", {}, float(len(done)), None, n=len(outcomes))]
-    for outcome in done:
-        assert outcome.run is not None
-        first = outcome.run["findings"][0]
-        rows.append({**first, "params": json.dumps({"cell": outcome.cell} | json.loads(first["params"]), sort_keys=True)})
+def _headlines(outcomes: Sequence[Outcome]) -> dict[str, Row]:
+    """The headline of every cell that ended well."""
+    return {outcome.cell: outcome.run["findings"][0] for outcome in outcomes if outcome.run is not None}
+
+
+def _adjusted(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """The p-value of every cell's headline that is tested, adjusted over the cells (Holm 1979); one run counts once."""
+    tests: dict[str, float] = {}
+    for outcome in outcomes:
+        p = None if outcome.run is None else _headline_p(outcome.run["findings"])
+        if outcome.run is not None and p is not None:
+            tests.setdefault(outcome.run["run"], p)
+    by_run = dict(zip(tests, holm(list(tests.values())).tolist(), strict=True))
+    return {o.cell: by_run[o.run["run"]] for o in outcomes if o.run is not None and o.run["run"] in by_run}
+
+
+def _headline_p(findings: Sequence[Mapping[str, Any]]) -> float | None:
+    """The smallest adjusted p-value of a run's headline family; None where the headline is no test."""
+    family = findings[0].get("family")
+    values = [row["p_adjusted"] for row in findings if family is not None and row.get("family") == family]
+    return min(values, default=None)
+
+
+def summarize(outcomes: Sequence[Outcome]) -> list[Row]:
+    """The headline of every cell, after the number of cells that ended well.
+
+    A headline keeps the verdict of its own run; `p_adjusted` is over the headlines of all cells.
+    """
+    done, adjusted = _headlines(outcomes), _adjusted(outcomes)
+    rows = [diagnostic("cells_completed", {}, float(len(done)), n=len(outcomes))]
+    for cell, first in done.items():
+        params = json.dumps({"cell": cell} | json.loads(first["params"]), sort_keys=True)
+        found = {**first, "params": params, "p_adjusted": adjusted.get(cell, first.get("p_adjusted"))}
+        rows.append(found | dict.fromkeys(("conclusion", "sentence", "explanation")))
     return rows
+
+
+def verdict(outcomes: Sequence[Outcome]) -> Verdict:
+    """What the cells say together, adjusted for their number."""
+    heads, adjusted = _headlines(outcomes), _adjusted(outcomes)
+    broken = [outcome.cell for outcome in outcomes if outcome.run is None]
+    missing = f" {len(broken)} of {len(outcomes)} cells broke: {', '.join(broken)}." if broken else ""
+    if not adjusted:
+        return Verdict(DESCRIPTIVE, f"{len(heads)} audits were compared; none of them tests anything.", missing.strip())
+    shown = [cell for cell, p in adjusted.items() if p <= heads[cell]["alpha"]]
+    alone = [cell for cell in adjusted if heads[cell]["verdict"] == SHOWN]
+    sentence = f"{len(shown)} of {len(adjusted)} audits show memorization, adjusted for their number."
+    text = f"Shown: {', '.join(shown) or 'none'}. Taken alone, {len(alone)} would; each cell's own page says so.{missing}"
+    bounded = all(heads[cell]["verdict"] == BOUNDED for cell in adjusted)
+    return Verdict(SHOWN if shown else BOUNDED if bounded else INCONCLUSIVE, sentence, text)

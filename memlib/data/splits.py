@@ -81,11 +81,16 @@ def _candidates(index: pa.Table, groups: NDArray[np.int64] | None, crop: CropSpe
 
 
 def _blocks(usable: Sequence[_Candidate]) -> dict[int, list[list[_Candidate]]]:
-    """The groups by the class that most of their examples have, in order of their first example."""
+    """The groups by the class that most of their examples have, in order of their first example.
+
+    Of a group with background crops only these count, as they alone are audited.
+    """
     if not usable:
         return {}
     numbers = np.unique([c.group for c in usable], return_inverse=True)[1]
-    homes = home_labels(np.array([c.entry["label"] for c in usable]), numbers)
+    cropped = {c.group for c in usable if c.crop is not None}
+    counted = np.array([c.crop is not None or c.group not in cropped for c in usable])
+    homes = home_labels(np.array([c.entry["label"] for c in usable])[counted], numbers[counted])
     members: dict[int, list[_Candidate]] = {}
     for candidate, number in zip(usable, numbers.tolist(), strict=True):
         members.setdefault(number, []).append(candidate)

@@ -1,4 +1,4 @@
-"""What the déjà vu page says and shows."""
+"""Build the page of the déjà vu audit."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from memlib.audits.deja_vu import CATEGORIES, Recipe, most_correlated, most_memorized
+from memlib.findings import SHOWN, verdict_of, with_params
 from memlib.report.figures import (
     ACCENT,
     MUTED,
@@ -22,9 +23,8 @@ from memlib.report.figures import (
     percent_axis,
     save_figure,
 )
-from memlib.report.page import GalleryItem, Page, Section, TableView
+from memlib.report.page import KINDS, GalleryItem, Page, Section, TableView
 
-ALPHA = 0.05
 COLOURS = {"memorized": TARGET, "misrepresented": REFERENCE, "correlated": ACCENT, "unassociated": MUTED}
 
 
@@ -57,7 +57,7 @@ class Findings:
     """The summary, looked up by metric and params."""
 
     def __init__(self, summary: pa.Table) -> None:
-        self.rows = [{**row, "params": json.loads(row["params"])} for row in summary.to_pylist()]
+        self.rows = with_params(summary)
         self.headline = self.rows[0]["params"]
 
     def get(self, metric: str, **params: Any) -> dict[str, Any]:
@@ -68,32 +68,6 @@ class Findings:
             if row["metric"] == metric and same and ("class" in row["params"]) == ("class" in params):
                 return row
         raise KeyError(f"no {metric} with {wanted}")
-
-
-def verdict(summary: pa.Table, p: float) -> tuple[str, str, str]:
-    """(kind, one sentence, its explanation): what a reader who reads nothing else must know."""
-    findings = Findings(summary)
-    excess, score = findings.get("share_excess"), findings.get("deja_vu_score", p=p)
-    interval = f"95 % interval {_percent(excess['ci_low'])} to {_percent(excess['ci_high'])}"
-    if excess["verdict"] == "above_null" and excess["p_value"] < ALPHA:
-        text = (
-            f"Shown nothing but the background, the model names the object in {_percent(excess['value'])} more of its "
-            f"training images than a model that never saw them ({interval}; p = {excess['p_value']:.2g}). On its "
-            f"{_percent(p)} most confident answers it is right {_points(score['value'])} more often."
-        )
-        return "found", "The model has memorized individual training images.", text
-    if excess["ci_high"] < 0:
-        text = (
-            f"The model that never saw the images names their objects more often than the one that did ({interval}). "
-            "That is not memory; look for a fault in the data or the training before relying on this run."
-        )
-        return "odd", "The comparison is upside down.", text
-    text = (
-        f"The difference to a model that never saw the images is {_percent(excess['value'])} of the images ({interval}; "
-        f"p = {excess['p_value']:.2g}). Memory of more than {_percent(max(0.0, excess['ci_high']))} of the images is "
-        "unlikely; less than that this run could have missed."
-    )
-    return "not_found", "No memorization of individual training images was shown.", text
 
 
 def build_page(
@@ -117,7 +91,7 @@ def build_page(
         folder: gets the figures.
     """
     findings = Findings(summary)
-    kind, sentence, explanation = verdict(summary, recipe.decode.p)
+    said = verdict_of(findings.rows)
     first = findings.headline
     headline = {name: first[name] for name in ("layer", "epoch", "crop", "k")}
     mine = np.logical_and.reduce([np.array(units[n].to_pylist()) == v for n, v in headline.items()])
@@ -126,10 +100,10 @@ def build_page(
         _curve_section(findings, curves, headline, recipe, folder),
         _category_section(findings, folder),
         _gallery_section(
-            "Most memorized" if kind == "found" else "Named by the target model only",
+            "Most memorized" if said.word == SHOWN else "Named by the target model only",
             most_memorized(units, recipe.report.gallery),
             show,
-            _MEMORIZED if kind == "found" else _BY_CHANCE + _MEMORIZED,
+            _MEMORIZED if said.word == SHOWN else _BY_CHANCE + _MEMORIZED,
         ),
         _gallery_section("Most correlated", most_correlated(units, recipe.report.gallery), show, _CORRELATED),
         _class_section(findings),
@@ -141,9 +115,9 @@ def build_page(
         title=recipe.title,
         audit="deja_vu",
         run=run,
-        verdict=sentence,
-        verdict_kind=kind,
-        lead=explanation,
+        verdict=said.sentence,
+        verdict_kind=KINDS[said.word],
+        lead=said.explanation,
         numbers=[
             _number(findings.get("share_excess"), "share of images memorized beyond chance"),
             _number(findings.get("deja_vu_score", p=recipe.decode.p), f"déjà vu score at p = {_percent(recipe.decode.p)}"),
@@ -182,7 +156,7 @@ def _curve_section(
         row = findings.get(f"accuracy_{side}", p=recipe.decode.p)
         error = [[row["value"] - row["ci_low"]], [row["ci_high"] - row["value"]]]
         axes.errorbar([recipe.decode.p], [row["value"]], yerr=error, color=colour, marker="o", ms=5, capsize=4)
-    chance = findings.get("accuracy_reference", p=1.0)["null_value"]
+    chance = findings.get("accuracy_reference", p=1.0)["params"]["chance"]
     axes.axhline(chance, color=MUTED, ls=":", label="guessing")
     axes.set_xlabel("share of the most confident crops")
     axes.set_ylabel("objects named correctly")
@@ -226,7 +200,7 @@ def _category_section(findings: Findings, folder: Path) -> Section:
         paragraphs=[
             "Memorized: only the model trained on the image names its object. Misrepresented: only the other one does, "
             "which is what chance alone produces. The honest share is the difference "
-            f"(exact test p = {excess['p_value']:.2g}, {excess['n']} images).",
+            f"(p = {excess['p_value']:.2g}, exact: by redrawing which of {excess['n']} images each model trained on).",
         ],
         svg=save_figure(figure, folder, "categories"),
         table=TableView(("images", "share", "95 % interval"), rows),
@@ -277,18 +251,30 @@ def _class_section(findings: Findings) -> Section:
             _percent(row["value"]),
             _interval(row),
             str(row["n"]),
-            "" if row["p_value"] is None else f"{row['p_value']:.2g}",
+            *_tested(row),
         )
         for row in classes
     ]
-    view = TableView(("class", "memorized - misrepresented", "95 % interval", "images", "p (one class, uncorrected)"), rows)
+    view = TableView(("class", "memorized - misrepresented", "95 % interval", "images", *TESTED), rows)
     return Section(
         heading="By class",
-        paragraphs=["With many classes some stand out by chance; the intervals and p-values are of each class alone."],
+        paragraphs=[
+            "With many classes some stand out by chance, so p-values are adjusted over all of them (Benjamini and Hochberg); "
+            "intervals are of each class alone."
+        ],
         table=TableView(view.headings, rows[:10]),
         details=view if len(rows) > 10 else None,
         details_title=f"All {len(rows)} classes",
     )
+
+
+TESTED = ("p", "p, adjusted", "verdict")
+
+
+def _tested(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    if row["role"] != "test":
+        return "", "", ""
+    return f"{row['p_value']:.2g}", f"{row['p_adjusted']:.2g}", row["verdict"]
 
 
 def _same(row: Mapping[str, Any], findings: Findings) -> bool:
@@ -303,21 +289,21 @@ def _settings_section(findings: Findings, recipe: Recipe) -> Section:
             continue
         which = {"both": "both directions", "A": "A trained the target", "B": "B trained the target"}[params["direction"]]
         at = f"{params['layer']}, epoch {params['epoch']}, {params['crop']} crop, k = {params['k']}"
-        p_value = "" if row["p_value"] is None else f"{row['p_value']:.2g}"
-        rows.append((row["metric"].replace("_", " "), at, which, _percent(row["value"]), _interval(row), p_value))
+        rows.append((row["metric"].replace("_", " "), at, which, _percent(row["value"]), _interval(row), *_tested(row)))
     pairs = findings.headline["pairs"]
     speaks = (
         f"The intervals of both directions cover {pairs} pairs of trainings."
-        if findings.headline["interval"] == "training"
+        if "trainings" in findings.rows[0]["interval"]
         else "The intervals hold for these trained models; three pairs of models (pairs: 3) or more would widen them to "
         "training itself."
     )
     return Section(
         heading="Every setting, and each direction alone",
         paragraphs=[
-            "One direction alone cannot tell memory from one model simply being better, so neither is a headline. " + speaks
+            "One direction alone cannot tell memory from one model simply being better, so neither is tested. The first row "
+            "is the headline; all other tests are adjusted together (Benjamini and Hochberg). " + speaks
         ],
-        table=TableView(("metric", "decoded from", "direction", "value", "95 % interval", "p"), rows),
+        table=TableView(("metric", "decoded from", "direction", "value", "95 % interval", *TESTED), rows),
     )
 
 
@@ -328,7 +314,7 @@ def _probe_section(findings: Findings) -> Section | None:
             row["params"]["probe_layer"],
             _percent(row["params"]["train_accuracy"]),
             _percent(row["params"]["test_accuracy"]),
-            _points(row["value"]),
+            f"{_points(row['value'])} ({_points(row['ci_low'])} to {_points(row['ci_high'])})",
         )
         for row in found
     ]

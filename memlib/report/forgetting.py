@@ -59,10 +59,10 @@ def build_page(
         Section(
             heading="What was run",
             paragraphs=[
-                "Method: D_Q, the data in question, and H, withheld examples, are a random draw from one pool. Models that saw "
-                "none of it predict how easy each example is; the target's ranks beyond that are compared between D_Q and H, "
-                "and with redraws of both. rho: Liu and Tsaftaris 2020, Have you forgotten? (Eqs. 2 to 4). Likelihood ratios "
-                "by example: LiRA (Carlini et al. 2022) with query and calibration models."
+                "Method: D_Q, the data in question, and H, withheld examples, are a random draw from one pool. Models that "
+                "saw none of it predict how easy each example is; the target's ranks beyond that are compared between D_Q "
+                "and H, and with redraws of both. rho: Liu and Tsaftaris 2020, Have you forgotten? (Eqs. 2 to 4). "
+                "Likelihood ratios by example: LiRA (Carlini et al. 2022) with query and calibration models."
             ],
             table=TableView(("", ""), list(facts.items())),
         ),
@@ -138,9 +138,9 @@ def _rho_section(rows: Sequence[Mapping[str, Any]]) -> Section:
         paragraphs=[
             "KS: the largest gap between the distributions of the confidences on D_Q of a query model and the model in "
             "question. rho divides it by the same gap for a calibration model: 0 as a model trained on D_Q, 1 as one that "
-            "was not. Intervals are over the seeds of the models and the examples of D_Q together. The paper calls rho below 1 "
-            "'not forgotten'; without D_Q rho scatters around 1 and moves with how the model was trained, so it decides "
-            "nothing here."
+            "was not. Intervals are over the seeds of the models and the examples of D_Q together. The paper calls rho "
+            "below 1 'not forgotten'; without D_Q rho scatters around 1 and moves with how the model was trained, so it "
+            "decides nothing here."
         ],
         table=TableView(("models", "KS", "rho", "interval"), found),
     )

@@ -1,13 +1,14 @@
-"""What a sweep's page says and shows: its cells side by side."""
+"""Build the page of a sweep: its cells side by side."""
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memlib.audits.sweep import Outcome, Recipe
+from memlib.audits.sweep import Outcome, Recipe, verdict
+from memlib.findings import SHOWN
 from memlib.report.figures import INK, MUTED, TARGET, new_figure, save_figure
-from memlib.report.page import Page, Section, TableView
+from memlib.report.page import KINDS, Page, Section, TableView
 
 MOST_METRICS = 4  # columns that fit beside the cells
 
@@ -29,15 +30,15 @@ def build_page(recipe: Recipe, run: str, outcomes: Sequence[Outcome], folder: Pa
         rows = [(outcome.cell, outcome.problem) for outcome in broken]
         text = "Run the sweep again: only these are computed."
         sections.insert(0, Section("Broken cells", [text], table=TableView(("cell", "problem"), rows)))
-    named = ", ".join(outcome.cell for outcome in broken)
+    said = verdict(outcomes)
     lead = "Every cell is an audit with a run and a report of its own; here they are compared."
     return Page(
         title=recipe.title,
         audit="sweep",
         run=run,
-        verdict=f"{len(done)} of {len(outcomes)} cells ended well." if broken else f"All {len(outcomes)} cells ended well.",
-        verdict_kind="odd",
-        lead=f"Broken: {named}." if broken else lead,
+        verdict=said.sentence,
+        verdict_kind=KINDS[said.word],
+        lead=f"{said.explanation} {lead}".strip(),
         numbers=[(str(len(outcomes)), "cells", ""), (str(len({o.run["run"] for o in done if o.run})), "runs", "")],
         sections=sections,
     )
@@ -58,16 +59,16 @@ def _headlines(metric: str, outcomes: Sequence[Outcome], folder: Path, number: i
     for place, outcome in enumerate(outcomes):
         assert outcome.run is not None
         row = outcome.run["findings"][0]
-        if row["ci_low"] is not None:
+        if row["ci_low"] is not None and row["ci_high"] is not None:
             axes.plot([row["ci_low"], row["ci_high"]], [place, place], color=MUTED, linewidth=2)
-        axes.plot(row["value"], place, "o", color=TARGET if row["verdict"] == "above_null" else INK)
+        axes.plot(row["value"], place, "o", color=TARGET if row["verdict"] == SHOWN else INK)
     nulls = {o.run["findings"][0]["null_value"] for o in outcomes if o.run is not None} - {None}
     for null in nulls:
         axes.axvline(null, color=MUTED, linestyle="--", linewidth=1)
     axes.set_yticks(range(len(outcomes)), [outcome.cell for outcome in outcomes])
     axes.invert_yaxis()
     axes.set_xlabel(metric)
-    caption = "Each cell's headline with its 95 % interval; dashed: nothing memorized; red: the interval lies above that."
+    caption = "Each cell's headline with its 95 % interval; dashed: the null; red: shown by the cell's own test, taken alone."
     return Section(f"{metric} by cell", svg=save_figure(figure, folder, f"sweep_{number}"), figure_caption=caption)
 
 
@@ -96,5 +97,6 @@ def _cell(run: Mapping[str, Any], metric: str) -> str:
     row = next((row for row in run["findings"] if row["metric"] == metric), None)
     if row is None:
         return ""
-    interval = "" if row["ci_low"] is None else f" ({row['ci_low']:.3g} to {row['ci_high']:.3g})"
+    bounded = row["ci_low"] is not None and row["ci_high"] is not None
+    interval = f" ({row['ci_low']:.3g} to {row['ci_high']:.3g})" if bounded else ""
     return f"{row['value']:.3g}{interval}"

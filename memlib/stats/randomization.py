@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 _CELLS = 2**23  # sides drawn at a time
 POWER = 0.8
+MOST_WORK = 3e8  # steps of an exact count
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,28 @@ class Design:
         drawn = [sides.astype(np.float64) @ by_group for sides in self._group_redraws(count, seed=seed)]
         return np.concatenate(drawn).reshape(count, *values.shape[1:])
 
+    def tail_p(self, values: NDArray[np.int64], *, permutations: int, seed: int) -> float:
+        """The share of all draws whose sum on the first side is at least the observed one, counted exactly.
+
+        Where counting would take more than some seconds, (1 + b) / (1 + permutations) of random draws.
+
+        Args:
+            values: (num_units,) integers.
+            permutations: draws when they are not counted.
+            seed: of those.
+        """
+        observed = int(values[self.first].sum())
+        by_group = np.rint(np.bincount(self._number, weights=values)).astype(np.int64)
+        strata = [(by_group[members], chosen) for members, chosen in self._strata()]
+        if sum(_work(own, chosen) for own, chosen in strata) > MOST_WORK:
+            null = self.redrawn_sums(values.astype(np.float64), permutations, seed=seed)
+            return (1 + int((null >= observed - 1e-9).sum())) / (1 + permutations)
+        total, lowest = np.ones(1), 0
+        for own, chosen in strata:
+            part, start = sum_distribution(own, chosen)
+            total, lowest = np.convolve(total, part), lowest + start
+        return float(min(1.0, total[max(0, observed - lowest) :].sum()))
+
     def smallest_p(self, values: NDArray[np.float64]) -> float:
         """The share of all draws that make the sum on the first side largest: no p-value can lie below.
 
@@ -138,6 +161,73 @@ class Design:
                 row[:chosen] = True
                 sides[:, members] = rng.permuted(np.broadcast_to(row, (rows, len(members))), axis=1)
             yield sides
+
+
+def sum_distribution(values: NDArray[np.int64], chosen: int) -> tuple[NDArray[np.float64], int]:
+    """The distribution of the sum of some of the values, drawn without replacement.
+
+    One value after the other is taken with the probability that it has, given how many were taken before; zeros come last
+    and change nothing.
+
+    Args:
+        values: (count,) integers.
+        chosen: how many are drawn.
+
+    Returns:
+        probabilities of the sums from the lowest possible on, and that lowest sum.
+    """
+    moving = values[values != 0]
+    low, high = int(moving[moving < 0].sum()), int(moving[moving > 0].sum())
+    most = min(chosen, len(moving))
+    table = np.zeros((most + 1, high - low + 1))
+    table[0, -low] = 1.0
+    taken = np.arange(most + 1)
+    for place, value in enumerate(moving.tolist()):
+        likely = np.clip((chosen - taken) / (len(values) - place), 0.0, 1.0)[:, None]
+        moved = np.roll(table * likely, value, axis=1)  # the ends are wide enough for every sum
+        table = table * (1 - likely)
+        table[1:] += moved[:-1]
+    return table.sum(axis=0), low
+
+
+def _work(values: NDArray[np.int64], chosen: int) -> float:
+    moving = values[values != 0]
+    return float(len(moving) * (min(chosen, len(moving)) + 1) * (np.abs(moving).sum() + 1))
+
+
+def attributable_bound(
+    design: Design, gains: NDArray[np.int64], right: NDArray[np.int64], *, permutations: int, seed: int, level: float = 0.05
+) -> int | None:
+    """A one-sided upper bound on how many right answers are due to the side that their unit is on (Rosenbaum 2001).
+
+    If a answers were, then without them the sums would look like a draw of the design. They are taken from where they leave
+    the widest null, units whose other answer is right as well first; the bound is the largest a whose lower tail is not
+    rejected. None where no answer is right, so that nothing could have been due to anything.
+
+    Args:
+        design: the draw.
+        gains: (num_units,) right answers of the first side's models minus those of the second's.
+        right: (num_units,) right answers under the models of the unit's own side, over pairs.
+        permutations, seed: for tails that are not counted exactly.
+        level: one minus the confidence.
+    """
+    total = int(right.sum())
+    if total == 0:
+        return None
+    sign = np.where(design.first, 1, -1)
+    order = np.repeat(np.argsort(sign * gains, kind="stable"), right[np.argsort(sign * gains, kind="stable")])
+
+    def tail(removed: int) -> float:
+        lowered = np.asarray(gains - sign * np.bincount(order[:removed], minlength=len(gains)), dtype=np.int64)
+        return design.tail_p(-lowered, permutations=permutations, seed=seed)
+
+    low, high = 0, total  # the tail falls as more is removed
+    if tail(0) <= level:
+        return 0
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if tail(middle) > level else (low, middle - 1)
+    return low
 
 
 def home_labels(labels: NDArray[np.int64], groups: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -172,8 +172,8 @@ def widened_interval(
 ) -> tuple[float, float]:
     """An interval over examples and over repeated trainings together.
 
-    The variance is the bootstrap's of the mean over repeats plus that of the mean's own spread between repeats;
-    the quantile is Student's with len(repeats) - 1 degrees of freedom, which is conservative.
+    The half widths of the bootstrap over examples and of the mean's spread between repeats are added in squares; only the
+    latter pays Student's quantile, with len(repeats) - 1 degrees of freedom.
 
     Args:
         replicates: (num_replicates,) bootstrap values of the mean over repeats.
@@ -181,8 +181,9 @@ def widened_interval(
         level: coverage.
     """
     assert len(repeats) >= 3
-    spread = math.sqrt(replicates.var(ddof=1) + repeats.var(ddof=1) / len(repeats))
-    half = float(scipy.stats.t.ppf((1 + level) / 2, len(repeats) - 1)) * spread
+    examples = float(scipy.stats.norm.ppf((1 + level) / 2)) * math.sqrt(replicates.var(ddof=1))
+    between = float(scipy.stats.t.ppf((1 + level) / 2, len(repeats) - 1)) * math.sqrt(repeats.var(ddof=1) / len(repeats))
+    half = math.hypot(examples, between)
     centre = float(repeats.mean())
     return centre - half, centre + half
 

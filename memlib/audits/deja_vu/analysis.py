@@ -1,0 +1,175 @@
+"""The units of one setting as arrays, their bootstrap, and redraws of the sides."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from memlib.audits.deja_vu.recipe import Config
+from memlib.audits.deja_vu.scores import DIRECTIONS
+from memlib.findings import Interval
+from memlib.identity import derive_seed
+from memlib.stats.randomization import Design
+from memlib.stats.tests import (
+    ConfidenceLevels,
+    bootstrap_weights,
+    confidence_levels,
+    percentile_interval,
+    top_share_accuracy,
+    widened_interval,
+)
+
+PAIRS_FOR_TRAINING = 3  # pairs of models from which an interval can speak of training itself
+
+
+def settings(units: pa.Table) -> Iterator[tuple[dict[str, Any], pa.Table]]:
+    """The units of each layer, epoch, crop and k, in order of appearance."""
+    names = ("layer", "epoch", "crop", "k")
+    keys = list(zip(*(units[name].to_pylist() for name in names), strict=True))
+    for key in dict.fromkeys(keys):
+        yield dict(zip(names, key, strict=True)), units.filter(pa.array([k == key for k in keys]))
+
+
+class Analysis:
+    """The units of one setting as arrays (num_pairs, num_units), and what the bootstrap says of them."""
+
+    def __init__(self, units: pa.Table, config: Config) -> None:
+        units = units.sort_by([("pair", "ascending"), ("direction", "ascending"), ("example_id", "ascending")])
+        self.num_pairs = len(set(units["pair"].to_pylist()))
+
+        def shaped(name: str) -> NDArray[Any]:
+            values: NDArray[Any] = units[name].to_numpy(zero_copy_only=False)
+            return values.reshape(self.num_pairs, -1)
+
+        assert (shaped("example_id") == shaped("example_id")[:1]).all(), "pairs audit different examples"
+        self.direction: NDArray[Any] = shaped("direction")[0]
+        self.label: NDArray[np.int64] = shaped("label")[0]
+        self.class_name: NDArray[Any] = shaped("class_name")[0]
+        names = shaped("group")[0] if "group" in units.column_names else [None] * len(self.label)
+        self.groups = np.unique([f"{i}" if n is None else f"group {n}" for i, n in enumerate(names)], return_inverse=True)[1]
+        self.right = {side: shaped(f"{side}_prediction") == shaped("label") for side in ("target", "reference")}
+        self.confidence = {side: shaped(f"{side}_confidence") for side in ("target", "reference")}
+        self.config = config
+        self.num_units = self.right["target"].shape[1]
+        self._levels = {
+            (pair, direction): self._group(pair, direction) for pair in range(self.num_pairs) for direction in DIRECTIONS
+        }
+        self.observed = self.statistics(np.ones((1, self.num_units), dtype=np.float32))
+        strata = _strata(self.label, self.direction)
+        seed = derive_seed(config.seed, "bootstrap")
+        drawn = [self.statistics(w) for w in bootstrap_weights(strata, config.replicates, seed=seed)]
+        self.replicates = {name: np.concatenate([part[name] for part in drawn], axis=1) for name in self.observed}
+
+    def _group(self, pair: int, direction: str) -> dict[str, ConfidenceLevels]:
+        mine = self.direction == direction
+        confidence = {side: values[pair, mine] for side, values in self.confidence.items()}
+        levels = confidence_levels(*confidence.values())
+        return {side: ConfidenceLevels(confidence[side], self.right[side][pair, mine], levels=levels) for side in confidence}
+
+    def statistics(self, weights: NDArray[np.float32]) -> dict[str, NDArray[np.float64]]:
+        """Every statistic under unit weights: name -> (num_pairs, num_replicates)."""
+        found: dict[str, list[NDArray[np.float64]]] = {}
+        for pair in range(self.num_pairs):
+            for name, values in self._of_pair(pair, weights).items():
+                found.setdefault(name, []).append(values)
+        return {name: np.stack(values) for name, values in found.items()}
+
+    def _of_pair(self, pair: int, weights: NDArray[np.float32]) -> dict[str, NDArray[np.float64]]:
+        target, reference = self.right["target"][pair], self.right["reference"][pair]
+        shares = {
+            "share_memorized": target & ~reference,
+            "share_misrepresented": ~target & reference,
+            "share_correlated": target & reference,
+            "share_unassociated": ~target & ~reference,
+        }
+        result: dict[str, NDArray[np.float64]] = {}
+        for direction in DIRECTIONS:
+            mine = self.direction == direction
+            part = weights[:, mine]
+            total = part.sum(axis=1, dtype=np.float64)
+            for name, member in shares.items():
+                result[f"{name}/{direction}"] = (part @ member[mine].astype(np.float32)) / total
+            result[f"share_excess/{direction}"] = (
+                result[f"share_memorized/{direction}"] - result[f"share_misrepresented/{direction}"]
+            )
+            for side, levels in self._levels[pair, direction].items():
+                count, right = levels.totals(part)
+                for share in {1.0, self.config.p}:
+                    result[f"accuracy_{side}@{share:g}/{direction}"] = top_share_accuracy(count, right, share)
+            for share in {1.0, self.config.p}:
+                result[f"deja_vu_score@{share:g}/{direction}"] = (
+                    result[f"accuracy_target@{share:g}/{direction}"] - result[f"accuracy_reference@{share:g}/{direction}"]
+                )
+        for name in {name.split("/")[0] for name in result}:
+            result[f"{name}/both"] = (result[f"{name}/A"] + result[f"{name}/B"]) / 2
+        return result
+
+    @property
+    def design(self) -> Design:
+        """The draw of sides: which images the model of A was trained on, and which that of B."""
+        return Design.of(self.direction == "A", self.label, self.groups)
+
+    @property
+    def gains(self) -> NDArray[np.int64]:
+        """(num_units,) over pairs: right answers under the model trained on A minus those under the model trained on B.
+
+        Which side an image is on changes none of them, if nothing is memorized.
+        """
+        own = (self.right["target"].astype(np.int64) - self.right["reference"]).sum(axis=0)
+        found: NDArray[np.int64] = np.where(self.direction == "A", own, -own)
+        return found
+
+    def redrawn_scores(self, count: int, *, seed: int) -> NDArray[np.float64]:
+        """Déjà vu scores at p under redraws of the sides: (count,), mean over pairs and directions."""
+        pooled = [self._by_model(pair) for pair in range(self.num_pairs)]
+        found = []
+        for sides in self.design.redraws(count, seed=seed):
+            first, second = sides.astype(np.float32), (~sides).astype(np.float32)
+            total = np.zeros(len(sides))
+            for a, b in pooled:
+                for mine, own, other in ((first, a, b), (second, b, a)):
+                    hits = (top_share_accuracy(*model.totals(mine), self.config.p) for model in (own, other))
+                    total += next(hits) - next(hits)
+            found.append(total / 2 / self.num_pairs)
+        return np.concatenate(found)
+
+    def _by_model(self, pair: int) -> tuple[ConfidenceLevels, ConfidenceLevels]:
+        """All images under the model trained on A and under the one trained on B, whichever side they are on."""
+        of_a = self.direction == "A"
+        models = []
+        for own in (of_a, ~of_a):
+            confidence = np.where(own, self.confidence["target"][pair], self.confidence["reference"][pair])
+            right = np.where(own, self.right["target"][pair], self.right["reference"][pair])
+            models.append((confidence, right))
+        levels = confidence_levels(*(confidence for confidence, _ in models))
+        a, b = (ConfidenceLevels(confidence, right, levels=levels) for confidence, right in models)
+        return a, b
+
+    def interval(self, name: str) -> Interval:
+        """Over examples; over trainings too for both directions when there are pairs enough. It enters no verdict."""
+        mean = self.replicates[name].mean(axis=0)
+        if self.speaks_of_training and name.endswith("/both"):
+            low, high = widened_interval(mean, self.observed[name][:, 0])
+            floor = -1.0 if name.startswith(("share_excess", "deja_vu_score")) else 0.0
+            return Interval(max(floor, low), min(1.0, high), "examples and trainings")
+        return Interval(*percentile_interval(mean), "examples")
+
+    @property
+    def speaks_of_training(self) -> bool:
+        """Whether there are pairs enough for an interval over trainings."""
+        return self.num_pairs >= PAIRS_FOR_TRAINING
+
+    def value(self, name: str) -> float:
+        """The mean over pairs."""
+        return float(self.observed[name].mean())
+
+
+def _strata(label: NDArray[np.int64], direction: NDArray[Any]) -> NDArray[np.int64]:
+    """Class and direction; classes with a single unit in a direction share a stratum, as one cannot be resampled."""
+    side = (direction == "B").astype(np.int64)
+    strata = label * 2 + side
+    alone = np.bincount(strata)[strata] == 1
+    merged: NDArray[np.int64] = np.where(alone, -1 - side, strata)
+    return merged

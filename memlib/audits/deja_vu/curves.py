@@ -1,0 +1,56 @@
+"""Points of the accuracy curve (Meehan 2023, Fig. 3), and the examples of the galleries (A.1)."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from memlib.audits.deja_vu.analysis import settings
+from memlib.stats.tests import accuracy_curve
+from memlib.tables import CURVES
+
+CURVE_POINTS = 200
+
+
+def curves(units: pa.Table) -> pa.Table:
+    """Label-inference accuracy against the share of most confident examples (Figure 3), mean of the directions.
+
+    Returns:
+        tables.CURVES, curve accuracy_by_confidence, series target and reference.
+    """
+    shares = np.unique(np.concatenate([np.geomspace(0.01, 1, CURVE_POINTS // 2), np.linspace(0.01, 1, CURVE_POINTS // 2)]))
+    rows = []
+    for setting, part in settings(units):
+        for side in ("target", "reference"):
+            lines = []
+            groups = list(zip(part["pair"].to_pylist(), part["direction"].to_pylist(), strict=True))
+            for group in dict.fromkeys(groups):
+                mine = part.filter(pa.array([g == group for g in groups]))
+                right = mine[f"{side}_prediction"].to_numpy() == mine["label"].to_numpy()
+                x, y = accuracy_curve(mine[f"{side}_confidence"].to_numpy(), right)
+                chosen = np.maximum(1, np.round(shares * len(x))).astype(int)
+                lines.append(y[chosen - 1])
+            params = json.dumps(setting, sort_keys=True)
+            rows += [
+                {"curve": "accuracy_by_confidence", "series": side, "params": params, "x": float(x_), "y": float(y_)}
+                for x_, y_ in zip(shares, np.mean(lines, axis=0), strict=True)
+            ]
+    return pa.Table.from_pylist(rows, schema=CURVES.arrow)
+
+
+def most_memorized(units: pa.Table, count: int) -> pa.Table:
+    """The memorized examples on which the target's confidence exceeds the reference's most (A.1)."""
+    return _chosen(units, "memorized", count, lambda target, reference: target - reference)
+
+
+def most_correlated(units: pa.Table, count: int) -> pa.Table:
+    """The correlated examples with the highest confidence that both models share (A.1): the lesser of the two."""
+    return _chosen(units, "correlated", count, np.minimum)
+
+
+def _chosen(units: pa.Table, category: str, count: int, merit: Any) -> pa.Table:
+    mine = units.filter(pa.array([c == category for c in units["category"].to_pylist()], type=pa.bool_()))
+    value = merit(mine["target_confidence"].to_numpy(), mine["reference_confidence"].to_numpy())
+    order = sorted(range(len(value)), key=lambda i: (-value[i], mine["example_id"][i].as_py()))
+    return mine.take(pa.array(order[:count], type=pa.int64()))

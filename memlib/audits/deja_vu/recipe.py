@@ -1,0 +1,111 @@
+"""The recipe of a déjà vu audit."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from memlib.models.encoder import layer_names
+from memlib.objectives import needs_classifier
+from memlib.specs import CropMode, CropSpec, DataSpec, ModelSpec, Spec, SplitSpec, TrainingSpec
+from memlib.stats.neighbors import Tie
+
+
+class Config(Spec):
+    """How the embeddings are decoded and scored."""
+
+    added_later: ClassVar[frozenset[str]] = frozenset({"alpha", "bound"})
+
+    layers: tuple[str, ...] = ("last",)
+    """Embeddings to decode: last, backbone, projector_1, ..., classifier; the first is the headline."""
+    k: tuple[int, ...] = (30,)
+    """Public neighbours that vote; the first is the headline. Each must be at most the public set's size."""
+    epochs: tuple[int, ...] = ()
+    """Checkpoints to decode besides the last one, which is the headline."""
+    crops: tuple[CropMode, ...] = ()
+    """Crop modes to decode; the first is the headline. By default the split's own."""
+    p: float = Field(default=0.2, gt=0, le=1)
+    """Share of most confident examples at which the déjà vu score is taken."""
+    tie: Tie = "nearest"
+    """Which of several classes with equally many votes wins."""
+    replicates: int = Field(default=2000, ge=100)
+    """Bootstrap replicates."""
+    permutations: int = Field(default=2000, ge=100)
+    """Redraws of the sides for p-values that are not counted exactly."""
+    seed: int = Field(default=0, ge=0)
+    """Of the bootstrap and the redraws."""
+    alpha: float = Field(default=0.05, gt=0, lt=0.5)
+    """Level of the tests."""
+    bound: float | None = Field(default=None, gt=0, le=1)
+    """A share of images: where the 95 % upper bound on memory lies below it, the verdict is `bounded`. Fix it beforehand."""
+
+    @field_validator("k")
+    @classmethod
+    def _positive(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if not value or min(value) < 1:
+            raise ValueError(f"k must name at least one positive number, not {list(value)}")
+        return tuple(dict.fromkeys(value))
+
+    @field_validator("layers")
+    @classmethod
+    def _some(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value:
+            raise ValueError("layers must name at least one layer")
+        return value
+
+
+class ReportSpec(Spec):
+    """What the page shows."""
+
+    gallery: int = Field(default=10, ge=0)
+    """Examples in each gallery."""
+    neighbors: int = Field(default=8, ge=1)
+    """Public neighbours shown beside each."""
+
+
+class Recipe(Spec):
+    """A déjà vu audit from data to report."""
+
+    audit: Literal["deja_vu"] = "deja_vu"
+    title: str = "Déjà vu audit"
+    """Heading of the report."""
+    data: DataSpec
+    split: SplitSpec
+    model: ModelSpec = ModelSpec()
+    training: TrainingSpec
+    pairs: int = Field(default=1, ge=1)
+    """Pairs of target and reference models, each from seeds of its own."""
+    decode: Config = Config()
+    report: ReportSpec = ReportSpec()
+
+    @model_validator(mode="after")
+    def _decodes_what_there_is(self) -> "Recipe":
+        names = self.model_layers
+        unknown = [layer for layer in self.decode.layers if layer not in (*names, "last")]
+        if unknown:
+            raise ValueError(f"decode.layers names {unknown[0]!r}; this model has {', '.join(names)}")
+        unkept = [epoch for epoch in self.decode.epochs if epoch not in self.training.kept_epochs]
+        if unkept:
+            raise ValueError(f"decode.epochs names {unkept[0]}; training keeps {list(self.training.kept_epochs)}")
+        return self
+
+    @property
+    def model_layers(self) -> tuple[str, ...]:
+        """Every layer the trained models have, in order of depth."""
+        return tuple(layer_names(self.model, classifier=needs_classifier(self.training.objective)))
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The layers to decode, `last` replaced by its name, each once."""
+        names = self.model_layers
+        return tuple(dict.fromkeys(names[-1] if layer == "last" else layer for layer in self.decode.layers))
+
+    @property
+    def epochs(self) -> tuple[int, ...]:
+        """The checkpoints to decode, the last one first."""
+        return tuple(dict.fromkeys((self.training.epochs, *self.decode.epochs)))
+
+    @property
+    def crops(self) -> tuple[CropSpec, ...]:
+        """The crops to decode, the headline's first."""
+        modes = self.decode.crops or (self.split.crop.mode,)
+        return tuple(self.split.crop.of_mode(mode) for mode in dict.fromkeys(modes))

@@ -1,0 +1,162 @@
+"""The findings of a déjà vu audit: tests that redraw the sides, estimates with intervals, and one verdict."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import scipy.stats
+
+from memlib.audits.deja_vu.analysis import Analysis, settings
+from memlib.audits.deja_vu.recipe import Config
+from memlib.audits.deja_vu.scores import CATEGORIES, DIRECTIONS
+from memlib.audits.deja_vu.verdict import verdict
+from memlib.findings import Interval, Row, diagnostic, estimate, settle, summary_table, tested
+from memlib.identity import derive_seed
+from memlib.stats.randomization import Design, attributable_bound, detectable
+from memlib.stats.tests import mcnemar_p, paired_interval, permutation_p
+
+SETTING = ("layer", "epoch", "crop", "k", "direction")
+HEADLINE, SETTINGS, CLASSES = "headline", "settings", "classes"
+
+
+def summarize(units: pa.Table, config: Config, *, num_classes: int, probes: pa.Table | None = None) -> pa.Table:
+    """The findings, the share of excess at the headline's setting (which uses every example) first.
+
+    Its test is exact by design: the split drew at random which images of a class the model of A trained on and which that
+    of B. If nothing is memorized, the side changes no answer, and every draw is as likely as the one that was made. One
+    draw serves all pairs of models together. The other settings and scores are one family, the classes another, each
+    adjusted by Benjamini and Hochberg.
+
+    Intervals are 95 %, from a bootstrap over examples, stratified by direction and class, in which the p % most
+    confident are chosen anew in each replicate; they hold for the trained models at hand. With three pairs of
+    models or more, the rows of both directions are widened to training itself. No interval enters a verdict.
+
+    Args:
+        units: tables.DEJA_VU_UNITS.
+        config: p, level, bound, replicates, permutations, seed.
+        num_classes: chance is 1 / num_classes.
+        probes: columns layer, direction, pair, train_accuracy, test_accuracy, n; adds the probe gaps.
+
+    Returns:
+        tables.SUMMARY.
+    """
+    rows: list[Row] = []
+    for number, (setting, part) in enumerate(settings(units)):
+        analysis = Analysis(part, config)
+        rows += _rows_of_setting(analysis, setting, config, num_classes, headline=number == 0)
+        rows += _class_rows(analysis, setting, config, headline=number == 0)
+    if probes is not None:
+        rows += _probe_rows(probes)
+    adjust = {SETTINGS: "benjamini-hochberg", CLASSES: "benjamini-hochberg"}
+    settled = settle(rows, alpha=config.alpha, adjust=adjust)
+    return summary_table(settled, verdict(settled))
+
+
+def in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
+    """Whether a finding with these params is shown in brief: those of the headline's setting."""
+    return all(params.get(name, headline[name]) == headline[name] for name in SETTING)
+
+
+def _rows_of_setting(
+    analysis: Analysis, setting: Mapping[str, Any], config: Config, num_classes: int, *, headline: bool
+) -> Iterator[Row]:
+    def at(name: str, direction: str = "both", p: float | None = None) -> dict[str, Any]:
+        params = {**setting, "direction": direction, "pairs": analysis.num_pairs}
+        return params | ({} if p is None else {"p": p})
+
+    def row(name: str, direction: str = "both", p: float | None = None, **more: Any) -> Row:
+        key = f"{name}@{p:g}/{direction}" if p is not None else f"{name}/{direction}"
+        n = analysis.num_units if direction == "both" else int((analysis.direction == direction).sum())
+        params = at(name, direction, p) | more
+        return estimate(name, params, analysis.value(key), n=n, interval=analysis.interval(key))
+
+    yield _excess_row(analysis, at("share_excess"), config, family=HEADLINE if headline else SETTINGS)
+    yield _score_row(analysis, at("deja_vu_score", p=config.p), config)
+    for share in sorted({config.p, 1.0}):
+        for side in ("target", "reference"):
+            yield row(f"accuracy_{side}", p=share, chance=1 / num_classes)
+    for name in CATEGORIES:
+        yield row(f"share_{name}")
+    if analysis.num_pairs == 1:
+        yield _mcnemar_row(analysis, at("mcnemar_p"))
+    for direction in DIRECTIONS:
+        yield row("share_excess", direction)
+        yield row("deja_vu_score", direction, p=config.p)
+        for side in ("target", "reference"):
+            yield row(f"accuracy_{side}", direction, p=config.p, chance=1 / num_classes)
+
+
+def _excess_row(analysis: Analysis, params: Mapping[str, Any], config: Config, *, family: str) -> Row:
+    """The share of excess, tested by redrawing the sides, with an upper bound on memory (Rosenbaum 2001)."""
+    design, gains = analysis.design, analysis.gains
+    answers = analysis.num_units * analysis.num_pairs
+    seed = derive_seed(config.seed, "sides")
+    deviation = 2 * design.null_deviation(gains.astype(np.float64)) / answers
+    right = analysis.right["target"].sum(axis=0)
+    bound = attributable_bound(design, gains, right, permutations=config.permutations, seed=seed)
+    return tested(
+        "share_excess", params, analysis.value("share_excess/both"), n=analysis.num_units,
+        interval=analysis.interval("share_excess/both"), family=family,
+        p_value=design.tail_p(gains, permutations=config.permutations, seed=seed),
+        upper_bound=None if bound is None else bound / answers, bound=config.bound,
+        detectable=detectable(deviation, config.alpha), smallest_p=design.smallest_p(gains.astype(np.float64)),
+    )  # fmt: skip
+
+
+def _score_row(analysis: Analysis, params: Mapping[str, Any], config: Config) -> Row:
+    """The paper's score at p, tested by the same redraws; each model is scored on its own most confident crops."""
+    name = f"deja_vu_score@{config.p:g}/both"
+    null = analysis.redrawn_scores(config.permutations, seed=derive_seed(config.seed, "sides of the score"))
+    value = analysis.value(name)
+    return tested(
+        "deja_vu_score", params, value, n=analysis.num_units, interval=analysis.interval(name), family=SETTINGS,
+        p_value=permutation_p(value, null), detectable=detectable(float(null.std()), config.alpha),
+        smallest_p=1 / (1 + len(null)) if np.ptp(null) else 1.0,
+    )  # fmt: skip
+
+
+def _mcnemar_row(analysis: Analysis, params: Mapping[str, Any]) -> Row:
+    """The exact McNemar test of one pair, which compares two models as they are and not two sides of a draw."""
+    target, reference = analysis.right["target"][0], analysis.right["reference"][0]
+    wins, losses = int((target & ~reference).sum()), int((~target & reference).sum())
+    return diagnostic("mcnemar_p", {**params, "wins": wins, "losses": losses}, mcnemar_p(wins, losses), n=wins + losses)
+
+
+def _class_rows(analysis: Analysis, setting: Mapping[str, Any], config: Config, *, headline: bool) -> Iterator[Row]:
+    """The excess within each class; at the headline's setting tested, over all classes together."""
+    own = (analysis.right["target"].astype(float) - analysis.right["reference"]).mean(axis=0)
+    gains, design = analysis.gains, analysis.design
+    for label in np.unique(analysis.label):
+        mine = analysis.label == label
+        name = str(analysis.class_name[mine][0])
+        params = {**setting, "direction": "both", "pairs": analysis.num_pairs, "class": name, "label": int(label)}
+        value, interval = float(own[mine].mean()), Interval(*paired_interval(own[mine]), "examples")
+        if not headline:
+            yield estimate("share_excess", params, value, n=int(mine.sum()), interval=interval)
+            continue
+        part = Design(design.first[mine], design.stratum[mine], design.group[mine])
+        p = part.tail_p(gains[mine], permutations=config.permutations, seed=derive_seed(config.seed, "class", int(label)))
+        deviation = 2 * part.null_deviation(gains[mine].astype(np.float64)) / (int(mine.sum()) * analysis.num_pairs)
+        yield tested(
+            "share_excess", params, value, n=int(mine.sum()), interval=interval, family=CLASSES, p_value=p,
+            detectable=detectable(deviation, config.alpha), smallest_p=part.smallest_p(gains[mine].astype(np.float64)),
+        )  # fmt: skip
+
+
+def _probe_rows(probes: pa.Table) -> Iterator[Row]:
+    """Train minus test accuracy of a linear probe, mean of the directions and pairs; it does not see déjà vu.
+
+    The interval is over examples, as if there were no more training images than test images.
+    """
+    found = probes.to_pylist()
+    for layer in dict.fromkeys(row["layer"] for row in found):
+        mine = [row for row in found if row["layer"] == layer]
+        train = float(np.mean([row["train_accuracy"] for row in mine]))
+        test = float(np.mean([row["test_accuracy"] for row in mine]))
+        name = "probe_gap_backbone" if layer == "backbone" else "probe_gap_projector"
+        params = {"probe_layer": layer, "train_accuracy": round(train, 4), "test_accuracy": round(test, 4)}
+        examples = sum(row["n"] for row in mine) / len({row["pair"] for row in mine})
+        half = float(scipy.stats.norm.ppf(0.975)) * np.sqrt((train * (1 - train) + test * (1 - test)) / examples)
+        interval = Interval(train - test - half, train - test + half, "examples")
+        yield estimate(name, params, train - test, n=sum(row["n"] for row in mine), interval=interval)

@@ -1,0 +1,53 @@
+"""What a déjà vu audit says in plain words."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from memlib.findings import BOUNDED, INCONCLUSIVE, SHOWN, Verdict, cannot_reject
+
+
+def verdict(rows: Sequence[Mapping[str, Any]]) -> Verdict:
+    """The run's verdict, from its headline: the share of excess over both directions.
+
+    Args:
+        rows: of the summary, settled, the headline first.
+    """
+    excess = rows[0]
+    numbers = _numbers(excess)
+    if excess["verdict"] == SHOWN:
+        text = (
+            f"Shown nothing but the background, the model names the object in {numbers}. Whoever holds the model and the "
+            "background of a photo can do the same."
+        )
+        return Verdict(SHOWN, "The model has memorized individual training images.", text)
+    if cannot_reject(excess):
+        text = f"{numbers}. On these {excess['n']} images the models differ so little that no test could have shown memory."
+        return Verdict(INCONCLUSIVE, "This run is too small to tell whether training images are memorized.", text)
+    if excess["verdict"] == BOUNDED:
+        sentence = f"Memory of individual training images is below {_percent(excess['bound'])} of the images."
+        text = f"{numbers}; with 95 % confidence at most {_percent(excess['upper_bound'])}. {_missed(excess)}"
+        return Verdict(BOUNDED, sentence, text)
+    if excess["value"] < 0 and (excess["ci_high"] or 0) < 0:
+        text = (
+            f"{numbers}. The model that never saw the images names their objects more often than the one that did, which is "
+            "not memory; look for a fault in the data or the training before relying on this run."
+        )
+        return Verdict(INCONCLUSIVE, "The comparison is upside down.", text)
+    limit = "" if excess["upper_bound"] is None else f"; memory of up to {_percent(excess['upper_bound'])} is not excluded"
+    text = f"{numbers}{limit}. {_missed(excess)}"
+    return Verdict(INCONCLUSIVE, "No memorization of individual training images was shown, and none is excluded.", text)
+
+
+def _numbers(row: Mapping[str, Any]) -> str:
+    return (
+        f"{_percent(row['value'])} more of its training images than a model that never saw them (95 % interval "
+        f"{_percent(row['ci_low'])} to {_percent(row['ci_high'])} over {row['interval']}; p = {row['p_adjusted']:.2g})"
+    )
+
+
+def _missed(row: Mapping[str, Any]) -> str:
+    return f"A run of this size finds memory of {_percent(row['detectable'])} of the images four times out of five."
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f} %" if abs(100 * value - round(100 * value)) > 0.05 else f"{100 * value:.0f} %"
