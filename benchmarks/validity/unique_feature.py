@@ -49,15 +49,15 @@ MODEL = ClassifierSpec(architecture="mlp", widths=(32,))
 TRAINING = TrainingSpec.model_validate(
     {
         "objective": {"kind": "supervised"},
-        "epochs": 30,
+        "epochs": 15,
         "batch_size": 100,
         "augment": None,
         "optimizer": {"learning_rate": 3e-3, "weight_decay": 0, "warmup_epochs": 0, "schedule": "constant"},
     }
 )
 CPU = torch.device("cpu")
-NULL_DRAWS, NULL_NETS, PARTITIONS = 40, 200, 2
-PLANT_DRAWS, PLANT_REPEATS = 20, (1, 5, 20)
+NULL_DRAWS, NULL_NETS, PARTITIONS = 45, 120, 3
+PLANT_DRAWS, PLANT_REPEATS = 20, (1, 3, 10)
 COVERAGE_DRAWS, CANARIES, NETS_EACH, RESAMPLES = 10, 25, 10, 40
 OWN_DRAWS, OWN_NETS, KNOWN_NAMES, NAME_REPEATS = 10, 4, 60, 20
 
@@ -179,7 +179,7 @@ def scored(
 
 
 def null_unit(unit: str) -> Row:
-    """Audits whose canary nets saw no feature either: 20 nets against 20 others of other seeds, each net twice."""
+    """Audits whose canary nets saw no feature either: 20 nets against 20 others of other seeds, each net three times."""
     draw, feature = draw_of(int(unit)), build_feature(text("A"), (24, 28, 1))
     rows = training_rows(draw.members, draw.canary, CanarySpec(feature=text("A")), with_feature=False)
     nets = [Net(i, 0, True, derive_seed(int(unit), "net", i), draw.label) for i in range(NULL_NETS)]
@@ -246,7 +246,7 @@ def null_report(rows: Sequence[Row]) -> Iterator[str]:
     def hits(name: str) -> tuple[int, int]:
         return sum(a[name] <= ALPHA for a in audits), count
 
-    yield f"{count} audits of 20 pairs of nets that never saw the feature, {len(rows)} draws of the data, each net used twice."
+    yield f"{count} audits of 20 pairs of nets that never saw the feature, {len(rows)} draws of the data, each net used three times."
     yield ""
     yield from table(
         ("before: no correction", "rejected at .05"),
