@@ -370,8 +370,8 @@ def _variants_section(rows: Sequence[Mapping[str, Any]], points: Sequence[Mappin
         paragraphs=[
             "Mean exposure in bits over the canaries, and validation loss in nats a symbol: one dot a training. On the "
             "front: no other variant has both less exposure and less loss, by these means alone. Difference: paired, to the "
-            "first variant over all canaries that both saw (over trainings, where they share nets and there are several); without "
-            "a p it speaks of these nets only."
+            "first variant over all canaries that both saw (over trainings, where they share nets and there are several); "
+            "without a p it speaks of these nets only."
             + (
                 " Epsilon protects one window of text. What stands in k windows has k epsilon with a delta of "
                 "k e^((k - 1) epsilon) delta, which is no guarantee where that reaches 1. Noise is drawn from the training's "
