@@ -84,20 +84,26 @@ def _how_exposed(heads: Sequence[Row], singles: Sequence[Row], noun: str, recipe
     told = [f"All {_plural(noun, 2)} together: p = {_p(head['p_adjusted'])}{_of_family(heads)}."]
     if shown:
         most = max(shown, key=lambda row: float(row["value"]))
-        told.append(_outsider(most, noun, recipe, size))
+        told.append(_outsider(most, recipe, size) if noun == "canary" else _stands_out(most, head, recipe))
     return " ".join(told)
 
 
-def _outsider(most: Row, noun: str, recipe: Recipe, size: int) -> str:
+def _stands_out(most: Row, head: Row, recipe: Recipe) -> str:
+    """What one could do who may ask the model, and knows secrets of the kind."""
+    unseen, times = head["params"]["unseen"], most["params"]["insertions"]
+    alike = round((1 + unseen) * 2 ** -most["value"]) - 1
+    over = f", summed over {recipe.seeds} nets" if recipe.seeds > 1 else ""
+    return (
+        f"The one that stands out most stood {times} {_times(times)} in the training data. Of {unseen} secrets of its kind "
+        f"that were never seen, {alike or 'none'} {'is' if alike < 2 else 'are'} as likely{over}. Whoever can ask the model "
+        "how likely a text is can tell such a secret from others of its kind."
+    )
+
+
+def _outsider(most: Row, recipe: Recipe, size: int) -> str:
     """What one could do who may ask the model."""
     bits, times = most["value"], most["params"]["insertions"]
     mean = f", the mean over {recipe.seeds} nets" if recipe.seeds > 1 else ""
-    if noun == "secret":
-        return (
-            f"The one that stands out most stood {times} {_times(times)} in the training data: of secrets like it that were "
-            f"never seen, at most one in {_whole(bits)} is as likely under the model{mean}. Whoever can ask the model how "
-            "likely a text is can tell such a secret from others of its kind."
-        )
     law = " (extrapolated)" if most["params"].get("method") == "extrapolated" else ""
     space = math.log2(size)
     return (
@@ -150,10 +156,6 @@ def _of_family(heads: Sequence[Row]) -> str:
 
 def _times(count: int) -> str:
     return "time" if count == 1 else "times"
-
-
-def _whole(bits: float) -> str:
-    return f"{2**bits:,.0f}"
 
 
 def _p(value: float) -> str:

@@ -336,7 +336,7 @@ def test_a_given_secret_that_stands_out_is_found() -> None:
     rows = rows_of([given(costs, [9, 1, 1, 1, 1], skewed_costs(rng, 400))], recipe(**OF_A_FILE), method="sampled")
     assert rows[0]["conclusion"] == "shown"
     assert rows[0]["sentence"] == "The model gives away 1 of 5 given secrets."
-    assert "at most one in 401 is as likely" in rows[0]["explanation"]
+    assert "Of 400 secrets of its kind that were never seen, none is as likely" in rows[0]["explanation"]
     assert {row["params"]["canary"] for row in rows if row["family"] == "canaries" and row["verdict"] == "shown"} == {0}
     assert all(row["role"] == "estimate" for row in rows if row["metric"] == "exposure")
 
