@@ -25,7 +25,7 @@ class Exchanged:
     Attributes:
         p_values: (num_scores,) one-sided.
         adjusted: (num_scores,) by max-T over all of them.
-        deviations: (num_scores,) standard deviation under the null.
+        deviations: (num_scores,) standard deviation of the mean difference about itself, the observed effect taken out.
         smallest_p: no data of this size give a smaller p-value.
         over: nets or data, what was exchanged.
     """
@@ -78,8 +78,20 @@ def exchange(
     observed = np.array([weights @ np.concatenate([draw.gains for draw in score.draws]) for score in scores])
     null = np.stack([_null(score, by_label, signs, weights) for score in scores], axis=1)
     p = np.array([permutation_p(float(value), column) for value, column in zip(observed, null.T, strict=True)])
-    deviations = np.sqrt(np.square(null).mean(axis=0))
+    deviations = np.array([_deviation(score, weights, whole=whole) for score in scores])
     return Exchanged(p, max_t_p(observed, null), deviations, smallest, "data" if whole else "nets")
+
+
+def _deviation(score: Score, weights: NDArray[np.float64], *, whole: bool) -> float:
+    """Standard deviation of the mean difference under exchanges, were the effect that was observed taken out."""
+    gains = np.concatenate([draw.gains for draw in score.draws])
+    if whole:
+        starts = np.cumsum([0, *(len(draw.pairs) for draw in score.draws)])[:-1]
+        gains = np.add.reduceat(weights * gains, starts) * len(starts)
+        weights = np.full(len(starts), 1 / len(starts))
+    share = float(np.square(weights).sum())
+    spread = float(np.square(weights * (gains - weights @ gains)).sum()) / (1 - share)
+    return float(np.sqrt(max(spread, 1e-24)))
 
 
 def _null(

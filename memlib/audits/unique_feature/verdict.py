@@ -83,7 +83,7 @@ def _effect(row: Row) -> str:
         interval = f" (95 % interval over {row['interval']} {_digits(row['ci_low'])} to {_digits(row['ci_high'])})"
     exchanged = "draws of the data" if params["exchanged"] == "data" else "canary nets and controls within pairs"
     return (
-        f"{_upper(score_name(params))}: models that saw the feature once score {_digits(row['value'])} higher than "
+        f"{_upper(score_name(params))}: models that saw the feature score {_digits(row['value'])} higher than "
         f"their {params['pairs']} controls of the same seeds, which did not{interval}; exchanging {exchanged} gives "
         f"p = {row['p_adjusted']:.2g}."
     )

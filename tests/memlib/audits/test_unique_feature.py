@@ -210,6 +210,21 @@ def test_what_cannot_reject_says_so() -> None:
     assert "0.062" in rows[0]["explanation"]
 
 
+def test_what_could_be_found_does_not_rest_on_what_was_found() -> None:
+    rng = np.random.default_rng(1)
+    wobble = rng.normal(0, 0.3, 40)
+    noise = rng.normal(0, 0.3, 40)
+    logit = CONFIG.model_copy(update={"outputs": ("logit",)})
+    found = []
+    for effect in (0.0, 3.0):
+        units, cells = scored(wobble + noise + effect, wobble)
+        keep = pa.array([row["output"] != "probability" for row in units.to_pylist()])
+        cells = {key: ByLabel(cell.nets, cell.scores[:, 2:]) for key, cell in cells.items()}
+        found.append(summarize(units.filter(keep), cells, logit).to_pylist()[0])
+    assert found[0]["value"] + 2.9 < found[1]["value"]
+    assert found[0]["detectable"] == pytest.approx(found[1]["detectable"], rel=0.25)
+
+
 def test_the_verdict_of_variants_is_adjusted_for_their_number() -> None:
     """Each of two variants has 5 pairs: p = 1/32, which Holm doubles."""
     parts = [scored(np.full(5, 2.0), np.zeros(5), variant=name) for name in ("a", "b")]
