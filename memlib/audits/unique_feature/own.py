@@ -93,13 +93,20 @@ def summarize_own(units: pa.Table, config: Config, *, null: str) -> pa.Table:
     """
     metrics = sorted(set(units["metric"].to_pylist()) & set(SETTING), key=["m_black", "m_grey", "m_white"].index)
     keys = [(metric, output) for metric in metrics for output in config.outputs]
-    rows = [row for key in keys for row in _rows(units, *key, config, null=null, num_scores=len(keys))]
+    bounds = [config.bound, *[None] * (len(keys) - 1)]  # in the headline's unit
+    rows = [
+        row
+        for key, bound in zip(keys, bounds, strict=True)
+        for row in _rows(units, *key, config.alpha, bound, null=null, num_scores=len(keys))
+    ]
     rows.sort(key=lambda row: row["role"] != "test")
     settled = settle(rows, alpha=config.alpha)
     return summary_table(settled, verdict_on_own(settled))
 
 
-def _rows(units: pa.Table, metric: str, output: str, config: Config, *, null: str, num_scores: int) -> Iterator[Row]:
+def _rows(
+    units: pa.Table, metric: str, output: str, alpha: float, bound: float | None, *, null: str, num_scores: int
+) -> Iterator[Row]:
     """The feature's score above the mean of the others, with its test; then both alone."""
     mine = [row for row in units.to_pylist() if row["metric"] == metric and row["output"] == output]
     known = next(row["value"] for row in mine if row["feature"] == "canary")
@@ -110,9 +117,9 @@ def _rows(units: pa.Table, metric: str, output: str, config: Config, *, null: st
     lowest = np.sort(nulls)[max(0, int(0.05 * (len(nulls) + 1)) - 1)]  # a feature like them lies below with 5 %
     yield tested(
         metric, params | {"group": "feature - others"}, known - mean, n=len(nulls), p_value=permutation_p(known, nulls),
-        family=OWN, upper_bound=float(known - lowest), bound=config.bound, smallest_p=smallest,
-        detectable=detectable(float(nulls.std(ddof=1)), config.alpha / num_scores)
-        if smallest * num_scores <= config.alpha
+        family=OWN, upper_bound=float(known - lowest), bound=bound, smallest_p=smallest,
+        detectable=detectable(float(nulls.std(ddof=1)), alpha / num_scores)
+        if smallest * num_scores <= alpha
         else None,
     )  # fmt: skip
     yield diagnostic(metric, params | {"group": "feature"}, known, n=1)

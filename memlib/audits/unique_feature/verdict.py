@@ -136,6 +136,10 @@ def verdict_on_own(rows: Sequence[Row]) -> Verdict:
         named = ", ".join(score_name(_params(row)) for row in found)
         sentence = f"The model reacts to this feature as to none of {others}."
         return Verdict(SHOWN, sentence, f"{text} Shown at {tests[0]['alpha']:g} over all {len(tests)} scores: {named}.")
+    if tests[0]["verdict"] == BOUNDED:
+        sentence = f"If the model knows the feature, it moves it by less than {_digits(tests[0]['bound'])} more than others."
+        limit = f"The one-sided 95 % upper bound on {score_name(at)} is {_digits(tests[0]['upper_bound'])}."
+        return Verdict(BOUNDED, sentence, f"{limit} {text}")
     if tests[0]["smallest_p"] * len(tests) > tests[0]["alpha"]:
         missed_ = (
             f"With {at['nulls']} of them no score could have been shown: the smallest p-value, {tests[0]['smallest_p']:.2g}, "

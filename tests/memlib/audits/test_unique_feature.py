@@ -305,6 +305,18 @@ def test_intervals_over_canaries_cover_where_those_over_nets_do_not() -> None:
     assert held["nets"] < 200
 
 
+def test_nets_of_several_canaries_are_nested_in_them() -> None:
+    units, cells = scored(np.linspace(0.5, 1.5, 20), np.zeros(20))
+    canary = [net // 5 for net in units["net"].to_pylist()]
+    units = units.set_column(units.schema.get_field_index("canary"), "canary", pa.array(canary, type=pa.int64()))
+    rows = summarize(units, cells, CONFIG).to_pylist()
+    assert (rows[0]["interval"], rows[0]["n"], json.loads(rows[0]["params"])["exchanged"]) == ("canaries", 4, "nets")
+    nested = [row for row in rows if row["ci_low"] is not None and row["metric"] != "correlation"]
+    assert {row["interval"] for row in nested} == {"canaries"}
+    calibrated = [row for row in rows if row["metric"] == "proportion_memorized" and row["role"] == "test"]
+    assert all(row["ci_low"] is None for row in calibrated)
+
+
 def test_units_are_draws_then_canaries_then_nets() -> None:
     values, canary = np.array([1.0, 3, 8]), np.array([0, 0, 1])
     np.testing.assert_allclose(unit_means([values], [canary]), [2, 8])
@@ -446,6 +458,14 @@ def test_own_models_are_ranked_among_null_features(label: int | None) -> None:
     nothing = summarize_own(own(np.array([0.0, *others]), label=label), CONFIG, null="names").to_pylist()
     assert nothing[0]["conclusion"] == "inconclusive"
     assert "power of 80 %" in nothing[0]["explanation"]
+
+
+def test_a_bound_speaks_of_the_own_models_headline() -> None:
+    others = np.random.default_rng(0).normal(0, 0.3, 99)
+    config = CONFIG.model_copy(update={"bound": 0.9})
+    rows = summarize_own(own(np.array([0.0, *others])), config, null="names").to_pylist()
+    assert rows[0]["conclusion"] == "bounded"
+    assert [row["bound"] for row in rows if row["role"] == "test"] == [0.9, None, None, None]
 
 
 def test_a_model_that_reacts_to_all_names_singles_none_out() -> None:
