@@ -68,6 +68,10 @@ class Held:
         """The p-value of its rank among the unseen secrets."""
         return sampled_p(int((self.unseen <= self.cost).sum()), len(self.unseen))
 
+    def upper_among_unseen(self, level: float) -> float | None:
+        """Upper bound of its exposure among the unseen secrets; None where none of them is as likely."""
+        return upper_exposure(int((self.unseen <= self.cost).sum()), len(self.unseen), level=level)
+
     def smallest_p(self, size: int) -> float:
         """No rank gives a smaller p-value."""
         exact = len(self.nets) == 1 and self.canary in self.nets[0][0].exact
@@ -76,7 +80,13 @@ class Held:
     def upper(self, size: int, level: float) -> float | None:
         """Upper bound of its exposure in all of its nets; exact ranks are known. None where a net has no reference below."""
         bounds = [_upper(net, self.canary, place, size, level / len(self.nets)) for net, place in self.nets]
-        return None if any(bound is None for bound in bounds) else max(bound for bound in bounds if bound is not None)
+        return largest(bounds)
+
+
+def largest(bounds: Sequence[float | None]) -> float | None:
+    """The largest of some bounds; None where one is not known."""
+    known = [bound for bound in bounds if bound is not None]
+    return max(known) if len(known) == len(bounds) else None
 
 
 def _upper(net: Scored, canary: int, place: int, size: int, level: float) -> float | None:

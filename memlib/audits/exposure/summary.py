@@ -7,6 +7,7 @@ named only where its variant's headline is shown; "variants", differences to the
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,10 @@ import pyarrow as pa
 import scipy.stats
 from numpy.typing import NDArray
 
-from memlib.audits.exposure.evidence import Held, Tested, evidence_of_drawn, evidence_of_given, held
-from memlib.audits.exposure.privacy import privacy_rows
+from memlib.audits.exposure.evidence import Held, evidence_of_drawn, evidence_of_given, held, largest
+from memlib.audits.exposure.privacy import ERROR, privacy_rows
 from memlib.audits.exposure.recipe import Recipe
-from memlib.audits.exposure.scores import Scored, exposure_by_sampling, upper_exposure
+from memlib.audits.exposure.scores import TINY, Scored, exposure_by_sampling
 from memlib.audits.exposure.verdict import verdict
 from memlib.errors import RunError
 from memlib.findings import Interval, Row, diagnostic, estimate, settle, summary_table, tested
@@ -93,23 +94,48 @@ def variants_of(last: pd.DataFrame) -> list[tuple[str, dict[str, str]]]:
 # -- tests --------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Run:
+    """What all tests of a run share.
+
+    Attributes:
+        recipe: level and bound.
+        last: units at the last checkpoint.
+        size: |R|.
+        variants, canaries: how many are tested in all.
+    """
+
+    recipe: Recipe
+    last: pd.DataFrame
+    size: int
+    variants: int
+    canaries: int
+
+    @property
+    def level(self) -> float:
+        """What is left to a variant, whatever the others are."""
+        return self.recipe.score.alpha / self.variants
+
+    @property
+    def needed(self) -> float:
+        """Bits from which a canary is found, whatever the others are: Holm's first step, in either part of the headline."""
+        return math.log2(min(2, self.canaries) * self.canaries / self.recipe.score.alpha)
+
+    def of(self, at: Mapping[str, str]) -> pd.DataFrame:
+        """The units of canaries that nets of a variant saw."""
+        return self.last[(self.last["variant"] == at.get("variant", "")) & (self.last["insertions"] > 0)]
+
+
 def _tests(models: Sequence[Scored], last: pd.DataFrame, recipe: Recipe, size: int) -> Iterator[Row]:
     """A test of all canaries of each variant, and then of each canary."""
-    seen = {name: (at, held(models, name)) for name, at in variants_of(last)}
-    seen = {name: (at, mine) for name, (at, mine) in seen.items() if mine and _has_null(mine)}
-    total = sum(len(mine) for _, mine in seen.values())
-    singles: list[Row] = []
-    for name, (at, mine) in seen.items():
-        level = recipe.score.alpha / len(seen)
-        values = last[(last["variant"] == name) & (last["insertions"] > 0)].groupby("canary")["exposure"].mean()
-        if mine[0].kind == GIVEN:
-            yield _given_head(at, mine, evidence_of_given(mine, alpha=level, seed=recipe.score.seed), recipe)
-            singles += [_given_row(at, one, total, recipe) for one in mine]
-        else:
-            found = evidence_of_drawn(mine, size, alpha=level)
-            yield _drawn_head(at, mine, values.to_numpy(), found, recipe, size)
-            singles += [_drawn_row(at, one, float(values[one.canary]), last, total, recipe, size) for one in mine]
-    yield from singles
+    seen = [(at, held(models, name)) for name, at in variants_of(last)]
+    seen = [(at, mine) for at, mine in seen if mine and _has_null(mine)]
+    run = _Run(recipe, last, size, len(seen), sum(len(mine) for _, mine in seen))
+    for at, mine in seen:
+        yield _given_head(at, mine, run) if mine[0].kind == GIVEN else _drawn_head(at, mine, run)
+    for at, mine in seen:
+        for one in mine:
+            yield _given_row(at, one, run) if one.kind == GIVEN else _drawn_row(at, one, run)
 
 
 def _has_null(canaries: Sequence[Held]) -> bool:
@@ -117,59 +143,48 @@ def _has_null(canaries: Sequence[Held]) -> bool:
     return canaries[0].kind != GIVEN or len(canaries[0].unseen) > 0
 
 
-def _drawn_head(
-    at: Mapping[str, Any], canaries: Sequence[Held], values: NDArray[np.float64], found: Tested, recipe: Recipe, size: int
-) -> Row:
-    uppers = [canary.upper(size, 0.05 / len(canaries)) for canary in canaries]
-    known = [upper for upper in uppers if upper is not None]
+def _drawn_head(at: Mapping[str, str], canaries: Sequence[Held], run: _Run) -> Row:
+    values = run.of(at).groupby("canary")["exposure"].mean().to_numpy()
+    found = evidence_of_drawn(canaries, run.size, alpha=run.level)
     return tested(
-        "exposure", at, float(values.mean()), n=len(canaries), p_value=found.p_value, family=HEADLINE,
-        null_value=MEAN_BY_CHANCE, interval=mean_interval(values, math.log2(size)),
-        upper_bound=max(known) if len(known) == len(uppers) else None, bound=recipe.score.bound,
+        "exposure", at, values.mean(), n=len(canaries), p_value=found.p_value, family=HEADLINE, null_value=MEAN_BY_CHANCE,
+        interval=mean_interval(values, math.log2(run.size)), bound=run.recipe.score.bound,
+        upper_bound=largest([canary.upper(run.size, ERROR / run.canaries) for canary in canaries]),
         detectable=found.detectable, smallest_p=found.smallest_p,
     )  # fmt: skip
 
 
-def _drawn_row(
-    at: Mapping[str, Any], canary: Held, value: float, last: pd.DataFrame, total: int, recipe: Recipe, size: int
-) -> Row:
-    units = last[(last["canary"] == canary.canary) & (last["insertions"] > 0)]
-    units = units[units["variant"] == at.get("variant", "")]
-    needed, floor = _needed(total, recipe.score.alpha), canary.smallest_p(size)
+def _drawn_row(at: Mapping[str, str], canary: Held, run: _Run) -> Row:
+    units, floor = run.of(at), canary.smallest_p(run.size)
+    units = units[units["canary"] == canary.canary]
     return tested(
-        "exposure", {**at, **_canary_params(units)}, value, n=len(canary.nets), p_value=canary.p(size), family=CANARIES,
-        null_value=MEAN_BY_CHANCE, interval=_unit_interval(units), upper_bound=canary.upper(size, 0.05),
-        bound=recipe.score.bound, detectable=needed if -np.log2(max(floor, 1e-300)) >= needed else None, smallest_p=floor,
+        "exposure", {**at, **_canary_params(units)}, units["exposure"].mean(), n=len(canary.nets),
+        p_value=canary.p(run.size), family=CANARIES, null_value=MEAN_BY_CHANCE, interval=_unit_interval(units),
+        upper_bound=canary.upper(run.size, ERROR), bound=run.recipe.score.bound,
+        detectable=run.needed if -math.log2(max(floor, TINY)) >= run.needed else None, smallest_p=floor,
     )  # fmt: skip
 
 
-def _needed(total: int, alpha: float) -> float:
-    """Bits at which a canary is found whatever the others are: Holm's first step, twice as the headline has two parts."""
-    return float(np.log2(min(2, total) * total / alpha))
-
-
-def _given_head(at: Mapping[str, Any], secrets: Sequence[Held], found: Tested, recipe: Recipe) -> Row:
-    values = np.array([-np.log2(secret.p_among_unseen()) for secret in secrets])
-    most, level = float(np.log2(1 + len(secrets[0].unseen))), 0.05 / len(secrets)
-    uppers = [upper_exposure(int((one.unseen <= one.cost).sum()), len(one.unseen), level=level) for one in secrets]
-    known = [upper for upper in uppers if upper is not None]
+def _given_head(at: Mapping[str, str], secrets: Sequence[Held], run: _Run) -> Row:
+    values, unseen = np.array([-np.log2(secret.p_among_unseen()) for secret in secrets]), len(secrets[0].unseen)
+    found = evidence_of_given(secrets, alpha=run.level, seed=run.recipe.score.seed)
     return tested(
-        "exposure_among_unseen", {**at, "unseen": len(secrets[0].unseen)}, float(values.mean()), n=len(secrets),
-        p_value=found.p_value, family=HEADLINE, null_value=MEAN_BY_CHANCE, interval=mean_interval(values, most),
-        upper_bound=max(known) if len(known) == len(uppers) else None, bound=recipe.score.bound,
-        detectable=found.detectable, smallest_p=found.smallest_p,
+        "exposure_among_unseen", {**at, "unseen": unseen}, values.mean(), n=len(secrets), p_value=found.p_value,
+        family=HEADLINE, null_value=MEAN_BY_CHANCE, interval=mean_interval(values, math.log2(1 + unseen)),
+        upper_bound=largest([secret.upper_among_unseen(ERROR / run.canaries) for secret in secrets]),
+        bound=run.recipe.score.bound, detectable=found.detectable, smallest_p=found.smallest_p,
     )  # fmt: skip
 
 
-def _given_row(at: Mapping[str, Any], secret: Held, total: int, recipe: Recipe) -> Row:
-    below, unseen = int((secret.unseen <= secret.cost).sum()), len(secret.unseen)
-    value, low, high = exposure_by_sampling(below, unseen)
-    needed = _needed(total, recipe.score.alpha)
-    params = {**at, "canary": secret.canary, "insertions": secret.insertions}
+def _given_row(at: Mapping[str, str], secret: Held, run: _Run) -> Row:
+    unseen = len(secret.unseen)
+    value, low, high = exposure_by_sampling(int((secret.unseen <= secret.cost).sum()), unseen)
     return tested(
-        "exposure_among_unseen", params, value, n=len(secret.nets), p_value=secret.p_among_unseen(), family=CANARIES,
-        null_value=MEAN_BY_CHANCE, interval=Interval(low, high, "references"), upper_bound=upper_exposure(below, unseen),
-        bound=recipe.score.bound, detectable=needed if np.log2(1 + unseen) >= needed else None, smallest_p=1 / (1 + unseen),
+        "exposure_among_unseen", {**at, "canary": secret.canary, "insertions": secret.insertions}, value,
+        n=len(secret.nets), p_value=secret.p_among_unseen(), family=CANARIES, null_value=MEAN_BY_CHANCE,
+        interval=Interval(low, high, "references"), upper_bound=secret.upper_among_unseen(ERROR),
+        bound=run.recipe.score.bound, detectable=run.needed if math.log2(1 + unseen) >= run.needed else None,
+        smallest_p=1 / (1 + unseen),
     )  # fmt: skip
 
 
