@@ -146,7 +146,7 @@ def file_audit(given: NDArray[np.int64], unseen: NDArray[np.int64], references: 
 
 
 def uniform_rule(given: NDArray[np.int64], references: NDArray[np.int64]) -> bool:
-    """The rule until version 3: rank in R over its size, Holm over the secrets."""
+    """The rule before: rank in R over its size, Holm over the secrets."""
     p = [(1 + int((references <= cost).sum())) / (1 + len(references)) for cost in given]
     return len(p) * min(p) <= ALPHA
 
