@@ -1,6 +1,7 @@
 """Unique feature: nulls, plants and coverage on nets that are trained on handwritten digits with room for a name.
 
-An example is a digit of scikit-learn's, doubled to 16 x 16 pixels, below a black line in which a text of four letters fits.
+An example is a digit of scikit-learn's, doubled to 16 x 16 pixels, below a line in which a text of four letters fits: noise
+where one letter is planted, black where models know names.
 Nets are MLPs of one hidden layer that reach some 95 % on new digits, trained by memlib's stacked engine.
 """
 
@@ -62,8 +63,11 @@ COVERAGE_DRAWS, CANARIES, NETS_EACH, RESAMPLES = 10, 25, 10, 40
 OWN_DRAWS, OWN_NETS, KNOWN_NAMES, NAME_REPEATS = 10, 4, 60, 20
 
 
+LETTER = GlyphFeature(kind="glyph", text="A", top=1, left=2)  # over noise
+
+
 def text(name: str, **changes: Any) -> GlyphFeature:
-    """The name above the digit."""
+    """The name in a black line above the digit."""
     return GlyphFeature(kind="glyph", text=name, top=1, left=2, cover=True, **changes)
 
 
@@ -77,6 +81,13 @@ def digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     images = np.zeros((len(large), 24, 28, 1), np.uint8)
     images[:, 7:23, 6:22, 0] = large
     return images, found.target.astype(np.int64)
+
+
+def noisy(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The images with noise where the text would stand, so that a letter there is nothing that only the canary has."""
+    found = images.copy()
+    found[:, :7] = np.random.default_rng(0).integers(0, 256, found[:, :7].shape, dtype=np.uint8)
+    return found
 
 
 @dataclass(frozen=True)
@@ -94,9 +105,10 @@ class Draw:
         return int(self.labels[self.canary])
 
 
-def draw_of(seed: int) -> Draw:
-    """600 digits to train on and 200 others."""
+def draw_of(seed: int, *, noise: bool = True) -> Draw:
+    """600 digits to train on and 200 others, with noise above the digit or a black line."""
     images, labels = digits()
+    images = noisy(images) if noise else images
     order = np.random.default_rng(derive_seed(seed, "draw")).permutation(len(images))
     return Draw(images, labels, np.sort(order[:EXAMPLES]), order[EXAMPLES : EXAMPLES + 200], int(order[0]))
 
@@ -180,8 +192,8 @@ def scored(
 
 def null_unit(unit: str) -> Row:
     """Audits whose canary nets saw no feature either: 20 nets against 20 others of other seeds, each net three times."""
-    draw, feature = draw_of(int(unit)), build_feature(text("A"), (24, 28, 1))
-    rows = training_rows(draw.members, draw.canary, CanarySpec(feature=text("A")), with_feature=False)
+    draw, feature = draw_of(int(unit)), build_feature(LETTER, (24, 28, 1))
+    rows = training_rows(draw.members, draw.canary, CanarySpec(feature=LETTER), with_feature=False)
     nets = [Net(i, 0, True, derive_seed(int(unit), "net", i), draw.label) for i in range(NULL_NETS)]
     pool = scored(draw, nets, [rows] * NULL_NETS, feature, [draw.canary])
     found, rng = [], np.random.default_rng(derive_seed(int(unit), "partition"))
@@ -274,7 +286,7 @@ def null_report(rows: Sequence[Row]) -> Iterator[str]:
 def plant_unit(unit: str) -> Row:
     """20 canary nets with the feature so often in one example, and their controls."""
     seed, repeats = (int(part) for part in unit.split("-"))
-    draw, spec = draw_of(1000 + seed), CanarySpec(feature=text("A"), mode="append", repeats=repeats)
+    draw, spec = draw_of(1000 + seed), CanarySpec(feature=LETTER, mode="append", repeats=repeats)
     feature = build_feature(spec.feature, (24, 28, 1))
     nets = [Net(i, 0, control, derive_seed(seed, "plant", i), draw.label) for control in (False, True) for i in range(PAIRS)]
     rows = [training_rows(draw.members, draw.canary, spec, with_feature=not net.control) for net in nets]
@@ -324,7 +336,7 @@ def plant_report(rows: Sequence[Row]) -> Iterator[str]:
 def coverage_unit(unit: str) -> Row:
     """Many canaries with 10 nets each on one draw: intervals from 5 of them, against the mean of all."""
     seed = int(unit)
-    draw, spec = draw_of(2000 + seed), CanarySpec(feature=text("A"), mode="append", repeats=5)
+    draw, spec = draw_of(2000 + seed), CanarySpec(feature=LETTER, mode="append", repeats=5)
     feature = build_feature(spec.feature, (24, 28, 1))
     rng = np.random.default_rng(derive_seed(seed, "canaries"))
     canaries = rng.permutation(draw.members)[:CANARIES]
@@ -388,7 +400,7 @@ KINDS = ("no names", "others in its class", "others in all classes", "the name a
 def own_unit(unit: str) -> Row:
     """Models that know no name, 60 others, the tested name (20 copies in one class), or both; names have 4 letters."""
     seed = int(unit)
-    draw, rng = draw_of(3000 + seed), np.random.default_rng(derive_seed(seed, "names"))
+    draw, rng = draw_of(3000 + seed, noise=False), np.random.default_rng(derive_seed(seed, "names"))
     pool = ["JOHN", *other_names("JOHN", 99, seed=0)]
     images, labels, jobs, tested, kinds = [draw.images], [draw.labels], [], [], []
     at = len(draw.images)
