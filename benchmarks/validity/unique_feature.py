@@ -35,6 +35,7 @@ from memlib.audits.unique_feature.analysis import Analysis, settings, unit_means
 from memlib.audits.unique_feature.exchange import Score, exchange
 from memlib.audits.unique_feature.maxima import settings_of
 from memlib.data.canaries import Feature, TrainingRows, build_feature, null_features, training_rows
+from memlib.data.glyphs import LETTERS
 from memlib.data.names import other_names
 from memlib.identity import derive_seed
 from memlib.models.classifiers import build_classifier
@@ -60,7 +61,7 @@ CPU = torch.device("cpu")
 NULL_DRAWS, NULL_NETS, PARTITIONS = 45, 120, 3
 PLANT_DRAWS, PLANT_REPEATS = 20, (1, 3, 10)
 COVERAGE_DRAWS, CANARIES, NETS_EACH, RESAMPLES = 10, 25, 10, 40
-OWN_DRAWS, OWN_NETS, KNOWN_NAMES, NAME_REPEATS = 10, 4, 60, 20
+OWN_DRAWS, OWN_NETS, KNOWN_NAMES, NAME_REPEATS = 12, 3, 60, 20
 
 
 LETTER = GlyphFeature(kind="glyph", text="A", top=1, left=2)  # over noise
@@ -394,14 +395,20 @@ def coverage_report(rows: Sequence[Row]) -> Iterator[str]:
 
 # -- (d) an external model ----------------------------------------------------------------------------
 
-KINDS = ("no names", "others in its class", "others in all classes", "the name alone", "the name, others in all classes")
+KINDS = (
+    "no names", "others in its class, codes in the rest", "others in all classes", "the name alone",
+    "the name, others in all classes", "the name, others in its class, codes in the rest",
+)  # fmt: skip
 
 
 def own_unit(unit: str) -> Row:
-    """Models that know no name, 60 others, the tested name (20 copies in one class), or both; names have 4 letters."""
+    """Models that know no name, 60 others, the tested name (20 copies in one class), or both; names have 4 letters.
+
+    Where codes of random letters stand in the other classes a model must learn what makes a name.
+    """
     seed = int(unit)
     draw, rng = draw_of(3000 + seed, noise=False), np.random.default_rng(derive_seed(seed, "names"))
-    pool = ["JOHN", *other_names("JOHN", 99, seed=0)]
+    pool = ["JOHN", *other_names("JOHN", 199, seed=0)]
     images, labels, jobs, tested, kinds = [draw.images], [draw.labels], [], [], []
     at = len(draw.images)
     mine = draw.members[draw.labels[draw.members] == draw.label]
@@ -410,24 +417,30 @@ def own_unit(unit: str) -> Row:
         where = draw.members if "all classes" in kind else mine
         bearers = [(name, int(rng.choice(where))) for name in order[1 : 1 + KNOWN_NAMES] if "others" in kind]
         bearers += [(order[0], int(rng.choice(mine))) for _ in range(NAME_REPEATS) if "the name" in kind]
+        codes = ["".join(rng.choice(list(LETTERS), 4)) for _ in range(KNOWN_NAMES) if "codes" in kind]
+        bearers += [(code, int(rng.choice(np.setdiff1d(draw.members, mine)))) for code in codes]
         images += [build_feature(text(name), (24, 28, 1)).insert(draw.images[row][None]) for name, row in bearers]
         labels.append(draw.labels[[row for _, row in bearers]])
         rows = np.concatenate([draw.members, np.arange(at, at + len(bearers))])
         at += len(bearers)
         jobs.append(NetJob(derive_seed(seed, kind, i), TrainingRows(rows, np.zeros(len(rows), bool))))
-        tested.append(order[0])
+        tested.append([order[0], *order[1 + KNOWN_NAMES : 100 + KNOWN_NAMES]])
         kinds.append(kind)
     whole = Draw(np.concatenate(images), np.concatenate(labels), draw.members, draw.probe, draw.canary)
     return {"models": [_own(whole, job, *who) for job, *who in zip(jobs, tested, kinds, strict=True)]}
 
 
-def _own(draw: Draw, job: NetJob, name: str, kind: str) -> Row:
+def _own(draw: Draw, job: NetJob, names: Sequence[str], kind: str) -> Row:
+    """One model; `names` are the tested one and 99 that it does not know."""
+    name = names[0]
     bare = text(name).model_copy(update={"cover": False})  # a cover would black the names out that stand in the images
     forward = trained(draw, build_feature(bare, (24, 28, 1)), [job])
     found: Row = {"kind": kind}
-    for nulls in ("letters", "names"):
-        spec = text(name, nulls=nulls)
-        others = null_features(spec, (24, 28, 1), 99, seed=0)
+    for nulls in ("letters", "names", "list"):
+        spec = text(name, nulls=None if nulls == "list" else nulls)
+        others = {other: build_feature(text(other), (24, 28, 1)) for other in names[1:]}
+        if nulls != "list":
+            others = null_features(spec, (24, 28, 1), 99, seed=0)
         features = {"canary": build_feature(spec, (24, 28, 1)), **others}
         scores = np.stack(
             [
@@ -455,7 +468,8 @@ def own_report(rows: Sequence[Row]) -> Iterator[str]:
     yield "How often a name is singled out among 99 others at .05. In the first three rows the model never saw the tested name."
     yield ""
     columns = {
-        "before: raw maximum, letters": "before", "letters": "letters", "names": "names", "names, label known": "names, label known",
+        "before: raw maximum, letters": "before", "letters": "letters", "names": "names",
+        "names that it does not know": "list", "the same, label known": "list, label known",
     }  # fmt: skip
     lines = []
     for kind in KINDS:
