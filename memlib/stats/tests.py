@@ -44,12 +44,6 @@ def paired_t(differences: NDArray[np.floating]) -> tuple[NDArray[np.float64], ND
     return mean, p
 
 
-def wilson_interval(hits: int, count: int, *, level: float = 0.95) -> tuple[float, float]:
-    """Wilson's interval of a proportion of `count` independent units."""
-    interval = scipy.stats.binomtest(hits, count).proportion_ci(level, method="wilson")
-    return float(interval.low), float(interval.high)
-
-
 def mean_interval(values: NDArray[np.float64], *, replicates: int, seed: int, level: float = 0.95) -> tuple[float, float]:
     """A bootstrap interval of a mean of independent units, widened for few of them; Student's t below 10 units.
 

@@ -24,7 +24,6 @@ from memlib.stats.tests import (
     threshold_rank,
     top_share_accuracy,
     widened_interval,
-    wilson_interval,
 )
 
 
@@ -152,12 +151,6 @@ def test_paired_t_without_variance_has_defined_answers() -> None:
     np.testing.assert_array_equal(mean, [0, 0.25, -0.25])
     with pytest.raises(ValueError, match="at least two pairs, not 1"):
         paired_t(np.zeros((3, 1)))
-
-
-def test_wilson_covers() -> None:
-    low, high = wilson_interval(0, 20)
-    assert low == 0
-    assert high == pytest.approx(0.1611, abs=1e-3)
 
 
 @pytest.mark.parametrize("count", [5, 10, 30])
