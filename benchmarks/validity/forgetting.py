@@ -5,11 +5,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
+import scipy.stats
 import torch
 from numpy.typing import NDArray
 
 from benchmarks.validity.harness import Part, Row, level_lines, rate, table, upper_limit
 from benchmarks.validity.nets import How, Nets, images, longer, phi, train
+from memlib.audits.forgetting.recipe import VerdictSpec
 from memlib.audits.forgetting.trace import (
     FOUND,
     Pool,
@@ -32,6 +34,7 @@ SIZE = 20  # of D_Q, of the known and of the withheld examples, by class
 ALPHA, PERMUTATIONS = 0.05, 999
 BASE = How(epochs=40)
 NULL_MODELS = 10
+SHARE_BOUND = float(VerdictSpec.model_fields["share_bound"].default)
 
 
 @dataclass(frozen=True)
@@ -177,12 +180,17 @@ GUILTIES: Mapping[str, Kind] = {
 }
 
 
-def outputs(kind: Kind, at: World, used: Sequence[NDArray[np.int64]], rng: np.random.Generator, seed: int) -> NDArray[np.float64]:
+def outputs(
+    kind: Kind, at: World, used: Sequence[NDArray[np.int64]], rng: np.random.Generator, seed: int
+) -> NDArray[np.float64]:
     """(num_targets, num_pool) log odds of targets that trained on some examples of U besides other data."""
     x, y = images()
     rows = [np.concatenate([own, kind.rows(rng, at)]) for own in used]
     length = min(map(len, rows))
-    rows = [own if len(own) == length else np.concatenate([own[: len(u)], own[len(u) : length]]) for own, u in zip(rows, used, strict=True)]
+    rows = [
+        own if len(own) == length else np.concatenate([own[: len(u)], own[len(u) : length]])
+        for own, u in zip(rows, used, strict=True)
+    ]
     nets = train(x, y, rows, kind.how, seed=seed)
     if kind.distilled:
         nets = distil(nets, rows, kind.how, seed)
@@ -228,8 +236,6 @@ def likelihood_ratio_rule(target: NDArray[np.float64], at: World) -> bool:
     """
     null = at.unseen.mean(axis=1)
     spread = null.std(ddof=1) * np.sqrt(1 + 1 / len(null))
-    import scipy.stats
-
     return bool(scipy.stats.t.sf((target.mean() - null.mean()) / spread, len(null) - 1) < 0.01)
 
 
@@ -251,7 +257,9 @@ def report_innocents(rows: Sequence[Row]) -> Iterator[str]:
         yield ""
     yield "Before: mean log odds on D_Q against null models by Student's t at .01, which moves with how sure the target is."
     yield ""
-    yield from table(("kind of innocent target", "\"retained\" before"), ((k, f"{sum(v)} of {INNOCENT * len(v)}") for k, v in before.items()))
+    yield from table(
+        ("kind of innocent target", '"retained" before'), ((k, f"{sum(v)} of {INNOCENT * len(v)}") for k, v in before.items())
+    )
 
 
 # -- guilty targets -------------------------------------------------------------------------------------
@@ -277,7 +285,7 @@ def judge_guilty(unit: str) -> Row:
 
 
 def verdicts(odds: NDArray[np.float64], pools: Sequence[Pool], at: World, rng: np.random.Generator) -> Row:
-    retained, forgotten, powered, raw = [], [], [], []
+    retained, forgotten, powered, raw, limits = [], [], [], [], []
     for target, pool in zip(odds, pools, strict=True):
         values = residuals(target, at.unseen)
         seed = int(rng.integers(2**31))
@@ -285,26 +293,36 @@ def verdicts(odds: NDArray[np.float64], pools: Sequence[Pool], at: World, rng: n
         power = power_by_redraws(values, pool, alpha=ALPHA, redraws=200, seed=seed)
         control = find_trace(values, pool, KNOWN, permutations=99, seed=seed).effect
         _, limit = share_left(values, pool)
+        limits.append(round(min(limit, 9.0), 2))
         retained.append(p <= ALPHA)
         powered.append(power >= FOUND)
-        forgotten.append(p > ALPHA and power >= FOUND and control > 0 and limit < 0.5)
+        forgotten.append(p > ALPHA and power >= FOUND and control > 0 and limit < SHARE_BOUND)
         raw.append(find_trace(normal_scores(target), pool, QUERY, permutations=PERMUTATIONS, seed=seed).p_value <= ALPHA)
     counts = {"retained": retained, "forgotten": forgotten, "powered": powered, "raw": raw}
-    return {name: int(sum(values)) for name, values in counts.items()} | {"targets": len(pools)}
+    return {name: int(sum(values)) for name, values in counts.items()} | {"targets": len(pools), "limits": limits}
 
 
 def report_guilty(rows: Sequence[Row]) -> Iterator[str]:
     names = list(dict.fromkeys(row["kind"] for row in rows))
     summed = {
-        name: {key: sum(row[key] for row in rows if row["kind"] == name) for key in ("retained", "forgotten", "powered", "raw", "targets")}
+        name: {
+            key: sum(row[key] for row in rows if row["kind"] == name)
+            for key in ("retained", "forgotten", "powered", "raw", "targets")
+        }
         for name in names
     }
-    yield f"|D_Q| = {10 * SIZE}, as many known and withheld examples, alpha {ALPHA:g} for one target, share bound .5."
+    yield f"|D_Q| = {10 * SIZE}, as many known and withheld examples, alpha {ALPHA:g} for one target, share bound {SHARE_BOUND:g}."
     yield ""
     yield from table(
-        ("kind of guilty target", "said to retain D_Q", "falsely \"forgotten\"", "control found", "found by raw ranks alone"),
+        ("kind of guilty target", "said to retain D_Q", 'falsely "forgotten"', "control found", "found by raw ranks alone"),
         (
-            (name, rate(n["retained"], n["targets"]), f"{n['forgotten']} of {n['targets']}", f"{n['powered']} of {n['targets']}", f"{n['raw']} of {n['targets']}")
+            (
+                name,
+                rate(n["retained"], n["targets"]),
+                f"{n['forgotten']} of {n['targets']}",
+                f"{n['powered']} of {n['targets']}",
+                f"{n['raw']} of {n['targets']}",
+            )
             for name, n in summed.items()
         ),
     )

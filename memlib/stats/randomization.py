@@ -215,7 +215,8 @@ def attributable_bound(
     if total == 0:
         return None
     sign = np.where(design.first, 1, -1)
-    order = np.repeat(np.argsort(sign * gains, kind="stable"), right[np.argsort(sign * gains, kind="stable")])
+    ordered = _least_favourable(design, sign * gains)
+    order = np.repeat(ordered, right[ordered])
 
     def tail(removed: int) -> float:
         lowered = np.asarray(gains - sign * np.bincount(order[:removed], minlength=len(gains)), dtype=np.int64)
@@ -228,6 +229,16 @@ def attributable_bound(
         middle = (low + high + 1) // 2
         low, high = (middle, high) if tail(middle) > level else (low, middle - 1)
     return low
+
+
+def _least_favourable(design: Design, own: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The order in which answers are taken: where the other answer is right too, stratum by stratum, sides in turn."""
+    turn = np.zeros(len(own), dtype=np.int64)
+    for stratum in np.unique(design.stratum):
+        for side in (True, False):
+            mine = (design.stratum == stratum) & (design.first == side)
+            turn[mine] = np.arange(int(mine.sum()))
+    return np.lexsort((turn, design.stratum, own))
 
 
 def home_labels(labels: NDArray[np.int64], groups: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -53,7 +53,7 @@ class VerdictSpec(Spec):
     """Models of each kind."""
     alpha: float = Field(default=0.01, gt=0, lt=0.5)
     """How often a target that used none of D_Q may be said to retain it, over all targets together (Holm 1979)."""
-    share_bound: float = Field(default=0.5, gt=0, lt=1)
+    share_bound: float = Field(default=0.2, gt=0, lt=1)
     """'Forgotten' needs a 95 % upper limit below this share of D_Q that could still be in the model as the known examples
     are."""
     drawn_elsewhere: bool = False

@@ -1,60 +1,83 @@
-"""rho's identities, verdicts on simulated models whose truth is known, and refusals."""
+"""rho's identities, traces and verdicts on simulated models whose truth is known, and refusals."""
 
 import json
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import scipy.stats
 from pydantic import ValidationError
 
 from memlib.audits.forgetting import (
     FORGOTTEN,
+    NO_TRACE,
     NULL,
     RETAINED,
+    REVERSED,
     TARGET,
     UNDECIDED,
     Config,
     Distances,
-    Judge,
     Observed,
+    Pool,
     Recipe,
-    VerdictSpec,
     curves,
-    decide,
+    follows,
     score,
     score_examples,
     summarize,
 )
-from memlib.data.sets import CALIBRATION, QUERY
+from memlib.audits.forgetting.trace import contrast, find_trace, normal_scores, power_by_redraws, residuals, share_left
+from memlib.data.sets import CALIBRATION, KNOWN, QUERY, WITHHELD
 from memlib.errors import RunError
+from memlib.findings import BOUNDED, INCONCLUSIVE, SHOWN, verdict_of, with_params
 from memlib.stats.likelihood import Likelihoods, confidences, decimals_of, log_odds
 from memlib.tables import CURVES, FORGETTING_EXAMPLES, FORGETTING_UNITS, SUMMARY
 
-CONFIG = Config(replicates=100, resamples=20)
-COUNT = 300
+CONFIG = Config(replicates=100, resamples=50, permutations=999)
+COUNT = 600
 LABELS = np.arange(COUNT) % 3
+ROLES = np.array([QUERY, KNOWN, WITHHELD])[(np.arange(COUNT) // 3) % 3]
+POOL = Pool(ROLES, LABELS, np.arange(COUNT))
 EASE = np.random.default_rng(9).normal(2, 1, COUNT)  # of each example, whichever model
+IDS, NAMES = [f"e{i}" for i in range(COUNT)], ["c"] * COUNT
 
 
-def model(group: str, number: int, share: float, *, target: str = "", seed: int = 0, surer: float = 0.0) -> Observed:
-    """A model that has seen a share of D_Q: seen examples have higher log odds."""
+def model(
+    group: str, number: int, share: float, *, target: str = "", seed: int = 0, surer: float = 0.0, known: bool = False
+) -> Observed:
+    """A model that has seen a share of D_Q, and maybe the known examples: seen examples have higher log odds."""
     rng = np.random.default_rng([seed, number, *group.encode(), *target.encode()])
-    member = np.isin(np.arange(COUNT), rng.permutation(COUNT)[: round(share * COUNT)])
+    query = np.flatnonzero(ROLES == QUERY)
+    member = np.isin(np.arange(COUNT), rng.permutation(query)[: round(share * len(query))]) | (known & (ROLES == KNOWN))
     odds = EASE + 2.0 * member + surer + rng.normal(0, 0.7, COUNT)
-    return Observed(group, target, number, odds, members=member if group == TARGET else None)
+    return Observed(group, target, number, odds, members=member if group in (TARGET, "retained") else None)
 
 
 def models(*targets: Observed, seed: int = 0, size: int = 8) -> list[Observed]:
     own = [model(QUERY, i, 1.0, seed=seed) for i in range(4)] + [model(CALIBRATION, i, 0.0, seed=seed) for i in range(4)]
-    own += [model(NULL, i, 0.0, seed=seed) for i in range(size)] + [model(RETAINED, i, 0.5, seed=seed) for i in range(size)]
+    own += [model(NULL, i, 0.0, seed=seed) for i in range(size)]
+    own += [model(RETAINED, i, 0.5, seed=seed) for i in range(size)]
     return [*own, *targets]
+
+
+def without_withheld() -> Pool:
+    return Pool(np.where(ROLES == QUERY, QUERY, "other"), LABELS, np.arange(COUNT))
+
+
+def judged(*targets: Observed, pool: Pool = POOL, seed: int = 0, **changes: Any) -> pa.Table:
+    distances = Distances(models(*targets, seed=seed), pool, CONFIG)
+    examples = score_examples(list(distances.models.values()), pool, IDS, NAMES)
+    return summarize(
+        distances, examples, recipe({t.target: {"mix": {"calibration": 1, "known": 1}} for t in targets}, **changes)
+    )
 
 
 def recipe(targets: dict[str, Any], **changes: Any) -> Recipe:
     base: dict[str, Any] = {
         "data": {"source": {"kind": "digits"}},
-        "sets": {"query": {}, "calibration": {}, "provider": {}},
+        "sets": {"query": {}, "known": {"per_class": 9}, "withheld": {"per_class": 9}, "calibration": {}, "provider": {}},
         "model": {"architecture": "mlp"},
         "training": {"objective": {"kind": "supervised"}, "epochs": 1},
         "targets": targets,
@@ -67,7 +90,7 @@ def recipe(targets: dict[str, Any], **changes: Any) -> Recipe:
 def test_the_query_model_has_rho_0_and_the_calibration_model_1() -> None:
     found = models()
     same = Observed(TARGET, "query", 0, found[0].log_odds), Observed(TARGET, "calibration", 0, found[4].log_odds)
-    units = score(Distances([*found, *same], LABELS, CONFIG)).to_pylist()
+    units = score(Distances([*found, *same], POOL, CONFIG)).to_pylist()
     rho = {
         (row["target"], row["query_model"], row["calibration_model"]): row["rho"] for row in units if row["group"] == TARGET
     }
@@ -78,15 +101,15 @@ def test_the_query_model_has_rho_0_and_the_calibration_model_1() -> None:
 
 def test_distances_are_scipys() -> None:
     found = models(model(TARGET, 0, 0.3, target="t"))
-    row = next(r for r in score(Distances(found, LABELS, CONFIG)).to_pylist() if r["group"] == TARGET)
-    expected = scipy.stats.ks_2samp(confidences(found[0].log_odds), confidences(found[-1].log_odds)).statistic
+    row = next(r for r in score(Distances(found, POOL, CONFIG)).to_pylist() if r["group"] == TARGET)
+    expected = scipy.stats.ks_2samp(*(confidences(m.log_odds[POOL.query]) for m in (found[0], found[-1]))).statistic
     assert row["ks_target"] == pytest.approx(expected)
 
 
 def test_a_calibration_set_that_does_not_differ_is_refused() -> None:
     same = [Observed(CALIBRATION, "", i, model(QUERY, 10 + i, 1.0).log_odds) for i in range(4)]
     with pytest.raises(RunError, match="D_C cannot calibrate.*would divide by nothing"):
-        Distances([m for m in models() if m.group != CALIBRATION] + same, LABELS, CONFIG)
+        Distances([m for m in models() if m.group != CALIBRATION] + same, POOL, CONFIG)
 
 
 def test_log_odds_by_hand() -> None:
@@ -103,95 +126,169 @@ def test_rounded_outputs_are_recognised_and_compared_as_rounded() -> None:
     assert confidences(np.log(p[:2] / (1 - p[:2])), 1).tolist() == [0.1, 0.5]
     found = models()
     rounded = Observed(TARGET, "rounded", 0, found[4].log_odds, decimals=1)
-    units = score(Distances([*found, rounded], LABELS, CONFIG)).to_pylist()
+    units = score(Distances([*found, rounded], POOL, CONFIG)).to_pylist()
     assert {r["rho"] for r in units if r["target"] == "rounded" and r["calibration_model"] == 0} == {1.0}
 
 
+# -- the trace ------------------------------------------------------------------------------------------
+
+
+def p_of(odds: np.ndarray, *, role: str = QUERY, pool: Pool = POOL, permutations: int = 999) -> float:
+    unseen = np.stack([model(NULL, i, 0.0).log_odds for i in range(8)])
+    return find_trace(residuals(odds, unseen), pool, role, permutations=permutations, seed=0).p_value
+
+
+def test_normal_scores_by_hand() -> None:
+    np.testing.assert_allclose(normal_scores(np.array([5.0, 1.0, 5.0])), scipy.stats.norm.ppf([2 / 3, 1 / 6, 2 / 3]))
+
+
+def test_a_contrast_by_hand() -> None:
+    """Two classes, two examples a role: means adjusted by class, and the error of a plain two-sample z."""
+    roles = np.array([QUERY, QUERY, WITHHELD, WITHHELD] * 2)
+    pool = Pool(roles, np.repeat([0, 1], 4), np.arange(8))
+    values = np.array([3.0, 5.0, 1.0, 1.0, 0.0, 2.0, 4.0, 8.0])
+    effect, error = contrast(values, pool, {QUERY: 1.0, WITHHELD: -1.0})
+    assert effect == pytest.approx(((4 - 1) + (1 - 6)) / 2)
+    assert error == pytest.approx(np.sqrt(0.25 * (2 / 2 + 0 + 2 / 2 + 8 / 2)))
+    doubled = Pool(roles, pool.labels, np.arange(8) // 2)
+    assert contrast(values, doubled, {QUERY: 1.0, WITHHELD: -1.0})[1] == pytest.approx(0, abs=1e-12)  # pairs move as one
+
+
+@pytest.mark.parametrize("how", ["surer", "less sure", "temperature", "noise", "rounded", "one-sided", "of another ease"])
+def test_innocent_targets_made_differently_are_accused_at_alpha(how: str) -> None:
+    """What turned the likelihood ratio turns nothing here: the draw of D_Q is random, whatever the outputs are."""
+    rejected = 0
+    for seed in range(200):
+        rng = np.random.default_rng([seed, 5])
+        odds = EASE + rng.normal(0, 0.7, COUNT)
+        odds = {
+            "surer": odds + 4, "less sure": odds - 2, "temperature": odds * rng.uniform(0.3, 3), "noise": rng.normal(0, 1, COUNT),
+            "rounded": np.round(odds), "one-sided": np.minimum(odds, 2.0), "of another ease": odds + rng.normal(0, 2, COUNT),
+        }[how]  # fmt: skip
+        roles = ROLES.copy()
+        for label in range(3):
+            mine = np.flatnonzero(label == LABELS)
+            roles[mine] = rng.permutation(roles[mine])
+        rejected += p_of(odds, pool=Pool(roles, LABELS, np.arange(COUNT)), permutations=199) <= 0.05
+    assert rejected <= scipy.stats.binom.ppf(0.999, 200, 0.05)
+
+
 @pytest.mark.parametrize(
-    ("value", "verdict"),
-    [(0.2, RETAINED), (1.0, FORGOTTEN), (0.75, UNDECIDED), (1.9, FORGOTTEN), (3.0, UNDECIDED)],
+    "change", [lambda odds: odds, lambda odds: odds / 2, lambda odds: odds + 4, lambda odds: np.tanh(odds / 9)]
 )
-def test_three_verdicts(value: float, verdict: str) -> None:
-    """Above null models a target may be like calibration models; above both it is like none."""
-    null, retained = np.array([0.8, 0.9, 1.0, 1.1, 1.2]), np.array([0.4, 0.5, 0.6, 0.7, 0.5])
-    calibration = np.array([1.8, 1.9, 2.0, 1.9])
-    assert decide(value, null, retained, alpha=0.05, calibration=calibration).verdict == verdict
-    if value != 1.9:
-        assert decide(value, null, retained, alpha=0.05).verdict == verdict
+def test_a_trace_is_found_at_any_temperature(change: Any) -> None:
+    assert p_of(change(model(TARGET, 0, 0.5, target="t").log_odds)) <= 0.01
 
 
-@pytest.mark.parametrize("statistic", ["likelihood_ratio", "rho"])
-def test_noise_instead_of_a_models_outputs_is_not_called_forgotten(statistic: Any) -> None:
-    rng = np.random.default_rng(5)
-    noise = Observed(TARGET, "noise", 0, rng.normal(-6, 1, COUNT))
-    judge = Judge(Distances(models(noise), LABELS, CONFIG), VerdictSpec(statistic=statistic, models=8))
-    assert judge.judge(noise).verdict == UNDECIDED
+def test_persons_with_many_examples_keep_the_level_when_they_are_drawn_as_one() -> None:
+    """Ten examples a person, alike in every model: single draws reject far too often, draws of persons do not."""
+    groups = np.repeat(np.arange(COUNT // 10), 10)
+    alone = together = 0
+    for seed in range(100):
+        rng = np.random.default_rng([seed, 6])
+        labels = np.zeros(COUNT, dtype=np.int64)
+        roles = np.repeat(rng.permutation(np.array([QUERY, WITHHELD])[np.arange(COUNT // 10) % 2]), 10)
+        odds = EASE + np.repeat(rng.normal(0, 2, COUNT // 10), 10)
+        alone += p_of(odds, pool=Pool(roles, labels, np.arange(COUNT)), permutations=199) <= 0.05
+        together += p_of(odds, pool=Pool(roles, labels, groups), permutations=199) <= 0.05
+    assert alone > 25
+    assert together <= 12
 
 
-def test_no_verdict_without_a_majority() -> None:
-    shares = (0.0, 0.0, 1.0, 1.0)
-    targets = [model(TARGET, i, share, target="t") for i, share in enumerate(shares)]
-    distances = Distances(models(*targets), LABELS, CONFIG)
-    examples = score_examples(list(distances.models.values()), [str(i) for i in range(COUNT)], LABELS, ["c"] * COUNT)
-    rows = summarize(distances, examples, recipe({"t": {"mix": {"calibration": 1}}})).to_pylist()
-    assert json.loads(rows[0]["params"])["verdict"] == UNDECIDED
+def test_what_could_be_left_is_bounded_by_what_is_known() -> None:
+    unseen = np.stack([model(NULL, i, 0.0).log_odds for i in range(8)])
+    held = {0.0: 0, 0.5: 0, 1.0: 0}
+    for share in held:
+        for seed in range(40):
+            estimate, limit = share_left(residuals(model(TARGET, seed, share, known=True, target="t").log_odds, unseen), POOL)
+            held[share] += limit >= share
+            assert estimate <= limit
+    assert min(held.values()) >= 34  # 38 expected
+    values = residuals(model(TARGET, 0, 0.0, known=True, target="t").log_odds, unseen)
+    assert share_left(values, POOL)[1] < 0.3
+    assert power_by_redraws(values, POOL, alpha=0.05, redraws=100, seed=0) == 1.0
+    nothing = residuals(model(TARGET, 0, 0.0, target="t").log_odds, unseen)
+    assert power_by_redraws(nothing, POOL, alpha=0.05, redraws=100, seed=0) < 0.8
 
 
-def test_no_change_is_shown_between_models_of_one_kind() -> None:
-    """Two mixes that are the same: the seeds of their models are in the interval of the change."""
-    shown = 0
-    what = recipe(
-        {"a": {"mix": {"calibration": 1}}, "b": {"mix": {"calibration": 1}}}, compare=["a", "b"],
-        score={"resamples": 0, "replicates": 100}, verdict={"models": 3},
-    )  # fmt: skip
-    for seed in range(40):
-        rng = np.random.default_rng(seed)
-        targets = [
-            model(TARGET, i, 0.3, target=name, seed=seed, surer=float(rng.normal(0, 0.6))) for name in "ab" for i in range(4)
-        ]
-        distances = Distances(models(*targets, seed=seed, size=3), LABELS, Config(replicates=100))
-        examples = score_examples(list(distances.models.values()), [str(i) for i in range(COUNT)], LABELS, ["c"] * COUNT)
-        (row,) = [r for r in summarize(distances, examples, what).to_pylist() if r["metric"] == "rho_change"]
-        shown += row["verdict"] != "at_null"
-    assert shown <= 6  # 2 expected
+def test_outputs_that_belong_to_other_examples_do_not_follow_these() -> None:
+    unseen = np.stack([model(NULL, i, 0.0).log_odds for i in range(8)])
+    odds = model(TARGET, 0, 0.5, target="t").log_odds
+    assert follows(odds, unseen, LABELS, seed=0) == 0.001
+    shuffled = np.random.default_rng(0).permutation(odds)
+    assert follows(shuffled, unseen, LABELS, seed=0) > 0.01
+
+
+# -- verdicts -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("share", "known", "outcome", "word"),
+    [
+        (1.0, True, RETAINED, SHOWN),
+        (0.5, False, RETAINED, SHOWN),
+        (0.0, True, FORGOTTEN, BOUNDED),
+        (0.0, False, NO_TRACE, INCONCLUSIVE),
+    ],
+)
+def test_outcomes(share: float, known: bool, outcome: str, word: str) -> None:
+    table = judged(model(TARGET, 0, share, known=known, target="t"), verdict={"models": 8, "share_bound": 0.5})
+    head = with_params(table)[0]
+    assert (head["metric"], head["params"]["outcome"]) == ("trace", outcome)
+    assert head["verdict"] == word == verdict_of(table.to_pylist()).word
+    assert head["detectable"] > 0
+    assert head["ci_low"] < head["value"] < head["ci_high"]
+
+
+def test_data_that_were_unlearned_too_hard_leave_a_trace_too() -> None:
+    plain = model(TARGET, 0, 0.0, known=True, target="t")
+    target = Observed(TARGET, "t", 0, plain.log_odds - 2.0 * POOL.query, members=plain.members)
+    head = with_params(judged(target))[0]
+    assert head["params"]["outcome"] == REVERSED
+    assert head["value"] < 0
+
+
+def test_without_withheld_examples_nothing_is_said() -> None:
+    target = model(TARGET, 0, 1.0, target="t")
+    changes = {"sets": {"query": {}, "calibration": {}, "provider": {}}}
+    distances = Distances(models(target), without_withheld(), CONFIG)
+    examples = score_examples(list(distances.models.values()), without_withheld(), IDS, NAMES)
+    table = summarize(distances, examples, recipe({"t": {"mix": {"query": 1}}}, **changes))
+    rows = with_params(table)
+    assert (rows[0]["metric"], rows[0]["params"]["outcome"], rows[0]["role"]) == ("rho", UNDECIDED, "estimate")
+    assert all(row["p_value"] is None and row["verdict"] is None for row in rows)
+    said = verdict_of(rows)
+    assert said.word == INCONCLUSIVE
+    assert "withheld" in said.explanation
+
+
+def test_several_targets_are_one_family() -> None:
+    targets = [model(TARGET, 0, share, known=True, target=name) for name, share in (("a", 1.0), ("b", 0.0), ("c", 0.0))]
+    rows = with_params(judged(*targets))
+    traces = {row["params"]["target"]: row for row in rows if row["metric"] == "trace"}
+    assert {row["family"] for row in traces.values()} == {"targets"}
+    assert traces["a"]["p_adjusted"] == pytest.approx(3 * traces["a"]["p_value"])
+    assert verdict_of(rows).sentence == "1 of 3 models were shown to have used this data set."
+    found = {row["params"]["target"]: row for row in rows if row["metric"] == "found_share"}
+    assert found["null models"]["value"] <= 0.25
+    assert found["retained models"]["value"] >= 0.75
+    assert {row["role"] for row in found.values()} == {"diagnostic"}
+
+
+def test_the_share_that_was_used_is_estimated() -> None:
+    for share in (0.0, 0.5, 1.0):
+        rows = with_params(judged(model(TARGET, 0, share, known=True, target="t")))
+        (row,) = [r for r in rows if r["metric"] == "share_used"]
+        assert row["ci_low"] <= share <= row["ci_high"]
+        assert row["role"] == "estimate"
 
 
 def test_a_rounding_that_hides_everything_is_refused() -> None:
     sure = [Observed(m.group, m.target, m.number, m.log_odds + 8) for m in models()]
-    Distances(sure, LABELS, CONFIG)
+    Distances(sure, POOL, CONFIG)
     target = Observed(TARGET, "t", 0, sure[4].log_odds, decimals=1)
     with pytest.raises(RunError, match="rounded to 1 decimals"):
-        Distances([*sure, target], LABELS, CONFIG)
-
-
-def test_models_that_cannot_be_told_apart_leave_it_undecided() -> None:
-    null = np.array([0.8, 0.9, 1.0, 1.1, 1.2])
-    assert decide(1.0, null, null, alpha=0.05).verdict == UNDECIDED
-    assert decide(1.0, np.ones(3), np.ones(3), alpha=0.05).verdict == UNDECIDED
-
-
-@pytest.mark.parametrize("statistic", ["likelihood_ratio", "rho"])
-def test_null_plant_and_the_level_of_the_verdict(statistic: Any) -> None:
-    """Nothing of D_Q is called retained at alpha; half and all of it are found."""
-    wrong = found = 0
-    spec = VerdictSpec(statistic=statistic, alpha=0.05, models=8)
-    for seed in range(40):
-        targets = [model(TARGET, 0, share, target=str(share), seed=seed) for share in (0.0, 0.5, 1.0)]
-        judge = Judge(Distances(models(*targets, seed=seed), LABELS, Config(replicates=100)), spec)
-        verdicts = [judge.judge(target).verdict for target in targets]
-        wrong += verdicts[0] == RETAINED
-        found += verdicts[1:] == [RETAINED, RETAINED]
-    assert wrong <= 7  # 2 expected, 7 with probability .999
-    assert found >= 36
-
-
-def test_a_surer_target_is_not_called_forgotten_by_rho() -> None:
-    """More epochs or more data: rho above 1 although all of D_Q was used."""
-    target = model(TARGET, 0, 1.0, target="t", surer=4.0)
-    distances = Distances(models(target), LABELS, CONFIG)
-    assert distances.rho(target)[..., 0].mean() > 1
-    assert Judge(distances, VerdictSpec(statistic="rho", models=8)).judge(target).verdict == UNDECIDED
-    assert Judge(distances, VerdictSpec(models=8)).judge(target).verdict == RETAINED
+        Distances([*sure, target], POOL, CONFIG)
 
 
 def test_the_likelihood_ratio_by_hand_and_who_was_used() -> None:
@@ -199,10 +296,11 @@ def test_the_likelihood_ratio_by_hand_and_who_was_used() -> None:
     assert known.ratio(np.array([4.0]))[0] == pytest.approx(9 / 4)
     target = [model(TARGET, i, 0.5, target="t") for i in range(3)]
     found = models(*target)
-    ids = [f"e{i}" for i in range(COUNT)]
-    examples = score_examples(found, ids, LABELS, ["c"] * COUNT)
+    examples = score_examples(found, POOL, IDS, NAMES)
     assert examples.schema.names == FORGETTING_EXAMPLES.arrow.names
-    summary = summarize(Distances(found, LABELS, CONFIG), examples, recipe({"t": {"mix": {"calibration": 1, "query": 0.5}}}))
+    summary = summarize(
+        Distances(found, POOL, CONFIG), examples, recipe({"t": {"mix": {"calibration": 1, "known": 1, "query": 0.5}}})
+    )
     rates = [row for row in summary.to_pylist() if row["metric"] == "true_positive_rate"]
     assert [json.loads(row["params"])["false_positive_rate"] for row in rates] == [0.01]  # .1 % needs thousands
     assert 0.2 < rates[0]["value"] < 0.9
@@ -215,8 +313,8 @@ def test_nobody_was_used_gives_no_more_than_the_false_positives() -> None:
         for i in range(20)
     ]
     found = models(*target)
-    examples = score_examples(found, [str(i) for i in range(COUNT)], LABELS, ["c"] * COUNT)
-    summary = summarize(Distances(found, LABELS, CONFIG), examples, recipe({"t": {"mix": {"calibration": 1}}}))
+    examples = score_examples(found, POOL, IDS, NAMES)
+    summary = summarize(Distances(found, POOL, CONFIG), examples, recipe({"t": {"mix": {"calibration": 1, "known": 1}}}))
     (row,) = [row for row in summary.to_pylist() if row["metric"] == "true_positive_rate"]
     assert row["value"] < 0.03
 
@@ -225,11 +323,11 @@ def test_the_summary_has_everything_and_keeps_its_schemas() -> None:
     before = [Observed(TARGET, "before", 0, model(TARGET, 0, 1.0, target="b").log_odds)]
     after = [Observed(TARGET, "after", 0, model(TARGET, 0, 0.1, target="a").log_odds)]
     mixed = [model(TARGET, i, 0.5, target="half") for i in range(3)]
-    distances = Distances(models(*before, *after, *mixed), LABELS, CONFIG)
-    examples = score_examples(list(distances.models.values()), [str(i) for i in range(COUNT)], LABELS, ["c"] * COUNT)
+    distances = Distances(models(*before, *after, *mixed), POOL, CONFIG)
+    examples = score_examples(list(distances.models.values()), POOL, IDS, NAMES)
     what = recipe(
         {"before": {"outputs": {"path": "b"}}, "after": {"outputs": {"path": "a"}},
-         "half": {"mix": {"calibration": 1, "query": 0.5}}},
+         "half": {"mix": {"calibration": 1, "known": 1, "query": 0.5}}},
         compare=["before", "after"],
     )  # fmt: skip
     summary = summarize(distances, examples, what)
@@ -238,31 +336,31 @@ def test_the_summary_has_everything_and_keeps_its_schemas() -> None:
     drawn = curves(distances, what)
     assert drawn.schema.names == CURVES.arrow.names
     rows = [{**row, "params": json.loads(row["params"])} for row in summary.to_pylist()]
-    head = rows[0]
-    assert (head["metric"], head["params"]["target"], head["params"]["verdict"]) == ("rho", "before", RETAINED)
-    assert head["ci_low"] < head["value"] < head["ci_high"] < 1
+    outcomes = {row["params"]["target"]: row["params"]["outcome"] for row in rows if row["metric"] == "trace"}
+    assert outcomes["before"] == outcomes["half"] == RETAINED
+    assert rows[0]["sentence"]
+    assert not any(row["sentence"] for row in rows[1:])
+    rho = {row["params"]["target"]: row for row in rows if row["metric"] == "rho"}
+    assert rho["before"]["ci_low"] < rho["before"]["value"] < rho["before"]["ci_high"] < 1
     (change,) = [row for row in rows if row["metric"] == "rho_change"]
-    assert change["verdict"] == "above_null"
-    assert change["value"] == pytest.approx(
-        next(r["value"] for r in rows if r["metric"] == "rho" and r["params"]["target"] == "after") - head["value"]
-    )
-    shares = [r for r in rows if r["metric"] == "share_of_verdicts" and r["params"]["over"] == "resampled"]
-    assert {r["n"] for r in shares} == {20}
+    assert change["value"] == pytest.approx(rho["after"]["value"] - rho["before"]["value"])
+    assert change["ci_low"] > 0
+    assert all((row["verdict"] is None) == (row["role"] != "test") for row in rows)
     keys = [(row["metric"], json.dumps(row["params"])) for row in rows]
     assert len(set(keys)) == len(keys)
 
 
 def test_intervals_of_rho_cover_its_mean() -> None:
     """Over repeated draws of all models the interval holds the value of many models."""
-    many = Distances(models(*[model(TARGET, i, 0.5, target="t", seed=99) for i in range(60)], seed=99), LABELS, CONFIG)
+    many = Distances(models(*[model(TARGET, i, 0.5, target="t", seed=99) for i in range(60)], seed=99), POOL, CONFIG)
     truth = float(np.mean([many.rho(m)[..., 0].mean() for m in many.models.values() if m.group == TARGET]))
     held = 0
     for seed in range(30):
         targets = [model(TARGET, i, 0.5, target="t", seed=seed) for i in range(4)]
-        distances = Distances(models(*targets, seed=seed, size=3), LABELS, Config(replicates=100))
-        examples = score_examples(list(distances.models.values()), [str(i) for i in range(COUNT)], LABELS, ["c"] * COUNT)
-        what = recipe({"t": {"mix": {"calibration": 1, "query": 0.5}}}, score={"resamples": 0, "replicates": 100})
-        row = summarize(distances, examples, what).to_pylist()[0]
+        distances = Distances(models(*targets, seed=seed, size=3), POOL, Config(replicates=100))
+        examples = score_examples(list(distances.models.values()), POOL, IDS, NAMES)
+        what = recipe({"t": {"mix": {"calibration": 1, "known": 1, "query": 0.5}}})
+        row = next(r for r in summarize(distances, examples, what).to_pylist() if r["metric"] == "rho")
         held += row["ci_low"] <= truth <= row["ci_high"]
     assert held >= 26
 
@@ -278,23 +376,35 @@ def test_intervals_of_rho_cover_its_mean() -> None:
         ({"targets": {"t": {"mix": {"query": 1.5}}}}, "less than or equal to 1"),
         ({"targets": {}}, "at least 1 item"),
         ({"compare": ["t", "u"]}, "compare names two of the targets t"),
-        ({"verdict": {"null_mix": {"query": 1}}}, "must have seen none of it"),
+        ({"verdict": {"null_mix": {"query": 1}}}, "must have seen nothing of the pool"),
+        ({"verdict": {"null_mix": {"withheld": 1}}}, "must have seen nothing of the pool"),
+        ({"targets": {"t": {"mix": {"query": 1, "withheld": 1}}}}, "given to nobody"),
+        (
+            {"targets": {"t": {"mix": {"query": 1}}}, "sets": {"query": {}, "calibration": {}, "known": {"per_class": 1}}},
+            "known: 1",
+        ),
+        (
+            {"sets": {"query": {"part": "a"}, "calibration": {}, "withheld": {"part": "b", "per_class": 1}}},
+            "set verdict.drawn_elsewhere",
+        ),
+        ({"sets": {"query": {}, "calibration": {}, "withheld": {}}}, "give at least one a per_class"),
         ({"verdict": {"retained_mix": {"calibration": 1}}}, "holds nothing of D_Q"),
         ({"training": {"objective": {"kind": "vicreg"}, "epochs": 1}}, "makes no classifier"),
         ({"training": {"objective": {"kind": "supervised"}, "epochs": 1, "patience": 1}}, "have no use here"),
     ],
 )
 def test_recipes_that_make_no_sense(changes: dict[str, Any], said: str) -> None:
+    changes = {"sets": {"query": {}, "calibration": {}, "provider": {}}} | changes
+    if "withheld" in str(changes.get("targets")):
+        changes["sets"] = {"query": {}, "calibration": {}, "withheld": {"per_class": 1}}
     with pytest.raises(ValidationError, match=said):
         recipe(changes.pop("targets", {"t": {"mix": {"query": 1}}}), **changes)
 
 
 def test_what_null_models_train_on_by_default() -> None:
-    targets = {"t": {"mix": {"query": 1}}}
+    targets = {"t": {"mix": {"query": 1, "known": 1}}}
     assert recipe(targets).null_shares == {"calibration": 1.0, "provider": 1.0}
-    assert recipe(targets).null_has_the_domain
-    other = recipe(targets, sets={"query": {}, "calibration": {}, "other": {}}, verdict={"null_mix": {"other": 1}})
-    assert not other.null_has_the_domain  # images of whatever kind
-    without = recipe(targets, sets={"query": {}, "calibration": {}})
+    assert recipe(targets).retained_shares == {"calibration": 1.0, "query": 0.5, "known": 1.0}
+    without = recipe({"t": {"mix": {"query": 1}}}, sets={"query": {}, "calibration": {}})
     assert without.null_shares == {"calibration": 0.8}
-    assert not without.null_has_the_domain
+    assert without.retained_shares == {"calibration": 1.0, "query": 0.5}

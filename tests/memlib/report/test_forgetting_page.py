@@ -8,10 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from memlib.audits.forgetting import Recipe
-from memlib.report.forgetting import build_page, verdict
-from memlib.report.page import render
-from memlib.tables import CURVES, FORGETTING_EXAMPLES, FORGETTING_UNITS, SUMMARY, summary_row
+from memlib.audits.forgetting import Recipe, verdict
+from memlib.findings import Interval, diagnostic, estimate, settle, summary_table, tested
+from memlib.report.forgetting import build_page
+from memlib.report.page import KINDS, render
+from memlib.tables import CURVES, FORGETTING_EXAMPLES, FORGETTING_UNITS
 
 
 def recipe(**changes: Any) -> Recipe:
@@ -25,43 +26,53 @@ def recipe(**changes: Any) -> Recipe:
     return Recipe.model_validate(base | changes)
 
 
-def findings(which: str, *names: str) -> list[dict[str, Any]]:
+def findings(outcome: str, *names: str, p: float = 0.5, limit: float = 0.9, power: float = 0.9) -> list[dict[str, Any]]:
+    at = {"kind": "target", "outcome": outcome, "examples": 90, "withheld": 90, "control_power": power, "share_limit": limit}
     rows = [
-        summary_row("rho", {"target": n, "kind": "target", "verdict": which}, 0.4, (0.2, 0.6), n=9, null_value=1.0)
+        tested(
+            "trace", {**at, "target": n}, 0.4, n=180, p_value=p, family="targets", detectable=0.2,
+            interval=Interval(0.2, 0.6, "examples"), upper_bound=limit, bound=0.2,
+        )
         for n in names or ("<b>t</b>",)
-    ]
-    for group in ("null models", "retained models"):
-        rows += [
-            summary_row("share_of_verdicts", {"target": group, "verdict": v, "over": "models"}, 0.5, (0.1, 0.9), n=10)
-            for v in ("retained", "forgotten", "undecided")
-        ]
-    rows.append(summary_row("rho_change", {"from": "<b>t</b>", "to": "u"}, 0.3, (0.1, 0.5), n=9, null_value=0.0))
-    rows.append(summary_row("true_positive_rate", {"target": "t", "false_positive_rate": 0.01}, 0.3, (0.1, 0.5), n=5))
-    return rows
+    ]  # fmt: skip
+    rows += [diagnostic("found_share", {"target": f"{group} models"}, 0.5, n=10) for group in ("null", "retained")]
+    rows.append(estimate("rho", {"target": "<b>t</b>"}, 0.4, n=9, interval=Interval(0.2, 0.6, "examples")))
+    rows.append(estimate("rho_change", {"from": "<b>t</b>", "to": "u"}, 0.3, n=9, interval=Interval(0.1, 0.5, "examples")))
+    at = {"target": "t", "false_positive_rate": 0.01}
+    rows.append(estimate("true_positive_rate", at, 0.3, n=5, interval=Interval(0.1, 0.5, "trainings")))
+    return settle(rows, alpha=0.01)
+
+
+def said(rows: list[dict[str, Any]], **changes: Any) -> Any:
+    return verdict([{**row, "params": json.loads(row["params"])} for row in rows], recipe(**changes))
 
 
 @pytest.mark.parametrize(
-    ("which", "kind", "said"),
+    ("rows", "kind", "sentence", "because"),
     [
-        ("retained", "found", "behaves as one that has used this data set"),
-        ("forgotten", "not_found", "has used none of this data set, or much less than 50 %"),
-        ("undecided", "odd", "cannot be said"),
+        (findings("retained", p=0.001), "found", "has used this data set", "given to nobody (p = 0.001"),
+        (findings("unlearned too hard", p=0.001), "found", "worse than data it never saw", "by chance alone"),
+        (findings("forgotten", limit=0.1), "not_found", "at most 10 % of it could be left", "found in 90 % of redraws"),
+        (findings("no trace found"), "odd", "does not show that it was not used", "more of D_Q than the recipe allows"),
+        (findings("no trace found", power=0.3), "odd", "does not show", "found in 30 % of redraws only"),
     ],
 )
-def test_three_verdicts_in_words(which: str, kind: str, said: str) -> None:
-    rows = [{**row, "params": json.loads(row["params"])} for row in findings(which)]
-    found = verdict(rows, recipe())
-    assert found[0] == kind
-    assert said in found[1]
-    assert "5 retained, 5 forgotten, 5 undecided" in found[2]
-    assert "no images like D_Q" not in found[2]
-    without = verdict(rows, recipe(sets={"query": {}, "calibration": {}}))
-    assert "have seen no images like D_Q" in without[2]
+def test_outcomes_in_words(rows: list[dict[str, Any]], kind: str, sentence: str, because: str) -> None:
+    found = said(rows)
+    assert KINDS[found.word] == kind
+    assert sentence in found.sentence
+    assert because in found.explanation
 
 
 def test_several_models_are_listed() -> None:
-    rows = [{**row, "params": json.loads(row["params"])} for row in findings("retained", "a", "b")]
-    assert verdict(rows, recipe())[1] == "2 of 2 models were found to retain D_Q."
+    found = said(findings("retained", "a", "b", p=0.001))
+    assert found.sentence == "2 of 2 models were shown to have used this data set."
+    assert "a: retained; b: retained" in found.explanation
+
+
+def test_supplied_outputs_come_with_a_caution() -> None:
+    found = said(findings("retained", p=0.001), targets={"t": {"outputs": {"path": "x.parquet"}}})
+    assert "can make them say anything" in found.explanation
 
 
 def test_a_page_is_whole_and_escaped(tmp_path: Path) -> None:
@@ -70,10 +81,11 @@ def test_a_page_is_whole_and_escaped(tmp_path: Path) -> None:
         {
             "target": "<b>t</b>", "model": 0, "example_id": "<i>e</i>", "label": 0, "class_name": "c", "confidence": 0.5,
             "log_odds": 0.0, "log_odds_query": 1.0, "log_odds_calibration": -1.0, "log_likelihood_ratio": 0.3, "member": True,
+            "role": "query", "residual": 1.5,
         }
     ]  # fmt: skip
     tables = {
-        "summary": pa.Table.from_pylist(findings("retained"), schema=SUMMARY.arrow),
+        "summary": summary_table(findings("retained", p=0.001), said(findings("retained", p=0.001))),
         "curves": pa.Table.from_pylist(curves, schema=CURVES.arrow),
         "units": FORGETTING_UNITS.arrow.empty_table(),
         "examples": pa.Table.from_pylist(examples, schema=FORGETTING_EXAMPLES.arrow),
@@ -88,6 +100,12 @@ def test_a_page_is_whole_and_escaped(tmp_path: Path) -> None:
     )  # fmt: skip
     assert "<b>t</b>" not in page.replace("<svg", "")
     assert "<i>e</i>" not in page
-    for heading in ("Overlap with D_Q", "rho by share of D_Q", "Which examples were used", "Examples that carry the signal"):
+    for heading in (
+        "Overlap with D_Q",
+        "rho by share of D_Q",
+        "Which examples were used",
+        "Examples that carry the signal",
+        "Does D_Q stand out",
+    ):
         assert heading in page
     assert page.count("<svg") == 2

@@ -7,7 +7,8 @@ import pyarrow as pa
 import pytest
 
 from memlib.audits.deja_vu import Config, Decoding, Recipe, curves, score, summarize
-from memlib.report.deja_vu import Facts, Shown, build_page, verdict
+from memlib.findings import INCONCLUSIVE, verdict_of
+from memlib.report.deja_vu import Facts, Shown, build_page
 from memlib.report.figures import data_uri, outlined
 from memlib.report.page import GalleryItem, Page, Section, TableView, render
 
@@ -54,7 +55,7 @@ def made_up(known: float, count: int = 120) -> tuple[pa.Table, Config]:
     return score(found, ["cat", "dog", EVIL], config), config
 
 
-@pytest.mark.parametrize(("known", "kind"), [(0.6, "found"), (0.0, "not_found")])
+@pytest.mark.parametrize(("known", "kind"), [(0.6, "found"), (0.0, "odd")])
 def test_the_page_of_an_audit(known: float, kind: str, tmp_path: Path) -> None:
     units, config = made_up(known)
     summary = summarize(units, config, num_classes=3)
@@ -89,9 +90,9 @@ def test_a_comparison_upside_down_is_no_reassurance() -> None:
     names = ["target_prediction", "target_confidence", "reference_prediction", "reference_confidence", "category"]
     swap = {a: b for a, b in zip(names, [*names[2:4], *names[:2]], strict=False)}
     turned = units.rename_columns([swap.get(name, name) for name in units.column_names]).select(units.column_names)
-    kind, sentence, _ = verdict(summarize(turned, config, num_classes=3), config.p)
-    assert kind == "odd"
-    assert "upside down" in sentence
+    said = verdict_of(summarize(turned, config, num_classes=3).to_pylist())
+    assert said.word == INCONCLUSIVE
+    assert "upside down" in said.sentence
 
 
 def test_pictures() -> None:

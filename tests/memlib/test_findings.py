@@ -1,0 +1,71 @@
+"""Rows, families and verdicts; one sentence everywhere."""
+
+import pytest
+
+from memlib.findings import (
+    BOUNDED,
+    INCONCLUSIVE,
+    SHOWN,
+    Interval,
+    Verdict,
+    cannot_reject,
+    diagnostic,
+    estimate,
+    settle,
+    summary_table,
+    tested,
+    verdict_of,
+    with_params,
+)
+from memlib.tables import SUMMARY
+
+
+def test_families_are_adjusted_apart() -> None:
+    rows = [tested("m", {"i": i}, 1.0, n=9, p_value=p, family="a") for i, p in enumerate((0.01, 0.04))]
+    rows += [tested("m", {"i": i}, 1.0, n=9, p_value=0.04, family="b") for i in (2, 3)]
+    rows.append(tested("m", {"i": 4}, 1.0, n=9, p_value=0.04, family="c", p_adjusted=0.2))
+    settled = settle(rows, alpha=0.05, adjust={"b": "benjamini-hochberg"})
+    assert [row["p_adjusted"] for row in settled] == pytest.approx([0.02, 0.04, 0.04, 0.04, 0.2])
+    assert [row["verdict"] for row in settled] == [SHOWN, SHOWN, SHOWN, SHOWN, INCONCLUSIVE]
+
+
+@pytest.mark.parametrize(
+    ("p", "upper", "bound", "word"),
+    [(0.5, 0.1, 0.2, BOUNDED), (0.5, 0.3, 0.2, INCONCLUSIVE), (0.5, 0.1, None, INCONCLUSIVE), (0.01, 0.1, 0.2, SHOWN),
+     (0.5, None, 0.2, INCONCLUSIVE)],
+)  # fmt: skip
+def test_verdicts_mean_one_thing(p: float, upper: float | None, bound: float | None, word: str) -> None:
+    (row,) = settle([tested("m", {}, 0.0, n=9, p_value=p, family="a", upper_bound=upper, bound=bound)], alpha=0.05)
+    assert row["verdict"] == word
+
+
+def test_only_tests_have_verdicts_and_intervals_hold_their_value() -> None:
+    third = 1 / 3
+    rows = [
+        estimate("e", {}, third, n=3, interval=Interval(0.33333334, 0.5, "examples")),  # a float32 above its value
+        diagnostic("d", {}, 1.0, n=1),
+        estimate("lower", {}, 5.0, n=1, interval=Interval(4.0, None, "references")),
+    ]
+    settled = settle(rows, alpha=0.05)
+    assert all(row["verdict"] is None and row["p_value"] is None and row["null_value"] is None for row in settled)
+    assert settled[0]["ci_low"] <= settled[0]["value"] <= settled[0]["ci_high"]
+    assert (settled[2]["ci_low"], settled[2]["ci_high"]) == (4.0, None)
+
+
+def test_a_test_that_cannot_reject_is_known() -> None:
+    small, enough = settle(
+        [tested("m", {"i": i}, 0.0, n=3, p_value=1.0, family=str(i), smallest_p=p) for i, p in enumerate((0.125, 0.01))],
+        alpha=0.05,
+    )
+    assert cannot_reject(small)
+    assert not cannot_reject(enough)
+
+
+def test_the_verdict_stands_on_the_first_row() -> None:
+    said = Verdict(SHOWN, "It remembers.", "p = .01.")
+    rows = settle([tested("m", {"a": 1}, 1.0, n=9, p_value=0.01, family="x"), diagnostic("d", {}, 1.0, n=1)], alpha=0.05)
+    table = summary_table(rows, said)
+    assert table.schema.equals(SUMMARY.arrow)
+    assert verdict_of(table.to_pylist()) == said
+    assert table["sentence"].to_pylist() == ["It remembers.", None]
+    assert with_params(table)[0]["params"] == {"a": 1}
