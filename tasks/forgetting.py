@@ -155,8 +155,8 @@ def _refuse_strangers(observed: Sequence[Observed], pool: forgetting.Pool, model
             p = forgetting.follows(model.log_odds, unseen, pool.labels, seed=recipe.score.seed)
             if p > STRANGERS:
                 raise UserError(
-                    f"the outputs of {model.target} do not follow the examples: examples that are easy for models of the "
-                    f"same classes are not easy for it (p = {p:.2g}); do the scores belong to these example ids?"
+                    f"the outputs of {model.target} bear no relation to the examples, not even to which of them models of "
+                    f"these classes find easy or hard (p = {p:.2g}); do the scores belong to these example ids?"
                 )
 
 

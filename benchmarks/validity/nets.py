@@ -4,6 +4,7 @@ Nets of one call share architecture, epochs and optimiser; they are trained side
 """
 
 import gzip
+import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -96,7 +97,7 @@ def train(
     sizes = (x.shape[1], *how.widths, 10)
     count, length = len(rows), len(rows[0])
     parameters: list[Tensor] = []
-    for inside, outside in zip(sizes[:-1], sizes[1:], strict=True):
+    for inside, outside in itertools.pairwise(sizes):
         bound = inside**-0.5
         parameters.append(((torch.rand(count, inside, outside, generator=generator) * 2 - 1) * bound).requires_grad_())
         parameters.append(((torch.rand(count, outside, generator=generator) * 2 - 1) * bound).requires_grad_())

@@ -30,6 +30,8 @@ data:
   channels: 1
 sets:
   query: {part: plain, per_class: 12}
+  known: {part: plain, per_class: 12}
+  withheld: {part: plain, per_class: 12}
   provider: {part: plain, per_class: 12}
   calibration: {part: scanner, per_class: 12}
 model: {architecture: mlp, widths: [64]}
@@ -41,9 +43,9 @@ training:
   optimizer: {learning_rate: 0.003, weight_decay: 0, warmup_epochs: 0, schedule: constant, betas: [0.5, 0.999]}
 seeds: 2
 targets:
-  half: {mix: {calibration: 1, provider: 0.5, query: 0.5}}
+  half: {mix: {calibration: 1, known: 1, provider: 0.5, query: 0.5}}
 verdict: {models: 4, alpha: 0.05, retained_mix: {calibration: 1, query: 1}}
-score: {replicates: 100, resamples: 5}
+score: {replicates: 100, resamples: 50, permutations: 999}
 report: {gallery: 3}
 """
 
@@ -76,15 +78,17 @@ def test_a_mix_is_trained_judged_and_published(audited: tuple[Memlib, Path, dict
     _, store, manifest = audited
     tables = published(store, manifest)
     assert tables.keys() == {"summary", "curves", "units", "examples"}
-    assert tables["examples"].num_rows == 2 * 120
+    assert tables["examples"].num_rows == 2 * 360
+    assert set(tables["examples"]["role"].to_pylist()) == {"query", "known", "withheld"}
     assert set(tables["units"]["group"].to_pylist()) == {"target", "null", "retained"}
     head = tables["summary"].to_pylist()[0]
-    assert head["metric"] == "rho"
+    assert head["metric"] == "trace"
     assert json.loads(head["params"])["target"] == "half"
+    assert head["sentence"] == manifest["verdict"]["sentence"]
     members = tables["examples"]["member"].to_pylist()
-    assert members.count(True) == 120
+    assert members.count(True) == 2 * (60 + 120)
     page = Path(manifest["report"]).read_text()
-    assert "How far the verdicts can be trusted" in page
+    assert "The same test on models whose truth is known" in page
     assert page.count("<svg") >= 1
 
 
@@ -93,7 +97,7 @@ def test_brought_weights_and_outputs_before_and_after(audited: tuple[Memlib, Pat
     mine, store, manifest = audited
     trained = {name: ref for name, ref in manifest["artifacts"].items() if name in ("query 0", "calibration 0")}
     weights = {name: next(store.glob(f"artifacts/{ref}/*/epoch-*.safetensors")) for name, ref in trained.items()}
-    examples = published(store, manifest)["examples"].to_pylist()[:120]
+    examples = published(store, manifest)["examples"].to_pylist()[:360]
     index_file = next(store.glob(f"artifacts/{manifest['artifacts']['shard']}/*/index.parquet"))
     index = {row["example_id"]: row["row"] for row in pq.read_table(index_file).to_pylist()}
     images = np.load(index_file.with_name("images.npy"))
@@ -112,17 +116,19 @@ def test_brought_weights_and_outputs_before_and_after(audited: tuple[Memlib, Pat
     manifest = mine.audit(store, *settings, PYTHONPATH=str(tmp_path))
     assert not [name for name in manifest["computed"] if name.startswith("train/")]
     rows_ = [{**row, "params": json.loads(row["params"])} for row in published(store, manifest)["summary"].to_pylist()]
-    rho = {row["params"]["target"]: row for row in rows_ if row["metric"] == "rho"}
+    traces = {row["params"]["target"]: row for row in rows_ if row["metric"] == "trace"}
     units = published(store, manifest)["units"].to_pylist()
     same = {(u["target"], u["query_model"], u["calibration_model"]): u["rho"] for u in units}
     assert same["before", 0, 0] == pytest.approx(0, abs=0.05)
     assert same["after", 0, 0] == pytest.approx(1)
-    assert rho["before"]["params"]["verdict"] == "retained"
-    assert next(row for row in rows_ if row["metric"] == "rho_change")["verdict"] == "above_null"
+    assert traces["before"]["params"]["outcome"] == "retained"
+    assert traces["after"]["params"]["outcome"] == "no trace found"  # the known examples were not in it: no control
+    assert next(row for row in rows_ if row["metric"] == "rho_change")["ci_low"] > 0
+    assert "can make them say anything" in manifest["verdict"]["explanation"]
     assert "From before to after" in Path(manifest["report"]).read_text()
 
 
-ALL = "sets={query: {part: plain, per_class: null}, calibration: {part: scanner, per_class: null}, provider: {part: plain}}"
+ALL = "sets.query.per_class=null"
 
 
 @pytest.mark.parametrize(
@@ -130,7 +136,13 @@ ALL = "sets={query: {part: plain, per_class: null}, calibration: {part: scanner,
     [
         (["sets.calibration.part=plane"], "the parts are plain, scanner"),
         (
-            ["data.source.parts.scanner.change=null", ALL, "sets.provider.part=scanner", "sets.provider.per_class=1"],
+            [
+                "data.source.parts.scanner.change=null",
+                ALL,
+                "sets.provider.part=scanner",
+                "sets.provider.per_class=1",
+                "sets.calibration.per_class=null",
+            ],
             "taken out",
         ),
         (["targets={t: {outputs: {path: nowhere.parquet}}}"], "cannot read outputs from"),
@@ -141,6 +153,30 @@ def test_what_cannot_be_audited_is_said_in_a_line(
 ) -> None:
     mine, _, _ = audited
     done = mine.run(tmp_path / "store", *settings)
+    assert said in done.stderr, done.stderr
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda scores: np.eye(10)[scores.argmax(1)], "decisions and not how sure"),
+        (lambda scores: np.full_like(scores, 0.1), "is the same for every example"),
+        (lambda scores: scores[np.random.default_rng(0).permutation(len(scores))], "bear no relation to the examples"),
+    ],
+)
+def test_outputs_that_say_nothing_are_refused_in_a_line(
+    audited: tuple[Memlib, Path, dict[str, Any]], tmp_path: Path, made: Any, said: str
+) -> None:
+    mine, store, manifest = audited
+    examples = published(store, manifest)["examples"].to_pylist()[:360]
+    rng = np.random.default_rng(1)
+    scores = np.array([np.eye(10)[e["label"]] * e["confidence"] + rng.random(10) * 0.01 for e in examples])
+    scores = made(scores / scores.sum(1, keepdims=True))
+    ids = [e["example_id"] for e in examples]
+    pq.write_table(pa.table({"example_id": ids, "scores": scores.tolist()}), tmp_path / "given.parquet")
+    done = mine.run(store, f"targets={{t: {{outputs: {{path: '{tmp_path / 'given.parquet'}'}}}}}}")
     assert said in done.stderr, done.stderr
     assert done.returncode == 2
     assert "Traceback" not in done.stderr

@@ -230,7 +230,9 @@ def power_by_redraws(values: NDArray[np.float64], pool: Pool, *, alpha: float, r
 
 
 def follows(odds: NDArray[np.float64], unseen: NDArray[np.float64], labels: NDArray[np.int64], *, seed: int) -> float:
-    """One-sided p-value of "the scores have nothing to do with the examples", by shuffling them within classes.
+    """Two-sided p-value of "the scores have nothing to do with the examples", by shuffling them within classes.
+
+    A model of another domain may find hard what others find easy; scores of other examples bear no relation at all.
 
     Args:
         odds: (num_pool,) the target's log odds.
@@ -245,8 +247,8 @@ def follows(odds: NDArray[np.float64], unseen: NDArray[np.float64], labels: NDAr
     for label in np.unique(labels):
         mine = labels == label
         shuffled[:, mine] = rng.permuted(np.broadcast_to(own[mine], (999, int(mine.sum()))), axis=1)
-    observed = float(own @ theirs)
-    return (1 + int((shuffled @ theirs >= observed).sum())) / 1000
+    observed = abs(float(own @ theirs))
+    return (1 + int((np.abs(shuffled @ theirs) >= observed - 1e-9).sum())) / 1000
 
 
 def mean_residuals(models: Sequence[NDArray[np.float64]], unseen: NDArray[np.float64]) -> NDArray[np.float64]:
