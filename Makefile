@@ -8,13 +8,14 @@ OTHER := $(if $(filter gpu,$(FAISS)),cpu,gpu)
 INSTALL = rm -f .venv/$(OTHER) .venv/$(OTHER)-test; $(BIN)/python -m pip uninstall --quiet --yes faiss-$(OTHER); \
 	$(BIN)/python -m pip install --quiet -c constraints.txt
 
-.PHONY: audit test test-slow lint validate drill faults clean help
+.PHONY: audit test test-slow lint validate validity drill faults clean help
 
 help:
 	@echo "make audit      make .venv, run the embedded audit, print a table and the path of the report"
 	@echo "make test       ruff, mypy, import-linter and pytest, in the same environment"
 	@echo "make test-slow  the tests that take minutes"
 	@echo "make validate   manifests in deployments/ against schemas and linters, in an environment of its own"
+	@echo "make validity PART=...  nulls and plants of every verdict on trained models; prints a part of docs/validity.md"
 	@echo "make faults     break every stage of every audit and run it again; prints docs/reliability.md's table, one hour"
 	@echo "make drill      Prefect on PostgreSQL on this machine: kill, resume, retry, schedule"
 	@echo "make clean      remove .venv and caches"
@@ -36,6 +37,9 @@ lint: .venv/$(FAISS)-test
 
 validate: .venv/validate/done
 	.venv/validate/bin/python tests/deployments/validate.py
+
+validity: .venv/$(FAISS)-test
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.validity $(PART)
 
 faults: .venv/$(FAISS)-test
 	@PYTHONPATH=tests/end_to_end:. $(BIN)/python tests/end_to_end/faults.py

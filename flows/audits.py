@@ -1,7 +1,7 @@
 """The audits there are: the name on the command line, the recipe's schema, and the flow that runs it."""
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,11 @@ class Audit:
     def in_brief(self, params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
         """Whether a finding with these params is shown where there is little room."""
         return bool(importlib.import_module(f"memlib.audits.{self._module}").in_brief(params, headline))
+
+    def limits(self, recipe: Any) -> Sequence[str]:
+        """What the recipe cannot show, whatever the data: tests that are too small to reject, controls that are missing."""
+        found = getattr(importlib.import_module(f"memlib.audits.{self._module}"), "limits", None)
+        return list(found(recipe)) if found is not None else []
 
     @property
     def flow(self) -> Any:

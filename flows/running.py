@@ -45,6 +45,8 @@ def carry_out(
         context = Context(
             opened, resources, quiet, run=run, title=title, forced=frozenset(force), shared=shared, computed=computed
         )
+        for line in AUDITS[audit].limits(recipe):
+            context.warn(line)
         try:
             manifest = body(context, recipe)
         except BaseException as error:
@@ -73,6 +75,7 @@ def plan(audit: Audit, recipe: Spec, store: str, resources: Resources, *, force:
     opened = Store(store)
     found = Plan(opened)
     context = Context(opened, resources, quiet=True, forced=frozenset(force), plan=found)
+    found.limits += audit.limits(recipe)
     with found.following(audit.stages):
         audit.body(context, recipe)
     return found

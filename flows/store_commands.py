@@ -217,6 +217,8 @@ def print_plan(found: Plan) -> None:
         console.print(f"not known before {ref.stage} {ref.key[:12]} is there: {', '.join(later)}", soft_wrap=True)
     for cell, problem in found.problems.items():
         console.print(f"cell {cell} cannot run: {problem}", soft_wrap=True)
+    for line in found.limits:
+        console.print(line, soft_wrap=True)
     if unknown and not total:
         console.print("no estimate of cost: this store has nothing alike yet")
         return

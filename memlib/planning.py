@@ -63,12 +63,14 @@ class Plan:
         parts: what was found so far, each artifact once.
         blocked: artifacts without which nothing more can be said, and the stages that come after.
         problems: cells of a sweep that cannot run, and why.
+        limits: what the recipe cannot show, whatever the data.
     """
 
     store: Store
     parts: dict[Ref, Planned] = field(default_factory=dict)
     blocked: dict[Ref, tuple[str, ...]] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
+    limits: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._costs = Costs(self.store)
@@ -103,4 +105,4 @@ class Plan:
             for part in self.parts.values()
         ]
         blocked = {str(ref): list(stages) for ref, stages in self.blocked.items()}
-        return {"parts": parts, "blocked": blocked, "problems": self.problems}
+        return {"parts": parts, "blocked": blocked, "problems": self.problems, "limits": self.limits}

@@ -19,6 +19,7 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
+from markupsafe import escape
 
 RECIPE = """
 audit: deja_vu
@@ -94,6 +95,29 @@ def published(store: Path, manifest: dict[str, Any]) -> dict[str, pa.Table]:
     return {
         name: pq.read_table(path, partitioning=None).replace_schema_metadata() for name, path in manifest["results"].items()
     }
+
+
+def says_one_thing(memlib: Memlib, store: Path, manifest: dict[str, Any]) -> str:
+    """Checks that terminal, JSON, Parquet and page give the run's verdict in the same words; returns the sentence."""
+    said = manifest["verdict"]
+    assert said["word"] in ("shown", "bounded", "inconclusive", "descriptive")
+    page = Path(manifest["report"]).read_text()
+    plain = memlib.call("show", manifest["run"], "--store", str(store)).stdout
+    listed = json.loads(memlib.call("show", manifest["run"], "--store", str(store), "--json").stdout)
+    assert listed["verdict"] == said
+    for words in (said["sentence"], said["explanation"]):
+        assert words in plain
+        assert str(escape(words)) in page
+    if "summary" in manifest["results"]:
+        first, *others = published(store, manifest)["summary"].to_pylist()
+        assert (first["conclusion"], first["sentence"], first["explanation"]) == tuple(said.values())
+        assert not any(row["sentence"] or row["conclusion"] for row in others)
+        assert all((row["verdict"] is None) == (row["role"] != "test") for row in (first, *others))
+        assert all(row["interval"] for row in (first, *others) if row["ci_low"] is not None)
+    else:
+        metadata = pq.read_schema(manifest["results"]["sweep"]).metadata
+        assert metadata[b"memlib.sentence"].decode() == said["sentence"]
+    return str(said["sentence"])
 
 
 def wait_for(condition: Callable[[], Any], *, seconds: float = 480, process: subprocess.Popen[str] | None = None) -> Any:

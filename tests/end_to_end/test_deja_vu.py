@@ -15,7 +15,7 @@ import polars
 import psutil
 import pyarrow.parquet as pq
 import pytest
-from harness import Memlib, kill_leftovers, newest, published, resume_step, wait_for
+from harness import Memlib, kill_leftovers, newest, published, resume_step, says_one_thing, wait_for
 
 from memlib.tables import PUBLISHED
 
@@ -35,8 +35,9 @@ def assert_same_results(store: Path, other: Finished) -> None:
         assert mine[name].equals(theirs[name]), name
 
 
-def test_an_audit_publishes_tables_page_figures_and_manifest(finished: Finished) -> None:
+def test_an_audit_publishes_tables_page_figures_and_manifest(memlib: Memlib, finished: Finished) -> None:
     store, manifest = finished
+    says_one_thing(memlib, store, manifest)
     assert len(manifest["computed"]) == 16
     page = Path(manifest["report"]).read_text()
     assert "://" not in page.replace("http://www.w3.org", "")  # figures name their SVG namespace, nothing else

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from harness import Memlib, published
+from harness import Memlib, published, says_one_thing
 
 RECIPE = """
 audit: exposure
@@ -44,7 +44,8 @@ def secrets_of(store: Path) -> list[dict[str, Any]]:
 
 
 def test_a_secret_inserted_often_is_exposed_and_extracted(audited: tuple[Memlib, Path, dict[str, Any]]) -> None:
-    _, store, manifest = audited
+    mine, store, manifest = audited
+    says_one_thing(mine, store, manifest)
     tables = published(store, manifest)
     assert tables.keys() == {"summary", "curves", "units", "extractions"}
     units = tables["units"].to_pylist()

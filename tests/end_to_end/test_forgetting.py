@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import safetensors.torch
 import torch
-from harness import Memlib, newest, published
+from harness import Memlib, newest, published, says_one_thing
 
 from memlib.models.classifiers import build_classifier
 from memlib.specs import ClassifierSpec
@@ -75,7 +75,8 @@ def audited(memlib: Memlib, tmp_path_factory: pytest.TempPathFactory) -> tuple[M
 
 
 def test_a_mix_is_trained_judged_and_published(audited: tuple[Memlib, Path, dict[str, Any]]) -> None:
-    _, store, manifest = audited
+    mine, store, manifest = audited
+    says_one_thing(mine, store, manifest)
     tables = published(store, manifest)
     assert tables.keys() == {"summary", "curves", "units", "examples"}
     assert tables["examples"].num_rows == 2 * 360

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from harness import Memlib, kill_leftovers, newest, published, wait_for
+from harness import Memlib, kill_leftovers, newest, published, says_one_thing, wait_for
 from PIL import Image
 from torch import nn
 
@@ -68,7 +68,8 @@ def moons(memlib: Memlib, tmp_path_factory: pytest.TempPathFactory) -> tuple[Mem
 
 
 def test_a_planted_feature_is_found_and_everything_is_published(moons: tuple[Memlib, Path, dict[str, Any]]) -> None:
-    _, store, manifest = moons
+    mine, store, manifest = moons
+    says_one_thing(mine, store, manifest)
     head = manifest["findings"][0]
     assert head["metric"] == "m_white"
     assert (head["verdict"], head["conclusion"]) == ("shown", "shown")
@@ -233,7 +234,9 @@ checkpoints:
   - {{weights: {tmp_path}/other.pt, learning_rate: 0.01}}
 report: {{gallery: 3}}
 """
-    manifest = wrote(tmp_path, text, own, "self-influence").audit(tmp_path / "store")
+    mine = wrote(tmp_path, text, own, "self-influence")
+    manifest = mine.audit(tmp_path / "store")
+    says_one_thing(mine, tmp_path / "store", manifest)
     units = published(tmp_path / "store", manifest)["units"]
     assert units.num_rows == 12
     assert all(value > 0 for value in units["self_influence"].to_pylist())

@@ -16,7 +16,7 @@ from memlib.audits.deja_vu.curves import curves, most_correlated, most_memorized
 from memlib.audits.deja_vu.recipe import Config, Recipe, ReportSpec
 from memlib.audits.deja_vu.scores import CATEGORIES, DIRECTIONS, Decoding, Direction, categorize, score
 from memlib.audits.deja_vu.summary import in_brief, summarize
-from memlib.audits.deja_vu.verdict import verdict
+from memlib.audits.deja_vu.verdict import limits, verdict
 
 __all__ = [
     "CATEGORIES",
@@ -29,6 +29,7 @@ __all__ = [
     "categorize",
     "curves",
     "in_brief",
+    "limits",
     "most_correlated",
     "most_memorized",
     "score",

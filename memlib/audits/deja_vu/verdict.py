@@ -1,9 +1,21 @@
 """What a déjà vu audit says in plain words."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from memlib.audits.deja_vu.recipe import Recipe
 from memlib.findings import BOUNDED, INCONCLUSIVE, SHOWN, Verdict, cannot_reject
+
+
+def limits(recipe: Recipe) -> Iterator[str]:
+    """Name what the recipe cannot show, whatever the data."""
+    side = recipe.split.train_per_class
+    if 1 / math.comb(2 * side, side) ** 2 > recipe.decode.alpha:
+        yield (
+            f"with {side} audited image{'s' if side > 1 else ''} of a class on each side no test of two classes can be "
+            "significant: raise split.train_per_class"
+        )
 
 
 def verdict(rows: Sequence[Mapping[str, Any]]) -> Verdict:

@@ -35,7 +35,7 @@ from memlib.audits.forgetting.recipe import (
 )
 from memlib.audits.forgetting.summary import curves, in_brief, summarize
 from memlib.audits.forgetting.trace import Pool, follows
-from memlib.audits.forgetting.verdict import verdict
+from memlib.audits.forgetting.verdict import limits, verdict
 
 __all__ = [
     "FORGOTTEN",
@@ -55,6 +55,7 @@ __all__ = [
     "curves",
     "follows",
     "in_brief",
+    "limits",
     "score",
     "score_examples",
     "summarize",

@@ -1,6 +1,7 @@
 """What is said of a target, and of a run."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from memlib.audits.forgetting.recipe import (
     Recipe,
 )
 from memlib.audits.forgetting.trace import FOUND
+from memlib.data.sets import KNOWN, QUERY, WITHHELD
 from memlib.findings import BOUNDED, INCONCLUSIVE, SHOWN, Verdict, cannot_reject
 
 SENTENCES = {
@@ -45,6 +47,27 @@ class Control:
     def holds(self) -> bool:
         """Whether it is found often enough for its absence in D_Q to mean something."""
         return self.effect > 0 and self.power >= FOUND
+
+
+def limits(recipe: Recipe) -> Iterator[str]:
+    """Name what the recipe cannot show, whatever the data."""
+    if WITHHELD not in recipe.sets:
+        yield "without sets.withheld, examples drawn at random with D_Q and given to nobody, there is no verdict, only rho"
+        return
+    if KNOWN not in recipe.sets:
+        yield "without sets.known, examples that are known to be in every target, nothing can be called forgotten"
+    smallest, level = 2 / (1 + recipe.score.permutations), recipe.verdict.alpha / len(recipe.targets)
+    if smallest > level:
+        yield (
+            f"with {recipe.score.permutations} redraws no p-value lies below {smallest:.2g}, and one of "
+            f"{len(recipe.targets)} targets needs {level:.2g}: raise score.permutations"
+        )
+    query, withheld = (recipe.sets[name].per_class for name in (QUERY, WITHHELD))
+    if query is not None and withheld is not None and 2 / math.comb(query + withheld, query) ** 2 > level:
+        yield (
+            f"with {query} examples of a class in D_Q and {withheld} withheld no test of two classes can be significant: "
+            "raise sets.withheld.per_class"
+        )
 
 
 def outcome(row: Mapping[str, Any]) -> str:
