@@ -151,14 +151,20 @@ def _headlines(outcomes: Sequence[Outcome]) -> dict[str, Row]:
 
 
 def _adjusted(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """The p-value of every cell's headline that is tested, adjusted over the cells (Holm 1979); one run counts once."""
+    """The p-value of every cell's headline that is tested, adjusted over the cells (Holm 1979); equal scores count once."""
     tests: dict[str, float] = {}
     for outcome in outcomes:
         p = None if outcome.run is None else _headline_p(outcome.run["findings"])
         if outcome.run is not None and p is not None:
-            tests.setdefault(outcome.run["run"], p)
-    by_run = dict(zip(tests, holm(list(tests.values())).tolist(), strict=True))
-    return {o.cell: by_run[o.run["run"]] for o in outcomes if o.run is not None and o.run["run"] in by_run}
+            tests.setdefault(_scores(outcome.run), p)
+    by_scores = dict(zip(tests, holm(list(tests.values())).tolist(), strict=True))
+    known = {o.cell: _scores(o.run) for o in outcomes if o.run is not None}
+    return {cell: by_scores[name] for cell, name in known.items() if name in by_scores}
+
+
+def _scores(run: Mapping[str, Any]) -> str:
+    """What a run's numbers are of: cells that differ in their title alone share them."""
+    return str(run.get("artifacts", {}).get("scores", run["run"]))
 
 
 def _headline_p(findings: Sequence[Mapping[str, Any]]) -> float | None:
@@ -189,9 +195,10 @@ def verdict(outcomes: Sequence[Outcome]) -> Verdict:
     missing = f" {len(broken)} of {len(outcomes)} cells broke: {', '.join(broken)}." if broken else ""
     if not adjusted:
         return Verdict(DESCRIPTIVE, f"{len(heads)} audits were compared; none of them tests anything.", missing.strip())
-    shown = [cell for cell, p in adjusted.items() if p <= heads[cell]["alpha"]]
-    alone = [cell for cell in adjusted if heads[cell]["verdict"] == SHOWN]
-    sentence = f"{len(shown)} of {len(adjusted)} audits show memorization, adjusted for their number."
+    audits = {_scores(o.run): o.cell for o in reversed(outcomes) if o.run is not None and o.cell in adjusted}
+    shown = [cell for cell in audits.values() if adjusted[cell] <= heads[cell]["alpha"]]
+    alone = [cell for cell in audits.values() if heads[cell]["verdict"] == SHOWN]
+    sentence = f"{len(shown)} of {len(audits)} audits show memorization, adjusted for their number."
     text = f"Shown: {', '.join(shown) or 'none'}. Taken alone, {len(alone)} would; each cell's own page says so.{missing}"
     bounded = all(heads[cell]["verdict"] == BOUNDED for cell in adjusted)
     return Verdict(SHOWN if shown else BOUNDED if bounded else INCONCLUSIVE, sentence, text)

@@ -9,7 +9,8 @@ from flows.audits import AUDITS
 from flows.cli import main
 from flows.recipes import load_recipe, validate
 from flows.sweep import cells_of
-from memlib.audits.sweep import Recipe, in_words
+from memlib.audits.sweep import Outcome, Recipe, in_words, score, verdict
+from memlib.findings import settle, tested
 
 
 @pytest.mark.parametrize(
@@ -62,3 +63,25 @@ def test_cells_are_called_by_as_much_of_a_key_as_tells_them_apart() -> None:
     assert in_words({"data.seed": 0, "training.seed": 1, "training.epochs": 5}) == "data.seed=0 training.seed=1 epochs=5"
     assert in_words({"seed": 0, "training.seed": 1}) == "seed=0 training.seed=1"
     assert in_words({"title": date(2026, 1, 2)}) == "title=2026-01-02"
+
+
+def outcome(cell: str, p: float, *, scores: str | None = None) -> Outcome:
+    first = settle([tested("m", {}, 1.0, n=9, p_value=p, family="headline")], alpha=0.05)[0]
+    run = {"run": cell, "findings": [first], "artifacts": {"scores": scores or cell}}
+    return Outcome(cell, "deja_vu", {}, run)
+
+
+def test_headlines_are_adjusted_over_the_cells_and_equal_scores_count_once() -> None:
+    cells = [outcome("a", 0.01), outcome("b", 0.03), outcome("c", 0.04), outcome("a, other title", 0.01, scores="a")]
+    table = {row["cell"]: row for row in score(cells).to_pylist()}
+    assert [table[c]["p_adjusted_sweep"] for c in ("a", "b", "c", "a, other title")] == pytest.approx(
+        [0.03, 0.06, 0.06, 0.03]
+    )
+    assert {row["verdict"] for row in table.values()} == {"shown"}  # taken alone; their own pages stay as they are
+    said = verdict(cells)
+    assert said.sentence == "1 of 3 audits show memorization, adjusted for their number."
+    assert "Taken alone, 3 would" in said.explanation
+    broken = Outcome("d", "deja_vu", {}, None, "no data")
+    assert "1 of 5 cells broke: d" in verdict([*cells, broken]).explanation
+    none = verdict([broken])
+    assert none.word == "descriptive"
