@@ -7,6 +7,7 @@ place in all others) happens to canary models and controls alike.
 
 import hashlib
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -206,7 +207,8 @@ def null_kind(spec: FeatureSpec) -> str:
     if not isinstance(spec, GlyphFeature):
         return "pictures"
     if spec.nulls is None:
-        return "letters" if any(c.isdigit() for c in spec.text) else "names"
+        code = any(c.isdigit() for c in spec.text) or re.search(r"[^\W\d_]{2}", spec.text) is None
+        return "letters" if code else "names"
     return spec.nulls if spec.nulls in ("names", "letters") else "list"
 
 

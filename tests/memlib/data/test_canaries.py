@@ -149,9 +149,15 @@ def test_texts_without_others_of_their_kind(text: str, nulls: str, said: str) ->
 
 @pytest.mark.parametrize(
     ("text", "nulls", "kind"),
-    [("JOHN", None, "names"), ("A7", None, "letters"), ("JOHN", "letters", "letters"), ("A7", "texts.txt", "list")],
+    [
+        ("JOHN", None, "names"),
+        ("A", None, "letters"),
+        ("A7", None, "letters"),
+        ("JOHN", "letters", "letters"),
+        ("A7", "texts.txt", "list"),
+    ],
 )
-def test_a_text_of_letters_is_taken_for_a_name(text: str, nulls: str | None, kind: str) -> None:
+def test_a_word_of_letters_is_taken_for_a_name(text: str, nulls: str | None, kind: str) -> None:
     assert null_kind(glyph(text=text, nulls=nulls)) == kind
 
 
