@@ -31,7 +31,8 @@ class GlyphFeature(Spec):
     """Overlay a rectangle of the paper's grey over the same place in all other images."""
     nulls: str | None = None
     """Texts of the same kind, the null of a model trained elsewhere: names (other people's), letters (random ones, for
-    codes), or a file with a text a line. By default names for words of letters, letters for a single letter or a text with digits."""
+    codes), or a file with a text a line. By default names for words of letters, letters for a single letter or a text with
+    digits."""
 
 
 class ScalarFeature(Spec):
