@@ -100,7 +100,7 @@ def _trace_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
     ]  # fmt: skip
     headings = (
         "model", "outcome", "trace", "interval", "p", "p, adjusted", "found with 80 % power", "known examples found",
-        "share used, if trained like ours",
+        "share of D_Q used",
     )  # fmt: skip
     return Section(
         heading="Does D_Q stand out among examples like it?",
@@ -122,7 +122,8 @@ def _power(row: Mapping[str, Any]) -> str:
 def _share(row: Mapping[str, Any] | None) -> str:
     if row is None:
         return ""
-    return f"{100 * row['value']:.0f} % ({100 * row['ci_low']:.0f} to {100 * row['ci_high']:.0f})"
+    share = f"{100 * row['value']:.0f} % ({100 * row['ci_low']:.0f} to {100 * row['ci_high']:.0f})"
+    return share if row["params"]["assumes"] == "nothing" else f"{share}, if {row['params']['assumes']}"
 
 
 def _rho_section(rows: Sequence[Mapping[str, Any]]) -> Section:

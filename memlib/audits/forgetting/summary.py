@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from memlib.audits.forgetting.distances import Distances, Observed, likelihoods
 from memlib.audits.forgetting.recipe import NON_MEMBERS_FOR_RARE, NULL, RARE, RETAINED, TARGET, UNDECIDED, Recipe
-from memlib.audits.forgetting.trace import find_trace, mean_residuals, power_by_redraws, share_left
+from memlib.audits.forgetting.trace import find_trace, mean_residuals, power_by_redraws, share_interval, share_left
 from memlib.audits.forgetting.verdict import Control, outcome, verdict
 from memlib.data.sets import CALIBRATION, KNOWN, QUERY, WITHHELD
 from memlib.findings import Interval, Row, diagnostic, estimate, settle, summary_table, tested
@@ -123,54 +123,60 @@ def _distance_rows(name: str, models: Sequence[Observed], distances: Distances) 
 
 
 def _share_rows(name: str, models: Sequence[Observed], distances: Distances) -> Iterator[Row]:
-    """The share of D_Q that was used, were the target trained like the auditor's models (DUCI, 2025).
+    """The share of D_Q that was used: as the known examples are, or as retained models say.
 
-    Guesses are likelihood ratios above 0; (mean guess - false positives) / (true positives - false positives), with rates
-    from null models and from the members of retained models. Over examples and models together by a bootstrap of both.
+    With known and withheld examples it is the trace of D_Q over that of the known ones. Without them it is (guesses - false
+    positives) / (true positives - false positives), guesses being likelihood ratios above 0 and the rates those of null
+    models and of the members of retained models (DUCI, 2025): right only if the target was trained like these.
     """
+    if distances.pool.has(KNOWN) and distances.pool.has(WITHHELD):
+        values = mean_residuals([m.log_odds for m in models], _unseen(distances))
+        share, low, high = share_interval(values, distances.pool)
+        interval, assumes = Interval(max(0.0, low), min(1.0, high), "examples"), "nothing"
+        share = min(1.0, max(0.0, share))
+    else:
+        share, interval = _share_by_guesses(models, distances, seed=derive_seed(distances.seed, "share", name))
+        assumes = "trained like the auditor's models"
+    if np.isfinite(share) and interval.low <= 1:
+        params = {"target": name, "assumes": assumes}
+        yield estimate("share_used", params, share, n=distances.pool.count(QUERY), interval=interval)
+
+
+def _share_by_guesses(models: Sequence[Observed], distances: Distances, *, seed: int) -> tuple[float, Interval]:
     decimals = models[0].decimals
     ratio = likelihoods(distances.of(QUERY), distances.of(CALIBRATION), decimals)
-    query = distances.pool.query
 
-    def guesses(group: Sequence[Observed]) -> NDArray[np.float64]:
-        return np.stack([(ratio.ratio(rounded(m.log_odds, decimals)) > 0)[query] for m in group]).astype(np.float64)
+    def guesses(group: Sequence[Observed]) -> list[NDArray[np.float64]]:
+        rows = distances.pool.query
+        return [(ratio.ratio(rounded(m.log_odds, decimals)) > 0)[rows].astype(np.float64) for m in group]
 
-    retained = distances.of(RETAINED)
-    members = [m.members for m in retained]
-    if any(member is None for member in members):
-        return
-    seen = np.stack([member[query] for member in members if member is not None])
-    sides = guesses(models), guesses(distances.of(NULL)), guesses(retained)
-    rng = np.random.default_rng(derive_seed(distances.seed, "share", name))
-    drawn = [_share(*sides, seen)] + [
-        _share(*_redrawn(rng, sides, seen)) for _ in range(distances.replicates)
-    ]  # fmt: skip
-    values = np.array(drawn)
-    if not np.isfinite(values).all():
-        return
-    low, high = np.quantile(values[1:], [0.025, 0.975])
-    params = {"target": name, "assumes": "trained like the auditor's models"}
-    over = "examples and models"
-    yield estimate("share_used", params, values[0], n=int(query.sum()), interval=Interval(float(low), float(high), over))
+    sides = guesses(models), guesses(distances.of(NULL)), _members_guesses(distances, decimals)
+    rng = np.random.default_rng(seed)
+    drawn = [_share(*(_redrawn(rng, side) for side in sides)) for _ in range(distances.replicates)]
+    finite = np.array([value for value in drawn if np.isfinite(value)])
+    if len(finite) < len(drawn):
+        return float("nan"), Interval(0.0, 1.0, "examples and models")
+    low, high = np.quantile(finite, [0.025, 0.975])
+    return _share(*sides), Interval(float(low), float(high), "examples and models")
 
 
-def _share(
-    target: NDArray[np.float64], null: NDArray[np.float64], retained: NDArray[np.float64], seen: NDArray[np.bool_]
-) -> float:
-    false, true = float(null.mean()), float(retained[seen].mean()) if seen.any() else float("nan")
-    return float(np.clip((target.mean() - false) / (true - false), 0, 1)) if true > false else float("nan")
+def _members_guesses(distances: Distances, decimals: int | None) -> list[NDArray[np.float64]]:
+    """Guesses on the examples of D_Q that each retained model has seen."""
+    ratio = likelihoods(distances.of(QUERY), distances.of(CALIBRATION), decimals)
+    seen = [(m, m.members & distances.pool.query) for m in distances.of(RETAINED) if m.members is not None]
+    return [(ratio.ratio(rounded(m.log_odds, decimals)) > 0)[rows].astype(np.float64) for m, rows in seen]
 
 
-def _redrawn(
-    rng: np.random.Generator, sides: Sequence[NDArray[np.float64]], seen: NDArray[np.bool_]
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
+def _share(*sides: Sequence[NDArray[np.float64]]) -> float:
+    """Of guesses, false and true positives by model, within [0, 1]; not a number where both rates are alike."""
+    guess, false, true = (float(np.concatenate(side).mean()) if side else float("nan") for side in sides)
+    return float(np.clip((guess - false) / (true - false), 0, 1)) if true > false else float("nan")
+
+
+def _redrawn(rng: np.random.Generator, side: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
     """The guesses on redrawn examples of redrawn models."""
-    examples = rng.integers(seen.shape[1], size=seen.shape[1])
-    target, null, retained = (rng.integers(len(side), size=len(side)) for side in sides)
-    return (
-        sides[0][np.ix_(target, examples)], sides[1][np.ix_(null, examples)], sides[2][np.ix_(retained, examples)],
-        seen[np.ix_(retained, examples)],
-    )  # fmt: skip
+    chosen = (side[i] for i in rng.integers(len(side), size=len(side)))
+    return [values[rng.integers(len(values), size=len(values))] for values in chosen]
 
 
 def _rho_row(params: Mapping[str, Any], models: Sequence[Observed], distances: Distances) -> Row:

@@ -180,22 +180,37 @@ def contrast(values: NDArray[np.float64], pool: Pool, weights: Mapping[str, floa
 
 
 def share_left(values: NDArray[np.float64], pool: Pool) -> tuple[float, float]:
-    """The share of D_Q that could still be in the model as the known examples are: estimate and 95 % upper limit.
-
-    The limit inverts one-sided tests of "the trace of D_Q is b times that of the known examples" (Fieller 1954).
+    """The share of D_Q that is in the model as the known examples are: estimate and one-sided 95 % upper limit.
 
     Args:
         values: (num_pool,) residuals.
         pool: with known and withheld examples.
     """
+    estimate, _, high = share_interval(values, pool, level=0.9)
+    return estimate, high
+
+
+def share_interval(values: NDArray[np.float64], pool: Pool, *, level: float = 0.95) -> tuple[float, float, float]:
+    """The trace of D_Q as a share of that of the known examples: estimate, and the ends of an interval over examples.
+
+    The interval inverts tests of "the trace of D_Q is b times that of the known examples" (Fieller 1954); an end that is
+    not within 0 and 2 is 0 or infinite. The estimate is not a number where the known examples leave no trace.
+
+    Args:
+        values: (num_pool,) residuals.
+        pool: with known and withheld examples.
+        level: coverage.
+    """
     known, _ = contrast(values, pool, {KNOWN: 1.0, WITHHELD: -1.0})
     query, _ = contrast(values, pool, {QUERY: 1.0, WITHHELD: -1.0})
     estimate = query / known if known > 0 else float("nan")
-    for limit in np.linspace(0.0, 2.0, 201):
-        below, error = contrast(values, pool, {QUERY: 1.0, KNOWN: -limit, WITHHELD: limit - 1})
-        if below + float(scipy.stats.norm.ppf(0.95)) * error < 0:
-            return estimate, float(limit)
-    return estimate, float("inf")
+    quantile, held = float(scipy.stats.norm.ppf((1 + level) / 2)), []
+    for share in np.linspace(0.0, 2.0, 201):
+        apart, error = contrast(values, pool, {QUERY: 1.0, KNOWN: -share, WITHHELD: share - 1})
+        held.append((float(share), apart - quantile * error <= 0, apart + quantile * error >= 0))
+    low = next((share for share, reached, _ in held if reached), float("inf"))
+    high = next((share for share, _, reached in held if not reached), float("inf"))
+    return estimate, low, high
 
 
 def power_by_redraws(values: NDArray[np.float64], pool: Pool, *, alpha: float, redraws: int, seed: int) -> float:

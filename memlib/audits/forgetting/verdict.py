@@ -119,7 +119,10 @@ def _explained(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], recipe
         f"to nobody (p = {row['p_adjusted']:.2g}, level {recipe.verdict.alpha:g} over all targets)."
     )
     if at["outcome"] in (RETAINED, REVERSED):
-        return f"{tested} A model that saw none of D_Q does this by chance alone, however it was trained."
+        return (
+            f"{tested} So rarely would a model that used none of D_Q show such a difference by chance, however it was "
+            "trained."
+        )
     if cannot_reject(row):
         return f"{tested} With so few examples no outputs, however telling, could have been significant."
     if at["outcome"] == FORGOTTEN:

@@ -281,6 +281,14 @@ def test_the_share_that_was_used_is_estimated() -> None:
         (row,) = [r for r in rows if r["metric"] == "share_used"]
         assert row["ci_low"] <= share <= row["ci_high"]
         assert row["role"] == "estimate"
+        assert row["params"]["assumes"] == "nothing"
+
+
+def test_a_surer_target_has_not_used_more() -> None:
+    """The target's own false positives are known from withheld examples, its true ones from known examples."""
+    rows = with_params(judged(model(TARGET, 0, 0.0, known=True, surer=1.5, target="t")))
+    (row,) = [r for r in rows if r["metric"] == "share_used"]
+    assert row["value"] < 0.2
 
 
 def test_a_rounding_that_hides_everything_is_refused() -> None:

@@ -51,7 +51,12 @@ def said(rows: list[dict[str, Any]], **changes: Any) -> Any:
     ("rows", "kind", "sentence", "because"),
     [
         (findings("retained", p=0.001), "found", "has used this data set", "given to nobody (p = 0.001"),
-        (findings("unlearned too hard", p=0.001), "found", "worse than data it never saw", "by chance alone"),
+        (
+            findings("unlearned too hard", p=0.001),
+            "found",
+            "worse than data it never saw",
+            "by chance, however it was trained",
+        ),
         (findings("forgotten", limit=0.1), "not_found", "at most 10 % of it could be left", "found in 90 % of redraws"),
         (findings("no trace found"), "odd", "does not show that it was not used", "more of D_Q than the recipe allows"),
         (findings("no trace found", power=0.3), "odd", "does not show", "found in 30 % of redraws only"),
