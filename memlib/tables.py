@@ -266,7 +266,7 @@ FORGETTING_UNITS = Table(
         Column("calibration_model", _INT, "", "which model trained on D_C"),
         Column("ks_target", _FLOAT, "probability", "KS distance of query model and model on D_Q (Liu 2020, Eq. 2)"),
         Column("ks_calibration", _FLOAT, "probability", "KS distance of query and calibration model (Eq. 3)"),
-        Column("rho", _FLOAT, "", "their ratio (Eq. 4): 0 as if trained on D_Q, 1 as if not"),
+        Column("rho", _FLOAT, "", "their ratio (Eq. 4): 0 as if trained on D_Q, 1 if not; null where D_C cannot calibrate"),
     ),
     keys=("group", "target", "model", "query_model", "calibration_model"),
 )

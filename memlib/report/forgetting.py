@@ -126,7 +126,9 @@ def _share(row: Mapping[str, Any] | None) -> str:
     return share if row["params"]["assumes"] == "nothing" else f"{share}, if {row['params']['assumes']}"
 
 
-def _rho_section(rows: Sequence[Mapping[str, Any]]) -> Section:
+def _rho_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
+    if not any(row["metric"] == "rho" for row in rows):
+        return None
     found = []
     for row in rows:
         if row["metric"] != "rho":

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from memlib.audits.forgetting.recipe import NULL, TARGET, Config
 from memlib.audits.forgetting.trace import Pool, residuals
-from memlib.data.sets import CALIBRATION, QUERY
+from memlib.data.sets import CALIBRATION, QUERY, WITHHELD
 from memlib.errors import RunError
 from memlib.identity import derive_seed
 from memlib.stats.divergence import weighted_ks
@@ -59,8 +59,11 @@ class Distances:
         self._found: dict[Any, NDArray[np.float64]] = {}
         self.query = [m for m in models if m.group == QUERY]
         self.calibration = [m for m in models if m.group == CALIBRATION]
-        for decimals in {model.decimals for model in models}:
-            self._check(config.min_calibration, decimals)
+        found = {decimals: self._problem(config.min_calibration, decimals) for decimals in {m.decimals for m in models}}
+        self.problems = {decimals: problem for decimals, problem in found.items() if problem}
+        """Why rho cannot be given, by the rounding of the outputs."""
+        if self.problems and not pool.has(WITHHELD):  # then nothing else could be said either
+            raise RunError(next(iter(self.problems.values())))
 
     def between(self, a: Observed, b: Observed, decimals: int | None) -> NDArray[np.float64]:
         """(1 + num_replicates,) distances."""
@@ -87,23 +90,25 @@ class Distances:
         floor = 1e-9  # a replicate without any distance
         return self.to_query(model)[:, None] / np.maximum(self.calibrations(model.decimals), floor)
 
-    def _check(self, smallest: float, decimals: int | None) -> None:
+    def _problem(self, smallest: float, decimals: int | None) -> str:
+        """Say why D_C cannot calibrate; empty where it can."""
         found = self.calibrations(decimals)[..., 0].mean()
         among = [
             float(self.between(a, b, decimals)[0]) for i, a in enumerate(self.query) for b in self.query[i + 1 :]
         ]  # fmt: skip
         noise = float(np.mean(among)) if among else 0.0
-        if found < max(smallest, 2 * noise):
-            if decimals is not None:
-                raise RunError(
-                    f"D_C cannot calibrate outputs that are rounded to {decimals} decimals (KS distance {found:.3f}, among "
-                    f"query models themselves {noise:.3f}); ask the model's owner for more of them"
-                )
-            raise RunError(
-                f"D_C cannot calibrate: calibration models treat D_Q as query models do (KS distance {found:.3f}, among "
-                f"query models themselves {noise:.3f}), so that rho would divide by nothing. The models remember too little "
-                "of D_Q: train longer, regularise less, or take a larger D_Q"
+        if found >= max(smallest, 2 * noise):
+            return ""
+        seen = f"(KS distance {found:.3f}, among query models themselves {noise:.3f})"
+        if decimals is not None:
+            return (
+                f"D_C cannot calibrate outputs that are rounded to {decimals} decimals {seen}; ask the model's owner for "
+                "more of them"
             )
+        return (
+            f"D_C cannot calibrate: calibration models treat D_Q as query models do {seen}, so that rho would divide by "
+            "nothing. The models remember too little of D_Q: train longer, regularise less, or take a larger D_Q"
+        )
 
 
 def score(distances: Distances) -> pa.Table:
@@ -126,7 +131,8 @@ def score(distances: Distances) -> pa.Table:
                     {
                         "group": model.group, "target": model.target, "model": model.number, "query_model": query.number,
                         "calibration_model": calibration.number, "ks_target": float(to_query[q]),
-                        "ks_calibration": float(calibrations[q, c]), "rho": float(rho[q, c]),
+                        "ks_calibration": float(calibrations[q, c]),
+                        "rho": None if model.decimals in distances.problems else float(rho[q, c]),
                     }
                 )  # fmt: skip
     return pa.Table.from_pylist(rows, schema=FORGETTING_UNITS.arrow)

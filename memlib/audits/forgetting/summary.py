@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,19 +39,21 @@ def summarize(distances: Distances, examples: pa.Table, recipe: Recipe) -> pa.Ta
         rows += [_trace_row(name, distances, recipe) for name in recipe.targets]
     for name in recipe.targets:
         models = distances.of(TARGET, name)
-        rows.append(_rho_row(_of_target(name, models, rows), models, distances))
+        rows += _rho_rows(_of_target(name, models, rows), models, distances)
         rows += _distance_rows(name, models, distances)
         rows += _share_rows(name, models, distances)
         rows += _membership_rows(name, examples)
     for group in (NULL, RETAINED):
         params = {"target": f"{group} models", "kind": group}
-        rows.append(_rho_row(params, distances.of(group), distances))
+        rows += _rho_rows(params, distances.of(group), distances)
     if distances.pool.has(WITHHELD):
         rows += [_found_row(group, distances, recipe) for group in (NULL, RETAINED)]
-    if recipe.compare is not None:
+    if recipe.compare is not None and not distances.problems:
         rows.append(_change_row(recipe.compare, distances))
     settled = [_with_outcome(row) for row in settle(rows, alpha=recipe.verdict.alpha)]
-    return summary_table(settled, verdict([{**row, "params": json.loads(row["params"])} for row in settled], recipe))
+    said = verdict([{**row, "params": json.loads(row["params"])} for row in settled], recipe)
+    unsaid = " ".join(f"rho is not given: {problem}." for problem in distances.problems.values())
+    return summary_table(settled, replace(said, explanation=f"{said.explanation} {unsaid}".strip()))
 
 
 def _of_target(name: str, models: Sequence[Observed], rows: Sequence[Row]) -> dict[str, Any]:
@@ -179,10 +182,11 @@ def _redrawn(rng: np.random.Generator, side: Sequence[NDArray[np.float64]]) -> l
     return [values[rng.integers(len(values), size=len(values))] for values in chosen]
 
 
-def _rho_row(params: Mapping[str, Any], models: Sequence[Observed], distances: Distances) -> Row:
+def _rho_rows(params: Mapping[str, Any], models: Sequence[Observed], distances: Distances) -> Iterator[Row]:
     """The paper's number, descriptive: below 1 is no evidence, as it scatters around 1 without D_Q."""
-    values = np.stack([distances.rho(model) for model in models])
-    return _row("rho", params, values, (0, 1, 2) if len(models) > 1 else (1, 2))
+    if models[0].decimals not in distances.problems:
+        values = np.stack([distances.rho(model) for model in models])
+        yield _row("rho", params, values, (0, 1, 2) if len(models) > 1 else (1, 2))
 
 
 def _row(metric: str, params: Mapping[str, Any], values: NDArray[np.float64], seeds: Sequence[int]) -> Row:
@@ -293,7 +297,7 @@ def curves(distances: Distances, recipe: Recipe) -> pa.Table:
                 _point("confidence_ecdf", target or group, {"group": group}, values[place], (place + 1) / len(values))
             )
     for name, spec in recipe.targets.items():
-        if spec.mix is not None and CALIBRATION in spec.mix:
+        if spec.mix is not None and CALIBRATION in spec.mix and not distances.problems:
             for model in (m for m in distances.models.values() if m.target == name):
                 y = float(distances.rho(model)[..., 0].mean())
                 kind = "with other sets" if set(spec.mix) - {QUERY, CALIBRATION} else "D_C and D_Q"

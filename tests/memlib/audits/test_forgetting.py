@@ -106,10 +106,20 @@ def test_distances_are_scipys() -> None:
     assert row["ks_target"] == pytest.approx(expected)
 
 
-def test_a_calibration_set_that_does_not_differ_is_refused() -> None:
+def test_a_calibration_set_that_does_not_differ_leaves_the_verdict_and_no_rho() -> None:
     same = [Observed(CALIBRATION, "", i, model(QUERY, 10 + i, 1.0).log_odds) for i in range(4)]
+    found = [m for m in models(model(TARGET, 0, 1.0, target="t")) if m.group != CALIBRATION] + same
     with pytest.raises(RunError, match="D_C cannot calibrate.*would divide by nothing"):
-        Distances([m for m in models() if m.group != CALIBRATION] + same, POOL, CONFIG)
+        Distances(found, without_withheld(), CONFIG)
+    distances = Distances(found, POOL, CONFIG)
+    examples = score_examples(found, POOL, IDS, NAMES)
+    what = recipe({"t": {"mix": {"calibration": 1, "known": 1}}})
+    rows = with_params(summarize(distances, examples, what))
+    assert rows[0]["params"]["outcome"] == RETAINED
+    assert "rho is not given: D_C cannot calibrate" in rows[0]["explanation"]
+    assert not [row for row in rows if row["metric"] == "rho"]
+    assert {row["rho"] for row in score(distances).to_pylist()} == {None}
+    assert not [row for row in curves(distances, what).to_pylist() if row["curve"] == "rho_by_share"]
 
 
 def test_log_odds_by_hand() -> None:
@@ -291,12 +301,11 @@ def test_a_surer_target_has_not_used_more() -> None:
     assert row["value"] < 0.2
 
 
-def test_a_rounding_that_hides_everything_is_refused() -> None:
+def test_a_rounding_that_hides_everything_is_said() -> None:
     sure = [Observed(m.group, m.target, m.number, m.log_odds + 8) for m in models()]
     Distances(sure, POOL, CONFIG)
     target = Observed(TARGET, "t", 0, sure[4].log_odds, decimals=1)
-    with pytest.raises(RunError, match="rounded to 1 decimals"):
-        Distances([*sure, target], POOL, CONFIG)
+    assert "rounded to 1 decimals" in Distances([*sure, target], POOL, CONFIG).problems[1]
 
 
 def test_the_likelihood_ratio_by_hand_and_who_was_used() -> None:
