@@ -33,8 +33,8 @@ def schema_page() -> str:
 EARLIER_SUMMARY = [
     "Version 1, of runs before roles and families, had `metric`, `params`, `value`, `ci_low`, `ci_high`, `n` as above;",
     "`null_value`, the value when nothing is memorized, also on rows that were never tested; `p_value`, not adjusted; and",
-    "`verdict`: `above_null`, `at_null` or `below_null` by the side of `null_value` on which the interval lay, whatever the",
-    "p-value, else `descriptive`. Such a verdict is no test: read the p-value, and adjust it for the number of rows looked at.",
+    "`verdict`: `above_null`, `at_null` or `below_null` by the side of `null_value` on which the interval lay, whatever",
+    "the p-value, else `descriptive`. Such a verdict is no test: read the p-value, and adjust it for the rows looked at.",
     "",
 ]
 
