@@ -91,15 +91,17 @@ def _trace_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
     shares = {row["params"]["target"]: row for row in rows if row["metric"] == "share_used"}
     table = [
         (
-            row["params"]["target"], row["params"]["outcome"], f"{row['value']:+.2f}", _interval(row),
-            f"{row['p_value']:.2g}", f"{row['p_adjusted']:.2g}",
+            row["params"]["target"],
+            row["params"]["outcome"],
+            f"{row['value']:+.2f} ({row['ci_low']:.2f} to {row['ci_high']:.2f})",
+            f"{row['p_adjusted']:.2g}",
             "nothing" if row["detectable"] is None else f"{row['detectable']:.2f}",
             _power(row), _share(shares.get(row["params"]["target"])),
         )
         for row in traces
     ]  # fmt: skip
     headings = (
-        "model", "outcome", "trace", "interval", "p", "p, adjusted", "found with 80 % power", "known examples found",
+        "model", "outcome", "trace (95 %)", "p, adjusted", "found with 80 % power", "known examples found",
         "share of D_Q used",
     )  # fmt: skip
     return Section(

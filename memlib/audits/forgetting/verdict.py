@@ -93,7 +93,7 @@ def verdict(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> Verdict:
         ((_, row),) = found.items()
         return Verdict(word, _sentence(row), f"{_explained(row, rows, recipe)} {_caution(recipe)}".strip())
     used = sum(which in (RETAINED, REVERSED) for which in outcomes.values())
-    listed = "; ".join(f"{name}: {which}" for name, which in outcomes.items())
+    listed = "; ".join(f"{name}: {which}{_limit(found[name])}" for name, which in outcomes.items())
     first = next((row for row in found.values() if row["verdict"] == SHOWN), next(iter(found.values())))
     text = f"{listed}. {first['params']['target']}: {_explained(first, rows, recipe)} {_caution(recipe)}"
     return Verdict(word, f"{used} of {len(found)} models were shown to have used this data set.", text.strip())
@@ -101,6 +101,11 @@ def verdict(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> Verdict:
 
 def _sentence(row: Mapping[str, Any]) -> str:
     return SENTENCES[row["params"]["outcome"]].format(left=_percent(row["params"].get("share_limit")))
+
+
+def _limit(row: Mapping[str, Any]) -> str:
+    limit = row["params"].get("share_limit")
+    return f" (at most {_percent(limit)} of D_Q could be left)" if row["params"]["outcome"] == FORGOTTEN else ""
 
 
 def _percent(share: float | None) -> str:

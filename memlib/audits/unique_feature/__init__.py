@@ -40,7 +40,7 @@ from memlib.audits.unique_feature.recipe import (
 )
 from memlib.audits.unique_feature.scoring import Net, Pull, Shown, calibrate, nets_of, score, score_by_label
 from memlib.audits.unique_feature.summary import in_brief, summarize
-from memlib.audits.unique_feature.verdict import score_name
+from memlib.audits.unique_feature.verdict import limits, score_name
 
 __all__ = [
     "ByLabel",
@@ -59,6 +59,7 @@ __all__ = [
     "epoch_curves",
     "in_brief",
     "latent_curves",
+    "limits",
     "m_kl",
     "m_of_label",
     "m_of_labels",

@@ -1,9 +1,10 @@
 """What a run says first, from its settled rows; the pages only show it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from memlib.audits.unique_feature.recipe import Recipe
 from memlib.findings import BOUNDED, INCONCLUSIVE, SHOWN, Row, Verdict, cannot_reject
 
 HEADLINE = "headline"
@@ -16,6 +17,22 @@ NULLS = {
     "names": "other people's names", "letters": "random texts of the same form", "list": "other texts of the given list",
     "pictures": "other pictures of the same kind",
 }  # fmt: skip
+
+
+def limits(recipe: Recipe) -> Iterator[str]:
+    """Name what the recipe cannot show, whatever the data."""
+    if recipe.trained is not None:
+        return
+    for cell in recipe.cells if recipe.data_seeds == 1 else ():
+        nets, canary, name = cell.recipe.nets, cell.recipe.canary, f"variant {cell.variant}: " if cell.variant else ""
+        pairs = canary.count * nets.seeds
+        pairs = min(pairs, nets.controls if nets.controls is not None else pairs)
+        needed = recipe.score.alpha / max(1, len(recipe.variants))
+        if nets.seeds > 1 and 0.5**pairs > needed:
+            yield (
+                f"{name}{pairs} pairs of a canary's model and its control cannot be significant, whatever they show "
+                f"(2^-{pairs} is above {needed:.2g}): raise nets.seeds"
+            )
 
 
 def verdict(rows: Sequence[Row], *, alpha: float) -> Verdict:

@@ -13,6 +13,7 @@ from memlib.audits.unique_feature import (
     ByLabel,
     Config,
     Net,
+    Pull,
     Recipe,
     Shown,
     calibrate,
@@ -315,6 +316,12 @@ def test_nets_of_several_canaries_are_nested_in_them() -> None:
     assert {row["interval"] for row in nested} == {"canaries"}
     calibrated = [row for row in rows if row["metric"] == "proportion_memorized" and row["role"] == "test"]
     assert all(row["ci_low"] is None for row in calibrated)
+
+
+def test_pulls_are_diagnostics() -> None:
+    rows = summarize(*scored(np.zeros(5), np.zeros(5)), CONFIG, pulls={"": [Pull("x", 1.0, 3.0)]}).to_pylist()
+    found = [row for row in rows if row["metric"] == "self_influence_canary"]
+    assert [(row["value"], row["role"]) for row in found] == [(3.0, "diagnostic"), (1.0, "diagnostic")]
 
 
 def test_units_are_draws_then_canaries_then_nets() -> None:

@@ -1,0 +1,41 @@
+"""What a recipe cannot show is said before anything is computed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flows.audits import AUDITS
+from flows.cli import main
+from flows.recipes import load_recipe, shipped_recipes, validate
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "said"),
+    [
+        ("forgetting_smoke", ["score.permutations=999", "verdict.alpha=0.001"], "raise score.permutations"),
+        ("forgetting_smoke", ["sets.query.per_class=1", "sets.withheld.per_class=1"], "raise sets.withheld.per_class"),
+        ("smoke", ["split.train_per_class=1"], "raise split.train_per_class"),
+        ("two_moons", ["nets.seeds=3"], "raise nets.seeds"),
+    ],
+)
+def test_tests_that_cannot_reject_are_named(recipe: str, settings: list[str], said: str) -> None:
+    content, _ = load_recipe(recipe, settings)
+    audit = AUDITS[str(content["audit"]).replace("_", "-")]
+    assert any(said in line for line in audit.limits(validate(audit.recipe, content)))
+
+
+def test_shipped_recipes_can_show_something() -> None:
+    for name in shipped_recipes():
+        content, _ = load_recipe(name)
+        audit = AUDITS[str(content["audit"]).replace("_", "-")]
+        if not audit.holds_others:
+            assert audit.limits(validate(audit.recipe, content)) == [], name
+
+
+def test_a_plan_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--recipe", "smoke", "--store", str(tmp_path), "--set", "split.train_per_class=1"]
+    assert main(["plan", "deja-vu", *options, "--json"]) == 0
+    assert "no test of two classes can be significant" in json.loads(capsys.readouterr().out)["limits"][0]
+    assert main(["plan", "deja-vu", *options]) == 0
+    assert "raise split.train_per_class" in capsys.readouterr().out.replace("\n", " ")
