@@ -273,6 +273,51 @@ def report_design(rows: Sequence[Row]) -> Iterator[str]:
     yield from level_lines("design", {row["kind"]: (row["rejected"], row["count"]) for row in rows}, alpha=0.05)
 
 
+# -- bounds and intervals -------------------------------------------------------------------------------
+
+BOUNDS = {
+    f"{count} images, {classes} classes, memory {memory:g}": (count, classes, memory)
+    for count, classes in ((20, 5), (50, 10), (200, 10), (200, 100))
+    for memory in (0.0, 0.1)
+}
+
+
+def judge_bounds(unit: str) -> Row:
+    """300 audits of simulated votes: answers that the model gives because it trained on the image, and others."""
+    count, classes, memory = BOUNDS[unit]
+    rng = np.random.default_rng(derive_seed(0, unit) % 2**31)
+    labels, held, inside, width = np.arange(count) % classes, 0, 0, []
+    truth = memory * 0.8
+    for _ in range(300):
+        sides = drawn_sides(rng, labels, np.arange(count))
+        right = rng.random((2, count)) < 0.2
+        own = np.stack([sides, ~sides]) & (rng.random((2, count)) < memory)
+        due = int((own & ~right).sum())
+        answers = right | own
+        wrong = (labels + 1) % max(2, classes)
+        votes = [np.where(a, labels, wrong)[:, None].repeat(K, axis=1) for a in answers]
+        found = []
+        for direction, mine in (("A", sides), ("B", ~sides)):
+            target, reference = votes if direction == "A" else votes[::-1]
+            names = [f"{place:04d}" for place in np.flatnonzero(mine)]
+            found.append(Decoding(direction, 0, "last", 1, "maximal", names, labels[mine], target[mine], reference[mine]))
+        units = score(found, [f"c{label}" for label in range(max(2, classes))], CONFIG)
+        head = with_params(summarize(units, CONFIG, num_classes=max(2, classes)))[0]
+        held += head["upper_bound"] is None or head["upper_bound"] >= due / count
+        inside += head["ci_low"] <= truth <= head["ci_high"]
+        width.append(1.0 if head["upper_bound"] is None else head["upper_bound"])
+    return {"kind": unit, "held": held, "inside": inside, "bound": float(np.median(width)), "count": 300}
+
+
+def report_bounds(rows: Sequence[Row]) -> Iterator[str]:
+    yield "The bound is one-sided, 95 %, on answers due to memory in these images; the interval is on their expected share."
+    yield ""
+    headings = ("audit", "bound holds what is due", "median bound", "interval holds the expected share")
+    yield from table(
+        headings, ((r["kind"], rate(r["held"], r["count"]), f"{r['bound']:.3f}", rate(r["inside"], r["count"])) for r in rows)
+    )
+
+
 PARTS = (
     Part(
         "deja-vu-null",
@@ -288,5 +333,10 @@ PARTS = (
         "deja-vu-designs",
         "Small, tied and unbalanced designs without memory (simulated votes).",
         design_units, judge_design, report_design,
+    ),
+    Part(
+        "deja-vu-bounds",
+        "Upper bounds on memory, and intervals of the share of excess, at small, tied and large sizes (simulated votes).",
+        lambda: iter(BOUNDS), judge_bounds, report_bounds,
     ),
 )  # fmt: skip

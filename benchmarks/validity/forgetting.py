@@ -309,18 +309,27 @@ def report_guilty(rows: Sequence[Row]) -> Iterator[str]:
             key: sum(row[key] for row in rows if row["kind"] == name)
             for key in ("retained", "forgotten", "powered", "raw", "targets")
         }
+        | {"limits": [limit for row in rows if row["kind"] == name for limit in row["limits"]]}
         for name in names
     }
     yield f"|D_Q| = {10 * SIZE}, as many known and withheld examples, alpha {ALPHA:g} for one target, share bound {SHARE_BOUND:g}."
     yield ""
     yield from table(
-        ("kind of guilty target", "said to retain D_Q", 'falsely "forgotten"', "control found", "found by raw ranks alone"),
+        (
+            "kind of guilty target",
+            "said to retain D_Q",
+            'falsely "forgotten"',
+            "control found",
+            "limit of the share holds it",
+            "found by raw ranks alone",
+        ),
         (
             (
                 name,
                 rate(n["retained"], n["targets"]),
                 f"{n['forgotten']} of {n['targets']}",
                 f"{n['powered']} of {n['targets']}",
+                rate(sum(limit >= GUILTIES[name].share for limit in n["limits"]), n["targets"]),
                 f"{n['raw']} of {n['targets']}",
             )
             for name, n in summed.items()
