@@ -10,7 +10,7 @@ import scipy.stats
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.validity.harness import Part, Row, level_lines, rate, table
+from benchmarks.validity.harness import Part, Row, crossed, level_lines, rate, table
 from benchmarks.validity.nets import How, Nets, images, train
 from memlib.audits.deja_vu import Config, Decoding, score, summarize
 from memlib.findings import with_params
@@ -109,12 +109,6 @@ def draw_rows(rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.i
 # -- innocent pairs -------------------------------------------------------------------------------------
 
 
-def innocent_units() -> Iterator[str]:
-    for number in range(WORLDS):
-        for name in INNOCENTS:
-            yield f"{name}/{number}"
-
-
 def judge_innocents(unit: str) -> Row:
     name, number = unit.rsplit("/", 1)
     kind, rng = INNOCENTS[name], np.random.default_rng([int(number), derive_seed(0, name) % 2**31])
@@ -173,12 +167,6 @@ def report_innocents(rows: Sequence[Row]) -> Iterator[str]:
 # -- guilty pairs ---------------------------------------------------------------------------------------
 
 PAIRS, SIZES, GUILTY = (1, 2, 3, 5), (100, 200, 400), 40
-
-
-def guilty_units() -> Iterator[str]:
-    for number in range(GUILTY):
-        for size in SIZES:
-            yield f"{size}/{number}"
 
 
 def judge_guilty(unit: str) -> Row:
@@ -322,12 +310,12 @@ PARTS = (
     Part(
         "deja-vu-null",
         "Pairs of nets that saw none of the audited images, made alike and differently (Fashion-MNIST, MLPs, six of fourteen rows hidden).",
-        innocent_units, judge_innocents, report_innocents,
+        lambda: crossed(INNOCENTS, WORLDS), judge_innocents, report_innocents,
     ),
     Part(
         "deja-vu-plant",
         "Pairs of nets of which each trained on its side: is their memory shown, with 1, 2, 3 and 5 pairs?",
-        guilty_units, judge_guilty, report_guilty,
+        lambda: crossed(map(str, SIZES), GUILTY), judge_guilty, report_guilty,
     ),
     Part(
         "deja-vu-designs",

@@ -9,7 +9,7 @@ import scipy.stats
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.validity.harness import Part, Row, level_lines, rate, table, upper_limit
+from benchmarks.validity.harness import Part, Row, crossed, level_lines, rate, table, upper_limit
 from benchmarks.validity.nets import How, Nets, images, longer, phi, train
 from memlib.audits.forgetting.recipe import VerdictSpec
 from memlib.audits.forgetting.trace import (
@@ -208,12 +208,6 @@ def distil(teachers: Nets, rows: Sequence[NDArray[np.int64]], how: How, seed: in
 # -- innocent targets -----------------------------------------------------------------------------------
 
 
-def innocent_units() -> Iterator[str]:
-    for number in range(WORLDS):
-        for name in INNOCENTS:
-            yield f"{name}/{number}"
-
-
 def judge_innocents(unit: str) -> Row:
     name, number = unit.rsplit("/", 1)
     at, kind = world(int(number)), INNOCENTS[name]
@@ -263,12 +257,6 @@ def report_innocents(rows: Sequence[Row]) -> Iterator[str]:
 
 
 # -- guilty targets -------------------------------------------------------------------------------------
-
-
-def guilty_units() -> Iterator[str]:
-    for number in range(WORLDS):
-        for name in GUILTIES:
-            yield f"{name}/{number}"
 
 
 def judge_guilty(unit: str) -> Row:
@@ -344,13 +332,6 @@ def report_guilty(rows: Sequence[Row]) -> Iterator[str]:
 # -- targets that hold the known examples and none of D_Q -----------------------------------------------
 
 
-def clean_units() -> Iterator[str]:
-    for number in range(WORLDS):
-        for name in GUILTIES:
-            if GUILTIES[name].share == 1:
-                yield f"{name}/{number}"
-
-
 def judge_clean(unit: str) -> Row:
     name, number = unit.rsplit("/", 1)
     at, kind = world(int(number)), GUILTIES[name]
@@ -376,16 +357,16 @@ PARTS = (
     Part(
         "forgetting-innocent",
         "Targets that used none of D_Q, made in twenty ways: 40 targets of each kind, 10 redraws of D_Q and H for each (MNIST, MLPs).",
-        innocent_units, judge_innocents, report_innocents,
+        lambda: crossed(INNOCENTS, WORLDS), judge_innocents, report_innocents,
     ),
     Part(
         "forgetting-guilty",
         "Targets that used D_Q, made in ten ways, 100 of each kind: how often are they found, how often falsely called forgotten?",
-        guilty_units, judge_guilty, report_guilty,
+        lambda: crossed(GUILTIES, WORLDS), judge_guilty, report_guilty,
     ),
     Part(
         "forgetting-forgotten",
         "Targets that hold the known examples and none of D_Q: how often is that said, how often are they accused?",
-        clean_units, judge_clean, report_clean,
+        lambda: crossed((name for name, kind in GUILTIES.items() if kind.share == 1), WORLDS), judge_clean, report_clean,
     ),
 )  # fmt: skip

@@ -76,6 +76,14 @@ def _rows(path: Path) -> list[Row]:
     return kept
 
 
+def crossed(names: Iterable[str], numbers: int) -> Iterator[str]:
+    """Units name/number: every name in the first draw of data, then in the next, so that a study stopped early is balanced."""
+    chosen = list(names)
+    for number in range(numbers):
+        for name in chosen:
+            yield f"{name}/{number}"
+
+
 def clopper_pearson(hits: int, count: int, *, level: float = 0.95) -> tuple[float, float]:
     """Exact interval of a proportion."""
     interval = scipy.stats.binomtest(hits, count).proportion_ci(level, method="exact")
