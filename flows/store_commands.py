@@ -31,12 +31,9 @@ ASIDE = {
     "setting",
     "kind",
     "models",
-    "outcome",
     "examples",
     "withheld",
     "known",
-    "control_power",
-    "share_limit",
     "assumes",
     "chance",
     "wins",
@@ -81,13 +78,13 @@ def runs(*, data: str | None = None, store: StoreOption = DEFAULT_STORE, json_: 
         console.print(f"no {'finished ' if open_ else ''}runs in {store}")
         return
     table = Table(box=None, pad_edge=False)
-    for heading in ("run", "finished", "audit", "headline", "value", "p", "verdict", "data", "title"):
+    for heading in ("run", "finished", "audit", "headline", "value", "p", "verdict", "title"):
         table.add_column(heading, no_wrap=heading != "title")
     for entry in found:
         first = entry["findings"][0]
         finished = datetime.fromtimestamp(entry["finished"]).strftime("%Y-%m-%d %H:%M")
         said = entry.get("verdict") or {"word": first["verdict"]}
-        cells = (first["metric"], f"{first['value']:.3g}", _p(first["p_value"]), said["word"], ledger.data_of(entry)[:8])
+        cells = (first["metric"], f"{first['value']:.3g}", _p(first["p_value"]), said["word"])
         table.add_row(entry["run"], finished, audit_of(entry["audit"]), *cells, entry["title"])
     console.print(table)
 

@@ -20,6 +20,8 @@ def entry(runs: Sequence[Run], run: str, data: str, before: Run | None) -> dict[
         data: digest of its data.
         before: this run's manifest as it was published earlier; what it recorded stays.
     """
+    if not data:
+        return {"data": "", "earlier": []}
     if before is not None and data_of(before) == data:
         return dict(before["ledger"])
     earlier = sorted((one for one in runs if data_of(one) == data and one["run"] != run), key=lambda one: one["finished"])

@@ -103,7 +103,7 @@ def _ledger(context: Context, run: str, artifacts: Mapping[str, str]) -> dict[st
 
 
 def data_digest(context: Context, artifacts: Sequence[Ref]) -> str:
-    """A digest of the data of a run: of the content of its sources, whatever size they are decoded at.
+    """A digest of the data of a run: of the content of its sources, whatever size they are decoded at; empty without any.
 
     Args:
         context: the run.
@@ -114,7 +114,7 @@ def data_digest(context: Context, artifacts: Sequence[Ref]) -> str:
         if ref.stage in DATA_STAGES:
             manifest = context.store.manifest(ref)
             found.append([manifest["inputs"].get("source") or manifest["inputs"]["text"], manifest["spec"].get("source")])
-    return hashlib.sha256(canonical_json(sorted(found, key=canonical_json)).encode()).hexdigest()
+    return hashlib.sha256(canonical_json(sorted(found, key=canonical_json)).encode()).hexdigest() if found else ""
 
 
 def publish_run(context: Context, manifest: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from memlib.audits.forgetting.recipe import VerdictSpec
 from memlib.audits.forgetting.trace import (
     FOUND,
     Pool,
+    estimate_effects,
     find_trace,
     normal_scores,
     power_by_redraws,
@@ -279,7 +280,7 @@ def verdicts(odds: NDArray[np.float64], pools: Sequence[Pool], at: World, rng: n
         seed = int(rng.integers(2**31))
         p = find_trace(values, pool, QUERY, permutations=PERMUTATIONS, seed=seed).p_value
         power = power_by_redraws(values, pool, alpha=ALPHA, redraws=200, seed=seed)
-        control = find_trace(values, pool, KNOWN, permutations=99, seed=seed).effect
+        control, _ = estimate_effects(values, pool).contrast({KNOWN: 1.0})
         _, limit = share_left(values, pool)
         limits.append(round(min(limit, 9.0), 2))
         retained.append(p <= ALPHA)

@@ -139,22 +139,31 @@ def score(outcomes: Sequence[Outcome]) -> pa.Table:
         if outcome.run is None:
             rows.append({**row, "state": "failed", "problem": outcome.problem})
             continue
-        for place, finding in enumerate(outcome.run["findings"]):
-            p = adjusted.get(outcome.cell) if place == 0 else None
+        head = headline(outcome.run)
+        for finding in outcome.run["findings"]:
+            p = adjusted.get(outcome.cell) if finding is head else None
             rows.append({**row, "state": "completed", "cell_run": outcome.run["run"], "p_adjusted_sweep": p, **finding})
     return pa.Table.from_pylist(rows, schema=SWEEP.arrow)
 
 
+def headline(run: Mapping[str, Any]) -> Row:
+    """What a run says first: of its headline's family (several targets or variants) the row with the smallest p-value."""
+    findings = run["findings"]
+    family = findings[0].get("family")
+    alike = [row for row in findings if family is not None and row.get("family") == family]
+    return min(alike, key=lambda row: row["p_adjusted"], default=findings[0])
+
+
 def _headlines(outcomes: Sequence[Outcome]) -> dict[str, Row]:
     """The headline of every cell that ended well."""
-    return {outcome.cell: outcome.run["findings"][0] for outcome in outcomes if outcome.run is not None}
+    return {outcome.cell: headline(outcome.run) for outcome in outcomes if outcome.run is not None}
 
 
 def _adjusted(outcomes: Sequence[Outcome]) -> dict[str, float]:
     """The p-value of every cell's headline that is tested, adjusted over the cells (Holm 1979); equal scores count once."""
     tests: dict[str, float] = {}
     for outcome in outcomes:
-        p = None if outcome.run is None else _headline_p(outcome.run["findings"])
+        p = None if outcome.run is None else headline(outcome.run).get("p_adjusted")
         if outcome.run is not None and p is not None:
             tests.setdefault(_scores(outcome.run), p)
     by_scores = dict(zip(tests, holm(list(tests.values())).tolist(), strict=True))
@@ -167,38 +176,31 @@ def _scores(run: Mapping[str, Any]) -> str:
     return str(run.get("artifacts", {}).get("scores", run["run"]))
 
 
-def _headline_p(findings: Sequence[Mapping[str, Any]]) -> float | None:
-    """The smallest adjusted p-value of a run's headline family; None where the headline is no test."""
-    family = findings[0].get("family")
-    values = [row["p_adjusted"] for row in findings if family is not None and row.get("family") == family]
-    return min(values, default=None)
-
-
 def summarize(outcomes: Sequence[Outcome]) -> list[Row]:
     """The headline of every cell, after the number of cells that ended well.
 
-    A headline keeps the verdict of its own run; `p_adjusted` is over the headlines of all cells.
+    A headline keeps the verdict and p-values of its own run; `p_adjusted_sweep` in the sweep's table is over all cells.
     """
-    done, adjusted = _headlines(outcomes), _adjusted(outcomes)
+    done = _headlines(outcomes)
     rows = [diagnostic("cells_completed", {}, float(len(done)), n=len(outcomes))]
     for cell, first in done.items():
         params = json.dumps({"cell": cell} | json.loads(first["params"]), sort_keys=True)
-        found = {**first, "params": params, "p_adjusted": adjusted.get(cell, first.get("p_adjusted"))}
-        rows.append(found | dict.fromkeys(("conclusion", "sentence", "explanation")))
+        rows.append({**first, "params": params} | dict.fromkeys(("conclusion", "sentence", "explanation")))
     return rows
 
 
 def verdict(outcomes: Sequence[Outcome]) -> Verdict:
     """What the cells say together, adjusted for their number."""
     heads, adjusted = _headlines(outcomes), _adjusted(outcomes)
+    words = {o.cell: (o.run.get("verdict") or {}).get("word") for o in outcomes if o.run is not None}
     broken = [outcome.cell for outcome in outcomes if outcome.run is None]
     missing = f" {len(broken)} of {len(outcomes)} cells broke: {', '.join(broken)}." if broken else ""
     if not adjusted:
         return Verdict(DESCRIPTIVE, f"{len(heads)} audits were compared; none of them tests anything.", missing.strip())
-    audits = {_scores(o.run): o.cell for o in reversed(outcomes) if o.run is not None and o.cell in adjusted}
-    shown = [cell for cell in audits.values() if adjusted[cell] <= heads[cell]["alpha"]]
-    alone = [cell for cell in audits.values() if heads[cell]["verdict"] == SHOWN]
+    audits = list({_scores(o.run): o.cell for o in reversed(outcomes) if o.run is not None and o.cell in adjusted}.values())
+    shown = [cell for cell in audits if adjusted[cell] <= heads[cell]["alpha"]]
+    alone = [cell for cell in audits if words[cell] == SHOWN]
     sentence = f"{len(shown)} of {len(audits)} audits show memorization, adjusted for their number."
     text = f"Shown: {', '.join(shown) or 'none'}. Taken alone, {len(alone)} would; each cell's own page says so.{missing}"
-    bounded = all(heads[cell]["verdict"] == BOUNDED for cell in adjusted)
+    bounded = all(words[cell] == BOUNDED for cell in audits)
     return Verdict(SHOWN if shown else BOUNDED if bounded else INCONCLUSIVE, sentence, text)

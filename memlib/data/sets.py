@@ -45,7 +45,7 @@ def draw_sets(
 
     The sets of the pool U are drawn together: first U, then which of its groups (persons, near copies) go to D_Q, to the
     known and to the withheld examples, all draws equally likely. Sets of the pool that come from different parts were drawn
-    by the owner of the data; groups that such sets share are left out of all.
+    by the owner of the data, example by example; groups of several examples are left out of them.
 
     Args:
         index: tables.INDEX.
@@ -81,7 +81,7 @@ def draw_sets(
     if together:
         _draw_sides(entries, rows, blocks, {each: specs[each] for each in pool}, seed=seed)
     else:
-        _leave_out_parted(rows, blocks)
+        _leave_out_groups(rows, blocks)
     for i, original in copies_of_pool(entries, rows, images, blocks, near=near).items():
         rows[i] |= {"role": LEFT_OUT, "reason": f"in {rows[i]['role']}, {original}"}
     _name_groups(entries, rows, blocks)
@@ -138,8 +138,9 @@ def _draw_pool(
     for label in _labels(entries):
         mine = [i for i, home in zip(free, homes, strict=True) if home == label]
         sizes = [spec.per_class for spec in pool.values()]
-        wanted = len(mine) if None in sizes else sum(size for size in sizes if size is not None)
-        _refuse_too_few(entries, " and ".join(pool), label, wanted, len(mine))
+        given = sum(size for size in sizes if size is not None)
+        _refuse_too_few(entries, " and ".join(pool), label, given + (None in sizes), len(mine))
+        wanted = len(mine) if None in sizes else given
         taken = 0
         for members in _shuffled_blocks(mine, blocks, derive_seed(seed, "pool", part or "", label)):
             if taken >= wanted:
@@ -210,15 +211,21 @@ def _join_copies(
     return joined(blocks, links)
 
 
-def _leave_out_parted(rows: list[dict[str, Any]], blocks: NDArray[np.int64]) -> None:
-    """Takes groups out of the pool that several of its sets have, which were drawn elsewhere: alike from each side."""
-    roles: dict[int, set[str]] = {}
+def _leave_out_groups(rows: list[dict[str, Any]], blocks: NDArray[np.int64]) -> None:
+    """Takes every group of several examples out of a pool that was drawn elsewhere, whichever sets it lies in.
+
+    Its owner drew examples, not groups: a group that lies whole in one set is not as likely as a single example to be there.
+    """
+    members: dict[int, int] = {}
     for row, block in zip(rows, blocks.tolist(), strict=True):
         if row["role"] in POOL:
-            roles.setdefault(block, set()).add(row["role"])
+            members[block] = members.get(block, 0) + 1
     for row, block in zip(rows, blocks.tolist(), strict=True):
-        if row["role"] in POOL and len(roles[block]) > 1:
-            row |= {"role": LEFT_OUT, "reason": f"in {row['role']}, of a group that other sets of the pool have too"}
+        if row["role"] in POOL and members[block] > 1:
+            row |= {
+                "role": LEFT_OUT,
+                "reason": f"in {row['role']}, one of several examples of a group that were drawn singly",
+            }
 
 
 def _name_groups(entries: Entries, rows: list[dict[str, Any]], blocks: NDArray[np.int64]) -> None:
@@ -264,6 +271,13 @@ def _check(table: pa.Table, specs: Mapping[str, SetSpec]) -> None:
     query = select(table, QUERY)
     if len(set(query["label"].to_pylist())) < 2:
         raise UserError("D_Q has one class: its confidences tell nothing of what a model has learnt; give it two or more")
+    for name in (name for name in specs if name in POOL):
+        lost = set(select(table, *POOL)["label"].to_pylist()) - set(select(table, name)["label"].to_pylist())
+        if lost:
+            raise UserError(
+                f"sets.{name} has no example of {len(lost)} of the classes in D_Q's pool; give each set of the pool enough "
+                "examples of a class (per_class), or take fewer classes"
+            )
     for name in specs:
         members = select(table, name)
         lost = set(query["label"].to_pylist()) - set(members["label"].to_pylist())

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from memlib.audits.forgetting import NULL, RETAINED, TARGET, Recipe
+from memlib.audits.forgetting import NULL, RETAINED, TARGET, Recipe, outcome
 from memlib.data.sets import CALIBRATION, QUERY
 from memlib.findings import verdict_of, with_params
 from memlib.report.figures import INK, MUTED, REFERENCE, data_uri, new_figure, save_figure
@@ -77,7 +77,7 @@ def _numbers(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
     found = [row for row in rows if row["params"].get("kind") == TARGET][:SHOWN_TARGETS]
     if any(row["metric"] == "rho" for row in found):
         return [(f"{r['value']:.2f}", f"rho, {r['params']['target']}", _interval(r)) for r in found]
-    return [(r["params"]["outcome"], r["params"]["target"], f"p = {r['p_adjusted']:.2g}, over all targets") for r in found]
+    return [(outcome(r), r["params"]["target"], f"p = {r['p_adjusted']:.2g}, over all targets") for r in found]
 
 
 def _interval(row: Mapping[str, Any]) -> str:
@@ -88,15 +88,18 @@ def _trace_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
     traces = [row for row in rows if row["metric"] == "trace"]
     if not traces:
         return None
-    shares = {row["params"]["target"]: row for row in rows if row["metric"] == "share_used"}
+    shares, powers = (
+        {row["params"]["target"]: row for row in rows if row["metric"] == metric}
+        for metric in ("share_used", "control_power")
+    )
     table = [
         (
             row["params"]["target"],
-            row["params"]["outcome"],
-            f"{row['value']:+.2f} ({row['ci_low']:.2f} to {row['ci_high']:.2f})",
+            outcome(row),
+            f"{row['value']:+.2f}" + (f" ({row['ci_low']:.2f} to {row['ci_high']:.2f})" if row["ci_low"] is not None else ""),
             f"{row['p_adjusted']:.2g}",
             "nothing" if row["detectable"] is None else f"{row['detectable']:.2f}",
-            _power(row), _share(shares.get(row["params"]["target"])),
+            _power(powers.get(row["params"]["target"])), _share(shares.get(row["params"]["target"])),
         )
         for row in traces
     ]  # fmt: skip
@@ -116,16 +119,15 @@ def _trace_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
     )
 
 
-def _power(row: Mapping[str, Any]) -> str:
-    power = row["params"].get("control_power")
-    return "none in the recipe" if power is None else f"in {100 * power:.0f} % of redraws"
+def _power(row: Mapping[str, Any] | None) -> str:
+    return "none in the recipe" if row is None else f"in {100 * row['value']:.0f} % of redraws"
 
 
 def _share(row: Mapping[str, Any] | None) -> str:
     if row is None:
         return ""
     share = f"{100 * row['value']:.0f} % ({100 * row['ci_low']:.0f} to {100 * row['ci_high']:.0f})"
-    return share if row["params"]["assumes"] == "nothing" else f"{share}, if {row['params']['assumes']}"
+    return f"{share}, if {row['params']['assumes']}"
 
 
 def _rho_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
@@ -241,8 +243,9 @@ def _known_models_section(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> 
     return Section(
         heading="The same test on models whose truth is known",
         paragraphs=[
-            f"The auditor's own models, each tested alone at {recipe.verdict.alpha:g}. Null models should not be found; how "
-            "often retained models are says what the test finds in models that were trained like them, no others."
+            f"The auditor's own models, each tested alone at {found[0]['params']['alpha']:.2g}, as one target is. Null "
+            "models should not be found; how often retained models are says what the test finds in models that were trained like "
+            "them, no others."
         ],
         table=TableView(("models", "trained on", "found"), table),
     )
@@ -254,7 +257,7 @@ def _examples_section(
     """Of the first target that was found to retain D_Q, else of the first."""
     frame = examples.to_pandas()
     frame = frame[frame["role"] == QUERY]
-    retained = [row["params"]["target"] for row in rows if row["params"].get("outcome") == RETAINED]
+    retained = [row["params"]["target"] for row in rows if row["metric"] == "trace" and outcome(row) == RETAINED]
     first = next(iter([*retained, *recipe.targets]))
     mine = frame[frame["target"] == first].groupby(["example_id", "class_name"], as_index=False)["residual"].mean()
     mine = mine.sort_values("residual", ascending=False)[: recipe.report.gallery]

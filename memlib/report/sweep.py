@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memlib.audits.sweep import Outcome, Recipe, verdict
+from memlib.audits.sweep import Outcome, Recipe, headline, verdict
 from memlib.findings import SHOWN
 from memlib.report.figures import INK, MUTED, TARGET, new_figure, save_figure
 from memlib.report.page import KINDS, Page, Section, TableView
@@ -48,7 +48,7 @@ def _by_headline(done: Sequence[Outcome]) -> dict[str, list[Outcome]]:
     found: dict[str, list[Outcome]] = {}
     for outcome in done:
         assert outcome.run is not None
-        found.setdefault(outcome.run["findings"][0]["metric"], []).append(outcome)
+        found.setdefault(headline(outcome.run)["metric"], []).append(outcome)
     return found
 
 
@@ -58,11 +58,11 @@ def _headlines(metric: str, outcomes: Sequence[Outcome], folder: Path, number: i
     axes = figure.axes[0]
     for place, outcome in enumerate(outcomes):
         assert outcome.run is not None
-        row = outcome.run["findings"][0]
+        row = headline(outcome.run)
         if row["ci_low"] is not None and row["ci_high"] is not None:
             axes.plot([row["ci_low"], row["ci_high"]], [place, place], color=MUTED, linewidth=2)
         axes.plot(row["value"], place, "o", color=TARGET if row["verdict"] == SHOWN else INK)
-    nulls = {o.run["findings"][0]["null_value"] for o in outcomes if o.run is not None} - {None}
+    nulls = {headline(o.run)["null_value"] for o in outcomes if o.run is not None} - {None}
     for null in nulls:
         axes.axvline(null, color=MUTED, linestyle="--", linewidth=1)
     axes.set_yticks(range(len(outcomes)), [outcome.cell for outcome in outcomes])

@@ -251,7 +251,7 @@ class GroupSpec(Spec):
     of one person for independent ones and rejects too often.
     """
 
-    pattern: str | None = None
+    pattern: str | None = Field(default=None, min_length=1)
     """Regular expression on example ids; what its first parentheses (or else the whole) match names the group, as in
     `(patient\\d+)`."""
     path: str | None = None

@@ -201,8 +201,10 @@ def attributable_bound(
     """A one-sided upper bound on how many right answers are due to the side that their unit is on (Rosenbaum 2001).
 
     If a answers were, then without them the sums would look like a draw of the design. They are taken from where they leave
-    the widest null, units whose other answer is right as well first; the bound is the largest a whose lower tail is not
-    rejected. None where no answer is right, so that nothing could have been due to anything.
+    a wide null: group by group, units whose other answer is right as well first; the bound is the largest a whose lower tail
+    is not rejected. (Without groups this order is the widest; with them it is close to it.) None where no answer is right,
+    so that nothing could have been due to anything, and where fewer are right than any draw explains, so that the model of
+    answers that a side only adds is refuted.
 
     Args:
         design: the draw.
@@ -224,7 +226,7 @@ def attributable_bound(
 
     low, high = 0, total  # the tail falls as more is removed
     if tail(0) <= level:
-        return 0
+        return None
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if tail(middle) > level else (low, middle - 1)
@@ -232,13 +234,15 @@ def attributable_bound(
 
 
 def _least_favourable(design: Design, own: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The order in which answers are taken: where the other answer is right too, stratum by stratum, sides in turn."""
+    """The order in which answers are taken: other answers right too first, by stratum, groups of each side in turn."""
+    numbers = np.unique(design.group, return_inverse=True)[1]
+    mean = (np.bincount(numbers, weights=own) / np.bincount(numbers))[numbers]
     turn = np.zeros(len(own), dtype=np.int64)
     for stratum in np.unique(design.stratum):
         for side in (True, False):
             mine = (design.stratum == stratum) & (design.first == side)
-            turn[mine] = np.arange(int(mine.sum()))
-    return np.lexsort((turn, design.stratum, own))
+            turn[mine] = np.unique(numbers[mine], return_inverse=True)[1]
+    return np.lexsort((own, numbers, turn, design.stratum, mean))
 
 
 def home_labels(labels: NDArray[np.int64], groups: NDArray[np.int64]) -> NDArray[np.int64]:

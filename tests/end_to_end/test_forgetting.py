@@ -122,8 +122,8 @@ def test_brought_weights_and_outputs_before_and_after(audited: tuple[Memlib, Pat
     same = {(u["target"], u["query_model"], u["calibration_model"]): u["rho"] for u in units}
     assert same["before", 0, 0] == pytest.approx(0, abs=0.05)
     assert same["after", 0, 0] == pytest.approx(1)
-    assert traces["before"]["params"]["outcome"] == "retained"
-    assert traces["after"]["params"]["outcome"] == "no trace found"  # the known examples were not in it: no control
+    assert (traces["before"]["verdict"], traces["before"]["value"] > 0) == ("shown", True)
+    assert traces["after"]["verdict"] == "inconclusive"  # the known examples were not in it: no control
     assert next(row for row in rows_ if row["metric"] == "rho_change")["ci_low"] > 0
     assert "can make them say anything" in manifest["verdict"]["explanation"]
     assert "From before to after" in Path(manifest["report"]).read_text()

@@ -1,5 +1,6 @@
 """Sweeps: their cells, and what cannot be one."""
 
+import json
 from datetime import date
 from pathlib import Path
 
@@ -67,7 +68,7 @@ def test_cells_are_called_by_as_much_of_a_key_as_tells_them_apart() -> None:
 
 def outcome(cell: str, p: float, *, scores: str | None = None) -> Outcome:
     first = settle([tested("m", {}, 1.0, n=9, p_value=p, family="headline")], alpha=0.05)[0]
-    run = {"run": cell, "findings": [first], "artifacts": {"scores": scores or cell}}
+    run = {"run": cell, "findings": [first], "artifacts": {"scores": scores or cell}, "verdict": {"word": first["verdict"]}}
     return Outcome(cell, "deja_vu", {}, run)
 
 
@@ -85,3 +86,17 @@ def test_headlines_are_adjusted_over_the_cells_and_equal_scores_count_once() -> 
     assert "1 of 5 cells broke: d" in verdict([*cells, broken]).explanation
     none = verdict([broken])
     assert none.word == "descriptive"
+
+
+def test_a_run_with_several_targets_is_known_by_the_one_that_stands_out() -> None:
+    rows = settle(
+        [tested("trace", {"target": t}, 1.0, n=9, p_value=p, family="targets") for t, p in (("a", 0.8), ("b", 0.001))],
+        alpha=0.05,
+    )
+    run = {"run": "r", "findings": rows, "verdict": {"word": "shown"}}
+    table = score([Outcome("c", "forgetting", {}, run)]).to_pylist()
+    assert [(json.loads(row["params"])["target"], row["p_adjusted_sweep"]) for row in table] == [("a", None), ("b", 0.002)]
+    assert [row["verdict"] for row in table] == ["inconclusive", "shown"]
+    said = verdict([Outcome("c", "forgetting", {}, run)])
+    assert said.sentence == "1 of 1 audits show memorization, adjusted for their number."
+    assert "Taken alone, 1 would" in said.explanation

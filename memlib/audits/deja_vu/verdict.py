@@ -32,19 +32,21 @@ def verdict(rows: Sequence[Mapping[str, Any]]) -> Verdict:
             "background of a photo can do the same."
         )
         return Verdict(SHOWN, "The model has memorized individual training images.", text)
-    if cannot_reject(excess):
-        text = f"{numbers}. On these {excess['n']} images the models differ so little that no test could have shown memory."
-        return Verdict(INCONCLUSIVE, "This run is too small to tell whether training images are memorized.", text)
-    if excess["verdict"] == BOUNDED:
-        sentence = f"Memory of individual training images is below {_percent(excess['bound'])} of the images."
-        text = f"{numbers}; with 95 % confidence at most {_percent(excess['upper_bound'])}. {_missed(excess)}"
-        return Verdict(BOUNDED, sentence, text)
     if excess["value"] < 0 and (excess["ci_high"] or 0) < 0:
         text = (
             f"{numbers}. The model that never saw the images names their objects more often than the one that did, which is "
             "not memory; look for a fault in the data or the training before relying on this run."
         )
         return Verdict(INCONCLUSIVE, "The comparison is upside down.", text)
+    if excess["verdict"] == BOUNDED:
+        sentence = f"Memory of individual training images is below {_percent(excess['bound'])} of the images."
+        text = f"{numbers}; with 95 % confidence at most {_percent(excess['upper_bound'])}. {_missed(excess)}"
+        return Verdict(BOUNDED, sentence, text)
+    if cannot_reject(excess):
+        text = f"{numbers}. On these {excess['n']} images the models differ so little that no test could have shown memory."
+        return Verdict(
+            INCONCLUSIVE, "The models differ on too few images to tell whether training images are memorized.", text
+        )
     limit = "" if excess["upper_bound"] is None else f"; memory of up to {_percent(excess['upper_bound'])} is not excluded"
     text = f"{numbers}{limit}. {_missed(excess)}"
     return Verdict(INCONCLUSIVE, "No memorization of individual training images was shown, and none is excluded.", text)
@@ -58,6 +60,8 @@ def _numbers(row: Mapping[str, Any]) -> str:
 
 
 def _missed(row: Mapping[str, Any]) -> str:
+    if row["detectable"] is None:
+        return "Both models answer every image alike, so no test could have found anything."
     return f"A run of this size finds memory of {_percent(row['detectable'])} of the images four times out of five."
 
 

@@ -35,7 +35,7 @@ from memlib.audits.forgetting.recipe import (
 )
 from memlib.audits.forgetting.summary import curves, in_brief, summarize
 from memlib.audits.forgetting.trace import Pool, follows
-from memlib.audits.forgetting.verdict import limits, verdict
+from memlib.audits.forgetting.verdict import limits, outcome, verdict
 
 __all__ = [
     "FORGOTTEN",
@@ -56,6 +56,7 @@ __all__ = [
     "follows",
     "in_brief",
     "limits",
+    "outcome",
     "score",
     "score_examples",
     "summarize",

@@ -147,6 +147,10 @@ class Recipe(Spec):
         return self
 
     def _check_pool(self, mixes: Mapping[str, Mix]) -> None:
+        if self.group is not None and self.group.near is not None:
+            raise ValueError("group.near has no use here: near_duplicates joins near copies already")
+        if WITHHELD in self.verdict.retained_mix:
+            raise ValueError("verdict.retained_mix holds withheld examples, which are given to nobody")
         parts = {spec.part for name, spec in self.sets.items() if name in POOL}
         if WITHHELD in self.sets and len(parts) > 1 and not self.verdict.drawn_elsewhere:
             raise ValueError(

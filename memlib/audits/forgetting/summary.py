@@ -11,9 +11,16 @@ import scipy.stats
 from numpy.typing import NDArray
 
 from memlib.audits.forgetting.distances import Distances, Observed, likelihoods
-from memlib.audits.forgetting.recipe import NON_MEMBERS_FOR_RARE, NULL, RARE, RETAINED, TARGET, UNDECIDED, Recipe
-from memlib.audits.forgetting.trace import find_trace, mean_residuals, power_by_redraws, share_interval, share_left
-from memlib.audits.forgetting.verdict import Control, outcome, verdict
+from memlib.audits.forgetting.recipe import NON_MEMBERS_FOR_RARE, NULL, RARE, RETAINED, TARGET, Recipe
+from memlib.audits.forgetting.trace import (
+    estimate_effects,
+    find_trace,
+    mean_residuals,
+    power_by_redraws,
+    share_interval,
+    share_left,
+)
+from memlib.audits.forgetting.verdict import Control, verdict
 from memlib.data.sets import CALIBRATION, KNOWN, QUERY, WITHHELD
 from memlib.findings import Interval, Row, diagnostic, estimate, settle, summary_table, tested
 from memlib.identity import derive_seed
@@ -36,7 +43,8 @@ def summarize(distances: Distances, examples: pa.Table, recipe: Recipe) -> pa.Ta
     """
     rows: list[Row] = []
     if distances.pool.has(WITHHELD):
-        rows += [_trace_row(name, distances, recipe) for name in recipe.targets]
+        found = [list(_trace_rows(name, distances, recipe)) for name in recipe.targets]
+        rows += [first for first, *_ in found] + [row for _, *others in found for row in others]
     for name in recipe.targets:
         models = distances.of(TARGET, name)
         rows += _rho_rows(_of_target(name, models, rows), models, distances)
@@ -50,7 +58,7 @@ def summarize(distances: Distances, examples: pa.Table, recipe: Recipe) -> pa.Ta
         rows += [_found_row(group, distances, recipe) for group in (NULL, RETAINED)]
     if recipe.compare is not None and not distances.problems:
         rows.append(_change_row(recipe.compare, distances))
-    settled = [_with_outcome(row) for row in settle(rows, alpha=recipe.verdict.alpha)]
+    settled = settle(rows, alpha=recipe.verdict.alpha)
     said = verdict([{**row, "params": json.loads(row["params"])} for row in settled], recipe)
     unsaid = " ".join(f"rho is not given: {problem}." for problem in distances.problems.values())
     return summary_table(settled, replace(said, explanation=f"{said.explanation} {unsaid}".strip()))
@@ -58,15 +66,8 @@ def summarize(distances: Distances, examples: pa.Table, recipe: Recipe) -> pa.Ta
 
 def _of_target(name: str, models: Sequence[Observed], rows: Sequence[Row]) -> dict[str, Any]:
     """The params of a target's rho, which is the headline where nothing could be tested."""
-    if any(row["metric"] == "trace" for row in rows):
-        return {"target": name, "models": len(models)}
-    return {"target": name, "kind": TARGET, "outcome": UNDECIDED, "models": len(models)}
-
-
-def _with_outcome(row: Row) -> Row:
-    if row["metric"] != "trace":
-        return row
-    return row | {"params": json.dumps(json.loads(row["params"]) | {"outcome": outcome(row)}, sort_keys=True)}
+    headline = {} if any(row["metric"] == "trace" for row in rows) else {"kind": TARGET}
+    return {"target": name, **headline, "models": len(models)}
 
 
 def _unseen(distances: Distances, without: Observed | None = None) -> NDArray[np.float64]:
@@ -74,36 +75,42 @@ def _unseen(distances: Distances, without: Observed | None = None) -> NDArray[np
     return np.stack([m.log_odds for m in distances.of(NULL) if m is not without])
 
 
-def _trace_row(name: str, distances: Distances, recipe: Recipe) -> Row:
-    """The test of D_Q against withheld examples in all models of a target together."""
+def _trace_rows(name: str, distances: Distances, recipe: Recipe) -> Iterator[Row]:
+    """The test of D_Q against withheld examples in all models of a target together, and its positive control."""
     models, pool, config = distances.of(TARGET, name), distances.pool, recipe.score
     values = mean_residuals([m.log_odds for m in models], _unseen(distances))
     found = find_trace(values, pool, QUERY, permutations=config.permutations, seed=derive_seed(config.seed, "redraws", name))
-    params: dict[str, Any] = {
+    params = {
         "target": name, "kind": TARGET, "models": len(models),
         "examples": pool.count(QUERY), "withheld": pool.count(WITHHELD),
     }  # fmt: skip
-    bounds: dict[str, float] = {"upper_bound": found.upper}
-    if pool.has(KNOWN):
-        control = _control(values, distances, recipe, name)
-        params |= {"known": pool.count(KNOWN), "control_power": round(control.power, 3)}
-        if control.holds:
-            bounds = {"upper_bound": control.limit * control.effect, "bound": recipe.verdict.share_bound * control.effect}
-            params |= {"share_limit": round(control.limit, 3)} if np.isfinite(control.limit) else {}
-    level = recipe.verdict.alpha / len(recipe.targets)
-    return tested(
+    control = _control(values, distances, recipe, name) if pool.has(KNOWN) else None
+    bounds: dict[str, float] = {"upper_bound": found.upper} if np.isfinite(found.upper) else {}
+    if control is not None and control.holds and np.isfinite(control.limit):
+        bounds = {"upper_bound": control.limit * control.effect, "bound": recipe.verdict.share_bound * control.effect}
+    yield tested(
         "trace", params, found.effect, n=pool.count(QUERY) + pool.count(WITHHELD), p_value=found.p_value, family=FAMILY,
-        interval=Interval(found.low, found.high, "examples"), detectable=found.detectable(level),
-        smallest_p=min(1.0, found.smallest_p * len(recipe.targets)), **bounds,
+        interval=Interval(found.low, found.high, "examples") if np.isfinite(found.low) else None,
+        detectable=found.detectable(_level(recipe)), smallest_p=min(1.0, found.smallest_p * len(recipe.targets)), **bounds,
     )  # fmt: skip
+    if control is not None:
+        yield diagnostic("control_power", {"target": name}, control.power, n=pool.count(KNOWN))
+        if np.isfinite(control.limit):
+            yield diagnostic("share_limit", {"target": name}, control.limit, n=pool.count(KNOWN))
+
+
+def _level(recipe: Recipe) -> float:
+    """The level at which one target is found, whatever the others show."""
+    return recipe.verdict.alpha / len(recipe.targets)
 
 
 def _control(values: NDArray[np.float64], distances: Distances, recipe: Recipe, name: str) -> Control:
+    """The positive control; limits of several targets hold together at 95 %."""
     pool, config = distances.pool, recipe.score
     seed = derive_seed(config.seed, "control", name)
-    known = find_trace(values, pool, KNOWN, permutations=999, seed=seed)
-    power = power_by_redraws(values, pool, alpha=recipe.verdict.alpha, redraws=config.resamples, seed=seed)
-    return Control(known.effect, power, *share_left(values, pool))
+    known, _ = estimate_effects(values, pool).contrast({KNOWN: 1.0})
+    power = power_by_redraws(values, pool, alpha=_level(recipe), redraws=config.resamples, seed=seed)
+    return Control(known, power, *share_left(values, pool, level=1 - 0.05 / len(recipe.targets)))
 
 
 def _found_row(group: str, distances: Distances, recipe: Recipe) -> Row:
@@ -114,8 +121,8 @@ def _found_row(group: str, distances: Distances, recipe: Recipe) -> Row:
         values = mean_residuals([model.log_odds], _unseen(distances, without=model))
         seed = derive_seed(config.seed, "redraws", group, model.number)
         found = find_trace(values, distances.pool, QUERY, permutations=config.permutations, seed=seed)
-        hits += found.p_value <= recipe.verdict.alpha
-    params = {"target": f"{group} models", "alpha": recipe.verdict.alpha}
+        hits += found.p_value <= _level(recipe)
+    params = {"target": f"{group} models", "alpha": _level(recipe)}
     return diagnostic("found_share", params, hits / len(models), n=len(models))
 
 
@@ -135,12 +142,13 @@ def _share_rows(name: str, models: Sequence[Observed], distances: Distances) -> 
     if distances.pool.has(KNOWN) and distances.pool.has(WITHHELD):
         values = mean_residuals([m.log_odds for m in models], _unseen(distances))
         share, low, high = share_interval(values, distances.pool)
-        interval, assumes = Interval(max(0.0, low), min(1.0, high), "examples"), "nothing"
+        low, high = (low, high) if share > 0 or np.isfinite(high) else (0.0, 0.0)  # reversed: no share explains it
+        interval, assumes = Interval(max(0.0, low), min(1.0, high), "examples"), "used as the known examples were"
         share = min(1.0, max(0.0, share))
     else:
         share, interval = _share_by_guesses(models, distances, seed=derive_seed(distances.seed, "share", name))
         assumes = "trained like the auditor's models"
-    if np.isfinite(share) and interval.low <= 1:
+    if np.isfinite(share) and interval.low <= 1 and (interval.high or 0) > 0:
         params = {"target": name, "assumes": assumes}
         yield estimate("share_used", params, share, n=distances.pool.count(QUERY), interval=interval)
 

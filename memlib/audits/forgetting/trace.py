@@ -12,6 +12,7 @@ over D_Q, centred by class, they are compared with redraws of D_Q and H. Ranks m
 to any other monotone change of confidence. Query models do not enter: they would make D_Q look easy.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -129,9 +130,9 @@ def find_trace(values: NDArray[np.float64], pool: Pool, role: str, *, permutatio
     scale = _scale(design.first, pool.labels[rows])
     observed = float(centred[design.first].sum())
     p = two_sided_p(observed, design.redrawn_sums(centred, permutations, seed=seed))
-    effect, error = contrast(values, pool, {role: 1.0, WITHHELD: -1.0})
-    half = float(scipy.stats.norm.ppf(0.975)) * error
-    upper = effect + float(scipy.stats.norm.ppf(0.95)) * error
+    effects = estimate_effects(values, pool)
+    effect, error = effects.contrast({role: 1.0})
+    half, upper = effects.quantile(0.975) * error, effect + effects.quantile(0.95) * error
     smallest = 2 * min(design.smallest_p(centred), design.smallest_p(-centred))
     deviation = design.null_deviation(centred) / scale
     return Trace(effect, deviation, p, max(smallest, 2 / (1 + permutations)), effect - half, effect + half, upper)
@@ -153,64 +154,91 @@ def _scale(first: NDArray[np.bool_], labels: NDArray[np.int64]) -> float:
     return max(total, 1e-12)
 
 
-def contrast(values: NDArray[np.float64], pool: Pool, weights: Mapping[str, float]) -> tuple[float, float]:
-    """A sum of class-adjusted means of roles, and its standard error over groups of examples.
+@dataclass(frozen=True)
+class Effects:
+    """Effects of the roles on residuals, against withheld examples, adjusted for classes.
 
-    Classes that lack one of the roles are left out.
+    Attributes:
+        roles: whose effects these are.
+        values: (num_roles,).
+        covariance: (num_roles, num_roles), over groups of examples.
+        freedom: degrees of freedom of t: groups minus classes and roles; 0 where there are too few to tell.
+    """
+
+    roles: tuple[str, ...]
+    values: NDArray[np.float64]
+    covariance: NDArray[np.float64]
+    freedom: int
+
+    def contrast(self, weights: Mapping[str, float]) -> tuple[float, float]:
+        """A weighted sum of effects and its standard error; infinite where too few groups tell."""
+        w = np.array([weights.get(role, 0.0) for role in self.roles])
+        error = math.sqrt(float(w @ self.covariance @ w)) if self.freedom > 0 else math.inf
+        return float(w @ self.values), error
+
+    def quantile(self, level: float) -> float:
+        """Student's quantile."""
+        return float(scipy.stats.t.ppf(level, max(1, self.freedom)))
+
+
+def estimate_effects(values: NDArray[np.float64], pool: Pool) -> Effects:
+    """Regress residuals on role and class, by least squares; errors are robust to groups that vary as one.
+
+    The sandwich of group sums is multiplied by groups / (groups - classes - roles), as each class takes one degree of
+    freedom, however many examples its groups have.
 
     Args:
-        values: (num_pool,).
-        pool: who is who.
-        weights: of each role's mean.
+        values: (num_pool,) residuals.
+        pool: who is who; withheld examples are among them.
     """
-    shared = [c for c in np.unique(pool.labels) if all(((pool.roles == r) & (pool.labels == c)).any() for r in weights)]
-    inside = np.isin(pool.labels, shared) & np.isin(pool.roles, list(weights))
-    influence, total = np.zeros(len(values)), 0.0
-    for label in shared:
-        of_class = float((pool.labels[inside] == label).mean())
-        for role, weight in weights.items():
-            mine = (pool.roles == role) & (pool.labels == label)
-            count, mean = int(mine.sum()), float(values[mine].mean())
-            total += of_class * weight * mean
-            correction = np.sqrt(count / (count - 1)) if count > 1 else 1.0
-            influence[mine] = of_class * weight / count * (values[mine] - mean) * correction
+    roles = tuple(role for role in (QUERY, KNOWN) if pool.has(role))
+    outcome = _centred(values, pool.labels)
+    terms = np.stack([_centred((pool.roles == role).astype(np.float64), pool.labels) for role in roles], axis=1)
+    bread = np.linalg.pinv(terms.T @ terms)
+    found = bread @ terms.T @ outcome
+    scores = terms * (outcome - terms @ found)[:, None]
     numbers = np.unique(pool.groups, return_inverse=True)[1]
-    by_group = np.bincount(numbers, weights=influence)
-    return float(total), float(np.sqrt(np.square(by_group).sum()))
+    by_group = np.stack([np.bincount(numbers, weights=column) for column in scores.T], axis=1)
+    groups = len(by_group)
+    freedom = groups - len(np.unique(pool.labels)) - len(roles)
+    covariance = bread @ (by_group.T @ by_group) @ bread * (groups / max(1, freedom))
+    return Effects(roles, found, covariance, max(0, freedom))
 
 
-def share_left(values: NDArray[np.float64], pool: Pool) -> tuple[float, float]:
-    """The share of D_Q that is in the model as the known examples are: estimate and one-sided 95 % upper limit.
+def share_left(values: NDArray[np.float64], pool: Pool, *, level: float = 0.95) -> tuple[float, float]:
+    """The trace of D_Q as a share of that of the known examples: estimate and one-sided upper limit.
 
     Args:
         values: (num_pool,) residuals.
         pool: with known and withheld examples.
+        level: of the limit.
     """
-    estimate, _, high = share_interval(values, pool, level=0.9)
+    estimate, _, high = share_interval(values, pool, level=2 * level - 1)
     return estimate, high
 
 
 def share_interval(values: NDArray[np.float64], pool: Pool, *, level: float = 0.95) -> tuple[float, float, float]:
     """The trace of D_Q as a share of that of the known examples: estimate, and the ends of an interval over examples.
 
-    The interval inverts tests of "the trace of D_Q is b times that of the known examples" (Fieller 1954); an end that is
-    not within 0 and 2 is 0 or infinite. The estimate is not a number where the known examples leave no trace.
+    The interval inverts tests of "the trace of D_Q is b times that of the known examples" (Fieller 1954). An upper end
+    above 2 is infinite, and so it is where a reversed trace (D_Q ranks below withheld examples) refutes every share: then
+    nothing is bounded. The estimate is not a number where the known examples leave no trace.
 
     Args:
         values: (num_pool,) residuals.
         pool: with known and withheld examples.
         level: coverage.
     """
-    known, _ = contrast(values, pool, {KNOWN: 1.0, WITHHELD: -1.0})
-    query, _ = contrast(values, pool, {QUERY: 1.0, WITHHELD: -1.0})
+    effects = estimate_effects(values, pool)
+    known, query = (effects.contrast({role: 1.0})[0] for role in (KNOWN, QUERY))
     estimate = query / known if known > 0 else float("nan")
-    quantile, held = float(scipy.stats.norm.ppf((1 + level) / 2)), []
+    quantile, held = effects.quantile((1 + level) / 2), []
     for share in np.linspace(0.0, 2.0, 201):
-        apart, error = contrast(values, pool, {QUERY: 1.0, KNOWN: -share, WITHHELD: share - 1})
+        apart, error = effects.contrast({QUERY: 1.0, KNOWN: -share})
         held.append((float(share), apart - quantile * error <= 0, apart + quantile * error >= 0))
     low = next((share for share, reached, _ in held if reached), float("inf"))
     high = next((share for share, _, reached in held if not reached), float("inf"))
-    return estimate, low, high
+    return estimate, low, high if high > 0 else float("inf")
 
 
 def power_by_redraws(values: NDArray[np.float64], pool: Pool, *, alpha: float, redraws: int, seed: int) -> float:

@@ -365,7 +365,7 @@ def test_absence_is_not_claimed_for_free() -> None:
     assert row["smallest_p"] == 1
     # six answers could be due to memory: all of one class (1/6 of its draws) and two of another (2/6); a seventh: 1/36
     assert row["upper_bound"] == pytest.approx(6 / 20)
-    assert "too small" in row["sentence"]
+    assert "too few images" in row["sentence"]
     nothing = excess_of(of_images(~same, drawn(rng, labels), labels), bound=0.1)
     assert nothing["upper_bound"] is None
     assert nothing["verdict"] == "inconclusive"
@@ -401,3 +401,22 @@ def test_settings_and_classes_are_adjusted_together() -> None:
     assert sum(row["family"] == "classes" for row in rows) == 5
     assert all(row["p_adjusted"] >= row["p_value"] for row in rows)
     assert all(row["verdict"] is None for row in table.to_pylist() if row["role"] != "test")
+
+
+def test_an_upside_down_comparison_is_not_bounded() -> None:
+    labels, rng = np.repeat(np.arange(5), 40), np.random.default_rng(0)
+    sides = drawn(rng, labels)
+    right = np.stack([np.where(sides, rng.random(200) < 0.3, rng.random(200) < 0.7)] * 2)[None]
+    right[0, 1] = np.where(sides, rng.random(200) < 0.7, rng.random(200) < 0.3)
+    row = excess_of(of_images(right, sides, labels), bound=0.01)
+    assert row["value"] < -0.2
+    assert row["upper_bound"] is None
+    assert row["conclusion"] == "inconclusive"
+    assert "upside down" in row["sentence"]
+
+
+def test_models_that_agree_on_many_images_are_bounded_and_say_so() -> None:
+    labels, rng = np.repeat(np.arange(5), 800), np.random.default_rng(0)
+    same = np.repeat((rng.random(4000) < 0.5)[None], 2, axis=0)[None]
+    row = excess_of(of_images(same, drawn(rng, labels), labels), bound=0.1)
+    assert row["verdict"] == row["conclusion"] == "bounded"

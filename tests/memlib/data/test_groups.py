@@ -13,6 +13,7 @@ from memlib.data.sets import KNOWN, QUERY, WITHHELD, draw_sets
 from memlib.data.splits import hold_out, select, split_examples
 from memlib.errors import UserError
 from memlib.specs import CropSpec, GroupSpec, HoldOutSpec, SetSpec, SplitSpec
+from memlib.stats.randomization import Design, two_sided_p
 from memlib.tables import INDEX
 
 RNG = np.random.default_rng(0)
@@ -153,7 +154,8 @@ def test_sides_of_the_pool_are_equally_likely() -> None:
     assert np.abs(counts - expected).max() < 4.5 * np.sqrt(expected * 0.75)
 
 
-def test_groups_that_an_owner_has_parted_leave_the_pool() -> None:
+def test_groups_of_a_pool_that_its_owner_drew_singly_leave_it() -> None:
+    """Whole or parted: a pair that lies whole in one set is not as likely there as a single example."""
     names = [f"{part}/p{i}" for part in "qh" for i in range(8)] + [f"c/x{i}" for i in range(8)]
     labels = [0, 1] * 12
     images = RNG.integers(0, 256, size=(24, 20, 20, 1), dtype=np.uint8)
@@ -162,3 +164,27 @@ def test_groups_that_an_owner_has_parted_leave_the_pool() -> None:
     rows = draw_sets(index(names, labels), images, specs, seed=0, near=None, group=group).to_pylist()
     gone = {row["example_id"] for row in rows if row["role"] == "left_out"}
     assert gone == {"q/p0", "q/p1", "h/p0", "h/p1"}
+
+
+def test_innocent_pairs_drawn_singly_keep_the_level() -> None:
+    """Owner's draw of sides 1:2; pairs are easier than single examples. Pairs that are kept whole would be accused."""
+    rejected = 0
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        pairs = np.repeat(np.arange(60), 2)
+        groups = np.concatenate([pairs, 60 + np.arange(120)])
+        query = rng.random(240) < 1 / 3
+        alone = np.bincount(groups)[groups] == 1
+        values = rng.normal(size=240) + 1.0 * ~alone
+        design = Design.of(query[alone], np.zeros(int(alone.sum()), dtype=np.int64), groups[alone])
+        null = design.redrawn_sums(values[alone], 199, seed=seed)
+        rejected += two_sided_p(float(values[alone][query[alone]].sum()), null) <= 0.05
+    assert rejected <= 22
+
+
+def test_every_set_of_the_pool_has_every_class() -> None:
+    names, labels = [f"e{i:02d}" for i in range(30)], [0] * 12 + [1] * 12 + [2] * 6
+    images = RNG.integers(0, 256, size=(30, 20, 20, 1), dtype=np.uint8)
+    specs = {"calibration": SetSpec(per_class=2), "query": SetSpec(), "withheld": SetSpec(per_class=4)}
+    with pytest.raises(UserError, match="needs 5 examples of class 'c2', but 4 are left"):
+        draw_sets(index(names, labels), images, specs, seed=0, near=None)

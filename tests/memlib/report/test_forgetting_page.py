@@ -26,21 +26,29 @@ def recipe(**changes: Any) -> Recipe:
     return Recipe.model_validate(base | changes)
 
 
-def findings(outcome: str, *names: str, p: float = 0.5, limit: float = 0.9, power: float = 0.9) -> list[dict[str, Any]]:
-    at = {"kind": "target", "outcome": outcome, "examples": 90, "withheld": 90, "control_power": power, "share_limit": limit}
+def findings(*names: str, p: float = 0.5, value: float = 0.4, limit: float = 0.9, power: float = 0.9) -> list[dict[str, Any]]:
+    at = {"kind": "target", "examples": 90, "withheld": 90}
+    chosen = names or ("<b>t</b>",)
     rows = [
         tested(
-            "trace", {**at, "target": n}, 0.4, n=180, p_value=p, family="targets", detectable=0.2,
-            interval=Interval(0.2, 0.6, "examples"), upper_bound=limit, bound=0.2,
+            "trace", {**at, "target": n}, value, n=180, p_value=p, family="targets", detectable=0.2,
+            interval=Interval(value - 0.2, value + 0.2, "examples"), upper_bound=limit, bound=0.2,
         )
-        for n in names or ("<b>t</b>",)
+        for n in chosen
     ]  # fmt: skip
-    rows += [diagnostic("found_share", {"target": f"{group} models"}, 0.5, n=10) for group in ("null", "retained")]
+    for metric, number in (("control_power", power), ("share_limit", limit)):
+        rows += [diagnostic(metric, {"target": n}, number, n=90) for n in chosen]
+    at = {"alpha": 0.01}
+    rows += [diagnostic("found_share", {"target": f"{group} models", **at}, 0.5, n=10) for group in ("null", "retained")]
     rows.append(estimate("rho", {"target": "<b>t</b>"}, 0.4, n=9, interval=Interval(0.2, 0.6, "examples")))
     rows.append(estimate("rho_change", {"from": "<b>t</b>", "to": "u"}, 0.3, n=9, interval=Interval(0.1, 0.5, "examples")))
     at = {"target": "t", "false_positive_rate": 0.01}
     rows.append(estimate("true_positive_rate", at, 0.3, n=5, interval=Interval(0.1, 0.5, "trainings")))
     return settle(rows, alpha=0.01)
+
+
+def untested(*names: str) -> list[dict[str, Any]]:
+    return settle([estimate("rho", {"target": n, "kind": "target"}, 0.4, n=9) for n in names], alpha=0.01)
 
 
 def said(rows: list[dict[str, Any]], **changes: Any) -> Any:
@@ -50,16 +58,11 @@ def said(rows: list[dict[str, Any]], **changes: Any) -> Any:
 @pytest.mark.parametrize(
     ("rows", "kind", "sentence", "because"),
     [
-        (findings("retained", p=0.001), "found", "has used this data set", "given to nobody (p = 0.001"),
-        (
-            findings("unlearned too hard", p=0.001),
-            "found",
-            "worse than data it never saw",
-            "by chance, however it was trained",
-        ),
-        (findings("forgotten", limit=0.1), "not_found", "at most 10 % of it could be left", "found in 90 % of redraws"),
-        (findings("no trace found"), "odd", "does not show that it was not used", "more of D_Q than the recipe allows"),
-        (findings("no trace found", power=0.3), "odd", "does not show", "found in 30 % of redraws only"),
+        (findings(p=0.001), "found", "has used this data set", "given to nobody (p = 0.001"),
+        (findings(p=0.001, value=-0.4), "found", "worse than data it never saw", "by chance, however it was trained"),
+        (findings(limit=0.1), "not_found", "at most 10 % of what data that are in it leave", "found in 90 % of redraws"),
+        (findings(), "odd", "does not show that it was not used", "up to 90 % of their trace could be left"),
+        (findings(power=0.3), "odd", "does not show", "found in 30 % of redraws only"),
     ],
 )
 def test_outcomes_in_words(rows: list[dict[str, Any]], kind: str, sentence: str, because: str) -> None:
@@ -70,13 +73,18 @@ def test_outcomes_in_words(rows: list[dict[str, Any]], kind: str, sentence: str,
 
 
 def test_several_models_are_listed() -> None:
-    found = said(findings("retained", "a", "b", p=0.001))
+    found = said(findings("a", "b", p=0.001))
     assert found.sentence == "2 of 2 models were shown to have used this data set."
     assert "a: retained; b: retained" in found.explanation
+    clean = said(findings("a", "b", limit=0.1))
+    assert clean.sentence == "0 of 2 models were shown to have used this data set, 2 to hold little or no trace of it."
+    assert "a: forgotten (at most 10 % of the trace that known data leave)" in clean.explanation
+    nothing = said(untested("a", "b"))
+    assert nothing.sentence == "It cannot be said whether any of the 2 models has used this data set."
 
 
 def test_supplied_outputs_come_with_a_caution() -> None:
-    found = said(findings("retained", p=0.001), targets={"t": {"outputs": {"path": "x.parquet"}}})
+    found = said(findings(p=0.001), targets={"t": {"outputs": {"path": "x.parquet"}}})
     assert "can make them say anything" in found.explanation
 
 
@@ -90,7 +98,7 @@ def test_a_page_is_whole_and_escaped(tmp_path: Path) -> None:
         }
     ]  # fmt: skip
     tables = {
-        "summary": summary_table(findings("retained", p=0.001), said(findings("retained", p=0.001))),
+        "summary": summary_table(findings(p=0.001), said(findings(p=0.001))),
         "curves": pa.Table.from_pylist(curves, schema=CURVES.arrow),
         "units": FORGETTING_UNITS.arrow.empty_table(),
         "examples": pa.Table.from_pylist(examples, schema=FORGETTING_EXAMPLES.arrow),
