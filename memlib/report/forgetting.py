@@ -244,8 +244,8 @@ def _known_models_section(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> 
         heading="The same test on models whose truth is known",
         paragraphs=[
             f"The auditor's own models, each tested alone at {found[0]['params']['alpha']:.2g}, as one target is. "
-            "Null models should not be found; how often retained models are says what the test finds in models trained like them, no "
-            "others."
+            "Null models should not be found; how often retained models are says what the test finds in models trained "
+            "like them, no others."
         ],
         table=TableView(("models", "trained on", "found"), table),
     )
