@@ -30,7 +30,7 @@ def verdict(rows: Sequence[Row], recipe: Recipe, *, size: int) -> Verdict:
     word = _word(heads)
     sentence, explanation = _said(word, heads, singles, recipe, size)
     claim, why = _privacy(rows)
-    return Verdict(word, sentence + _extracted(rows, word) + claim, explanation + why)
+    return Verdict(SHOWN if claim else word, sentence + _extracted(rows, word) + claim, explanation + why)
 
 
 def _word(heads: Sequence[Row]) -> Word:
