@@ -158,7 +158,7 @@ class Recipe(Spec):
                 "take them from one part, or set verdict.drawn_elsewhere where their owner has drawn them so"
             )
         open_ = [name for name, spec in self.sets.items() if name in POOL and spec.per_class is None]
-        if len(open_) > 1:
+        if len(parts) == 1 and len(open_) > 1:
             raise ValueError(f"sets.{open_[0]} and sets.{open_[1]} are drawn from one pool; give at least one a per_class")
         for place, mix in mixes.items():
             if WITHHELD in mix:
