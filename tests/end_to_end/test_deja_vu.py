@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from harness import Memlib, kill_leftovers, newest, published, resume_step, says_one_thing, wait_for
 
-from memlib.tables import PUBLISHED
+from memlib.tables import DEJA_VU_UNITS, PUBLISHED
 
 NO_RAY = {"RAY_TMPDIR": "/dev/null/none"}  # starting Ray would fail
 Started = Callable[..., tuple[Path, subprocess.Popen[str]]]
@@ -188,7 +188,7 @@ def test_results_are_read_by_duckdb_and_polars(finished: Finished) -> None:
         assert len(frame) == len(rows) > 0
         assert len(frame.select(schema.keys).unique()) == len(frame), f"{schema.keys} do not identify a row of {name}"
     file = pq.ParquetFile(manifest["results"]["units"])
-    assert file.schema_arrow.metadata[b"memlib.version"] == b"1"
+    assert file.schema_arrow.metadata[b"memlib.version"] == str(DEJA_VU_UNITS.version).encode()
     assert file.schema_arrow.metadata[b"memlib.run"] == manifest["run"].encode()
     assert file.schema_arrow.field("target_confidence").metadata[b"unit"] == b"nat"
     assert file.metadata.row_group(0).column(0).compression == "ZSTD"
