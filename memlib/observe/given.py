@@ -67,12 +67,13 @@ def read_outputs(spec: OutputsSpec, members: pa.Table, num_classes: int) -> Give
     scores = np.array([lists[row] for row in rows], dtype=np.float64)
     if not np.isfinite(scores).all():
         raise UserError(f"{spec.path}: {spec.scores_column} holds numbers that are not finite")
-    _refuse_decisions(spec, scores)
     digest = hashlib.sha256(scores.tobytes() + "\n".join([spec.kind, *wanted]).encode()).hexdigest()
     if spec.kind == "logits":
         _refuse_probabilities(spec, scores)
+        _refuse_decisions(spec, scores)
         return GivenOutputs(scores, None, digest)
     _check_probabilities(spec, scores)
+    _refuse_decisions(spec, scores)
     return GivenOutputs(np.log(np.maximum(scores, 1e-30)), scores, digest)
 
 

@@ -42,7 +42,7 @@ def test_outputs_are_joined_by_id_and_others_left_aside(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "options", "said"),
     [
-        ({"example_id": ["c", "a", "x", "y"]}, {}, "no outputs for 1 of the 3 examples of D_Q: b"),
+        ({"example_id": ["c", "a", "x", "y"]}, {}, "no outputs for 1 of the 3 examples of D_Q and those drawn with it: b"),
         ({"example_id": ["c", "a", "a", "b"]}, {}, "1 repeated ids"),
         ({}, {"scores_column": "logits"}, "no column 'logits'; it has example_id, scores"),
         ({"scores": [0.1, 0.2, 0.3, 0.4]}, {}, "a list of numbers, one a class"),
@@ -51,6 +51,9 @@ def test_outputs_are_joined_by_id_and_others_left_aside(tmp_path: Path) -> None:
         ({}, {"kind": "logits"}, "these are probabilities"),
         ({"scores": [[0.4, 0.4]] * 4}, {}, "no distribution: it sums to 0.8 to 0.8"),
         ({"scores": [[float("nan"), 1.0]] * 4}, {}, "not finite"),
+        ({"scores": [[0.4, 0.6]] * 4}, {}, "is the same for every example"),
+        ({"scores": [[0.0, 1.0], [1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]}, {}, "nothing but 0 and 1, which are decisions"),
+        ({"scores": [[-5.0, 5.0], [5.0, -5.0]] * 2}, {"kind": "logits"}, "nothing but -5 and 5, which are decisions"),
         ({"y": [1, 1, 0, 1]}, {"label_column": "y"}, r"1 labels differ from D_Q's, as of a \(1 there, 0 here\)"),
     ],
 )
@@ -82,4 +85,4 @@ def test_rounded_probabilities_are_taken_as_they_are(tmp_path: Path, decimals: i
     found = read(wrote(tmp_path, scores=scores.tolist()))
     assert found.probabilities is not None
     np.testing.assert_allclose(odds_of(found.probabilities[:1, 0]), [np.log(0.3 / 0.7)])
-    assert read(wrote(tmp_path, scores=[[0.1, 2.0]] * 4), kind="logits").digest != found.digest
+    assert read(wrote(tmp_path, scores=[[0.1, 2.0], [1.0, 3.0]] * 2), kind="logits").digest != found.digest
