@@ -66,13 +66,14 @@ def _rows(path: Path) -> list[Row]:
     """Whole lines of a file; an interrupted last one is computed again."""
     if not path.exists():
         return []
-    kept = []
-    for line in path.read_text().splitlines():
+    lines, kept = path.read_text().splitlines(), []
+    for line in lines:
         try:
             kept.append(json.loads(line))
         except ValueError:
             continue
-    path.write_text("".join(json.dumps(row) + "\n" for row in kept))
+    if len(kept) < len(lines):
+        path.write_text("".join(json.dumps(row) + "\n" for row in kept))
     return kept
 
 
