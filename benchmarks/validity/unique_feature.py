@@ -356,12 +356,12 @@ def coverage_unit(unit: str) -> Row:
         chosen = np.isin(whose, rng.choice(CANARIES, 5, replace=False))
         for what, values in (("difference", gains[chosen]), ("published", hits[chosen].astype(float))):
             means = unit_means([values], [whose[chosen]])
-            ends = {"canaries": mean_interval(means, replicates=500, seed=0)}
-            ends["nets"] = (
-                mean_interval(values, replicates=500, seed=0)
+            ends = {
+                over: mean_interval(units, replicates=500, seed=0)
                 if what == "difference"
-                else exact_interval(int(values.sum()), len(values))
-            )
+                else exact_interval(float(units.sum()), len(units))
+                for over, units in (("canaries", means), ("nets", values))
+            }
             for over, (low, high) in ends.items():
                 held[f"{what} over {over}"] += low - 1e-12 <= truth[what] <= high + 1e-12
     return {"held": held, "resamples": RESAMPLES}

@@ -68,10 +68,16 @@ def mean_interval(values: NDArray[np.float64], *, replicates: int, seed: int, le
     return float(low), float(high)
 
 
-def exact_interval(hits: int, count: int, *, level: float = 0.95) -> tuple[float, float]:
-    """Clopper and Pearson's interval of a proportion of `count` independent units."""
-    interval = scipy.stats.binomtest(hits, count).proportion_ci(level, method="exact")
-    return float(interval.low), float(interval.high)
+def exact_interval(hits: float, count: int, *, level: float = 0.95) -> tuple[float, float]:
+    """Clopper and Pearson's interval of a proportion of `count` independent units.
+
+    Units may be proportions themselves, of which `hits` is the sum: within 0 and 1 nothing varies more than hits do, so that
+    the interval is wide enough, also where all units are alike.
+    """
+    tail = (1 - level) / 2
+    low = float(scipy.stats.beta.ppf(tail, hits, count - hits + 1)) if hits > 0 else 0.0
+    high = float(scipy.stats.beta.isf(tail, hits + 1, count - hits)) if hits < count else 1.0
+    return low, high
 
 
 def exchanges(num_units: int, permutations: int, *, seed: int) -> NDArray[np.int8]:

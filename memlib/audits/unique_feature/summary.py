@@ -223,10 +223,10 @@ def _published(scored: _Scored, memorized: Sequence[NDArray[np.bool_]]) -> Itera
 
 
 def _fixed(scored: _Scored, means: NDArray[np.float64], over: str) -> Interval | None:
-    """Of a proportion by a fixed threshold: exact over independent nets, else over the units' own proportions."""
-    if over == "nets":
-        return Interval(*exact_interval(round(float(means.sum())), len(means)), "nets")
-    return _share(scored.interval(means, over))
+    """Of a proportion by a fixed threshold, over nets, or over the proportions of canaries or draws."""
+    if scored.interval(means, over) is None:  # too few units
+        return None
+    return Interval(*exact_interval(float(means.sum()), len(means)), over)
 
 
 def _share(interval: Interval | None, *, low: float = 0.0) -> Interval | None:
