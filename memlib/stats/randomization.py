@@ -4,6 +4,7 @@ The null says that the side changes no answer. Under it every draw of the design
 the level holds for any statistic and any model, however it was trained (Fisher 1935; Rosenbaum 2002, section 2.4).
 """
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -94,7 +95,7 @@ class Design:
         """
         observed = int(values[self.first].sum())
         by_group = np.rint(np.bincount(self._number, weights=values)).astype(np.int64)
-        strata = [(by_group[members], chosen) for members, chosen in self._strata()]
+        strata = [(by_group[members], chosen) for members, chosen in self._strata]
         if sum(_work(own, chosen) for own, chosen in strata) > MOST_WORK:
             null = self.redrawn_sums(values.astype(np.float64), permutations, seed=seed)
             return (1 + int((null >= observed - 1e-9).sum())) / (1 + permutations)
@@ -112,7 +113,7 @@ class Design:
         """
         by_group = np.bincount(self._number, weights=values)
         logs = 0.0
-        for members, chosen in self._strata():
+        for members, chosen in self._strata:
             ordered = np.sort(by_group[members])[::-1]
             if chosen in (0, len(ordered)):
                 continue
@@ -131,27 +132,27 @@ class Design:
         """
         by_group = np.bincount(self._number, weights=values)
         variance = 0.0
-        for members, chosen in self._strata():
+        for members, chosen in self._strata:
             count = len(members)
             if count > 1:
                 variance += chosen * (count - chosen) / count * float(by_group[members].var(ddof=1))
         return math.sqrt(variance)
 
-    @property
+    @functools.cached_property
     def _number(self) -> NDArray[np.int64]:
         return np.unique(self.group, return_inverse=True)[1]
 
-    def _strata(self) -> Iterator[tuple[NDArray[np.int64], int]]:
+    @functools.cached_property
+    def _strata(self) -> tuple[tuple[NDArray[np.int64], int], ...]:
         """The groups of each stratum, and how many of them are on the first side."""
         _, start = np.unique(self.group, return_index=True)
         stratum, first = self.stratum[start], self.first[start]
-        for which in np.unique(stratum):
-            members = np.flatnonzero(stratum == which)
-            yield members, int(first[members].sum())
+        members = (np.flatnonzero(stratum == which) for which in np.unique(stratum))
+        return tuple((mine, int(first[mine].sum())) for mine in members)
 
     def _group_redraws(self, count: int, *, seed: int) -> Iterator[NDArray[np.bool_]]:
         rng = np.random.default_rng(seed)
-        strata, total = list(self._strata()), self.num_groups
+        strata, total = self._strata, self.num_groups
         size = max(1, _CELLS // max(1, total))
         for start in range(0, count, size):
             rows = min(size, count - start)

@@ -142,7 +142,8 @@ def _share_rows(name: str, models: Sequence[Observed], distances: Distances) -> 
     if distances.pool.has(KNOWN) and distances.pool.has(WITHHELD):
         values = mean_residuals([m.log_odds for m in models], _unseen(distances))
         share, low, high = share_interval(values, distances.pool)
-        low, high = (low, high) if share > 0 or np.isfinite(high) else (0.0, 0.0)  # reversed: no share explains it
+        if share <= 0 and not np.isfinite(high):  # a reversed trace, which no share explains
+            return
         interval, assumes = Interval(max(0.0, low), min(1.0, high), "examples"), "used as the known examples were"
         share = min(1.0, max(0.0, share))
     else:
