@@ -22,8 +22,7 @@ import memlib
 from flows import store_commands
 from flows.audits import AUDITS, audit_of
 from flows.recipes import load_recipe, overridden, shipped_recipes, validate
-from flows.requests import unfinished
-from flows.store_commands import DEFAULT_STORE, JsonOption, StoreOption, find_run, print_run
+from flows.store_commands import DEFAULT_STORE, JsonOption, StoreOption, find_run, opened_store, print_run
 from memlib.errors import RunError, UserError
 from memlib.specs import Resources
 from memlib.store import Store
@@ -205,8 +204,8 @@ def resume(
     other = [setting for setting in set_ if not setting.startswith("resources.")]
     if other:
         raise UserError(f"--set {other[0]} would make it another run; only resources can be changed, see memlib run")
-    opened = Store(store)
-    found = find_run(opened, run_id, [*unfinished(opened), *opened.runs()])
+    opened = opened_store(store)
+    found = find_run(opened, run_id, asked_too=True)
     machines = overridden({"resources": found.get("resources", {})}, set_)["resources"]
     audit = audit_of(found["audit"])
     _carry_out(audit, found["recipe"], machines, store, quiet=quiet or json_, force=force_stage, as_json=json_)

@@ -2,56 +2,77 @@
 
 import contextlib
 import json
-import tempfile
 import time
-from collections.abc import Collection, Iterator
-from pathlib import Path
+import uuid
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from memlib.errors import UserError
+from memlib.heartbeat import SILENT_SECONDS, beating
 from memlib.identity import content_key
+from memlib.records import RequestRecord, Unreadable, parsed
 from memlib.specs import Resources, Spec
 from memlib.store import Store
+from memlib.upkeep import wait_for_clearing
 
 FOLDER = "requests"
 
 
 @contextlib.contextmanager
-def announced(store: Store, audit: str, recipe: Spec, resources: Resources, computed: Collection[str]) -> Iterator[str]:
+def announced(
+    store: Store,
+    audit: str,
+    recipe: Spec,
+    resources: Resources,
+    computed: Collection[str],
+    *,
+    say: Callable[[str], None] = lambda text: None,
+) -> Iterator[str]:
     """Notes what is asked for while it is under way, and yields its id; what ends well or cannot even begin is forgotten.
+
+    Each driver has a note of its own, which beats while the driver lives.
 
     Args:
         store: where it runs.
         audit: its name on the command line.
         recipe, resources: what is asked for.
         computed: what it has made so far; a run that has made something is worth going on with.
+        say: told when it has to wait.
     """
     asked = {"audit": audit, "recipe": recipe.model_dump(mode="json")}
     key = content_key("request", version=1, spec=asked, inputs={})[:12]
     note = asked | {
         "run": key, "title": str(getattr(recipe, "title", "")), "resources": resources.model_dump(mode="json"),
-        "started": time.time(), "finished": None,
+        "started": time.time(), "began": store.clock(), "finished": None,
     }  # fmt: skip
-    path = f"{FOLDER}/{key}.json"
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "request.json"
-        file.write_text(json.dumps(note, indent=1))
-        store.publish(path, file)
+    path = f"{FOLDER}/{key}-{uuid.uuid4().hex[:8]}.json"
     try:
-        yield key
+        with beating(store, path, json.dumps(note, indent=1).encode()):
+            wait_for_clearing(store, say)
+            yield key
     except UserError:
         if not computed:
             store.drop(path)
         raise
     store.drop(path)
+    _forget_silent(store, key)
+
+
+def _forget_silent(store: Store, key: str) -> None:
+    """Drops the notes of drivers that died over the same run, which has ended well by now."""
+    now = store.clock()
+    for path, (_, beaten) in store.listing(FOLDER).items():
+        if path.startswith(f"{FOLDER}/{key}") and beaten < now - SILENT_SECONDS:
+            store.drop(path)
 
 
 def unfinished(store: Store) -> list[dict[str, Any]]:
-    """What was asked for and has not ended, or is under way; the newest first."""
-    found = []
-    for path in (path for path in store.listing(FOLDER) if path.endswith(".json")):  # a killed driver may leave half a note
-        with contextlib.suppress(ValueError):
-            content = store.published(path)
-            if content is not None:
-                found.append(json.loads(content))
-    return sorted(found, key=lambda note: note["started"], reverse=True)
+    """What was asked for and has not ended, or is under way, once each; the newest first."""
+    found: dict[str, dict[str, Any]] = {}
+    paths = sorted(path for path in store.listing(FOLDER) if path.endswith(".json"))
+    for content in store.published_together(paths).values():
+        with contextlib.suppress(Unreadable):  # not written by us, or damaged: nothing that can be gone on with
+            note = parsed(RequestRecord, content)
+            if note["started"] >= found.get(note["run"], note)["started"]:
+                found[note["run"]] = note
+    return sorted(found.values(), key=lambda note: -float(note["started"]))

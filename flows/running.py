@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from rich.console import Console
+
 from flows.audits import AUDITS, Audit
 from flows.requests import announced
 from memlib.errors import RunError, UserError
@@ -39,7 +41,8 @@ def carry_out(
         opened.check_writable()
         check_stages(AUDITS[audit], resources.stages)  # of a sweep, other cells may have the stage
     computed: list[str] = []
-    with announced(opened, audit, recipe, resources, computed) as run:
+    console = Console(stderr=True, markup=False, highlight=False)
+    with announced(opened, audit, recipe, resources, computed, say=console.print) as run:
         title = str(getattr(recipe, "title", ""))
         shared = within or Shared()
         context = Context(

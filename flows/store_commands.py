@@ -1,11 +1,12 @@
 """The commands over a store: what ran in it, what it found, whether it is whole."""
 
 import json
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -17,6 +18,7 @@ from flows.requests import unfinished
 from memlib import comparison, ledger, upkeep
 from memlib.errors import RunError, UserError
 from memlib.planning import Plan
+from memlib.runs import list_runs, read_run, refs_of, run_names
 from memlib.store import Store
 
 ASIDE = {
@@ -61,14 +63,17 @@ def runs(*, data: str | None = None, store: StoreOption = DEFAULT_STORE, json_: 
     json_
         Print the runs' manifests as JSON.
     """
-    opened = Store(store)
-    found, open_ = opened.runs(), unfinished(opened)
+    opened = opened_store(store)
+    listed, open_ = list_runs(opened), unfinished(opened)
+    found = list(listed.entries)
     if data is not None:
         found, open_ = [run for run in found if ledger.data_of(run).startswith(data)], []
         if not found:
             raise UserError(f"no run in {store} is of data {data!r}; memlib show RUN --json names a run's data")
+    if listed.damaged:
+        print(f"memlib: {listed.warning()}", file=sys.stderr)
     if json_:
-        print(json.dumps([*open_, *found], indent=1))
+        print(json.dumps([*open_, *(read_run(opened, entry["run"]) for entry in found)], indent=1))
         return
     for note in open_:
         started = datetime.fromtimestamp(note["started"]).strftime("%Y-%m-%d %H:%M")
@@ -83,8 +88,8 @@ def runs(*, data: str | None = None, store: StoreOption = DEFAULT_STORE, json_: 
     for entry in found:
         first = entry["findings"][0]
         finished = datetime.fromtimestamp(entry["finished"]).strftime("%Y-%m-%d %H:%M")
-        said = entry.get("verdict") or {"word": first["verdict"]}
-        cells = (first["metric"], f"{first['value']:.3g}", _p(first["p_value"]), said["word"])
+        said = entry["verdict"] or {"word": first["verdict"] or ""}
+        cells = (first["metric"], _number(first["value"]), _p(first["p_value"]), said["word"])
         table.add_row(entry["run"], finished, audit_of(entry["audit"]), *cells, entry["title"])
     console.print(table)
 
@@ -110,7 +115,7 @@ def show(
     reveal
         Print the canaries of an exposure audit, which are in no result or report, and what the searches found.
     """
-    opened = Store(store)
+    opened = opened_store(store)
     found = find_run(opened, run_id)
     if json_:
         print(json.dumps(found, indent=1))
@@ -142,8 +147,8 @@ def status(
     json_
         Print it as JSON.
     """
-    opened = Store(store)
-    found = find_run(opened, run_id, [*unfinished(opened), *opened.runs()])
+    opened = opened_store(store)
+    found = find_run(opened, run_id, asked_too=True)
     if found["finished"] is not None:
         rows = upkeep.metrics_by_stage(opened, found)
         if json_:
@@ -236,13 +241,27 @@ def _table(title: str, *headings: str) -> Table:
     return table
 
 
-def find_run(store: Store, run_id: str, among: Sequence[dict[str, Any]] | None = None) -> dict[str, Any]:
-    """The manifest of the finished run whose id begins so, or the entry among some."""
-    found = [entry for entry in (store.runs() if among is None else among) if entry["run"].startswith(run_id)]
+def opened_store(uri: str) -> Store:
+    """A store that is there.
+
+    Raises:
+        UserError: with what is there instead.
+    """
+    store = Store(uri)
+    store.check_known()
+    return store
+
+
+def find_run(store: Store, run_id: str, *, asked_too: bool = False) -> dict[str, Any]:
+    """The manifest of the finished run whose id begins so; where they are asked for, also the notes of those that have not
+    ended."""
+    notes = {note["run"]: note for note in unfinished(store) if note["run"].startswith(run_id)} if asked_too else {}
+    names = [name for name in run_names(store) if name.startswith(run_id)]
+    found = list(dict.fromkeys([*notes, *names]))
     if len(found) != 1:
         seen = "no run" if not found else f"{len(found)} runs"
         raise UserError(f"{seen} in {store.uri} begin{'s' if len(found) < 2 else ''} with {run_id!r}; see memlib runs")
-    return found[0]
+    return notes[found[0]] if found[0] in notes else read_run(store, found[0])
 
 
 def diff(
@@ -264,7 +283,7 @@ def diff(
     json_
         Print the differences as JSON.
     """
-    opened = Store(store)
+    opened = opened_store(store)
     a, b = find_run(opened, first), find_run(opened, second)
     if a["audit"] != b["audit"]:
         raise UserError(f"run {a['run']} is a {audit_of(a['audit'])} audit, {b['run']} a {audit_of(b['audit'])} audit")
@@ -317,8 +336,8 @@ def verify(
     json_
         Print the findings as JSON.
     """
-    opened = Store(store)
-    refs = upkeep.committed(opened) if run_id is None else sorted(upkeep.refs_of(find_run(opened, run_id)), key=str)
+    opened = opened_store(store)
+    refs = upkeep.committed(opened) if run_id is None else sorted(refs_of(find_run(opened, run_id)), key=str)
     damaged = [{"artifact": str(found.ref), "problem": found.problem} for found in upkeep.verify(opened, refs)]
     if json_:
         print(json.dumps({"artifacts": len(refs), "damaged": damaged}, indent=1))
@@ -358,12 +377,9 @@ def gc(
     """
     if days < 0:
         raise UserError(f"--days {days:g} lies in the future; use 0 or more")
-    opened = Store(store)
+    opened = opened_store(store)
     kept = {find_run(opened, run_id)["run"] for run_id in keep} if keep else None
-    before = time.time() - days * 86_400
-    found = upkeep.garbage(opened, keep=kept, before=before)
-    if delete:
-        upkeep.delete(opened, found)
+    found = (upkeep.clear if delete else upkeep.garbage)(opened, keep=kept, days=days)
     if json_:
         print(json.dumps({"deleted": delete, "found": [asdict(item) for item in found]}, indent=1))
         return
@@ -375,10 +391,27 @@ def gc(
         table.add_row(kind, str(len(mine)), f"{sum(item.size for item in mine) / 2**20:.1f}")
     if found:
         console.print(table)
-    said = f"{len(found)} of nobody's, {len(opened.runs()) if kept is None else len(kept)} runs kept"
-    if alive := len(upkeep.under_way(opened, since=before)):
-        said += f", {alive} under way (until they end no artifact goes, as any may be in use)"
+    runs = len(list_runs(opened).entries) if kept is None else len(kept)
+    said = f"{len(found)} unreferenced items; {runs} runs kept"
+    if alive := len(upkeep.under_way(opened, days=days)):
+        said += f"; {alive} under way (until they end no artifact goes, as any may be in use)"
     console.print(f"deleted {said}" if delete else f"found {said}; --delete removes what was found")
+
+
+def adopt(*, mode: Literal["private", "group", "open"] | None = None, store: StoreOption = DEFAULT_STORE) -> None:
+    """Mark a store that an earlier memlib made, before stores were marked. Until then it is neither read nor cleared.
+
+    Parameters
+    ----------
+    mode
+        Who may use what is written to it from now on: private: its owner; group: the folder's group reads and writes all of
+        it; open: everybody reads results and runs. By default as the folder is: group where its group may write to it.
+    store
+        Folder or s3:// prefix.
+    """
+    opened = Store(store)
+    seen = opened.adopt(mode)
+    console.print(f"{opened.uri} is a store now ({opened.mode}): {seen} artifacts and runs", soft_wrap=True)
 
 
 def print_run(manifest: dict[str, Any], *, whole: bool = False) -> None:
@@ -404,12 +437,14 @@ def print_run(manifest: dict[str, Any], *, whole: bool = False) -> None:
         console.print(f"\n{ledger.in_words(earlier)}", soft_wrap=True)
     done = f"{len(manifest['computed'])} stages computed, {len(manifest['reused'])} reused, {manifest['seconds']:.0f} s"
     console.print(f"\nrun {manifest['run']}: {done}")
-    results = manifest["results"].get("summary") or next(iter(manifest["results"].values()))
+    results = manifest["results"].get("summary") or next(iter(manifest["results"].values()), "")
     console.print(f"results {results}", soft_wrap=True)
     console.print(f"report  {manifest['report']}", soft_wrap=True)
 
 
-def _value(value: float) -> str:
+def _value(value: float | None) -> str:
+    if value is None:
+        return ""
     return f"{value:.2g}" if 0 < abs(value) < 0.001 else f"{value:.3f}"
 
 
@@ -449,4 +484,4 @@ def _p(value: float | None) -> str:
     return "" if value is None else f"{value:.2g}"
 
 
-COMMANDS = (runs, show, status, diff, verify, gc)
+COMMANDS = (runs, show, status, diff, verify, gc, adopt)

@@ -2,11 +2,9 @@
 
 import contextvars
 import logging
-import tempfile
 from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from prefect import flow
@@ -20,6 +18,7 @@ from flows.running import carry_out, sharing
 from memlib.audits.sweep import Outcome, Recipe, score, summarize, verdict
 from memlib.errors import RunError, UserError
 from memlib.identity import content_key
+from memlib.private import scratch
 from memlib.report.page import render
 from memlib.report.sweep import build_page
 from memlib.specs import Resources, Spec, changed_content
@@ -162,8 +161,7 @@ def _publish(context: Context, recipe: Recipe, outcomes: list[Outcome]) -> dict[
     done = [outcome.run for outcome in outcomes if outcome.run is not None]
     spec = recipe.model_dump(mode="json", exclude={"concurrent_cells"})
     run = content_key("sweep", version=1, spec=spec, inputs={})[:RUN_LENGTH]
-    with tempfile.TemporaryDirectory(prefix="memlib-sweep-") as scratch:
-        folder = Path(scratch)
+    with scratch("sweep") as folder:
         said = verdict(outcomes)
         metadata = {"memlib.run": run, "memlib.software": memlib.__version__, "memlib.sentence": said.sentence}
         write_table(score(outcomes), SWEEP, folder / "sweep.parquet", metadata=metadata)

@@ -4,19 +4,40 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from memlib.errors import CorruptArtifact
+from memlib.errors import CorruptArtifact, RunError
+from memlib.heartbeat import SILENT_SECONDS, beating
+from memlib.records import RequestRecord, StatusRecord, Unreadable, parsed
+from memlib.runs import list_runs, refs_of
 from memlib.store import MANIFEST, Ref, Store
 
 SUMMED = ("seconds", "cpu_seconds", "bytes_in", "bytes_out", "units")
 HIGHEST = ("peak_memory_bytes", "gpu_peak_memory_bytes")
 ENDED = ("failed", "stopped")  # what a status says of a run that will not go on by itself
 SILENCE_SECONDS = 86_400.0  # after which a run that is not heard of is dead
+CLEARING = "clearing"
+LOOK_SECONDS = 1.0
 KEY = re.compile(r"[0-9a-f]{32}")
-Kind = Literal["artifact", "attempt", "resume", "ray", "log", "request", "status", "run"]
+ATTEMPT = re.compile(r"[0-9a-f]{12}")
+STATE = re.compile(r"\d{12}-[0-9a-f]{12}")
+PART = re.compile(r".+\.[0-9a-f]{32}\.part|[0-9a-f]{32}\.part")
+# below its folder, every name that memlib gives; all else is somebody else's, and stays
+PATTERNS = {
+    "resume": re.compile(r"resume/(\w+/)?[0-9a-f]{32}/\d{12}-[0-9a-f]{12}/.+"),
+    "ray": re.compile(r"ray/memlib-[0-9a-f]{12}/.+"),
+    "logs": re.compile(r"logs/(\w+/)+[0-9a-f]{32}/(failed-)?[0-9a-f]{12}\.log"),
+    "requests": re.compile(r"requests/[0-9a-f]{12}(-[0-9a-f]{8})?\.json"),
+    "status": re.compile(r"status/[0-9a-f]{12}\.json"),
+    "runs": re.compile(r"runs/[0-9a-f]{12}/[^/]+"),
+    "results": re.compile(r"results/table=\w+/audit=\w+/run=[0-9a-f]{12}/part-0\.parquet"),
+    "tmp": re.compile(r"tmp/[0-9a-f]{32}\.part"),
+}
+Kind = Literal["artifact", "attempt", "resume", "ray", "log", "request", "status", "run", "part"]
+Facts = tuple[int, float]  # bytes, and when it was written
 
 
 @dataclass(frozen=True)
@@ -27,7 +48,7 @@ class Garbage:
         kind: artifact: committed, but of no kept run; attempt: files that no manifest names; resume: the state of an
             unfinished stage; ray: Ray's notes of an attempt at training; log: what a worker printed while it made an
             artifact that is gone, or failed; request: what was asked for and never ended; status: how far that was;
-            run: results and report of a run that is not kept.
+            run: results and report of a run that is not kept; part: half of a file, whose writer was killed.
         path: below the store's root.
         size: bytes.
     """
@@ -43,12 +64,6 @@ class Damaged:
 
     ref: Ref
     problem: str
-
-
-def refs_of(run: Mapping[str, Any]) -> set[Ref]:
-    """All artifacts that a run's manifest names."""
-    named = [*run.get("artifacts", {}).values(), *run.get("computed", []), *run.get("reused", [])]
-    return {Ref(*str(ref).rsplit("/", 1)) for ref in named}
 
 
 def metrics_by_stage(store: Store, run: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -82,21 +97,32 @@ def verify(store: Store, refs: Iterable[Ref]) -> Iterator[Damaged]:
             yield Damaged(ref, problem)
 
 
-def garbage(store: Store, *, keep: Collection[str] | None = None, before: float) -> list[Garbage]:
-    """What no kept run refers to and nobody has touched since a time, so that it is nobody's work under way.
+def garbage(store: Store, *, keep: Collection[str] | None = None, days: float) -> list[Garbage]:
+    """What no kept run refers to and nobody has touched for some days, so that it is nobody's work under way.
 
+    Times are those of the store's own clock. Only what has a name that memlib gives is listed, and nothing behind a link.
     While runs are under way, all that is whole and all states to resume from stay: any of them may be read, and no manifest
     says so yet.
 
     Args:
         store: which.
         keep: ids of the runs that stay; by default all.
-        before: seconds since 1970.
+        days: of 86,400 seconds.
+
+    Raises:
+        RunError: when a run cannot be read, so that nobody knows what it refers to.
     """
     artifacts = _by_artifact(store)  # takes longest; who has begun meanwhile is seen below
     requests, statuses = store.listing("requests"), store.listing("status")
+    before = store.clock() - days * 86_400
     alive = _alive(store, requests, statuses, before)
-    kept = [run for run in store.runs() if keep is None or run["run"] in keep]  # after the requests: who ends is in one
+    runs = list_runs(store)  # after the requests: who ends is in one
+    if runs.damaged:
+        raise RunError(
+            f"{runs.warning()}, so nobody knows which artifacts it needs; run its audit again, or take its folder out of "
+            f"{store.uri}/runs"
+        )
+    kept = [run for run in runs.entries if keep is None or run["run"] in keep]
     before = min([before, *alive.values()])  # attempts and logs of runs under way
     whole_before = float("-inf") if alive else before
     wanted = {ref for run in kept for ref in refs_of(run)}
@@ -104,83 +130,153 @@ def garbage(store: Store, *, keep: Collection[str] | None = None, before: float)
     for ref, files in artifacts.items():
         found += _of_artifact(store, ref, files, wanted, before=before, whole_before=whole_before)
     found += [*_folders(store, "resume", whole_before), *_folders(store, "ray", before)]
-    listed: tuple[tuple[Kind, dict[str, tuple[int, float]]], ...] = (("request", requests), ("status", statuses))
-    for kind, files in listed:
+    listed: tuple[tuple[Kind, str, dict[str, Facts]], ...] = (
+        ("request", "requests", requests), ("status", "status", statuses), ("part", "tmp", store.listing("tmp")),
+    )  # fmt: skip
+    for kind, folder, files in listed:
         found += [
-            Garbage(kind, path, size) for path, (size, when) in sorted(files.items()) if when < before and path not in alive
+            Garbage(kind, path, size)
+            for path, (size, when) in sorted(files.items())
+            if when < before and path not in alive and PATTERNS[folder].fullmatch(path)
         ]
     named = {f"logs/{ref.stage}/{ref.key}/" for ref in wanted}
-    for path, (size, when) in sorted(store.listing("logs").items()):
-        kept_log = f"{path.rpartition('/')[0]}/" in named and not path.rpartition("/")[2].startswith("failed-")
-        if when < before and not kept_log:
+    for path, size in _old(store, "logs", before):
+        if f"{path.rpartition('/')[0]}/" not in named or path.rpartition("/")[2].startswith("failed-"):
             found.append(Garbage("log", path, size))
-    ids = {run["run"] for run in kept} | {cell for run in kept for cell in run.get("cells", {}).values()}
-    for path, (size, when) in sorted(store.listing("runs").items()):
-        if path.split("/")[1] not in ids and when < before:
+    ids = {run["run"] for run in kept} | {cell for run in kept for cell in run["cells"].values()}
+    found += [Garbage("run", path, size) for path, size in _old(store, "runs", before) if path.split("/")[1] not in ids]
+    for path, size in _old(store, "results", before):
+        if path.split("/")[3].removeprefix("run=") not in ids:
             found.append(Garbage("run", path, size))
-    for path, (size, when) in sorted(store.listing("results").items()):
-        run = next((part.removeprefix("run=") for part in path.split("/") if part.startswith("run=")), None)
-        if run is not None and run not in ids and when < before:
-            found.append(Garbage("run", path, size))
+    for folder in ("requests", "status", "runs", "results", "logs"):  # where earlier versions wrote before they renamed
+        halves = sorted(store.listing(folder).items())
+        found += [Garbage("part", path, size) for path, (size, when) in halves if PART.fullmatch(path) and when < before]
     return found
 
 
-def under_way(store: Store, *, since: float) -> dict[str, float]:
-    """When each run was asked for that has not ended, by the path of its request; those not heard of since a time are dead.
+def _old(store: Store, folder: str, before: float) -> list[tuple[str, int]]:
+    """Files in one of memlib's folders, with names that it gives, that nobody has written to since a time."""
+    files = store.listing(folder).items()
+    return sorted((path, size) for path, (size, when) in files if when < before and PATTERNS[folder].fullmatch(path))
 
-    One that did not say how it ended is not dead before a day of silence, whatever the time.
+
+def under_way(store: Store, *, days: float) -> dict[str, float]:
+    """When each run was asked for that has not ended, by the path of its note; those not heard of for some days are dead.
+
+    One that did not say how it ended is not dead before a day of silence, whatever the days.
     """
-    return _alive(store, store.listing("requests"), store.listing("status"), since)
+    return _alive(store, store.listing("requests"), store.listing("status"), store.clock() - days * 86_400)
 
 
-def _alive(
-    store: Store, requests: Mapping[str, tuple[int, float]], statuses: Mapping[str, tuple[int, float]], since: float
-) -> dict[str, float]:
-    found = {}
-    for path, (_, asked) in requests.items():
-        status = f"status/{path.rpartition('/')[2]}"
-        heard = max(asked, statuses.get(status, (0, 0.0))[1])
-        if heard >= since or (heard >= time.time() - SILENCE_SECONDS and not _has_ended(store.published(status))):
-            found[path] = asked
+def _alive(store: Store, requests: Mapping[str, Facts], statuses: Mapping[str, Facts], since: float) -> dict[str, float]:
+    found, lately = {}, store.clock() - SILENCE_SECONDS
+    for path, (_, beaten) in requests.items():
+        if not PATTERNS["requests"].fullmatch(path):
+            continue
+        status = f"status/{path.rpartition('/')[2].removesuffix('.json').partition('-')[0]}.json"
+        heard = max(beaten, statuses.get(status, (0, 0.0))[1])
+        if heard >= since or (heard >= lately and not _has_ended(store.published(status))):
+            found[path] = min(beaten, _began(store.published(path), beaten))
     return found
+
+
+def _began(note: bytes | None, beaten: float) -> float:
+    """When a run began, by the store's clock; its note's own time is when it was last alive."""
+    with contextlib.suppress(Unreadable):
+        began = parsed(RequestRecord, note or b"").get("began")
+        return beaten if began is None else float(began)
+    return beaten
 
 
 def _has_ended(status: bytes | None) -> bool:
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        return status is not None and json.loads(status)["state"] in ENDED
+    with contextlib.suppress(Unreadable):
+        return status is not None and parsed(StatusRecord, status)["state"] in ENDED
     return False
 
 
-def delete(store: Store, found: Sequence[Garbage]) -> None:
-    """Removes it; manifests first, so that nothing half removed is trusted."""
-    for item in sorted(found, key=lambda item: not item.path.endswith(MANIFEST)):
-        if item.kind == "artifact":
-            store.drop(f"{item.path}/{MANIFEST}")
+def clear(store: Store, *, keep: Collection[str] | None = None, days: float) -> list[Garbage]:
+    """Deletes what `garbage` finds, and returns it.
+
+    Runs that begin meanwhile wait (see `wait_for_clearing`). Just before it is deleted, each item is looked at again: what
+    somebody has written to stays. Manifests go first, so that nothing half removed is trusted.
+
+    Raises:
+        RunError: when a run cannot be read, another process is clearing, or a run has begun all the same.
+    """
+    if _clearing(store):
+        raise RunError(f"another memlib gc is clearing {store.uri}; try again when it has ended")
+    path = f"{CLEARING}/{uuid.uuid4().hex[:12]}.json"
+    with beating(store, path, json.dumps({"started": time.time()}).encode()):
+        try:
+            return list(_clear(store, keep, days))
+        finally:
+            store.drop(path)
+
+
+def _clear(store: Store, keep: Collection[str] | None, days: float) -> Iterator[Garbage]:
+    alive, looked = set(store.listing("requests")), time.monotonic()
+    before = store.clock() - days * 86_400
+    for item in garbage(store, keep=keep, days=days):
+        if time.monotonic() - looked > LOOK_SECONDS:
+            if set(store.listing("requests")) - alive:  # by a memlib that does not wait
+                raise RunError(f"a run has begun in {store.uri}; what is left of the garbage stays until it has ended")
+            looked = time.monotonic()
+        if any(when >= before for _, when in store.listing(item.path).values()):
+            continue
+        _delete(store, item)
+        yield item
+
+
+def _delete(store: Store, item: Garbage) -> None:
+    """Removes it, and of a folder that it shares with other people's files just what is memlib's."""
+    inner = {"artifact": ATTEMPT, "resume": STATE}.get(item.kind)
+    if inner is None:
         store.drop(item.path)
+    else:
+        names = [name for name in store.names(item.path) if inner.fullmatch(name) or PART.fullmatch(name)]
+        for name in [MANIFEST, *names]:
+            store.drop(f"{item.path}/{name}")
+    store.drop_empty(item.path)
 
 
-def _by_artifact(store: Store) -> dict[Ref, dict[str, tuple[int, float]]]:
-    """Files of every artifact by their path below it: (bytes, when they were written)."""
-    found: dict[Ref, dict[str, tuple[int, float]]] = {}
+def _clearing(store: Store) -> bool:
+    now = None
+    for _, beaten in store.listing(CLEARING).values():
+        now = store.clock() if now is None else now
+        if now - beaten < SILENT_SECONDS:
+            return True
+    return False
+
+
+def wait_for_clearing(store: Store, say: Callable[[str], None]) -> None:
+    """Waits for the end of a `memlib gc --delete` under way, which may be about to delete what a run would find."""
+    said = False
+    while _clearing(store):
+        if not said:
+            say(f"waiting for memlib gc, which is clearing {store.uri}")
+            said = True
+        time.sleep(LOOK_SECONDS)
+
+
+def _by_artifact(store: Store) -> dict[Ref, dict[str, Facts]]:
+    """Files of every artifact by their path below it; names that memlib does not give are left out."""
+    found: dict[Ref, dict[str, Facts]] = {}
     for path, facts in store.listing("artifacts").items():
         parts = path.split("/")[1:]
         place = next((n for n, part in enumerate(parts) if KEY.fullmatch(part)), None)
-        if place is not None:
-            ref = Ref("/".join(parts[:place]), parts[place])
-            found.setdefault(ref, {})["/".join(parts[place + 1 :])] = facts
+        if not place or len(parts) == place + 1:
+            continue
+        inner = parts[place + 1 :]
+        if inner == [MANIFEST] or (len(inner) > 1 and ATTEMPT.fullmatch(inner[0])) or PART.fullmatch("/".join(inner)):
+            with contextlib.suppress(CorruptArtifact):
+                found.setdefault(Ref("/".join(parts[:place]), parts[place]), {})["/".join(inner)] = facts
     return found
 
 
 def _of_artifact(
-    store: Store,
-    ref: Ref,
-    files: Mapping[str, tuple[int, float]],
-    wanted: set[Ref],
-    *,
-    before: float,
-    whole_before: float,
+    store: Store, ref: Ref, files: Mapping[str, Facts], wanted: set[Ref], *, before: float, whole_before: float
 ) -> Iterator[Garbage]:
-    attempts: dict[str, list[tuple[int, float]]] = {}
+    attempts: dict[str, list[Facts]] = {}
     for name, facts in files.items():
         attempts.setdefault(name.split("/")[0], []).append(facts)
     whole = MANIFEST in files
@@ -194,18 +290,21 @@ def _of_artifact(
         return
     for attempt, parts in sorted(attempts.items()):
         old = max(when for _, when in parts) < before
-        orphan = attempt != MANIFEST and (not whole or (named is not None and attempt != named))
-        if orphan and old:
-            yield Garbage("attempt", f"{base}/{attempt}", sum(size for size, _ in parts))
+        size = sum(size for size, _ in parts)
+        if old and PART.fullmatch(attempt):
+            yield Garbage("part", f"{base}/{attempt}", size)
+        elif old and attempt != MANIFEST and (not whole or (named is not None and attempt != named)):
+            yield Garbage("attempt", f"{base}/{attempt}", size)
 
 
 def _folders(store: Store, kind: Literal["resume", "ray"], before: float) -> Iterator[Garbage]:
     """The state of each unfinished stage, or Ray's folder of each attempt."""
-    found: dict[str, list[tuple[int, float]]] = {}
+    found: dict[str, list[Facts]] = {}
     for path, facts in store.listing(kind).items():
-        parts = path.split("/")
-        place = next((n for n, part in enumerate(parts) if KEY.fullmatch(part)), 1)
-        found.setdefault("/".join(parts[: place + 1]), []).append(facts)
+        if PATTERNS[kind].fullmatch(path):
+            parts = path.split("/")
+            place = next((n for n, part in enumerate(parts) if KEY.fullmatch(part)), 1)
+            found.setdefault("/".join(parts[: place + 1]), []).append(facts)
     for path, every in sorted(found.items()):
         if max(when for _, when in every) < before:
             yield Garbage(kind, path, sum(size for size, _ in every))

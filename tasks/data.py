@@ -42,7 +42,7 @@ def decode_images(context: Context, spec: DataSpec) -> Any:
 
     described = described_data(spec)
     inputs = {"source": source.content_digest()}
-    return run_stage(context, "decode", version=1, spec=described, inputs=inputs, compute=compute, secret=True)
+    return run_stage(context, "decode", version=1, spec=described, inputs=inputs, compute=compute)
 
 
 @stage_task("split examples")

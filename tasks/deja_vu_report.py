@@ -39,7 +39,7 @@ def write_report(
 
     spec = {"recipe": recipe.model_dump(mode="json"), "run": run}
     inputs = {"scores": scores.key, "shard": shard.key, "splits": splits.key}
-    return run_stage(context, "report", version=2, spec=spec, inputs=inputs, compute=compute, secret=True)
+    return run_stage(context, "report", version=2, spec=spec, inputs=inputs, compute=compute)
 
 
 def _facts(context: Context, splits: Ref, models: Mapping[str, Ref]) -> "Facts":

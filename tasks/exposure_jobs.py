@@ -1,10 +1,8 @@
 """Parts of the exposure audit's stages that run on Ray: perplexities, ranks by shard, extraction."""
 
 import functools
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +27,7 @@ from memlib.observe.likelihoods import (
     leaf_costs,
     ranks,
 )  # fmt: skip
+from memlib.private import scratch
 from memlib.store import Attempt, Ref, Store
 from memlib.tables import EXTRACTION, write_table
 from memlib.training.fit import SPLITS_FILE
@@ -210,8 +209,7 @@ class Search:
     def _shortest_path(self, model: Predictor, space: Candidates, attempt: Attempt) -> list[dict[str, Any]]:
         attempt.resumes = True
         store, key, top = self.at.data.store, attempt.ref.key, max(self.how.top, len(self.canaries))
-        with tempfile.TemporaryDirectory(prefix="memlib-search-") as scratch:
-            folder = Path(scratch)
+        with scratch("search") as folder:
             frontier = Frontier.load(folder / FRONTIER) if store.load_resume(key, folder) else None
             search = ShortestPath(model, space, context=self.at.data.context, frontier=frontier, batch=self.how.batch)
             left = self.how.max_seconds

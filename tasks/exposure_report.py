@@ -30,7 +30,7 @@ def write_report(context: Context, recipe: Recipe, run: str, scores: Ref, data: 
         attempt.path(REPORT_FILE).write_text(render(page), encoding="utf-8")
 
     spec = {"recipe": recipe.model_dump(mode="json"), "run": run}
-    return run_stage(context, "report", version=3, spec=spec, inputs={"scores": scores.key}, compute=compute, secret=True)
+    return run_stage(context, "report", version=3, spec=spec, inputs={"scores": scores.key}, compute=compute)
 
 
 def _facts(recipe: Recipe, data: CorpusData) -> Mapping[str, str]:

@@ -72,7 +72,7 @@ def draw_mixes(context: Context, data: TrainingData, wanted: Mapping[str, tuple[
 @stage_task("outputs")
 def observe(context: Context, jobs: Sequence[ModelOutputs]) -> Any:
     """Class scores of every model on D_Q and the rest of its pool, on Ray."""
-    return run_jobs(context, "outputs", jobs, version=1, secret=True)
+    return run_jobs(context, "outputs", jobs, version=1)
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def score_forgetting(
         "mixes": mixes.key,
         "query": pool_digest(members),
     }
-    return run_stage(context, "score_forgetting", version=3, spec=spec, inputs=inputs, compute=compute, secret=True)
+    return run_stage(context, "score_forgetting", version=3, spec=spec, inputs=inputs, compute=compute)
 
 
 def pool_digest(members: pa.Table) -> str:

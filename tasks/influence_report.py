@@ -36,4 +36,4 @@ def write_influence_report(context: Context, recipe: Recipe, run: str, scores: R
 
     spec = {"recipe": recipe.model_dump(mode="json"), "run": run}
     inputs = {"scores": scores.key} | data.inputs(TRAIN)
-    return run_stage(context, "report", version=3, spec=spec, inputs=inputs, compute=compute, secret=True)
+    return run_stage(context, "report", version=3, spec=spec, inputs=inputs, compute=compute)

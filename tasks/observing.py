@@ -61,7 +61,7 @@ def embed_view(context: Context, model: Ref, epoch: int, view: View, shard: Ref,
     spec = {"epoch": epoch, "layers": list(layers), **view.spec()}
     inputs = {"model": model.key, "shard": shard.key, "examples": members_digest(members)}
     return run_stage(
-        context, "embed", version=2, spec=spec, inputs=inputs, compute=compute, on_cluster=work.write, secret=True,
+        context, "embed", version=2, spec=spec, inputs=inputs, compute=compute, on_cluster=work.write,
         units=members.num_rows,
     )  # fmt: skip
 

@@ -3,12 +3,10 @@
 import contextlib
 import json
 import logging
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -18,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from memlib.errors import RunError, StoreRefused, StoreUnreachable
+from memlib.records import StatusRecord, Unreadable, parsed
 from memlib.store import Store
 
 STATUS = "status"
@@ -85,10 +84,7 @@ class Journal:
             self._due = time.monotonic() + self._seconds
             text = json.dumps(self._status | {"updated": time.time()}, indent=1)
         try:
-            with tempfile.TemporaryDirectory() as folder:
-                file = Path(folder) / "status.json"
-                file.write_text(text)
-                self._store.publish(f"{STATUS}/{self._run}.json", file, secret=True)
+            self._store.publish_bytes(f"{STATUS}/{self._run}.json", text.encode(), secret=True)
         except (StoreUnreachable, StoreRefused):
             self._due = time.monotonic() + OUTAGE_SECONDS  # the run has worse to do than to try this again and again
         except OSError:
@@ -98,8 +94,8 @@ class Journal:
 def read_status(store: Store, run: str) -> dict[str, Any] | None:
     """How far a run is, or was when it ended; None where nothing is known."""
     content = store.published(f"{STATUS}/{run}.json")
-    with contextlib.suppress(ValueError):
-        return None if content is None else dict(json.loads(content))
+    with contextlib.suppress(Unreadable):
+        return None if content is None else parsed(StatusRecord, content)
     return None
 
 

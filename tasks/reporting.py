@@ -6,7 +6,6 @@ import hashlib
 import json
 import platform
 import socket
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -19,8 +18,12 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact, cr
 
 import memlib
 from memlib import ledger
+from memlib.errors import RunError
 from memlib.findings import verdict_of
 from memlib.identity import canonical_json, content_key
+from memlib.private import scratch
+from memlib.records import sealed
+from memlib.runs import list_runs, read_run
 from memlib.store import MANIFEST, Ref
 from memlib.tables import PUBLISHED, write_table
 from tasks.data import described_data
@@ -60,9 +63,9 @@ def publish(
     store = context.store
     metadata = {"memlib.run": run, "memlib.stage_key": scores.key, "memlib.software": memlib.__version__}
     results = {}
-    with tempfile.TemporaryDirectory(prefix="memlib-publish-") as folder:
+    with scratch("publish") as folder:
         for name, schemas in PUBLISHED.items():
-            part = Path(folder) / f"{name}.parquet"
+            part = folder / f"{name}.parquet"
             schema = schemas.get(recipe.audit) or schemas.get("")
             if schema is None:  # a table of other audits
                 continue
@@ -96,10 +99,14 @@ def publish(
 def _ledger(context: Context, run: str, artifacts: Mapping[str, str]) -> dict[str, Any]:
     """The digest of the run's data, and the audits of the same data that were published before it."""
     data = data_digest(context, [Ref(*name.rsplit("/", 1)) for name in dict.fromkeys(artifacts.values())])
-    before = None
-    with contextlib.suppress(ValueError):  # a damaged one is written anew
-        before = json.loads(context.store.published(f"runs/{run}/{MANIFEST}") or b"null")
-    return ledger.entry(context.store.runs(), run, data, before)
+    return ledger.entry(list_runs(context.store).entries, run, data, _published_before(context, run))
+
+
+def _published_before(context: Context, run: str) -> dict[str, Any] | None:
+    """The manifest of an earlier publication of the run; a damaged one is written anew."""
+    with contextlib.suppress(RunError):
+        return read_run(context.store, run)
+    return None
 
 
 def data_digest(context: Context, artifacts: Sequence[Ref]) -> str:
@@ -127,19 +134,15 @@ def publish_run(context: Context, manifest: dict[str, Any]) -> dict[str, Any]:
         "finished": time.time(),
         "software": {"memlib": memlib.__version__, "python": platform.python_version()},
     }
-    with tempfile.TemporaryDirectory(prefix="memlib-publish-") as folder:
-        record = Path(folder) / MANIFEST
-        record.write_text(json.dumps(whole, indent=1))
-        context.store.publish(f"runs/{run}/{MANIFEST}", record)
+    whole = sealed(whole)
+    context.store.publish_bytes(f"runs/{run}/{MANIFEST}", json.dumps(whole, indent=1).encode())
     return whole
 
 
 def run_history(context: Context, run: str) -> list[dict[str, Any]]:
     """Who ran it when, the first time first: a run that is found finished is still noted."""
-    before = context.store.published(f"runs/{run}/{MANIFEST}")
-    entries: list[dict[str, Any]] = []
-    with contextlib.suppress(ValueError, AttributeError):  # a damaged one is written anew
-        entries = json.loads(before or b"{}").get("history", [])
+    before = _published_before(context, run)
+    entries: list[dict[str, Any]] = [] if before is None else before["history"]
     entry = {
         "who": f"{_user()}@{socket.gethostname()}",
         "started": context.started,

@@ -73,7 +73,6 @@ def run_stage(
     inputs: Mapping[str, Any],
     compute: Callable[[Attempt], None],
     on_cluster: Callable[[Attempt, torch.device], None] | None = None,
-    secret: bool = False,
     units: float = 1.0,
 ) -> Any:
     """Runs a stage unless its result is committed.
@@ -86,7 +85,6 @@ def run_stage(
         inputs: keys of what it reads, by role.
         compute: fills the attempt's folder, in this process.
         on_cluster: does the same in a Ray task, for runs on a cluster; it travels, so it holds no context.
-        secret: whether the files hold private content.
         units: how much work it is, in what the stage counts, for estimates of cost.
 
     Returns:
@@ -96,7 +94,7 @@ def run_stage(
     if context.plan is not None:
         context.plan.note(ref, spec, units, forced=ref.stage_name in context.forced)
         return ref
-    record = {"spec": spec, "inputs": dict(inputs), "secret": secret, "units": units}
+    record = {"spec": spec, "inputs": dict(inputs), "units": units}
     with context.turn(stage):
         if committed(context, ref):
             return cached(context, ref)
@@ -168,7 +166,7 @@ class Job(Protocol):
         ...
 
 
-def run_jobs(context: Context, stage: str, jobs: Sequence[Job], *, version: int, secret: bool = False) -> Any:
+def run_jobs(context: Context, stage: str, jobs: Sequence[Job], *, version: int) -> Any:
     """Runs the parts of a stage that are not committed, several on Ray at once, a single one here.
 
     Each part commits when it is done, so an interrupted run loses at most the parts under way. A part that fails does
@@ -191,14 +189,14 @@ def run_jobs(context: Context, stage: str, jobs: Sequence[Job], *, version: int,
             return cached(context, refs)
         context.say(f"{stage}: {len(missing)} of {len(set(refs))} to compute")
         with at_work(context, list(missing)):
-            _compute_jobs(context, stage, missing, secret=secret)
+            _compute_jobs(context, stage, missing)
     note_reused(context, [ref for ref in dict.fromkeys(refs) if ref not in missing])
     return refs
 
 
-def _compute_jobs(context: Context, stage: str, missing: Mapping[Ref, Job], *, secret: bool) -> None:
+def _compute_jobs(context: Context, stage: str, missing: Mapping[Ref, Job]) -> None:
     calls: list[tuple[Store, Ref, dict[str, Any], Any]] = [
-        (context.store, ref, {"spec": job.spec, "inputs": job.inputs, "secret": secret, "units": job.units}, job.write)
+        (context.store, ref, {"spec": job.spec, "inputs": job.inputs, "units": job.units}, job.write)
         for ref, job in missing.items()
     ]
     if len(calls) == 1 and context.resources.ray_address is None:

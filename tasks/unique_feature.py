@@ -38,7 +38,7 @@ def choose(context: Context, spec: CanarySpec, data: TrainingData, influence: Re
 
     described = spec.model_dump(mode="json", exclude={"feature", "mode", "repeats"})
     inputs = data.inputs(TRAIN) | ({"influence": influence.key} if influence is not None else {})
-    return run_stage(context, "canaries", version=1, spec=described, inputs=inputs, compute=compute, secret=True)
+    return run_stage(context, "canaries", version=1, spec=described, inputs=inputs, compute=compute)
 
 
 def read_canaries(context: Context, canaries: Ref) -> list[dict[str, Any]]:
@@ -121,7 +121,7 @@ def summarize_nets(context: Context, cells: Sequence[Scored], config: Config) ->
         "influence": known,
     }
     inputs = {"scores": [[ref.key for ref in cell.scores] for cell in cells]}
-    return run_stage(context, "score", version=6, spec=spec, inputs=inputs, compute=compute, secret=True)
+    return run_stage(context, "score", version=6, spec=spec, inputs=inputs, compute=compute)
 
 
 def _by_label(context: Context, cell: Scored) -> dict[str, ByLabel]:
@@ -178,7 +178,7 @@ def summarize_own(context: Context, scores: Ref, config: Config, canary: CanaryS
         write_table(CURVES.arrow.empty_table(), CURVES, attempt.path(CURVES_FILE))
 
     spec = config.model_dump(mode="json", include={"alpha", "outputs", "bound"}) | {"null": null, "label": canary.label}
-    return run_stage(context, "score_own", version=2, spec=spec, inputs={"scores": scores.key}, compute=compute, secret=True)
+    return run_stage(context, "score_own", version=2, spec=spec, inputs={"scores": scores.key}, compute=compute)
 
 
 def _history(context: Context, cell: Scored) -> pa.Table:

@@ -42,7 +42,7 @@ def write_report(context: Context, recipe: Recipe, run: str, scores: Ref, cells:
 
     spec = {"recipe": recipe.model_dump(mode="json"), "run": run}
     inputs = {"scores": scores.key, "data": [cell.data.inputs(TRAIN) for cell in cells]}
-    return run_stage(context, "report", version=3, spec=spec, inputs=inputs, compute=compute, secret=True)
+    return run_stage(context, "report", version=3, spec=spec, inputs=inputs, compute=compute)
 
 
 def _material(context: Context, recipe: Recipe, cells: Sequence[Scored], units: Any) -> "Material":

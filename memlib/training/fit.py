@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -26,6 +25,7 @@ from memlib.models.classifiers import build_classifier
 from memlib.models.encoder import build_encoder
 from memlib.models.sequence import build_language_model
 from memlib.objectives import build_objective, needs_classifier
+from memlib.private import scratch
 from memlib.specs import AnyModelSpec, CanarySpec, ClassifierSpec, LanguageSpec, ModelSpec, TrainingSpec
 from memlib.store import Attempt, Ref, Store
 from memlib.tables import TRAINING, write_table
@@ -218,8 +218,8 @@ def train_into_store(
     first = worker.rank == 0
     if worker.share(first and store.lookup(ref.stage, ref.key) is not None):
         return ref
-    with measuring() as usage, tempfile.TemporaryDirectory(prefix="memlib-train-") as scratch:
-        run = _Run(store, ref, job, worker, Path(scratch), resume_seconds, progress)
+    with measuring() as usage, scratch("train") as folder:
+        run = _Run(store, ref, job, worker, folder, resume_seconds, progress)
         run.train()
         usage.earlier = run.seconds
         problem = run.commit(where) if first else None

@@ -21,6 +21,7 @@ from test_prefect_server import ask
 from test_unique_feature import MOONS, wrote
 
 from memlib.errors import CorruptArtifact, StoreRefused
+from memlib.runs import list_runs
 from memlib.store import Ref, Store
 
 pytestmark = pytest.mark.slow
@@ -76,11 +77,13 @@ def test_states_to_resume_from_and_runs(store: Store, tmp_path: Path) -> None:
     assert len(store._listing(store._at("resume", "key"))) == 2
     store.drop_resume("key")
     assert not store.load_resume("key", copy)
-    (tmp_path / "manifest.json").write_text('{"run": "r", "finished": 1}')
+    finding = {"metric": "m", "params": "{}", "value": 1.0, "p_value": None}
+    text = json.dumps({"run": "r", "audit": "exposure", "title": "t", "findings": [finding], "finished": 1})
+    (tmp_path / "manifest.json").write_text(text)
     uri = store.publish("runs/r/manifest.json", tmp_path / "manifest.json")
     assert uri == f"{store.uri}/runs/r/manifest.json"
-    assert store.published("runs/r/manifest.json") == b'{"run": "r", "finished": 1}'
-    assert [run["run"] for run in store.runs()] == ["r"]
+    assert store.published("runs/r/manifest.json") == text.encode()
+    assert [run["run"] for run in list_runs(store).entries] == ["r"]
 
 
 @pytest.mark.parametrize(("size", "parts"), [(60 * 2**20, ""), (101 * 2**20, "-3")], ids=["60 MiB", "101 MiB"])

@@ -17,6 +17,8 @@ from memlib.store import Store
 from tasks.reporting import run_history
 from tasks.runtime import Context
 
+FINDING = {"metric": "m", "params": "{}", "value": 1.0, "p_value": None}
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
@@ -40,8 +42,10 @@ def recipe() -> Recipe:
 def test_what_did_not_end_is_left(store: Store, ended: BaseException | None, computed: list[str], left: int) -> None:
     try:
         with announced(store, "exposure", recipe(), Resources(), computed) as run:
-            store._fs.cp_file(f"{store.root}/requests/{run}.json", f"{store.root}/requests/{run}.json.0123.part")  # killed
-            assert len(unfinished(store)) == 1
+            store.publish_bytes(f"requests/{run}.json.0123.part", b'{"run": ')  # of a killed driver, before tmp/ was there
+            with announced(store, "exposure", recipe(), Resources(), []):
+                assert len(unfinished(store)) == 1  # a second driver of the same run
+            assert len(unfinished(store)) == 1  # whose end does not take the first one's note away
             if ended is not None:
                 raise ended
     except (UserError, RunError, KeyboardInterrupt):
@@ -54,7 +58,9 @@ def test_a_finished_run_is_made_anew_on_the_machines_it_had(
 ) -> None:
     resources = Resources(ray_address="auto", max_failures=7).model_dump(mode="json")
     record = {"run": "abcdef", "audit": "exposure", "recipe": recipe().model_dump(mode="json"), "resources": resources}
-    (tmp_path / "manifest.json").write_text(json.dumps(record | {"finished": 1.0, "title": "t", "artifacts": {}}))
+    (tmp_path / "manifest.json").write_text(
+        json.dumps(record | {"finished": 1.0, "title": "t", "artifacts": {}, "findings": [FINDING]})
+    )
     store.publish("runs/abcdef/manifest.json", tmp_path / "manifest.json")
     asked: list[Any] = []
     monkeypatch.setattr(flows.cli, "_carry_out", lambda *given, **more: asked.append(given))

@@ -1,7 +1,9 @@
 """The store and the sources on S3, spoken to over HTTP."""
 
 import io
+import json
 import pickle
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from PIL import Image
 
 from memlib.data.datasets import open_source
 from memlib.errors import CorruptArtifact, StoreRefused
+from memlib.runs import list_runs
 from memlib.specs import ImageFolderSource, ParquetSource
 from memlib.store import Ref, Store
 
@@ -79,10 +82,13 @@ def test_resume_states_and_runs_on_s3(bucket: str, tmp_path: Path) -> None:
     assert (copy / "state.pt").read_bytes() == b"3"
     store.drop_resume("key")
     assert not store.load_resume("key", copy)
-    (tmp_path / "manifest.json").write_text('{"run": "r", "finished": 1}')
-    uri = store.publish("runs/r/manifest.json", tmp_path / "manifest.json")
+    finding = {"metric": "m", "params": "{}", "value": 1.0, "p_value": None}
+    manifest = {"run": "r", "audit": "exposure", "title": "t", "findings": [finding], "finished": 1}
+    uri = store.publish_bytes("runs/r/manifest.json", json.dumps(manifest).encode())
     assert uri == f"{bucket}/runs/r/manifest.json"
-    assert [run["run"] for run in store.runs()] == ["r"]
+    assert [run["run"] for run in list_runs(store).entries] == ["r"]
+    assert store.mode == "private"
+    assert abs(store.clock() - time.time()) < 60
 
 
 def test_images_and_tables_on_s3(bucket: str, tmp_path: Path) -> None:
@@ -103,6 +109,6 @@ def test_images_and_tables_on_s3(bucket: str, tmp_path: Path) -> None:
 
 
 def test_a_bucket_that_is_not_there_is_named(bucket: str) -> None:
-    for call in (Store.check_writable, Store.runs):  # a bucket that is not there is no empty store
+    for call in (Store.check_writable, Store.check_known, list_runs):  # a bucket that is not there is no empty store
         with pytest.raises(StoreRefused, match="no bucket .*s3://nowhere"):
             call(Store("s3://nowhere/audits"))

@@ -14,10 +14,11 @@ from memlib.data.shards import read_images
 from memlib.errors import CorruptArtifact, UserError
 from memlib.models.own import load_own
 from memlib.observe.extraction import Frontier
+from memlib.records import RunRecord, Unreadable, parse
+from memlib.runs import refs_of
 from memlib.specs import TrainedSpec
 from memlib.store import Ref, Store
 from memlib.training.checkpoint import load_resume_state, load_weights
-from memlib.upkeep import refs_of
 
 
 class Planted:
@@ -70,8 +71,12 @@ def test_planted_arrays_are_refused(mark: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ref", ["../../etc/passwd/0", "score/../../x", "/etc/0", "score/a b"])
 def test_a_run_cannot_name_artifacts_outside_of_the_store(ref: str) -> None:
+    finding = {"metric": "m", "params": "{}"}
+    run = {"run": "r", "audit": "a", "title": "t", "finished": 1, "findings": [finding], "artifacts": {"scores": ref}}
+    with pytest.raises(Unreadable, match="names no artifact"):
+        parse(RunRecord, json.dumps(run).encode())
     with pytest.raises(CorruptArtifact, match="names no artifact"):
-        refs_of({"artifacts": {"scores": ref}})
+        refs_of({"refs": [ref]})  # of an index that somebody has changed
 
 
 def test_a_manifest_cannot_have_files_read_from_elsewhere(tmp_path: Path) -> None:

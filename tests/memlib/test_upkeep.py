@@ -11,25 +11,29 @@ import pytest
 
 from flows.cli import main
 from memlib import upkeep
+from memlib.errors import RunError
+from memlib.runs import list_runs
 from memlib.store import Ref, Store
 from memlib.upkeep import Garbage
 
 USED, UNUSED, SECRET = Ref("train", "a" * 32), Ref("train", "b" * 32), Ref("secret/corpus", "c" * 32)
-LATER, EARLIER = float("inf"), 0.0  # whenever the tests were collected
+LATER, EARLIER = -1.0, 1e4  # days of age: all is older than -1, nothing as old as 10,000
+FIRST, SECOND, SWEEP, THIRD = "1" * 12, "2" * 12, "3" * 12, "4" * 12
 
 
 @pytest.fixture(params=["local", "memory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     if request.param == "memory":
         fsspec.filesystem("memory").store.clear()
+        fsspec.filesystem("memory").pseudo_dirs[:] = [""]
     uri = str(tmp_path / "store") if request.param == "local" else "memory://bucket/store"
     found = Store(uri, cache=str(tmp_path / "cache"))
     for ref in (USED, UNUSED, SECRET):
-        with found.write(ref, secret=ref is SECRET) as attempt:
+        with found.write(ref) as attempt:
             attempt.path("data.bin").write_bytes(b"12345")
             attempt.path("sub/more.txt").write_text("more")
-    run_of(found, "first", [USED], tmp_path)
-    run_of(found, "second", [SECRET], tmp_path)
+    run_of(found, FIRST, [USED], tmp_path)
+    run_of(found, SECOND, [SECRET], tmp_path)
     return found
 
 
@@ -48,22 +52,22 @@ def paths(found: list[Garbage]) -> set[tuple[str, str]]:
 
 def test_what_no_run_refers_to_is_found_when_it_is_old(store: Store) -> None:
     assert upkeep.committed(store) == [SECRET, USED, UNUSED]
-    assert upkeep.garbage(store, before=EARLIER) == []  # somebody may be at it
-    found = upkeep.garbage(store, before=LATER)
+    assert upkeep.garbage(store, days=EARLIER) == []  # somebody may be at it
+    found = upkeep.garbage(store, days=LATER)
     assert paths(found) == {("artifact", f"artifacts/train/{UNUSED.key}")}
     assert found[0].size > 9
-    upkeep.delete(store, found)
+    assert upkeep.clear(store, days=LATER) == found
     assert upkeep.committed(store) == [SECRET, USED]
     assert store.lookup(USED.stage, USED.key) == USED
-    assert upkeep.garbage(store, before=LATER) == []
+    assert upkeep.garbage(store, days=LATER) == []
 
 
 def test_runs_that_are_not_kept_go_with_what_is_theirs_alone(store: Store) -> None:
-    found = upkeep.garbage(store, keep=["first"], before=LATER)
-    assert ("run", "runs/second/manifest.json") in paths(found)
-    assert ("run", "results/table=summary/audit=exposure/run=second/part-0.parquet") in paths(found)
-    upkeep.delete(store, found)
-    assert [run["run"] for run in store.runs()] == ["first"]
+    found = upkeep.garbage(store, keep=[FIRST], days=LATER)
+    assert ("run", f"runs/{SECOND}/manifest.json") in paths(found)
+    assert ("run", f"results/table=summary/audit=exposure/run={SECOND}/part-0.parquet") in paths(found)
+    assert upkeep.clear(store, keep=[FIRST], days=LATER) == found
+    assert [run["run"] for run in list_runs(store).entries] == [FIRST]
     assert upkeep.committed(store) == [USED]
 
 
@@ -75,21 +79,21 @@ def test_broken_attempts_and_what_was_left_to_resume(store: Store, tmp_path: Pat
 
     put(f"{store._root}/artifacts/train/{USED.key}/{'9' * 12}/half.bin", b"123")  # lost a race, or was killed
     put(f"{store._root}/artifacts/decode/{'d' * 32}/{'8' * 12}/half.bin", b"1234")  # never committed
-    put(f"{store._root}/ray/memlib-1/notes.json", b"12")
+    put(f"{store._root}/ray/memlib-{'7' * 12}/notes.json", b"12")
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "state.pt").write_bytes(b"123456")
     store.save_resume("e" * 32, 7, tmp_path / "state")
     store.save_resume(f"secret/{'f' * 32}", 7, tmp_path / "state")
-    found = upkeep.garbage(store, before=LATER)
+    found = upkeep.garbage(store, days=LATER)
     assert paths(found) - {("artifact", f"artifacts/train/{UNUSED.key}")} == {
         ("attempt", f"artifacts/train/{USED.key}/{'9' * 12}"),
         ("attempt", f"artifacts/decode/{'d' * 32}/{'8' * 12}"),
-        ("ray", "ray/memlib-1"),
+        ("ray", f"ray/memlib-{'7' * 12}"),
         ("resume", f"resume/{'e' * 32}"),
         ("resume", f"resume/secret/{'f' * 32}"),
     }
     assert {item.size for item in found if item.kind == "attempt"} == {3, 4}
-    upkeep.delete(store, found)
+    assert upkeep.clear(store, days=LATER) == found
     assert store.lookup(USED.stage, USED.key) == USED
     assert not store.load_resume("e" * 32, tmp_path / "state")
 
@@ -120,10 +124,10 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     for ref in (USED, UNUSED):
         with store.write(ref) as attempt:
             attempt.path("data.bin").write_bytes(b"12345")
-    run_of(store, "first", [USED], tmp_path)
+    run_of(store, FIRST, [USED], tmp_path)
     where = ("--store", store.uri)
     assert call(capsys, "verify", *where) == (0, f"2 artifacts in {store.uri} are as they were committed\n", "")
-    assert call(capsys, "gc", *where)[1] == "found 0 of nobody's, 1 runs kept; --delete removes what was found\n"
+    assert call(capsys, "gc", *where)[1] == "found 0 unreferenced items; 1 runs kept; --delete removes what was found\n"
     status, said, _ = call(capsys, "gc", "--days", "0", *where)
     assert status == 0
     assert "artifact      1" in said
@@ -133,7 +137,7 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert [item["path"] for item in found["found"]] == [f"artifacts/train/{UNUSED.key}"]
     assert upkeep.committed(store) == [USED]
     os.truncate(store.local_path(USED, "data.bin"), 2)
-    status, said, wrong = call(capsys, "verify", "fir", *where)
+    status, said, wrong = call(capsys, "verify", FIRST[:3], *where)
     assert status == 2
     assert "file data.bin is damaged" in said
     assert "1 of 1 artifacts" in wrong
@@ -143,74 +147,156 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_the_cells_of_a_sweep_that_is_kept_are_kept(store: Store, tmp_path: Path) -> None:
-    run_of(store, "sweep", [USED, SECRET], tmp_path, cells={"a": "first", "b": None})
-    found = paths(upkeep.garbage(store, keep=["sweep"], before=LATER))
-    assert ("run", "runs/second/manifest.json") in found
-    assert not [path for _, path in found if "first" in path]
+    run_of(store, SWEEP, [USED, SECRET], tmp_path, cells={"a": FIRST, "b": None})
+    found = paths(upkeep.garbage(store, keep=[SWEEP], days=LATER))
+    assert ("run", f"runs/{SECOND}/manifest.json") in found
+    assert not [path for _, path in found if FIRST in path]
 
 
 def test_what_is_new_is_left_even_of_runs_that_are_not_kept(store: Store) -> None:
-    assert upkeep.garbage(store, keep=[], before=EARLIER) == []  # another driver may be publishing it
+    assert upkeep.garbage(store, keep=[], days=EARLIER) == []  # another driver may be publishing it
+
+
+def note_of(run: str, **more: Any) -> bytes:
+    note = {"run": run, "audit": "exposure", "title": "t", "started": 1.0, "recipe": {}, "finished": None}
+    return json.dumps(note | more).encode()
+
+
+REQUEST, STATUS = f"requests/{THIRD}-0123abcd.json", f"status/{THIRD}.json"
 
 
 def test_what_a_run_under_way_has_made_is_left(tmp_path: Path) -> None:
     store, day, now = Store(str(tmp_path / "store")), 86_400, time.time()
     with store.write(UNUSED) as attempt:
         attempt.path("data.bin").write_text("made by the run")
-    for name in ("requests/r1.json", "status/r1.json"):
-        (tmp_path / "note").write_text("{}")
-        store.publish(name, tmp_path / "note")
+    store.publish_bytes(REQUEST, note_of(THIRD, began=now - 20 * day))
+    store.publish_bytes(STATUS, b"{}")
     for path in (tmp_path / "store").rglob("*"):
         os.utime(path, (now - 10 * day, now - 10 * day))
-    os.utime(tmp_path / "store/requests/r1.json", (now - 20 * day, now - 20 * day))
-    gone = paths(upkeep.garbage(store, keep=[], before=now - 7 * day))
-    assert gone == {("artifact", f"artifacts/{UNUSED}"), ("request", "requests/r1.json"), ("status", "status/r1.json")}
-    os.utime(tmp_path / "store/status/r1.json", (now, now))  # it is heard of
-    assert upkeep.garbage(store, keep=[], before=now - 7 * day) == []
+    gone = paths(upkeep.garbage(store, keep=[], days=7))
+    assert gone == {("artifact", f"artifacts/{UNUSED}"), ("request", REQUEST), ("status", STATUS)}
+    os.utime(tmp_path / "store" / REQUEST, (now, now))  # it says nothing of how far it is, but its heart beats
+    assert upkeep.garbage(store, keep=[], days=7) == []
 
 
 def test_what_a_run_under_way_may_use_is_left_however_old_it_is(store: Store, tmp_path: Path) -> None:
-    note = tmp_path / "state" / "note"
-    note.parent.mkdir()
-    note.write_text("{}")
-    store.save_resume("e" * 32, 7, note.parent)
-    store.publish("requests/r1.json", note)  # written anew whenever a run is resumed, so it says nothing of its age
-    asked = store.listing("requests")["requests/r1.json"][1]
-    kept = upkeep.garbage(store, keep=[], before=asked)  # all else was there before
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "note").write_text("{}")
+    store.save_resume("e" * 32, 7, tmp_path / "state")
+    store.publish_bytes(REQUEST, note_of(THIRD))
+    kept = upkeep.garbage(store, keep=[], days=LATER)
     assert not {item.kind for item in kept} & {"artifact", "resume"}
-    store.drop("requests/r1.json")
-    assert {"artifact", "resume"} <= {item.kind for item in upkeep.garbage(store, keep=[], before=LATER)}
+    store.drop(REQUEST)
+    assert {"artifact", "resume"} <= {item.kind for item in upkeep.garbage(store, keep=[], days=LATER)}
 
 
 def test_a_run_that_ends_while_the_store_is_listed_keeps_what_it_reused(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "note").write_text("{}")
-    store.publish("requests/r1.json", tmp_path / "note")
+    store.publish_bytes(REQUEST, note_of(THIRD))
     listing = Store.listing
 
     def ends_meanwhile(self: Store, folder: str) -> dict[str, tuple[int, float]]:
         found = listing(self, folder)
         if folder == "artifacts":
-            run_of(store, "r1", [UNUSED], tmp_path)
-            store.drop("requests/r1.json")
+            run_of(store, THIRD, [UNUSED], tmp_path)
+            store.drop(REQUEST)
         return found
 
     monkeypatch.setattr(Store, "listing", ends_meanwhile)
-    assert upkeep.garbage(store, before=LATER) == []
+    assert upkeep.garbage(store, days=LATER) == []
 
 
-@pytest.mark.parametrize(("status", "alive"), [("{}", True), ('{"state": "running"}', True), ('{"state": "failed"}', False)])
-def test_whatever_the_days_a_run_that_was_heard_of_today_is_under_way(
-    store: Store, tmp_path: Path, status: str, alive: bool
-) -> None:
-    for name, text in (("requests/r1.json", "{}"), ("status/r1.json", status)):
-        (tmp_path / "note").write_text(text)
-        store.publish(name, tmp_path / "note")
-    later = time.time() + 10  # as --days 0
-    assert bool(upkeep.under_way(store, since=later)) is alive
-    found = {item.kind for item in upkeep.garbage(store, keep=[], before=later)}
+@pytest.mark.parametrize(("state", "alive"), [(None, True), ("running", True), ("failed", False)])
+def test_whatever_the_days_a_run_that_was_heard_of_today_is_under_way(store: Store, state: str | None, alive: bool) -> None:
+    store.publish_bytes(REQUEST, note_of(THIRD))
+    store.publish_bytes(STATUS, json.dumps({"run": THIRD, "state": state, "updated": 1.0}).encode() if state else b"{}")
+    assert bool(upkeep.under_way(store, days=LATER)) is alive
+    found = {item.kind for item in upkeep.garbage(store, keep=[], days=LATER)}
     assert ({"artifact", "request"} & found == set()) is alive
+
+
+def test_names_that_memlib_does_not_give_are_nobodys_garbage(store: Store) -> None:
+    foreign = [
+        "runs/Nov01/events.out", "logs/app.log", "ray/notes.txt", "resume/mine.bin", "tmp/mine.txt", "requests/todo.json",
+        "status/all.json", f"runs/{THIRD}/deeper/file", "results/mine.csv", "results/table=summary/mine.parquet",
+        "artifacts/mine.bin", f"artifacts/train/{'a' * 31}/{'1' * 12}/x", f"artifacts/{'a' * 32}/x/y", f"artifacts/{USED}/mine/x",
+    ]  # fmt: skip
+    for path in foreign:
+        store.publish_bytes(path, b"mine")
+    upkeep.clear(store, keep=[], days=LATER)
+    left = {
+        path
+        for folder in ("runs", "logs", "ray", "resume", "tmp", "status", "results", "artifacts")
+        for path in store.listing(folder)
+    }
+    assert left == set(foreign) - {"requests/todo.json"}
+    assert "requests/todo.json" in store.listing("requests")
+
+
+def test_while_a_run_cannot_be_read_nothing_is_deleted(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    store.publish_bytes(f"runs/{FIRST}/manifest.json", b"")
+    before = upkeep.committed(store)
+    with pytest.raises(RunError, match=f"run {FIRST} cannot be read"):
+        upkeep.clear(store, days=LATER)
+    assert upkeep.committed(store) == before
+    if store.is_local:
+        assert main(["runs", "--store", store.uri]) == 0
+        said = capsys.readouterr()
+        assert f"the manifest of run {FIRST} cannot be read" in said.err
+        assert SECOND in said.out
+
+
+def test_a_run_that_begins_waits_for_the_end_of_the_clearing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    store.publish_bytes("clearing/0123456789ab.json", b"{}")
+    with pytest.raises(RunError, match="another memlib gc"):
+        upkeep.clear(store, days=LATER)
+    monkeypatch.setattr(upkeep.time, "sleep", lambda _: store.drop("clearing"))
+    upkeep.wait_for_clearing(store, said.append)
+    assert len(said) == 1
+    upkeep.wait_for_clearing(store, said.append)
+    assert len(said) == 1
+
+
+def test_what_is_written_to_just_before_its_deletion_stays(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = upkeep.garbage(store, keep=[], days=LATER)
+    assert len(found) > 2
+    written = store.listing("artifacts")
+    listing, later = Store.listing, time.time() + 10 * 86_400
+
+    def touched(self: Store, folder: str) -> dict[str, tuple[int, float]]:
+        there = listing(self, folder)
+        if folder == f"artifacts/{UNUSED}":  # looked at alone, just before
+            return {path: (size, later) for path, (size, _) in there.items()}
+        return there
+
+    monkeypatch.setattr(Store, "listing", touched)
+    gone = upkeep.clear(store, keep=[], days=LATER)
+    assert [item for item in found if item not in gone] == [item for item in found if item.path == f"artifacts/{UNUSED}"]
+    monkeypatch.undo()
+    assert set(store.listing("artifacts")) == {path for path in written if str(UNUSED) in path}
+
+
+def test_a_run_that_begins_without_waiting_ends_the_clearing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "LOOK_SECONDS", 0.0)
+    real = upkeep.garbage
+
+    def begins(*arguments: Any, **named: Any) -> list[Garbage]:
+        found = real(*arguments, **named)
+        store.publish_bytes(f"requests/{THIRD}.json", note_of(THIRD))
+        return found
+
+    monkeypatch.setattr(upkeep, "garbage", begins)
+    with pytest.raises(RunError, match="a run has begun"):
+        upkeep.clear(store, keep=[], days=LATER)
+    assert UNUSED in upkeep.committed(store)
+
+
+def test_ages_go_by_the_stores_clock(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead = time.time() + 9 * 86_400
+    monkeypatch.setattr(time, "time", lambda: ahead)  # this machine's clock is wrong
+    assert upkeep.garbage(store, keep=[], days=7) == []
 
 
 def test_a_damaged_manifest_stops_no_cleaning(store: Store) -> None:
@@ -218,6 +304,6 @@ def test_a_damaged_manifest_stops_no_cleaning(store: Store) -> None:
     store._fs.makedirs(f"{base}/{'9' * 12}", exist_ok=True)
     store._fs.pipe_file(f"{base}/{'9' * 12}/half.bin", b"123")
     store._fs.pipe_file(f"{base}/manifest.json", b"{")
-    found = paths(upkeep.garbage(store, before=LATER))
+    found = paths(upkeep.garbage(store, days=LATER))
     assert ("artifact", f"artifacts/{UNUSED}") in found
     assert not [path for _, path in found if str(USED) in path]  # which attempt is the good one nobody knows

@@ -53,7 +53,7 @@ def test_a_status_counts_what_was_computed_and_found(store: Store) -> None:
 
 
 def test_a_status_that_cannot_be_written_stops_nothing(store: Store, tmp_path: Path) -> None:
-    (tmp_path / "store").mkdir()
+    store.begin()
     (tmp_path / "store" / "status").write_text("in the way")
     Journal(store, "r1", {}).note("cached", "decode", "a")
     assert (tmp_path / "store" / "status").read_text() == "in the way"
@@ -69,7 +69,7 @@ def test_after_an_outage_the_status_is_written_again(store: Store, monkeypatch: 
 
     journal = Journal(store, "r1", {})
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(journal._store, "publish", publish)
+    monkeypatch.setattr(journal._store, "publish_bytes", publish)
     for now[0] in (100, 110, 159, 161):
         journal.note("computing", "train")
     assert tries == [100, 161]

@@ -1,0 +1,250 @@
+"""The schema of every JSON file that memlib reads back: what does not fit it is damage, said in words, never a traceback.
+
+Fields that are not named here are kept as they are: later versions add some, and what reads them says what it needs.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+
+from memlib.identity import canonical_json
+
+MOST_BYTES = 256 * 2**20  # of any JSON file: beyond that it is none of ours
+NAME = re.compile(r"\w[\w.-]*", re.ASCII)
+DIGEST = "digest"
+
+
+class Unreadable(ValueError):
+    """A file that is not what it should be; the message says in what, without its content."""
+
+
+def is_inside(name: str) -> bool:
+    """Whether a file's name stays in the folder it is given for."""
+    path = PurePosixPath(name)
+    plain = bool(name) and not path.is_absolute() and ".." not in path.parts
+    return plain and "\\" not in name and "\0" not in name and name == str(path) != "."
+
+
+def _inside(name: str) -> str:
+    if not is_inside(name):
+        raise ValueError("names a file outside of its folder")
+    return name
+
+
+def _address(text: str) -> str:
+    if not all(NAME.fullmatch(part) for part in text.split("/")) or "/" not in text:
+        raise ValueError("names no artifact")
+    return text
+
+
+def _json_object(text: str) -> str:
+    if not isinstance(json.loads(text), dict):
+        raise ValueError("is not a JSON object")
+    return text
+
+
+JsonObject = Annotated[str, AfterValidator(_json_object)]
+Inside = Annotated[str, AfterValidator(_inside)]
+Address = Annotated[str, AfterValidator(_address)]
+Seconds = Annotated[FiniteFloat, Field(ge=0, lt=2.5e11)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Name = Annotated[str, Field(pattern=r"^\w[\w.-]*$", max_length=200)]
+
+
+class Record(BaseModel):
+    """A JSON object of which some fields are known."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
+
+
+class FileRecord(Record):
+    """One file of an artifact, as it was committed."""
+
+    size: int = Field(ge=0, lt=2**60, strict=True)
+    sha256: Sha256
+
+
+class Metrics(Record):
+    """What making an artifact took."""
+
+    seconds: Seconds = 0.0
+    cpu_seconds: Seconds = 0.0
+    bytes_in: Seconds = 0.0
+    bytes_out: Seconds = 0.0
+    units: FiniteFloat = 1.0
+    peak_memory_bytes: FiniteFloat | None = None
+    gpu_peak_memory_bytes: FiniteFloat | None = None
+
+
+class ArtifactRecord(Record):
+    """The manifest of an artifact."""
+
+    attempt: Name
+    files: Annotated[dict[Inside, FileRecord], Field(min_length=1)]
+    spec: Any = None
+    inputs: dict[str, Any] = Field(default_factory=dict)
+    facts: dict[str, Any] = Field(default_factory=dict)
+    metrics: Metrics = Field(default_factory=Metrics)
+    reads: dict[str, str] = Field(default_factory=dict)
+    content: str | None = None
+
+
+class ResumeRecord(Record):
+    """The manifest of a state to resume from."""
+
+    files: Annotated[dict[Inside, FileRecord], Field(min_length=1)]
+
+
+class Finding(Record):
+    """A row of the summary."""
+
+    metric: str
+    params: JsonObject
+    value: float | None = None
+    p_value: float | None = None
+    ci_low: float | None = None
+    ci_high: float | None = None
+    n: int | None = None
+    verdict: str | None = None
+
+
+class VerdictRecord(Record):
+    """The run's verdict in one word and one sentence."""
+
+    word: str
+    sentence: str
+    explanation: str = ""
+
+
+class EarlierAudit(Record):
+    """A line of the ledger."""
+
+    run: str
+    p_value: FiniteFloat | None = None
+    verdict: str | None = None
+
+
+class Ledger(Record):
+    """Which data a run is of, and what came before."""
+
+    data: str = ""
+    earlier: list[EarlierAudit] = Field(default_factory=list)
+
+
+class RunRecord(Record):
+    """The manifest of a finished run."""
+
+    run: Name
+    audit: Name
+    title: str
+    finished: Seconds
+    seconds: Seconds = 0.0
+    findings: Annotated[list[Finding], Field(min_length=1)]
+    recipe: dict[str, Any] = Field(default_factory=dict)
+    resources: dict[str, Any] = Field(default_factory=dict)
+    verdict: VerdictRecord | None = None
+    ledger: Ledger = Field(default_factory=Ledger)
+    results: dict[str, str] = Field(default_factory=dict)
+    report: str = ""
+    artifacts: dict[str, Address] = Field(default_factory=dict)
+    computed: list[Address] = Field(default_factory=list)
+    reused: list[Address] = Field(default_factory=list)
+    cells: dict[str, Name | None] = Field(default_factory=dict)
+    history: list[dict[str, Any]] = Field(default_factory=list)
+
+
+class RequestRecord(Record):
+    """The note of a run that has not ended."""
+
+    run: Name
+    audit: Name
+    title: str
+    started: Seconds
+    recipe: dict[str, Any]
+    resources: dict[str, Any] = Field(default_factory=dict)
+
+
+class StageStatus(Record):
+    """How far a stage is."""
+
+    state: str
+    computed: int = 0
+    cached: int = 0
+    done: int = 0
+    total: int | None = None
+
+
+class StatusRecord(Record):
+    """How far a run is."""
+
+    run: Name
+    state: str
+    title: str = ""
+    updated: Seconds
+    started: Seconds = 0.0
+    problem: str | None = None
+    stages: dict[str, StageStatus] = Field(default_factory=dict)
+
+
+class MarkerRecord(Record):
+    """What a store says of itself."""
+
+    format: int = Field(ge=1, strict=True)
+    id: Name
+    mode: str = "private"
+
+
+Kind = TypeVar("Kind", bound=Record)
+
+
+def parse(kind: type[Kind], content: bytes) -> Kind:
+    """The record that a file holds.
+
+    Raises:
+        Unreadable: when it holds none, or its digest is not that of the rest.
+    """
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is one
+        raise Unreadable("it is not JSON") from error
+    if not isinstance(value, dict):
+        raise Unreadable("it is not a JSON object")
+    if DIGEST in value and value[DIGEST] != digest_of(value):
+        raise Unreadable("it was changed since it was written (its digest differs)")
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"][:3])[:80]
+        raise Unreadable(f"{where or 'it'}: {first['msg'].removeprefix('Value error, ')}") from error
+    except RecursionError as error:
+        raise Unreadable("it is nested too deeply") from error
+
+
+def parsed(kind: type[Record], content: bytes) -> dict[str, Any]:
+    """The same as plain data: what was not said has its default, what is not known to this version stays."""
+    found: dict[str, Any] = parse(kind, content).model_dump(mode="python")
+    return found
+
+
+def digest_of(value: Mapping[str, Any]) -> str:
+    """sha256 of a JSON object but for its digest.
+
+    Values that have no canonical form (NaN, which Python's reader takes) have a digest that nothing equals.
+    """
+    try:
+        text = canonical_json({name: item for name, item in value.items() if name != DIGEST})
+    except (ValueError, TypeError, RecursionError):
+        return ""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON object with its digest."""
+    plain: dict[str, Any] = json.loads(json.dumps(value))
+    return {**plain, DIGEST: digest_of(plain)}

@@ -1,0 +1,156 @@
+"""The finished runs of a store: an index that is made again where it is missing or old, and one run's whole manifest.
+
+The index holds what lists of runs and the search for garbage need, so that ten thousand runs are one file to read. Each
+entry names size and time of the manifest it was made from; what differs is read again.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from memlib.errors import CorruptArtifact, RunError, UserError
+from memlib.records import NAME, RunRecord, Unreadable, parsed
+from memlib.store import MANIFEST, Ref, Store
+
+INDEX = "index/runs.json"
+FORMAT = 1
+SETTLING_SECONDS = 2.0  # a store's clock may tick once a second: what was written just before the index is read again
+BATCH = 500
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What is known of a store's finished runs.
+
+    Attributes:
+        entries: newest first: run, audit, title, finished, verdict, findings (the first alone), ledger, cells, refs (all
+            artifacts, as text), recipe (its digest).
+        damaged: what is wrong with the manifests that cannot be read, by run.
+    """
+
+    entries: Sequence[Mapping[str, Any]]
+    damaged: Mapping[str, str]
+
+    def warning(self) -> str:
+        """One line about those that cannot be read, "" where all can."""
+        if not self.damaged:
+            return ""
+        name, problem = next(iter(self.damaged.items()))
+        others = f" and {len(self.damaged) - 1} more" if len(self.damaged) > 1 else ""
+        return f"the manifest of run {name}{others} cannot be read ({problem})"
+
+
+def list_runs(store: Store) -> Runs:
+    """All finished runs; those whose manifest cannot be read are named."""
+    there = store.listing("runs")
+    found = {path.split("/")[1]: facts for path, facts in there.items() if _is_manifest(path)}
+    known, indexed = _read_index(store)
+    entries: dict[str, dict[str, Any]] = {}
+    for name, (size, written) in found.items():
+        entry = known.get(name)
+        if entry is not None and entry["mark"] == [size, written] and written < indexed - SETTLING_SECONDS:
+            entries[name] = entry
+    missing = [name for name in found if name not in entries]
+    for start in range(0, len(missing), BATCH):
+        batch = missing[start : start + BATCH]
+        contents = store.published_together([f"runs/{name}/{MANIFEST}" for name in batch])
+        for name in batch:
+            entry = _entry(contents.get(f"runs/{name}/{MANIFEST}"), name)
+            if entry is not None:
+                entries[name] = entry | {"mark": list(found[name])}
+    if missing or len(known) != len(entries):
+        _write_index(store, entries)
+    whole = [entry for entry in entries.values() if "problem" not in entry]
+    damaged = {name: str(entry["problem"]) for name, entry in sorted(entries.items()) if "problem" in entry}
+    return Runs(sorted(whole, key=lambda entry: -float(entry["finished"])), damaged)
+
+
+def _is_manifest(path: str) -> bool:
+    parts = path.split("/")
+    return len(parts) == 3 and parts[2] == MANIFEST
+
+
+def _entry(content: bytes | None, name: str) -> dict[str, Any] | None:
+    if content is None:  # taken away meanwhile, or no file that can be read
+        return {"problem": "it is no plain file"}
+    try:
+        run = parsed(RunRecord, content)
+    except Unreadable as error:
+        return {"problem": str(error)}
+    if run["run"] != name:
+        return {"problem": f"it says that it is run {run['run']}"}
+    brief = {key: run[key] for key in ("run", "audit", "title", "finished", "verdict", "cells")}
+    said = {key: run["findings"][0].get(key) for key in ("metric", "params", "value", "p_value", "verdict")}
+    ledger = {"data": run["ledger"]["data"]}
+    refs = sorted({*run["artifacts"].values(), *run["computed"], *run["reused"]})
+    return brief | {"findings": [said], "ledger": ledger, "refs": refs, "scores": run.get("scores"), "asks": run.get("asks")}
+
+
+def _read_index(store: Store) -> tuple[dict[str, dict[str, Any]], float]:
+    """Entries by run, and when the index was written; none where it is missing or not of this format."""
+    written = next((when for path, (_, when) in store.listing("index").items() if path == INDEX), 0.0)
+    content = store.published(INDEX) if written else None
+    with contextlib.suppress(ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+        index = json.loads(content or b"null")
+        if index is not None and index["format"] == FORMAT:
+            refs, found = index["refs"], {}
+            for name, entry in index["entries"].items():
+                if "problem" not in entry:
+                    entry["refs"] = [str(refs[place]) for place in entry["refs"]]
+                    entry["finished"] = float(entry["finished"])
+                    entry["findings"][0]["metric"], entry["ledger"]["data"], entry["cells"].values(), entry["title"]
+                found[name] = entry
+            return found, written
+    return {}, 0.0
+
+
+def _write_index(store: Store, entries: Mapping[str, Mapping[str, Any]]) -> None:
+    """Where it cannot be written, as in a store that is read-only, nothing is lost but time."""
+    places: dict[str, int] = {}
+    brief = {}
+    for name, entry in entries.items():
+        more = {"refs": [places.setdefault(ref, len(places)) for ref in entry["refs"]]} if "refs" in entry else {}
+        brief[name] = {**entry, **more}
+    with contextlib.suppress(OSError, RunError, UserError):
+        text = json.dumps({"format": FORMAT, "refs": list(places), "entries": brief})
+        store.publish_bytes(INDEX, text.encode(), secret=True)
+
+
+def read_run(store: Store, name: str) -> dict[str, Any]:
+    """The whole manifest of a finished run.
+
+    Raises:
+        RunError: when it cannot be read.
+    """
+    content = store.published(f"runs/{name}/{MANIFEST}")
+    if content is None:
+        raise RunError(f"run {name} has no manifest in {store.uri}")
+    try:
+        return parsed(RunRecord, content)
+    except Unreadable as error:
+        raise RunError(
+            f"the manifest of run {name} cannot be read ({error}); run its audit again to write it anew"
+        ) from error
+
+
+def run_names(store: Store) -> list[str]:
+    """Names of the folders of runs, finished or not."""
+    return sorted(name for name in store.names("runs") if NAME.fullmatch(name))
+
+
+def refs_of(run: Mapping[str, Any]) -> set[Ref]:
+    """All artifacts that a run's manifest, or its entry in the index, names."""
+    named = run["refs"] if "refs" in run else [*run["artifacts"].values(), *run["computed"], *run["reused"]]
+    return _refs(named)
+
+
+def _refs(named: Iterable[str]) -> set[Ref]:
+    found = set()
+    for name in named:
+        stage, slash, key = str(name).rpartition("/")
+        if not slash:
+            raise CorruptArtifact(f"{name!r} names no artifact")
+        found.add(Ref(stage, key))
+    return found

@@ -1,0 +1,121 @@
+"""The list of runs: whole, whatever lies beside them, and one file to read where nothing has changed."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from memlib import runs
+from memlib.errors import RunError
+from memlib.records import sealed
+from memlib.runs import INDEX, list_runs, read_run, run_names
+from memlib.store import Store
+
+
+@pytest.fixture(params=["local", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "local":
+        return Store(str(tmp_path / "store"))
+    fsspec.filesystem("memory").store.clear()
+    fsspec.filesystem("memory").pseudo_dirs[:] = [""]
+    return Store("memory://bucket/store", cache=str(tmp_path / "cache"))
+
+
+def manifest(run: str, finished: float = 1.0, **more: Any) -> dict[str, Any]:
+    finding = {"metric": "m", "params": "{}", "value": 1.0, "p_value": None, "verdict": None}
+    return {"run": run, "audit": "exposure", "title": "t", "findings": [finding, finding], "finished": finished} | more
+
+
+def put(store: Store, run: str, content: Any) -> None:
+    data = content if isinstance(content, bytes) else json.dumps(content).encode()
+    store.publish_bytes(f"runs/{run}/manifest.json", data)
+
+
+def test_runs_are_listed_newest_first_and_what_cannot_be_read_is_named(store: Store) -> None:
+    put(store, "r1", manifest("r1", 1.0, artifacts={"scores": "score/a"}, computed=["score/a", "split/b"]))
+    put(store, "r2", manifest("r2", 2.0))
+    put(store, "foreign", {"name": "x"})
+    put(store, "empty", b"")
+    put(store, "copied", manifest("r1"))
+    put(store, "deep", b"[" * 100_000)
+    store.publish_bytes("runs/half/report.html", b"of a run that was killed before its manifest")
+    store.publish_bytes("runs/notes.txt", b"mine")
+    found = list_runs(store)
+    assert [run["run"] for run in found.entries] == ["r2", "r1"]
+    assert set(found.damaged) == {"foreign", "empty", "copied", "deep"}
+    assert "copied and 3 more" in found.warning()
+    assert sorted(map(str, runs.refs_of(found.entries[1]))) == ["score/a", "split/b"]
+    assert list_runs(store) == found
+    assert read_run(store, "r1")["findings"][1]["metric"] == "m"
+    with pytest.raises(RunError, match="run empty cannot be read .it is not JSON"):
+        read_run(store, "empty")
+    with pytest.raises(RunError, match="has no manifest"):
+        read_run(store, "half")
+    assert {"r1", "r2", "half"} <= set(run_names(store))
+
+
+def test_a_changed_manifest_is_noticed_by_its_digest(store: Store) -> None:
+    put(store, "r1", sealed(manifest("r1")))
+    assert [run["run"] for run in list_runs(store).entries] == ["r1"]
+    put(store, "r1", sealed(manifest("r1")) | {"title": "another"})
+    assert "was changed since it was written" in list_runs(store).damaged["r1"]
+
+
+def test_an_index_that_is_as_new_as_the_runs_is_all_that_is_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "SETTLING_SECONDS", -60.0)
+    for number in range(3):
+        put(store, f"r{number}", manifest(f"r{number}", number, artifacts={"scores": f"score/{number}"}))
+    whole = list_runs(store)
+    asked: list[str] = []
+    reading = Store.published_together
+    monkeypatch.setattr(Store, "published_together", lambda self, paths: asked.extend(paths) or reading(self, paths))
+    assert list_runs(store) == whole
+    assert asked == []
+    put(store, "r1", manifest("r1", 7.5))  # published again
+    store.drop("runs/r0")
+    assert [(run["run"], run["finished"]) for run in list_runs(store).entries] == [("r1", 7.5), ("r2", 2)]
+    assert asked == ["runs/r1/manifest.json"]
+
+
+@pytest.mark.parametrize(
+    "index",
+    [b"", b"{", b"[]", b"[" * 100_000, b'{"format": 1}', b'{"format": 1, "refs": [], "entries": {"r1": {"refs": [5]}}}'],
+)
+def test_an_index_that_is_damaged_is_made_again(store: Store, index: bytes) -> None:
+    put(store, "r1", manifest("r1"))
+    whole = list_runs(store)
+    store.publish_bytes(INDEX, index)
+    assert list_runs(store) == whole
+    store.drop("index")
+    assert list_runs(store) == whole
+
+
+def test_what_was_written_just_before_the_index_is_read_again(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    put(store, "r1", manifest("r1", title="a"))
+    list_runs(store)
+    path = tmp_path / "runs/r1/manifest.json"
+    before = path.stat().st_mtime_ns
+    path.write_text(json.dumps(manifest("r1", title="b")))
+    os.utime(path, ns=(before, before))  # within one tick of a coarse clock, and of the same size
+    assert list_runs(store).entries[0]["title"] == "b"
+
+
+def test_a_pipe_in_the_place_of_a_manifest_is_not_waited_for(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    put(store, "r1", manifest("r1"))
+    (tmp_path / "runs/r2").mkdir()
+    os.mkfifo(tmp_path / "runs/r2/manifest.json")
+    (tmp_path / "runs/r3").mkdir()
+    (tmp_path / "runs/r3/manifest.json").symlink_to("/dev/zero")
+    started = time.monotonic()
+    assert [run["run"] for run in list_runs(store).entries] == ["r1"]
+    with pytest.raises(RunError):
+        read_run(store, "r2")
+    with pytest.raises(RunError):
+        read_run(store, "r3")
+    assert time.monotonic() - started < 10
