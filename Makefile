@@ -8,12 +8,13 @@ OTHER := $(if $(filter gpu,$(FAISS)),cpu,gpu)
 INSTALL = rm -f .venv/$(OTHER) .venv/$(OTHER)-test; $(BIN)/python -m pip uninstall --quiet --yes faiss-$(OTHER); \
 	$(BIN)/python -m pip install --quiet -c constraints.txt
 
-.PHONY: audit test test-slow lint validate validity drill faults clean help
+.PHONY: audit test test-slow lint pins validate validity drill faults clean help
 
 help:
 	@echo "make audit      make .venv, run the embedded audit, print a table and the path of the report"
 	@echo "make test       ruff, mypy, import-linter and pytest, in the same environment"
 	@echo "make test-slow  the tests that take minutes"
+	@echo "make pins       after a change of a stage's code: say that its version is raised, or its results are the same"
 	@echo "make validate   manifests in deployments/ against schemas and linters, in an environment of its own"
 	@echo "make validity PART=...  nulls and plants of every verdict on trained models; prints a part of docs/validity.md"
 	@echo "make faults     break every stage of every audit and run it again; prints docs/reliability.md's table, one hour"
@@ -34,6 +35,9 @@ lint: .venv/$(FAISS)-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+pins: .venv/$(FAISS)-test
+	$(BIN)/python tests/tasks/test_declared.py
 
 validate: .venv/validate/done
 	.venv/validate/bin/python tests/deployments/validate.py

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from memlib import upkeep
+from memlib import upkeep, verification
 from memlib.identity import content_key
 from memlib.planning import Costs
 from memlib.store import Attempt, Ref, Store
@@ -124,7 +124,7 @@ def store(count: int) -> None:
         _timed(
             "plan 2,000 parts of one stage", lambda: [(opened.has(r), costs.estimate(r.stage, {"n": 1}, 1)) for r in known]
         )
-        damaged = _timed("verify all of them", lambda: list(upkeep.verify(opened, refs)))
+        damaged = _timed("verify all of them", lambda: list(verification.check_artifacts(opened, refs)))
         assert not damaged
         _timed("gc, dry", lambda: upkeep.garbage(opened, keep=[], days=-1))
         _timed("memlib runs", lambda: _memlib("runs", "--store", folder))

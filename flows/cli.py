@@ -30,6 +30,7 @@ from memlib.tables import PUBLISHED
 
 AuditName = Literal["deja-vu", "unique-feature", "self-influence", "forgetting", "exposure", "sweep"]
 SetOption = Annotated[Sequence[str], Parameter(name="--set", negative="")]
+CascadeOption = Annotated[bool, Parameter(negative="")]
 ForceOption = Annotated[Sequence[str], Parameter(name="--force-stage", negative="")]
 
 app = App(
@@ -55,6 +56,7 @@ def run(
     set_: SetOption = (),
     store: StoreOption = DEFAULT_STORE,
     force_stage: ForceOption = (),
+    cascade: CascadeOption = False,
     quiet: bool = False,
     json_: JsonOption = False,
 ) -> None:
@@ -80,13 +82,15 @@ def run(
         Folder or s3:// prefix for artifacts, results and reports.
     force_stage
         Compute a stage again though it is there, by its name in `memlib plan`; may be given several times.
+    cascade
+        Train models again whose inputs were made again and came out otherwise. Cheaper stages need no such word.
     quiet
         No progress, only the result.
     json_
         Print the run's manifest as JSON.
     """
     content, machines = _asked(audit, recipe, set_)
-    _carry_out(audit, content, machines, store, quiet=quiet or json_, force=force_stage, as_json=json_)
+    _carry_out(audit, content, machines, store, quiet=quiet or json_, force=force_stage, cascade=cascade, as_json=json_)
 
 
 def _asked(audit: str, recipe: str, settings: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -106,6 +110,7 @@ def _carry_out(
     *,
     quiet: bool,
     force: Sequence[str] = (),
+    cascade: bool = False,
     as_json: bool = False,
 ) -> None:
     _log_as_asked()
@@ -122,7 +127,7 @@ def _carry_out(
         check_stages(AUDITS[audit], [*force, *resources.stages])
         flow = AUDITS[audit].flow
     with tags(TAG):
-        manifest = flow(spec, opened.uri, resources, quiet, tuple(force))
+        manifest = flow(spec, opened.uri, resources, quiet, tuple(force), cascade)
     if as_json:
         print(json.dumps(manifest, indent=1))
     else:
@@ -181,6 +186,7 @@ def resume(
     set_: SetOption = (),
     store: StoreOption = DEFAULT_STORE,
     force_stage: ForceOption = (),
+    cascade: CascadeOption = False,
     quiet: bool = False,
     json_: JsonOption = False,
 ) -> None:
@@ -196,6 +202,8 @@ def resume(
         Folder or s3:// prefix that the run was started in.
     force_stage
         Compute a stage again though it is there.
+    cascade
+        Train models again whose inputs were made again and came out otherwise. Cheaper stages need no such word.
     quiet
         No progress, only the result.
     json_
@@ -208,7 +216,9 @@ def resume(
     found = find_run(opened, run_id, asked_too=True)
     machines = overridden({"resources": found.get("resources", {})}, set_)["resources"]
     audit = audit_of(found["audit"])
-    _carry_out(audit, found["recipe"], machines, store, quiet=quiet or json_, force=force_stage, as_json=json_)
+    _carry_out(
+        audit, found["recipe"], machines, store, quiet=quiet or json_, force=force_stage, cascade=cascade, as_json=json_
+    )
 
 
 @app.command

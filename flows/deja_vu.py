@@ -28,7 +28,12 @@ STAGES = ("decode", "split", "train", "embed", "search", "probe", "score", "repo
 
 @flow(name="deja-vu", validate_parameters=True)
 def deja_vu(
-    recipe: Recipe, store: str, resources: Resources = Resources(), quiet: bool = False, force: tuple[str, ...] = ()
+    recipe: Recipe,
+    store: str,
+    resources: Resources = Resources(),
+    quiet: bool = False,
+    force: tuple[str, ...] = (),
+    cascade: bool = False,
 ) -> dict[str, Any]:
     """Audits whether a model names the objects of its training images from their background alone.
 
@@ -38,11 +43,12 @@ def deja_vu(
         resources: machines; changes no result.
         quiet: no progress.
         force: stages that are computed again, though they are there.
+        cascade: train models again whose inputs were made again and came out otherwise.
 
     Returns:
         the run's manifest.
     """
-    return carry_out("deja-vu", audit, recipe, store, resources, quiet=quiet, force=force)
+    return carry_out("deja-vu", audit, recipe, store, resources, quiet=quiet, force=force, cascade=cascade)
 
 
 def audit(context: Context, recipe: Recipe) -> dict[str, Any]:

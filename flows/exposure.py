@@ -32,7 +32,12 @@ STAGES = ("secret/corpus", "train", "perplexities", "ranks", "secret/extract", "
 
 @flow(name="exposure", validate_parameters=True)
 def exposure(
-    recipe: Recipe, store: str, resources: Resources = Resources(), quiet: bool = False, force: tuple[str, ...] = ()
+    recipe: Recipe,
+    store: str,
+    resources: Resources = Resources(),
+    quiet: bool = False,
+    force: tuple[str, ...] = (),
+    cascade: bool = False,
 ) -> dict[str, Any]:
     """Audits how much of inserted secrets language models give away, in bits, and extracts them.
 
@@ -42,11 +47,12 @@ def exposure(
         resources: machines; changes no result.
         quiet: no progress.
         force: stages that are computed again, though they are there.
+        cascade: train models again whose inputs were made again and came out otherwise.
 
     Returns:
         the run's manifest.
     """
-    return carry_out("exposure", audit, recipe, store, resources, quiet=quiet, force=force)
+    return carry_out("exposure", audit, recipe, store, resources, quiet=quiet, force=force, cascade=cascade)
 
 
 def audit(context: Context, recipe: Recipe) -> dict[str, Any]:

@@ -27,7 +27,12 @@ STAGES = ("decode", "sets", "mixes", "train", "outputs", "score_forgetting", "re
 
 @flow(name="forgetting", validate_parameters=True)
 def forgetting(
-    recipe: Recipe, store: str, resources: Resources = Resources(), quiet: bool = False, force: tuple[str, ...] = ()
+    recipe: Recipe,
+    store: str,
+    resources: Resources = Resources(),
+    quiet: bool = False,
+    force: tuple[str, ...] = (),
+    cascade: bool = False,
 ) -> dict[str, Any]:
     """Audits whether models have used, or forgotten, a data set.
 
@@ -37,11 +42,12 @@ def forgetting(
         resources: machines; changes no result.
         quiet: no progress.
         force: stages that are computed again, though they are there.
+        cascade: train models again whose inputs were made again and came out otherwise.
 
     Returns:
         the run's manifest.
     """
-    return carry_out("forgetting", audit, recipe, store, resources, quiet=quiet, force=force)
+    return carry_out("forgetting", audit, recipe, store, resources, quiet=quiet, force=force, cascade=cascade)
 
 
 def audit(context: Context, recipe: Recipe) -> dict[str, Any]:

@@ -22,7 +22,15 @@ _shared: ContextVar[Shared | None] = ContextVar("shared", default=None)
 
 
 def carry_out(
-    audit: str, body: Body, recipe: Spec, store: str, resources: Resources, *, quiet: bool, force: Sequence[str]
+    audit: str,
+    body: Body,
+    recipe: Spec,
+    store: str,
+    resources: Resources,
+    *,
+    quiet: bool,
+    force: Sequence[str],
+    cascade: bool,
 ) -> dict[str, Any]:
     """Runs an audit's body in a store.
 
@@ -33,6 +41,7 @@ def carry_out(
         store: folder or s3:// prefix.
         quiet: no progress.
         force: stages that are computed again, though they are there.
+        cascade: train models again whose inputs were made again and came out otherwise.
     """
     opened = Store(store)
     check_stages(AUDITS[audit], force)
@@ -46,7 +55,15 @@ def carry_out(
         title = str(getattr(recipe, "title", ""))
         shared = within or Shared()
         context = Context(
-            opened, resources, quiet, run=run, title=title, forced=frozenset(force), shared=shared, computed=computed
+            opened,
+            resources,
+            quiet,
+            run=run,
+            title=title,
+            forced=frozenset(force),
+            cascade=cascade,
+            shared=shared,
+            computed=computed,
         )
         for line in AUDITS[audit].limits(recipe):
             context.warn(line)

@@ -20,7 +20,12 @@ STAGES = ("decode", "hold_out", "train", "gradient_norms", "self_influence", "re
 
 @flow(name="self-influence", validate_parameters=True)
 def self_influence(
-    recipe: Recipe, store: str, resources: Resources = Resources(), quiet: bool = False, force: tuple[str, ...] = ()
+    recipe: Recipe,
+    store: str,
+    resources: Resources = Resources(),
+    quiet: bool = False,
+    force: tuple[str, ...] = (),
+    cascade: bool = False,
 ) -> dict[str, Any]:
     """Says how much each training example influences a model's prediction of itself.
 
@@ -30,11 +35,12 @@ def self_influence(
         resources: machines; changes no result.
         quiet: no progress.
         force: stages that are computed again, though they are there.
+        cascade: train models again whose inputs were made again and came out otherwise.
 
     Returns:
         the run's manifest.
     """
-    return carry_out("self-influence", audit, recipe, store, resources, quiet=quiet, force=force)
+    return carry_out("self-influence", audit, recipe, store, resources, quiet=quiet, force=force, cascade=cascade)
 
 
 def audit(context: Context, recipe: Recipe) -> dict[str, Any]:

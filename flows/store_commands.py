@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
@@ -15,7 +16,7 @@ from rich.table import Table
 
 from flows.audits import AUDITS, audit_of
 from flows.requests import unfinished
-from memlib import comparison, ledger, upkeep
+from memlib import comparison, ledger, upkeep, verification
 from memlib.errors import RunError, UserError
 from memlib.planning import Plan
 from memlib.runs import list_runs, read_run, refs_of, run_names
@@ -215,6 +216,10 @@ def print_plan(found: Plan) -> None:
         counts = (str(len(parts)), str(len(parts) - len(todo)), str(len(todo)))
         table.add_row(stage, key, *counts, cost)
     console.print(table)
+    for stage, after in found.cascade().items():
+        retrained = "; it is trained again only with --cascade" if stage == "train" else ""
+        said = f"{stage} is there; it is computed again if {' or '.join(after)} comes out otherwise than before{retrained}"
+        console.print(said, soft_wrap=True)
     for ref, later in found.blocked.items():
         console.print(f"not known before {ref.stage} {ref.key[:12]} is there: {', '.join(later)}", soft_wrap=True)
     for cell, problem in found.problems.items():
@@ -320,34 +325,80 @@ def verify(
     run_id: str | None = None,
     /,
     *,
+    trust: Path | None = None,
     store: StoreOption = DEFAULT_STORE,
     json_: JsonOption = False,
 ) -> None:
-    """Read every byte of a store's artifacts, or of one run's, and name what is not as it was committed.
+    """Check that a store, or one run in it, is what was committed: every byte, every digest, and every number of a run.
 
-    What is damaged is computed again by the next run that needs it. Ends with status 2 when anything is damaged.
+    Of a run it checks its artifacts, tables, page, findings, verdict, recipe and name against each other. What is damaged
+    is computed again by the next run that needs it. Ends with status 2 when anything is not as it was.
 
     Parameters
     ----------
     run_id
-        The run's id, or enough of its beginning; by default all artifacts are read.
+        The run's id, or enough of its beginning; by default all runs and artifacts are checked.
+    trust
+        A public key (Ed25519, PEM) from outside the store: runs must be signed with its private half, see memlib sign.
     store
         Folder or s3:// prefix.
     json_
         Print the findings as JSON.
     """
     opened = opened_store(store)
-    refs = upkeep.committed(opened) if run_id is None else sorted(refs_of(find_run(opened, run_id)), key=str)
-    damaged = [{"artifact": str(found.ref), "problem": found.problem} for found in upkeep.verify(opened, refs)]
+    runs, problems = [], []
+    if run_id is None:
+        listed = list_runs(opened)
+        problems += [verification.Problem(f"run {name}", problem) for name, problem in listed.damaged.items()]
+        runs, refs = [read_run(opened, entry["run"]) for entry in listed.entries], upkeep.committed(opened)
+        if not (runs or refs or problems):
+            raise UserError(f"{store} is empty: there is nothing to verify")
+    else:
+        runs = [find_run(opened, run_id)]
+        refs = sorted(refs_of(runs[0]), key=str)
+    problems += verification.check_artifacts(opened, refs)
+    for run in runs:
+        problems += verification.check_run(opened, run)
+        problems += verification.check_signature(opened, run, trust) if trust is not None else ()
+    older = [run["run"] for run in runs if not verification.is_checkable(run)]
     if json_:
-        print(json.dumps({"artifacts": len(refs), "damaged": damaged}, indent=1))
-    for found in damaged if not json_ else ():
-        console.print(f"{found['artifact']}: {found['problem']}", soft_wrap=True)
-    if damaged:
-        count = len({found["artifact"] for found in damaged})
-        raise RunError(f"{count} of {len(refs)} artifacts in {store} are damaged; run the audit again to make them anew")
+        found = [asdict(problem) for problem in problems]
+        print(json.dumps({"artifacts": len(refs), "runs": len(runs), "older": older, "problems": found}, indent=1))
+    for found in problems if not json_ else ():
+        console.print(f"{found.what}: {found.problem}", soft_wrap=True)
+    if older and not json_:
+        said = f"{older[0]}{f' and {len(older) - 1} more' if len(older) > 1 else ''}"
+        console.print(f"older, not checkable but for their artifacts: {said} (run their audits again)", soft_wrap=True)
+    if problems:
+        count = len({found.what for found in problems})
+        raise RunError(f"{count} of {len(refs)} artifacts and {len(runs)} runs in {store} are not as they were committed")
     if not json_:
-        console.print(f"{len(refs)} artifacts in {store} are as they were committed", soft_wrap=True)
+        signed = f", and signed with the key of {trust}" if trust is not None else ""
+        said = f"{len(refs)} artifacts and {len(runs)} runs in {store} are as they were committed{signed}"
+        console.print(said, soft_wrap=True)
+
+
+def sign(run_id: str, /, *, key: Path, store: StoreOption = DEFAULT_STORE) -> None:
+    """Sign a run, so that others can check with memlib verify --trust that it is yours and unchanged.
+
+    Publishing the run again, as by running its audit once more, needs a new signature.
+
+    Parameters
+    ----------
+    run_id
+        The run's id, or enough of its beginning.
+    key
+        A file with your private key, readable by you alone: openssl genpkey -algorithm ed25519 -out key.pem makes one, and
+        openssl pkey -in key.pem -pubout its public half.
+    store
+        Folder or s3:// prefix.
+    """
+    opened = opened_store(store)
+    run = find_run(opened, run_id)
+    problems = [*verification.check_artifacts(opened, sorted(refs_of(run), key=str)), *verification.check_run(opened, run)]
+    if problems:
+        raise RunError(f"{problems[0].what}: {problems[0].problem}; nothing was signed, see memlib verify {run['run']}")
+    console.print(f"signed: {verification.sign(opened, run, key)}", soft_wrap=True)
 
 
 def gc(
@@ -484,4 +535,4 @@ def _p(value: float | None) -> str:
     return "" if value is None else f"{value:.2g}"
 
 
-COMMANDS = (runs, show, status, diff, verify, gc, adopt)
+COMMANDS = (runs, show, status, diff, verify, sign, gc, adopt)

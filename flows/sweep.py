@@ -17,14 +17,15 @@ from flows.recipes import load_recipe, validate
 from flows.running import carry_out, sharing
 from memlib.audits.sweep import Outcome, Recipe, score, summarize, verdict
 from memlib.errors import RunError, UserError
-from memlib.identity import content_key
+from memlib.identity import content_key, file_digest
 from memlib.private import scratch
 from memlib.report.page import render
 from memlib.report.sweep import build_page
+from memlib.runs import NAME_LENGTH, results_path
 from memlib.specs import Resources, Spec, changed_content
 from memlib.tables import SWEEP, write_table
 from tasks.cluster import stop_ray
-from tasks.reporting import ARTIFACT_ROWS, REPORT_FILE, RUN_LENGTH, publish_run
+from tasks.reporting import ARTIFACT_ROWS, REPORT_FILE, publish_run
 from tasks.runtime import Context
 
 STAGES: tuple[str, ...] = ()
@@ -33,7 +34,12 @@ log = logging.getLogger("memlib")
 
 @flow(name="sweep", validate_parameters=True)
 def sweep(
-    recipe: Recipe, store: str, resources: Resources = Resources(), quiet: bool = False, force: tuple[str, ...] = ()
+    recipe: Recipe,
+    store: str,
+    resources: Resources = Resources(),
+    quiet: bool = False,
+    force: tuple[str, ...] = (),
+    cascade: bool = False,
 ) -> dict[str, Any]:
     """Runs the cells of a sweep and compares them.
 
@@ -43,6 +49,7 @@ def sweep(
         resources: machines; changes no result.
         quiet: no progress.
         force: stages that are computed again, though they are there.
+        cascade: train models again whose inputs were made again and came out otherwise.
 
     Returns:
         the sweep's manifest; those of its cells are runs of their own.
@@ -50,7 +57,7 @@ def sweep(
     Raises:
         RunError: naming the cells that broke, after all others have ended and the comparison is published.
     """
-    return carry_out("sweep", audit, recipe, store, resources, quiet=quiet, force=force)
+    return carry_out("sweep", audit, recipe, store, resources, quiet=quiet, force=force, cascade=cascade)
 
 
 def audit(context: Context, recipe: Recipe) -> dict[str, Any]:
@@ -146,7 +153,7 @@ def _cell(context: Context, name: str, audit: Audit, spec: Spec, changes: dict[s
     kind = str(getattr(spec, "audit", ""))
     try:
         forced = tuple(context.forced & {stage.rpartition("/")[2] for stage in audit.stages})
-        run = audit.flow(spec, context.store.uri, context.resources, True, forced)
+        run = audit.flow(spec, context.store.uri, context.resources, True, forced, context.cascade)
     except (UserError, RunError, OSError) as error:
         return Outcome(name, kind, changes, None, str(error))
     except Exception as error:
@@ -160,12 +167,12 @@ def _publish(context: Context, recipe: Recipe, outcomes: list[Outcome]) -> dict[
     store = context.store
     done = [outcome.run for outcome in outcomes if outcome.run is not None]
     spec = recipe.model_dump(mode="json", exclude={"concurrent_cells"})
-    run = content_key("sweep", version=1, spec=spec, inputs={})[:RUN_LENGTH]
+    run = content_key("sweep", version=1, spec=spec, inputs={})[:NAME_LENGTH]
     with scratch("sweep") as folder:
         said = verdict(outcomes)
         metadata = {"memlib.run": run, "memlib.software": memlib.__version__, "memlib.sentence": said.sentence}
         write_table(score(outcomes), SWEEP, folder / "sweep.parquet", metadata=metadata)
-        path = f"results/table=sweep/audit=sweep/run={run}/part-0.parquet"
+        path = results_path(SWEEP.name, "sweep", run)
         results = {"sweep": store.publish(path, folder / "sweep.parquet")}
         (folder / "page").mkdir()
         (folder / "page" / REPORT_FILE).write_text(render(build_page(recipe, run, outcomes, folder / "page")))
@@ -173,12 +180,15 @@ def _publish(context: Context, recipe: Recipe, outcomes: list[Outcome]) -> dict[
             file.name: store.publish(f"runs/{run}/{file.name}", file, secret=True)
             for file in sorted((folder / "page").iterdir())
         }
+        published = {f"runs/{run}/{file.name}": file_digest(file) for file in (folder / "page").iterdir()}
+        published[path] = file_digest(folder / "sweep.parquet")
         manifest = {
             "run": run, "audit": "sweep", "title": recipe.title, "recipe": recipe.model_dump(mode="json"),
             "verdict": asdict(said), "findings": summarize(outcomes), "results": results, "report": pages[REPORT_FILE],
             "cells": {o.cell: o.run["run"] if o.run is not None else None for o in outcomes},
             "problems": {o.cell: o.problem for o in outcomes if o.run is None},
             "artifacts": {f"{o.cell}: {name}": ref for o in outcomes if o.run for name, ref in o.run["artifacts"].items()},
+            "published": published,
             "computed": sorted({ref for cell in done for ref in cell["computed"]}),
             "reused": sorted({ref for cell in done for ref in cell["reused"]}),
         }  # fmt: skip

@@ -43,7 +43,12 @@ STAGES = (
 
 @flow(name="unique-feature", validate_parameters=True)
 def unique_feature(
-    recipe: Recipe, store: str, resources: Resources = Resources(), quiet: bool = False, force: tuple[str, ...] = ()
+    recipe: Recipe,
+    store: str,
+    resources: Resources = Resources(),
+    quiet: bool = False,
+    force: tuple[str, ...] = (),
+    cascade: bool = False,
 ) -> dict[str, Any]:
     """Audits whether classifiers memorize a feature that stands in a single training example.
 
@@ -53,11 +58,12 @@ def unique_feature(
         resources: machines; changes no result.
         quiet: no progress.
         force: stages that are computed again, though they are there.
+        cascade: train models again whose inputs were made again and came out otherwise.
 
     Returns:
         the run's manifest.
     """
-    return carry_out("unique-feature", audit, recipe, store, resources, quiet=quiet, force=force)
+    return carry_out("unique-feature", audit, recipe, store, resources, quiet=quiet, force=force, cascade=cascade)
 
 
 def audit(context: Context, recipe: Recipe) -> dict[str, Any]:

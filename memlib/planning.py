@@ -21,11 +21,18 @@ class Planned:
         ref: its artifact.
         hit: whether that is committed.
         seconds: what computing it may take on one worker, from artifacts of the same stage; None when there are none.
+        after: stages before it that will be computed: it is computed again if what they make is not what it was made from.
     """
 
     ref: Ref
     hit: bool
     seconds: float | None
+    after: tuple[str, ...] = ()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is there and stays as it is."""
+        return self.hit and not self.after
 
 
 class Costs:
@@ -76,12 +83,21 @@ class Plan:
         self._costs = Costs(self.store)
         self._seen: set[str] = set()
 
-    def note(self, ref: Ref, spec: Any, units: float, *, forced: bool = False) -> None:
-        """Adds a part of a stage."""
+    def note(self, ref: Ref, spec: Any, units: float, *, before: Sequence[Ref] = (), forced: bool = False) -> None:
+        """Adds a part of a stage.
+
+        Args:
+            ref: its artifact.
+            spec, units: of the work.
+            before: the artifacts that it reads.
+            forced: whether it is computed again though it is there.
+        """
         self._seen.add(ref.stage)
         if ref not in self.parts:
             hit = self.store.has(ref) and not forced
-            self.parts[ref] = Planned(ref, hit, None if hit else self._costs.estimate(ref.stage, spec, units))
+            seconds = None if hit else self._costs.estimate(ref.stage, spec, units)
+            again = [other for other in before if other in self.parts and not self.parts[other].is_settled]
+            self.parts[ref] = Planned(ref, hit, seconds, tuple(dict.fromkeys(other.stage for other in again)) if hit else ())
 
     @contextlib.contextmanager
     def following(self, stages: Sequence[str]) -> Iterator[None]:
@@ -98,10 +114,24 @@ class Plan:
         for stage in dict.fromkeys(ref.stage for ref in self.parts):
             yield stage, [part for part in self.parts.values() if part.ref.stage == stage]
 
+    def cascade(self) -> dict[str, list[str]]:
+        """Stages that are there and are computed again if stages before them come out otherwise, with these."""
+        found: dict[str, dict[str, None]] = {}
+        for part in self.parts.values():
+            if part.after:
+                found.setdefault(part.ref.stage, {}).update(dict.fromkeys(part.after))
+        return {stage: list(after) for stage, after in found.items()}
+
     def as_json(self) -> Mapping[str, Any]:
         """The whole plan, plain."""
         parts = [
-            {"stage": part.ref.stage, "key": part.ref.key, "hit": part.hit, "seconds": part.seconds}
+            {
+                "stage": part.ref.stage,
+                "key": part.ref.key,
+                "hit": part.hit,
+                "seconds": part.seconds,
+                "after": list(part.after),
+            }
             for part in self.parts.values()
         ]
         blocked = {str(ref): list(stages) for ref, stages in self.blocked.items()}

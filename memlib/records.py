@@ -12,8 +12,6 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
-from memlib.identity import canonical_json
-
 MOST_BYTES = 256 * 2**20  # of any JSON file: beyond that it is none of ours
 NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 DIGEST = "digest"
@@ -136,6 +134,13 @@ class Ledger(Record):
     earlier: list[EarlierAudit] = Field(default_factory=list)
 
 
+class Pin(Record):
+    """Which attempt at an artifact a run was made from."""
+
+    attempt: Name
+    files: Sha256
+
+
 class RunRecord(Record):
     """The manifest of a finished run."""
 
@@ -156,6 +161,11 @@ class RunRecord(Record):
     reused: list[Address] = Field(default_factory=list)
     cells: dict[str, Name | None] = Field(default_factory=dict)
     history: list[dict[str, Any]] = Field(default_factory=list)
+    scores: Address | None = None
+    asks: str = ""
+    software: dict[str, Any] = Field(default_factory=dict)
+    pins: dict[Address, Pin] = Field(default_factory=dict)
+    published: dict[Inside, Sha256] = Field(default_factory=dict)
 
 
 class RequestRecord(Record):
@@ -191,6 +201,14 @@ class StatusRecord(Record):
     stages: dict[str, StageStatus] = Field(default_factory=dict)
 
 
+class SignatureRecord(Record):
+    """A signature of a run's manifest."""
+
+    run: Name
+    manifest: Sha256
+    signature: str = Field(max_length=1000)
+
+
 class MarkerRecord(Record):
     """What a store says of itself."""
 
@@ -214,9 +232,9 @@ def parse(kind: type[Kind], content: bytes) -> Kind:
         raise Unreadable("it is not JSON") from error
     if not isinstance(value, dict):
         raise Unreadable("it is not a JSON object")
-    if DIGEST in value and value[DIGEST] != digest_of(value):
-        raise Unreadable("it was changed since it was written (its digest differs)")
     try:
+        if DIGEST in value and value[DIGEST] != digest_of(value):
+            raise Unreadable("it was changed since it was written (its digest differs)")
         return kind.model_validate(value)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
@@ -233,15 +251,9 @@ def parsed(kind: type[Record], content: bytes) -> dict[str, Any]:
 
 
 def digest_of(value: Mapping[str, Any]) -> str:
-    """sha256 of a JSON object but for its digest.
-
-    Values that have no canonical form (NaN, which Python's reader takes) have a digest that nothing equals.
-    """
-    try:
-        text = canonical_json({name: item for name, item in value.items() if name != DIGEST})
-    except (ValueError, TypeError, RecursionError):
-        return ""
-    return hashlib.sha256(text.encode()).hexdigest()
+    """sha256 of a JSON object but for its digest. Findings may be NaN, which is written as Python writes it."""
+    plain = {name: item for name, item in value.items() if name != DIGEST}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def sealed(value: Mapping[str, Any]) -> dict[str, Any]:

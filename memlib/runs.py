@@ -5,19 +5,25 @@ entry names size and time of the manifest it was made from; what differs is read
 """
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from memlib.errors import CorruptArtifact, RunError, UserError
-from memlib.records import NAME, RunRecord, Unreadable, parsed
+from memlib.identity import canonical_json, content_key
+from memlib.records import NAME, ArtifactRecord, RunRecord, Unreadable, parsed
 from memlib.store import MANIFEST, Ref, Store
 
 INDEX = "index/runs.json"
 FORMAT = 1
 SETTLING_SECONDS = 2.0  # a store's clock may tick once a second: what was written just before the index is read again
 BATCH = 500
+WHEREABOUTS = ("path", "root", "annotations", "download")  # of a source; its content digest stands for them
+PRESENTATION = ("title", "report")  # keys of a recipe that change no number
+NAME_LENGTH = 12
 
 
 @dataclass(frozen=True)
@@ -81,11 +87,12 @@ def _entry(content: bytes | None, name: str) -> dict[str, Any] | None:
         return {"problem": str(error)}
     if run["run"] != name:
         return {"problem": f"it says that it is run {run['run']}"}
-    brief = {key: run[key] for key in ("run", "audit", "title", "finished", "verdict", "cells")}
+    brief = {key: run[key] for key in ("run", "audit", "title", "finished", "verdict", "cells", "scores", "asks")}
+    brief["memlib"] = str(run["software"].get("memlib", ""))
     said = {key: run["findings"][0].get(key) for key in ("metric", "params", "value", "p_value", "verdict")}
     ledger = {"data": run["ledger"]["data"]}
     refs = sorted({*run["artifacts"].values(), *run["computed"], *run["reused"]})
-    return brief | {"findings": [said], "ledger": ledger, "refs": refs, "scores": run.get("scores"), "asks": run.get("asks")}
+    return brief | {"findings": [said], "ledger": ledger, "refs": refs}
 
 
 def _read_index(store: Store) -> tuple[dict[str, dict[str, Any]], float]:
@@ -133,6 +140,79 @@ def read_run(store: Store, name: str) -> dict[str, Any]:
         raise RunError(
             f"the manifest of run {name} cannot be read ({error}); run its audit again to write it anew"
         ) from error
+
+
+def without_whereabouts(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The data section of a recipe without where its files happen to lie."""
+    described: dict[str, Any] = json.loads(json.dumps(data))
+    for source in (described["source"], *(part["source"] for part in described["source"].get("parts", {}).values())):
+        for name in WHEREABOUTS:
+            source.pop(name, None)
+    return described
+
+
+def asks(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """What a recipe (plain JSON) asks for: without where its data lie, and without how its page looks."""
+    found = {key: value for key, value in recipe.items() if key not in PRESENTATION}
+    return found | ({"data": without_whereabouts(recipe["data"])} if "data" in recipe else {})
+
+
+def asks_digest(recipe: Mapping[str, Any]) -> str:
+    """A digest of what a recipe asks for: runs that differ in titles and galleries alone have the same."""
+    return hashlib.sha256(canonical_json(asks(recipe)).encode()).hexdigest()
+
+
+def run_name(recipe: Mapping[str, Any], scores: str) -> str:
+    """The name of a run: of what its recipe asks for, and of the key of its scores."""
+    return content_key("run", version=2, spec=asks(recipe), inputs={"scores": scores})[:NAME_LENGTH]
+
+
+def pins_of(store: Store, refs: Iterable[Ref]) -> dict[str, dict[str, str]]:
+    """By artifact which attempt it is, and a digest of its files, so that it can be told from another one."""
+    paths = {f"artifacts/{ref}/{MANIFEST}": ref for ref in refs}
+    found: dict[str, dict[str, str]] = {}
+    for start in range(0, len(paths), BATCH):
+        for path, content in store.published_together(list(paths)[start : start + BATCH]).items():
+            with contextlib.suppress(Unreadable):
+                manifest = parsed(ArtifactRecord, content)
+                found[str(paths[path])] = {"attempt": manifest["attempt"], "files": files_digest(manifest["files"])}
+    return dict(sorted(found.items()))
+
+
+def files_digest(files: Mapping[str, Mapping[str, Any]]) -> str:
+    """One digest of an artifact's files."""
+    return hashlib.sha256(canonical_json({name: file["sha256"] for name, file in files.items()}).encode()).hexdigest()
+
+
+def findings_of(summary: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of a summary that a run's manifest repeats: all but those of single classes."""
+    return [dict(row) for row in summary if '"class"' not in row["params"]]
+
+
+def results_path(table: str, audit: str, run: str) -> str:
+    """Where a run's part of a published table lies, below the store's root."""
+    return f"results/table={table}/audit={audit}/run={run}/part-0.parquet"
+
+
+def row_of(entry: Mapping[str, Any], *, current: bool) -> dict[str, Any]:
+    """A run's row of the table of runs.
+
+    Args:
+        entry: the run, as `list_runs` has it.
+        current: whether no newer run asks the same of the same data.
+    """
+    said = entry["verdict"] or {"word": "", "sentence": ""}
+    return {
+        "finished": datetime.fromtimestamp(entry["finished"], tz=UTC),
+        "title": entry["title"],
+        "data": entry["ledger"]["data"],
+        "asks": entry["asks"],
+        "scores": entry["scores"],
+        "current": current,
+        "verdict": said["word"],
+        "sentence": said["sentence"],
+        "memlib": entry["memlib"],
+    }
 
 
 def run_names(store: Store) -> list[str]:

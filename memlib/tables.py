@@ -384,7 +384,26 @@ SWEEP = Table(
     keys=("cell", "metric", "params"),
 )
 
+RUNS = Table(
+    name="runs",
+    version=1,
+    meaning="A row a run, written last: tables of runs without one are of runs that were killed, or of a memlib before 0.2.",
+    columns=(
+        Column("finished", pa.timestamp("us", tz="UTC"), "", "when it was last published"),
+        Column("title", _TEXT, "", "of its report"),
+        Column("data", _TEXT, "sha256", "digest of its data; empty for a sweep"),
+        Column("asks", _TEXT, "sha256", "digest of its recipe without titles, galleries and where the data lie"),
+        Column("scores", _TEXT, "", "the artifact that its numbers are of; null for a sweep"),
+        Column("current", _FLAG, "", "whether no newer run asks the same of the same data, as after an update of memlib"),
+        Column("verdict", _TEXT, "", "in a word"),
+        Column("sentence", _TEXT, "", "the verdict in a sentence"),
+        Column("memlib", _TEXT, "", "the version that published it"),
+    ),
+    keys=("asks", "data", "scores"),
+)
+
 PUBLISHED: Mapping[str, Mapping[str, Table]] = {
+    "runs": {"": RUNS},
     "summary": {"": SUMMARY},
     "curves": {"": CURVES},
     "units": {

@@ -5,7 +5,7 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -58,14 +58,6 @@ class Garbage:
     size: int
 
 
-@dataclass(frozen=True)
-class Damaged:
-    """An artifact that is not as it was committed."""
-
-    ref: Ref
-    problem: str
-
-
 def metrics_by_stage(store: Store, run: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What the artifacts of a run took, a row a stage: sums, and of memory the most that any of them took."""
     rows: dict[str, dict[str, Any]] = {}
@@ -84,17 +76,6 @@ def metrics_by_stage(store: Store, run: Mapping[str, Any]) -> list[dict[str, Any
 def committed(store: Store) -> list[Ref]:
     """All artifacts that have a manifest, in order."""
     return sorted((ref for ref, files in _by_artifact(store).items() if MANIFEST in files), key=str)
-
-
-def verify(store: Store, refs: Iterable[Ref]) -> Iterator[Damaged]:
-    """Reads every byte of artifacts and compares it with what was committed; nothing is taken from a cache."""
-    for ref in refs:
-        try:
-            problems = store.problems(ref)
-        except CorruptArtifact as error:
-            problems = [str(error)]
-        for problem in problems:
-            yield Damaged(ref, problem)
 
 
 def garbage(store: Store, *, keep: Collection[str] | None = None, days: float) -> list[Garbage]:

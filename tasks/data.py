@@ -11,23 +11,19 @@ from memlib.data.datasets import open_source
 from memlib.data.groups import groups_digest, groups_of
 from memlib.data.shards import IMAGES, INDEX_FILE, read_images, read_index, write_shard
 from memlib.data.splits import hold_out, split_examples
+from memlib.runs import without_whereabouts
 from memlib.specs import DataSpec, GroupSpec, HoldOutSpec, SplitSpec
 from memlib.store import Attempt, Ref
 from memlib.tables import SPLITS, write_table
 from memlib.training.fit import SPLITS_FILE
+from tasks import declared
 from tasks.runtime import Context
 from tasks.stage import run_stage, stage_task
-
-WHEREABOUTS = {"path", "root", "annotations", "download"}  # of a source; its content digest stands for them
 
 
 def described_data(spec: DataSpec) -> dict[str, Any]:
     """The spec without where its files happen to lie."""
-    described = spec.model_dump(mode="json")
-    for source in (described["source"], *(part["source"] for part in described["source"].get("parts", {}).values())):
-        for name in WHEREABOUTS:
-            source.pop(name, None)
-    return described
+    return without_whereabouts(spec.model_dump(mode="json"))
 
 
 @stage_task("decode images")
@@ -42,7 +38,7 @@ def decode_images(context: Context, spec: DataSpec) -> Any:
 
     described = described_data(spec)
     inputs = {"source": source.content_digest()}
-    return run_stage(context, "decode", version=1, spec=described, inputs=inputs, compute=compute)
+    return run_stage(context, declared.DECODE, spec=described, inputs=inputs, compute=compute)
 
 
 @stage_task("split examples")
@@ -56,7 +52,7 @@ def split_roles(context: Context, spec: SplitSpec, shard: Ref) -> Any:
 
     described = spec.model_dump(mode="json")
     inputs = {"shard": shard.key} | groups_digest(spec.group)
-    return run_stage(context, "split", version=1, spec=described, inputs=inputs, compute=compute)
+    return run_stage(context, declared.SPLIT, spec=described, inputs=inputs, compute=compute)
 
 
 @stage_task("hold out examples")
@@ -70,7 +66,7 @@ def hold_out_examples(context: Context, spec: HoldOutSpec, shard: Ref) -> Any:
 
     described = spec.model_dump(mode="json")
     inputs = {"shard": shard.key} | groups_digest(spec.group)
-    return run_stage(context, "hold_out", version=1, spec=described, inputs=inputs, compute=compute)
+    return run_stage(context, declared.HOLD_OUT, spec=described, inputs=inputs, compute=compute)
 
 
 def _groups(context: Context, shard: Ref, index: pa.Table, spec: GroupSpec | None) -> NDArray[np.int64] | None:

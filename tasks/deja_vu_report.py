@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from memlib.audits import deja_vu
 from memlib.data.shards import IMAGES, read_images
 from memlib.store import Attempt, Ref
+from tasks import declared
 from tasks.data import read_splits
 from tasks.observing import read_ids, read_neighbors
 from tasks.reporting import REPORT_FILE, read_scores
@@ -39,7 +40,7 @@ def write_report(
 
     spec = {"recipe": recipe.model_dump(mode="json"), "run": run}
     inputs = {"scores": scores.key, "shard": shard.key, "splits": splits.key}
-    return run_stage(context, "report", version=2, spec=spec, inputs=inputs, compute=compute)
+    return run_stage(context, declared.REPORT_DEJA_VU, spec=spec, inputs=inputs, compute=compute)
 
 
 def _facts(context: Context, splits: Ref, models: Mapping[str, Ref]) -> "Facts":

@@ -23,6 +23,7 @@ from memlib.specs.text import UNSEEN
 from memlib.store import Attempt, Ref
 from memlib.tables import CANARIES, CURVES, EXPOSURE_UNITS, EXTRACTION, SPLITS, SUMMARY, write_table
 from memlib.training.fit import SPLITS_FILE
+from tasks import declared
 from tasks.data import described_data
 from tasks.exposure_jobs import COSTS, COUNTS, FOUND, Perplexities, Ranks, Search
 from tasks.exposure_models import CANARIES_FILE, VOCABULARY, AskedModel
@@ -79,7 +80,7 @@ def make_corpus(
         listed: list[Any] = [[list(said.choices), said.times] for said in known]
         listed += [["unseen", list(said.choices)] for said in unseen]
         inputs = {"text": keyed_digest(secret, text_digest(content)), "secret": keyed_digest(secret, listed)}
-    return run_stage(context, f"{SECRET}corpus", version=3, spec=spec, inputs=inputs, compute=compute)
+    return run_stage(context, declared.CORPUS, spec=spec, inputs=inputs, compute=compute)
 
 
 def _say_what_is_missing(context: Context, given: int, unseen: int, level: float) -> None:
@@ -119,7 +120,7 @@ class Asked:
 def ask(context: Context, models: Sequence[Asked]) -> Any:
     """Costs of canaries and random references under every model, on Ray."""
     jobs = [Perplexities(m.at, m.canaries, m.config.references, m.config.seed) for m in models]
-    return run_jobs(context, "perplexities", jobs, version=1)
+    return run_jobs(context, declared.PERPLEXITIES, jobs)
 
 
 @stage_task("ranks")
@@ -130,7 +131,7 @@ def count(context: Context, models: Sequence[Asked], costs: Sequence[Ref]) -> An
         a reference to each part, in the order of `rank_jobs`.
     """
     jobs = [job for _, _, job in rank_jobs(context, models, costs)]
-    return run_jobs(context, "ranks", jobs, version=1) if jobs else []
+    return run_jobs(context, declared.RANKS, jobs) if jobs else []
 
 
 def rank_jobs(context: Context, models: Sequence[Asked], costs: Sequence[Ref]) -> list[tuple[int, tuple[int, ...], Ranks]]:
@@ -168,7 +169,7 @@ def _costs(context: Context, ref: Ref) -> dict[str, Any]:
 @stage_task("extract")
 def extract(context: Context, jobs: Sequence[Search]) -> Any:
     """Searches for inserted canaries, on Ray; what they found is secret."""
-    return run_jobs(context, f"{SECRET}extract", jobs, version=2) if jobs else []
+    return run_jobs(context, declared.EXTRACT, jobs) if jobs else []
 
 
 @stage_task("score")
@@ -221,7 +222,7 @@ def score_exposure(
         "counts": [ref.key for ref in counts],
         "searches": [ref.key for ref in searches],
     }
-    return run_stage(context, "score_exposure", version=4, spec=spec, inputs=inputs, compute=compute)
+    return run_stage(context, declared.SCORE_EXPOSURE, spec=spec, inputs=inputs, compute=compute)
 
 
 def _privacy(context: Context, at: AskedModel) -> dict[str, Any] | None:

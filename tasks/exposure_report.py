@@ -6,6 +6,7 @@ from typing import Any
 from memlib.audits.exposure import Recipe
 from memlib.specs.text import UNSEEN
 from memlib.store import Attempt, Ref
+from tasks import declared
 from tasks.exposure import EXTRACTIONS_FILE
 from tasks.exposure_models import CorpusData
 from tasks.reporting import REPORT_FILE, read_scores
@@ -30,7 +31,7 @@ def write_report(context: Context, recipe: Recipe, run: str, scores: Ref, data: 
         attempt.path(REPORT_FILE).write_text(render(page), encoding="utf-8")
 
     spec = {"recipe": recipe.model_dump(mode="json"), "run": run}
-    return run_stage(context, "report", version=3, spec=spec, inputs={"scores": scores.key}, compute=compute)
+    return run_stage(context, declared.REPORT_EXPOSURE, spec=spec, inputs={"scores": scores.key}, compute=compute)
 
 
 def _facts(recipe: Recipe, data: CorpusData) -> Mapping[str, str]:

@@ -22,6 +22,7 @@ from memlib.stats.likelihood import decimals_of, log_odds, odds_of
 from memlib.store import Attempt, Ref
 from memlib.tables import CURVES, FORGETTING_EXAMPLES, FORGETTING_UNITS, SPLITS, SUMMARY, write_table
 from memlib.training.fit import SPLITS_FILE
+from tasks import declared
 from tasks.jobs import OUTPUTS, ModelOutputs, TrainingData
 from tasks.runtime import Context
 from tasks.scoring import CURVES_FILE, SUMMARY_FILE, UNITS_FILE
@@ -44,7 +45,7 @@ def draw(context: Context, shard: Ref, recipe: Recipe) -> Any:
     described = [[name, spec.model_dump(mode="json")] for name, spec in sets.items()]  # in their order
     spec = {"sets": described, "seed": seed, "near": near} | ({} if group is None else {"group": group})
     inputs = {"shard": shard.key} | groups_digest(group)
-    return run_stage(context, "sets", version=2, spec=spec, inputs=inputs, compute=compute)
+    return run_stage(context, declared.SETS, spec=spec, inputs=inputs, compute=compute)
 
 
 @stage_task("draw mixes")
@@ -66,13 +67,13 @@ def draw_mixes(context: Context, data: TrainingData, wanted: Mapping[str, tuple[
         write_table(pa.concat_tables(parts), SPLITS, attempt.path(SPLITS_FILE))
 
     spec = {"wanted": {name: [dict(shares), seed] for name, (shares, seed) in wanted.items()}}
-    return run_stage(context, "mixes", version=1, spec=spec, inputs={"splits": data.splits.key}, compute=compute)
+    return run_stage(context, declared.MIXES, spec=spec, inputs={"splits": data.splits.key}, compute=compute)
 
 
 @stage_task("outputs")
 def observe(context: Context, jobs: Sequence[ModelOutputs]) -> Any:
     """Class scores of every model on D_Q and the rest of its pool, on Ray."""
-    return run_jobs(context, "outputs", jobs, version=1)
+    return run_jobs(context, declared.OUTPUTS, jobs)
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ def score_forgetting(
         "mixes": mixes.key,
         "query": pool_digest(members),
     }
-    return run_stage(context, "score_forgetting", version=3, spec=spec, inputs=inputs, compute=compute)
+    return run_stage(context, declared.SCORE_FORGETTING, spec=spec, inputs=inputs, compute=compute)
 
 
 def pool_digest(members: pa.Table) -> str:

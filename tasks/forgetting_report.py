@@ -11,6 +11,7 @@ from memlib.audits.forgetting import Recipe
 from memlib.data.sets import POOL
 from memlib.data.splits import LEFT_OUT
 from memlib.store import Attempt, Ref
+from tasks import declared
 from tasks.forgetting import EXAMPLES_FILE, pool_digest
 from tasks.jobs import TrainingData
 from tasks.reporting import REPORT_FILE, read_scores
@@ -43,7 +44,7 @@ def write_report(context: Context, recipe: Recipe, run: str, scores: Ref, data: 
 
     spec = {"recipe": recipe.model_dump(mode="json"), "run": run}
     inputs = {"scores": scores.key, "query": pool_digest(data.members(*POOL)), "shard": data.shard.key}
-    return run_stage(context, "report", version=2, spec=spec, inputs=inputs, compute=compute, secret=True)
+    return run_stage(context, declared.REPORT_FORGETTING, spec=spec, inputs=inputs, compute=compute)
 
 
 def _confidences(curves: Any) -> dict[tuple[str, str], NDArray[np.float64]]:

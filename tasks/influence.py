@@ -13,6 +13,7 @@ from memlib.specs import ClassifierSpec, InfluenceSpec, SupervisedSpec, TrainedS
 from memlib.store import Attempt, Ref
 from memlib.tables import CURVES, SELF_INFLUENCE_UNITS, SUMMARY, write_table
 from memlib.training.fit import HISTORY, Canary, TrainingJob
+from tasks import declared
 from tasks.jobs import NORMS, CheckpointNorms, TrainingData
 from tasks.runtime import Context
 from tasks.scoring import CURVES_FILE, SUMMARY_FILE, UNITS_FILE
@@ -23,7 +24,7 @@ from tasks.training import train_models
 @stage_task("gradient norms")
 def gradient_norms(context: Context, jobs: Sequence[CheckpointNorms]) -> Any:
     """Squared gradient norms of every training example, an artifact a checkpoint."""
-    return run_jobs(context, "gradient_norms", jobs, version=1)
+    return run_jobs(context, declared.GRADIENT_NORMS, jobs)
 
 
 @stage_task("self-influence")
@@ -43,7 +44,7 @@ def sum_influence(
 
     spec = {"rates": list(rates), "epochs": list(epochs)}
     inputs = {"norms": [ref.key for ref in norms]} | data.inputs(TRAIN)
-    return run_stage(context, "self_influence", version=2, spec=spec, inputs=inputs, compute=compute)
+    return run_stage(context, declared.SELF_INFLUENCE, spec=spec, inputs=inputs, compute=compute)
 
 
 def influence_of(

@@ -5,6 +5,7 @@ from typing import Any
 from memlib.audits.self_influence import Recipe
 from memlib.data.splits import TRAIN
 from memlib.store import Attempt, Ref
+from tasks import declared
 from tasks.jobs import TrainingData
 from tasks.reporting import REPORT_FILE, read_scores
 from tasks.runtime import Context
@@ -36,4 +37,4 @@ def write_influence_report(context: Context, recipe: Recipe, run: str, scores: R
 
     spec = {"recipe": recipe.model_dump(mode="json"), "run": run}
     inputs = {"scores": scores.key} | data.inputs(TRAIN)
-    return run_stage(context, "report", version=3, spec=spec, inputs=inputs, compute=compute)
+    return run_stage(context, declared.REPORT_SELF_INFLUENCE, spec=spec, inputs=inputs, compute=compute)

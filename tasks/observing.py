@@ -17,6 +17,7 @@ from memlib.observe.search import search
 from memlib.specs import CropSpec
 from memlib.store import Attempt, Ref, Store
 from memlib.training.fit import load_trained
+from tasks import declared
 from tasks.data import read_splits
 from tasks.runtime import Context
 from tasks.stage import run_stage, stage_task
@@ -61,7 +62,7 @@ def embed_view(context: Context, model: Ref, epoch: int, view: View, shard: Ref,
     spec = {"epoch": epoch, "layers": list(layers), **view.spec()}
     inputs = {"model": model.key, "shard": shard.key, "examples": members_digest(members)}
     return run_stage(
-        context, "embed", version=2, spec=spec, inputs=inputs, compute=compute, on_cluster=work.write,
+        context, declared.EMBED, spec=spec, inputs=inputs, compute=compute, on_cluster=work.write,
         units=members.num_rows,
     )  # fmt: skip
 
@@ -115,7 +116,7 @@ def search_neighbors(context: Context, queries: Ref, public: Ref, layer: str, k:
         pq.write_table(read_ids(context, queries), attempt.path(IDS), compression="zstd")
 
     spec, inputs = {"layer": layer, "k": k}, {"queries": queries.key, "public": public.key}
-    return run_stage(context, "search", version=1, spec=spec, inputs=inputs, compute=compute)
+    return run_stage(context, declared.SEARCH, spec=spec, inputs=inputs, compute=compute)
 
 
 def read_ids(context: Context, ref: Ref) -> pa.Table:

@@ -4,7 +4,6 @@ import contextlib
 import getpass
 import hashlib
 import json
-import platform
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -20,27 +19,35 @@ import memlib
 from memlib import ledger
 from memlib.errors import RunError
 from memlib.findings import verdict_of
-from memlib.identity import canonical_json, content_key
+from memlib.identity import canonical_json, file_digest
 from memlib.private import scratch
+from memlib.provenance import software, source_state
 from memlib.records import sealed
-from memlib.runs import list_runs, read_run
-from memlib.store import MANIFEST, Ref
-from memlib.tables import PUBLISHED, write_table
-from tasks.data import described_data
+from memlib.runs import (
+    asks_digest,
+    findings_of,
+    list_runs,
+    pins_of,
+    read_run,
+    refs_of,
+    results_path,
+    row_of,
+    run_name,
+)
+from memlib.store import MANIFEST, Ref, Store
+from memlib.tables import PUBLISHED, RUNS, write_table
 from tasks.runtime import Context
 from tasks.scoring import SUMMARY_FILE
 from tasks.stage import stage_task
 
 REPORT_FILE = "report.html"
 ARTIFACT_ROWS = 50
-RUN_LENGTH = 12
 DATA_STAGES = ("decode", "secret/corpus")
 
 
 def run_id(recipe: Any, scores: Ref) -> str:
-    """The name of a run: of its recipe, wherever its data lie, and of its scores."""
-    spec = recipe.model_dump(mode="json") | {"data": described_data(recipe.data)}
-    return content_key("run", version=1, spec=spec, inputs={"scores": scores.key})[:RUN_LENGTH]
+    """The name of a run: of its recipe, wherever its data lie and however its page looks, and of its scores."""
+    return run_name(recipe.model_dump(mode="json"), scores.key)
 
 
 def read_scores(context: Context, scores: Ref, name: str) -> pa.Table:
@@ -62,35 +69,36 @@ def publish(
         return {}
     store = context.store
     metadata = {"memlib.run": run, "memlib.stage_key": scores.key, "memlib.software": memlib.__version__}
-    results = {}
+    results, pages, published = {}, {}, {}
     with scratch("publish") as folder:
         for name, schemas in PUBLISHED.items():
             part = folder / f"{name}.parquet"
             schema = schemas.get(recipe.audit) or schemas.get("")
-            if schema is None:  # a table of other audits
+            if schema is None or name == RUNS.name:  # a table of other audits, or the one that comes last
                 continue
             write_table(read_scores(context, scores, part.name), schema, part, metadata=metadata)
-            path = f"results/table={name}/audit={recipe.audit}/run={run}/part-0.parquet"
-            results[name] = store.publish(path, part)
-        pages = {
-            name: store.publish(f"runs/{run}/{name}", store.local_path(report, name), secret=True)
-            for name in store.manifest(report)["files"]
-        }
-        summary = read_scores(context, scores, SUMMARY_FILE).to_pylist()
-        manifest = {
-            "run": run,
-            "audit": recipe.audit,
-            "title": recipe.title,
-            "recipe": recipe.model_dump(mode="json"),
-            "verdict": asdict(verdict_of(summary)),
-            "ledger": _ledger(context, run, artifacts),
-            "findings": [row for row in summary if '"class"' not in row["params"]],
-            "results": results,
-            "report": pages[REPORT_FILE],
-            "artifacts": dict(artifacts),
-            "computed": context.computed,
-            "reused": context.reused,
-        }
+            path = results_path(name, recipe.audit, run)
+            results[name], published[path] = store.publish(path, part), file_digest(part)
+    for name in store.manifest(report)["files"]:
+        path, file = f"runs/{run}/{name}", store.local_path(report, name)
+        pages[name], published[path] = store.publish(path, file, secret=True), file_digest(file)
+    summary = read_scores(context, scores, SUMMARY_FILE).to_pylist()
+    manifest = {
+        "run": run,
+        "audit": recipe.audit,
+        "title": recipe.title,
+        "recipe": recipe.model_dump(mode="json"),
+        "verdict": asdict(verdict_of(summary)),
+        "ledger": _ledger(context, run, artifacts),
+        "findings": findings_of(summary),
+        "results": results,
+        "report": pages[REPORT_FILE],
+        "artifacts": dict(artifacts),
+        "scores": str(scores),
+        "computed": context.computed,
+        "reused": context.reused,
+        "published": published,
+    }
     manifest = publish_run(context, manifest)
     _show_in_prefect(manifest, next((uri for name, uri in sorted(pages.items()) if name.endswith(".png")), None))
     return manifest
@@ -126,17 +134,37 @@ def data_digest(context: Context, artifacts: Sequence[Ref]) -> str:
 
 def publish_run(context: Context, manifest: dict[str, Any]) -> dict[str, Any]:
     """Publishes a run's manifest, which comes last; returns it with who ran it when, where, and with which software."""
-    run = manifest["run"]
+    run, store = manifest["run"], context.store
     whole = manifest | {
+        "asks": asks_digest(manifest["recipe"]),
+        "pins": pins_of(store, refs_of(manifest)),
         "resources": context.resources.model_dump(mode="json"),
         "history": run_history(context, run),
         "seconds": round(time.time() - context.started, 1),
         "finished": time.time(),
-        "software": {"memlib": memlib.__version__, "python": platform.python_version()},
+        "software": dict(software()),
+        "source": dict(source_state()),
     }
     whole = sealed(whole)
-    context.store.publish_bytes(f"runs/{run}/{MANIFEST}", json.dumps(whole, indent=1).encode())
+    store.publish_bytes(f"runs/{run}/{MANIFEST}", json.dumps(whole, indent=1).encode())
+    publish_rows(store, run)
     return whole
+
+
+def publish_rows(store: Store, run: str) -> None:
+    """Writes a run's row of the table of runs, which makes its other tables count, and those of runs that it replaces."""
+    entries = list_runs(store).entries
+    mine = next(entry for entry in entries if entry["run"] == run)
+    newest: set[tuple[Any, ...]] = set()
+    with scratch("publish") as folder:
+        for entry in entries:  # newest first
+            if not entry["asks"] or (entry["asks"], entry["ledger"]["data"]) != (mine["asks"], mine["ledger"]["data"]):
+                continue
+            question = (entry["asks"], entry["ledger"]["data"])
+            row = row_of(entry, current=question not in newest)
+            newest.add(question)
+            write_table(pa.Table.from_pylist([row], schema=RUNS.arrow), RUNS, folder / "runs.parquet")
+            store.publish(results_path(RUNS.name, entry["audit"], entry["run"]), folder / "runs.parquet")
 
 
 def run_history(context: Context, run: str) -> list[dict[str, Any]]:

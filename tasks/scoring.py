@@ -13,6 +13,7 @@ from memlib.data.splits import REFERENCE, SHARED, TARGET, select
 from memlib.stats.probe import probe_accuracies
 from memlib.store import Attempt, Ref
 from memlib.tables import CURVES, DEJA_VU_UNITS, SUMMARY, write_table
+from tasks import declared
 from tasks.data import read_splits
 from tasks.observing import read_ids, read_layer, read_neighbors
 from tasks.runtime import Context
@@ -66,7 +67,7 @@ def probe_model(
 
     spec = {"direction": direction, "pair": pair, "layers": list(layers)}
     inputs = {"images": images.key, "splits": splits.key}
-    return run_stage(context, "probe", version=1, spec=spec, inputs=inputs, compute=compute)
+    return run_stage(context, declared.PROBE, spec=spec, inputs=inputs, compute=compute)
 
 
 @stage_task("score")
@@ -96,7 +97,7 @@ def score_deja_vu(
         "probes": [ref.key for ref in probes],
         "splits": splits.key,
     }
-    return run_stage(context, "score", version=4, spec=spec, inputs=inputs, compute=compute)
+    return run_stage(context, declared.SCORE_DEJA_VU, spec=spec, inputs=inputs, compute=compute)
 
 
 def _decodings(context: Context, searches: Sequence[Searches], splits: Ref) -> Iterator[deja_vu.Decoding]:

@@ -13,7 +13,9 @@ from prefect.states import Completed
 
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError, UserError
 from memlib.identity import content_key
+from memlib.provenance import Declared
 from memlib.store import Attempt, Ref, Store
+from memlib.training.fit import TRAIN
 from tasks.cluster import map_on_ray, run_on_cluster
 from tasks.remote import compute_there
 from tasks.runtime import Context
@@ -45,30 +47,45 @@ def stage_task(name: str) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
 
 
 def committed(context: Context, ref: Ref) -> bool:
-    """Whether the artifact is there and sound; a damaged one is named and taken out, so that it is made again.
+    """Whether the artifact is there, sound, and made from what its inputs are now.
 
-    Of a stage that is forced, what is there is taken out too, once a run.
+    What is not is named and taken out, so that it is made again. Of a stage that is forced, what is there is taken out too,
+    once a run.
+
+    Raises:
+        RunError: for a trained model whose inputs were made again with another content, unless the run may cascade.
     """
     if ref.stage_name in context.forced and ref not in context.shared.renewed:
         context.shared.renewed.add(ref)
-        context.store.discard(ref)
+        context.discard(ref)
         context.store.drop_resume(ref.key)
         return False
     try:
-        return context.store.lookup(ref.stage, ref.key) is not None
+        found = context.store.lookup(ref.stage, ref.key)
     except CorruptArtifact as damage:
         if not _is_damaged(context.store, ref):
             return context.store.lookup(ref.stage, ref.key) is not None  # another driver has made it anew meanwhile
         context.warn(f"{damage}; computing it again")
-        context.store.discard(ref)
+        context.discard(ref)
         return False
+    if found is None:
+        return False
+    changed = context.changed_inputs(context.store.manifest(ref))
+    if not changed:
+        return True
+    said = f"{ref.stage} {ref.key[:8]} was made from another {' and '.join(sorted({other.stage for other in changed}))}"
+    if ref.stage == TRAIN.name and not context.cascade:
+        raise RunError(f"{said}, which was made again since; --cascade trains it again, and all that comes after")
+    context.warn(f"{said}, which was made again since; computing it again")
+    context.discard(ref)
+    context.store.drop_resume(ref.key)
+    return False
 
 
 def run_stage(
     context: Context,
-    stage: str,
+    declared: Declared,
     *,
-    version: int,
     spec: Any,
     inputs: Mapping[str, Any],
     compute: Callable[[Attempt], None],
@@ -79,8 +96,7 @@ def run_stage(
 
     Args:
         context: the run's store and display.
-        stage: the stage's name.
-        version: the declared version of its code.
+        declared: the stage's name, version and code.
         spec: only what this stage is configured by.
         inputs: keys of what it reads, by role.
         compute: fills the attempt's folder, in this process.
@@ -90,22 +106,57 @@ def run_stage(
     Returns:
         the artifact's reference, or the Prefect state Cached with it when there was nothing to do.
     """
-    ref = Ref(stage, content_key(stage, version=version, spec=spec, inputs=inputs))
+    stage = declared.name
+    ref = context.knows(Ref(stage, content_key(stage, version=declared.version, spec=spec, inputs=inputs)))
     if context.plan is not None:
-        context.plan.note(ref, spec, units, forced=ref.stage_name in context.forced)
+        note_planned(context, declared, ref, spec, inputs, units)
         return ref
-    record = {"spec": spec, "inputs": dict(inputs), "units": units}
     with context.turn(stage):
         if committed(context, ref):
+            note_code(context, declared, [ref])
             return cached(context, ref)
         context.say(f"{stage} {ref.key[:8]}: computing")
         with at_work(context, [ref]):
+            record = record_of(context, declared, spec, inputs, units)
             if on_cluster is not None and context.resources.ray_address is not None:
                 run_on_cluster(context, stage, compute_there, context.store, ref, record, on_cluster)
             else:
                 with context.store.write(ref, **record) as attempt:
                     compute(attempt)
     return ref
+
+
+def record_of(context: Context, declared: Declared, spec: Any, inputs: Mapping[str, Any], units: float) -> dict[str, Any]:
+    """What an artifact's manifest says of its making, as arguments of Store.write."""
+    reads = context.contents_of(inputs)
+    return {"spec": spec, "inputs": dict(inputs), "units": units, "provenance": declared.provenance(reads)}
+
+
+def note_planned(context: Context, declared: Declared, ref: Ref, spec: Any, inputs: Mapping[str, Any], units: float) -> None:
+    """Adds a part of a stage to the plan."""
+    assert context.plan is not None
+    stale = False
+    with contextlib.suppress(CorruptArtifact):
+        stale = bool(context.changed_inputs(context.store.manifest(ref)))
+    before = context.refs_in(inputs)
+    context.plan.note(ref, spec, units, before=before, forced=ref.stage_name in context.forced or stale)
+    if not stale:
+        note_code(context, declared, [ref])
+
+
+def note_code(context: Context, declared: Declared, refs: Sequence[Ref]) -> None:
+    """Says once that artifacts are reused though the code that made them was another of the same version."""
+    for ref in refs:
+        with contextlib.suppress(CorruptArtifact):
+            code = context.store.manifest(ref).get("code")
+            if code is not None and code != declared.code and declared.name not in context.shared.old_code:
+                context.shared.old_code.add(declared.name)
+                said = f"{declared.name}: its code has changed since what is there was made, its version has not"
+                if context.plan is not None:
+                    context.plan.limits.append(f"{said}; --force-stage {ref.stage_name} computes it again")
+                else:
+                    context.warn(f"{said}; reused (--force-stage {ref.stage_name} computes it again)")
+            return
 
 
 @contextlib.contextmanager
@@ -120,7 +171,7 @@ def at_work(context: Context, refs: Sequence[Ref]) -> Iterator[None]:
         said = str(error) if isinstance(error, UserError | RunError) else type(error).__name__
         context.journal.note("failed", stage, key, problem=said)
         if isinstance(error, CorruptArtifact) and error.ref is not None and _is_damaged(context.store, error.ref):
-            context.store.discard(error.ref)  # found by who read it; the next run makes it anew
+            context.discard(error.ref)  # found by who read it; the next run makes it anew
         raise
     context.computed += [str(ref) for ref in refs]
     context.journal.note("computed", stage, key, count=len(refs), seconds=round(time.monotonic() - started, 2))
@@ -166,7 +217,7 @@ class Job(Protocol):
         ...
 
 
-def run_jobs(context: Context, stage: str, jobs: Sequence[Job], *, version: int) -> Any:
+def run_jobs(context: Context, declared: Declared, jobs: Sequence[Job]) -> Any:
     """Runs the parts of a stage that are not committed, several on Ray at once, a single one here.
 
     Each part commits when it is done, so an interrupted run loses at most the parts under way. A part that fails does
@@ -178,25 +229,29 @@ def run_jobs(context: Context, stage: str, jobs: Sequence[Job], *, version: int)
     Raises:
         UserError, RunError: the first failure, and how many there were.
     """
-    refs = [Ref(stage, content_key(stage, version=version, spec=job.spec, inputs=job.inputs)) for job in jobs]
+    stage, version = declared.name, declared.version
+    keys = [content_key(stage, version=version, spec=job.spec, inputs=job.inputs) for job in jobs]
+    refs = [context.knows(Ref(stage, key)) for key in keys]
     if context.plan is not None:
         for ref, job in zip(refs, jobs, strict=True):
-            context.plan.note(ref, job.spec, job.units, forced=ref.stage_name in context.forced)
+            note_planned(context, declared, ref, job.spec, job.inputs, job.units)
         return refs
     with context.turn(stage):
         missing = {ref: job for ref, job in zip(refs, jobs, strict=True) if not committed(context, ref)}
+        note_code(context, declared, [ref for ref in refs if ref not in missing][:1])
         if not missing:
             return cached(context, refs)
         context.say(f"{stage}: {len(missing)} of {len(set(refs))} to compute")
         with at_work(context, list(missing)):
-            _compute_jobs(context, stage, missing)
+            _compute_jobs(context, declared, missing)
     note_reused(context, [ref for ref in dict.fromkeys(refs) if ref not in missing])
     return refs
 
 
-def _compute_jobs(context: Context, stage: str, missing: Mapping[Ref, Job]) -> None:
+def _compute_jobs(context: Context, declared: Declared, missing: Mapping[Ref, Job]) -> None:
+    stage = declared.name
     calls: list[tuple[Store, Ref, dict[str, Any], Any]] = [
-        (context.store, ref, {"spec": job.spec, "inputs": job.inputs, "units": job.units}, job.write)
+        (context.store, ref, record_of(context, declared, job.spec, job.inputs, job.units), job.write)
         for ref, job in missing.items()
     ]
     if len(calls) == 1 and context.resources.ray_address is None:

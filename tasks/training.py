@@ -13,12 +13,12 @@ import torch
 from memlib.errors import CorruptArtifact, RunError, UserError
 from memlib.specs import Resources
 from memlib.store import Store
-from memlib.training.fit import STAGE, TrainingJob, check_jobs
+from memlib.training.fit import TRAIN, TrainingJob, check_jobs
 from memlib.training.loop import Worker
 from tasks.board import Board
 from tasks.cluster import LOOK_SECONDS, Watch, demand, in_words, needs_of, places, start_ray
 from tasks.runtime import Context
-from tasks.stage import at_work, cached, committed, note_reused, stage_task
+from tasks.stage import at_work, cached, committed, note_code, note_planned, note_reused, stage_task
 
 LONGEST_SECONDS = 30 * 86_400
 SHOWN_PROBLEMS = 2
@@ -28,13 +28,14 @@ ENDING_SECONDS = 30.0  # for a fit that was ended to say so
 @stage_task("train models")
 def train_models(context: Context, jobs: Sequence[TrainingJob]) -> Any:
     """Trains the models that are not in the store; returns their references in the order of the jobs."""
-    refs = [job.ref(context.store) for job in jobs]
+    refs = [context.knows(job.ref(context.store)) for job in jobs]
     if context.plan is not None:
         for ref, job in zip(refs, jobs, strict=True):
-            context.plan.note(ref, job.spec(), job.units(context.store), forced=STAGE in context.forced)
+            note_planned(context, TRAIN, ref, job.spec(), job.inputs(context.store), job.units(context.store))
         return refs
-    with context.turn(STAGE):
+    with context.turn(TRAIN.name):
         missing = {ref: job for ref, job in zip(refs, jobs, strict=True) if not committed(context, ref)}
+        note_code(context, TRAIN, [ref for ref in refs if ref not in missing][:1])
         if not missing:
             return cached(context, refs)
         with at_work(context, list(missing)):
@@ -59,21 +60,23 @@ def train_on_ray(context: Context, jobs: Sequence[TrainingJob]) -> None:
     """
     ray = start_ray(context)
     resources = context.resources
-    needs = needs_of(ray, context, STAGE)
+    needs = needs_of(ray, context, TRAIN.name)
     if 0 < needs.get("GPU", 0) < 1:
-        raise UserError(f"resources.stages.{STAGE}.gpus is {needs['GPU']:g}; workers in training need whole GPUs")
+        raise UserError(f"resources.stages.{TRAIN.name}.gpus is {needs['GPU']:g}; workers in training need whole GPUs")
     groups = min(_groups(ray, context, needs), len(jobs))
-    if resources.of(STAGE).cpus is None and resources.threads_per_worker is None:
+    if resources.of(TRAIN.name).cpus is None and resources.threads_per_worker is None:
         needs["CPU"] = _threads(ray.cluster_resources(), resources, groups)
     context.say(f"training {', '.join(job.name for job in jobs)}: {groups} side by side")
     board = _board(ray)
     done = threading.Event()
-    with context.bars(STAGE) as bars:
+    with context.bars(TRAIN.name) as bars:
         here = contextvars.copy_context()  # by which Prefect knows whose progress it is
         watcher = threading.Thread(target=here.run, args=(_watch, ray, board, bars, jobs, done), daemon=True)
         watcher.start()
         fit = _begin(_fit, context.store, resources, list(jobs), groups, board, needs)
-        watch = Watch(ray, context, STAGE, needs, parts=resources.workers_per_model * (1 if resources.elastic else groups))
+        watch = Watch(
+            ray, context, TRAIN.name, needs, parts=resources.workers_per_model * (1 if resources.elastic else groups)
+        )
         try:
             while wait([fit], timeout=LOOK_SECONDS).not_done:
                 context.check_going()
@@ -139,14 +142,14 @@ def _groups(ray: Any, context: Context, needs: Mapping[str, float]) -> int:
     if workers < size:
         raise RunError(
             f"one model needs {size} workers of {in_words(needs)} each, but the Ray cluster has room for {workers}; lower "
-            f"resources.workers_per_model, resources.threads_per_worker or resources.stages.{STAGE}"
+            f"resources.workers_per_model, resources.threads_per_worker or resources.stages.{TRAIN.name}"
         )
-    return min(workers // size, context.resources.of(STAGE).parallel or workers)
+    return min(workers // size, context.resources.of(TRAIN.name).parallel or workers)
 
 
 def _most(resources: Resources, count: int) -> int:
     """The most models that a fleet which grows trains side by side."""
-    return min(count, resources.of(STAGE).parallel or count)
+    return min(count, resources.of(TRAIN.name).parallel or count)
 
 
 def _threads(cluster: dict[str, float], resources: Resources, groups: int) -> int:

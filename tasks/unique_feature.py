@@ -16,6 +16,7 @@ from memlib.specs import CanarySpec
 from memlib.store import Attempt, Ref
 from memlib.tables import CURVES, SUMMARY, UNIQUE_FEATURE_UNITS, write_table
 from memlib.training.fit import HISTORY
+from tasks import declared
 from tasks.influence import read_influence
 from tasks.jobs import BY_LABEL, LATENT, UNITS, NetChunk, NetScores, TrainingData, read_by_label
 from tasks.runtime import Context
@@ -38,7 +39,7 @@ def choose(context: Context, spec: CanarySpec, data: TrainingData, influence: Re
 
     described = spec.model_dump(mode="json", exclude={"feature", "mode", "repeats"})
     inputs = data.inputs(TRAIN) | ({"influence": influence.key} if influence is not None else {})
-    return run_stage(context, "canaries", version=1, spec=described, inputs=inputs, compute=compute)
+    return run_stage(context, declared.CANARIES, spec=described, inputs=inputs, compute=compute)
 
 
 def read_canaries(context: Context, canaries: Ref) -> list[dict[str, Any]]:
@@ -50,13 +51,13 @@ def read_canaries(context: Context, canaries: Ref) -> list[dict[str, Any]]:
 @stage_task("train nets")
 def train_chunks(context: Context, chunks: Sequence[NetChunk]) -> Any:
     """Trains small nets, chunk by chunk, on Ray."""
-    return run_jobs(context, "train_nets", chunks, version=1)
+    return run_jobs(context, declared.TRAIN_NETS, chunks)
 
 
 @stage_task("score nets")
 def score_nets(context: Context, jobs: Sequence[NetScores]) -> Any:
     """Shows the nets what they are scored on, artifact by artifact, on Ray."""
-    return run_jobs(context, "score_nets", jobs, version=2)
+    return run_jobs(context, declared.SCORE_NETS, jobs)
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ def summarize_nets(context: Context, cells: Sequence[Scored], config: Config) ->
         "influence": known,
     }
     inputs = {"scores": [[ref.key for ref in cell.scores] for cell in cells]}
-    return run_stage(context, "score", version=6, spec=spec, inputs=inputs, compute=compute)
+    return run_stage(context, declared.SCORE_UNIQUE_FEATURE, spec=spec, inputs=inputs, compute=compute)
 
 
 def _by_label(context: Context, cell: Scored) -> dict[str, ByLabel]:
@@ -178,7 +179,7 @@ def summarize_own(context: Context, scores: Ref, config: Config, canary: CanaryS
         write_table(CURVES.arrow.empty_table(), CURVES, attempt.path(CURVES_FILE))
 
     spec = config.model_dump(mode="json", include={"alpha", "outputs", "bound"}) | {"null": null, "label": canary.label}
-    return run_stage(context, "score_own", version=2, spec=spec, inputs={"scores": scores.key}, compute=compute)
+    return run_stage(context, declared.SCORE_OWN, spec=spec, inputs={"scores": scores.key}, compute=compute)
 
 
 def _history(context: Context, cell: Scored) -> pa.Table:

@@ -13,6 +13,7 @@ from memlib.errors import UserError
 from memlib.observe.attention import gradcam, overlaid
 from memlib.store import Attempt, Ref
 from memlib.training.augment import prepare
+from tasks import declared
 from tasks.jobs import load_net
 from tasks.reporting import REPORT_FILE, read_scores
 from tasks.runtime import Context
@@ -42,7 +43,7 @@ def write_report(context: Context, recipe: Recipe, run: str, scores: Ref, cells:
 
     spec = {"recipe": recipe.model_dump(mode="json"), "run": run}
     inputs = {"scores": scores.key, "data": [cell.data.inputs(TRAIN) for cell in cells]}
-    return run_stage(context, "report", version=3, spec=spec, inputs=inputs, compute=compute)
+    return run_stage(context, declared.REPORT_UNIQUE_FEATURE, spec=spec, inputs=inputs, compute=compute)
 
 
 def _material(context: Context, recipe: Recipe, cells: Sequence[Scored], units: Any) -> "Material":

@@ -51,6 +51,7 @@ from memlib.private import (
     scratch,
     write_file,
 )
+from memlib.provenance import content_digest
 from memlib.records import (
     MOST_BYTES,
     NAME,
@@ -585,6 +586,7 @@ class Store:
                     "log": self.keep_log(ref, name),
                     "host": socket.gethostname(),
                     "finished": time.time(),
+                    "content": content_digest(folder, files, provenance or {}),
                 } | dict(provenance or {})
                 won = self._commit(self._at("artifacts", ref.stage, ref.key, MANIFEST), record)
             except (StoreUnreachable, StoreRefused):

@@ -26,6 +26,7 @@ from memlib.models.encoder import build_encoder
 from memlib.models.sequence import build_language_model
 from memlib.objectives import build_objective, needs_classifier
 from memlib.private import scratch
+from memlib.provenance import Declared
 from memlib.specs import AnyModelSpec, CanarySpec, ClassifierSpec, LanguageSpec, ModelSpec, TrainingSpec
 from memlib.store import Attempt, Ref, Store
 from memlib.tables import TRAINING, write_table
@@ -40,7 +41,9 @@ from memlib.training.checkpoint import (
 from memlib.training.loop import Training, TrainingSet, Worker, check_training
 from memlib.usage import measuring
 
-STAGE, VERSION = "train", 2
+TRAIN = Declared(
+    "train", 2, ("memlib.training", "memlib.objectives", "memlib.models", "memlib.data.shards", "memlib.data.canaries")
+)
 MODELS: TypeAdapter[ModelSpec | ClassifierSpec | LanguageSpec] = TypeAdapter(AnyModelSpec)
 SPLITS_FILE, HISTORY, MODEL_FILE = "splits.parquet", "history.parquet", "model.json"
 
@@ -77,6 +80,10 @@ class TrainingJob:
 
     def ref(self, store: Store) -> Ref:
         """Where the trained model goes. The key names the examples themselves, not the split they came from."""
+        return Ref(TRAIN.name, content_key(TRAIN.name, version=TRAIN.version, spec=self.spec(), inputs=self.inputs(store)))
+
+    def inputs(self, store: Store) -> dict[str, Any]:
+        """What the model's key says of what it is made from."""
         inputs = {"shard": self.shard.key, "examples": members_digest(self.members(store))}
         if self.parent is not None:
             inputs["parent"] = self.parent.key
@@ -84,7 +91,7 @@ class TrainingJob:
             inputs["validation"] = members_digest(self.validation(store))
         if self.canary is not None:
             inputs["canary"] = self.canary.digest
-        return Ref(STAGE, content_key(STAGE, version=VERSION, spec=self.spec(), inputs=inputs))
+        return inputs
 
     def spec(self) -> dict[str, Any]:
         """What the model's key says of how it is made."""
@@ -93,6 +100,11 @@ class TrainingJob:
             "training": self.training.model_dump(mode="json"),
             "num_classes": self.num_classes,
         }
+
+    def contents(self, store: Store) -> dict[str, str]:
+        """Content digests of the artifacts it is made from, by key. What it needs of the splits its key names itself."""
+        found = {ref.key: store.manifest(ref)["content"] for ref in (self.shard, self.parent) if ref is not None}
+        return {key: content for key, content in found.items() if content is not None}
 
     def units(self, store: Store) -> float:
         """How much work it is: examples times epochs."""
@@ -350,10 +362,12 @@ class _Run:
 
     def commit(self, where: Mapping[str, Any] | None) -> str | None:
         """Publishes the model; returns what went wrong, in words."""
-        inputs = {"shard": str(self.job.shard), "splits": str(self.job.splits)}
         try:
-            units = self.job.units(self.store)
-            with self.store.write(self.ref, spec=self.job.spec(), inputs=inputs, units=units) as attempt:
+            inputs, units = self.job.inputs(self.store), self.job.units(self.store)
+            provenance = TRAIN.provenance(self.job.contents(self.store))
+            with self.store.write(
+                self.ref, spec=self.job.spec(), inputs=inputs, units=units, provenance=provenance
+            ) as attempt:
                 attempt.resumes = True
                 self._write_artifact(attempt)
                 attempt.facts["worker"] = dict(where or {})

@@ -7,6 +7,7 @@ import pytest
 
 from memlib.errors import MissingArtifact
 from memlib.planning import Costs, Plan
+from memlib.records import sealed
 from memlib.store import Ref, Store
 
 
@@ -21,7 +22,7 @@ def commit(store: Store, ref: Ref, spec: object, seconds: float, units: float) -
     file = Path(store.uri) / "artifacts" / str(ref) / "manifest.json"
     manifest = json.loads(file.read_text())
     manifest["metrics"]["seconds"] = seconds
-    file.write_text(json.dumps(manifest))
+    file.write_text(json.dumps(sealed(manifest)))
 
 
 def test_costs_are_those_of_the_most_alike_by_unit(store: Store) -> None:

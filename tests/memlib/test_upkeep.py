@@ -15,8 +15,10 @@ from memlib.errors import RunError
 from memlib.runs import list_runs
 from memlib.store import Ref, Store
 from memlib.upkeep import Garbage
+from memlib.verification import check_artifacts
 
 USED, UNUSED, SECRET = Ref("train", "a" * 32), Ref("train", "b" * 32), Ref("secret/corpus", "c" * 32)
+OLDER = f"older, not checkable but for their artifacts: {'1' * 12} (run their audits again)\n"
 LATER, EARLIER = -1.0, 1e4  # days of age: all is older than -1, nothing as old as 10,000
 FIRST, SECOND, SWEEP, THIRD = "1" * 12, "2" * 12, "3" * 12, "4" * 12
 
@@ -99,7 +101,7 @@ def test_broken_attempts_and_what_was_left_to_resume(store: Store, tmp_path: Pat
 
 
 def test_every_damaged_file_is_named(store: Store) -> None:
-    assert list(upkeep.verify(store, upkeep.committed(store))) == []
+    assert list(check_artifacts(store, upkeep.committed(store))) == []
 
     def at(ref: Ref, name: str) -> str:
         return f"{store._root}/artifacts/{ref.stage}/{ref.key}/{store.manifest(ref)['attempt']}/{name}"
@@ -107,9 +109,9 @@ def test_every_damaged_file_is_named(store: Store) -> None:
     store._fs.pipe_file(at(USED, "data.bin"), b"12346")
     store._fs.rm_file(at(USED, "sub/more.txt"))
     store._fs.pipe_file(f"{store._root}/artifacts/{SECRET}/manifest.json", b"{")
-    said = {str(item.ref): item.problem for item in upkeep.verify(store, [SECRET])}
+    said = {item.what: item.problem for item in check_artifacts(store, [SECRET])}
     assert "manifest" in said[str(SECRET)]
-    problems = [item.problem for item in upkeep.verify(store, [USED])]
+    problems = [item.problem for item in check_artifacts(store, [USED])]
     assert problems == ["file data.bin is damaged (its sha256 differs from the manifest)", "file sub/more.txt is missing"]
 
 
@@ -126,7 +128,11 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
             attempt.path("data.bin").write_bytes(b"12345")
     run_of(store, FIRST, [USED], tmp_path)
     where = ("--store", store.uri)
-    assert call(capsys, "verify", *where) == (0, f"2 artifacts in {store.uri} are as they were committed\n", "")
+    assert call(capsys, "verify", *where) == (
+        0,
+        f"{OLDER}2 artifacts and 1 runs in {store.uri} are as they were committed\n",
+        "",
+    )
     assert call(capsys, "gc", *where)[1] == "found 0 unreferenced items; 1 runs kept; --delete removes what was found\n"
     status, said, _ = call(capsys, "gc", "--days", "0", *where)
     assert status == 0
@@ -140,8 +146,8 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     status, said, wrong = call(capsys, "verify", FIRST[:3], *where)
     assert status == 2
     assert "file data.bin is damaged" in said
-    assert "1 of 1 artifacts" in wrong
-    assert json.loads(call(capsys, "verify", "--json", *where)[1])["damaged"][0]["artifact"] == str(USED)
+    assert "1 of 1 artifacts and 1 runs" in wrong
+    assert json.loads(call(capsys, "verify", "--json", *where)[1])["problems"][0]["what"] == str(USED)
     assert call(capsys, "gc", "--keep", "nobody", *where)[0] == 2
     assert "lies in the future" in call(capsys, "gc", "--days=-1", *where)[2]
 

@@ -1,0 +1,243 @@
+"""How an artifact was made, beside its key: which code, which libraries, and what exactly it read.
+
+A key says what was asked for. Two artifacts of one key may still differ, where code was changed without raising its stage's
+version, or where they were made on machines that round differently. `content_digest` tells the first from the second.
+"""
+
+import ast
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import platform
+import struct
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import memlib
+from memlib.identity import canonical_json
+
+LIBRARIES = ("torch", "torchvision", "numpy", "scipy", "pyarrow", "faiss-cpu", "faiss-gpu", "ray", "prefect")
+SHOWN = (".html", ".png", ".svg", ".pdf")  # files for the eye, which no stage reads
+DIGEST_LENGTH = 32
+NO_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What a stage promises of its code.
+
+    Attributes:
+        name: the stage's, in the store.
+        version: raised whenever its results change.
+        modules: those whose code decides the results; a package stands for all modules in it.
+    """
+
+    name: str
+    version: int
+    modules: tuple[str, ...]
+
+    @property
+    def code(self) -> str:
+        """A digest of that code."""
+        return code_digest(self.modules)
+
+    def provenance(self, reads: Mapping[str, str]) -> dict[str, Any]:
+        """What an artifact's manifest says of how it was made.
+
+        Args:
+            reads: content digests of the artifacts it reads, by key.
+        """
+        return {
+            "version": self.version,
+            "code": self.code,
+            "reads": dict(reads),
+            "software": dict(software()),
+            "source": dict(source_state()),
+        }
+
+
+@functools.cache
+def code_digest(modules: tuple[str, ...]) -> str:
+    """sha256 of modules as Python understands them: comments, docstrings and layout change nothing."""
+    digest = hashlib.sha256()
+    for name in sorted({inner for module in modules for inner in _modules(module)}):
+        digest.update(f"{name} {_module_digest(name)}\n".encode())
+    return digest.hexdigest()[:DIGEST_LENGTH]
+
+
+@functools.cache
+def _module_digest(name: str) -> str:
+    return hashlib.sha256(json.dumps(_plain(ast.parse(_source(name))), sort_keys=True).encode()).hexdigest()
+
+
+def _modules(name: str) -> Iterator[str]:
+    spec = importlib.util.find_spec(name)
+    if spec is None:
+        raise ValueError(f"there is no module {name}")
+    yield name
+    for folder in spec.submodule_search_locations or ():
+        for path in sorted(Path(folder).glob("*.py")):
+            if path.stem != "__init__":
+                yield f"{name}.{path.stem}"
+        for path in sorted(Path(folder).glob("*/__init__.py")):
+            yield from _modules(f"{name}.{path.parent.name}")
+
+
+def _source(name: str) -> str:
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).read_text(encoding="utf-8")
+
+
+def _plain(node: Any) -> Any:
+    """A syntax tree as plain data, the same in all versions of Python: what is empty is left out."""
+    if isinstance(node, ast.AST):
+        fields = dict(ast.iter_fields(node))
+        if isinstance(node, NO_DOCSTRING) and ast.get_docstring(node, clean=False) is not None:
+            fields["body"] = fields["body"][1:]
+        if isinstance(node, ast.Module | ast.ClassDef):  # texts below attributes are docstrings, too
+            fields["body"] = [inner for inner in fields["body"] if not _is_text(inner)]
+        kept = {name: _plain(value) for name, value in fields.items() if value is not None and value != []}
+        return [type(node).__name__, {name: value for name, value in kept.items() if name not in ("kind", "type_comment")}]
+    if isinstance(node, list):
+        return [_plain(item) for item in node]
+    return node if isinstance(node, str | int | bool) else repr(node)
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+@functools.cache
+def software() -> Mapping[str, str]:
+    """Versions of memlib, Python and the libraries that compute."""
+    found = {"memlib": memlib.__version__, "python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:  # one of FAISS's two, or Ray where nothing needs it
+            continue
+    return found
+
+
+@functools.cache
+def source_state() -> Mapping[str, str | bool]:
+    """The commit that memlib runs from, and whether files were changed since; empty where it was installed."""
+    folder = Path(memlib.__file__).parents[1]
+    if not (folder / ".git").exists():
+        return {}
+    try:
+        commit = _git(folder, "rev-parse", "HEAD")
+        changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.SubprocessError):  # without git, or a checkout of somebody else's
+        return {}
+    return {"commit": commit, "dirty": bool(changed)}
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    asked = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+
+def content_digest(folder: Path, files: Mapping[str, Mapping[str, Any]], provenance: Mapping[str, Any]) -> str:
+    """What an artifact says to those who read it: remade by the same code it is equal, though floats may be rounded.
+
+    Exact for ids, labels and all else that is no float. Of floats it takes shape and type, with the version and the code of
+    the stage. Pictures and pages, which no stage reads, do not enter.
+
+    Args:
+        folder: where the files are.
+        files: their size and sha256 by name.
+        provenance: version and code of the stage.
+    """
+    found = {name: _content(folder / name, str(file["sha256"])) for name, file in files.items() if not name.endswith(SHOWN)}
+    rounded = [provenance.get("version"), provenance.get("code")] if any(floats for _, floats in found.values()) else []
+    said = [sorted((name, digest) for name, (digest, _) in found.items()), rounded]
+    return hashlib.sha256(canonical_json(said).encode()).hexdigest()[:DIGEST_LENGTH]
+
+
+def _content(path: Path, sha256: str) -> tuple[str, bool]:
+    """A digest of a file but for the values of its floats, and whether it has any; what is unknown is taken as it is."""
+    read = {".npy": _of_npy, ".npz": _of_npz, ".parquet": _of_parquet, ".safetensors": _of_safetensors, ".json": _of_json}
+    try:
+        found = read[path.suffix](path) if path.suffix in read else None
+    except (ValueError, KeyError, TypeError, OSError, struct.error):  # a user's own, that only looks like one of these
+        found = None
+    return (sha256, False) if found is None else (_short(found), True)
+
+
+def _short(value: Any) -> str:
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def _of_npy(path: Path) -> Any:
+    array = np.load(path, mmap_mode="r")
+    return [str(array.dtype), list(array.shape)] if array.dtype.kind in "fc" else None
+
+
+def _of_npz(path: Path) -> Any:
+    with np.load(path) as arrays:
+        if not any(arrays[name].dtype.kind in "fc" for name in arrays.files):
+            return None
+        return [[name, *_of_array(arrays[name])] for name in sorted(arrays.files)]
+
+
+def _of_array(array: Any) -> list[Any]:
+    exact = "" if array.dtype.kind in "fc" else hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+    return [str(array.dtype), list(array.shape), exact]
+
+
+def _of_parquet(path: Path) -> Any:
+    file = pq.ParquetFile(path)
+    schema = file.schema_arrow
+    rounded = {field.name for field in schema if _has_floats(field.type)}
+    if not rounded:
+        return None
+    exact = [field.name for field in schema if field.name not in rounded]
+    digest = hashlib.sha256()
+    for batch in file.iter_batches(columns=exact):
+        for column in batch.columns:
+            digest.update(canonical_json([str(column.type), column.to_pylist()]).encode())
+    names = [[field.name, str(field.type)] for field in schema]
+    return [names, file.metadata.num_rows, digest.hexdigest()]
+
+
+def _has_floats(kind: pa.DataType) -> bool:
+    inner = [kind.field(n).type for n in range(kind.num_fields)]
+    return bool(pa.types.is_floating(kind)) or any(_has_floats(part) for part in inner)
+
+
+def _of_safetensors(path: Path) -> Any:
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    return [[name, entry["dtype"], entry["shape"]] for name, entry in sorted(header.items())]
+
+
+def _of_json(path: Path) -> Any:
+    value = json.loads(path.read_text(encoding="utf-8"))
+    floats: list[float] = []
+    plain = _without_floats(value, floats)
+    return plain if floats else None
+
+
+def _without_floats(value: Any, floats: list[float]) -> Any:
+    if isinstance(value, float):
+        floats.append(value)
+        return "float"
+    if isinstance(value, Mapping):
+        return {name: _without_floats(item, floats) for name, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_without_floats(item, floats) for item in value]
+    return value

@@ -1,0 +1,79 @@
+"""What an artifact says to its readers: every id and label, of floats only their shape and who made them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import safetensors.torch
+import torch
+
+from memlib.identity import file_digest
+from memlib.provenance import content_digest, software, source_state
+
+CODE = {"version": 1, "code": "a"}
+
+
+def digest(folder: Path, said: dict[str, Any] = CODE) -> str:
+    files = {path.name: {"sha256": file_digest(path)} for path in folder.iterdir()}
+    return content_digest(folder, files, said)
+
+
+def npy(folder: Path, change: str) -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    np.save(folder / "a.npy", {"rounded": array + 1e-7, "shape": array.T.copy(), "exact": array, "same": array}[change])
+    np.save(folder / "ids.npy", np.array([1, 2, 4 if change == "exact" else 3]))
+
+
+def parquet(folder: Path, change: str) -> None:
+    ids = ["a", "c" if change == "exact" else "b"]
+    scores = pa.array([0.1, 0.2 + (1e-9 if change == "rounded" else 0)], pa.float32() if change == "shape" else pa.float64())
+    nested = pa.array([[1.0], [2.0 + (1e-9 if change == "rounded" else 0)]])
+    pq.write_table(pa.table({"example_id": ids, "score": scores, "list": nested}), folder / "t.parquet")
+
+
+def weights(folder: Path, change: str) -> None:
+    tensor = torch.ones(3 if change == "shape" else 2) * (1.0001 if change == "rounded" else 1)
+    safetensors.torch.save_file({"b" if change == "exact" else "a": tensor}, folder / "w.safetensors")
+
+
+def plain(folder: Path, change: str) -> None:
+    value = {"a": [1, 2 if change == "exact" else 1], "b": 0.1 + (1e-9 if change == "rounded" else 0)}
+    (folder / "m.json").write_text(json.dumps(value | ({"c": 1} if change == "shape" else {})))
+
+
+def npz(folder: Path, change: str) -> None:
+    arrays = {"costs": np.ones(3 if change == "shape" else 2) * (1 + (1e-9 if change == "rounded" else 0))}
+    np.savez(folder / "z.npz", **arrays, found=np.array([1 + (change == "exact")]))
+
+
+@pytest.mark.parametrize("write", [npy, parquet, weights, plain, npz])
+def test_what_rounding_changes_is_left_out_and_all_else_is_not(write: Any, tmp_path: Path) -> None:
+    found = {}
+    for change in ("same", "again", "rounded", "shape", "exact"):
+        folder = tmp_path / change
+        folder.mkdir()
+        write(folder, "same" if change == "again" else change)
+        found[change] = digest(folder)
+    assert found["same"] == found["again"] == found["rounded"]
+    assert len({found["same"], found["shape"], found["exact"]}) == 3
+    assert digest(tmp_path / "same", CODE | {"code": "b"}) != found["same"]  # floats may differ by more than rounding
+    assert digest(tmp_path / "same", CODE | {"version": 2}) != found["same"]
+
+
+def test_what_is_exact_does_not_depend_on_who_made_it_and_pages_do_not_count(tmp_path: Path) -> None:
+    np.save(tmp_path / "neighbors.npy", np.arange(4))
+    before = digest(tmp_path)
+    assert digest(tmp_path, CODE | {"code": "b"}) == before
+    (tmp_path / "report.html").write_text("a page")
+    assert digest(tmp_path) == before
+    (tmp_path / "odd.npy").write_bytes(b"only looks like one")
+    assert digest(tmp_path) != before
+
+
+def test_software_is_named() -> None:
+    assert {"memlib", "python", "torch", "numpy", "pyarrow"} <= set(software())
+    assert set(source_state()) in (set(), {"commit", "dirty"})

@@ -1,0 +1,235 @@
+"""A run that was changed is told from one that was not, each change by name; a signature from one that anybody could write."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+from flows.cli import main
+from memlib.findings import verdict_of
+from memlib.identity import content_key, file_digest
+from memlib.records import sealed
+from memlib.runs import asks_digest, findings_of, list_runs, pins_of, read_run, results_path, row_of, run_name
+from memlib.store import Ref, Store
+from memlib.tables import RUNS, SUMMARY, write_table
+from memlib.verification import check_artifacts, check_run, check_signature, sign
+
+SPEC, INPUTS = {"alpha": 0.05}, {"search": "a" * 32}
+SCORES = Ref("score", content_key("score", version=4, spec=SPEC, inputs=INPUTS))
+RECIPE = {"audit": "deja_vu", "title": "t", "data": {"source": {"kind": "scenes", "path": "/here"}}, "report": {"gallery": 3}}
+
+
+def row(metric: str, value: float) -> dict[str, Any]:
+    names = {column.name: None for column in SUMMARY.columns}
+    return names | {
+        "metric": metric, "params": "{}", "value": value, "role": "test", "family": "headline", "n": 10, "verdict": "shown",
+        "p_value": 0.01, "p_adjusted": 0.01, "conclusion": "shown", "sentence": "It was shown.", "explanation": "",
+    }  # fmt: skip
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """A store with one whole run, made as publish makes it."""
+    found = Store(str(tmp_path / "store"))
+    summary = pa.Table.from_pylist([row("share_excess", 0.2), row("share_memorized", float("nan"))], schema=SUMMARY.arrow)
+    with found.write(SCORES, spec=SPEC, inputs=INPUTS, provenance={"version": 4}) as attempt:
+        write_table(summary, SUMMARY, attempt.path("summary.parquet"))
+        attempt.path("report.html").write_text("<p>a page</p>")
+    run = run_name(RECIPE, SCORES.key)
+    published, results = {}, {}
+    for path, name in (
+        (results_path("summary", "deja_vu", run), "summary.parquet"),
+        (f"runs/{run}/report.html", "report.html"),
+    ):
+        results["summary" if "summary" in name else "page"] = found.publish(path, found.local_path(SCORES, name))
+        published[path] = file_digest(found.local_path(SCORES, name))
+    rows = summary.to_pylist()
+    manifest = {
+        "run": run, "audit": "deja_vu", "title": "t", "recipe": RECIPE, "finished": 1.0, "findings": findings_of(rows),
+        "verdict": asdict(verdict_of(rows)), "results": {"summary": results["summary"]}, "artifacts": {"scores": str(SCORES)},
+        "scores": str(SCORES), "asks": asks_digest(RECIPE), "pins": pins_of(found, [SCORES]), "published": published,
+    }  # fmt: skip
+    found.publish_bytes(f"runs/{run}/manifest.json", json.dumps(sealed(manifest)).encode())
+    write_row(found, run)
+    return found
+
+
+def write_row(store: Store, run: str) -> None:
+    found = list_runs(store)
+    assert not found.damaged, found.damaged
+    (entry,) = found.entries
+    file = Path(store.uri).parent / "runs.parquet"
+    write_table(pa.Table.from_pylist([row_of(entry, current=True)], schema=RUNS.arrow), RUNS, file)
+    store.publish(results_path("runs", "deja_vu", run), file)
+
+
+def only_run(store: Store) -> dict[str, Any]:
+    (entry,) = list_runs(store).entries
+    return read_run(store, entry["run"])
+
+
+def problems(store: Store) -> str:
+    run = only_run(store)
+    found = [*check_artifacts(store, [SCORES]), *check_run(store, run)]
+    return "; ".join(f"{problem.what}: {problem.problem}" for problem in found)
+
+
+def reseal(store: Store, **changes: Any) -> None:
+    """As somebody does who knows how digests are made."""
+    run = only_run(store)
+    store.publish_bytes(f"runs/{run['run']}/manifest.json", json.dumps(sealed(run | changes)).encode())
+
+
+def test_a_whole_run_has_no_problems(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    assert problems(store) == ""
+    assert main(["verify", "--store", store.uri]) == 0
+    assert "1 artifacts and 1 runs" in capsys.readouterr().out
+
+
+def test_every_change_of_a_run_is_named(store: Store) -> None:
+    run = only_run(store)
+    page, table = f"runs/{run['run']}/report.html", results_path("summary", "deja_vu", run["run"])
+    content = store.published(page)
+    assert content is not None
+    store.publish_bytes(page, b"<p>innocent</p>")
+    assert f"{page}: was changed since it was published" in problems(store)
+    store.drop(page)
+    assert f"{page}: is missing" in problems(store)
+    store.publish_bytes(page, content)
+
+    said = pq.read_table(pa.BufferReader(store.published(table)))
+    kinder = said.set_column(said.column_names.index("value"), "value", pa.array([0.0, 0.0]))
+    write_table(kinder, SUMMARY, Path(store.uri).parent / "kinder.parquet")
+    store.publish(table, Path(store.uri).parent / "kinder.parquet")
+    assert f"{table}: was changed" in problems(store)
+    reseal(store, published={**run["published"], table: file_digest(Path(store.uri).parent / "kinder.parquet")})
+    assert f"{table} is not what its scores say" in problems(store)
+    reseal(store, published=run["published"])
+    write_table(said, SUMMARY, Path(store.uri).parent / "kinder.parquet", metadata={"x": "y"})
+
+    findings = [finding | {"value": 0.0, "p_value": 0.9} for finding in run["findings"]]
+    reseal(store, findings=findings)
+    assert "its findings are not those of its scores" in problems(store)
+    reseal(store, findings=run["findings"], verdict=run["verdict"] | {"sentence": "All is well."})
+    assert "its verdict is not that of its scores" in problems(store)
+    reseal(store, verdict=run["verdict"], recipe=RECIPE | {"pairs": 7})
+    assert "its recipe is not the one" in problems(store)
+    reseal(store, recipe=RECIPE | {"pairs": 7}, asks=asks_digest(RECIPE | {"pairs": 7}))
+    assert "its name is not that of its recipe" in problems(store)
+    reseal(store, recipe=RECIPE | {"title": "another"}, asks=run["asks"])
+    assert "recipe" not in problems(store)  # a title is no promise
+    store.drop(results_path("runs", "deja_vu", run["run"]))
+    assert "so that its tables do not count" in problems(store)
+    store.publish_bytes(results_path("runs", "deja_vu", run["run"]), b"PAR1")
+    assert "says otherwise than the run" in problems(store)
+
+
+def test_a_manifest_that_was_changed_by_hand_is_no_run(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    run = only_run(store)
+    text = (store.published(f"runs/{run['run']}/manifest.json") or b"").replace(b'"value": 0.2', b'"value": 0.0')
+    store.publish_bytes(f"runs/{run['run']}/manifest.json", text)
+    assert main(["verify", "--store", store.uri]) == 2
+    assert "was changed since it was written" in capsys.readouterr().out
+
+
+def test_artifacts_that_are_gone_made_again_or_not_what_their_key_says(store: Store, tmp_path: Path) -> None:
+    manifest = Path(store.uri) / "artifacts" / str(SCORES) / "manifest.json"
+    said = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(sealed(said | {"spec": {"alpha": 0.9}})))
+    assert "not those of its key" in problems(store)
+    manifest.write_text(json.dumps(said))
+    assert problems(store) == ""
+    summary = store.local_path(SCORES, "summary.parquet").read_bytes()
+    store.discard(SCORES)
+    assert f"{SCORES}: is not there any more" in problems(store)
+    with store.write(SCORES, spec=SPEC, inputs=INPUTS, provenance={"version": 4}) as attempt:
+        attempt.path("summary.parquet").write_bytes(summary)
+        attempt.path("report.html").write_text("<p>another page</p>")
+    assert "made again with another content" in problems(store)
+    with pytest.raises(ValueError, match="substring"):
+        problems(store).index("findings")  # its numbers are the same
+
+
+def test_empty_and_missing_stores_are_not_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "--store", str(tmp_path / "none")]) == 2
+    assert "there is no store" in capsys.readouterr().err
+    Store(str(tmp_path / "empty")).check_writable()
+    assert main(["verify", "--store", str(tmp_path / "empty")]) == 2
+    assert "is empty" in capsys.readouterr().err
+
+
+def test_an_older_run_is_named_as_such_and_no_failure(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    run = only_run(store)
+    older = {key: run[key] for key in ("run", "audit", "title", "recipe", "finished", "findings", "artifacts")}
+    store.publish_bytes(f"runs/{run['run']}/manifest.json", json.dumps(older).encode())
+    assert main(["verify", "--store", store.uri]) == 0
+    assert "older, not checkable" in capsys.readouterr().out
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> dict[str, Path]:
+    found = {}
+    for name in ("mine", "other"):
+        private = Ed25519PrivateKey.generate()
+        found[name], found[f"{name}.pub"] = tmp_path / f"{name}.pem", tmp_path / f"{name}.pub"
+        found[name].write_bytes(private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+        found[name].chmod(0o600)
+        found[f"{name}.pub"].write_bytes(private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    return found
+
+
+def test_a_signature_is_of_one_run_by_one_key(
+    store: Store, keys: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trusted = ["verify", "--store", store.uri, "--trust", str(keys["mine.pub"])]
+    assert main(trusted) == 2
+    assert "is not signed" in capsys.readouterr().out
+    run = only_run(store)["run"]
+    assert main(["sign", run, "--key", str(keys["mine"]), "--store", store.uri]) == 0
+    assert main(trusted) == 0
+    assert "signed with the key" in capsys.readouterr().out
+    assert main([*trusted[:-1], str(keys["other.pub"])]) == 2
+    assert "signed with another key" in capsys.readouterr().out
+    reseal(store, title="another")  # whoever may write there can make all agree, but for the signature
+    assert main(trusted) == 2
+    assert "is not what was signed" in capsys.readouterr().out
+    store.publish_bytes(f"runs/{run}/signature.json", b"{}")
+    (problem,) = check_signature(store, only_run(store), keys["mine.pub"])
+    assert "has a signature that cannot be read" in problem.problem
+
+
+def test_keys_that_are_none_or_others_can_read(store: Store, keys: dict[str, Path], tmp_path: Path) -> None:
+    run = only_run(store)
+    wrong = tmp_path / "wrong.pem"
+    wrong.write_bytes(
+        ec.generate_private_key(ec.SECP256R1()).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    )
+    wrong.chmod(0o600)
+    with pytest.raises(ValueError, match="another kind of key"):
+        sign(store, run, wrong)
+    with pytest.raises(ValueError, match="no private key"):
+        wrong.write_bytes(b"x")
+        sign(store, run, wrong)
+    with pytest.raises(ValueError, match="cannot read"):
+        sign(store, run, tmp_path / "none.pem")
+    keys["mine"].chmod(0o644)
+    with pytest.raises(ValueError, match="others can read the key"):
+        sign(store, run, keys["mine"])
+    for path in (tmp_path / "none.pub", wrong):
+        with pytest.raises(ValueError, match="public key"):
+            list(check_signature(store, run, path))
+
+
+def test_a_damaged_run_is_not_signed(store: Store, keys: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    run = only_run(store)
+    store.publish_bytes(f"runs/{run['run']}/report.html", b"<p>innocent</p>")
+    assert main(["sign", run["run"], "--key", str(keys["mine"]), "--store", store.uri]) == 2
+    assert "nothing was signed" in capsys.readouterr().err
+    assert store.published(f"runs/{run['run']}/signature.json") is None
