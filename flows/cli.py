@@ -23,6 +23,7 @@ from flows import store_commands
 from flows.audits import AUDITS, audit_of
 from flows.recipes import load_recipe, overridden, shipped_recipes, validate
 from flows.store_commands import DEFAULT_STORE, JsonOption, StoreOption, find_run, opened_store, print_run
+from memlib import code
 from memlib.errors import RunError, UserError
 from memlib.specs import Resources
 from memlib.store import Store
@@ -90,6 +91,7 @@ def run(
         Print the run's manifest as JSON.
     """
     content, machines = _asked(audit, recipe, set_)
+    code.allow(code.modules_in(content))  # whoever gives a recipe to this command may as well run its code
     _carry_out(audit, content, machines, store, quiet=quiet or json_, force=force_stage, cascade=cascade, as_json=json_)
 
 

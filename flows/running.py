@@ -9,6 +9,7 @@ from rich.console import Console
 
 from flows.audits import AUDITS, Audit
 from flows.requests import announced
+from memlib import code
 from memlib.errors import RunError, UserError
 from memlib.planning import Plan
 from memlib.specs import Resources, Spec
@@ -96,7 +97,7 @@ def plan(audit: Audit, recipe: Spec, store: str, resources: Resources, *, force:
     found = Plan(opened)
     context = Context(opened, resources, quiet=True, forced=frozenset(force), plan=found)
     found.limits += audit.limits(recipe)
-    with found.following(audit.stages):
+    with found.following(audit.stages), code.planning():
         audit.body(context, recipe)
     return found
 

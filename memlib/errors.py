@@ -14,6 +14,10 @@ class RunError(RuntimeError):
     """An expected fault of the world (a diverged loss, a lost store): said plainly, no traceback."""
 
 
+class UnknownUntilRun(RunError):
+    """Something that a plan cannot know, as it does not run the code that says it."""
+
+
 class StoreUnreachable(RunError):
     """The store did not answer for as long as we were told to wait."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memlib.comparison import flat
-from memlib.errors import MissingArtifact
+from memlib.errors import MissingArtifact, UnknownUntilRun
 from memlib.store import Ref, Store
 
 SAMPLE, NEIGHBORS = 50, 5
@@ -106,8 +106,16 @@ class Plan:
         try:
             yield
         except MissingArtifact as missing:
-            reached = max((n for n, stage in enumerate(stages) if stage in self._seen), default=-1)
-            self.blocked[missing.ref] = tuple(stages[reached + 1 :])
+            self.blocked[missing.ref] = self._after(stages)
+        except UnknownUntilRun as unknown:
+            said = f"not known before it runs: {unknown}"
+            later = self._after(stages)
+            self.limits.append(f"{said}; after it come {', '.join(later)}" if later else said)
+
+    def _after(self, stages: Sequence[str]) -> tuple[str, ...]:
+        """Stages of a flow after the last one that was reached."""
+        reached = max((n for n, stage in enumerate(stages) if stage in self._seen), default=-1)
+        return tuple(stages[reached + 1 :])
 
     def by_stage(self) -> Iterator[tuple[str, list[Planned]]]:
         """The parts of every stage, in order of their first appearance."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from memlib import code
 from memlib.errors import CorruptArtifact, RunError, UserError
 from tasks.runtime import Context
 
@@ -180,7 +181,9 @@ def map_on_ray(
     options: dict[str, Any] = {"num_cpus": threads, "num_gpus": needs.get("GPU", 0), "resources": dict(asked.custom)}
     options |= {"memory": needs["memory"]} if "memory" in needs else {}
     options |= {"accelerator_type": asked.accelerator_type} if asked.accelerator_type else {}
-    remote = ray.remote(**options, max_retries=3, runtime_env={"env_vars": WORKER_SETTINGS})(function)
+    allowed = os.environ.get(code.VARIABLE)  # without one, the cluster's own machines decide
+    settings = WORKER_SETTINGS | ({code.VARIABLE: allowed} if allowed else {})
+    remote = ray.remote(**options, max_retries=3, runtime_env={"env_vars": settings})(function)
     watch, limit = Watch(ray, context, stage, needs), asked.parallel
     waiting, running, failures = list(zip(calls, near or [None] * len(calls), strict=True))[::-1], [], []
     looked, slots = -LOOK_SECONDS, 1

@@ -4,9 +4,9 @@ Example ids are stable: the path or row within the source, the same on every mac
 `content_digest` what it holds, so that stages computed from it are found again exactly when nothing changed.
 """
 
-import importlib
 import inspect
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
 
+from memlib.code import load
 from memlib.data.arrays import NpzImages
 from memlib.data.csv_images import CsvImages
 from memlib.data.examples import NO_BOXES, Example, Source, decode_image, list_files, listing_digest
@@ -143,15 +144,7 @@ class _Imported:
 
 def import_source(spec: ImportSource) -> Source:
     """Calls the user's `package.module:function` and checks what comes back."""
-    module_name, name = spec.function.split(":")
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # the user's code may raise anything
-        problem = f"{type(error).__name__}: {error}"
-        raise UserError(f"cannot import {module_name!r} ({problem}); is its folder on PYTHONPATH?") from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise UserError(f"{module_name} has no function {name!r}")
+    function, module_name = load(spec.function), spec.function.split(":")[0]
     try:
         source = function(**spec.options)
     except Exception as error:
@@ -159,7 +152,7 @@ def import_source(spec: ImportSource) -> Source:
     missing = [part for part in ("__len__", "__getitem__", "class_names") if not hasattr(source, part)]
     if missing:
         raise UserError(f"{spec.function} returned a {type(source).__name__} without {', '.join(missing)}")
-    file = inspect.getsourcefile(module)
+    file = inspect.getsourcefile(sys.modules[module_name])
     if spec.version is None and file is None:
         raise UserError(f"the source of {module_name} cannot be read; declare a version")
     return _Imported(source, spec.version or file_digest(Path(str(file))))

@@ -1,6 +1,5 @@
 """Models that were trained elsewhere: a factory of the user's and a file of weights, never unpickled."""
 
-import importlib
 import inspect
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from memlib.code import load, source_file
 from memlib.errors import UserError
 from memlib.identity import canonical_json, file_digest
 from memlib.specs import ProtocolSpec, TrainedSpec
@@ -40,25 +40,13 @@ def made(spec: TrainedSpec | ProtocolSpec) -> Any:
     Raises:
         UserError: when it cannot be found or fails.
     """
+    factory = load(spec.model)
     try:
-        return _factory(spec)(**spec.options)
+        return factory(**spec.options)
     except UserError:
         raise
     except Exception as error:  # the user's code may raise anything
         raise UserError(f"{spec.model} failed with {spec.options}: {type(error).__name__}: {error}") from error
-
-
-def _factory(spec: TrainedSpec | ProtocolSpec) -> Any:
-    module, name = spec.model.split(":")
-    try:
-        found = getattr(importlib.import_module(module), name, None)
-    except Exception as error:  # the user's code may raise anything
-        raise UserError(
-            f"cannot import {module!r} ({type(error).__name__}: {error}); is its folder on PYTHONPATH?"
-        ) from error
-    if not callable(found):
-        raise UserError(f"{module} has no function {name!r}")
-    return found
 
 
 def _read_weights(path: str) -> dict[str, Tensor]:
@@ -78,10 +66,7 @@ def own_digest(spec: TrainedSpec | ProtocolSpec, *weights: str) -> str:
     """What a key says of the model: its weights, its factory's version or source, and how it is used."""
     version = spec.version
     if version is None:
-        try:
-            source = inspect.getsourcefile(inspect.unwrap(_factory(spec)))
-        except TypeError:  # a partial, or something built in
-            source = None
+        source = source_file(spec.model) or _source_of(load(spec.model))
         if source is None:
             raise UserError(f"the source of {spec.model} cannot be read; declare a version")
         version = file_digest(Path(source))
@@ -90,6 +75,13 @@ def own_digest(spec: TrainedSpec | ProtocolSpec, *weights: str) -> str:
             raise UserError(f"there is no file {path}")
     used = spec.model_dump(mode="json", exclude={"weights", "files", "version"})
     return canonical_json([used, version, [file_digest(Path(path)) for path in weights]])
+
+
+def _source_of(factory: Any) -> str | None:
+    try:
+        return inspect.getsourcefile(inspect.unwrap(factory))
+    except TypeError:  # a partial, or something built in
+        return None
 
 
 def take_own(spec: TrainedSpec, examples: NDArray[Any], device: torch.device) -> Tensor:

@@ -48,10 +48,11 @@ def test_a_planted_state_to_resume_from_is_refused(mark: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["epoch-00001.safetensors", "weights.pt"])
-def test_planted_weights_are_refused(mark: Path, tmp_path: Path, name: str) -> None:
+def test_planted_weights_are_refused(mark: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.save({"weight": Planted(mark)}, tmp_path / name)
     with pytest.raises(UserError):
         load_weights(nn.Linear(1, 1), tmp_path / name)
+    monkeypatch.setenv("MEMLIB_CODE", "torch.nn")
     spec = TrainedSpec(model="torch.nn:Identity", weights=str(tmp_path / name), inputs="unit")
     with pytest.raises(UserError):
         load_own(spec, str(tmp_path / name))

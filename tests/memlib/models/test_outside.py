@@ -212,6 +212,7 @@ def test_mistaken_models_are_named(folder: Path, tmp_path: Path, monkeypatch: py
         "class M:\n    vocabulary = ['a', 'b']\n    def next_log_probs(self, prefixes, state):\n        raise OSError('gone')\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("MEMLIB_CODE", "failing")
     spec = ProtocolSpec(kind="import", model="failing:M")
     with pytest.raises(UserError, match="OSError at failing.py:4"):
         load_outside(spec).begin(())

@@ -1,0 +1,116 @@
+"""What a recipe names is run where the machine, or the command line, allows it; a plan and a store run nothing."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flows.cli import main
+from memlib import code
+from memlib.errors import UnknownUntilRun, UserError
+from memlib.identity import file_digest
+from memlib.models.own import own_digest
+from memlib.specs import TrainedSpec
+from memlib.store import Store
+
+MODULE = """from pathlib import Path
+Path({mark!r}).write_text("run")
+def wrap(f):
+    return f
+def make(**options):
+    return None
+@wrap
+def wrapped():
+    return None
+from json import dumps
+"""
+
+
+@pytest.fixture
+def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that is there once the module `planted` was imported."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "planted.py").write_text(MODULE.format(mark=str(tmp_path / "mark")))
+    monkeypatch.syspath_prepend(str(tmp_path / "code"))
+    monkeypatch.delenv("MEMLIB_CODE", raising=False)
+    monkeypatch.delitem(__import__("sys").modules, "planted", raising=False)
+    return tmp_path / "mark"
+
+
+def test_modules_are_allowed_by_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMLIB_CODE", "mine, other.part")
+    assert [code.is_allowed(name) for name in ("mine", "mine.deep", "minefield", "other", "other.part", "os", "")] == [
+        True, True, False, False, True, False, False,
+    ]  # fmt: skip
+    with pytest.raises(UserError, match="os:system, that this machine does not run.*MEMLIB_CODE=os"):
+        code.load("os:system")
+    monkeypatch.delenv("MEMLIB_CODE")
+    assert not code.is_allowed("mine")
+    code.allow(code.modules_in({"data": [{"source": {"function": "a.b:c"}}], "title": "no: code", "model": "d:E"}))
+    assert os.environ["MEMLIB_CODE"] == "a.b,d"
+
+
+def test_a_function_is_named_or_said_to_be_missing(mark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMLIB_CODE", "planted,nosuch")
+    assert callable(code.load("planted:make"))
+    assert mark.exists()
+    for named, said in (("planted:nothing", "no function 'nothing'"), ("nosuch:f", "cannot import 'nosuch'")):
+        with pytest.raises(UserError, match=said):
+            code.load(named)
+
+
+def test_the_source_of_a_function_is_found_without_running_it(mark: Path) -> None:
+    file = code.source_file("planted:make")
+    assert file is not None
+    assert file.name == "planted.py"
+    for named in ("planted:wrapped", "planted:dumps", "planted:nothing", "nosuch:f", "json.nosuch:f", "sys:exit"):
+        assert code.source_file(named) is None, named
+    assert code.source_file("json.decoder:JSONDecoder") == Path(json.decoder.__file__)
+    assert not mark.exists()
+
+
+def test_keys_of_models_need_no_code_where_the_source_says_enough(mark: Path, tmp_path: Path) -> None:
+    weights = tmp_path / "weights.pt"
+    weights.write_bytes(b"weights")
+    spec = TrainedSpec(model="planted:make", weights=str(weights), inputs="unit")
+    assert file_digest(tmp_path / "code" / "planted.py") in own_digest(spec, str(weights))
+    with code.planning(), pytest.raises(UnknownUntilRun):
+        own_digest(spec.model_copy(update={"model": "planted:wrapped"}), str(weights))
+    assert not mark.exists()
+
+
+def recipe(folder: Path, function: str = "planted:make") -> Path:
+    file = folder / "recipe.yaml"
+    file.write_text(
+        "audit: deja_vu\ndata:\n  source: {kind: import, function: 'FUNCTION', options: {command: touch here}}\n"
+        "split: {train_per_class: 2, public_per_class: 2}\ntraining: {objective: {kind: supervised}, epochs: 1}\n".replace(
+            "FUNCTION", function
+        )
+    )
+    return file
+
+
+def test_a_plan_runs_no_code_and_says_what_it_does_not_know(
+    mark: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEMLIB_CODE", "planted")  # even where a run may
+    where = ["--store", str(tmp_path / "store")]
+    assert main(["plan", "deja-vu", "--recipe", str(recipe(tmp_path)), *where]) == 0, capsys.readouterr().err
+    said = capsys.readouterr().out
+    assert "not known before it runs: what planted:make makes" in said
+    assert "after it come decode, split, train" in said
+    assert not mark.exists()
+
+
+def test_what_a_store_asks_for_is_not_run(mark: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store(str(tmp_path / "store"))
+    content = yaml.safe_load(recipe(tmp_path).read_text())
+    note = {"run": "0" * 12, "audit": "deja-vu", "title": "t", "started": 1.0, "recipe": content, "finished": None}
+    store.publish_bytes(f"requests/{'0' * 12}.json", json.dumps(note).encode())
+    assert main(["resume", "000", "--store", store.uri]) == 2
+    said = capsys.readouterr().err
+    assert "planted:make, that this machine does not run" in said
+    assert "Traceback" not in said
+    assert not mark.exists()
