@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import os
+import secrets
 import signal
 import sys
 import threading
@@ -317,10 +318,14 @@ def _server_starting() -> Iterator[None]:
         if os.environ.get("PREFECT_API_URL"):
             return
         with contextlib.suppress(Exception):  # if it cannot start, the flow will say so
+            from prefect.context import refresh_global_settings_context
             from prefect.server.api.server import SubprocessASGIServer
             from prefect.settings import PREFECT_API_URL
 
             if not PREFECT_API_URL.value() and not unwanted.is_set():
+                password = f"memlib:{secrets.token_hex(32)}"  # or anybody on this machine could read and cancel the run
+                os.environ |= {"PREFECT_SERVER_API_AUTH_STRING": password, "PREFECT_API_AUTH_STRING": password}
+                refresh_global_settings_context()
                 servers.append(SubprocessASGIServer())
                 servers[0].start()
 
@@ -370,6 +375,7 @@ def _interrupt(*_: object) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; a user's mistake or an expected fault ends in one or two lines and status 2."""
     signal.signal(signal.SIGTERM, _interrupt)
+    os.umask(0o077)  # what any library writes is ours alone; the store says for itself who may read it
     _quiet_prefect()
     warnings.filterwarnings("ignore", module=r"torch\b")  # they speak to developers, between our own lines
     try:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from memlib.errors import UserError
+
 Mode = Literal["private", "group", "open"]
 MODES: tuple[Mode, ...] = ("private", "group", "open")
 SETTLING_SECONDS = 60.0  # between making a temporary folder and locking it lies less
@@ -105,10 +107,16 @@ def read_plain(path: Path, most: int) -> bytes:
 
 
 @contextlib.contextmanager
-def scratch(purpose: str) -> Iterator[Path]:
-    """A temporary folder for private files, which goes with the block, or with the next run where this one was killed."""
-    _sweep_once(tempfile.gettempdir())
-    outer = Path(tempfile.mkdtemp(prefix=f"memlib-{purpose}-"))
+def scratch(purpose: str, base: Path | None = None) -> Iterator[Path]:
+    """A temporary folder for private files, which goes with the block, or with the next run where this one was killed.
+
+    Args:
+        purpose: stands in its name.
+        base: where it is made; by default where temporary files go.
+    """
+    base = Path(tempfile.gettempdir()) if base is None else base
+    _sweep_once(str(base))
+    outer = Path(tempfile.mkdtemp(prefix=f"memlib-{purpose}-", dir=base))
     lock = open(outer / LOCK, "w")  # noqa: SIM115 - held as long as the folder lives
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -143,3 +151,19 @@ def _is_abandoned(lock: Path) -> bool:
         except OSError:  # its process lives
             return False
     return True
+
+
+def user_folder(kind: str) -> Path:
+    """Memlib's folder among the user's: cache or config.
+
+    Raises:
+        UserError: where the machine knows no home.
+    """
+    variable = f"XDG_{kind.upper()}_HOME"
+    named = os.environ.get(variable)
+    if named:
+        return Path(named) / "memlib"
+    try:
+        return Path.home() / f".{kind}" / "memlib"
+    except RuntimeError as error:
+        raise UserError(f"this machine knows no home folder of yours; set HOME or {variable}") from error

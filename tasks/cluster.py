@@ -5,13 +5,16 @@ import os
 import secrets
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from memlib import code
 from memlib.errors import CorruptArtifact, RunError, UserError
+from memlib.private import scratch
 from tasks.runtime import Context
 
 RAY_SETTINGS = {
@@ -27,7 +30,9 @@ WORKER_SETTINGS = {  # freed memory is kept: returning it to the system after ev
 }
 OBJECT_STORE_BYTES = 128 * 2**20  # nothing large travels through Ray's own store
 LOOK_SECONDS = 5.0  # between two looks at the cluster while nothing ends
+LONGEST_SOCKET, OWN_SOCKET = 107, 80  # characters of a socket's path; of what Ray puts below its folder
 _starting = threading.Lock()
+_own = contextlib.ExitStack()  # of a Ray of our own: its folder, until it ends
 
 
 def start_ray(context: Context) -> Any:
@@ -57,6 +62,7 @@ def _connect(ray: Any, context: Context) -> None:
             "include_dashboard": False,
             "object_store_memory": OBJECT_STORE_BYTES,
             "num_cpus": os.cpu_count(),
+            "_temp_dir": _own_folder(),
         }
     else:
         options["address"] = address
@@ -69,6 +75,23 @@ def _connect(ray: Any, context: Context) -> None:
         raise RunError(
             f"cannot start or reach {where} ({said}); see {look if address else 'resources.ray_address'}"
         ) from error
+
+
+def _own_folder() -> str:
+    """A folder for Ray's sockets and logs that nobody else on this machine can enter: Ray itself lets all write its logs.
+
+    Raises:
+        RunError: when there is no place for one.
+    """
+    named = os.environ.get("RAY_TMPDIR")
+    places = [named] if named else [tempfile.gettempdir(), "/tmp"]
+    base = next((place for place in places if len(place) + OWN_SOCKET < LONGEST_SOCKET), None)
+    if base is None:
+        raise RunError(f"{places[0]} is too long a path for Ray's sockets; name a shorter one by RAY_TMPDIR or TMPDIR")
+    try:
+        return str(_own.enter_context(scratch("ray", Path(base))))
+    except OSError as error:
+        raise RunError(f"Ray cannot have a folder below {base} ({error}); name another one by RAY_TMPDIR") from error
 
 
 def _check_address(address: str | None) -> None:
@@ -255,3 +278,4 @@ def stop_ray() -> None:
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
         ray.shutdown()
+    _own.close()

@@ -207,7 +207,7 @@ def _fit(
 def _ray_storage(store: Store) -> dict[str, Any]:
     """Where Ray keeps its own notes of an attempt: below the store, which every node reaches."""
     if store.is_local:
-        return {"storage_path": f"{store.uri}/ray"}
+        return {"storage_path": store.make_folder("ray")}
     import pyarrow.fs
 
     handler = pyarrow.fs.FSSpecHandler(store.file_system)

@@ -8,10 +8,12 @@ import hashlib
 import hmac
 import os
 import secrets
+import stat
 from pathlib import Path
 
 from memlib.errors import UserError
 from memlib.identity import canonical_json
+from memlib.private import user_folder
 
 VARIABLE = "MEMLIB_SECRET_FILE"
 LENGTH = 32
@@ -24,14 +26,15 @@ def read_secret(path: str | None = None) -> bytes:
         UserError: when the file cannot be read or holds too little.
     """
     named = path or os.environ.get(VARIABLE)
-    home = Path(os.environ.get("XDG_CONFIG_HOME", Path.home() / ".config"))
-    file = Path(named) if named else home / "memlib" / "secret"
+    file = Path(named) if named else user_folder("config") / "secret"
     if not named and not file.exists():
         _create(file)
     try:
-        secret = file.read_bytes()
+        mode, secret = file.stat().st_mode, file.read_bytes()
     except OSError as error:
         raise UserError(f"cannot read the secret file {file} ({error.strerror}); see {VARIABLE}") from error
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):  # whoever writes it knows the canaries
+        raise UserError(f"others can write the secret file {file} (mode {stat.S_IMODE(mode):o}); say chmod 600 {file}")
     if len(secret) < LENGTH:
         raise UserError(f"the secret file {file} holds {len(secret)} bytes; it needs {LENGTH} random ones")
     return secret

@@ -49,6 +49,7 @@ from memlib.private import (
     permissions,
     read_plain,
     scratch,
+    user_folder,
     write_file,
 )
 from memlib.provenance import content_digest
@@ -873,22 +874,6 @@ def _files_below(base: Path, name: str) -> Iterator[tuple[str, tuple[int, float]
             facts = entry.stat(follow_symlinks=False)
             if stat.S_ISREG(facts.st_mode):
                 yield f"{name}/{entry.name}", (facts.st_size, facts.st_mtime)
-
-
-def user_folder(kind: str) -> Path:
-    """Memlib's folder among the user's: cache or config.
-
-    Raises:
-        UserError: where the machine knows no home.
-    """
-    variable = f"XDG_{kind.upper()}_HOME"
-    named = os.environ.get(variable)
-    if named:
-        return Path(named) / "memlib"
-    try:
-        return Path.home() / f".{kind}" / "memlib"
-    except RuntimeError as error:
-        raise UserError(f"this machine knows no home folder of yours; set HOME or {variable}") from error
 
 
 def _mode_setting() -> Mode | None:
