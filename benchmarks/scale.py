@@ -106,7 +106,7 @@ def nets(cores: int) -> None:
 
 
 def _memlib(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "flows.cli", *arguments]
+    command = [sys.executable, "-m", "flows.entry", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
     assert done.returncode == 0, done.stderr[-2000:]
     return done

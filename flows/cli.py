@@ -24,8 +24,9 @@ from flows import store_commands
 from flows.audits import AUDITS, audit_of
 from flows.recipes import load_recipe, overridden, shipped_recipes, validate
 from flows.store_commands import DEFAULT_STORE, JsonOption, StoreOption, find_run, opened_store, print_run
+from flows.supervised import TRY_AGAIN
 from memlib import code
-from memlib.errors import RunError, UserError
+from memlib.errors import EngineLost, RunError, StoreUnreachable, UserError
 from memlib.specs import Resources
 from memlib.store import Store
 from memlib.tables import PUBLISHED
@@ -368,26 +369,41 @@ def _log_as_asked() -> None:
 
 
 def _interrupt(*_: object) -> None:
-    """SIGTERM as Ctrl-C: Ray and the Prefect API that this run started end with it."""
+    """SIGTERM and SIGHUP as Ctrl-C: Ray and the Prefect API that this run started end with it."""
     raise KeyboardInterrupt
 
 
+def _say(text: str) -> None:
+    """A last line, for whoever is still there: the terminal may be what has gone away."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; a user's mistake or an expected fault ends in one or two lines and status 2."""
+    """Runs the command and returns its exit status.
+
+    A user's mistake and an expected fault end in one or two lines and status 2, or 75 where the same command, run again, goes
+    on; a signal in 130.
+    """
     signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+        signal.signal(signal.SIGHUP, _interrupt)
     os.umask(0o077)  # what any library writes is ours alone; the store says for itself who may read it
     _quiet_prefect()
     warnings.filterwarnings("ignore", module=r"torch\b")  # they speak to developers, between our own lines
     try:
         app(arguments)
+    except (EngineLost, StoreUnreachable) as error:
+        _say(f"memlib: {error}")
+        return TRY_AGAIN
     except (UserError, RunError) as error:
-        print(f"memlib: {error}", file=sys.stderr)
+        _say(f"memlib: {error}")
         return 2
     except OSError as error:  # a full disk, a lost network, a folder that is a file
-        print(f"memlib: {type(error).__name__}: {error}", file=sys.stderr)
+        _say(f"memlib: {type(error).__name__}: {error}")
         return 2
     except KeyboardInterrupt:
-        print("memlib: stopped; run the same command to go on, or memlib resume", file=sys.stderr)
+        _say("memlib: stopped; run the same command to go on, or memlib resume")
         return 130
     return 0
 

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
+from flows.supervised import tell
 from memlib.errors import UserError
 from memlib.heartbeat import SILENT_SECONDS, beating
 from memlib.identity import content_key
@@ -47,6 +48,7 @@ def announced(
     }  # fmt: skip
     path = f"{FOLDER}/{key}-{uuid.uuid4().hex[:8]}.json"
     try:
+        tell(store.uri, key)
         with beating(store, path, json.dumps(note, indent=1).encode()):
             wait_for_clearing(store, say)
             yield key

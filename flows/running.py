@@ -14,7 +14,7 @@ from memlib.errors import RunError, UserError
 from memlib.planning import Plan
 from memlib.specs import Resources, Spec
 from memlib.store import Store
-from tasks.cluster import stop_ray
+from tasks.cluster import as_lost, stop_ray
 from tasks.runtime import Context, Shared
 
 TAG = "memlib"  # of runs on a Prefect server; deployments/automations.yaml looks after these
@@ -70,10 +70,13 @@ def carry_out(
             context.warn(line)
         try:
             manifest = body(context, recipe)
-        except BaseException as error:
+        except BaseException as caught:
+            error = as_lost(caught)
             said = str(error) if isinstance(error, UserError | RunError | OSError) else type(error).__name__
             context.journal.end("failed" if isinstance(error, Exception) else "stopped", said)
-            raise
+            if error is caught:
+                raise
+            raise error from caught
         finally:
             if within is None:
                 stop_ray()

@@ -18,6 +18,10 @@ class UnknownUntilRun(RunError):
     """Something that a plan cannot know, as it does not run the code that says it."""
 
 
+class EngineLost(RunError):
+    """Ray or Prefect has died under a run; the same command, run again, goes on."""
+
+
 class StoreUnreachable(RunError):
     """The store did not answer for as long as we were told to wait."""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from memlib import code
-from memlib.errors import CorruptArtifact, RunError, UserError
+from memlib.errors import CorruptArtifact, EngineLost, RunError, UserError
 from memlib.private import scratch
 from tasks.runtime import Context
 
@@ -42,6 +42,8 @@ def start_ray(context: Context) -> Any:
     if context.resources.ray_address is None and "RAY_AUTH_MODE" not in os.environ:
         # parts of Ray listen on all addresses, whatever it is told; nobody else on the network knows this token
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    if context.resources.ray_address is None:  # all of it is on this machine, where nobody restarts it
+        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "15")
     import ray
 
     with _starting:
@@ -68,7 +70,7 @@ def _connect(ray: Any, context: Context) -> None:
         options["address"] = address
     try:
         ray.init(**options)
-    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+    except Exception as error:  # Ray raises plain ones where a part of it dies at the start
         where = f"the Ray cluster at {address}" if address else "Ray on this machine"
         said = (str(error).strip(" .\n") or type(error).__name__).splitlines()[0]
         look = "resources.ray_address, and RAY_AUTH_MODE=token and RAY_AUTH_TOKEN where the cluster wants a token"
@@ -271,6 +273,15 @@ def _joined(failures: Sequence[Exception], count: int) -> Exception:
     if damaged is not None:
         return CorruptArtifact(said, damaged)
     return UserError(said) if isinstance(first, UserError) else RunError(said)
+
+
+def as_lost(error: BaseException) -> BaseException:
+    """An error as whoever runs the audit should hear of it: Ray's own say what has died in many lines."""
+    ray = sys.modules.get("ray")
+    if ray is None or not isinstance(error, ray.exceptions.RayError):
+        return error
+    said = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return EngineLost(f"Ray has died under the run ({said}); run the same command again")
 
 
 def stop_ray() -> None:

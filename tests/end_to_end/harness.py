@@ -54,7 +54,7 @@ class Memlib:
         command = [
             sys.executable,
             "-m",
-            "flows.cli",
+            "flows.entry",
             "run",
             self.audit_name,
             "--recipe",
@@ -79,7 +79,7 @@ class Memlib:
         return newest(store)
 
     def call(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "flows.cli", *arguments]
+        command = [sys.executable, "-m", "flows.entry", *arguments]
         return subprocess.run(
             command, capture_output=True, text=True, env=self.environment | environment, timeout=3000
         )  # fmt: skip
