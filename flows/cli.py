@@ -126,12 +126,12 @@ def _carry_out(
         _check_prefect()
         from prefect import tags
 
-        from flows.running import TAG, check_stages  # loads torch, while the server starts
+        from flows.running import TAG, check_stages, through_prefect  # loads torch, while the server starts
 
         check_stages(AUDITS[audit], [*force, *resources.stages])
         flow = AUDITS[audit].flow
     with tags(TAG):
-        manifest = flow(spec, opened.uri, resources, quiet, tuple(force), cascade)
+        manifest = through_prefect(flow, spec, opened.uri, resources, quiet, tuple(force), cascade)
     if as_json:
         print(json.dumps(manifest, indent=1))
     else:
@@ -326,6 +326,7 @@ def _server_starting() -> Iterator[None]:
             if not PREFECT_API_URL.value() and not unwanted.is_set():
                 password = f"memlib:{secrets.token_hex(32)}"  # or anybody on this machine could read and cancel the run
                 os.environ |= {"PREFECT_SERVER_API_AUTH_STRING": password, "PREFECT_API_AUTH_STRING": password}
+                os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "1")  # it is on this machine: it answers, or is gone
                 refresh_global_settings_context()
                 servers.append(SubprocessASGIServer())
                 servers[0].start()
@@ -348,6 +349,7 @@ def _quiet_prefect() -> None:
     """Prefect without its chatter, with time enough to start its own API when no server is configured, and beating."""
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "CRITICAL")
+    os.environ.setdefault("PREFECT_LOGGING_INTERNAL_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", "30")  # what deployments/automations.yaml waits for
@@ -402,7 +404,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:  # a full disk, a lost network, a folder that is a file
         _say(f"memlib: {type(error).__name__}: {error}")
         return 2
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as error:
+        if isinstance(error, SystemExit) and not (isinstance(error.code, int) and error.code > 128):  # no signal of Ray's
+            raise
         _say("memlib: stopped; run the same command to go on, or memlib resume")
         return 130
     return 0

@@ -1,5 +1,6 @@
 """The `memlib` command: what may be lost with Ray or Prefect runs in a child process, all else at once."""
 
+import os
 import sys
 
 from flows.supervised import ended, supervised
@@ -15,7 +16,17 @@ def command() -> int:
 def _work() -> int:
     from flows.cli import main  # here, as a process with threads had better not fork
 
-    return ended(main())
+    try:
+        status = main()
+    except SystemExit as error:  # of --help, or of arguments that are none
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    ended(status)
+    display = sys.modules.get("tasks.display")
+    if display is not None and display.gone():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)  # threads of Prefect's still try to reach its server
+    return status
 
 
 if __name__ == "__main__":

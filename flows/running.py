@@ -15,10 +15,12 @@ from memlib.planning import Plan
 from memlib.specs import Resources, Spec
 from memlib.store import Store
 from tasks.cluster import as_lost, stop_ray
+from tasks.display import is_gone
 from tasks.runtime import Context, Shared
 
 TAG = "memlib"  # of runs on a Prefect server; deployments/automations.yaml looks after these
 Body = Callable[[Context, Any], dict[str, Any]]
+_finished: ContextVar[list[dict[str, Any]] | None] = ContextVar("finished", default=None)
 _shared: ContextVar[Shared | None] = ContextVar("shared", default=None)
 
 
@@ -81,6 +83,8 @@ def carry_out(
             if within is None:
                 stop_ray()
         context.journal.end("completed")
+    if (finished := _finished.get()) is not None:
+        finished.append(manifest)
     return manifest
 
 
@@ -92,6 +96,22 @@ def sharing(shared: Shared) -> Iterator[None]:
         yield
     finally:
         _shared.reset(token)
+
+
+def through_prefect(flow: Any, *arguments: Any) -> dict[str, Any]:
+    """Runs an audit's flow; where Prefect's server goes away, what is left of it runs without, and is not done twice."""
+    if is_gone():
+        return dict(flow.fn(*arguments))
+    finished: list[dict[str, Any]] = []
+    token = _finished.set(finished)
+    try:
+        return dict(flow(*arguments))
+    except Exception as error:
+        if isinstance(error, UserError | RunError) or not is_gone():
+            raise
+        return finished[-1] if finished else dict(flow.fn(*arguments))
+    finally:
+        _finished.reset(token)
 
 
 def plan(audit: Audit, recipe: Spec, store: str, resources: Resources, *, force: Sequence[str] = ()) -> Plan:

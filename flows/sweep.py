@@ -14,7 +14,7 @@ from prefect.context import FlowRunContext
 import memlib
 from flows.audits import AUDITS, Audit, audit_of
 from flows.recipes import load_recipe, validate
-from flows.running import carry_out, sharing
+from flows.running import carry_out, sharing, through_prefect
 from memlib.audits.sweep import Outcome, Recipe, score, summarize, verdict
 from memlib.errors import RunError, UserError
 from memlib.identity import content_key, file_digest
@@ -25,6 +25,7 @@ from memlib.runs import NAME_LENGTH, results_path
 from memlib.specs import Resources, Spec, changed_content
 from memlib.tables import SWEEP, write_table
 from tasks.cluster import stop_ray
+from tasks.display import quietly
 from tasks.reporting import ARTIFACT_ROWS, REPORT_FILE, publish_run
 from tasks.runtime import Context
 
@@ -153,7 +154,7 @@ def _cell(context: Context, name: str, audit: Audit, spec: Spec, changes: dict[s
     kind = str(getattr(spec, "audit", ""))
     try:
         forced = tuple(context.forced & {stage.rpartition("/")[2] for stage in audit.stages})
-        run = audit.flow(spec, context.store.uri, context.resources, True, forced, context.cascade)
+        run = through_prefect(audit.flow, spec, context.store.uri, context.resources, True, forced, context.cascade)
     except (UserError, RunError, OSError) as error:
         return Outcome(name, kind, changes, None, str(error))
     except Exception as error:
@@ -195,5 +196,5 @@ def _publish(context: Context, recipe: Recipe, outcomes: list[Outcome]) -> dict[
     manifest = publish_run(context, manifest)
     if FlowRunContext.get() is not None:
         rows = [{"cell": o.cell, "run": o.run["run"] if o.run else None, "problem": o.problem} for o in outcomes]
-        create_table_artifact(table=rows[:ARTIFACT_ROWS], key=f"sweep-{run}-cells", description=recipe.title)
+        quietly(create_table_artifact, table=rows[:ARTIFACT_ROWS], key=f"sweep-{run}-cells", description=recipe.title)
     return manifest

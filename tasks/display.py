@@ -30,6 +30,11 @@ def is_gone() -> bool:
     return True
 
 
+def gone() -> bool:
+    """Whether it has been found gone; nobody is asked."""
+    return _gone.is_set()
+
+
 def _answers() -> bool:
     url = _api()
     if url is None:
@@ -84,11 +89,11 @@ def shown(through_prefect: Callable[[Callable[[], Out]], Out], work: Callable[[]
         return outcome[0] if outcome else work()
 
 
-def quietly(tell: Callable[..., Any], **about: Any) -> None:
+def quietly(tell: Callable[..., Any], *facts: Any, **named: Any) -> None:
     """Tells Prefect something that only it shows."""
     if not _gone.is_set():
         try:
-            tell(**about)
+            tell(*facts, **named)
         except Exception:
             if not is_gone():
                 raise

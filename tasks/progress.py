@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from memlib.errors import RunError, StoreRefused, StoreUnreachable
 from memlib.records import StatusRecord, Unreadable, parsed
 from memlib.store import Store
+from tasks.display import is_gone
 
 STATUS = "status"
 LOCAL_SECONDS, REMOTE_SECONDS, PREFECT_SECONDS = 2.0, 10.0, 5.0  # between two writes of a status
@@ -150,6 +151,8 @@ class _PrefectProgress:
             return
         self._told = time.monotonic()
         with contextlib.suppress(Exception):  # nobody's audit ends because its progress cannot be shown
+            if is_gone():
+                return
             if self._artifact is None:
                 self._artifact = create_progress_artifact(100 * share, description=self._stage)  # type: ignore[assignment]
             else:

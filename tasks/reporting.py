@@ -36,6 +36,7 @@ from memlib.runs import (
 )
 from memlib.store import MANIFEST, Ref, Store
 from memlib.tables import PUBLISHED, RUNS, write_table
+from tasks.display import quietly
 from tasks.runtime import Context
 from tasks.scoring import SUMMARY_FILE
 from tasks.stage import stage_task
@@ -100,7 +101,7 @@ def publish(
         "published": published,
     }
     manifest = publish_run(context, manifest)
-    _show_in_prefect(manifest, next((uri for name, uri in sorted(pages.items()) if name.endswith(".png")), None))
+    quietly(_show_in_prefect, manifest, next((uri for name, uri in sorted(pages.items()) if name.endswith(".png")), None))
     return manifest
 
 

@@ -9,7 +9,8 @@ from typing import Any, ParamSpec, Protocol
 import torch
 from prefect import task
 from prefect.cache_policies import NO_CACHE
-from prefect.states import Completed
+from prefect.context import TagsContext
+from prefect.states import Completed, State
 
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError, UserError
 from memlib.identity import content_key
@@ -17,6 +18,7 @@ from memlib.provenance import Declared
 from memlib.store import Attempt, Ref, Store
 from memlib.training.fit import TRAIN
 from tasks.cluster import map_on_ray, run_on_cluster
+from tasks.display import shown
 from tasks.remote import compute_there
 from tasks.runtime import Context
 
@@ -31,7 +33,11 @@ def stage_task(name: str) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
     """
 
     def decorate(function: Callable[P, Any]) -> Callable[P, Any]:
-        wrapped = task(name=name, cache_policy=NO_CACHE)(function)
+        def carry_out(work: Callable[[], Any]) -> Any:
+            return work()
+
+        carry_out.__qualname__ = function.__qualname__  # by which Prefect tells tasks apart
+        wrapped = task(name=name, cache_policy=NO_CACHE)(carry_out)
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> Any:
@@ -39,8 +45,9 @@ def stage_task(name: str) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
             assert isinstance(context, Context)
             if context.plan is not None:
                 return function(*args, **kwargs)
-            with TagsContext(current_tags=set()):  # each tag of a task costs two calls, and fails with the server
-                return _reference(shown(through_prefect(wrapped), functools.partial(function, *args, **kwargs)))
+            with TagsContext(current_tags=set()):  # each tag of a task costs two calls
+                found = shown(lambda work: wrapped(work, return_state=True).result(), lambda: function(*args, **kwargs))
+            return found.data if isinstance(found, State) else found
 
         return call
 

@@ -7,6 +7,8 @@
 - worker: a Ray worker is killed with -9 in the stage; the run must end well by itself.
 - spare, node: the node that works on the stage is lost, with another one to go on, and without: then the run must say so
   in time, and a run on a new cluster goes on.
+- raylet, gcs: a server of the run's own Ray is killed with -9; prefect: the Prefect server that it started; hangup: its
+  terminal goes away. The run must end with one line and status 75 or 130, or go on, leave no process, and be marked.
 
 In each case the results must equal those of an undisturbed run, and no artifact that was whole may be computed again.
 """
@@ -61,7 +63,9 @@ RECIPES = {
     "exposure": EXPOSURE,
 }
 ON_RAY = ("train", "train_nets", "score_nets", "gradient_norms", "outputs", "perplexities", "ranks", "secret/extract")
-FAULTS = ("driver", "byte", "truncated", "worker", "spare", "node")
+ENGINES = {"raylet": "raylet/raylet", "gcs": "gcs/gcs_server", "prefect": "prefect.server.api.server:create_app"}
+FAULTS = ("driver", "byte", "truncated", "worker", "spare", "node", *ENGINES, "hangup")
+WITH_ENGINES = ("deja-vu", "exposure")  # in which engines are lost
 ROOM_SECONDS = 15
 
 
@@ -283,6 +287,45 @@ def lose_node(case: Case, stage: str, *, spare: bool) -> Row:
     return case.again(store, stage, fault, first, started)
 
 
+def lose_engine(case: Case, stage: str, fault: str) -> Row:
+    """Ray and Prefect are the run's own here, as they are where somebody types memlib run."""
+    started, store = time.monotonic(), case.before(stage)
+    environment = {"PREFECT_API_URL": "", "PREFECT_HOME": str(store.parent / "prefect")}
+    watched = case.start(store, **environment)
+    hit = watched.wait_for(stage)
+    time.sleep(0 if fault == "hangup" else 2)
+    victims = [] if fault == "hangup" else _of_session(watched, ENGINES[fault])
+    end = time.monotonic() + 60
+    while hit and fault != "hangup" and not victims and watched.process.poll() is None and time.monotonic() < end:
+        time.sleep(0.1)
+        victims = _of_session(watched, ENGINES[fault])
+    for victim in victims:
+        victim.kill()
+    if fault == "hangup":
+        watched.process.send_signal(signal.SIGHUP)
+    status = watched.end(timeout=300)
+    left = [process for process in _of_session(watched, "") if process.pid != watched.process.pid]
+    first = _ended(status, watched)
+    if not (hit and (victims or fault == "hangup")):
+        first = "not hit"
+    elif left or status not in (0, 75, 130) or "Traceback" in watched.said or len(watched.said) > 2000:
+        first = f"not hit as promised ({len(left)} processes left): {first}"
+    row = case.again(store, stage, fault, first, started)
+    kill_leftovers(watched.process)
+    return row
+
+
+def _of_session(watched: Watched, name: str) -> list[psutil.Process]:
+    """Living processes of a run with this in their command."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            mine = os.getsid(process.pid) == watched.process.pid and process.info["status"] != psutil.STATUS_ZOMBIE
+            if mine and name in " ".join(process.info["cmdline"] or []):
+                found.append(process)
+    return found
+
+
 @contextlib.contextmanager
 def ray_cluster(count: int) -> Iterator[tuple[Any, list[Any], dict[str, str]]]:
     """A head without cores and so many nodes of one, of this process; and what a driver needs in its environment."""
@@ -314,6 +357,9 @@ def rows(cases: Sequence[Case], faults: Sequence[str]) -> Iterator[Row]:
                     yield damage(case, stage, fault)
                 elif stage in ON_RAY and fault == "worker":
                     yield kill_worker(case, stage)
+                elif fault in ENGINES or fault == "hangup":
+                    if stage in ON_RAY and case.audit in WITH_ENGINES:
+                        yield lose_engine(case, stage, fault)
                 elif stage in ON_RAY:
                     yield lose_node(case, stage, spare=fault == "spare")
 

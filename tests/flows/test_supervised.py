@@ -1,0 +1,112 @@
+"""Whatever ends the computing process, whoever waits for it gets one line, a status, and no process that nobody ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from memlib.store import Store
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="children are watched over on Linux alone")
+
+SCRIPT = """
+import os, signal, subprocess, sys, time
+from flows.supervised import ended, supervised, tell
+
+def work():
+    tell({store!r}, "0123456789ab")
+    {body}
+
+sys.exit(supervised(work))
+"""
+SLEEPER = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)"
+
+
+def start(folder: Path, body: str) -> subprocess.Popen[str]:
+    store = Store(str(folder / "store"))
+    status = {"run": "0123456789ab", "state": "running", "updated": 1.0, "stages": {}}
+    store.publish_bytes("status/0123456789ab.json", json.dumps(status).encode())
+    script = SCRIPT.format(store=store.uri, body=body)
+    return subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def state(folder: Path) -> dict[str, str]:
+    found: dict[str, str] = json.loads((folder / "store/status/0123456789ab.json").read_text())
+    return found
+
+
+def of_session(leader: int) -> list[int]:
+    found = []
+    for process in psutil.process_iter(["status"]):
+        try:
+            if os.getsid(process.pid) == leader and process.info["status"] != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+        except (ProcessLookupError, psutil.Error):
+            continue
+    return found
+
+
+@pytest.mark.parametrize("status", [0, 2, 75])
+def test_a_process_that_ends_by_itself_has_its_own_status(tmp_path: Path, status: int) -> None:
+    done = start(tmp_path, f"return ended({status})")
+    _, errors = done.communicate(timeout=60)
+    assert (done.returncode, errors) == (status, "")
+    assert state(tmp_path)["state"] == "running"  # what it says of itself is its own business
+
+
+@pytest.mark.parametrize(
+    ("body", "how"),
+    [
+        ("os._exit(1)", "status 1"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
+        ("os.abort()", "SIGABRT"),
+        ("raise SystemExit(0)", "status 0"),  # of a library that thinks that it may
+    ],
+)
+def test_a_process_that_is_lost_is_a_line_and_a_mark(tmp_path: Path, body: str, how: str) -> None:
+    done = start(tmp_path, body)
+    _, errors = done.communicate(timeout=60)
+    assert done.returncode == 75
+    lines = [line for line in errors.splitlines() if line.startswith("memlib: ")]
+    assert lines == [line for line in lines if how in line and "run the same command again" in line]
+    assert len(lines) == 1
+    assert state(tmp_path)["state"] == "failed"
+    assert how in state(tmp_path)["problem"]
+
+
+def test_what_crashes_after_the_end_is_no_news(tmp_path: Path) -> None:
+    done = start(tmp_path, "ended(0); os.abort()")
+    assert done.wait(timeout=60) == 0
+
+
+def test_no_process_is_left_over(tmp_path: Path) -> None:
+    for body in (f"{SLEEPER}; os._exit(1)", f"{SLEEPER}; return ended(0)"):
+        before = {process.pid for process in psutil.process_iter()}
+        done = start(tmp_path, body)
+        done.communicate(timeout=60)
+        left = [
+            p for p in psutil.process_iter(["cmdline"]) if p.pid not in before and "time.sleep(600)" in str(p.info["cmdline"])
+        ]
+        assert [p for p in left if p.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_signals_reach_the_work_and_who_kills_the_command_kills_it(tmp_path: Path) -> None:
+    body = "signal.signal(signal.SIGHUP, lambda *_: os._exit(ended(130))); print('ready', flush=True); time.sleep(600)"
+    for number, expected in ((signal.SIGHUP, 130), (signal.SIGKILL, -9)):
+        done = start(tmp_path, body)
+        assert done.stdout is not None
+        assert done.stdout.readline() == "ready\n"
+        done.send_signal(number)
+        assert done.wait(timeout=60) == expected
+        end = time.monotonic() + 20
+        while of_session(done.pid) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert of_session(done.pid) == []

@@ -1,0 +1,80 @@
+"""Work is Prefect's to show, not to lose, and is never done twice."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tasks import display
+from tasks.display import shown
+
+Work = Callable[[], int]
+
+
+@pytest.fixture(autouse=True)
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bool]]:
+    answers = {"answers": True}
+    monkeypatch.setattr(display, "_answers", lambda: answers["answers"])
+    monkeypatch.setattr(display, "LOOK_SECONDS", 0.0)
+    display._gone.clear()
+    yield answers
+    display._gone.clear()
+
+
+def test_a_server_that_answers_has_the_say(server: dict[str, bool]) -> None:
+    assert shown(lambda work: work() + 1, lambda: 1) == 2
+    with pytest.raises(ZeroDivisionError):  # of Prefect's: its server is there, so this is a defect
+        shown(lambda work: work() // 0, lambda: 1)
+
+
+@pytest.mark.parametrize("when", ["before", "after", "never"])
+def test_work_is_done_once_wherever_the_server_goes_away(server: dict[str, bool], when: str) -> None:
+    done: list[int] = []
+
+    def through_prefect(work: Work) -> int:
+        if when == "before":
+            server["answers"] = False
+            raise ConnectionError("no server")
+        found = work()
+        if when == "after":
+            server["answers"] = False
+            raise ConnectionError("no server")
+        return found
+
+    def work() -> int:
+        done.append(1)
+        return 7
+
+    assert shown(through_prefect, work) == 7
+    assert done == [1]
+    assert shown(lambda _: pytest.fail("asked again"), work) == 7 if when != "never" else True
+
+
+def test_what_the_work_says_is_said_even_where_the_server_is_gone(server: dict[str, bool]) -> None:
+    def work() -> int:
+        server["answers"] = False
+        raise ValueError("the work's own")
+
+    with pytest.raises(ValueError, match="own"):
+        shown(lambda work: work(), work)
+
+
+def test_a_server_that_is_slow_once_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([False, True])
+    monkeypatch.setattr(display, "_answers", lambda: next(answers))
+    assert not display.is_gone()
+
+
+def test_what_only_prefect_shows_is_told_while_it_is_there(
+    server: dict[str, bool], capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: list[str] = []
+    display.quietly(told.append, "a")
+    server["answers"] = False
+
+    def fails() -> None:
+        raise ConnectionError("no server")
+
+    display.quietly(fails)
+    assert "does not answer any more" in capsys.readouterr().err
+    display.quietly(told.append, "b")
+    assert told == ["a"]
