@@ -27,6 +27,7 @@ from flows.store_commands import DEFAULT_STORE, JsonOption, StoreOption, find_ru
 from flows.supervised import TRY_AGAIN
 from memlib import code
 from memlib.errors import EngineLost, RunError, StoreUnreachable, UserError
+from memlib.plain import plain
 from memlib.specs import Resources
 from memlib.store import Store
 from memlib.tables import PUBLISHED
@@ -60,6 +61,7 @@ def run(
     store: StoreOption = DEFAULT_STORE,
     force_stage: ForceOption = (),
     cascade: CascadeOption = False,
+    rehash: Annotated[bool, Parameter(negative="")] = False,
     quiet: bool = False,
     json_: JsonOption = False,
 ) -> None:
@@ -87,11 +89,17 @@ def run(
         Compute a stage again though it is there, by its name in `memlib plan`; may be given several times.
     cascade
         Train models again whose inputs were made again and came out otherwise. Cheaper stages need no such word.
+    rehash
+        Read every file of the data again, whatever its size and times say of a change.
     quiet
         No progress, only the result.
     json_
         Print the run's manifest as JSON.
     """
+    if rehash:
+        from memlib.data.examples import REHASH  # loads Pillow
+
+        os.environ[REHASH] = "1"
     content, machines = _asked(audit, recipe, set_)
     code.allow(code.modules_in(content))  # whoever gives a recipe to this command may as well run its code
     _carry_out(audit, content, machines, store, quiet=quiet or json_, force=force_stage, cascade=cascade, as_json=json_)
@@ -378,7 +386,7 @@ def _interrupt(*_: object) -> None:
 def _say(text: str) -> None:
     """A last line, for whoever is still there: the terminal may be what has gone away."""
     with contextlib.suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+        print(plain(text), file=sys.stderr, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,6 +1,7 @@
 """Recipes: YAML files, shipped or the user's own, with overrides from the command line."""
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -11,8 +12,12 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from memlib.errors import UserError
+from memlib.plain import is_plain, plain
+from memlib.private import read_plain
 from memlib.specs import merged
 
+QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+MOST_BYTES = 10 * 2**20  # of a recipe
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -51,7 +56,9 @@ def overridden(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, A
         key, separator, value = override.partition("=")
         if not separator or not key:
             raise UserError(f"--set {override!r} is not key=value")
-        _put(content, key.split("."), _yaml(value, f"--set {override}"), override)
+        said = _yaml(value, f"--set {override}")
+        _check_plain(said, f"--set {key}")
+        _put(content, key.split("."), said, override)
     return content
 
 
@@ -65,12 +72,15 @@ def _read(name_or_file: str, seen: tuple[str, ...]) -> dict[str, Any]:
         hint = f"; did you mean {near[0]}?" if near else f"; shipped are {', '.join(known)}"
         raise UserError(f"no recipe {name_or_file!r}{hint}")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_plain(path, MOST_BYTES).decode()
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text ({error})") from error
+        raise UserError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from error
+    except OSError as error:
+        raise UserError(f"cannot read the recipe {path} ({error})") from error
     content = _yaml(text, str(path))
     if not isinstance(content, dict):
         raise UserError(f"{path} does not hold a recipe (a YAML mapping)")
+    _check_plain(content, str(path))
     cells = content.get("cells")
     for naming in (content, *(cell for cell in (cells if isinstance(cells, list) else ()) if isinstance(cell, dict))):
         if isinstance(naming.get("recipe"), str):
@@ -88,8 +98,22 @@ def _beside(path: Path, named: str) -> str:
 def _yaml(text: str, where: str) -> Any:
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
+    except yaml.MarkedYAMLError as error:  # of what stands there it says nothing: it may be anybody's password
+        mark = error.problem_mark
+        place = "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}"
+        problem = QUOTED.sub("...", " ".join(str(error.problem).split()))
+        raise UserError(f"{where} is not valid YAML: {problem}{place}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UserError(f"{where} is not valid YAML ({type(error).__name__})") from error
+
+
+def _check_plain(content: Any, where: str) -> None:
+    """Refuses characters that terminals obey or that nothing can write: what a recipe says is shown in many places."""
+    if isinstance(content, str) and not is_plain(content):
+        raise UserError(f"{where}: {plain(content)[:60]!r} holds a control character, or half a character")
+    inner = [*content, *content.values()] if isinstance(content, Mapping) else content if isinstance(content, list) else ()
+    for value in inner:
+        _check_plain(value, where)
 
 
 def _put(content: dict[str, Any], keys: list[str], value: Any, override: str) -> None:

@@ -12,6 +12,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
+from memlib.plain import plain
+
 MOST_BYTES = 256 * 2**20  # of any JSON file: beyond that it is none of ours
 NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 DIGEST = "digest"
@@ -24,8 +26,8 @@ class Unreadable(ValueError):
 def is_inside(name: str) -> bool:
     """Whether a file's name stays in the folder it is given for."""
     path = PurePosixPath(name)
-    plain = bool(name) and not path.is_absolute() and ".." not in path.parts
-    return plain and "\\" not in name and "\0" not in name and name == str(path) != "."
+    inside = bool(name) and not path.is_absolute() and ".." not in path.parts
+    return inside and "\\" not in name and "\0" not in name and name == str(path) != "."
 
 
 def _inside(name: str) -> str:
@@ -47,6 +49,7 @@ def _json_object(text: str) -> str:
 
 
 JsonObject = Annotated[str, AfterValidator(_json_object)]
+Shown = Annotated[str, AfterValidator(plain)]
 Inside = Annotated[str, AfterValidator(_inside)]
 Address = Annotated[str, AfterValidator(_address)]
 Seconds = Annotated[FiniteFloat, Field(ge=0, lt=2.5e11)]
@@ -101,22 +104,22 @@ class ResumeRecord(Record):
 class Finding(Record):
     """A row of the summary."""
 
-    metric: str
+    metric: Shown
     params: JsonObject
     value: float | None = None
     p_value: float | None = None
     ci_low: float | None = None
     ci_high: float | None = None
     n: int | None = None
-    verdict: str | None = None
+    verdict: Shown | None = None
 
 
 class VerdictRecord(Record):
     """The run's verdict in one word and one sentence."""
 
-    word: str
-    sentence: str
-    explanation: str = ""
+    word: Shown
+    sentence: Shown
+    explanation: Shown = ""
 
 
 class EarlierAudit(Record):
@@ -146,7 +149,7 @@ class RunRecord(Record):
 
     run: Name
     audit: Name
-    title: str
+    title: Shown
     finished: Seconds
     seconds: Seconds = 0.0
     findings: Annotated[list[Finding], Field(min_length=1)]
@@ -173,7 +176,7 @@ class RequestRecord(Record):
 
     run: Name
     audit: Name
-    title: str
+    title: Shown
     started: Seconds
     recipe: dict[str, Any]
     resources: dict[str, Any] = Field(default_factory=dict)
@@ -182,7 +185,8 @@ class RequestRecord(Record):
 class StageStatus(Record):
     """How far a stage is."""
 
-    state: str
+    state: Shown
+    note: Shown = ""
     computed: int = 0
     cached: int = 0
     done: int = 0
@@ -193,12 +197,12 @@ class StatusRecord(Record):
     """How far a run is."""
 
     run: Name
-    state: str
-    title: str = ""
+    state: Shown
+    title: Shown = ""
     updated: Seconds
     started: Seconds = 0.0
-    problem: str | None = None
-    stages: dict[str, StageStatus] = Field(default_factory=dict)
+    problem: Shown | None = None
+    stages: dict[Shown, StageStatus] = Field(default_factory=dict)
 
 
 class SignatureRecord(Record):

@@ -73,10 +73,10 @@ def _connect(ray: Any, context: Context) -> None:
     except Exception as error:  # Ray raises plain ones where a part of it dies at the start
         where = f"the Ray cluster at {address}" if address else "Ray on this machine"
         said = (str(error).strip(" .\n") or type(error).__name__).splitlines()[0]
+        if address is None:
+            raise EngineLost(f"cannot start {where} ({said}); run the same command again") from error
         look = "resources.ray_address, and RAY_AUTH_MODE=token and RAY_AUTH_TOKEN where the cluster wants a token"
-        raise RunError(
-            f"cannot start or reach {where} ({said}); see {look if address else 'resources.ray_address'}"
-        ) from error
+        raise RunError(f"cannot reach {where} ({said}); see {look}") from error
 
 
 def _own_folder() -> str:

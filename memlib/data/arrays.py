@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from memlib.data.bounds import check_arrays
 from memlib.data.examples import NO_BOXES, Example
 from memlib.errors import UserError
 from memlib.identity import file_digest
@@ -19,6 +20,7 @@ class NpzImages:
         self._spec = spec
         path = Path(spec.path)
         try:
+            check_arrays(path)
             with np.load(path, allow_pickle=False) as file:
                 missing = [name for name in (spec.images, spec.labels) if name not in file]
                 if missing:

@@ -4,6 +4,7 @@ import csv
 import io
 from typing import Any
 
+from memlib.data.bounds import check_inside
 from memlib.data.examples import NO_BOXES, Example, decode_image, list_files, listing_digest, open_location
 from memlib.errors import UserError
 from memlib.identity import canonical_json
@@ -18,21 +19,26 @@ class CsvImages:
         fs, path = open_location(spec.path)
         try:
             text = fs.cat_file(path).decode("utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
+            rows = list(csv.DictReader(io.StringIO(text)))
+            names = next(csv.reader(io.StringIO(text)), [])
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise UserError(f"cannot read {spec.path} ({error})") from error
-        reader = csv.DictReader(io.StringIO(text))
-        missing = [c for c in (spec.image_column, spec.label_column, *spec.where) if c not in (reader.fieldnames or [])]
+        missing = [c for c in (spec.image_column, spec.label_column, *spec.where) if c not in names]
         if missing:
-            raise UserError(f"{spec.path} has no column {missing[0]!r}; it has {', '.join(reader.fieldnames or [])}")
+            raise UserError(f"{spec.path} has no column {missing[0]!r}; it has {', '.join(names)[:200]}")
         self.class_names = list(spec.classes)
         label_of = {value: label for label, name in enumerate(spec.classes) for value in spec.classes[name]}
-        wanted = (row for row in reader if all(row[name] == value for name, value in spec.where.items()))
+        wanted = (row for row in rows if all(row[name] == value for name, value in spec.where.items()))
         self._rows = [
-            (row[spec.image_column], label_of[row[spec.label_column]]) for row in wanted if row[spec.label_column] in label_of
+            (row[spec.image_column] or "", label_of[row[spec.label_column]])
+            for row in wanted
+            if row[spec.label_column] in label_of
         ]
         if not self._rows:
             raise UserError(f"no row of {spec.path} has a {spec.label_column!r} of {sorted(label_of)} and matches `where`")
         self._fs, self._root = open_location(spec.root)
+        for name, _ in self._rows:
+            check_inside(self._fs, self._root, name, f"a row of {spec.path}")
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -41,7 +47,7 @@ class CsvImages:
         name, label = self._rows[index]
         try:
             data = self._fs.cat_file(f"{self._root.rstrip('/')}/{name}")
-        except FileNotFoundError as error:
+        except (FileNotFoundError, IsADirectoryError) as error:
             raise UserError(f"{self._spec.path} names {name}, which is not below {self._spec.root}") from error
         return Example(name, decode_image(data, example_id=name, label=label), label, NO_BOXES)
 

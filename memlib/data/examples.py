@@ -16,9 +16,12 @@ from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
 from PIL import Image
 
+from memlib.data.bounds import check_links, most_pixels
 from memlib.errors import UserError
 from memlib.identity import canonical_json, file_digest
+from memlib.private import PRIVATE, make_folder, user_folder
 
+REHASH = "MEMLIB_REHASH"
 NO_BOXES: NDArray[np.int64] = np.zeros((0, 4), dtype=np.int64)
 
 
@@ -67,6 +70,8 @@ def decode_image(data: bytes | Image.Image, *, example_id: str = "", label: int 
     """
     try:
         image = data if isinstance(data, Image.Image) else Image.open(io.BytesIO(data))
+        if image.width * image.height > most_pixels():
+            raise ValueError(f"{image.width} x {image.height} pixels; if that is right, raise MEMLIB_MAX_PIXELS")
         if image.mode.startswith("I;16") or image.mode in {"I", "F"}:
             values = np.asarray(image, dtype=np.float64)
             top = 65535.0 if values.max(initial=0) > 255 else 255.0
@@ -111,14 +116,16 @@ def list_files(fs: Any, root: str) -> dict[str, dict[str, Any]]:
     """The same by relative path, sorted."""
     root = root.rstrip("/")
     found = find_files(fs, root)
-    return {name[len(root) + 1 :]: found[name] for name in sorted(found) if name != root}
+    listing = {name[len(root) + 1 :]: found[name] for name in sorted(found) if name != root}
+    check_links(fs, root, listing)
+    return listing
 
 
 def listing_digest(fs: Any, root: str, listing: Mapping[str, Mapping[str, Any]]) -> str:
     """A digest of a listing: path, size, and content hash (local) or ETag (object stores) of each file.
 
-    Local hashes are remembered by path, size and modification time, so that an unchanged folder of any size is
-    read once; copying or touching the files changes nothing.
+    Local hashes are remembered by path, size, inode and the times of changes, so that an unchanged folder of any size is
+    read once; copying or touching the files changes nothing. With MEMLIB_REHASH in the environment all is read again.
     """
     local = isinstance(fs, LocalFileSystem)
     with _HashMemo() as memo:
@@ -133,12 +140,12 @@ class _HashMemo:
     """sha256 of local files, remembered in the user's cache folder."""
 
     def __enter__(self) -> "_HashMemo":
-        folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "memlib"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder = user_folder("cache")
+            make_folder(folder, PRIVATE.folder)
             self._db = sqlite3.connect(folder / "digests.sqlite", timeout=5, isolation_level=None)
             self._db.execute("create table if not exists digests (mark text primary key, sha256 text)")
-        except (OSError, sqlite3.Error):  # no cache folder: hash every time
+        except (OSError, sqlite3.Error, UserError):  # no cache folder: hash every time
             self._db = sqlite3.connect(":memory:")
             self._db.execute("create table digests (mark text primary key, sha256 text)")
         return self
@@ -147,10 +154,10 @@ class _HashMemo:
         self._db.close()
 
     def digest(self, path: Path) -> str:
-        stat = path.stat()
-        mark = f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
+        stat = path.stat()  # whoever writes a file and sets its times back cannot set the time of that change back
+        mark = f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ctime_ns}:{stat.st_dev}:{stat.st_ino}"
         row = self._db.execute("select sha256 from digests where mark = ?", (mark,)).fetchone()
-        if row is not None:
+        if row is not None and not os.environ.get(REHASH):
             return str(row[0])
         digest = file_digest(path)
         with contextlib.suppress(sqlite3.Error):  # another process is writing: it is only a memo

@@ -25,6 +25,7 @@ ALPHABETS: Mapping[str, tuple[str, ...]] = {
     "a": tuple(string.ascii_lowercase + string.digits),
 }
 HOLE = re.compile(r"\{([a-z_]+)(\d*)\}")
+LONGEST_HOLE = 1000
 PERMUTED = 1_000_000  # spaces up to this size are permuted, larger ones drawn from until enough differ
 
 Choices = NDArray[np.int32]
@@ -201,9 +202,10 @@ class Format:
         return places
 
     def _hole(self, hole: re.Match[str]) -> list[tuple[str, ...]]:
-        name, count = hole[1], int(hole[2] or 1)
-        if count < 1:
-            raise UserError(f"the format {self.text!r} has a hole of no symbols, {hole[0]}")
+        name, digits = hole[1], hole[2] or "1"
+        count = int(digits) if len(digits) < 9 else LONGEST_HOLE + 1
+        if not 1 <= count <= LONGEST_HOLE:
+            raise UserError(f"the format {self.text[:80]!r} has a hole {hole[0][:20]}; 1 to {LONGEST_HOLE} symbols fit one")
         alphabet = {**ALPHABETS, **self.alphabets}.get(name)
         if alphabet is None:
             known = ", ".join([*ALPHABETS, *self.alphabets])

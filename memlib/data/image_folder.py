@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memlib.data.bounds import MOST_PIXELS
 from memlib.data.examples import NO_BOXES, Example, decode_image, list_files, listing_digest, open_location
 from memlib.errors import UserError
 from memlib.specs import ImageFolderSource
@@ -60,6 +61,12 @@ class ImageFolder:
     def _read(self, name: str) -> bytes:
         return bytes(self._fs.cat_file(f"{self._root}/{name}"))
 
+    def _table(self, name: str) -> list[list[str]]:
+        try:
+            return list(csv.reader(io.StringIO(self._read(name).decode()), delimiter="\t"))
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise UserError(f"{self._spec.path}/{name} is no table of boxes ({error})") from error
+
     def _tiny_imagenet_boxes(self, listing: Mapping[str, Any]) -> Callable[[str], NDArray[np.int64]]:
         boxes: dict[str, list[list[int]]] = {}
         for class_name in self.class_names:
@@ -67,11 +74,11 @@ class ImageFolder:
             if table not in listing:
                 raise UserError(f"{self._spec.path}/{table} is missing; boxes: tiny_imagenet needs one a class")
             self._listing[table] = listing[table]
-            for row in csv.reader(io.StringIO(self._read(table).decode()), delimiter="\t"):
+            for row in self._table(table):
                 if len(row) < 5:
                     raise UserError(f"{self._spec.path}/{table}: expected name, x0, y0, x1, y1, not {row}")
                 try:
-                    x0, y0, x1, y1 = (int(value) for value in row[1:5])
+                    x0, y0, x1, y1 = (_pixel(int(value)) for value in row[1:5])
                 except ValueError as error:
                     raise UserError(f"{self._spec.path}/{table}: {row} is no box ({error})") from error
                 boxes.setdefault(f"{class_name}/{row[0]}", []).append([x0, y0, x1 + 1, y1 + 1])
@@ -127,14 +134,25 @@ def _match_annotations(images: Sequence[str], annotations: Sequence[str]) -> dic
     return match
 
 
+def _pixel(value: float) -> int:
+    """A coordinate.
+
+    Raises:
+        ValueError: for one that no image has.
+    """
+    if not abs(value) < MOST_PIXELS:  # so that NaN is none either
+        raise ValueError(f"{value:g} is no pixel of an image")
+    return int(value)
+
+
 def parse_voc(data: bytes, name: str) -> NDArray[np.int64]:
     """Boxes of a Pascal VOC / ImageNet annotation: (num_boxes, 4) half open (VOC counts from 1, inclusive)."""
     try:
         root = ElementTree.fromstring(data)
         rows = [
-            [int(float(box.findtext(tag) or "")) for tag in ("xmin", "ymin", "xmax", "ymax")]
+            [_pixel(float(box.findtext(tag) or "")) for tag in ("xmin", "ymin", "xmax", "ymax")]
             for box in root.iterfind("object/bndbox")
         ]
-    except (ElementTree.ParseError, ValueError) as error:
+    except (ElementTree.ParseError, ValueError, LookupError, RecursionError) as error:  # also of unknown encodings
         raise UserError(f"{name} is not a Pascal VOC annotation ({error})") from error
     return np.array([[max(r[0] - 1, 0), max(r[1] - 1, 0), r[2], r[3]] for r in rows], dtype=np.int64).reshape(-1, 4)

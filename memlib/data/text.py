@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.dataset
 from numpy.typing import NDArray
 
+from memlib.data.bounds import read_bounded
 from memlib.data.examples import open_location
 from memlib.data.formats import Choices, Format, Space, render
 from memlib.data.secret import keyed_seed
@@ -52,8 +53,8 @@ def read_text(source: TextSource) -> str:
 
 def _read_file(path: str) -> str:
     try:
-        with fsspec.open(path, "rt", encoding="utf-8", compression="infer") as file:
-            return str(file.read())
+        with fsspec.open(path, "rb", compression="infer") as file:
+            return read_bounded(file, path).decode().replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from error
     except (OSError, ValueError, EOFError, lzma.LZMAError, zlib.error) as error:  # not there, or not what its name says

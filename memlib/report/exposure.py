@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from memlib.audits.exposure import Recipe
 from memlib.findings import SHOWN, verdict_of
-from memlib.report.figures import INK, MUTED, REFERENCE, TARGET, new_figure, save_figure
+from memlib.report.figures import INK, MUTED, REFERENCE, TARGET, new_figure, plain_ticks, save_figure
 from memlib.report.page import KINDS, Page, Section, TableView
 from memlib.stats.tails import SkewNormal
 
@@ -99,6 +99,7 @@ def _insertions_section(points: Sequence[Mapping[str, Any]], bits: float, folder
     axes.axhline(bits, color=INK, lw=0.8, ls="--")
     axes.annotate("all of the secret", (0, bits), xytext=(2, -11), textcoords="offset points", fontsize=8)
     axes.set_xscale("symlog", linthresh=1)
+    plain_ticks(axes.xaxis)
     ticks = sorted({p["x"] for p in mine})
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
@@ -316,6 +317,7 @@ def _queries_figure(points: Sequence[Mapping[str, Any]], folder: Path) -> str:
         own = [p for p in points if p["series"] == series]
         axes.plot([p["x"] for p in own], [p["y"] for p in own], "o", ms=5, alpha=0.8, color=colour, label=series)
     axes.set_yscale("log")
+    plain_ticks(axes.yaxis)
     axes.set_xlabel("exposure in bits")
     axes.set_ylabel("prefixes asked for")
     axes.legend(frameon=False, fontsize=8)

@@ -9,6 +9,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
@@ -28,6 +29,7 @@ STYLE: Any = {
     "axes.grid": True,
     "grid.color": "#e4e7eb",
     "svg.fonttype": "none",
+    "text.parse_math": False,  # a user's names may hold any sign
 }
 
 
@@ -57,6 +59,8 @@ def panels_for(names: Sequence[str]) -> Figure:
 def save_figure(figure: Figure, folder: Path, name: str) -> str:
     """Writes <name>.svg and <name>.png, and returns the SVG markup for the page."""
     folder.mkdir(parents=True, exist_ok=True)
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):  # ids of one page's figures must differ
         figure.savefig(folder / f"{name}.svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
         figure.savefig(folder / f"{name}.png", dpi=160, metadata={"Software": None})
@@ -69,6 +73,14 @@ def percent_axis(axis: Any) -> None:
     from matplotlib.ticker import PercentFormatter
 
     axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+
+
+def plain_ticks(axis: Any) -> None:
+    """Labels the decades of a logarithmic axis with numbers, as texts hold no formulas here."""
+    from matplotlib.ticker import NullFormatter, StrMethodFormatter
+
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def data_uri(image: NDArray[np.uint8], *, side: int = 96) -> str:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from memlib.audits.self_influence import Recipe
 from memlib.findings import verdict_of, with_params
-from memlib.report.figures import TARGET, data_uri, new_figure, percent_axis, save_figure
+from memlib.report.figures import TARGET, data_uri, new_figure, percent_axis, plain_ticks, save_figure
 from memlib.report.page import KINDS, Page, Section, TableView
 
 
@@ -84,6 +84,7 @@ def _curve(curves: pa.Table, folder: Path) -> Section:
     axes = figure.axes[0]
     axes.plot(curves["x"].to_pylist(), curves["y"].to_pylist(), color=TARGET, lw=2)
     axes.set_xscale("log")
+    plain_ticks(axes.xaxis)
     axes.set_ylim(0, 1.02)
     percent_axis(axes.xaxis)
     percent_axis(axes.yaxis)

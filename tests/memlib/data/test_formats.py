@@ -63,7 +63,7 @@ def test_shards_part_the_space() -> None:
     [
         ("no hole", "has no hole"),
         ("{q3}", "uses alphabet 'q'"),
-        ("pin {d0}", "a hole of no symbols"),
+        ("pin {d0}", "1 to 1000 symbols fit one"),
         ("{d3}!", "the model has no symbol '!'"),
     ],
 )

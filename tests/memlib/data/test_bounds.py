@@ -1,0 +1,147 @@
+"""Nothing outside of a source's root is read, and nothing unfolds to more than a machine holds."""
+
+import gzip
+import io
+import os
+import sqlite3
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from memlib.data.datasets import open_source
+from memlib.data.examples import UnreadableImage, decode_image
+from memlib.data.formats import Format
+from memlib.data.image_folder import parse_voc
+from memlib.data.text import read_text
+from memlib.errors import UserError
+from memlib.specs import CsvSource, ImageFolderSource, NpzSource, TextFileSource
+
+
+def png(value: int = 0, side: int = 4) -> bytes:
+    out = io.BytesIO()
+    Image.new("RGB", (side, side), (value, 0, 0)).save(out, "PNG")
+    return out.getvalue()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        (tmp_path / "photos" / name / "1.png").write_bytes(png())
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "x.png").write_bytes(png(9))
+    return tmp_path
+
+
+def csv_source(folder: Path, name: str) -> CsvSource:
+    (folder / "labels.csv").write_text(f"image,label\n{name},a\n./cat/1.png,a\n")
+    return CsvSource(
+        kind="csv", path=str(folder / "labels.csv"), root=str(folder / "photos"), image_column="image", label_column="label",
+        classes={"A": ["a"]},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["../secret/x.png", "cat/../../secret/x.png", "SECRET", "", "cat/../../photos/cat/1.png"])
+def test_a_row_that_leads_out_of_the_root_is_refused(folder: Path, name: str) -> None:
+    with pytest.raises(UserError, match="does not lie below"):
+        open_source(csv_source(folder, name.replace("SECRET", str(folder / "secret" / "x.png"))))
+
+
+def test_links_lead_where_the_machine_lets_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert open_source(csv_source(folder, "dog/1.png"))[1].label == 0
+    (folder / "photos" / "cat" / "2.png").symlink_to(folder / "photos" / "dog" / "1.png")
+    assert len(open_source(ImageFolderSource(kind="image_folder", path=str(folder / "photos")))) == 3
+    (folder / "photos" / "cat" / "3.png").symlink_to(folder / "secret" / "x.png")
+    sources = (csv_source(folder, "cat/3.png"), ImageFolderSource(kind="image_folder", path=str(folder / "photos")))
+    for source in sources:
+        with pytest.raises(UserError, match="3.png to .*secret/x.png, outside of .*MEMLIB_DATA_ROOTS"):
+            open_source(source)
+    monkeypatch.setenv("MEMLIB_DATA_ROOTS", f"/nowhere{os.pathsep}{folder / 'secret'}")
+    for source in sources:
+        assert len(open_source(source)) > 1
+
+
+def test_an_image_that_is_replaced_is_noticed_whatever_its_times(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    source = ImageFolderSource(kind="image_folder", path=str(folder / "photos"))
+    file = folder / "photos/cat/1.png"
+    file.write_bytes(png(6))
+    before = open_source(source).content_digest()
+    times = file.stat().st_atime_ns, file.stat().st_mtime_ns
+    file.write_bytes(png(7))
+    os.utime(file, ns=times)
+    assert len(png(6)) == len(png(7))
+    assert open_source(source).content_digest() != before
+    assert (folder / "cache/memlib").stat().st_mode & 0o077 == 0
+
+
+def test_all_is_read_again_when_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    source = ImageFolderSource(kind="image_folder", path=str(folder / "photos"))
+    before = open_source(source).content_digest()
+    with sqlite3.connect(folder / "cache/memlib/digests.sqlite") as memo:
+        memo.execute("update digests set sha256 = 'wrong'")
+    assert open_source(source).content_digest() != before
+    monkeypatch.setenv("MEMLIB_REHASH", "1")
+    assert open_source(source).content_digest() == before
+
+
+def large_png(side: int) -> bytes:
+    """A picture of one colour, side x side, in a few bytes."""
+    rows = zlib.compress(b"\0" * (side // 8 + 2) * side, 9)
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+def test_images_that_are_too_large_are_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnreadableImage, match="13000 x 13000 pixels.*MEMLIB_MAX_PIXELS"):
+        decode_image(large_png(13_000))
+    monkeypatch.setenv("MEMLIB_MAX_PIXELS", "15")
+    with pytest.raises(UnreadableImage, match="4 x 4"):
+        decode_image(png())
+    monkeypatch.setenv("MEMLIB_MAX_PIXELS", "many")
+    with pytest.raises((UnreadableImage, UserError), match="MEMLIB_MAX_PIXELS is 'many'"):
+        decode_image(png())
+
+
+def test_texts_that_unfold_without_end_are_not_read_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "text.gz"
+    file.write_bytes(gzip.compress(b"a line\r\n" * 100_000))
+    assert read_text(TextFileSource(kind="text", path=str(file))).startswith("a line\na line")
+    monkeypatch.setenv("MEMLIB_MAX_BYTES", "10000")
+    with pytest.raises(UserError, match="unfolds to more than 10000 bytes"):
+        read_text(TextFileSource(kind="text", path=str(file)))
+
+
+def test_arrays_that_claim_more_than_they_hold_are_refused(tmp_path: Path) -> None:
+    header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (30000000000000,), }"
+    header += b" " * (63 - (len(header) + 10) % 64) + b"\n"
+    array = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
+    with zipfile.ZipFile(tmp_path / "bomb.npz", "w") as archive:
+        archive.writestr("images.npy", array)
+    with pytest.raises(UserError, match="claims 30000000000000 bytes"):
+        open_source(NpzSource(kind="npz", path=str(tmp_path / "bomb.npz"), images="images", labels="labels"))
+    np.savez(tmp_path / "good.npz", images=np.zeros((2, 4, 4), dtype=np.uint8), labels=np.array([0, 1]))
+    assert len(open_source(NpzSource(kind="npz", path=str(tmp_path / "good.npz"), images="images", labels="labels"))) == 2
+
+
+@pytest.mark.parametrize("value", ["1e30", "nan", "-inf", "x", ""])
+def test_boxes_that_no_image_has_are_named(value: str) -> None:
+    box = "".join(f"<{tag}>{value if tag == 'xmin' else 3}</{tag}>" for tag in ("xmin", "ymin", "xmax", "ymax"))
+    with pytest.raises(UserError, match=r"a.xml is not a Pascal VOC annotation"):
+        parse_voc(f"<annotation><object><bndbox>{box}</bndbox></object></annotation>".encode(), "a.xml")
+
+
+@pytest.mark.parametrize("hole", ["{d999999999}", "{d" + "9" * 5000 + "}", "{d0}", "{d1001}"])
+def test_holes_that_hold_the_world_are_refused(hole: str) -> None:
+    with pytest.raises(UserError, match="1 to 1000 symbols fit one"):
+        Format(f"number {hole}", {}).places("character")
