@@ -104,7 +104,7 @@ def _check_address(address: str | None) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=20).close()
     except OSError as error:
-        raise RunError(f"cannot start or reach the Ray cluster at {address} ({error}); see resources.ray_address") from error
+        raise RunError(f"cannot reach the Ray cluster at {address} ({error}); see resources.ray_address") from error
 
 
 def needs_of(ray: Any, context: Context, stage: str) -> dict[str, float]:

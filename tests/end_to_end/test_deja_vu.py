@@ -67,12 +67,25 @@ def test_a_finished_audit_trains_nothing_and_does_not_start_ray(memlib: Memlib, 
     assert len(again["history"]) >= 2
     assert again["history"][0]["computed"] == 16
     assert again["history"][-1]["computed"] == 0
+    tables = sorted(store.glob("results/**/*.parquet"))
+    retitled = memlib.audit(store, "title=the same with another title", "report.gallery=1", **NO_RAY)
+    assert retitled["run"] == first["run"]  # presentation is no other run, and no second copy of the numbers
+    assert retitled["title"] == "the same with another title"
+    assert sorted(store.glob("results/**/*.parquet")) == tables
+    assert memlib.audit(store, **NO_RAY)["title"] == first["title"]
+    verified = memlib.call("verify", "--store", str(store))
+    assert verified.returncode == 0, verified.stdout
+    assert {"version", "code", "reads", "software", "content"} <= set(
+        json.loads(next(store.glob("artifacts/search/*/manifest.json")).read_text())
+    )
 
 
 def test_where_ray_cannot_start_a_line_says_so(memlib: Memlib, tmp_path: Path) -> None:
-    for done in (memlib.run(tmp_path, **NO_RAY), memlib.run(tmp_path, "resources.ray_address=127.0.0.1:1")):
+    said = {"Ray cannot have a folder": memlib.run(tmp_path, **NO_RAY)}
+    said["cannot reach the Ray cluster"] = memlib.run(tmp_path, "resources.ray_address=127.0.0.1:1")
+    for message, done in said.items():
         assert done.returncode == 2
-        assert "cannot start or reach" in done.stderr
+        assert message in done.stderr
         assert "Traceback" not in done.stderr
 
 
@@ -176,6 +189,20 @@ def test_a_damaged_artifact_is_named_and_made_again(memlib: Memlib, finished: Fi
 def test_results_are_read_by_duckdb_and_polars(finished: Finished) -> None:
     store, manifest = finished
     tables = {name: schemas.get("deja_vu") or schemas.get("") for name, schemas in PUBLISHED.items()}
+    joined = duckdb.sql(f"""
+        select s.metric, r.verdict, r.title
+        from read_parquet('{store}/results/table=summary/**/*.parquet', hive_partitioning=true, union_by_name=true) s
+        join read_parquet('{store}/results/table=runs/**/*.parquet', hive_partitioning=true, union_by_name=true) r
+        using (audit, run) where r.current
+    """).fetchall()
+    assert [row[0] for row in joined] == [row["metric"] for row in pq.read_table(manifest["results"]["summary"]).to_pylist()]
+    options: dict[str, Any] = {"hive_partitioning": True, "missing_columns": "insert", "extra_columns": "ignore"}
+    runs = polars.scan_parquet(f"{store}/results/table=runs/**/*.parquet", **options).filter("current")
+    units = polars.scan_parquet(f"{store}/results/table=units/audit=deja_vu/**/*.parquet", **options)
+    assert (
+        len(units.join(runs, on=["audit", "run"], how="semi").collect())
+        == pq.ParquetFile(manifest["results"]["units"]).metadata.num_rows
+    )
     for name, schema in ((name, schema) for name, schema in tables.items() if schema is not None):
         glob = f"{store}/results/table={name}/**/*.parquet"
         columns = [column.name for column in schema.columns]

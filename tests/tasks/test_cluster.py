@@ -136,7 +136,7 @@ def test_a_cluster_that_wants_a_token_is_said_in_a_line(context: Any) -> None:
         def init(self, **options: Any) -> None:
             raise ray_exceptions.AuthenticationError("")
 
-    with pytest.raises(RunError, match=r"cannot start or reach the Ray cluster at auto .* wants a token"):
+    with pytest.raises(RunError, match=r"cannot reach the Ray cluster at auto .* wants a token"):
         cluster._connect(Ray(), context(ray_address="auto"))
 
 
