@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import socket
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator
@@ -44,7 +46,7 @@ def announced(
     key = content_key("request", version=1, spec=asked, inputs={})[:12]
     note = asked | {
         "run": key, "title": str(getattr(recipe, "title", "")), "resources": resources.model_dump(mode="json"),
-        "started": time.time(), "began": store.clock(), "finished": None,
+        "started": time.time(), "began": store.clock(), "host": socket.gethostname(), "pid": os.getpid(), "finished": None,
     }  # fmt: skip
     path = f"{FOLDER}/{key}-{uuid.uuid4().hex[:8]}.json"
     try:
@@ -57,15 +59,35 @@ def announced(
             store.drop(path)
         raise
     store.drop(path)
-    _forget_silent(store, key)
+    _forget_dead(store, key)
 
 
-def _forget_silent(store: Store, key: str) -> None:
+def _forget_dead(store: Store, key: str) -> None:
     """Drops the notes of drivers that died over the same run, which has ended well by now."""
     now = store.clock()
     for path, (_, beaten) in store.listing(FOLDER).items():
-        if path.startswith(f"{FOLDER}/{key}") and beaten < now - SILENT_SECONDS:
+        if path.startswith(f"{FOLDER}/{key}") and (beaten < now - SILENT_SECONDS or _has_died(store.published(path))):
             store.drop(path)
+
+
+def _has_died(note: bytes | None) -> bool:
+    """Whether a note is of a process of this machine that is not there any more."""
+    try:
+        said = parsed(RequestRecord, note or b"")
+    except Unreadable:
+        return False
+    process = said.get("pid")
+    return said.get("host") == socket.gethostname() and isinstance(process, int) and not _lives(process)
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # somebody else's
+        return True
+    return True
 
 
 def unfinished(store: Store) -> list[dict[str, Any]]:

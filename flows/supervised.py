@@ -17,7 +17,7 @@ from typing import Any
 
 TRY_AGAIN = 75  # EX_TEMPFAIL: the same command, run again, goes on
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGCONT)
 ENDING_SECONDS = 10.0
 END = "ended "
 _told: int | None = None  # in the child: where it says which run it is
@@ -56,6 +56,7 @@ def _in_child(work: Callable[[], int], parent: int, writing: int) -> int:
     global _told
     _told = writing
     os.set_inheritable(writing, False)
+    os.setpgid(0, 0)  # what the terminal sends reaches the parent alone, which passes it on once
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # who kills the command kills the work
     if os.getppid() != parent:
         os._exit(TRY_AGAIN)
@@ -65,12 +66,17 @@ def _in_child(work: Callable[[], int], parent: int, writing: int) -> int:
 def _watch(child: int, reading: int) -> int:
     def forward(number: int, _: Any) -> None:
         with contextlib.suppress(ProcessLookupError):
-            if number != signal.SIGINT:  # a terminal sends that to both
-                os.kill(child, number)
+            os.kill(child, number)
+
+    def stop(*_: Any) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
 
     for number in FORWARDED:
         if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
             signal.signal(number, forward)
+    signal.signal(signal.SIGTSTP, stop)
     while True:
         ended, status = os.waitpid(-1, 0)  # also of orphans, whose parent we became
         if ended == child:

@@ -8,7 +8,7 @@ from memlib.errors import RunError
 from memlib.store import Store
 
 BEAT_SECONDS = 30.0
-SILENT_SECONDS = 300.0  # after so many beats that failed, it is dead, or its machine sleeps
+SILENT_SECONDS = 120.0  # after so many beats that failed, it is dead, or its machine sleeps
 TELLING_SECONDS = 5.0  # that an outage of the store may hold up a beat
 
 

@@ -257,6 +257,7 @@ class Store:
             mode = _mode_setting() or (mode_like(root) if self.is_local else "private")
         if self.is_local:
             make_folder(root, permissions(mode, secret=False).folder)
+            make_folder(root / "tmp", permissions(mode, secret=True).folder)  # where the marker itself is written first
         said = {"format": FORMAT, "id": uuid.uuid4().hex, "mode": mode, "made": time.time(), "software": memlib.__version__}
         self._marked = None
         self._create(self._at(MARKER), json.dumps(said, indent=1).encode(), permissions(mode, secret=False))

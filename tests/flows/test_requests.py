@@ -53,6 +53,24 @@ def test_what_did_not_end_is_left(store: Store, ended: BaseException | None, com
     assert len(unfinished(store)) == left
 
 
+def test_the_notes_of_drivers_that_died_go_with_the_run_that_ends_well(store: Store) -> None:
+    def note() -> str:
+        with pytest.raises(KeyboardInterrupt), announced(store, "exposure", recipe(), Resources(), []):
+            raise KeyboardInterrupt  # as a driver that is killed, its note stays
+        (path,) = set(store.listing("requests")) - set(known)
+        return path
+
+    known: list[str] = []
+    for process, stays in ((2**22 + 7, False), (1, True)):  # beyond every process; init
+        path = note()
+        said = json.loads(store.published(path) or b"")
+        store.publish_bytes(path, json.dumps(said | {"pid": process}).encode())
+        with announced(store, "exposure", recipe(), Resources(), []):
+            pass
+        assert (path in store.listing("requests")) is stays
+        known = [path] if stays else []
+
+
 def test_a_finished_run_is_made_anew_on_the_machines_it_had(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

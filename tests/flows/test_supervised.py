@@ -99,8 +99,11 @@ def test_no_process_is_left_over(tmp_path: Path) -> None:
 
 
 def test_signals_reach_the_work_and_who_kills_the_command_kills_it(tmp_path: Path) -> None:
-    body = "signal.signal(signal.SIGHUP, lambda *_: os._exit(ended(130))); print('ready', flush=True); time.sleep(600)"
-    for number, expected in ((signal.SIGHUP, 130), (signal.SIGKILL, -9)):
+    body = (
+        "[signal.signal(number, lambda *_: os._exit(ended(130))) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)]; "
+        "print('ready', flush=True); time.sleep(600)"
+    )
+    for number, expected in ((signal.SIGHUP, 130), (signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)):
         done = start(tmp_path, body)
         assert done.stdout is not None
         assert done.stdout.readline() == "ready\n"

@@ -115,6 +115,7 @@ def test_files_are_as_open_as_the_stores_mode_from_the_first_byte(
     path = store.local_path(REF, "sub/data.bin")
     assert (bits(path), bits(path.parent), bits(path.parents[1]), bits(path.parents[2])) == (file, folder, folder, folder)
     assert bits(path.parents[2] / "manifest.json") == file
+    assert bits(tmp_path / "store/tmp") == folder  # or nobody else of a group could write
     assert bits(tmp_path / "store/runs/r/page.html") == file
     assert bits(tmp_path / "store/results/table.parquet") == {"private": 0o600, "group": 0o660, "open": 0o644}[mode]
 
