@@ -70,7 +70,7 @@ SCORE_EXPOSURE = Declared("score_exposure", 4, ("memlib.audits.exposure", *_FIND
 
 _PAGE = ("memlib.report.page", "memlib.report.figures")
 REPORT_DEJA_VU = Declared("report", 2, (*_PAGE, "memlib.report.deja_vu", "tasks.deja_vu_report"))
-REPORT_UNIQUE_FEATURE = Declared("report", 3, (*_PAGE, "memlib.report.unique_feature", "tasks.unique_feature_report"))
+REPORT_UNIQUE_FEATURE = Declared("report", 4, (*_PAGE, "memlib.report.unique_feature", "tasks.unique_feature_report"))
 REPORT_SELF_INFLUENCE = Declared("report", 4, (*_PAGE, "memlib.report.self_influence", "tasks.influence_report"))
 REPORT_FORGETTING = Declared("report", 2, (*_PAGE, "memlib.report.forgetting", "tasks.forgetting_report"))
 REPORT_EXPOSURE = Declared("report", 4, (*_PAGE, "memlib.report.exposure", "tasks.exposure_report"))

@@ -201,6 +201,7 @@ def verdict(outcomes: Sequence[Outcome]) -> Verdict:
     shown = [cell for cell in audits if adjusted[cell] <= heads[cell]["alpha"]]
     alone = [cell for cell in audits if words[cell] == SHOWN]
     sentence = f"{len(shown)} of {len(audits)} audits show memorization, adjusted for their number."
-    text = f"Shown: {', '.join(shown) or 'none'}. Taken alone, {len(alone)} would; each cell's own page says so.{missing}"
+    unsaid = "" if shown else " That excludes no memorization: each cell's own page says what it could have found."
+    text = f"Shown: {', '.join(shown) or 'none'}. Taken alone, {len(alone)} would; each cell's own page says so.{unsaid}{missing}"
     bounded = all(words[cell] == BOUNDED for cell in audits)
     return Verdict(SHOWN if shown else BOUNDED if bounded else INCONCLUSIVE, sentence, text)

@@ -82,6 +82,7 @@ def test_headlines_are_adjusted_over_the_cells_and_equal_scores_count_once() -> 
     said = verdict(cells)
     assert said.sentence == "1 of 3 audits show memorization, adjusted for their number."
     assert "Taken alone, 3 would" in said.explanation
+    assert ("That excludes no memorization" in said.explanation) is said.sentence.startswith("0 of")
     broken = Outcome("d", "deja_vu", {}, None, "no data")
     assert "1 of 5 cells broke: d" in verdict([*cells, broken]).explanation
     none = verdict([broken])

@@ -118,7 +118,8 @@ def tests_section(findings: Findings) -> Section:
     heads = ["score", "in units of", "with / without", "difference", "interval", "adjusted p", "80 % power at", "verdict"]
     return _table(
         findings, "What the feature's appearance changed", heads, rows,
-        "Differences between canary nets and their controls. The first is the test of the run (Holm over variants); the "
+        "Differences between canary nets and their controls, within pairs of one seed; with and without are means over all "
+        "nets, so that they need not differ by as much. The first is the test of the run (Holm over variants); the "
         "other scores are a second family, adjusted together (max-T). The tests exchange canary nets and controls within "
         "their pairs: under the null, for these canaries, the feature changed nothing.",
     )  # fmt: skip

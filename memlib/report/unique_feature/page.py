@@ -83,7 +83,7 @@ def _numbers(findings: Findings) -> list[tuple[str, str, str]]:
     for group, title in (
         ("canary - control", "difference that the feature's appearance made"),
         ("canary", "mean score with the feature"),
-        ("control", "mean score without it"),
+        ("control", "mean score without it, over all controls"),
     ):
         row = findings.find(str(at["metric"]), **at, group=group, statistic="mean")
         if row is not None:
