@@ -202,6 +202,6 @@ def verdict(outcomes: Sequence[Outcome]) -> Verdict:
     alone = [cell for cell in audits if words[cell] == SHOWN]
     sentence = f"{len(shown)} of {len(audits)} audits show memorization, adjusted for their number."
     unsaid = "" if shown else " That excludes no memorization: each cell's own page says what it could have found."
-    text = f"Shown: {', '.join(shown) or 'none'}. Taken alone, {len(alone)} would; each cell's own page says so.{unsaid}{missing}"
+    text = f"Shown: {', '.join(shown) or 'none'}. Taken alone, {len(alone)} would; each cell's own page says so."
     bounded = all(words[cell] == BOUNDED for cell in audits)
-    return Verdict(SHOWN if shown else BOUNDED if bounded else INCONCLUSIVE, sentence, text)
+    return Verdict(SHOWN if shown else BOUNDED if bounded else INCONCLUSIVE, sentence, f"{text}{unsaid}{missing}")

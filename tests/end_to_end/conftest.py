@@ -21,6 +21,10 @@ def standalone(tmp_path_factory: pytest.TempPathFactory) -> Memlib:
         "XDG_CONFIG_HOME": str(folder / "config"),
     }  # fmt: skip
     environment.pop("PREFECT_API_URL", None)
+    secret = folder / "config" / "memlib" / "secret"  # else canaries, and with them verdicts, are others in every session
+    secret.parent.mkdir(parents=True)
+    secret.write_bytes(bytes(range(32)))
+    secret.chmod(0o600)
     return Memlib(folder / "tiny.yaml", environment)
 
 
