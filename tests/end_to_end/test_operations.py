@@ -121,7 +121,9 @@ def test_a_sweep_finishes_what_it_can_and_names_the_rest(memlib: Memlib, plan: P
     sentence = says_one_thing(memlib, copy, json.loads(third.stdout))
     assert "of 3 audits show memorization, adjusted for their number" in sentence  # the fourth cell is the base's own run
     cell = next(
-        run for run in json.loads(memlib.call("runs", "--store", str(copy), "--json").stdout) if run["ledger"]["data"]
+        run
+        for run in json.loads(memlib.call("runs", "--store", str(copy), "--json").stdout)
+        if run.get("ledger", {}).get("data")
     )
     alike = json.loads(memlib.call("runs", "--data", cell["ledger"]["data"][:12], "--store", str(copy), "--json").stdout)
     assert {run["audit"] for run in alike} == {"deja_vu"}
