@@ -109,7 +109,7 @@ def test_the_second_run_computes_nothing_and_a_variant_only_itself(audited: tupl
     assert epsilon["params"]["variant"] == "private"
     assert 0 < epsilon["value"] < 1
     exposed = {row["params"].get("variant"): row for row in rows if row["metric"] == "exposure" and "canary" in row["params"]}
-    assert exposed["private"]["verdict"] == "inconclusive"
+    assert exposed["private"]["value"] < 8 < exposed["plain"]["value"]  # 40 insertions are not hidden, a rank of 1 is
     assert exposed["plain"]["verdict"] == "shown"
     claims = [row for row in rows if row["metric"] == "privacy_claim"]
     assert [(row["params"]["variant"], row["verdict"]) for row in claims] == [("private", "inconclusive")]
