@@ -63,9 +63,7 @@ def list_runs(store: Store) -> Runs:
         batch = missing[start : start + BATCH]
         contents = store.published_together([f"runs/{name}/{MANIFEST}" for name in batch])
         for name in batch:
-            entry = _entry(contents.get(f"runs/{name}/{MANIFEST}"), name)
-            if entry is not None:
-                entries[name] = entry | {"mark": list(found[name])}
+            entries[name] = _entry(contents.get(f"runs/{name}/{MANIFEST}"), name) | {"mark": list(found[name])}
     if missing or len(known) != len(entries):
         _write_index(store, entries)
     whole = [entry for entry in entries.values() if "problem" not in entry]
@@ -78,7 +76,8 @@ def _is_manifest(path: str) -> bool:
     return len(parts) == 3 and parts[2] == MANIFEST
 
 
-def _entry(content: bytes | None, name: str) -> dict[str, Any] | None:
+def _entry(content: bytes | None, name: str) -> dict[str, Any]:
+    """What the index keeps of a run, or what is wrong with its manifest."""
     if content is None:  # taken away meanwhile, or no file that can be read
         return {"problem": "it is no plain file"}
     try:
@@ -91,8 +90,7 @@ def _entry(content: bytes | None, name: str) -> dict[str, Any] | None:
     brief["memlib"] = str(run["software"].get("memlib", ""))
     said = {key: run["findings"][0].get(key) for key in ("metric", "params", "value", "p_value", "verdict")}
     ledger = {"data": run["ledger"]["data"]}
-    refs = sorted({*run["artifacts"].values(), *run["computed"], *run["reused"]})
-    return brief | {"findings": [said], "ledger": ledger, "refs": refs}
+    return brief | {"findings": [said], "ledger": ledger, "refs": sorted(map(str, refs_of(run)))}
 
 
 def _read_index(store: Store) -> tuple[dict[str, dict[str, Any]], float]:
@@ -223,12 +221,8 @@ def run_names(store: Store) -> list[str]:
 def refs_of(run: Mapping[str, Any]) -> set[Ref]:
     """All artifacts that a run's manifest, or its entry in the index, names."""
     named = run["refs"] if "refs" in run else [*run["artifacts"].values(), *run["computed"], *run["reused"]]
-    return _refs(named)
-
-
-def _refs(named: Iterable[str]) -> set[Ref]:
     found = set()
-    for name in named:
+    for name in set(named):
         stage, slash, key = str(name).rpartition("/")
         if not slash:
             raise CorruptArtifact(f"{name!r} names no artifact")

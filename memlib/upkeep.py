@@ -5,7 +5,7 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,7 +18,8 @@ from memlib.store import MANIFEST, Ref, Store
 SUMMED = ("seconds", "cpu_seconds", "bytes_in", "bytes_out", "units")
 HIGHEST = ("peak_memory_bytes", "gpu_peak_memory_bytes")
 ENDED = ("failed", "stopped")  # what a status says of a run that will not go on by itself
-SILENCE_SECONDS = 86_400.0  # after which a run that is not heard of is dead
+DAY = 86_400.0
+SILENCE_SECONDS = DAY  # after which a run that is not heard of is dead
 CLEARING = "clearing"
 LOOK_SECONDS = 1.0
 KEY = re.compile(r"[0-9a-f]{32}")
@@ -95,8 +96,8 @@ def garbage(store: Store, *, keep: Collection[str] | None = None, days: float) -
     """
     artifacts = _by_artifact(store)  # takes longest; who has begun meanwhile is seen below
     requests, statuses = store.listing("requests"), store.listing("status")
-    before = store.clock() - days * 86_400
-    alive = _alive(store, requests, statuses, before)
+    now = store.clock()
+    alive = _alive(store, requests, statuses, now, days)
     runs = list_runs(store)  # after the requests: who ends is in one
     if runs.damaged:
         raise RunError(
@@ -104,41 +105,41 @@ def garbage(store: Store, *, keep: Collection[str] | None = None, days: float) -
             f"{store.uri}/runs"
         )
     kept = [run for run in runs.entries if keep is None or run["run"] in keep]
-    before = min([before, *alive.values()])  # attempts and logs of runs under way
+    before = min([now - days * DAY, *alive.values()])  # attempts and logs of runs under way
     whole_before = float("-inf") if alive else before
     wanted = {ref for run in kept for ref in refs_of(run)}
     found: list[Garbage] = []
     for ref, files in artifacts.items():
         found += _of_artifact(store, ref, files, wanted, before=before, whole_before=whole_before)
     found += [*_folders(store, "resume", whole_before), *_folders(store, "ray", before)]
-    listed: tuple[tuple[Kind, str, dict[str, Facts]], ...] = (
-        ("request", "requests", requests), ("status", "status", statuses), ("part", "tmp", store.listing("tmp")),
-    )  # fmt: skip
-    for kind, folder, files in listed:
-        found += [
-            Garbage(kind, path, size)
-            for path, (size, when) in sorted(files.items())
-            if when < before and path not in alive and PATTERNS[folder].fullmatch(path)
-        ]
+    listed = {"requests": requests, "status": statuses}
+    listed |= {folder: store.listing(folder) for folder in ("tmp", "logs", "runs", "results")}
+    old = {folder: _old(files, before) for folder, files in listed.items()}
+    kinds: tuple[tuple[Kind, str], ...] = (("request", "requests"), ("status", "status"), ("part", "tmp"))
+    for kind, folder in kinds:
+        found += [Garbage(kind, path, size) for path, size in _ours(old, folder) if path not in alive]
     named = {f"logs/{ref.stage}/{ref.key}/" for ref in wanted}
-    for path, size in _old(store, "logs", before):
+    for path, size in _ours(old, "logs"):
         if f"{path.rpartition('/')[0]}/" not in named or path.rpartition("/")[2].startswith("failed-"):
             found.append(Garbage("log", path, size))
     ids = {run["run"] for run in kept} | {cell for run in kept for cell in run["cells"].values()}
-    found += [Garbage("run", path, size) for path, size in _old(store, "runs", before) if path.split("/")[1] not in ids]
-    for path, size in _old(store, "results", before):
+    found += [Garbage("run", path, size) for path, size in _ours(old, "runs") if path.split("/")[1] not in ids]
+    for path, size in _ours(old, "results"):
         if path.split("/")[3].removeprefix("run=") not in ids:
             found.append(Garbage("run", path, size))
     for folder in ("requests", "status", "runs", "results", "logs"):  # where earlier versions wrote before they renamed
-        halves = sorted(store.listing(folder).items())
-        found += [Garbage("part", path, size) for path, (size, when) in halves if PART.fullmatch(path) and when < before]
+        found += [Garbage("part", path, size) for path, size in old[folder] if PART.fullmatch(path)]
     return found
 
 
-def _old(store: Store, folder: str, before: float) -> list[tuple[str, int]]:
-    """Files in one of memlib's folders, with names that it gives, that nobody has written to since a time."""
-    files = store.listing(folder).items()
-    return sorted((path, size) for path, (size, when) in files if when < before and PATTERNS[folder].fullmatch(path))
+def _old(files: Mapping[str, Facts], before: float) -> list[tuple[str, int]]:
+    """Files that nobody has written to since a time, with their sizes."""
+    return sorted((path, size) for path, (size, when) in files.items() if when < before)
+
+
+def _ours(old: Mapping[str, Sequence[tuple[str, int]]], folder: str) -> list[tuple[str, int]]:
+    """Those in one of memlib's folders that have names that it gives."""
+    return [(path, size) for path, size in old[folder] if PATTERNS[folder].fullmatch(path)]
 
 
 def under_way(store: Store, *, days: float) -> dict[str, float]:
@@ -146,11 +147,13 @@ def under_way(store: Store, *, days: float) -> dict[str, float]:
 
     One that did not say how it ended is not dead before a day of silence, whatever the days.
     """
-    return _alive(store, store.listing("requests"), store.listing("status"), store.clock() - days * 86_400)
+    return _alive(store, store.listing("requests"), store.listing("status"), store.clock(), days)
 
 
-def _alive(store: Store, requests: Mapping[str, Facts], statuses: Mapping[str, Facts], since: float) -> dict[str, float]:
-    found, lately = {}, store.clock() - SILENCE_SECONDS
+def _alive(
+    store: Store, requests: Mapping[str, Facts], statuses: Mapping[str, Facts], now: float, days: float
+) -> dict[str, float]:
+    found, since, lately = {}, now - days * DAY, now - SILENCE_SECONDS
     for path, (_, beaten) in requests.items():
         if not PATTERNS["requests"].fullmatch(path):
             continue
@@ -196,7 +199,7 @@ def clear(store: Store, *, keep: Collection[str] | None = None, days: float) -> 
 
 def _clear(store: Store, keep: Collection[str] | None, days: float) -> Iterator[Garbage]:
     alive, looked = set(store.listing("requests")), time.monotonic()
-    before = store.clock() - days * 86_400
+    before = store.clock() - days * DAY
     for item in garbage(store, keep=keep, days=days):
         if time.monotonic() - looked > LOOK_SECONDS:
             if set(store.listing("requests")) - alive:  # by a memlib that does not wait

@@ -80,9 +80,10 @@ def publish(
             write_table(read_scores(context, scores, part.name), schema, part, metadata=metadata)
             path = results_path(name, recipe.audit, run)
             results[name], published[path] = store.publish(path, part), file_digest(part)
-    for name in store.manifest(report)["files"]:
-        path, file = f"runs/{run}/{name}", store.local_path(report, name)
-        pages[name], published[path] = store.publish(path, file, secret=True), file_digest(file)
+    for name, file in store.manifest(report)["files"].items():
+        path = f"runs/{run}/{name}"
+        pages[name] = store.publish(path, store.local_path(report, name), secret=True)
+        published[path] = file["sha256"]
     summary = read_scores(context, scores, SUMMARY_FILE).to_pylist()
     manifest = {
         "run": run,
@@ -156,14 +157,10 @@ def publish_rows(store: Store, run: str) -> None:
     """Writes a run's row of the table of runs, which makes its other tables count, and those of runs that it replaces."""
     entries = list_runs(store).entries
     mine = next(entry for entry in entries if entry["run"] == run)
-    newest: set[tuple[Any, ...]] = set()
+    alike = [e for e in entries if (e["asks"], e["ledger"]["data"]) == (mine["asks"], mine["ledger"]["data"])]
     with scratch("publish") as folder:
-        for entry in entries:  # newest first
-            if not entry["asks"] or (entry["asks"], entry["ledger"]["data"]) != (mine["asks"], mine["ledger"]["data"]):
-                continue
-            question = (entry["asks"], entry["ledger"]["data"])
-            row = row_of(entry, current=question not in newest)
-            newest.add(question)
+        for place, entry in enumerate(alike):  # newest first
+            row = row_of(entry, current=place == 0)
             write_table(pa.Table.from_pylist([row], schema=RUNS.arrow), RUNS, folder / "runs.parquet")
             store.publish(results_path(RUNS.name, entry["audit"], entry["run"]), folder / "runs.parquet")
 

@@ -121,7 +121,7 @@ def run_stage(
         return ref
     with context.turn(stage):
         if committed(context, ref):
-            note_code(context, declared, [ref])
+            note_code(context, declared, ref)
             return cached(context, ref)
         context.say(f"{stage} {ref.key[:8]}: computing")
         with at_work(context, [ref]):
@@ -149,22 +149,23 @@ def note_planned(context: Context, declared: Declared, ref: Ref, spec: Any, inpu
     before = context.refs_in(inputs)
     context.plan.note(ref, spec, units, before=before, forced=ref.stage_name in context.forced or stale)
     if not stale:
-        note_code(context, declared, [ref])
+        note_code(context, declared, ref)
 
 
-def note_code(context: Context, declared: Declared, refs: Sequence[Ref]) -> None:
-    """Says once that artifacts are reused though the code that made them was another of the same version."""
-    for ref in refs:
-        with contextlib.suppress(CorruptArtifact):
-            code = context.store.manifest(ref).get("code")
-            if code is not None and code != declared.code and declared.name not in context.shared.old_code:
-                context.shared.old_code.add(declared.name)
-                said = f"{declared.name}: its code has changed since what is there was made, its version has not"
-                if context.plan is not None:
-                    context.plan.limits.append(f"{said}; --force-stage {ref.stage_name} computes it again")
-                else:
-                    context.warn(f"{said}; reused (--force-stage {ref.stage_name} computes it again)")
+def note_code(context: Context, declared: Declared, ref: Ref) -> None:
+    """Says once a stage that an artifact is reused though the code that made it was another of the same version."""
+    if declared.name in context.shared.old_code:
+        return
+    with contextlib.suppress(CorruptArtifact):
+        code = context.store.manifest(ref).get("code")
+        if code is None or code == declared.code:
             return
+        context.shared.old_code.add(declared.name)
+        said = f"{declared.name}: its code has changed since what is there was made, its version has not"
+        if context.plan is not None:
+            context.plan.limits.append(f"{said}; --force-stage {ref.stage_name} computes it again")
+        else:
+            context.warn(f"{said}; reused (--force-stage {ref.stage_name} computes it again)")
 
 
 @contextlib.contextmanager
@@ -246,13 +247,14 @@ def run_jobs(context: Context, declared: Declared, jobs: Sequence[Job]) -> Any:
         return refs
     with context.turn(stage):
         missing = {ref: job for ref, job in zip(refs, jobs, strict=True) if not committed(context, ref)}
-        note_code(context, declared, [ref for ref in refs if ref not in missing][:1])
+        if reused := [ref for ref in dict.fromkeys(refs) if ref not in missing]:
+            note_code(context, declared, reused[0])
         if not missing:
             return cached(context, refs)
         context.say(f"{stage}: {len(missing)} of {len(set(refs))} to compute")
         with at_work(context, list(missing)):
             _compute_jobs(context, declared, missing)
-    note_reused(context, [ref for ref in dict.fromkeys(refs) if ref not in missing])
+    note_reused(context, reused)
     return refs
 
 

@@ -35,7 +35,8 @@ def train_models(context: Context, jobs: Sequence[TrainingJob]) -> Any:
         return refs
     with context.turn(TRAIN.name):
         missing = {ref: job for ref, job in zip(refs, jobs, strict=True) if not committed(context, ref)}
-        note_code(context, TRAIN, [ref for ref in refs if ref not in missing][:1])
+        if reused := [ref for ref in refs if ref not in missing]:
+            note_code(context, TRAIN, reused[0])
         if not missing:
             return cached(context, refs)
         with at_work(context, list(missing)):
@@ -47,7 +48,7 @@ def train_models(context: Context, jobs: Sequence[TrainingJob]) -> Any:
             lost = [job.name for ref, job in missing.items() if context.store.lookup(ref.stage, ref.key) is None]
             if lost:
                 raise RunError(f"training ended without {', '.join(lost)}; run the same command again")
-    note_reused(context, [ref for ref in refs if ref not in missing])
+    note_reused(context, reused)
     return refs
 
 

@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 
 from memlib import runs
@@ -14,15 +13,6 @@ from memlib.errors import RunError
 from memlib.records import sealed
 from memlib.runs import INDEX, list_runs, read_run, run_names
 from memlib.store import Store
-
-
-@pytest.fixture(params=["local", "memory"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    if request.param == "local":
-        return Store(str(tmp_path / "store"))
-    fsspec.filesystem("memory").store.clear()
-    fsspec.filesystem("memory").pseudo_dirs[:] = [""]
-    return Store("memory://bucket/store", cache=str(tmp_path / "cache"))
 
 
 def manifest(run: str, finished: float = 1.0, **more: Any) -> dict[str, Any]:

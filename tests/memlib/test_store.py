@@ -19,15 +19,6 @@ from memlib.store import MARKER, Ref, Store
 REF = Ref("decode", "0" * 32)
 
 
-@pytest.fixture(params=["local", "memory"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    if request.param == "local":
-        return Store(str(tmp_path / "store"))
-    fsspec.filesystem("memory").store.clear()
-    fsspec.filesystem("memory").pseudo_dirs[:] = [""]
-    return Store("memory://bucket/store", cache=str(tmp_path / "cache"))
-
-
 def commit(store: Store, content: bytes = b"content", ref: Ref = REF) -> None:
     with store.write(ref, spec={"a": 1}) as attempt:
         attempt.path("data.bin").write_bytes(content)
