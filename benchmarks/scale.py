@@ -4,27 +4,35 @@ python benchmarks/scale.py shards      500 parts of one CPU second each: run_job
 python benchmarks/scale.py nets        2,000 small nets: the stage's time against the compute that its manifests record
 python benchmarks/scale.py store       100,000 artifacts: list, plan, verify
 python benchmarks/scale.py sweep       50 cells: run, plan when finished, run again
+python benchmarks/scale.py runs        10,000 finished runs: runs, show, gc, resume; here, and on S3 with 20 ms of latency
 """
 
 import argparse
+import asyncio
+import contextlib
 import json
 import multiprocessing
 import os
 import resource
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import torch
 
 from memlib import upkeep, verification
 from memlib.identity import content_key
 from memlib.planning import Costs
+from memlib.records import sealed
 from memlib.store import Attempt, Ref, Store
 
 SWEEP = """
@@ -33,6 +41,7 @@ title: fifty cells
 recipe: {recipe}
 grid: {{decode.seed: {seeds}}}
 """
+LATENCY = 0.02  # seconds to the S3 server and back
 TINY = Path(__file__).parents[1] / "deployments" / "local" / "tiny.yaml"
 
 
@@ -105,10 +114,10 @@ def nets(cores: int) -> None:
             )
 
 
-def _memlib(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def _memlib(*arguments: str, status: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "flows.entry", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.returncode == status, done.stderr[-2000:]
     return done
 
 
@@ -157,9 +166,90 @@ def sweep(count: int) -> None:
         assert not json.loads(again.stdout)["computed"]
 
 
+def runs(count: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        _time_runs(f"{folder}/store", count, "on this machine")
+    with _s3_server() as uri:
+        _time_runs(uri, count, f"on S3, {1000 * LATENCY:.0f} ms away")
+
+
+def _time_runs(uri: str, count: int, where: str) -> None:
+    """Ten artifacts a run, of which it shares nine with others; twenty findings; a page."""
+    opened = Store(uri)
+    names = [content_key("run", version=2, spec={"number": i}, inputs={})[:12] for i in range(count)]
+    keys = [content_key("score", version=1, spec={"number": i}, inputs={}) for i in range(count)]
+    found = {"metric": "share_excess", "params": "{}", "value": 0.1, "p_value": 0.01, "verdict": "shown", "n": 500}
+    opened.begin()
+
+    def write(number: int) -> None:
+        artifacts = {"scores": f"score/{keys[number]}"} | {f"s{i}": f"split/{keys[(number + i) % 100]}" for i in range(9)}
+        manifest = {
+            "run": names[number], "audit": "deja_vu", "title": f"run {number}", "finished": 1.7e9 + number, "asks": names[number],
+            "findings": [found] * 20, "artifacts": artifacts, "ledger": {"data": "0" * 64}, "recipe": {"number": number},
+        }  # fmt: skip
+        opened.publish_bytes(f"runs/{names[number]}/report.html", b"<p>a page</p>")
+        opened.publish_bytes(f"runs/{names[number]}/manifest.json", json.dumps(sealed(manifest)).encode())
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(write, range(count)))
+    time.sleep(3)  # so that the index is newer than all of them
+    print(f"{count} runs {where}")
+    _timed("  memlib runs, which makes the index", lambda: _memlib("runs", "--store", uri))
+    _timed("  memlib runs", lambda: _memlib("runs", "--store", uri))
+    _timed("  memlib show", lambda: _memlib("show", names[count // 2], "--store", uri))
+    _timed("  memlib gc", lambda: _memlib("gc", "--store", uri))
+    _timed("  memlib resume, of a run that is not there", lambda: _memlib("resume", "none", "--store", uri, status=2))
+
+
+@contextlib.contextmanager
+def _s3_server() -> Iterator[str]:
+    """moto's server, each way half of the latency away; what it takes to answer is part of what is measured."""
+    port, near = _free_port(), _free_port()
+    os.environ |= {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
+    server = subprocess.Popen(
+        [Path(sys.executable).parent / "moto_server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    asyncio.run_coroutine_threadsafe(asyncio.start_server(_far_away(port), "127.0.0.1", near), loop).result()
+    os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{near}"
+    try:
+        while socket.socket().connect_ex(("127.0.0.1", port)):
+            time.sleep(0.1)
+        fsspec.filesystem("s3").mkdir("audits")
+        yield "s3://audits/store"
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def _far_away(port: int) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+    """Passes everything on to a port of this machine and back, late."""
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        loop = asyncio.get_running_loop()
+        while data := await reader.read(2**20):
+            loop.call_later(LATENCY / 2, writer.write, data)
+        loop.call_later(LATENCY / 2, writer.close)
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(pass_on(reader, back), pass_on(there, writer), return_exceptions=True)
+
+    return connected
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("shards", "nets", "store", "sweep"))
+    parser.add_argument("what", choices=("shards", "nets", "store", "sweep", "runs"))
     parser.add_argument("--count", type=int)
     chosen = parser.parse_args()
     cores = os.cpu_count() or 1
@@ -169,6 +259,8 @@ def main() -> None:
         nets(cores)
     elif chosen.what == "store":
         store(chosen.count or 100_000)
+    elif chosen.what == "runs":
+        runs(chosen.count or 10_000)
     else:
         sweep(chosen.count or 50)
 

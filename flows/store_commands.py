@@ -16,7 +16,7 @@ from rich.table import Table
 
 from flows.audits import AUDITS, audit_of
 from flows.requests import unfinished
-from memlib import comparison, ledger, upkeep, verification
+from memlib import comparison, ledger, upkeep
 from memlib.errors import RunError, UserError
 from memlib.planning import Plan
 from memlib.runs import list_runs, read_run, refs_of, run_names
@@ -345,6 +345,8 @@ def verify(
     json_
         Print the findings as JSON.
     """
+    from memlib import verification  # loads scipy
+
     opened = opened_store(store)
     runs, problems = [], []
     if run_id is None:
@@ -393,6 +395,8 @@ def sign(run_id: str, /, *, key: Path, store: StoreOption = DEFAULT_STORE) -> No
     store
         Folder or s3:// prefix.
     """
+    from memlib import verification  # loads scipy
+
     opened = opened_store(store)
     run = find_run(opened, run_id)
     problems = [*verification.check_artifacts(opened, sorted(refs_of(run), key=str)), *verification.check_run(opened, run)]

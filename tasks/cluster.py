@@ -30,7 +30,7 @@ WORKER_SETTINGS = {  # freed memory is kept: returning it to the system after ev
 }
 OBJECT_STORE_BYTES = 128 * 2**20  # nothing large travels through Ray's own store
 LOOK_SECONDS = 5.0  # between two looks at the cluster while nothing ends
-LONGEST_SOCKET, OWN_SOCKET = 107, 80  # characters of a socket's path; of what Ray puts below its folder
+LONGEST_SOCKET, OWN_SOCKET = 107, 91  # characters of a socket's path; of what Ray puts below its folder
 _starting = threading.Lock()
 _own = contextlib.ExitStack()  # of a Ray of our own: its folder, until it ends
 
@@ -44,6 +44,7 @@ def start_ray(context: Context) -> Any:
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     if context.resources.ray_address is None:  # all of it is on this machine, where nobody restarts it
         os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "15")
+        os.environ.setdefault("AUTOSCALER_METRIC_PORT", "-1")  # these would be told to whoever asks
     import ray
 
     with _starting:
@@ -87,7 +88,7 @@ def _own_folder() -> str:
     """
     named = os.environ.get("RAY_TMPDIR")
     places = [named] if named else [tempfile.gettempdir(), "/tmp"]
-    base = next((place for place in places if len(place) + OWN_SOCKET < LONGEST_SOCKET), None)
+    base = next((place for place in places if len(place) + OWN_SOCKET <= LONGEST_SOCKET), None)
     if base is None:
         raise RunError(f"{places[0]} is too long a path for Ray's sockets; name a shorter one by RAY_TMPDIR or TMPDIR")
     try:

@@ -1,0 +1,366 @@
+"""Damages every kind of file that memlib reads, some thousand times, and reads it: `make fuzz` (docs/reliability.md).
+
+Whatever a file holds, memlib takes it or refuses it in a line. A mutant that ends in anything else is a defect: a traceback,
+more than ten seconds, more than 1 GiB of memory, a process that dies, control characters in what is said, or a `verify` that
+vouches for what was changed. Mutants are drawn from a seed, so that each can be made again: --reader NAME --only NUMBER.
+"""
+
+import argparse
+import contextlib
+import multiprocessing
+import os
+import platform
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+MUTANTS, THROUGH_COMMAND = 20_000, 200
+SECONDS, MEMORY = 10.0, 2**30
+BATCH = 200  # mutants of a process
+GRACE = 5.0  # beyond which a reader that does not even take an alarm is killed
+WORKERS = 2
+RECIPES = ("smoke", "two_moons", "self_influence", "forgetting_smoke", "exposure_smoke", "sweep_smoke")
+LIMITS = {"MEMLIB_MAX_BYTES": str(64 * 2**20), "OMP_NUM_THREADS": "1", "MEMLIB_LOG": "", "COLUMNS": "120"}
+
+
+@dataclass
+class Tally:
+    """What became of a reader's mutants."""
+
+    mutants: int = 0
+    accepted: int = 0
+    refused: int = 0
+    seconds: float = 0.0
+    memory: int = 0
+    defects: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the table; returns 1 when there is a defect."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--mutants", type=int, default=MUTANTS)
+    parser.add_argument("--commands", type=int, default=THROUGH_COMMAND, help="how many more go through the command line")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--reader", help="only readers whose name has this in it")
+    parser.add_argument("--only", type=int, help="this mutant alone, with its traceback")
+    parser.add_argument("--store", type=Path, help="a store made by an earlier --store; made there when missing")
+    asked = parser.parse_args(arguments)
+    os.environ |= LIMITS
+    began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="memlib-fuzz-")))
+        os.environ |= {"XDG_CACHE_HOME": str(folder / "cache"), "HOME": str(folder), "RAY_TMPDIR": "/tmp"}
+        store = asked.store or folder / "store"
+        if not store.exists():
+            make_store(store, folder)
+        made = time.monotonic() - began
+        if asked.only is not None:
+            return alone(folder, store, asked.reader or "", asked.only, asked.seed)
+        began = time.monotonic()
+        tallies = fuzz(folder, store, asked.mutants, seed=asked.seed, only=asked.reader)
+        if asked.commands and not asked.reader:
+            tallies["through the command line"] = through_commands(folder, store, asked.commands, seed=asked.seed)
+    took = time.monotonic() - began
+    print_table(tallies)
+    count = sum(tally.mutants for tally in tallies.values())
+    print(f"\n{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, {platform.machine()}, seed {asked.seed}: {count} mutants "
+          f"in {took:.0f} s, after {made:.0f} s in which the store was made")  # fmt: skip
+    return int(any(tally.defects for tally in tallies.values()))
+
+
+def print_table(tallies: Mapping[str, Tally]) -> None:
+    """Markdown, and what is wrong in detail."""
+    print(
+        "| what is read | mutants | refused | taken | slowest, s | most memory, MiB | defects |\n|---|---|---|---|---|---|---|"
+    )
+    for name, tally in sorted(tallies.items()):
+        cells = (tally.mutants, tally.refused, tally.accepted, f"{tally.seconds:.1f}", tally.memory // 2**20)
+        print(f"| {name} | {' | '.join(map(str, cells))} | {sum(map(len, tally.defects.values()))} |")
+    for name, tally in sorted(tallies.items()):
+        for what, numbers in tally.defects.items():
+            print(f"\n{name}: {len(numbers)} mutants ({', '.join(map(str, numbers[:5]))}): {what}")
+
+
+# -- the store ----------------------------------------------------------------------------------------
+
+
+def make_store(store: Path, folder: Path) -> None:
+    """Two finished runs of one audit, and the note and state of one that has not ended."""
+    from harness import RECIPE, Memlib
+
+    recipe = folder / "tiny.yaml"
+    recipe.write_text(RECIPE)
+    memlib = Memlib(recipe, dict(os.environ))
+    memlib.audit(store)
+    memlib.audit(store, "decode.replicates=100")
+    process = memlib.start(store, "training.epochs=60")
+    while not list(store.glob("requests/*.json")) and process.poll() is None:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+
+# -- in forked processes ------------------------------------------------------------------------------
+
+
+def fuzz(folder: Path, store: Path, mutants: int, *, seed: int, only: str | None) -> dict[str, Tally]:
+    """What became of so many mutants, in forked processes with limits; each has a store of its own."""
+    from readers import readers
+
+    names: list[tuple[str, float]] = [(r.name, r.share) for r in _all(readers, folder / "first", store)]
+    wanted = [(place, name, share) for place, (name, share) in enumerate(names) if only is None or only in name]
+    total = sum(share for _, _, share in wanted)
+    todo: list[tuple[int, int, int]] = []  # reader, first mutant, one beyond the last
+    for place, _, share in wanted:
+        count = max(1, round(mutants * share / total))
+        todo += [(place, start, min(start + BATCH, count)) for start in range(0, count, BATCH)]
+    tallies = {name: Tally() for _, name, _ in wanted}
+    running: dict[Connection, tuple[Any, int, int, int, list[float]]] = {}
+    context = multiprocessing.get_context("fork")
+    while todo or running:
+        while todo and len(running) < WORKERS:
+            place, start, end = todo.pop(0)
+            reading, writing = context.Pipe(duplex=False)
+            process = context.Process(target=_work, args=(writing, folder, store, place, range(start, end), seed))
+            process.start()
+            writing.close()
+            running[reading] = (process, place, start, end, [time.monotonic()])
+        for reading in wait(list(running), timeout=1.0):
+            assert isinstance(reading, Connection)
+            process, place, start, end, beat = running[reading]
+            with contextlib.suppress(EOFError):
+                number, outcome, seconds, memory = reading.recv()
+                _count(tallies[names[place][0]], number, outcome, seconds, memory)
+                running[reading] = (process, place, number + 1, end, [time.monotonic()])
+                continue
+            process.join()
+            del running[reading]
+            if start < end:  # it died over mutant `start`
+                how = "hangs, and takes no alarm" if process.exitcode == -signal.SIGKILL else f"ends with {process.exitcode}"
+                _count(tallies[names[place][0]], start, f"the process {how}", SECONDS, 0)
+                if start + 1 < end:
+                    todo.insert(0, (place, start + 1, end))
+        for process, _, _, _, (beat,) in running.values():
+            if time.monotonic() - beat > SECONDS + GRACE:
+                process.kill()
+    return tallies
+
+
+def _all(readers: Any, folder: Path, store: Path) -> list[Any]:
+    """Readers with a folder and a copy of the store of their own."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(store, folder / "store")
+    os.chdir(folder)
+    found: list[Any] = readers(folder / "work", folder / "store", recipes())
+    return found
+
+
+def recipes() -> list[Path]:
+    """A recipe of each audit."""
+    from flows.recipes import shipped_recipes
+
+    shipped = shipped_recipes()
+    return [shipped[name] for name in RECIPES]
+
+
+def _count(tally: Tally, number: int, outcome: str, seconds: float, memory: int) -> None:
+    tally.mutants += 1
+    tally.seconds, tally.memory = max(tally.seconds, seconds), max(tally.memory, memory)
+    if outcome == "accepted":
+        tally.accepted += 1
+    elif outcome == "refused":
+        tally.refused += 1
+    else:
+        tally.defects[outcome].append(number)
+
+
+class Hung(BaseException):
+    """A reader that takes too long."""
+
+
+def _hung(*_: object) -> None:
+    raise Hung
+
+
+def _work(writing: Connection, folder: Path, store: Path, place: int, numbers: range, seed: int) -> None:
+    from readers import readers
+
+    own = folder / f"worker-{os.getpid()}"
+    reader = _all(readers, own, store)[place]
+    _limit(reader)
+    signal.signal(signal.SIGALRM, _hung)
+    for number in numbers:
+        file, content = mutant(reader, number, seed)
+        before = _highest_memory(reset=True)
+        began = time.monotonic()
+        outcome = attempt(reader, file, content)
+        seconds = time.monotonic() - began
+        memory = max(0, _highest_memory(reset=False) - before)
+        if outcome in ("accepted", "refused") and seconds > SECONDS:
+            outcome = f"takes {seconds:.0f} s"
+        writing.send((number, outcome, seconds, memory))
+    os.chdir(folder)
+    shutil.rmtree(own, ignore_errors=True)
+    writing.close()
+    os._exit(0)  # Ray, Prefect and Arrow have nothing to say at the end
+
+
+def mutant(reader: Any, number: int, seed: int) -> tuple[int, bytes]:
+    """The file that is damaged, and its damaged content."""
+    from mutants import mutated
+
+    rng = random.Random(f"{seed} {reader.name} {number}")
+    file = rng.randrange(len(reader.files))
+    return file, mutated(reader.kind, reader.files[file], reader.files, rng)
+
+
+def attempt(reader: Any, file: int, content: bytes) -> str:
+    """accepted, refused, or what is wrong."""
+    from readers import check_words
+
+    from memlib.data.examples import UnreadableImage
+    from memlib.errors import RunError, UserError
+
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        reader.read(file, content)
+        return "accepted"
+    except (UserError, RunError, UnreadableImage, OSError) as error:
+        with contextlib.suppress(AssertionError):
+            check_words(str(error)) if not isinstance(error, OSError) else None
+            return "refused"
+        return f"says what nobody reads: {str(error)[:100]!r}"
+    except Hung:
+        return "hangs"
+    except BaseException as error:
+        if os.environ.get("MEMLIB_FUZZ_RAISE"):
+            raise
+        return f"{type(error).__name__}: {str(error)[:120]} at {_where(error)}"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _where(error: BaseException) -> str:
+    """The last place in memlib's own code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if any(part in frame.filename for part in ("/memlib/", "/flows/", "/tasks/"))]
+    frame = (own or frames)[-1]
+    return f"{'/'.join(frame.filename.split('/')[-2:])}:{frame.lineno}"
+
+
+def _limit(reader: Any) -> None:
+    """No more memory than the limit beyond what is in use once the good files were read."""
+    for file, content in enumerate(reader.files):
+        with contextlib.suppress(Exception):
+            reader.read(file, content)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _highest_memory(*, reset: bool) -> int:
+    """The most that this process held since the last reset, in bytes."""
+    if reset:
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def alone(folder: Path, store: Path, name: str, number: int, seed: int) -> int:
+    """One mutant in this process, with its traceback."""
+    from readers import readers
+
+    (reader,) = (r for r in _all(readers, folder / "alone", store) if name in r.name)
+    file, content = mutant(reader, number, seed)
+    print(f"file {file}, {len(content)} bytes: {content[:2000]!r}")
+    os.environ["MEMLIB_FUZZ_RAISE"] = "1"
+    signal.signal(signal.SIGALRM, _hung)
+    print(attempt(reader, file, content))
+    return 0
+
+
+# -- through the command line -------------------------------------------------------------------------
+
+
+def through_commands(folder: Path, store: Path, count: int, *, seed: int) -> Tally:
+    """Mutants of files in a store, and of recipes, in front of commands that are started as users start them."""
+    tally = Tally()
+    running: list[tuple[int, Path, float, subprocess.Popen[bytes]]] = []
+    numbers = iter(range(count))
+    number = next(numbers, None)
+    while number is not None or running:
+        while number is not None and len(running) < WORKERS:
+            own = folder / f"command-{number}"
+            running.append((number, own, time.monotonic(), _started(own, store, number, seed)))
+            number = next(numbers, None)
+        for item in list(running):
+            number_, own, began, process = item
+            late = time.monotonic() - began > 6 * SECONDS  # of which most is starting, on a busy machine
+            if process.poll() is None and not late:
+                continue
+            if late:
+                process.kill()
+            process.wait()
+            _count(tally, number_, "hangs" if late else _said(process.returncode, own), 0.0, 0)
+            running.remove(item)
+            shutil.rmtree(own)
+        time.sleep(0.02)
+    return tally
+
+
+def _started(own: Path, store: Path, number: int, seed: int) -> "subprocess.Popen[bytes]":
+    from mutants import mutated
+
+    from flows.requests import unfinished
+    from memlib.runs import run_names
+    from memlib.store import Store
+
+    rng = random.Random(f"{seed} command {number}")
+    shutil.copytree(store, own / "store")
+    recipe = rng.choice(recipes())
+    opened = Store(str(own / "store"))
+    first, second = sorted(run_names(opened))[:2]
+    asked = unfinished(opened)[0]["run"]
+    paths = [*sorted((own / "store").glob("[mris]*/**/*.*")), own / "store/memlib-store.json"]
+    path = rng.choice([path for path in paths if path.is_file()])
+    line = rng.choice(
+        (("runs",), ("show", first), ("status",), ("verify",), ("diff", first, second), ("gc", "--delete", "--days", "0"),
+         ("resume", asked, "--set", "resources.nothing=1"), ("plan",))
+    )  # fmt: skip
+    (own / "recipe.yaml").write_bytes(recipe.read_bytes())
+    if line == ("plan",):
+        audit = next(row.split(":")[1].strip() for row in recipe.read_text().splitlines() if row.startswith("audit:"))
+        line, path = ("plan", audit.replace("_", "-"), "--recipe", str(own / "recipe.yaml")), own / "recipe.yaml"
+    kind = {".json": "json", ".parquet": "parquet", ".yaml": "yaml"}.get(path.suffix, "text")
+    path.write_bytes(mutated(kind, path.read_bytes(), [path.read_bytes()], rng))
+    out, errors = (own / "out").open("wb"), (own / "errors").open("wb")
+    command = [sys.executable, "-m", "flows.entry", *line, "--store", str(own / "store")]
+    with out, errors:
+        return subprocess.Popen(command, stdout=out, stderr=errors, stdin=subprocess.DEVNULL, cwd=own)
+
+
+def _said(status: int, own: Path) -> str:
+    out, errors = (own / "out").read_text(errors="replace"), (own / "errors").read_text(errors="replace")
+    if "Traceback" in out + errors or status not in (0, 2, 75):
+        last = errors.strip().splitlines()[-1:] or [""]
+        return f"status {status}: {last[0][:200]}"
+    if status and (not errors.startswith("memlib: ") or len(errors) > 4000):
+        return f"status {status} without a line: {errors[:200]!r}"
+    return "refused" if status else "accepted"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

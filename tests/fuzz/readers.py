@@ -1,0 +1,394 @@
+"""Everything that memlib reads, each with good files to damage and what reads them as a run would."""
+
+import contextlib
+import gzip
+import io
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import safetensors.torch
+import torch
+from PIL import Image
+
+from flows.cli import main
+from flows.requests import FOLDER, unfinished
+from memlib.data.canaries import build_feature
+from memlib.data.datasets import open_source
+from memlib.data.formats import Format
+from memlib.data.groups import groups_digest, groups_of
+from memlib.data.shards import write_shard
+from memlib.data.text import build_corpus, read_secrets, read_text
+from memlib.errors import CorruptArtifact, UserError
+from memlib.models.own import load_own
+from memlib.observe.given import read_outputs
+from memlib.runs import run_names
+from memlib.specs import (
+    CsvSource,
+    DataSpec,
+    GroupSpec,
+    ImageFolderSource,
+    NpzSource,
+    OutputsSpec,
+    ParquetSource,
+    PictureFeature,
+    SecretsSpec,
+    SourceSpec,
+    TextFileSource,
+    TextParquetSource,
+    TextSpec,
+    TrainedSpec,
+)
+from memlib.store import Ref, Store
+from memlib.upkeep import committed
+
+SECRET = "the pin is {d4}"
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Something that reads a kind of file.
+
+    Attributes:
+        name: what is read, as the report says it.
+        kind: of the format, see `mutants.KINDS`.
+        files: the good ones.
+        read: takes the place of a good file, and its damaged version; raises what memlib raises.
+        share: how often, beside the others.
+    """
+
+    name: str
+    kind: str
+    files: Sequence[bytes]
+    read: Callable[[int, bytes], object]
+    share: float = 1.0
+
+
+def readers(folder: Path, store: Path, recipes: Sequence[Path]) -> list[Reader]:
+    """All of them.
+
+    Args:
+        folder: where they may write.
+        store: holds two finished runs of one audit and the note of one that has not ended; files in it are replaced and put
+            back.
+        recipes: some that are valid.
+    """
+    return [*_data(folder / "data"), *_models(folder / "models"), *_recipes(folder / "recipes", recipes), *_store(store)]
+
+
+def png(value: int = 0, side: int = 8, mode: str = "RGB", form: str = "PNG") -> bytes:
+    """An encoded picture with something in it."""
+    pixels = np.random.default_rng(value).integers(0, 255, (side, side, 3), dtype=np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(pixels).convert(mode).save(out, form)
+    return out.getvalue()
+
+
+def parquet(**columns: Any) -> bytes:
+    """A file of some columns."""
+    out = io.BytesIO()
+    pq.write_table(pa.table(columns), out)
+    return out.getvalue()
+
+
+def _data(folder: Path) -> Iterator[Reader]:
+    stored = DataSpec(source=ImageFolderSource(kind="image_folder", path="."), image_size=8)
+
+    def whole(source: SourceSpec) -> None:
+        """As the stage `images` reads a source."""
+        opened = open_source(source)
+        opened.content_digest()
+        with _fresh(folder / "stored") as out:
+            write_shard(opened, stored, out, threads=1)
+
+    def of(path: Path, source: SourceSpec) -> Callable[[int, bytes], object]:
+        def read(_: int, content: bytes) -> None:
+            path.write_bytes(content)
+            whole(source)
+
+        return read
+
+    photos = folder / "photos"
+    for name in ("cat", "dog"):
+        (photos / name).mkdir(parents=True)
+        (photos / name / "1.png").write_bytes(png())
+    forms = [("RGB", "PNG"), ("P", "PNG"), ("I;16", "PNG"), ("LA", "PNG"), ("RGB", "JPEG"), ("CMYK", "JPEG"), ("1", "BMP"),
+             ("P", "GIF"), ("RGB", "TIFF"), ("RGBA", "WEBP"), ("RGB", "PPM")]  # fmt: skip
+    pictures = [png(i, 8, mode.replace("I;16", "L"), form) for i, (mode, form) in enumerate(forms)]
+    yield Reader("image of a data set", "image", pictures, of(photos / "cat/1.png", _folder(photos)), 2)
+
+    tiny = folder / "tiny"
+    shutil.copytree(photos, tiny)
+    for name in ("cat", "dog"):
+        (tiny / name / f"{name}_boxes.txt").write_text("1.png\t1\t1\t6\t6\n")
+    boxes = of(tiny / "cat/cat_boxes.txt", _folder(tiny, boxes="tiny_imagenet"))
+    yield Reader("boxes, TSV", "text", [b"1.png\t1\t1\t6\t6\n2.png\t0\t0\t3\t3\n"], boxes)
+
+    voc = folder / "voc"
+    shutil.copytree(photos, voc)
+    box = "<object><name>cat</name><bndbox>{}</bndbox></object>".format(
+        "".join(f"<{tag}>{value}</{tag}>" for tag, value in (("xmin", 1), ("ymin", 2), ("xmax", 6), ("ymax", 7)))
+    )
+    annotation = f"<annotation><size><width>8</width></size>{box * 2}</annotation>".encode()
+    yield Reader("boxes, VOC XML", "xml", [annotation], of(voc / "cat/1.xml", _folder(voc, boxes="voc")))
+
+    table = b"image,label,view\n" + b"".join(b"%s/1.png,%s,front\n" % (n, n) for n in (b"cat", b"dog")) * 1
+    source = CsvSource(
+        kind="csv", path=str(folder / "labels.csv"), root=str(photos), image_column="image", label_column="label",
+        classes={"cat": ("cat",), "dog": ("dog", "")}, where={"view": "front"},
+    )  # fmt: skip
+    pristine = png()
+
+    def labels(_: int, content: bytes) -> None:
+        (photos / "cat/1.png").write_bytes(pristine)
+        (folder / "labels.csv").write_bytes(content)
+        whole(source)
+
+    yield Reader("labels, CSV", "csv", [table, table.replace(b"front", b'"a ""b"" c"')], labels)
+
+    faces = [{"bytes": png(i), "path": f"{i}.png"} for i in range(4)]
+    rows = parquet(image=faces, label=[0, 1, 0, 1], name=list("abcd"), boxes=[[[1.0, 1.0, 3.0, 3.0]]] * 4)
+    plain = parquet(image=[face["bytes"] for face in faces], label=list("xyxy"), name=list("abcd"), boxes=[[]] * 4)
+    source_ = ParquetSource(kind="parquet", path=str(folder / "rows.parquet"), id_column="name", boxes_column="boxes")
+    yield Reader("images, Parquet", "parquet", [rows, plain], of(folder / "rows.parquet", source_), 2)
+
+    arrays = io.BytesIO()
+    np.savez(arrays, train_images=np.zeros((4, 8, 8), np.uint8), train_labels=np.array([0, 1, 0, 1]))
+    colour = io.BytesIO()
+    np.savez_compressed(colour, train_images=np.ones((2, 8, 8, 3), np.uint8), train_labels=np.array([[0], [1]]))
+    npz = of(folder / "a.npz", NpzSource(kind="npz", path=str(folder / "a.npz")))
+    yield Reader("images, npz", "npz", [arrays.getvalue(), colour.getvalue()], npz, 2)
+
+    entries = [{"example_id": f"{name}/1.png", "unreadable": None, "row": i} for i, name in enumerate(("cat", "dog"))]
+
+    def groups(suffix: str) -> Callable[[int, bytes], object]:
+        path = folder / f"groups.{suffix}"
+        spec = GroupSpec(path=str(path))
+
+        def read(_: int, content: bytes) -> None:
+            path.write_bytes(content)
+            groups_digest(spec)
+            groups_of(entries, None, spec)
+
+        return read
+
+    people = b"example_id,group\ncat/1.png,ann\ndog/1.png,ben\n"
+    yield Reader("groups, CSV", "csv", [people], groups("csv"), 0.5)
+    named = parquet(example_id=["cat/1.png", "dog/1.png"], group=["ann", "ben"])
+    yield Reader("groups, Parquet", "parquet", [named], groups("parquet"), 0.5)
+
+    members = pa.table({"example_id": list("abcd"), "label": [0, 1, 0, 1], "class_name": ["x", "y", "x", "y"]})
+    given = OutputsSpec(path=str(folder / "outputs.parquet"), label_column="label")
+
+    def outputs(_: int, content: bytes) -> None:
+        (folder / "outputs.parquet").write_bytes(content)
+        read_outputs(given, members, 2)
+
+    scores = [[0.9, 0.1], [0.2, 0.8], [0.7, 0.3], [0.4, 0.6]]
+    answers = parquet(example_id=list("abcd"), scores=scores, label=[0, 1, 0, 1])
+    yield Reader("a model's outputs, Parquet", "parquet", [answers], outputs)
+
+    feature = PictureFeature(kind="picture", path=str(folder / "f.png"), mask=str(folder / "m.png"))
+
+    def picture(place: int, content: bytes) -> None:
+        (folder / "f.png").write_bytes(content if place == 0 else pictures[3])
+        (folder / "m.png").write_bytes(content if place == 1 else png(2, 8, "L"))
+        build_feature(feature, (16, 16, 3))
+
+    yield Reader("a feature's picture and mask", "image", [pictures[3], png(2, 8, "L")], picture)
+
+    text = ("it was the best of times, it was the worst of times\n" * 60).encode()
+    secrets = SecretsSpec.model_validate({"format": SECRET, "insertions": [1, 2], "never": 5})
+    spec = TextSpec(source=TextFileSource(kind="text", path="x"), window=20)
+
+    def corpus(name: str) -> Callable[[int, bytes], object]:
+        def read(_: int, content: bytes) -> None:
+            (folder / name).write_bytes(content)
+            build_corpus(read_text(TextFileSource(kind="text", path=str(folder / name))), spec, secrets, secret=b"s" * 32)
+
+        return read
+
+    yield Reader("a text", "text", [text], corpus("text.txt"), 0.5)
+    yield Reader("a text, gz", "gz", [gzip.compress(text), gzip.compress(bytes(100_000_000))], corpus("text.gz"), 0.5)
+
+    def documents(_: int, content: bytes) -> None:
+        (folder / "texts.parquet").write_bytes(content)
+        found = read_text(TextParquetSource(kind="text_parquet", path=str(folder / "texts.parquet")))
+        build_corpus(found, spec, secrets, secret=b"s" * 32)
+
+    lines = parquet(text=text.decode().splitlines(), other=list(range(60)))
+    yield Reader("a text, Parquet", "parquet", [lines], documents, 0.5)
+
+    def known(_: int, content: bytes) -> None:
+        (folder / "secrets.txt").write_bytes(content)
+        read_secrets(str(folder / "secrets.txt"), Format(SECRET, {}), "character")
+
+    yield Reader("secrets", "text", [b"the pin is 1234\t3\nthe pin is 9999\n"], known, 0.5)
+
+
+def _folder(path: Path, **options: Any) -> ImageFolderSource:
+    return ImageFolderSource(kind="image_folder", path=str(path), **options)
+
+
+@contextlib.contextmanager
+def _fresh(folder: Path) -> Iterator[Path]:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    yield folder
+
+
+def small_net() -> torch.nn.Module:
+    """A factory, as users write one."""
+    return torch.nn.Linear(3, 2)
+
+
+def _models(folder: Path) -> Iterator[Reader]:
+    folder.mkdir(parents=True)
+    state = small_net().state_dict()
+    pickled = io.BytesIO()
+    torch.save(state, pickled)
+    spec = TrainedSpec(model=f"{__name__}:small_net", version="1")
+
+    def weights(name: str) -> Callable[[int, bytes], object]:
+        def read(_: int, content: bytes) -> None:
+            (folder / name).write_bytes(content)
+            load_own(spec, str(folder / name))
+
+        return read
+
+    yield Reader("weights, safetensors", "safetensors", [safetensors.torch.save(state)], weights("w.safetensors"), 0.5)
+    yield Reader("weights, .pt", "pt", [pickled.getvalue()], weights("w.pt"), 0.5)
+
+
+def _recipes(folder: Path, recipes: Sequence[Path]) -> Iterator[Reader]:
+    folder.mkdir(parents=True)
+    contents = [path.read_bytes() for path in recipes]
+    audits = [
+        next(line.split(b":")[1].strip() for line in text.splitlines() if line.startswith(b"audit:")) for text in contents
+    ]
+
+    def read(place: int, content: bytes) -> None:
+        (folder / "r.yaml").write_bytes(content)
+        audit = audits[place].decode().replace("_", "-")
+        command("plan", audit, "--recipe", str(folder / "r.yaml"), "--store", str(folder / "none"))
+
+    yield Reader("recipes, YAML", "yaml", contents, read, 3)
+
+
+def _store(root: Path) -> Iterator[Reader]:
+    store = Store(str(root))
+    first, second = sorted(run_names(store))[:2]
+    (note,) = (note["run"] for note in unfinished(store))
+    commands: dict[str, tuple[tuple[str, ...], ...]] = {
+        "any": (("runs",), ("show", first), ("status",), ("diff", first, second), ("gc", "--days", "0"), ("verify", first)),
+        "run": (("runs",), ("show", first), ("diff", second, first), ("verify", first), ("gc", "--keep", first), ("verify",)),
+        "note": (("runs",), ("status",), ("status", note), ("gc",), ("show", note)),
+    }
+    before = {path: path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+    def reading(paths: Sequence[Path], which: str, *, checked: bool) -> Callable[[int, bytes], object]:
+        """Puts a mutant in a file's place, asks for something that reads it, and puts the file back."""
+
+        def read(place: int, content: bytes) -> None:
+            path = paths[place]
+            asked = commands[which][hash(content) % len(commands[which])]
+            path.write_bytes(content)
+            try:
+                command(*asked, "--store", str(root))
+                if checked and asked[0] == "verify" and content != before[path] and first in str(path):
+                    raise AssertionError(f"verify vouches for a {path.name} that was changed")
+            finally:
+                _put_back(root, path, before)
+
+        return read
+
+    groups: dict[str, tuple[str, str, str, bool, float]] = {
+        "memlib-store.json": ("the store's marker", "json", "any", False, 0.5),
+        "runs/index.json": ("the index of runs", "json", "any", False, 1),
+        "index/*.json": ("the index of runs", "json", "any", False, 1),
+        "runs/*/manifest.json": ("manifests of runs", "json", "run", False, 4),
+        "runs/*/*.html": ("pages of runs", "text", "run", True, 0.5),
+        f"{FOLDER}/*.json": ("notes of runs under way", "json", "note", False, 2),
+        "status/*.json": ("states of runs", "json", "note", False, 2),
+        "results/**/*.parquet": ("published tables", "parquet", "run", True, 1),
+    }
+    for pattern, (name, kind, which, checked, share) in groups.items():
+        if paths := [path for path in sorted(root.glob(pattern)) if path.is_file()]:
+            yield Reader(name, kind, [before[path] for path in paths], reading(paths, which, checked=checked), share)
+    manifests = sorted(root.glob("artifacts/**/manifest.json"))
+    yield Reader(
+        "manifests of artifacts", "json", [before[p] for p in manifests], reading(manifests, "any", checked=False), 4
+    )
+    kinds = {".parquet": "parquet", ".npy": "npy", ".npz": "npz", ".json": "json", ".safetensors": "safetensors"}
+    files = [(ref, name) for ref in committed(store) for name in store.manifest(ref)["files"]]
+    for suffix, kind in kinds.items():
+        mine = [(ref, name) for ref, name in files if name.endswith(suffix)]
+        if mine:
+            yield Reader(f"artifacts, {kind}", kind, *_artifacts(root, mine, before), 0.5)
+
+
+def _artifacts(
+    root: Path, files: Sequence[tuple[Ref, str]], before: dict[Path, bytes]
+) -> tuple[list[bytes], Callable[[int, bytes], object]]:
+    """Files of artifacts: whatever is changed in them is noticed before anything reads them."""
+    store = Store(str(root))
+    paths = [Path(store.local_path(ref, name)) for ref, name in files]
+
+    def read(place: int, content: bytes) -> None:
+        paths[place].write_bytes(content)
+        try:
+            Store(str(root)).local_path(*files[place])
+        except CorruptArtifact:
+            raise
+        else:
+            assert content == before[paths[place]], "a changed artifact is taken for whole"
+        finally:
+            _put_back(root, paths[place], before)
+
+    return [before[path] for path in paths], read
+
+
+def _put_back(root: Path, path: Path, before: dict[Path, bytes]) -> None:
+    path.unlink(missing_ok=True)
+    path.write_bytes(before[path])
+    index = root / "index/runs.json"
+    if index in before:
+        index.write_bytes(before[index])
+
+
+def command(*arguments: str) -> None:
+    """The command line, in this process; what it refuses, it has to say in a few lines.
+
+    Raises:
+        UserError: with the lines, when it ends with another status than 0.
+    """
+    out, errors = io.StringIO(), io.StringIO()
+    environment = dict(os.environ)
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+            status = main(arguments)
+    finally:
+        os.environ.clear()
+        os.environ.update(environment)
+    said = errors.getvalue()
+    check_words(said)
+    if any(ord(character) < 32 and character not in "\n\t" for character in out.getvalue()):
+        raise AssertionError("control characters reach the terminal")
+    if status != 0:
+        if not said.startswith("memlib: "):
+            raise AssertionError(f"status {status} without a line")
+        raise UserError(said)
+
+
+def check_words(said: str) -> None:
+    """Refuses what nobody would read, and what a terminal would obey."""
+    if len(said) > 4000 or said.count("\n") > 12:
+        raise AssertionError(f"{len(said)} characters in {said.count(chr(10))} lines: {said[:200]}")
+    if any(ord(character) < 32 and character not in "\n\t" for character in said):
+        raise AssertionError(f"control characters in {said[:200]!r}")
