@@ -17,7 +17,7 @@ from memlib.private import read_plain
 from memlib.specs import merged
 
 QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
-MOST_BYTES = 10 * 2**20  # of a recipe
+MOST_BYTES, MOST_VALUES = 10 * 2**20, 100_000  # of a recipe
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -97,7 +97,7 @@ def _beside(path: Path, named: str) -> str:
 
 def _yaml(text: str, where: str) -> Any:
     try:
-        return yaml.safe_load(text)
+        content = yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:  # of what stands there it says nothing: it may be anybody's password
         mark = error.problem_mark
         place = "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}"
@@ -105,6 +105,20 @@ def _yaml(text: str, where: str) -> Any:
         raise UserError(f"{where} is not valid YAML: {problem}{place}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{where} is not valid YAML ({type(error).__name__})") from error
+    if _unfolded(content, {}) > MOST_VALUES:
+        raise UserError(f"{where} unfolds to more than {MOST_VALUES} values; use fewer aliases (*name)")
+    return content
+
+
+def _unfolded(content: Any, known: dict[int, int]) -> int:
+    """How many values there are, those that aliases repeat counted each time; too many where something holds itself."""
+    if not isinstance(content, dict | list):
+        return 1
+    if id(content) not in known:
+        known[id(content)] = MOST_VALUES + 1
+        inner = content.values() if isinstance(content, dict) else content
+        known[id(content)] = 1 + sum(_unfolded(value, known) for value in inner)
+    return known[id(content)]
 
 
 def _check_plain(content: Any, where: str) -> None:

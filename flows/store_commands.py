@@ -19,7 +19,7 @@ from flows.requests import unfinished
 from memlib import comparison, ledger, upkeep
 from memlib.errors import RunError, UserError
 from memlib.planning import Plan
-from memlib.runs import list_runs, read_run, refs_of, run_names
+from memlib.runs import list_runs, read_run, refs_of, rows_of, run_names
 from memlib.store import Store
 
 ASIDE = {
@@ -349,8 +349,8 @@ def verify(
 
     opened = opened_store(store)
     runs, problems = [], []
+    listed = list_runs(opened)
     if run_id is None:
-        listed = list_runs(opened)
         problems += [verification.Problem(f"run {name}", problem) for name, problem in listed.damaged.items()]
         runs, refs = [read_run(opened, entry["run"]) for entry in listed.entries], upkeep.committed(opened)
         if not (runs or refs or problems):
@@ -359,8 +359,9 @@ def verify(
         runs = [find_run(opened, run_id)]
         refs = sorted(refs_of(runs[0]), key=str)
     problems += verification.check_artifacts(opened, refs)
+    rows = rows_of(listed.entries)
     for run in runs:
-        problems += verification.check_run(opened, run)
+        problems += verification.check_run(opened, run, rows)
         problems += verification.check_signature(opened, run, trust) if trust is not None else ()
     older = [run["run"] for run in runs if not verification.is_checkable(run)]
     if json_:
@@ -399,7 +400,9 @@ def sign(run_id: str, /, *, key: Path, store: StoreOption = DEFAULT_STORE) -> No
 
     opened = opened_store(store)
     run = find_run(opened, run_id)
-    problems = [*verification.check_artifacts(opened, sorted(refs_of(run), key=str)), *verification.check_run(opened, run)]
+    rows = rows_of(list_runs(opened).entries)
+    problems = [*verification.check_artifacts(opened, sorted(refs_of(run), key=str))]
+    problems += verification.check_run(opened, run, rows)
     if problems:
         raise RunError(f"{problems[0].what}: {problems[0].problem}; nothing was signed, see memlib verify {run['run']}")
     console.print(f"signed: {verification.sign(opened, run, key)}", soft_wrap=True)

@@ -12,10 +12,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+import pyarrow as pa
+
 from memlib.errors import CorruptArtifact, RunError, UserError
 from memlib.identity import canonical_json, content_key
+from memlib.private import scratch
 from memlib.records import NAME, ArtifactRecord, RunRecord, Unreadable, parsed
 from memlib.store import MANIFEST, Ref, Store
+from memlib.tables import RUNS, write_table
 
 INDEX = "index/runs.json"
 FORMAT = 1
@@ -192,25 +196,52 @@ def results_path(table: str, audit: str, run: str) -> str:
     return f"results/table={table}/audit={audit}/run={run}/part-0.parquet"
 
 
-def row_of(entry: Mapping[str, Any], *, current: bool) -> dict[str, Any]:
-    """A run's row of the table of runs.
+def rows_of(entries: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Each run's row of the table of runs; of those that ask the same of the same data the newest one is current.
 
     Args:
-        entry: the run, as `list_runs` has it.
-        current: whether no newer run asks the same of the same data.
+        entries: all runs of a store, newest first, as `list_runs` has them.
     """
-    said = entry["verdict"] or {"word": "", "sentence": ""}
-    return {
-        "finished": datetime.fromtimestamp(entry["finished"], tz=UTC),
-        "title": entry["title"],
-        "data": entry["ledger"]["data"],
-        "asks": entry["asks"],
-        "scores": entry["scores"],
-        "current": current,
-        "verdict": said["word"],
-        "sentence": said["sentence"],
-        "memlib": entry["memlib"],
-    }
+    found: dict[str, dict[str, Any]] = {}
+    newest: set[tuple[Any, Any]] = set()
+    for entry in entries:
+        said = entry["verdict"] or {"word": "", "sentence": ""}
+        found[entry["run"]] = {
+            "finished": datetime.fromtimestamp(entry["finished"], tz=UTC),
+            "title": entry["title"],
+            "data": entry["ledger"]["data"],
+            "asks": entry["asks"],
+            "scores": entry["scores"],
+            "current": _question(entry) not in newest,
+            "verdict": said["word"],
+            "sentence": said["sentence"],
+            "memlib": entry["memlib"],
+        }
+        newest.add(_question(entry))
+    return found
+
+
+def publish_rows(store: Store, changed: Iterable[Mapping[str, Any]]) -> None:
+    """Writes the rows of runs that were published or taken out, and of those that ask the same of the same data.
+
+    A row makes its run's other tables count.
+
+    Args:
+        store: which.
+        changed: the runs, as `list_runs` has them or had them.
+    """
+    questions = {_question(entry) for entry in changed if entry["asks"]}  # else of before there were rows
+    entries = list_runs(store).entries
+    rows = rows_of(entries)
+    with scratch("publish") as folder:
+        for entry in entries:
+            if _question(entry) in questions:
+                write_table(pa.Table.from_pylist([rows[entry["run"]]], schema=RUNS.arrow), RUNS, folder / "runs.parquet")
+                store.publish(results_path(RUNS.name, entry["audit"], entry["run"]), folder / "runs.parquet")
+
+
+def _question(entry: Mapping[str, Any]) -> tuple[Any, Any]:
+    return entry["asks"], entry["ledger"]["data"]
 
 
 def run_names(store: Store) -> list[str]:

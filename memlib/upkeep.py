@@ -12,7 +12,7 @@ from typing import Any, Literal
 from memlib.errors import CorruptArtifact, RunError
 from memlib.heartbeat import SILENT_SECONDS, beating
 from memlib.records import RequestRecord, StatusRecord, Unreadable, parsed
-from memlib.runs import list_runs, refs_of
+from memlib.runs import list_runs, publish_rows, refs_of
 from memlib.store import MANIFEST, Ref, Store
 
 SUMMED = ("seconds", "cpu_seconds", "bytes_in", "bytes_out", "units")
@@ -199,7 +199,7 @@ def clear(store: Store, *, keep: Collection[str] | None = None, days: float) -> 
 
 def _clear(store: Store, keep: Collection[str] | None, days: float) -> Iterator[Garbage]:
     alive, looked = set(store.listing("requests")), time.monotonic()
-    before = store.clock() - days * DAY
+    before, runs, gone = store.clock() - days * DAY, list_runs(store).entries, set()
     for item in garbage(store, keep=keep, days=days):
         if time.monotonic() - looked > LOOK_SECONDS:
             if set(store.listing("requests")) - alive:  # by a memlib that does not wait
@@ -208,7 +208,10 @@ def _clear(store: Store, keep: Collection[str] | None, days: float) -> Iterator[
         if any(when >= before for _, when in store.listing(item.path).values()):
             continue
         _delete(store, item)
+        gone |= {item.path.split("/")[1]} if item.kind == "run" else set()
         yield item
+    if gone:
+        publish_rows(store, [run for run in runs if run["run"] in gone])
 
 
 def _delete(store: Store, item: Garbage) -> None:

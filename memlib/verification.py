@@ -66,11 +66,18 @@ def _unlike_its_key(ref: Ref, manifest: Mapping[str, Any]) -> Iterator[str]:
         yield "its spec, inputs or version are not those of its key"
 
 
-def check_run(store: Store, run: Mapping[str, Any]) -> Iterator[Problem]:
-    """Compares what a run says with what it was made from: artifacts, tables, page, findings, verdict, its own name."""
+def check_run(store: Store, run: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]]) -> Iterator[Problem]:
+    """Compares what a run says with what it was made from: artifacts, tables, page, findings, verdict, its own name.
+
+    Args:
+        store: of the run.
+        run: its manifest.
+        rows: of all runs of the store, see `runs.rows_of`.
+    """
     name = f"run {run['run']}"
     if not run["pins"] and run.get(DIGEST) is None:
         return  # of a memlib before 0.2; see is_checkable
+    yield from _check_row(store, run, rows.get(run["run"]))
     yield from (Problem(name, problem) for problem in _unlike_itself(store, run))
     for ref_name, pin in run["pins"].items():
         stage, _, key = ref_name.rpartition("/")
@@ -122,11 +129,6 @@ def _unlike_itself(store: Store, run: Mapping[str, Any]) -> Iterator[str]:
         path = results_path(table, run["audit"], run["run"])
         if table in PUBLISHED and path in run["published"] and not _same_table(store, path, scores, f"{table}.parquet"):
             yield f"{path} is not what its scores say"
-    row = _row_of_runs(store, run)
-    if row is None:
-        yield f"{results_path(RUNS.name, run['audit'], run['run'])} is missing, so that its tables do not count"
-    elif (row["scores"], row["asks"], row["data"]) != (run["scores"], run["asks"], run["ledger"]["data"]):
-        yield f"{results_path(RUNS.name, run['audit'], run['run'])} says otherwise than the run"
 
 
 def _alike(said: Any, expected: Any) -> bool:
@@ -159,15 +161,21 @@ def _same_table(store: Store, path: str, scores: Ref, name: str) -> bool:
     )
 
 
-def _row_of_runs(store: Store, run: Mapping[str, Any]) -> dict[str, Any] | None:
-    content = store.published(results_path(RUNS.name, run["audit"], run["run"]))
+def _check_row(store: Store, run: Mapping[str, Any], expected: Mapping[str, Any] | None) -> Iterator[Problem]:
+    """Compares a run's row of the table of runs, by which its other tables count, with what the runs of the store say."""
+    path = results_path(RUNS.name, run["audit"], run["run"])
+    content = store.published(path)
     if content is None:
-        return None
+        yield Problem(path, "is missing, so that the tables of its run do not count; run its audit again")
+        return
     try:
-        (row,) = pq.read_table(pa.BufferReader(content)).to_pylist()
+        said = pq.read_table(pa.BufferReader(content))
     except (pa.ArrowException, OSError, ValueError):
-        return {"scores": None, "asks": None, "data": None}
-    return {name: row.get(name) for name in ("scores", "asks", "data")}
+        yield Problem(path, "is no readable Parquet file")
+        return
+    row = None if expected is None else pa.Table.from_pylist([expected], schema=RUNS.arrow)
+    if row is None or said.column_names != row.column_names or not _alike(said.to_pylist(), row.to_pylist()):
+        yield Problem(path, f"says otherwise than run {run['run']}")
 
 
 def sign(store: Store, run: Mapping[str, Any], key: Path) -> str:

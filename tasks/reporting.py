@@ -28,13 +28,13 @@ from memlib.runs import (
     findings_of,
     list_runs,
     pins_of,
+    publish_rows,
     read_run,
     refs_of,
     results_path,
-    row_of,
     run_name,
 )
-from memlib.store import MANIFEST, Ref, Store
+from memlib.store import MANIFEST, Ref
 from memlib.tables import PUBLISHED, RUNS, write_table
 from tasks.display import quietly
 from tasks.runtime import Context
@@ -149,20 +149,8 @@ def publish_run(context: Context, manifest: dict[str, Any]) -> dict[str, Any]:
     }
     whole = sealed(whole)
     store.publish_bytes(f"runs/{run}/{MANIFEST}", json.dumps(whole, indent=1).encode())
-    publish_rows(store, run)
+    publish_rows(store, [entry for entry in list_runs(store).entries if entry["run"] == run])
     return whole
-
-
-def publish_rows(store: Store, run: str) -> None:
-    """Writes a run's row of the table of runs, which makes its other tables count, and those of runs that it replaces."""
-    entries = list_runs(store).entries
-    mine = next(entry for entry in entries if entry["run"] == run)
-    alike = [e for e in entries if (e["asks"], e["ledger"]["data"]) == (mine["asks"], mine["ledger"]["data"])]
-    with scratch("publish") as folder:
-        for place, entry in enumerate(alike):  # newest first
-            row = row_of(entry, current=place == 0)
-            write_table(pa.Table.from_pylist([row], schema=RUNS.arrow), RUNS, folder / "runs.parquet")
-            store.publish(results_path(RUNS.name, entry["audit"], entry["run"]), folder / "runs.parquet")
 
 
 def run_history(context: Context, run: str) -> list[dict[str, Any]]:

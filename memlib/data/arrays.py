@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlib.data.bounds import check_arrays
-from memlib.data.examples import NO_BOXES, Example
+from memlib.data.examples import NO_BOXES, Example, numbered_classes
 from memlib.errors import UserError
 from memlib.identity import file_digest
 from memlib.specs import NpzSource
@@ -35,10 +35,10 @@ class NpzImages:
         if labels.size != len(self._images) or not np.issubdtype(labels.dtype, np.integer):
             raise UserError(f"{path}: {spec.labels} should hold {len(self._images)} class indices, not {labels.shape}")
         self._labels: NDArray[np.int64] = labels.reshape(-1).astype(np.int64)
-        count = int(self._labels.max(initial=-1)) + 1
-        if spec.class_names and len(spec.class_names) < count:
-            raise UserError(f"{path} has {count} classes, but class_names names {len(spec.class_names)}")
-        self.class_names = list(spec.class_names) or [str(label) for label in range(count)]
+        largest = int(self._labels.max(initial=-1))
+        if spec.class_names and len(spec.class_names) <= largest:
+            raise UserError(f"{path} has {largest + 1} classes, but class_names names {len(spec.class_names)}")
+        self.class_names = list(spec.class_names) or numbered_classes(largest, str(path))
 
     def __len__(self) -> int:
         return len(self._labels)

@@ -2,6 +2,7 @@
 
 import math
 import os
+import tokenize
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -50,6 +51,16 @@ def read_bounded(file: IO[bytes], path: str) -> bytes:
     return b"".join(parts)
 
 
+def check_pixels(image: Any) -> None:
+    """Refuses an image (Pillow's, not yet decoded) with more pixels than the bound.
+
+    Raises:
+        ValueError: saying how many.
+    """
+    if image.width * image.height > most_pixels():
+        raise ValueError(f"{image.width} x {image.height} pixels; if that is right, raise MEMLIB_MAX_PIXELS")
+
+
 def check_arrays(path: Path) -> None:
     """Refuses an .npz file whose arrays claim to be larger than what it holds, or than the bound.
 
@@ -63,7 +74,10 @@ def check_arrays(path: Path) -> None:
             with archive.open(entry) as file:
                 version = np.lib.format.read_magic(file)
                 read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-                shape, _, dtype = read(file)
+                try:
+                    shape, _, dtype = read(file)
+                except (tokenize.TokenError, SyntaxError) as error:  # which NumPy lets through
+                    raise ValueError(f"array {entry.filename} has no header that can be read") from error
             size = math.prod(shape) * dtype.itemsize
             if size > min(most, entry.file_size):
                 raise UserError(f"{path}: array {entry.filename} claims {size} bytes, but it holds {entry.file_size}")

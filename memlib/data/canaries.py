@@ -18,6 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from PIL import Image
 
+from memlib.data.bounds import check_pixels
 from memlib.data.glyphs import DIGITS, LETTERS, draw_text
 from memlib.data.names import other_names
 from memlib.errors import UserError
@@ -147,21 +148,26 @@ def _placed(
 
 
 def _read_picture(path: str, mask: str | None, *, channels: int) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    try:
-        picture = Image.open(path).convert("RGBA")
-        opaque = np.asarray(picture)[..., 3] >= 128
-        if mask is not None:
-            chosen = np.asarray(Image.open(mask).convert("L")) >= 128
-            if chosen.shape != opaque.shape:
-                raise UserError(
-                    f"the mask {mask} is {chosen.shape[1]} x {chosen.shape[0]}, "
-                    f"the picture {picture.width} x {picture.height}"
-                )
-            opaque = opaque & chosen
-    except OSError as error:
-        raise UserError(f"cannot read the feature's picture {path} ({error})") from error
+    picture = _opened(path, "RGBA")
+    opaque = np.asarray(picture)[..., 3] >= 128
+    if mask is not None:
+        chosen = np.asarray(_opened(mask, "L")) >= 128
+        if chosen.shape != opaque.shape:
+            raise UserError(
+                f"the mask {mask} is {chosen.shape[1]} x {chosen.shape[0]}, the picture {picture.width} x {picture.height}"
+            )
+        opaque = opaque & chosen
     values = np.asarray(picture.convert("RGB")) if channels == 3 else np.asarray(picture.convert("L"))[..., None]
     return values, opaque
+
+
+def _opened(path: str, mode: str) -> Image.Image:
+    try:
+        picture = Image.open(path)
+        check_pixels(picture)
+        return picture.convert(mode)
+    except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, ... for broken files
+        raise UserError(f"cannot read the feature's picture {path} ({error})") from error
 
 
 def null_features(spec: FeatureSpec, shape: Sequence[int], count: int, *, seed: int) -> dict[str, Feature]:

@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 from fsspec.implementations.local import LocalFileSystem
-from numpy.typing import NDArray
 
 from memlib.code import load
 from memlib.data.arrays import NpzImages
 from memlib.data.csv_images import CsvImages
-from memlib.data.examples import NO_BOXES, Example, Source, decode_image, list_files, listing_digest
+from memlib.data.examples import NO_BOXES, Example, Source, decode_image, list_files, listing_digest, numbered_classes
 from memlib.data.image_folder import ImageFolder
 from memlib.data.joined import Joined
 from memlib.data.parquet import ParquetImages
@@ -75,7 +74,10 @@ class Torchvision:
         labels: Any = getattr(self._data, "targets", getattr(self._data, "labels", None))
         if stated is None and labels is None:
             raise UserError(f"torchvision.datasets.{spec.name} tells neither its classes nor its labels")
-        self.class_names = [str(name) for name in stated] if stated is not None else _numbered(np.asarray(labels))
+        if stated is not None:
+            self.class_names = [str(name) for name in stated]
+        else:
+            self.class_names = numbered_classes(int(np.asarray(labels).max()), f"torchvision.datasets.{spec.name}")
 
     def __len__(self) -> int:
         return len(self._data)
@@ -114,10 +116,6 @@ _KINDS: dict[str, Any] = {
     "npz": NpzImages,
     "csv": CsvImages,
 }
-
-
-def _numbered(labels: NDArray[Any]) -> list[str]:
-    return [str(label) for label in range(int(labels.max()) + 1)]
 
 
 class _Imported:

@@ -16,12 +16,13 @@ from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
 from PIL import Image
 
-from memlib.data.bounds import check_links, most_pixels
+from memlib.data.bounds import check_links, check_pixels
 from memlib.errors import UserError
 from memlib.identity import canonical_json, file_digest
 from memlib.private import PRIVATE, make_folder, user_folder
 
 REHASH = "MEMLIB_REHASH"
+MOST_CLASSES = 1_000_000
 NO_BOXES: NDArray[np.int64] = np.zeros((0, 4), dtype=np.int64)
 
 
@@ -70,8 +71,7 @@ def decode_image(data: bytes | Image.Image, *, example_id: str = "", label: int 
     """
     try:
         image = data if isinstance(data, Image.Image) else Image.open(io.BytesIO(data))
-        if image.width * image.height > most_pixels():
-            raise ValueError(f"{image.width} x {image.height} pixels; if that is right, raise MEMLIB_MAX_PIXELS")
+        check_pixels(image)
         if image.mode.startswith("I;16") or image.mode in {"I", "F"}:
             values = np.asarray(image, dtype=np.float64)
             top = 65535.0 if values.max(initial=0) > 255 else 255.0
@@ -79,6 +79,21 @@ def decode_image(data: bytes | Image.Image, *, example_id: str = "", label: int 
         return np.asarray(image.convert("RGB"))
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, ... for broken files
         raise UnreadableImage(example_id, label, f"cannot be decoded ({error})") from error
+
+
+def numbered_classes(largest: int, where: str) -> list[str]:
+    """Names of classes that have none but their numbers.
+
+    Args:
+        largest: of the labels.
+        where: they are, for the message.
+
+    Raises:
+        UserError: for a label that is no class index.
+    """
+    if largest >= MOST_CLASSES:
+        raise UserError(f"{where}: label {largest} is no class index; classes are numbered from 0")
+    return [str(label) for label in range(largest + 1)]
 
 
 # -- what a folder or bucket holds --------------------------------------------------------------------

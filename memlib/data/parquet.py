@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from memlib.data.bounds import MOST_PIXELS
 from memlib.data.examples import (
     NO_BOXES,
     Example,
@@ -19,6 +20,7 @@ from memlib.data.examples import (
     decode_image,
     find_files,
     listing_digest,
+    numbered_classes,
     open_location,
 )
 from memlib.errors import UserError
@@ -55,7 +57,7 @@ class ParquetImages:
                 raise UserError(f"{file} is not a readable Parquet file ({error})") from error
         if None in labels:
             raise UserError(f"{spec.path}: example {self._ids[labels.index(None)]} has no {spec.label_column}")
-        self.class_names, self._labels = _classes(labels, stated)
+        self.class_names, self._labels = _classes(labels, stated, spec.path)
         self._starts = [group.first for group in self._groups]
         self._loaded: tuple[int, pa.Table] | None = None
 
@@ -65,9 +67,11 @@ class ParquetImages:
         wanted = [c for c in (spec.image_column, spec.label_column, spec.id_column, spec.boxes_column) if c]
         with self._fs.open(file) as handle:
             parquet = pq.ParquetFile(handle)
-            missing = [column for column in wanted if column not in parquet.schema_arrow.names]
-            if missing:
-                raise UserError(f"{file} has no column {missing[0]!r}; it has {', '.join(parquet.schema_arrow.names)}")
+            names = parquet.schema_arrow.names
+            for column in wanted:
+                if names.count(column) != 1:
+                    seen = f"{names.count(column)} columns" if column in names else "no column"
+                    raise UserError(f"{file} has {seen} {column!r}; it has {', '.join(names)}")
             short = os.path.relpath(file, self._folder)
             row = 0
             for index in range(parquet.num_row_groups):
@@ -92,7 +96,12 @@ class ParquetImages:
         data = image.get("bytes") if isinstance(image, dict) else image
         if data is None:
             raise UnreadableImage(name, label, "has no image bytes")
-        return Example(name, decode_image(data, example_id=name, label=label), label, self._boxes(row))
+        try:
+            boxes = self._boxes(row)
+        except (ValueError, TypeError, OverflowError) as error:
+            said = f"example {name} of {self._spec.path} has {self._spec.boxes_column} that are not four numbers each"
+            raise UserError(f"{said} ({error})") from error
+        return Example(name, decode_image(data, example_id=name, label=label), label, boxes)
 
     def content_digest(self) -> str:
         """Of the files' listing."""
@@ -116,14 +125,16 @@ class ParquetImages:
         value = row[self._spec.boxes_column]
         value = value.get("bbox") if isinstance(value, dict) else value
         boxes = np.array(value or NO_BOXES, dtype=np.float64).reshape(-1, 4)
+        if not (np.abs(boxes) < MOST_PIXELS).all():  # so that NaN is none either
+            raise ValueError("no image has these")
         if self._spec.box_format == "xywh":
             boxes[:, 2:] += boxes[:, :2]
         return np.concatenate([np.floor(boxes[:, :2]), np.ceil(boxes[:, 2:])], axis=1).astype(np.int64)
 
 
-def _classes(labels: list[Any], stated: list[str] | None) -> tuple[list[str], list[int]]:
+def _classes(labels: list[Any], stated: list[str] | None, where: str) -> tuple[list[str], list[int]]:
     if all(isinstance(label, int) for label in labels):
-        names = stated or [str(label) for label in range(max(labels, default=-1) + 1)]
+        names = stated or numbered_classes(max(labels, default=-1), where)
         return names, [int(label) for label in labels]
     names = sorted({str(label) for label in labels})
     index = {name: number for number, name in enumerate(names)}

@@ -1,3 +1,4 @@
+import itertools
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,7 @@ def test_mistakes_are_named_with_their_place(minimal: str, override: str, messag
         ("nothing-like-it.yaml", [], "shipped are"),
         ("smoke", ["training.epochs"], "is not key=value"),
         ("smoke", ["training.epochs={"], "is not valid YAML"),
+        ("smoke", ["training.epochs=&a [*a]"], "unfolds to more than 100000 values"),
         ("smoke", ["title.x=1"], "title is a value, not a section"),
         ("sweep_smoke", ["resources=5"], "resources is 5; it is a section"),
     ],
@@ -105,6 +107,17 @@ def test_mistakes_are_named_with_their_place(minimal: str, override: str, messag
 def test_recipes_that_cannot_be_read(name: str, overrides: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message.replace("?", r"\?")):
         load_recipe(name, overrides)
+
+
+def test_aliases_that_unfold_without_end_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    lines = "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in itertools.pairwise("abcdefghijkl"))
+    for text in (f"a: &a [x, x]\n{lines}", "audit: deja_vu\nmodel: &m {inner: *m}\n"):
+        path.write_text(text)
+        with pytest.raises(UserError, match="unfolds to more than 100000 values"):
+            load_recipe(str(path))
+    path.write_text("audit: deja_vu\nsplit: &s {train_per_class: 3}\nother: *s\n")
+    assert load_recipe(str(path))[0]["other"] == {"train_per_class": 3}
 
 
 def test_a_missing_part_is_named(tmp_path: Path) -> None:

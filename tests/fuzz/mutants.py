@@ -249,7 +249,7 @@ def _npz(content: bytes, rng: random.Random) -> bytes:
     elif how < 0.7:
         del members[name]
     elif how < 0.8:
-        members[rng.choice(("../x.npy", "/x.npy", "", "x.txt", "a" * 300))] = members.pop(name)
+        members[rng.choice(("../x.npy", "/x.npy", "x.txt", "a" * 300))] = members.pop(name)
     elif how < 0.9:
         members[name] = b"\x93NUMPY\x01\x00" + bytes(5_000_000)
     out = io.BytesIO()

@@ -286,9 +286,16 @@ def _store(root: Path) -> Iterator[Reader]:
     first, second = sorted(run_names(store))[:2]
     (note,) = (note["run"] for note in unfinished(store))
     commands: dict[str, tuple[tuple[str, ...], ...]] = {
-        "any": (("runs",), ("show", first), ("status",), ("diff", first, second), ("gc", "--days", "0"), ("verify", first)),
+        "any": (
+            ("runs",),
+            ("show", first),
+            ("status", first),
+            ("diff", first, second),
+            ("gc", "--days", "0"),
+            ("verify", first),
+        ),
         "run": (("runs",), ("show", first), ("diff", second, first), ("verify", first), ("gc", "--keep", first), ("verify",)),
-        "note": (("runs",), ("status",), ("status", note), ("gc",), ("show", note)),
+        "note": (("runs",), ("status", note), ("gc",), ("show", note)),
     }
     before = {path: path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 

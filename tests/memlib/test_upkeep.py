@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from flows.cli import main
-from memlib import upkeep
+from memlib import runs, upkeep
 from memlib.errors import RunError
 from memlib.runs import list_runs
 from memlib.store import Ref, Store
@@ -157,6 +159,24 @@ def test_the_cells_of_a_sweep_that_is_kept_are_kept(store: Store, tmp_path: Path
     found = paths(upkeep.garbage(store, keep=[SWEEP], days=LATER))
     assert ("run", f"runs/{SECOND}/manifest.json") in found
     assert not [path for _, path in found if FIRST in path]
+
+
+def test_when_the_newest_of_runs_that_ask_the_same_is_taken_out_the_one_before_it_counts(
+    store: Store, tmp_path: Path
+) -> None:
+    for run, asks in ((FIRST, "q"), (SECOND, "other"), (THIRD, "q")):
+        run_of(store, run, [USED], tmp_path, asks=asks)
+    runs.publish_rows(store, list_runs(store).entries)
+
+    def current() -> dict[str, bool]:
+        files = {path: store.published(path) for path in store.listing("results") if "table=runs" in path}
+        return {
+            path.split("run=")[1][:12]: pq.read_table(pa.BufferReader(f))["current"][0].as_py() for path, f in files.items()
+        }
+
+    assert current() == {FIRST: False, SECOND: True, THIRD: True}
+    upkeep.clear(store, keep=[FIRST, SECOND], days=LATER)
+    assert current() == {FIRST: True, SECOND: True}
 
 
 def test_what_is_new_is_left_even_of_runs_that_are_not_kept(store: Store) -> None:

@@ -16,9 +16,9 @@ from flows.cli import main
 from memlib.findings import verdict_of
 from memlib.identity import content_key, file_digest
 from memlib.records import sealed
-from memlib.runs import asks_digest, findings_of, list_runs, pins_of, read_run, results_path, row_of, run_name
+from memlib.runs import asks_digest, findings_of, list_runs, pins_of, publish_rows, read_run, results_path, rows_of, run_name
 from memlib.store import Ref, Store
-from memlib.tables import RUNS, SUMMARY, write_table
+from memlib.tables import SUMMARY, write_table
 from memlib.verification import check_artifacts, check_run, check_signature, sign
 
 SPEC, INPUTS = {"alpha": 0.05}, {"search": "a" * 32}
@@ -57,17 +57,14 @@ def store(tmp_path: Path) -> Store:
         "scores": str(SCORES), "asks": asks_digest(RECIPE), "pins": pins_of(found, [SCORES]), "published": published,
     }  # fmt: skip
     found.publish_bytes(f"runs/{run}/manifest.json", json.dumps(sealed(manifest)).encode())
-    write_row(found, run)
+    write_row(found)
     return found
 
 
-def write_row(store: Store, run: str) -> None:
+def write_row(store: Store) -> None:
     found = list_runs(store)
     assert not found.damaged, found.damaged
-    (entry,) = found.entries
-    file = Path(store.uri).parent / "runs.parquet"
-    write_table(pa.Table.from_pylist([row_of(entry, current=True)], schema=RUNS.arrow), RUNS, file)
-    store.publish(results_path("runs", "deja_vu", run), file)
+    publish_rows(store, found.entries)
 
 
 def only_run(store: Store) -> dict[str, Any]:
@@ -77,7 +74,7 @@ def only_run(store: Store) -> dict[str, Any]:
 
 def problems(store: Store) -> str:
     run = only_run(store)
-    found = [*check_artifacts(store, [SCORES]), *check_run(store, run)]
+    found = [*check_artifacts(store, [SCORES]), *check_run(store, run, rows_of(list_runs(store).entries))]
     return "; ".join(f"{problem.what}: {problem.problem}" for problem in found)
 
 
@@ -125,10 +122,31 @@ def test_every_change_of_a_run_is_named(store: Store) -> None:
     assert "its name is not that of its recipe" in problems(store)
     reseal(store, recipe=RECIPE | {"title": "another"}, asks=run["asks"])
     assert "recipe" not in problems(store)  # a title is no promise
-    store.drop(results_path("runs", "deja_vu", run["run"]))
-    assert "so that its tables do not count" in problems(store)
-    store.publish_bytes(results_path("runs", "deja_vu", run["run"]), b"PAR1")
-    assert "says otherwise than the run" in problems(store)
+
+
+def test_every_change_of_a_row_of_the_table_of_runs_is_named(store: Store) -> None:
+    run = only_run(store)
+    path, file = results_path("runs", "deja_vu", run["run"]), Path(store.uri).parent / "row.parquet"
+    said = pq.read_table(pa.BufferReader(store.published(path)))
+    for name, other in {
+        "verdict": "bounded",
+        "sentence": "All is well.",
+        "current": False,
+        "title": "x",
+        "scores": "x/y",
+    }.items():
+        pq.write_table(said.set_column(said.column_names.index(name), name, pa.array([other])), file)
+        store.publish(path, file)
+        assert f"{path}: says otherwise than run {run['run']}" in problems(store), name
+    pq.write_table(said.drop_columns(["sentence"]), file)
+    store.publish(path, file)
+    assert "says otherwise" in problems(store)
+    store.publish_bytes(path, b"PAR1")
+    assert f"{path}: is no readable Parquet file" in problems(store)
+    store.drop(path)
+    assert "so that the tables of its run do not count" in problems(store)
+    write_row(store)
+    assert problems(store) == ""
 
 
 def test_a_manifest_that_was_changed_by_hand_is_no_run(store: Store, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,16 +10,19 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from memlib.data.canaries import build_feature
 from memlib.data.datasets import open_source
 from memlib.data.examples import UnreadableImage, decode_image
 from memlib.data.formats import Format
 from memlib.data.image_folder import parse_voc
 from memlib.data.text import read_text
 from memlib.errors import UserError
-from memlib.specs import CsvSource, ImageFolderSource, NpzSource, TextFileSource
+from memlib.specs import CsvSource, ImageFolderSource, NpzSource, ParquetSource, PictureFeature, TextFileSource
 
 
 def png(value: int = 0, side: int = 4) -> bytes:
@@ -132,6 +135,51 @@ def test_arrays_that_claim_more_than_they_hold_are_refused(tmp_path: Path) -> No
         open_source(NpzSource(kind="npz", path=str(tmp_path / "bomb.npz"), images="images", labels="labels"))
     np.savez(tmp_path / "good.npz", images=np.zeros((2, 4, 4), dtype=np.uint8), labels=np.array([0, 1]))
     assert len(open_source(NpzSource(kind="npz", path=str(tmp_path / "good.npz"), images="images", labels="labels"))) == 2
+
+
+@pytest.mark.parametrize("header", [b"{", b"[" * 500, b"    \n  x", b"'" * 3])
+def test_headers_of_arrays_that_numpy_stumbles_over_are_refused(tmp_path: Path, header: bytes) -> None:
+    with zipfile.ZipFile(tmp_path / "odd.npz", "w") as archive:
+        archive.writestr("images.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header)
+    with pytest.raises(UserError, match="cannot read arrays from .*odd.npz"):
+        open_source(NpzSource(kind="npz", path=str(tmp_path / "odd.npz"), images="images", labels="labels"))
+
+
+@pytest.mark.parametrize("label", [2**31, 10**12])
+def test_labels_that_count_no_classes_are_refused(tmp_path: Path, label: int) -> None:
+    np.savez(tmp_path / "a.npz", images=np.zeros((2, 4, 4), dtype=np.uint8), labels=np.array([0, label]))
+    pq.write_table(pa.table({"image": [png(), png()], "label": [0, label]}), tmp_path / "a.parquet")
+    for source in (
+        NpzSource(kind="npz", path=str(tmp_path / "a.npz"), images="images", labels="labels"),
+        ParquetSource(kind="parquet", path=str(tmp_path / "a.parquet")),
+    ):
+        with pytest.raises(UserError, match=f"label {label} is no class index"):
+            open_source(source)
+
+
+def test_tables_of_images_that_are_laid_out_oddly_are_refused_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    source = ParquetSource(kind="parquet", path=str(path), boxes_column="boxes")
+    table = pa.table({"image": [png()], "label": [0], "boxes": [[[0.0, 0.0, 1.0, 1.0]]]})
+    for boxes in ([[1.0, 2.0, 3.0]], ["left"], [1], [[[1e30] * 4]]):
+        pq.write_table(table.set_column(2, "boxes", pa.array(boxes)), path)
+        with pytest.raises(UserError, match=r"example a.parquet:0000000 of .* has boxes that are not four numbers each"):
+            open_source(source)[0]
+    pq.write_table(table.append_column("label", table["label"]), path)
+    with pytest.raises(UserError, match="has 2 columns 'label'"):
+        open_source(source)
+
+
+@pytest.mark.parametrize("damage", [b"", b"x", b"\x89PNG\r\n\x1a\n\x00\x00\x00\x02IHDRxx"])
+def test_pictures_of_features_that_are_none_are_named(tmp_path: Path, damage: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "f.png").write_bytes(damage)
+    feature = PictureFeature(kind="picture", path=str(tmp_path / "f.png"))
+    with pytest.raises(UserError, match="cannot read the feature's picture .*f.png"):
+        build_feature(feature, (16, 16, 3))
+    (tmp_path / "f.png").write_bytes(png())
+    monkeypatch.setenv("MEMLIB_MAX_PIXELS", "15")
+    with pytest.raises(UserError, match="4 x 4 pixels.*MEMLIB_MAX_PIXELS"):
+        build_feature(feature, (16, 16, 3))
 
 
 @pytest.mark.parametrize("value", ["1e30", "nan", "-inf", "x", ""])
