@@ -27,7 +27,7 @@ from flows.store_commands import DEFAULT_STORE, JsonOption, StoreOption, find_ru
 from flows.supervised import TRY_AGAIN
 from memlib import code
 from memlib.errors import EngineLost, RunError, StoreUnreachable, UserError
-from memlib.plain import plain
+from memlib.plain import brief
 from memlib.specs import Resources
 from memlib.store import Store
 from memlib.tables import PUBLISHED
@@ -386,7 +386,7 @@ def _interrupt(*_: object) -> None:
 def _say(text: str) -> None:
     """A last line, for whoever is still there: the terminal may be what has gone away."""
     with contextlib.suppress(OSError):
-        print(plain(text), file=sys.stderr, flush=True)
+        print(brief(text), file=sys.stderr, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -19,7 +19,7 @@ from flows.requests import unfinished
 from memlib import comparison, ledger, upkeep
 from memlib.errors import RunError, UserError
 from memlib.planning import Plan
-from memlib.runs import list_runs, read_run, refs_of, rows_of, run_names
+from memlib.runs import INDEX, list_runs, read_run, refs_of, rows_of, run_names
 from memlib.store import Store
 
 ASIDE = {
@@ -349,7 +349,9 @@ def verify(
 
     opened = opened_store(store)
     runs, problems = [], []
-    listed = list_runs(opened)
+    listed = list_runs(opened, indexed=False)
+    if list_runs(opened) != listed:
+        problems.append(verification.Problem(INDEX, "says otherwise than the runs; delete it, it is made again"))
     if run_id is None:
         problems += [verification.Problem(f"run {name}", problem) for name, problem in listed.damaged.items()]
         runs, refs = [read_run(opened, entry["run"]) for entry in listed.entries], upkeep.committed(opened)
@@ -400,7 +402,7 @@ def sign(run_id: str, /, *, key: Path, store: StoreOption = DEFAULT_STORE) -> No
 
     opened = opened_store(store)
     run = find_run(opened, run_id)
-    rows = rows_of(list_runs(opened).entries)
+    rows = rows_of(list_runs(opened, indexed=False).entries)
     problems = [*verification.check_artifacts(opened, sorted(refs_of(run), key=str))]
     problems += verification.check_run(opened, run, rows)
     if problems:

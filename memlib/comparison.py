@@ -34,11 +34,10 @@ def finding_changes(first: Run, second: Run) -> list[dict[str, Any]]:
     for key in dict.fromkeys([*a, *b]):
         metric, params = key
         mine, other = a.get(key), b.get(key)
-        row = {"metric": metric, "params": params, "first": _value(mine), "second": _value(other)}
-        both = mine is not None and other is not None
-        row["difference"] = other["value"] - mine["value"] if mine is not None and other is not None else None
-        row["apart"] = both and _apart(mine, other)
-        found.append(row)
+        before, after = _value(mine), _value(other)
+        difference = None if before is None or after is None else after - before
+        row = {"metric": metric, "params": params, "first": before, "second": after, "difference": difference}
+        found.append(row | {"apart": difference is not None and _apart(mine, other)})
     return found
 
 
@@ -48,7 +47,7 @@ def _by_setting(run: Run) -> dict[tuple[str, str], Mapping[str, Any]]:
 
 
 def _value(row: Mapping[str, Any] | None) -> float | None:
-    return None if row is None else float(row["value"])
+    return None if row is None or row["value"] is None else float(row["value"])
 
 
 def _apart(mine: Any, other: Any) -> bool:

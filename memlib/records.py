@@ -108,6 +108,7 @@ class Finding(Record):
     params: JsonObject
     value: float | None = None
     p_value: float | None = None
+    p_adjusted: float | None = None
     ci_low: float | None = None
     ci_high: float | None = None
     n: int | None = None
@@ -171,6 +172,55 @@ class RunRecord(Record):
     published: dict[Inside, Sha256] = Field(default_factory=dict)
 
 
+class Headline(Record):
+    """What the index of runs keeps of a run's first finding."""
+
+    metric: Shown
+    params: JsonObject
+    value: float | None
+    p_value: float | None
+    verdict: Shown | None
+
+
+class DataDigest(Record):
+    """What it keeps of the ledger."""
+
+    data: str
+
+
+class RunEntry(Record):
+    """What the index of runs keeps of a run."""
+
+    run: Name
+    audit: Name
+    title: Shown
+    finished: Seconds
+    verdict: VerdictRecord | None
+    findings: Annotated[list[Headline], Field(min_length=1)]
+    ledger: DataDigest
+    cells: dict[str, Name | None]
+    scores: Address | None
+    asks: str
+    memlib: str
+    refs: list[Annotated[int, Field(ge=0, strict=True)]]
+    mark: tuple[int, FiniteFloat]
+
+
+class DamagedEntry(Record):
+    """A run whose manifest could not be read."""
+
+    problem: Shown
+    mark: tuple[int, FiniteFloat]
+
+
+class IndexRecord(Record):
+    """The index of runs; their artifacts by place in a list, as they share most of them."""
+
+    format: int
+    refs: list[Address]
+    entries: dict[Name, RunEntry | DamagedEntry]
+
+
 class RequestRecord(Record):
     """The note of a run that has not ended."""
 
@@ -178,6 +228,7 @@ class RequestRecord(Record):
     audit: Name
     title: Shown
     started: Seconds
+    finished: None = None
     recipe: dict[str, Any]
     resources: dict[str, Any] = Field(default_factory=dict)
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from memlib.errors import CorruptArtifact, RunError, UserError
 from memlib.identity import canonical_json, content_key
 from memlib.private import scratch
-from memlib.records import NAME, ArtifactRecord, RunRecord, Unreadable, parsed
+from memlib.records import NAME, ArtifactRecord, IndexRecord, RunRecord, Unreadable, parsed
 from memlib.store import MANIFEST, Ref, Store
 from memlib.tables import RUNS, write_table
 
@@ -52,23 +52,28 @@ class Runs:
         return f"the manifest of run {name}{others} cannot be read ({problem})"
 
 
-def list_runs(store: Store) -> Runs:
-    """All finished runs; those whose manifest cannot be read are named."""
+def list_runs(store: Store, *, indexed: bool = True) -> Runs:
+    """All finished runs; those whose manifest cannot be read are named.
+
+    Args:
+        store: which.
+        indexed: whether to believe the index. Otherwise all manifests are read, and nothing is written.
+    """
     there = store.listing("runs")
     found = {path.split("/")[1]: facts for path, facts in there.items() if _is_manifest(path)}
-    known, indexed = _read_index(store)
+    known, written = _read_index(store) if indexed else ({}, 0.0)
     entries: dict[str, dict[str, Any]] = {}
-    for name, (size, written) in found.items():
+    for name, mark in found.items():
         entry = known.get(name)
-        if entry is not None and entry["mark"] == [size, written] and written < indexed - SETTLING_SECONDS:
+        if entry is not None and tuple(entry["mark"]) == mark and mark[1] < written - SETTLING_SECONDS:
             entries[name] = entry
     missing = [name for name in found if name not in entries]
     for start in range(0, len(missing), BATCH):
         batch = missing[start : start + BATCH]
         contents = store.published_together([f"runs/{name}/{MANIFEST}" for name in batch])
         for name in batch:
-            entries[name] = _entry(contents.get(f"runs/{name}/{MANIFEST}"), name) | {"mark": list(found[name])}
-    if missing or len(known) != len(entries):
+            entries[name] = _entry(contents.get(f"runs/{name}/{MANIFEST}"), name) | {"mark": found[name]}
+    if indexed and (missing or len(known) != len(entries)):
         _write_index(store, entries)
     whole = [entry for entry in entries.values() if "problem" not in entry]
     damaged = {name: str(entry["problem"]) for name, entry in sorted(entries.items()) if "problem" in entry}
@@ -101,17 +106,14 @@ def _read_index(store: Store) -> tuple[dict[str, dict[str, Any]], float]:
     """Entries by run, and when the index was written; none where it is missing or not of this format."""
     written = next((when for path, (_, when) in store.listing("index").items() if path == INDEX), 0.0)
     content = store.published(INDEX) if written else None
-    with contextlib.suppress(ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
-        index = json.loads(content or b"null")
-        if index is not None and index["format"] == FORMAT:
-            refs, found = index["refs"], {}
-            for name, entry in index["entries"].items():
+    with contextlib.suppress(Unreadable, IndexError):
+        index = parsed(IndexRecord, content or b"")
+        if index["format"] == FORMAT:
+            refs, entries = index["refs"], index["entries"]
+            for entry in entries.values():
                 if "problem" not in entry:
-                    entry["refs"] = [str(refs[place]) for place in entry["refs"]]
-                    entry["finished"] = float(entry["finished"])
-                    entry["findings"][0]["metric"], entry["ledger"]["data"], entry["cells"].values(), entry["title"]
-                found[name] = entry
-            return found, written
+                    entry["refs"] = [refs[place] for place in entry["refs"]]
+            return entries, written
     return {}, 0.0
 
 

@@ -141,7 +141,8 @@ def _plain(value: Any) -> Any:
         return {str(name): _plain(item) for name, item in sorted(value.items()) if item is not None}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**53
+    return float(value) if is_number else value
 
 
 def _same_table(store: Store, path: str, scores: Ref, name: str) -> bool:
@@ -170,11 +171,12 @@ def _check_row(store: Store, run: Mapping[str, Any], expected: Mapping[str, Any]
         return
     try:
         said = pq.read_table(pa.BufferReader(content))
+        said.validate(full=True)
     except (pa.ArrowException, OSError, ValueError):
         yield Problem(path, "is no readable Parquet file")
         return
     row = None if expected is None else pa.Table.from_pylist([expected], schema=RUNS.arrow)
-    if row is None or said.column_names != row.column_names or not _alike(said.to_pylist(), row.to_pylist()):
+    if row is None or not said.schema.equals(row.schema) or not _alike(said.to_pylist(), row.to_pylist()):
         yield Problem(path, f"says otherwise than run {run['run']}")
 
 

@@ -1,12 +1,11 @@
 """Images in NumPy .npz files, such as MedMNIST's."""
 
-import zipfile
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memlib.data.bounds import check_arrays
+from memlib.data.bounds import UNREADABLE_ZIP, check_arrays
 from memlib.data.examples import NO_BOXES, Example, numbered_classes
 from memlib.errors import UserError
 from memlib.identity import file_digest
@@ -27,7 +26,9 @@ class NpzImages:
                     raise UserError(f"{path} has no array {missing[0]!r}; it has {', '.join(file.files)}")
                 self._images: NDArray[np.uint8] = file[spec.images]
                 labels = file[spec.labels]
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        except UserError:
+            raise
+        except UNREADABLE_ZIP as error:
             raise UserError(f"cannot read arrays from {path} ({error})") from error
         if self._images.dtype != np.uint8 or self._images.ndim not in (3, 4):
             seen = f"{self._images.dtype} {self._images.shape}"

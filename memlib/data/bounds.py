@@ -1,9 +1,11 @@
 """How much a file may unfold to, and how far a name may lead: data come from people whom nobody knows."""
 
+import lzma
 import math
 import os
 import tokenize
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -17,6 +19,16 @@ MOST_PIXELS = 100_000_000
 MOST_BYTES = 32 * 2**30
 ROOTS = "MEMLIB_DATA_ROOTS"
 PIECE = 2**20
+UNREADABLE_ZIP = (
+    OSError,
+    ValueError,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+)  # what zipfile and NumPy raise of archives that are damaged, encrypted, or packed in ways that they do not know
 
 
 def most_pixels() -> int:
@@ -66,7 +78,7 @@ def check_arrays(path: Path) -> None:
 
     Raises:
         UserError: naming the array.
-        OSError, ValueError, zipfile.BadZipFile: when it is no such file.
+        UNREADABLE_ZIP: when it is no such file.
     """
     most = most_bytes()
     with zipfile.ZipFile(path) as archive:

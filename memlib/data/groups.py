@@ -136,7 +136,7 @@ def _read(path: str) -> list[dict[str, Any]]:
             if path.endswith(".parquet")
             else list(csv.DictReader(io.StringIO(content.decode("utf-8"))))
         )
-    except (ValueError, csv.Error) as error:
+    except (ValueError, csv.Error, pa.ArrowException) as error:
         raise UserError(f"cannot read groups from {path} ({str(error).splitlines()[0]})") from error
     missing = [name for name in ("example_id", "group") if not rows or name not in rows[0]]
     if missing:

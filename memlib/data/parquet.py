@@ -53,8 +53,8 @@ class ParquetImages:
         for file in names:
             try:
                 stated = self._scan(file, labels) or stated
-            except pa.ArrowInvalid as error:
-                raise UserError(f"{file} is not a readable Parquet file ({error})") from error
+            except pa.ArrowException as error:
+                raise _unreadable(file, error) from error
         if None in labels:
             raise UserError(f"{spec.path}: example {self._ids[labels.index(None)]} has no {spec.label_column}")
         self.class_names, self._labels = _classes(labels, stated, spec.path)
@@ -78,6 +78,7 @@ class ParquetImages:
                 self._groups.append(_RowGroup(file, index, len(self._ids)))
                 columns = [column for column in (spec.label_column, spec.id_column) if column]
                 table = parquet.read_row_group(index, columns=columns)
+                table.validate(full=True)
                 labels += table[spec.label_column].to_pylist()
                 if spec.id_column:
                     self._ids += [str(value) for value in table[spec.id_column].to_pylist()]
@@ -113,8 +114,12 @@ class ParquetImages:
         loaded = self._loaded  # one read: another thread may exchange it for another row group
         if loaded is None or loaded[0] != number:
             columns = [c for c in (self._spec.image_column, self._spec.boxes_column) if c]
-            with self._fs.open(group.file) as handle:
-                loaded = (number, pq.ParquetFile(handle).read_row_group(group.index, columns=columns))
+            try:
+                with self._fs.open(group.file) as handle:
+                    loaded = (number, pq.ParquetFile(handle).read_row_group(group.index, columns=columns))
+                loaded[1].validate(full=True)
+            except pa.ArrowException as error:
+                raise _unreadable(group.file, error) from error
             self._loaded = loaded
         row: dict[str, Any] = loaded[1].slice(index - group.first, 1).to_pylist()[0]
         return row
@@ -130,6 +135,10 @@ class ParquetImages:
         if self._spec.box_format == "xywh":
             boxes[:, 2:] += boxes[:, :2]
         return np.concatenate([np.floor(boxes[:, :2]), np.ceil(boxes[:, 2:])], axis=1).astype(np.int64)
+
+
+def _unreadable(file: str, error: Exception) -> UserError:
+    return UserError(f"{file} is not a readable Parquet file ({str(error).splitlines()[0]})")
 
 
 def _classes(labels: list[Any], stated: list[str] | None, where: str) -> tuple[list[str], list[int]]:

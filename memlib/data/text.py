@@ -68,7 +68,8 @@ def _read_parquet(source: TextParquetSource) -> str:
         raise UserError(f"no file matches {source.path}")
     try:
         table = pyarrow.dataset.dataset(files if "*" in path else path, filesystem=fs).to_table(columns=[source.text_column])
-    except (OSError, ValueError, KeyError) as error:
+        table.validate(full=True)
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         said = str(error).splitlines()[0]
         raise UserError(f"cannot read column {source.text_column!r} of {source.path} ({said})") from error
     return LINE_END.join(str(text) for text in table[source.text_column].to_pylist() if text)

@@ -82,7 +82,8 @@ def _read(spec: OutputsSpec) -> pa.Table:
     try:
         with fs.open(path, "rb") as file:
             table = pq.read_table(file)
-    except (OSError, pa.ArrowInvalid) as error:
+        table.validate(full=True)
+    except (OSError, pa.ArrowException) as error:
         raise UserError(f"cannot read outputs from {spec.path} ({str(error).splitlines()[0]})") from error
     for name in (spec.id_column, spec.scores_column, *([spec.label_column] if spec.label_column else [])):
         if name not in table.column_names:

@@ -14,7 +14,7 @@ from flows.recipes import load_recipe
 from memlib import private
 from memlib.data.secret import read_secret
 from memlib.errors import RunError, UserError
-from memlib.plain import plain
+from memlib.plain import brief, plain
 from memlib.private import user_folder
 from memlib.report.figures import new_figure, plain_ticks, save_figure
 from memlib.store import Store
@@ -61,6 +61,7 @@ def test_what_a_store_says_reaches_no_terminal_as_a_command(tmp_path: Path, caps
     said = capsys.readouterr()
     assert "\x1b" not in said.out + said.err
     assert "red" in said.out
+    assert brief("x" * 20_000) == f"{'x' * 2000} ... (20000 characters)"
     assert plain("tab\tand\nline stay, \x1b does not") == "tab\tand\nline stay, \N{REPLACEMENT CHARACTER} does not"
 
 

@@ -1,5 +1,6 @@
 """Damaged and hostile versions of files: of their bytes, of their words and numbers, and of what their format means."""
 
+import gzip
 import io
 import itertools
 import json
@@ -273,6 +274,15 @@ def _xml(content: bytes, rng: random.Random) -> bytes:
     return rng.choice(hostile)
 
 
+def _gz_bomb(_: bytes, rng: random.Random) -> bytes:
+    return gzip.compress(bytes(100_000_000), compresslevel=1) * rng.choice((1, 3))
+
+
+def _gz_damaged(content: bytes, rng: random.Random) -> bytes:
+    """Whole as an archive; what is in it is not."""
+    return gzip.compress(rng.choice(ON_BYTES)(gzip.decompress(content), [content], rng))
+
+
 def _csv(content: bytes, rng: random.Random) -> bytes:
     rows = [line.split(b",") for line in content.splitlines()]
     row = rng.choice(rows)
@@ -299,4 +309,5 @@ KINDS: dict[str, tuple[Callable[[bytes, random.Random], bytes], ...]] = {
     "npz": (_npz,),
     "xml": (_xml,),
     "csv": (_csv,),
+    "gz": (_gz_bomb, *[_gz_damaged] * 9),
 }

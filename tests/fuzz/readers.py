@@ -5,6 +5,7 @@ import gzip
 import io
 import os
 import shutil
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +80,12 @@ def readers(folder: Path, store: Path, recipes: Sequence[Path]) -> list[Reader]:
             back.
         recipes: some that are valid.
     """
-    return [*_data(folder / "data"), *_models(folder / "models"), *_recipes(folder / "recipes", recipes), *_store(store)]
+    return [
+        *of_data(folder / "data"),
+        *of_models(folder / "models"),
+        *of_recipes(folder / "recipes", recipes),
+        *of_store(store),
+    ]
 
 
 def png(value: int = 0, side: int = 8, mode: str = "RGB", form: str = "PNG") -> bytes:
@@ -97,7 +103,7 @@ def parquet(**columns: Any) -> bytes:
     return out.getvalue()
 
 
-def _data(folder: Path) -> Iterator[Reader]:
+def of_data(folder: Path) -> Iterator[Reader]:
     stored = DataSpec(source=ImageFolderSource(kind="image_folder", path="."), image_size=8)
 
     def whole(source: SourceSpec) -> None:
@@ -132,6 +138,7 @@ def _data(folder: Path) -> Iterator[Reader]:
 
     voc = folder / "voc"
     shutil.copytree(photos, voc)
+    (voc / "dog/1.png").rename(voc / "dog/2.png")
     box = "<object><name>cat</name><bndbox>{}</bndbox></object>".format(
         "".join(f"<{tag}>{value}</{tag}>" for tag, value in (("xmin", 1), ("ymin", 2), ("xmax", 6), ("ymax", 7)))
     )
@@ -150,7 +157,7 @@ def _data(folder: Path) -> Iterator[Reader]:
         (folder / "labels.csv").write_bytes(content)
         whole(source)
 
-    yield Reader("labels, CSV", "csv", [table, table.replace(b"front", b'"a ""b"" c"')], labels)
+    yield Reader("labels, CSV", "csv", [table, table.replace(b",front", b',"front"')], labels)
 
     faces = [{"bytes": png(i), "path": f"{i}.png"} for i in range(4)]
     rows = parquet(image=faces, label=[0, 1, 0, 1], name=list("abcd"), boxes=[[[1.0, 1.0, 3.0, 3.0]]] * 4)
@@ -215,7 +222,7 @@ def _data(folder: Path) -> Iterator[Reader]:
         return read
 
     yield Reader("a text", "text", [text], corpus("text.txt"), 0.5)
-    yield Reader("a text, gz", "gz", [gzip.compress(text), gzip.compress(bytes(100_000_000))], corpus("text.gz"), 0.5)
+    yield Reader("a text, gz", "gz", [gzip.compress(text)], corpus("text.gz"), 0.5)
 
     def documents(_: int, content: bytes) -> None:
         (folder / "texts.parquet").write_bytes(content)
@@ -248,7 +255,7 @@ def small_net() -> torch.nn.Module:
     return torch.nn.Linear(3, 2)
 
 
-def _models(folder: Path) -> Iterator[Reader]:
+def of_models(folder: Path) -> Iterator[Reader]:
     folder.mkdir(parents=True)
     state = small_net().state_dict()
     pickled = io.BytesIO()
@@ -266,7 +273,7 @@ def _models(folder: Path) -> Iterator[Reader]:
     yield Reader("weights, .pt", "pt", [pickled.getvalue()], weights("w.pt"), 0.5)
 
 
-def _recipes(folder: Path, recipes: Sequence[Path]) -> Iterator[Reader]:
+def of_recipes(folder: Path, recipes: Sequence[Path]) -> Iterator[Reader]:
     folder.mkdir(parents=True)
     contents = [path.read_bytes() for path in recipes]
     audits = [
@@ -281,7 +288,7 @@ def _recipes(folder: Path, recipes: Sequence[Path]) -> Iterator[Reader]:
     yield Reader("recipes, YAML", "yaml", contents, read, 3)
 
 
-def _store(root: Path) -> Iterator[Reader]:
+def of_store(root: Path) -> Iterator[Reader]:
     store = Store(str(root))
     first, second = sorted(run_names(store))[:2]
     (note,) = (note["run"] for note in unfinished(store))
@@ -304,11 +311,11 @@ def _store(root: Path) -> Iterator[Reader]:
 
         def read(place: int, content: bytes) -> None:
             path = paths[place]
-            asked = commands[which][hash(content) % len(commands[which])]
+            asked = commands[which][zlib.crc32(content) % len(commands[which])]
             path.write_bytes(content)
             try:
                 command(*asked, "--store", str(root))
-                if checked and asked[0] == "verify" and content != before[path] and first in str(path):
+                if checked and asked[0] == "verify" and first in str(path) and not _same(content, before[path]):
                     raise AssertionError(f"verify vouches for a {path.name} that was changed")
             finally:
                 _put_back(root, path, before)
@@ -359,6 +366,13 @@ def _artifacts(
             _put_back(root, paths[place], before)
 
     return [before[path] for path in paths], read
+
+
+def _same(content: bytes, other: bytes) -> bool:
+    """Whether two files say the same: equal bytes, or equal tables in Parquet."""
+    if content == other or not other.startswith(b"PAR1"):
+        return content == other
+    return bool(pq.read_table(io.BytesIO(content)).equals(pq.read_table(io.BytesIO(other))))
 
 
 def _put_back(root: Path, path: Path, before: dict[Path, bytes]) -> None:

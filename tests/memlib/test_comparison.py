@@ -49,6 +49,11 @@ def test_by_hand() -> None:
     assert all(row["difference"] == 0 for row in finding_changes(FIRST, FIRST))
 
 
+def test_a_finding_without_a_value_differs_by_nothing() -> None:
+    none = {**FIRST, "findings": [finding | {"value": None} for finding in FIRST["findings"]]}
+    assert {(row["first"], row["difference"], row["apart"]) for row in finding_changes(none, FIRST)} == {(None, None, False)}
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = Store(str(tmp_path / "store"))
     for run in (FIRST, SECOND, FIRST | {"run": "ccc", "audit": "deja_vu"}):

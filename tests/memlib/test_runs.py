@@ -73,7 +73,15 @@ def test_an_index_that_is_as_new_as_the_runs_is_all_that_is_read(store: Store, m
 
 @pytest.mark.parametrize(
     "index",
-    [b"", b"{", b"[]", b"[" * 100_000, b'{"format": 1}', b'{"format": 1, "refs": [], "entries": {"r1": {"refs": [5]}}}'],
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"[" * 100_000,
+        b'{"format": 1}',
+        b'{"format": 1, "refs": [], "entries": {"r1": {"refs": [5]}}}',
+        b'{"format": 1, "refs": [], "entries": {"r1": {"mark": [1, 2.0], "problem": ["x"]}}}',
+    ],
 )
 def test_an_index_that_is_damaged_is_made_again(store: Store, index: bytes) -> None:
     put(store, "r1", manifest("r1"))

@@ -13,10 +13,22 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from flows.cli import main
+from memlib import runs
 from memlib.findings import verdict_of
 from memlib.identity import content_key, file_digest
 from memlib.records import sealed
-from memlib.runs import asks_digest, findings_of, list_runs, pins_of, publish_rows, read_run, results_path, rows_of, run_name
+from memlib.runs import (
+    INDEX,
+    asks_digest,
+    findings_of,
+    list_runs,
+    pins_of,
+    publish_rows,
+    read_run,
+    results_path,
+    rows_of,
+    run_name,
+)
 from memlib.store import Ref, Store
 from memlib.tables import SUMMARY, write_table
 from memlib.verification import check_artifacts, check_run, check_signature, sign
@@ -147,6 +159,22 @@ def test_every_change_of_a_row_of_the_table_of_runs_is_named(store: Store) -> No
     assert "so that the tables of its run do not count" in problems(store)
     write_row(store)
     assert problems(store) == ""
+
+
+def test_an_index_that_was_changed_is_named_and_vouches_for_nothing(
+    store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "SETTLING_SECONDS", -60.0)
+    run = only_run(store)
+    index = json.loads(store.published(INDEX) or b"")
+    index["entries"][run["run"]]["verdict"]["sentence"] = "All is well."
+    store.publish_bytes(INDEX, json.dumps(index).encode())
+    assert list_runs(store).entries[0]["verdict"]["sentence"] == "All is well."
+    write_row(store)  # as it says there
+    assert main(["verify", run["run"], "--store", store.uri]) == 2
+    said = capsys.readouterr().out
+    assert f"{INDEX}: says otherwise than the runs" in said
+    assert f"part-0.parquet: says otherwise than run {run['run']}" in said
 
 
 def test_a_manifest_that_was_changed_by_hand_is_no_run(store: Store, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,20 @@
+"""A few damaged files of every kind on each run of the tests; `make fuzz` takes twenty thousand, and those in a store."""
+
+from pathlib import Path
+
+import pytest
+from fuzz import LIMITS, attempt, mutant, recipes
+from readers import of_data, of_models, of_recipes
+
+MUTANTS = 12
+
+
+def test_whatever_a_file_holds_it_is_taken_or_refused_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (LIMITS | {"XDG_CACHE_HOME": str(tmp_path / "cache")}).items():
+        monkeypatch.setenv(name, value)
+    found = [*of_data(tmp_path / "data"), *of_models(tmp_path / "models"), *of_recipes(tmp_path / "recipes", recipes())]
+    for reader in found:
+        for place, content in enumerate(reader.files):
+            reader.read(place, content)
+        for number in range(MUTANTS):
+            assert attempt(reader, *mutant(reader, number, seed=1)) in ("accepted", "refused"), (reader.name, number)
