@@ -209,7 +209,6 @@ def _work(writing: Connection, folder: Path, store: Path, place: int, numbers: r
     own = folder / f"worker-{os.getpid()}"
     reader = _all(readers, own, store)[place]
     _limit(reader)
-    signal.signal(signal.SIGALRM, _hung)
     for number in numbers:
         file, content = mutant(reader, number, seed)
         before = _highest_memory(reset=True)
@@ -243,6 +242,7 @@ def attempt(reader: Any, file: int, content: bytes) -> str:
     from memlib.errors import RunError, UserError
     from memlib.plain import brief
 
+    before = signal.signal(signal.SIGALRM, _hung)
     signal.setitimer(signal.ITIMER_REAL, SECONDS)
     try:
         reader.read(file, content)
@@ -260,6 +260,7 @@ def attempt(reader: Any, file: int, content: bytes) -> str:
         return f"{type(error).__name__}: {str(error)[:120]} at {_where(error)}"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _where(error: BaseException) -> str:
@@ -297,7 +298,6 @@ def alone(folder: Path, store: Path, name: str, number: int, seed: int) -> int:
     file, content = mutant(reader, number, seed)
     print(f"file {file}, {len(content)} bytes: {content[:2000]!r}")
     os.environ["MEMLIB_FUZZ_RAISE"] = "1"
-    signal.signal(signal.SIGALRM, _hung)
     print(attempt(reader, file, content))
     return 0
 
