@@ -143,6 +143,7 @@ class Pin(Record):
 
     attempt: Name
     files: Sha256
+    facts: Sha256 | None = None
 
 
 class RunRecord(Record):

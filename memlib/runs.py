@@ -179,13 +179,19 @@ def pins_of(store: Store, refs: Iterable[Ref]) -> dict[str, dict[str, str]]:
         for path, content in store.published_together(list(paths)[start : start + BATCH]).items():
             with contextlib.suppress(Unreadable):
                 manifest = parsed(ArtifactRecord, content)
-                found[str(paths[path])] = {"attempt": manifest["attempt"], "files": files_digest(manifest["files"])}
+                found[str(paths[path])] = pin_of(manifest)
     return dict(sorted(found.items()))
 
 
-def files_digest(files: Mapping[str, Mapping[str, Any]]) -> str:
-    """One digest of an artifact's files."""
-    return hashlib.sha256(canonical_json({name: file["sha256"] for name, file in files.items()}).encode()).hexdigest()
+def pin_of(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Which attempt at an artifact that is, a digest of its files, and one of its facts but for who made it."""
+    files = {name: file["sha256"] for name, file in manifest["files"].items()}
+    facts = {name: value for name, value in manifest["facts"].items() if name != "worker"}
+    return {
+        "attempt": manifest["attempt"],
+        "files": hashlib.sha256(canonical_json(files).encode()).hexdigest(),
+        "facts": hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest(),
+    }
 
 
 def findings_of(summary: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from memlib.errors import CorruptArtifact, MissingArtifact, RunError, UserError
 from memlib.findings import verdict_of
 from memlib.identity import canonical_json, content_key
 from memlib.records import DIGEST, SignatureRecord, Unreadable, parsed
-from memlib.runs import asks_digest, files_digest, findings_of, results_path, run_name
+from memlib.runs import asks_digest, findings_of, pin_of, results_path, run_name
 from memlib.store import Ref, Store
 from memlib.tables import PUBLISHED, RUNS
 
@@ -88,7 +88,10 @@ def check_run(store: Store, run: Mapping[str, Any], rows: Mapping[str, Mapping[s
             continue
         except CorruptArtifact:
             continue  # named by check_artifacts
-        if files_digest(found["files"]) != pin["files"]:
+        here = pin_of(found)
+        if here["facts"] != (pin["facts"] or here["facts"]) and here["files"] == pin["files"]:
+            yield Problem(ref_name, f"has a manifest that was changed since {name} was published; run its audit again")
+        if here["files"] != pin["files"]:
             yield Problem(ref_name, f"was made again with another content since {name} was published; run its audit again")
     for path, digest in run["published"].items():
         content = store.published(path)

@@ -1,6 +1,7 @@
 """A run that was changed is told from one that was not, each change by name; a signature from one that anybody could write."""
 
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,17 @@ def test_artifacts_that_are_gone_made_again_or_not_what_their_key_says(store: St
         problems(store).index("findings")  # its numbers are the same
 
 
+def test_facts_that_were_changed_since_are_named(store: Store) -> None:
+    path = f"artifacts/{SCORES}/manifest.json"
+    manifest = json.loads(store.published(path) or b"")
+    changed = {name: value for name, value in manifest.items() if name != "digest"} | {"facts": {"steps_per_epoch": 1}}
+    store.publish_bytes(path, json.dumps(sealed(changed) if "digest" in manifest else changed).encode())
+    assert f"{SCORES}: has a manifest that was changed since run" in problems(store)
+    changed["facts"] = {**manifest["facts"], "worker": "another machine"}
+    store.publish_bytes(path, json.dumps(sealed(changed) if "digest" in manifest else changed).encode())
+    assert problems(store) == ""
+
+
 def test_empty_and_missing_stores_are_not_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "--store", str(tmp_path / "none")]) == 2
     assert "there is no store" in capsys.readouterr().err
@@ -241,6 +253,9 @@ def test_a_signature_is_of_one_run_by_one_key(
     assert main(["sign", run, "--key", str(keys["mine"]), "--store", store.uri]) == 0
     assert main(trusted) == 0
     assert "signed with the key" in capsys.readouterr().out
+    there = tmp_path / "another machine"
+    shutil.copytree(store.uri, there)
+    assert main(["verify", run, "--store", str(there), "--trust", str(keys["mine.pub"])]) == 0
     assert main([*trusted[:-1], str(keys["other.pub"])]) == 2
     assert "signed with another key" in capsys.readouterr().out
     reseal(store, title="another")  # whoever may write there can make all agree, but for the signature
