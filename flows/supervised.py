@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 TRY_AGAIN = 75  # EX_TEMPFAIL: the same command, run again, goes on
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -37,12 +36,16 @@ def supervised(work: Callable[[], int]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
+    watched = {number for number in FORWARDED if signal.getsignal(number) != signal.SIG_IGN}  # as under nohup
+    watched |= {signal.SIGTSTP, signal.SIGCHLD}
+    signal.pthread_sigmask(signal.SIG_BLOCK, watched)  # until they are waited for: none is lost
     child = os.fork()
     if child == 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, watched)
         os.close(reading)
         return _in_child(work, parent, writing)
     os.close(writing)
-    return _watch(child, reading)
+    return _watch(child, reading, watched)
 
 
 def tell(store: str, run: str) -> None:
@@ -63,24 +66,16 @@ def _in_child(work: Callable[[], int], parent: int, writing: int) -> int:
     return work()
 
 
-def _watch(child: int, reading: int) -> int:
-    def forward(number: int, _: Any) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, number)
-
-    def stop(*_: Any) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGSTOP)
-        os.kill(os.getpid(), signal.SIGSTOP)
-
-    for number in FORWARDED:
-        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
-            signal.signal(number, forward)
-    signal.signal(signal.SIGTSTP, stop)
-    while True:
-        ended, status = os.waitpid(-1, 0)  # also of orphans, whose parent we became
-        if ended == child:
-            break
+def _watch(child: int, reading: int, watched: set[signal.Signals]) -> int:
+    status = None
+    while status is None:
+        number = signal.sigwait(watched)
+        if number == signal.SIGCHLD:
+            status = _reaped(child)
+        else:
+            os.kill(child, signal.SIGSTOP if number == signal.SIGTSTP else number)
+            if number == signal.SIGTSTP:
+                os.kill(os.getpid(), signal.SIGSTOP)
     _end_leftovers()
     said = _read(reading)
     last = said.splitlines()[-1].decode() if said else ""
@@ -99,6 +94,15 @@ def ended(status: int) -> int:
     if _told is not None:
         with contextlib.suppress(OSError):
             os.write(_told, f"{END}{status}\n".encode())
+    return status
+
+
+def _reaped(child: int) -> int | None:
+    """The child's status once it has ended; orphans, whose parent we became, are taken leave of."""
+    status = None
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            status = ended[1] if ended[0] == child else status
     return status
 
 

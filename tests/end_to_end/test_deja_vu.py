@@ -89,6 +89,7 @@ def test_where_ray_cannot_start_a_line_says_so(memlib: Memlib, tmp_path: Path) -
         assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_an_audit_on_a_cluster_that_was_there(memlib: Memlib, finished: Finished, tmp_path: Path) -> None:
     scripts = Path(sys.executable).parent
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
@@ -113,6 +114,7 @@ def _listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
+@pytest.mark.slow
 def test_changing_k_keeps_models_and_embeddings_and_changing_p_keeps_searches(memlib: Memlib, finished: Finished) -> None:
     store, first = finished
     other_k = memlib.audit(store, "decode.k=[7,5]", **NO_RAY)
@@ -166,7 +168,7 @@ def _is_worker(process: psutil.Process) -> bool:
 
 
 @pytest.mark.parametrize(
-    "stage", ["train", pytest.param("embed", marks=pytest.mark.slow), pytest.param("split", marks=pytest.mark.slow)]
+    "stage", [pytest.param("train", marks=pytest.mark.slow), "embed", pytest.param("split", marks=pytest.mark.slow)]
 )
 def test_a_damaged_artifact_is_named_and_made_again(memlib: Memlib, finished: Finished, tmp_path: Path, stage: str) -> None:
     store = tmp_path / "store"
@@ -238,7 +240,7 @@ def test_the_other_commands_tell_of_the_run(memlib: Memlib, finished: Finished) 
     ("settings", "message"),
     [
         (["decode.k=[5000]"], "decode.k is 5000, but the public set has only 120 images"),
-        (["training.optimizer.learning_rate=1e30"], "the loss is not finite at step"),
+        pytest.param(["training.optimizer.learning_rate=1e30"], "the loss is not finite at step", marks=pytest.mark.slow),
         (["resources.workers_per_model=60", "training.batch_size=60"], "one model needs 60 workers of 1 CPU each"),
         (["resources.workers_per_model=7"], "training.batch_size 10 cannot be shared by 7 workers evenly"),
         (["training.batch_size=61"], "training.batch_size 61 is more than the 60 examples"),

@@ -18,6 +18,7 @@ def committed(store: Path) -> set[str]:
     return {path.parent.parent.name for path in store.glob("artifacts/*/*/manifest.json")}
 
 
+@pytest.mark.slow
 def test_a_file_that_may_not_grow(memlib: Memlib, finished: Finished, tmp_path: Path) -> None:
     store = Path(shutil.copytree(finished[0], tmp_path / "store"))
     shutil.rmtree(store / "artifacts" / "decode")

@@ -91,6 +91,7 @@ def test_secrets_stay_where_they_belong(audited: tuple[Memlib, Path, dict[str, A
     assert secrets[1] not in revealed
 
 
+@pytest.mark.slow
 def test_the_second_run_computes_nothing_and_a_variant_only_itself(audited: tuple[Memlib, Path, dict[str, Any]]) -> None:
     mine, store, manifest = audited
     again = mine.audit(store)
@@ -214,6 +215,7 @@ def test_a_model_of_ones_own_that_answers_next_log_probs(memlib: Memlib, tmp_pat
     assert {row["by_chance"] for row in searches} == {2 / 10_000}
 
 
+@pytest.mark.slow
 def test_a_hugging_face_model_that_has_read_a_secret_too_often(memlib: Memlib, tmp_path: Path) -> None:
     """A small GPT-2, trained here as its owner would: the secret it saw is exposed and extracted, the other is not."""
     import torch

@@ -85,6 +85,7 @@ def test_what_the_stages_took_is_told(memlib: Memlib, finished: Finished) -> Non
     assert "train" in memlib.call("status", manifest["run"], "--store", str(store)).stdout
 
 
+@pytest.mark.slow
 def test_a_sweep_finishes_what_it_can_and_names_the_rest(memlib: Memlib, plan: Plan, copy: Path, tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text(memlib.recipe.read_text())
     recipe = tmp_path / "sweep.yaml"

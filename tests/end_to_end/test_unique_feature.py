@@ -102,6 +102,7 @@ def test_a_second_run_computes_nothing(moons: tuple[Memlib, Path, dict[str, Any]
     assert again["run"] == manifest["run"]
 
 
+@pytest.mark.slow
 def test_other_chunks_of_work_give_the_same_scores(moons: tuple[Memlib, Path, dict[str, Any]]) -> None:
     tiny, store, manifest = moons
     other = tiny.audit(store, "nets.chunk=30", "score.per_epoch=false")
@@ -224,6 +225,7 @@ def test_what_does_not_fit_ones_own_model(own: Memlib, tmp_path: Path, setting: 
     assert not list(tmp_path.glob("store/runs/*"))
 
 
+@pytest.mark.slow
 def test_self_influence_of_ones_own_checkpoints(own: Memlib, tmp_path: Path) -> None:
     text = f"""
 audit: self_influence
@@ -249,12 +251,12 @@ report: {{gallery: 3}}
     ("setting", "said"),
     [
         ("canary.label=5", "no training example has that class"),
-        ("training.batch_size=500", "more than the 90 examples"),
-        ("training.patience=3", "needs validation examples"),
-        ("training.optimizer.learning_rate=1e30", "not finite in epoch"),
+        pytest.param("training.batch_size=500", "more than the 90 examples", marks=pytest.mark.slow),
+        pytest.param("training.patience=3", "needs validation examples", marks=pytest.mark.slow),
+        pytest.param("training.optimizer.learning_rate=1e30", "not finite in epoch", marks=pytest.mark.slow),
         ("model={kind: classifier, architecture: resnet18}", "needs images, not points"),
         ("nets.seedz=3", "did you mean seeds?"),
-        ("probe={kind: held_out}", "there are 0 probe examples"),
+        pytest.param("probe={kind: held_out}", "there are 0 probe examples", marks=pytest.mark.slow),
     ],
 )
 def test_what_cannot_be_audited_is_said_in_a_line(
@@ -268,6 +270,7 @@ def test_what_cannot_be_audited_is_said_in_a_line(
     assert len(done.stderr.strip().splitlines()) <= 2
 
 
+@pytest.mark.slow
 def test_one_seed_says_that_it_says_nothing(moons: tuple[Memlib, Path, dict[str, Any]], tmp_path: Path) -> None:
     tiny, _, _ = moons
     manifest = tiny.audit(tmp_path / "store", "nets.seeds=1", "nets.controls=1", "training.epochs=2")
