@@ -28,13 +28,24 @@ sys.exit(supervised(work))
 SLEEPER = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)"
 
 
+def as_in_a_terminal() -> None:
+    """Signals as they are by default, whatever these tests were started under: nohup ignores one."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
+
+
 def start(folder: Path, body: str) -> subprocess.Popen[str]:
     store = Store(str(folder / "store"))
     status = {"run": "0123456789ab", "state": "running", "updated": 1.0, "stages": {}}
     store.publish_bytes("status/0123456789ab.json", json.dumps(status).encode())
     script = SCRIPT.format(store=store.uri, body=body)
     return subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=as_in_a_terminal,
+        start_new_session=True,
     )
 
 
