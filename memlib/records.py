@@ -219,7 +219,7 @@ class IndexRecord(Record):
 
     format: int
     refs: list[Address]
-    entries: dict[Name, RunEntry | DamagedEntry]
+    entries: dict[Name, Annotated[RunEntry | DamagedEntry, Field(union_mode="left_to_right")]]
 
 
 class RequestRecord(Record):

@@ -52,14 +52,15 @@ class Runs:
         return f"the manifest of run {name}{others} cannot be read ({problem})"
 
 
-def list_runs(store: Store, *, indexed: bool = True) -> Runs:
+def list_runs(store: Store, *, indexed: bool = True, listing: Mapping[str, tuple[int, float]] | None = None) -> Runs:
     """All finished runs; those whose manifest cannot be read are named.
 
     Args:
         store: which.
         indexed: whether to believe the index. Otherwise all manifests are read, and nothing is written.
+        listing: the store's listing of "runs", where the caller has it.
     """
-    there = store.listing("runs")
+    there = store.listing("runs") if listing is None else listing
     found = {path.split("/")[1]: facts for path, facts in there.items() if _is_manifest(path)}
     known, written = _read_index(store) if indexed else ({}, 0.0)
     entries: dict[str, dict[str, Any]] = {}
@@ -257,11 +258,13 @@ def run_names(store: Store) -> list[str]:
     return sorted(name for name in store.names("runs") if NAME.fullmatch(name))
 
 
-def refs_of(run: Mapping[str, Any]) -> set[Ref]:
-    """All artifacts that a run's manifest, or its entry in the index, names."""
-    named = run["refs"] if "refs" in run else [*run["artifacts"].values(), *run["computed"], *run["reused"]]
+def refs_of(*runs: Mapping[str, Any]) -> set[Ref]:
+    """All artifacts that the manifests of runs, or their entries in the index, name."""
+    named: set[str] = set()
+    for run in runs:
+        named.update(run["refs"] if "refs" in run else [*run["artifacts"].values(), *run["computed"], *run["reused"]])
     found = set()
-    for name in set(named):
+    for name in named:
         stage, slash, key = str(name).rpartition("/")
         if not slash:
             raise CorruptArtifact(f"{name!r} names no artifact")

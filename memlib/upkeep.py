@@ -98,7 +98,8 @@ def garbage(store: Store, *, keep: Collection[str] | None = None, days: float) -
     requests, statuses = store.listing("requests"), store.listing("status")
     now = store.clock()
     alive = _alive(store, requests, statuses, now, days)
-    runs = list_runs(store)  # after the requests: who ends is in one
+    listed = {"runs": store.listing("runs"), "requests": requests, "status": statuses}
+    runs = list_runs(store, listing=listed["runs"])  # listed after the requests: who ends is in one
     if runs.damaged:
         raise RunError(
             f"{runs.warning()}, so nobody knows which artifacts it needs; run its audit again, or take its folder out of "
@@ -107,13 +108,12 @@ def garbage(store: Store, *, keep: Collection[str] | None = None, days: float) -
     kept = [run for run in runs.entries if keep is None or run["run"] in keep]
     before = min([now - days * DAY, *alive.values()])  # attempts and logs of runs under way
     whole_before = float("-inf") if alive else before
-    wanted = {ref for run in kept for ref in refs_of(run)}
+    wanted = refs_of(*kept)
     found: list[Garbage] = []
     for ref, files in artifacts.items():
         found += _of_artifact(store, ref, files, wanted, before=before, whole_before=whole_before)
     found += [*_folders(store, "resume", whole_before), *_folders(store, "ray", before)]
-    listed = {"requests": requests, "status": statuses}
-    listed |= {folder: store.listing(folder) for folder in ("tmp", "logs", "runs", "results")}
+    listed |= {folder: store.listing(folder) for folder in ("tmp", "logs", "results")}
     old = {folder: _old(files, before) for folder, files in listed.items()}
     kinds: tuple[tuple[Kind, str], ...] = (("request", "requests"), ("status", "status"), ("part", "tmp"))
     for kind, folder in kinds:

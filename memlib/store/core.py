@@ -155,6 +155,8 @@ class Store:
         if self.is_local:
             self.uri = self._root  # absolute, so that it means the same in every process
         else:
+            if "s3" in self._fs.protocol:
+                _parse_times_fast(self._fs)
             self._fs = PatientFileSystem(self._fs, self.uri, self._patience)
         self._verified: dict[str, str] = {}
         self._marked: MarkerRecord | None = None
@@ -512,14 +514,30 @@ class Store:
             if base.is_file():
                 facts = base.stat()
                 return {folder: (facts.st_size, facts.st_mtime)}
-            return dict(_files_below(base, folder))
+            return dict(_files_below(str(base), folder))
+        prefix = len(self._at("")) if self._root else 0
+        if "s3" in self._fs.protocol:
+            return {path[prefix:]: facts for path, facts in self._s3_objects(self._at(folder))}
         self._fs.invalidate_cache()
         try:
             found = self._fs.find(self._at(folder), detail=True)
         except FileNotFoundError:
             return {}
-        prefix = len(self._at("")) if self._root else 0
         return {path[prefix:]: (int(info["size"]), _written(info)) for path, info in found.items()}
+
+    def _s3_objects(self, path: str) -> Iterator[tuple[str, tuple[int, float]]]:
+        """The same as s3fs's `find`, which takes three times as long for 20,000 objects as its requests."""
+        bucket, key, _ = self._fs.split_path(path)
+        more: dict[str, str] = {}
+        while True:
+            page = self._fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=key, **more)
+            for entry in page.get("Contents", ()):
+                name = str(entry["Key"])
+                if (name == key or name.startswith(f"{key}/")) and not name.endswith("/"):
+                    yield f"{bucket}/{name}", (int(entry["Size"]), _written(entry))
+            if not page.get("IsTruncated"):
+                return
+            more = {"ContinuationToken": page["NextContinuationToken"]}
 
     def names(self, folder: str) -> list[str]:
         """Names directly below a folder of the store."""
@@ -833,6 +851,25 @@ class Store:
         return {path[prefix:]: bytes(content) for path, content in found.items()}
 
 
+def _parse_times_fast(file_system: Any) -> None:
+    """Has s3fs read times by the standard library: botocore's default takes 2.8 s for those of 20,000 objects."""
+    from aiobotocore.session import AioSession
+
+    if file_system.session is None:
+        file_system.session = AioSession(**file_system.kwargs)
+        file_system.session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_time)
+
+
+def _time(said: Any) -> datetime:
+    try:
+        return datetime.fromisoformat(said)
+    except (TypeError, ValueError):
+        from botocore.utils import parse_timestamp
+
+        found: datetime = parse_timestamp(said)
+        return found
+
+
 def _written(info: Mapping[str, Any]) -> float:
     """Seconds since 1970, from whatever a file system calls it."""
     when = next((info[name] for name in ("mtime", "LastModified", "created") if info.get(name) is not None), 0.0)
@@ -861,7 +898,7 @@ def _open_store(uri: str, cache: str | None, cache_bytes: int | None, patience: 
     return Store(uri, cache=cache, cache_bytes=cache_bytes, patience=patience)
 
 
-def _files_below(base: Path, name: str) -> Iterator[tuple[str, tuple[int, float]]]:
+def _files_below(base: str, name: str) -> Iterator[tuple[str, tuple[int, float]]]:
     """Regular files below a folder by name, with size and time; what goes away meanwhile is left out."""
     try:
         entries = list(os.scandir(base))
@@ -870,7 +907,7 @@ def _files_below(base: Path, name: str) -> Iterator[tuple[str, tuple[int, float]
     for entry in entries:
         with contextlib.suppress(FileNotFoundError):
             if entry.is_dir(follow_symlinks=False):
-                yield from _files_below(base / entry.name, f"{name}/{entry.name}")
+                yield from _files_below(entry.path, f"{name}/{entry.name}")
                 continue
             facts = entry.stat(follow_symlinks=False)
             if stat.S_ISREG(facts.st_mode):

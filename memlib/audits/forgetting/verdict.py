@@ -63,11 +63,16 @@ def limits(recipe: Recipe) -> Iterator[str]:
             f"{len(recipe.targets)} targets needs {level:.2g}: raise score.permutations"
         )
     query, withheld = (recipe.sets[name].per_class for name in (QUERY, WITHHELD))
-    if query is not None and withheld is not None and 2 / math.comb(query + withheld, query) ** 2 > level:
+    if query is not None and withheld is not None and _smallest_p(query, withheld) > level:
         yield (
             f"with {query} examples of a class in D_Q and {withheld} withheld no test of two classes can be significant: "
             "raise sets.withheld.per_class"
         )
+
+
+def _smallest_p(query: int, withheld: int) -> float:
+    """Of a two-sided test of two classes; where both counts are above 1,000 it is below any level, and so is what is said."""
+    return 2 / math.comb(query + withheld, min(query, withheld, 1000)) ** 2
 
 
 def outcome(row: Mapping[str, Any]) -> str:
