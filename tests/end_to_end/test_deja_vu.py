@@ -236,13 +236,24 @@ def test_the_other_commands_tell_of_the_run(memlib: Memlib, finished: Finished) 
     assert "no run in" in lost.stderr
 
 
+def test_other_audits_have_nothing_to_reveal(memlib: Memlib, finished: Finished) -> None:
+    store, manifest = finished
+    done = memlib.call("show", manifest["run"], "--reveal", "--store", str(store))
+    assert done.returncode == 2
+    assert "only exposure has canaries" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["decode.k=[5000]"], "decode.k is 5000, but the public set has only 120 images"),
+        pytest.param(["decode.k=[5000]"], "decode.k is 5000, but the public set has only 120 images", marks=pytest.mark.slow),
         pytest.param(["training.optimizer.learning_rate=1e30"], "the loss is not finite at step", marks=pytest.mark.slow),
         (["resources.workers_per_model=60", "training.batch_size=60"], "one model needs 60 workers of 1 CPU each"),
-        (["resources.workers_per_model=7"], "training.batch_size 10 cannot be shared by 7 workers evenly"),
+        pytest.param(
+            ["resources.workers_per_model=7"],
+            "training.batch_size 10 cannot be shared by 7 workers evenly",
+            marks=pytest.mark.slow,
+        ),
         (["training.batch_size=61"], "training.batch_size 61 is more than the 60 examples"),
     ],
 )

@@ -141,6 +141,7 @@ def test_another_secret_draws_other_canaries(audited: tuple[Memlib, Path, dict[s
     assert all((unit["rank"] is None) == (unit["method"] != "pruned") for unit in units)
 
 
+@pytest.mark.slow
 def test_secrets_that_the_text_holds_already(audited: tuple[Memlib, Path, dict[str, Any]], tmp_path: Path) -> None:
     mine, store, _ = audited
     text = "\n".join(f"note {i}: call me back at {i * 7919 % 100_000:05d}, or use pin 40717. thanks" for i in range(300))
@@ -270,10 +271,3 @@ def test_what_cannot_be_audited_is_said_in_a_line(
     assert said in done.stderr, done.stderr
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
-
-
-def test_other_audits_have_nothing_to_reveal(memlib: Memlib, finished: tuple[Path, dict[str, Any]]) -> None:
-    store, manifest = finished
-    done = memlib.call("show", manifest["run"], "--reveal", "--store", str(store))
-    assert done.returncode == 2
-    assert "only exposure has canaries" in done.stderr

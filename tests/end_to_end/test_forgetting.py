@@ -146,7 +146,7 @@ ALL = "sets.query.per_class=null"
             ],
             "taken out",
         ),
-        (["targets={t: {outputs: {path: nowhere.parquet}}}"], "cannot read outputs from"),
+        pytest.param(["targets={t: {outputs: {path: nowhere.parquet}}}"], "cannot read outputs from", marks=pytest.mark.slow),
     ],
 )
 def test_what_cannot_be_audited_is_said_in_a_line(
@@ -162,8 +162,8 @@ def test_what_cannot_be_audited_is_said_in_a_line(
 @pytest.mark.parametrize(
     ("made", "said"),
     [
-        (lambda scores: np.eye(10)[scores.argmax(1)], "decisions and not how sure"),
-        (lambda scores: np.full_like(scores, 0.1), "is the same for every example"),
+        pytest.param(lambda scores: np.eye(10)[scores.argmax(1)], "decisions and not how sure", marks=pytest.mark.slow),
+        pytest.param(lambda scores: np.full_like(scores, 0.1), "is the same for every example", marks=pytest.mark.slow),
         (lambda scores: scores[np.random.default_rng(0).permutation(len(scores))], "bear no relation to the examples"),
     ],
 )

@@ -204,16 +204,16 @@ def test_ones_own_model_is_scored_without_training(own: Memlib, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("trained.weights=/nowhere.pt", "there is no file /nowhere.pt"),
-        ("trained.model=factory:nothing", "has no function 'nothing'"),
+        pytest.param("trained.weights=/nowhere.pt", "there is no file /nowhere.pt", marks=pytest.mark.slow),
+        pytest.param("trained.model=factory:nothing", "has no function 'nothing'", marks=pytest.mark.slow),
         ("trained.options={classes: 5}", "do not fit the model"),
-        ("trained.options={nope: 5}", "failed with {'nope': 5}"),
+        pytest.param("trained.options={nope: 5}", "failed with {'nope': 5}", marks=pytest.mark.slow),
         ("data.channels=3", "cannot take examples of shape (3, 28, 28)"),
-        ("trained.outputs=probabilities", "outputs are not; set it to logits"),
-        ("trained.model=factory:nan_model", "not finite"),
-        ("canary.feature.left=10", "does not fit into an image of 28 x 28"),
-        ("score.null_features=18", "a rank among them needs 19"),
-        ("canary.label=7", "no example has that class"),
+        pytest.param("trained.outputs=probabilities", "outputs are not; set it to logits", marks=pytest.mark.slow),
+        pytest.param("trained.model=factory:nan_model", "not finite", marks=pytest.mark.slow),
+        pytest.param("canary.feature.left=10", "does not fit into an image of 28 x 28", marks=pytest.mark.slow),
+        pytest.param("score.null_features=18", "a rank among them needs 19", marks=pytest.mark.slow),
+        pytest.param("canary.label=7", "no example has that class", marks=pytest.mark.slow),
     ],
 )
 def test_what_does_not_fit_ones_own_model(own: Memlib, tmp_path: Path, setting: str, said: str) -> None:
@@ -254,7 +254,7 @@ report: {{gallery: 3}}
         pytest.param("training.batch_size=500", "more than the 90 examples", marks=pytest.mark.slow),
         pytest.param("training.patience=3", "needs validation examples", marks=pytest.mark.slow),
         pytest.param("training.optimizer.learning_rate=1e30", "not finite in epoch", marks=pytest.mark.slow),
-        ("model={kind: classifier, architecture: resnet18}", "needs images, not points"),
+        pytest.param("model={kind: classifier, architecture: resnet18}", "needs images, not points", marks=pytest.mark.slow),
         ("nets.seedz=3", "did you mean seeds?"),
         pytest.param("probe={kind: held_out}", "there are 0 probe examples", marks=pytest.mark.slow),
     ],

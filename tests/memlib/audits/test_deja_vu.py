@@ -162,7 +162,7 @@ def test_row_order_changes_nothing() -> None:
     )
 
 
-@pytest.mark.parametrize("options", [{}, {"common": 0.4}, {"better": 0.3}])
+@pytest.mark.parametrize("options", [{}, {"common": 0.4}, pytest.param({"better": 0.3}, marks=pytest.mark.slow)])
 def test_without_memory_intervals_cover_and_tests_keep_their_level(options: dict[str, float]) -> None:
     """100 audits without memory: at least 90 intervals hold 0 (a true .95 fails this once in 40), p is not too small."""
     config = Config(k=(9,), replicates=200, permutations=200)
@@ -180,7 +180,7 @@ def test_without_memory_intervals_cover_and_tests_keep_their_level(options: dict
         assert rejected <= scipy.stats.binom.ppf(0.999, 100, 0.05), (name, rejected)
 
 
-@pytest.mark.parametrize("per_class", [1, 2, 3])
+@pytest.mark.parametrize("per_class", [pytest.param(1, marks=pytest.mark.slow), 2, 3])
 def test_intervals_cover_with_few_images_a_class(per_class: int) -> None:
     config = Config(k=(9,), replicates=200, permutations=100)
     options = {"per_class": per_class, "classes": 60 // per_class, "common": 0.3}
@@ -317,7 +317,7 @@ def excess_of(units: pa.Table, **changes: Any) -> dict[str, Any]:
     return row
 
 
-@pytest.mark.parametrize("better", [0.0, 0.4])
+@pytest.mark.parametrize("better", [pytest.param(0.0, marks=pytest.mark.slow), 0.4])
 def test_the_test_is_exact_for_any_two_models(better: float) -> None:
     """One model much better, several pairs that agree with one another: only the draw of the sides is random."""
     labels, rejected = np.repeat(np.arange(5), 20), 0

@@ -42,6 +42,7 @@ def test_the_fit_is_of_largest_likelihood() -> None:
     assert law.shape == pytest.approx(3, abs=0.7)
 
 
+@pytest.mark.slow
 def test_a_wrong_law_is_seen_and_the_right_one_is_not() -> None:
     rng = np.random.default_rng(1)
     law = SkewNormal(60.0, 4.0, -1.5)
