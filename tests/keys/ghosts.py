@@ -1,0 +1,271 @@
+"""Audits without their heavy work: each shipped recipe, on data of seconds, goes through all its stages, and every key is noted.
+
+What says who trains on what is computed (decode, splits, canaries, corpus); models, and what is observed of them, are ghosts:
+files with just what a later stage's keys are made from. So no key depends on the machine, and all of them take a minute.
+"""
+
+import contextlib
+import functools
+import hashlib
+import json
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from safetensors.numpy import save_file
+
+from flows import sweep
+from flows.audits import AUDITS, Audit, audit_of
+from flows.recipes import load_recipe, validate
+from memlib.data.datasets import open_source
+from memlib.data.secret import VARIABLE
+from memlib.data.shards import IMAGES, INDEX_FILE
+from memlib.identity import canonical_json
+from memlib.runs import run_name, without_whereabouts
+from memlib.specs import Spec
+from memlib.store import Attempt, Ref, Store
+from memlib.tables import INDEX, SUMMARY, TRAINING, write_table
+from memlib.training.checkpoint import step_file, weights_file
+from memlib.training.fit import HISTORY, TRAIN, TrainingJob
+from tasks import display
+from tasks.exposure_jobs import COSTS
+from tasks.runtime import Context
+from tasks.stage import run_stage
+
+Keys = dict[str, list[str]]
+COMPUTED = {"split", "hold_out", "sets", "mixes", "canaries", "secret/corpus", "self_influence"}
+EMBEDDED = ("scenes", "digits", "two_moons")
+PER_CLASS = {
+    "forgetting_table_1": 1800,
+    "forgetting_table_2": 1300,
+    "forgetting_xray": 900,
+    "deja_vu_imagenet": 1200,
+    "chexpert": 450,
+}  # examples, where 600 are not right
+TEXT = "the quick brown fox jumps over the lazy dog and looks back at nobody because there is nothing to be seen"
+
+
+def keys_of(recipe: str, folder: Path, monkeypatch: pytest.MonkeyPatch, settings: Sequence[str] = ()) -> Keys:
+    """The keys of every stage of a shipped recipe, sorted, by stage; and the runs' own names.
+
+    Args:
+        recipe: its name.
+        folder: an empty one, for data and store.
+        monkeypatch: takes back what is changed.
+        settings: as after --set.
+    """
+    content, _ = load_recipe(recipe, settings)
+    audit = AUDITS[audit_of(str(content["audit"]))]
+    cells: Mapping[str, tuple[Audit, Spec, Any]]
+    if audit.holds_others:
+        cells = sweep.cells_of(validate(sweep.Recipe, sweep.resolved(content)))
+    else:
+        cells = {"": (audit, validate(audit.recipe, content), None)}
+    _write_files(folder, content.get("canaries", {}).get("format", ""))
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv(VARIABLE, "secret")
+    found: Keys = {}
+    for number, (one, spec, _) in enumerate(cells.values()):
+        for stage, keys in _follow(one, spec, folder / f"store-{number}", PER_CLASS.get(recipe, 600)).items():
+            found.setdefault(stage, []).extend(keys)
+    return {stage: sorted(set(keys)) for stage, keys in sorted(found.items())}
+
+
+def _follow(audit: Audit, recipe: Spec, folder: Path, per_class: int) -> Keys:
+    store = Store(str(folder))
+    store.begin()
+    context = Context(store, quiet=True, run="ghost")
+    runs: list[str] = []
+
+    def publish(context: Context, recipe: Any, run: str, scores: Ref, report: Ref, artifacts: Mapping[str, str]) -> Any:
+        assert run == run_name(recipe.model_dump(mode="json"), scores.key)
+        runs.append(run)
+        return {"run": run}
+
+    body = audit.body  # loads the modules whose work is taken from them
+    with _ghosts(publish, per_class):
+        body(context, recipe)
+    found: Keys = {"run": runs}
+    for name in {*context.computed, *context.reused}:
+        stage, _, key = name.rpartition("/")
+        found.setdefault(stage, []).append(key)
+    return found
+
+
+@contextlib.contextmanager
+def _ghosts(publish: Callable[..., Any], per_class: int) -> Iterator[None]:
+    """No Prefect, no Ray, no models, no files of data."""
+
+    def run(context: Context, declared: Any, *, spec: Any, compute: Callable[[Attempt], None], **work: Any) -> Any:
+        if declared.name == "decode" and spec["source"]["kind"] not in EMBEDDED:
+            compute = functools.partial(_decode, spec, per_class)
+        elif declared.name not in (*COMPUTED, "decode"):
+            compute = _nothing
+        return _data(run_stage(context, declared, spec=spec, compute=compute, **{**work, "on_cluster": None}))
+
+    replaced = {
+        "run_stage": run, "run_jobs": _run_jobs, "train_models": _train_models, "publish": publish,
+        "open_source": _open, "read_text": lambda source: _text(), "load_outside": _load_outside,
+    }  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        for name, module in list(sys.modules.items()):
+            if name.partition(".")[0] in ("tasks", "flows") and name not in ("tasks.stage", "tasks.reporting"):
+                for what in replaced.keys() & vars(module).keys():
+                    stack.enter_context(mock.patch.object(module, what, replaced[what]))
+        stack.enter_context(mock.patch.object(display, "is_gone", return_value=True))
+        yield
+
+
+def _run_jobs(context: Context, declared: Any, jobs: Sequence[Any]) -> Any:
+    """One after the other, in this process."""
+    return [
+        _data(
+            run_stage(
+                context, declared, spec=job.spec, inputs=job.inputs, compute=functools.partial(_observe, declared.name, job)
+            )
+        )
+        for job in jobs
+    ]
+
+
+def _train_models(context: Context, jobs: Sequence[TrainingJob]) -> Any:
+    found = []
+    for job in jobs:
+        inputs = job.inputs(context.store)
+        found.append(_data(run_stage(context, TRAIN, spec=job.spec(), inputs=inputs, compute=functools.partial(_train, job))))
+        assert found[-1] == job.ref(context.store)
+    return found
+
+
+def _data(found: Any) -> Any:
+    """A reference, also where it comes as a Prefect state."""
+    return getattr(found, "data", found)
+
+
+def _nothing(attempt: Attempt) -> None:
+    attempt.path("ghost").write_text("nothing was computed")
+    write_table(SUMMARY.arrow.empty_table(), SUMMARY, attempt.path("summary.parquet"))
+
+
+def _train(job: TrainingJob, attempt: Attempt) -> None:
+    """A loss that falls by a tenth an epoch, checkpoints without weights, a step for every 16 examples."""
+    training = job.training
+    attempt.facts["steps_per_epoch"] = 11
+    attempt.facts["training_seconds"] = 1.0
+    attempt.facts["privacy"] = None
+    rows = [
+        {"epoch": epoch, "term": "loss", "value": 0.9**epoch, "learning_rate": training.optimizer.learning_rate}
+        for epoch in range(1, training.epochs + 1)
+    ]
+    write_table(pa.Table.from_pylist(rows, schema=TRAINING.arrow), TRAINING, attempt.path(HISTORY))
+    names = [weights_file(int(epoch)) for epoch in training.kept_epochs]
+    for name in (*names, *(step_file(step) for step in training.checkpoint_steps)):
+        save_file({"weight": np.zeros(1, np.float32)}, attempt.path(name))
+
+
+def _observe(stage: str, job: Any, attempt: Attempt) -> None:
+    _nothing(attempt)
+    if stage == "gradient_norms":
+        np.save(attempt.path("norms.npy"), _drawn(job.spec, int(job.units)))
+    if stage == "perplexities":
+        canaries = (_drawn(job.spec, len(job.canaries)) * 2**20).astype(np.int64)
+        references = np.sort((_drawn(["references", job.seed], job.references) * 2**20).astype(np.int64))
+        np.savez(attempt.path(COSTS), canaries=canaries, references=references, validation_loss=np.array(1.0))
+
+
+def _drawn(what: Any, count: int) -> Any:
+    """Numbers in [0, 1) that say what they are of, the same everywhere."""
+    seed = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).digest()
+    return np.random.default_rng(list(seed)).random(count)
+
+
+# -- data ---------------------------------------------------------------------------------------------
+
+
+class GhostSource:
+    """What stands for files: nothing but a digest of how they are described."""
+
+    def __init__(self, spec: Any) -> None:
+        self._spec = spec
+
+    def content_digest(self) -> str:
+        described = without_whereabouts({"source": self._spec.model_dump(mode="json")})
+        return hashlib.sha256(canonical_json(described).encode()).hexdigest()
+
+
+def _open(spec: Any) -> Any:
+    return open_source(spec) if spec.kind in EMBEDDED else GhostSource(spec)
+
+
+def _decode(spec: Mapping[str, Any], per_class: int, attempt: Attempt) -> None:
+    """Noise, so that no image is like another one; those that are to have boxes have one in the middle."""
+    source, size = spec["source"], spec["image_size"]
+    parts = (
+        {f"{name}/": part["source"] for name, part in source["parts"].items()} if source["kind"] == "joined" else {"": source}
+    )
+    rows = []
+    for part, described in parts.items():
+        classes = _classes(described)
+        for number in range(per_class * len(classes)):
+            label, name = number % len(classes), f"{part}{number:06d}"
+            boxes = [size // 3, size // 3, size // 2, size // 2] if described.get("boxes", "none") != "none" else []
+            rows.append(
+                {
+                    "example_id": name, "label": label, "class_name": classes[label], "boxes": boxes,
+                    "content": [0, 0, size, size], "original_width": size, "original_height": size,
+                    "digest": hashlib.sha256(name.encode()).hexdigest(), "unreadable": None,
+                }
+            )  # fmt: skip
+    rows = [{**row, "row": place} for place, row in enumerate(sorted(rows, key=lambda row: row["example_id"]))]
+    shape = (len(rows), size, size, spec["channels"])
+    np.save(attempt.path(IMAGES), np.random.default_rng(0).integers(256, size=shape, dtype=np.uint8))
+    write_table(pa.Table.from_pylist(rows, schema=INDEX.arrow), INDEX, attempt.path(INDEX_FILE))
+
+
+def _classes(source: Mapping[str, Any]) -> list[str]:
+    if source["kind"] == "csv":
+        return list(source["classes"])
+    if source.get("class_names"):
+        return list(source["class_names"])
+    few = source.get("attribute") is not None or (source["kind"] == "image_folder" and not source["num_classes"])
+    return [f"class {number}" for number in range(2 if few else source.get("num_classes") or 10)]
+
+
+def _text() -> str:
+    """A hundred thousand words; among them the secrets of secrets.txt."""
+    words = TEXT.split()
+    drawn = np.random.default_rng(0).integers(len(words), size=(12_000, 8))
+    lines = [" ".join(words[word] for word in line) for line in drawn.tolist()]
+    secrets = Path("secrets.txt").read_text().splitlines()
+    return "\n".join([*lines[:6000], *secrets, *lines[6000:]])
+
+
+def _load_outside(spec: Any) -> Any:
+    """A model that knows the letters."""
+    return types.SimpleNamespace(vocabulary=[chr(code) for code in range(32, 127)])
+
+
+def _write_files(folder: Path, form: str) -> None:
+    """What recipes name beside their data: secrets, and models that were trained elsewhere."""
+
+    def fill(number: int) -> str:
+        return re.sub(r"{d(\d)}", lambda hole: f"{7 * number + 1:0{hole[1]}d}"[-int(hole[1]) :], form)
+
+    (folder / "secrets.txt").write_text("".join(f"{fill(n)}\n" for n in range(1, 4)))
+    (folder / "unseen.txt").write_text("".join(f"{fill(n)}\n" for n in range(5, 14)))
+    (folder / "my_package").mkdir()
+    (folder / "my_package" / "__init__.py").write_text("")
+    (folder / "my_package" / "my_module.py").write_text("def build():\n    raise NotImplementedError\n")
+    (folder / "secret").write_bytes(bytes(range(32)))
+    (folder / "secret").chmod(0o600)
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_text("no weights")

@@ -1,0 +1,58 @@
+"""Keys are promises: users' stores are read by their keys, so that no change of the code may change one unnoticed."""
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ghosts import Keys, keys_of
+
+from flows.recipes import shipped_recipes
+
+PINS = Path(__file__).with_name("keys.json")
+LONG = {"cifar10", "forgetting_table_1", "self_influence_canaries_2022", "sweep_smoke", "two_moons_noise"}
+
+
+def pins_of(keys: Keys) -> dict[str, list[object]]:
+    """By stage, how many keys there are, and a digest of all of them."""
+    return {stage: [len(found), hashlib.sha256(" ".join(found).encode()).hexdigest()[:16]] for stage, found in keys.items()}
+
+
+def cases() -> Iterator[object]:
+    for recipe in shipped_recipes():
+        yield pytest.param(recipe, marks=pytest.mark.slow) if recipe in LONG else recipe
+
+
+@pytest.mark.parametrize("recipe", cases())
+def test_no_key_of_a_shipped_recipe_has_changed(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned = json.loads(PINS.read_text())
+    assert recipe in pinned, "python tests/keys/test_keys.py RECIPE pins the keys of a new one"
+    assert pins_of(keys_of(recipe, tmp_path, monkeypatch)) == pinned[recipe]
+
+
+def test_a_change_of_a_recipe_changes_keys_from_there_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    before.mkdir()
+    after.mkdir()
+    first = pins_of(keys_of("fashion_mnist", before, monkeypatch))
+    changed = pins_of(keys_of("fashion_mnist", after, monkeypatch, ["training.epochs=99"]))
+    same = {"decode", "hold_out", "canaries"}
+    assert {stage for stage in first if first[stage] == changed[stage]} == same
+
+
+def write(recipes: list[str]) -> None:
+    """Pins the keys of recipes: of those that are new, or that are to change, which the CHANGELOG then says."""
+    pinned = json.loads(PINS.read_text()) if PINS.exists() else {}
+    for recipe in recipes:
+        with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+            pinned[recipe] = pins_of(keys_of(recipe, Path(folder), patch))
+    lines = [f" {json.dumps(recipe)}: {json.dumps(stages)}" for recipe, stages in sorted(pinned.items())]
+    PINS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+if __name__ == "__main__":
+    import sys
+
+    write(sys.argv[1:] or list(shipped_recipes()))
