@@ -363,6 +363,15 @@ def _quiet_prefect() -> None:
     os.environ.setdefault("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", "30")  # what deployments/automations.yaml waits for
 
 
+def _reach_this_machine_directly() -> None:
+    """A proxy that leads to the network leads nowhere to the servers that Ray and Prefect start on this machine."""
+    said = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    hosts = [host.strip() for host in said.split(",") if host.strip()]
+    if "*" not in hosts:
+        hosts += [host for host in ("127.0.0.1", "localhost", "::1") if host not in hosts]
+        os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(hosts)
+
+
 def _log_as_asked() -> None:
     """With MEMLIB_LOG=json, what happens in a run as lines of JSON on standard error."""
     asked = os.environ.get("MEMLIB_LOG", "")
@@ -405,6 +414,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGHUP, _interrupt)
     os.umask(0o077)  # what any library writes is ours alone; the store says for itself who may read it
     _quiet_prefect()
+    _reach_this_machine_directly()
     warnings.filterwarnings("ignore", module=r"torch\b")  # they speak to developers, between our own lines
     try:
         app(arguments)

@@ -1,5 +1,6 @@
 """Stages that are named must be there; what the world did leaves a run to be resumed."""
 
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -32,3 +33,13 @@ def test_a_sweep_has_the_machines_of_its_recipe(tmp_path: Path) -> None:
     assert machines == {"ray_address": "auto", "max_failures": 2}
     (tmp_path / "odd.yaml").write_text("audit: sweep\nrecipe: smoke\ncells: 3")
     assert main(["plan", "sweep", "--recipe", str(tmp_path / "odd.yaml"), "--store", str(tmp_path)]) == 2
+
+
+def test_a_proxy_is_no_way_to_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("http_proxy", "http://proxy.example:3128")
+    monkeypatch.setenv("NO_PROXY", "inside.example")
+    monkeypatch.setenv("no_proxy", "")
+    assert not urllib.request.proxy_bypass("127.0.0.1")
+    assert main(["runs", "--store", str(tmp_path / "none")]) == 2
+    assert all(urllib.request.proxy_bypass(host) for host in ("127.0.0.1", "localhost", "inside.example"))
+    assert not urllib.request.proxy_bypass("outside.example")
