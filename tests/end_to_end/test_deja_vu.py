@@ -248,7 +248,11 @@ def test_other_audits_have_nothing_to_reveal(memlib: Memlib, finished: Finished)
     [
         pytest.param(["decode.k=[5000]"], "decode.k is 5000, but the public set has only 120 images", marks=pytest.mark.slow),
         pytest.param(["training.optimizer.learning_rate=1e30"], "the loss is not finite at step", marks=pytest.mark.slow),
-        (["resources.workers_per_model=60", "training.batch_size=60"], "one model needs 60 workers of 1 CPU each"),
+        pytest.param(
+            ["resources.workers_per_model=60", "training.batch_size=60"],
+            "one model needs 60 workers of 1 CPU each",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             ["resources.workers_per_model=7"],
             "training.batch_size 10 cannot be shared by 7 workers evenly",

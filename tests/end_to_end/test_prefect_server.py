@@ -22,6 +22,7 @@ def ask(url: str, **query: Any) -> Any:
     return json.load(urllib.request.urlopen(request, timeout=30))
 
 
+@pytest.mark.slow
 def test_a_run_reports_to_the_server(memlib: Memlib, finished: tuple[Path, dict[str, Any]], api: str) -> None:
     store, first = finished
     manifest = memlib.audit(store, PREFECT_API_URL=api)
