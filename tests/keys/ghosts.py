@@ -156,7 +156,7 @@ def _nothing(attempt: Attempt) -> None:
 
 
 def _train(job: TrainingJob, attempt: Attempt) -> None:
-    """A loss that falls by a tenth an epoch, checkpoints without weights, a step for every 16 examples."""
+    """A loss that falls by a tenth an epoch, and checkpoints without weights."""
     training = job.training
     attempt.facts["steps_per_epoch"] = 11
     attempt.facts["training_seconds"] = 1.0

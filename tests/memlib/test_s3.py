@@ -91,6 +91,21 @@ def test_resume_states_and_runs_on_s3(bucket: str, tmp_path: Path) -> None:
     assert abs(store.clock() - time.time()) < 60
 
 
+@pytest.mark.parametrize("prefix", ["", "/some/prefix"])
+def test_a_listing_on_s3_is_that_of_s3fs_page_after_page(bucket: str, prefix: str) -> None:
+    store = Store(bucket + prefix)
+    s3, names = fsspec.filesystem("s3"), [f"runs/r{number:04d}/manifest.json" for number in range(1005)]
+    names += ["runs", "runs-of-others/r/manifest.json", "runs/é ü+%/a b.json"]
+    s3.pipe({f"{bucket}{prefix}/{name}": name.encode() for name in names})
+    s3.touch(f"{bucket}{prefix}/runs/marker/")  # as consoles make folders
+    found = store.listing("runs")
+    assert set(found) == {name for name in names if "others" not in name}
+    assert found["runs/r0007/manifest.json"][0] == len("runs/r0007/manifest.json")
+    assert all(abs(when - time.time()) < 300 for _, when in found.values())
+    assert store.listing("runs/r0007").keys() == store.listing("runs/r0007/manifest.json").keys() == {names[7]}
+    assert store.listing("nothing") == {}
+
+
 def test_images_and_tables_on_s3(bucket: str, tmp_path: Path) -> None:
     s3 = fsspec.filesystem("s3")
     s3.pipe({f"{bucket}/photos/cat/1.png": png(1), f"{bucket}/photos/dog/2.png": png(2)})
