@@ -302,7 +302,7 @@ def of_store(root: Path) -> Iterator[Reader]:
             ("verify", first),
         ),
         "run": (("runs",), ("show", first), ("diff", second, first), ("verify", first), ("gc", "--keep", first), ("verify",)),
-        "note": (("runs",), ("status", note), ("gc",), ("show", note)),
+        "note": (("runs",), ("status", note), ("gc",)),
     }
     before = {path: path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
