@@ -176,7 +176,7 @@ def runs(count: int) -> None:
 
 
 def _fill_runs(opened: Store, count: int) -> list[str]:
-    """Ten artifacts a run, of which it shares nine with others; twenty findings; a page. Returns their names."""
+    """Write runs of ten artifacts each, nine of them shared with others, twenty findings and a page; return their names."""
     names = [content_key("run", version=2, spec={"number": i}, inputs={})[:12] for i in range(count)]
     keys = [content_key("score", version=1, spec={"number": i}, inputs={}) for i in range(count)]
     found = {"metric": "share_excess", "params": "{}", "value": 0.1, "p_value": 0.01, "verdict": "shown", "n": 500}
@@ -205,7 +205,7 @@ def _time_runs(uri: str, names: Sequence[str], where: str) -> None:
 
 @contextlib.contextmanager
 def _s3_server(folder: str) -> Iterator[None]:
-    """rclone's server, whose buckets are the folder's folders, each way half of the latency away."""
+    """Serve a folder's folders as buckets by rclone, each way half of the latency away."""
     beside = Path(sys.executable).parent / "rclone"
     rclone = str(beside) if beside.exists() else shutil.which("rclone")
     if rclone is None:

@@ -202,7 +202,7 @@ def resume(
     quiet: bool = False,
     json_: JsonOption = False,
 ) -> None:
-    """Go on with a run that was killed or failed, or make a finished one anew where its artifacts are damaged or gone.
+    """Resume a run that was killed or failed, or rebuild the missing and damaged artifacts of a finished one.
 
     Parameters
     ----------
@@ -364,7 +364,7 @@ def _quiet_prefect() -> None:
 
 
 def _reach_this_machine_directly() -> None:
-    """A proxy that leads to the network leads nowhere to the servers that Ray and Prefect start on this machine."""
+    """Exempt this machine from proxies, which do not lead to the servers that Ray and Prefect start on it."""
     said = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
     hosts = [host.strip() for host in said.split(",") if host.strip()]
     if "*" not in hosts:

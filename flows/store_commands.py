@@ -317,7 +317,7 @@ def _print_rows(title: str, headings: Sequence[str], rows: Sequence[Sequence[str
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lines with columns of one width, one line a row however wide: a rich table of 10,000 runs takes 16 seconds."""
+    """Pad each column to its widest cell, one line per row however long: a rich table of 10,000 runs takes 16 seconds."""
     sizes = [[len(cell) if cell.isascii() else cell_len(cell) for cell in row] for row in rows]
     widths = [max(column) for column in zip(*sizes, strict=True)]
     for row, taken in zip(rows, sizes, strict=True):

@@ -71,7 +71,7 @@ class FileRecord(Record):
 
 
 class Metrics(Record):
-    """What making an artifact took."""
+    """Resources that were spent on making an artifact."""
 
     seconds: Seconds = 0.0
     cpu_seconds: Seconds = 0.0
@@ -132,14 +132,14 @@ class EarlierAudit(Record):
 
 
 class Ledger(Record):
-    """Which data a run is of, and what came before."""
+    """The data that a run audits, and the earlier audits of them."""
 
     data: str = ""
     earlier: list[EarlierAudit] = Field(default_factory=list)
 
 
 class Pin(Record):
-    """Which attempt at an artifact a run was made from."""
+    """The attempt at an artifact that a run was made from."""
 
     attempt: Name
     files: Sha256
@@ -174,7 +174,7 @@ class RunRecord(Record):
 
 
 class Headline(Record):
-    """What the index of runs keeps of a run's first finding."""
+    """A run's first finding, as the index of runs keeps it."""
 
     metric: Shown
     params: JsonObject
@@ -184,13 +184,13 @@ class Headline(Record):
 
 
 class DataDigest(Record):
-    """What it keeps of the ledger."""
+    """A run's data digest from the ledger, as the index of runs keeps it."""
 
     data: str
 
 
 class RunEntry(Record):
-    """What the index of runs keeps of a run."""
+    """A run, as the index of runs keeps it."""
 
     run: Name
     audit: Name

@@ -199,8 +199,10 @@ def clear(store: Store, *, keep: Collection[str] | None = None, days: float) -> 
 
 def _clear(store: Store, keep: Collection[str] | None, days: float) -> Iterator[Garbage]:
     alive, looked = set(store.listing("requests")), time.monotonic()
-    before, runs, gone = store.clock() - days * DAY, list_runs(store).entries, set()
-    for item in garbage(store, keep=keep, days=days):
+    before, gone = store.clock() - days * DAY, set()
+    found = garbage(store, keep=keep, days=days)
+    runs = list_runs(store).entries if any(item.kind == "run" for item in found) else ()
+    for item in found:
         if time.monotonic() - looked > LOOK_SECONDS:
             if set(store.listing("requests")) - alive:  # by a memlib that does not wait
                 raise RunError(f"a run has begun in {store.uri}; what is left of the garbage stays until it has ended")

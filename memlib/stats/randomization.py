@@ -287,5 +287,16 @@ def detectable(deviation: float, alpha: float, *, two_sided: bool = False) -> fl
     return float(quantile * deviation)
 
 
+def smallest_two_class_p(first: int, second: int) -> float:
+    """Return the smallest p-value that a one-sided test can give which redraws who is on which side in two classes.
+
+    With more than 1,000 examples on both sides it is 0, being smaller than any float; the integers are kept small.
+
+    Args:
+        first, second: examples of a class on either side, from 1.
+    """
+    return 1 / math.comb(first + second, min(first, second, 1000)) ** 2
+
+
 def _log_choose(total: int, chosen: int) -> float:
     return math.lgamma(total + 1) - math.lgamma(chosen + 1) - math.lgamma(total - chosen + 1)

@@ -526,7 +526,7 @@ class Store:
         return {path[prefix:]: (int(info["size"]), _written(info)) for path, info in found.items()}
 
     def _s3_objects(self, path: str) -> Iterator[tuple[str, tuple[int, float]]]:
-        """The same as s3fs's `find`, which takes three times as long for 20,000 objects as its requests."""
+        """List objects below a path as s3fs's `find` does, which takes three times as long for 20,000 as its requests."""
         bucket, key, _ = self._fs.split_path(path)
         more: dict[str, str] = {}
         while True:
@@ -852,7 +852,7 @@ class Store:
 
 
 def _parse_times_fast(file_system: Any) -> None:
-    """Has s3fs read times by the standard library: botocore's default takes 2.8 s for those of 20,000 objects."""
+    """Make s3fs parse times with the standard library: botocore's default takes 2.8 s for those of 20,000 objects."""
     from aiobotocore.session import AioSession
 
     if file_system.session is None:

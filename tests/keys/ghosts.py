@@ -1,7 +1,7 @@
-"""Audits without their heavy work: each shipped recipe, on data of seconds, goes through all its stages, and every key is noted.
+"""Follow each shipped recipe through all its stages without the heavy work, and note every content key.
 
 What says who trains on what is computed (decode, splits, canaries, corpus); models, and what is observed of them, are ghosts:
-files with just what a later stage's keys are made from. So no key depends on the machine, and all of them take a minute.
+files with just what a later stage's keys are made from. So no key depends on the machine.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ TEXT = "the quick brown fox jumps over the lazy dog and looks back at nobody bec
 
 
 def keys_of(recipe: str, folder: Path, monkeypatch: pytest.MonkeyPatch, settings: Sequence[str] = ()) -> Keys:
-    """The keys of every stage of a shipped recipe, sorted, by stage; and the runs' own names.
+    """Return the keys of every stage of a shipped recipe, sorted, by stage; and the runs' own names.
 
     Args:
         recipe: its name.
@@ -102,7 +102,7 @@ def _follow(audit: Audit, recipe: Spec, folder: Path, per_class: int) -> Keys:
 
 @contextlib.contextmanager
 def _ghosts(publish: Callable[..., Any], per_class: int) -> Iterator[None]:
-    """No Prefect, no Ray, no models, no files of data."""
+    """Replace Prefect, Ray, models and files of data."""
 
     def run(context: Context, declared: Any, *, spec: Any, compute: Callable[[Attempt], None], **work: Any) -> Any:
         if declared.name == "decode" and spec["source"]["kind"] not in EMBEDDED:
@@ -125,7 +125,7 @@ def _ghosts(publish: Callable[..., Any], per_class: int) -> Iterator[None]:
 
 
 def _run_jobs(context: Context, declared: Any, jobs: Sequence[Any]) -> Any:
-    """One after the other, in this process."""
+    """Fill the parts of a stage one after the other, in this process."""
     return [
         _data(
             run_stage(
@@ -146,7 +146,7 @@ def _train_models(context: Context, jobs: Sequence[TrainingJob]) -> Any:
 
 
 def _data(found: Any) -> Any:
-    """A reference, also where it comes as a Prefect state."""
+    """Unwrap a reference that comes as a Prefect state."""
     return getattr(found, "data", found)
 
 
@@ -156,7 +156,7 @@ def _nothing(attempt: Attempt) -> None:
 
 
 def _train(job: TrainingJob, attempt: Attempt) -> None:
-    """A loss that falls by a tenth an epoch, and checkpoints without weights."""
+    """Write a loss that falls by a tenth per epoch, and checkpoints without weights."""
     training = job.training
     attempt.facts["steps_per_epoch"] = 11
     attempt.facts["training_seconds"] = 1.0
@@ -182,7 +182,7 @@ def _observe(stage: str, job: Any, attempt: Attempt) -> None:
 
 
 def _drawn(what: Any, count: int) -> Any:
-    """Numbers in [0, 1) that say what they are of, the same everywhere."""
+    """Draw numbers in [0, 1) from a seed that is a digest of what they stand for."""
     seed = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).digest()
     return np.random.default_rng(list(seed)).random(count)
 
@@ -206,7 +206,7 @@ def _open(spec: Any) -> Any:
 
 
 def _decode(spec: Mapping[str, Any], per_class: int, attempt: Attempt) -> None:
-    """Noise, so that no image is like another one; those that are to have boxes have one in the middle."""
+    """Write images of noise, so that no two are alike, each with a box in the middle where the source has boxes."""
     source, size = spec["source"], spec["image_size"]
     parts = (
         {f"{name}/": part["source"] for name, part in source["parts"].items()} if source["kind"] == "joined" else {"": source}
@@ -240,7 +240,7 @@ def _classes(source: Mapping[str, Any]) -> list[str]:
 
 
 def _text() -> str:
-    """A hundred thousand words; among them the secrets of secrets.txt."""
+    """Draw a hundred thousand words, and put the secrets of secrets.txt among them."""
     words = TEXT.split()
     drawn = np.random.default_rng(0).integers(len(words), size=(12_000, 8))
     lines = [" ".join(words[word] for word in line) for line in drawn.tolist()]
@@ -254,7 +254,7 @@ def _load_outside(spec: Any) -> Any:
 
 
 def _write_files(folder: Path, form: str) -> None:
-    """What recipes name beside their data: secrets, and models that were trained elsewhere."""
+    """Write what recipes name beside their data: secrets, and models that were trained elsewhere."""
 
     def fill(number: int) -> str:
         return re.sub(r"{d(\d)}", lambda hole: f"{7 * number + 1:0{hole[1]}d}"[-int(hole[1]) :], form)

@@ -1,18 +1,17 @@
-"""What a déjà vu audit says in plain words."""
+"""Put the findings of a déjà vu audit into plain words."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from memlib.audits.deja_vu.recipe import Recipe
 from memlib.findings import BOUNDED, INCONCLUSIVE, SHOWN, Verdict, cannot_reject
+from memlib.stats.randomization import smallest_two_class_p
 
 
 def limits(recipe: Recipe) -> Iterator[str]:
     """Name what the recipe cannot show, whatever the data."""
-    # of more than 1,000 images the smallest p is below any number that alpha can be
     side = recipe.split.train_per_class
-    if 1 / math.comb(2 * side, min(side, 1000)) ** 2 > recipe.decode.alpha:
+    if smallest_two_class_p(side, side) > recipe.decode.alpha:
         yield (
             f"with {side} audited image{'s' if side > 1 else ''} of a class on each side no test of two classes can be "
             "significant: raise split.train_per_class"

@@ -1,6 +1,5 @@
-"""What is said of a target, and of a run."""
+"""Put the findings on each target, and on the whole run, into plain words."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from memlib.audits.forgetting.recipe import (
 from memlib.audits.forgetting.trace import FOUND
 from memlib.data.sets import KNOWN, QUERY, WITHHELD
 from memlib.findings import BOUNDED, INCONCLUSIVE, SHOWN, Verdict, cannot_reject
+from memlib.stats.randomization import smallest_two_class_p
 
 SENTENCES = {
     RETAINED: "The model has used this data set.",
@@ -63,16 +63,11 @@ def limits(recipe: Recipe) -> Iterator[str]:
             f"{len(recipe.targets)} targets needs {level:.2g}: raise score.permutations"
         )
     query, withheld = (recipe.sets[name].per_class for name in (QUERY, WITHHELD))
-    if query is not None and withheld is not None and _smallest_p(query, withheld) > level:
+    if query is not None and withheld is not None and 2 * smallest_two_class_p(query, withheld) > level:
         yield (
             f"with {query} examples of a class in D_Q and {withheld} withheld no test of two classes can be significant: "
             "raise sets.withheld.per_class"
         )
-
-
-def _smallest_p(query: int, withheld: int) -> float:
-    """Of a two-sided test of two classes; where both counts are above 1,000 it is below any level, and so is what is said."""
-    return 2 / math.comb(query + withheld, min(query, withheld, 1000)) ** 2
 
 
 def outcome(row: Mapping[str, Any]) -> str:
@@ -99,7 +94,7 @@ class _Findings:
         return None if row is None else float(row["value"])
 
     def found_of(self, group: str) -> str:
-        """How many of the auditor's models of a kind the test finds, in words; empty where that was not tried."""
+        """Say how many of the auditor's models of a kind the test detects; empty where that was not tried."""
         rows = (row for row in self._rows if row["metric"] == "found_share" and row["params"]["target"] == f"{group} models")
         row = next(rows, None)
         return "" if row is None else f"{round(row['value'] * row['n'])} of {row['n']}"
