@@ -17,7 +17,7 @@ import pyarrow as pa
 from memlib.errors import CorruptArtifact, RunError, UserError
 from memlib.identity import canonical_json, content_key
 from memlib.private import scratch
-from memlib.records import NAME, ArtifactRecord, IndexRecord, RunRecord, Unreadable, parsed
+from memlib.records import NAME, ArtifactRecord, RunRecord, Unreadable, parse_index, parsed
 from memlib.store import MANIFEST, Ref, Store
 from memlib.tables import RUNS, write_table
 
@@ -96,11 +96,13 @@ def _entry(content: bytes | None, name: str) -> dict[str, Any]:
         return {"problem": str(error)}
     if run["run"] != name:
         return {"problem": f"it says that it is run {run['run']}"}
-    brief = {key: run[key] for key in ("run", "audit", "title", "finished", "verdict", "cells", "scores", "asks")}
+    brief = {key: run[key] for key in ("run", "audit", "title", "finished", "cells", "scores", "asks")}
     brief["memlib"] = str(run["software"].get("memlib", ""))
     said = {key: run["findings"][0].get(key) for key in ("metric", "params", "value", "p_value", "verdict")}
     ledger = {"data": run["ledger"]["data"]}
-    return brief | {"findings": [said], "ledger": ledger, "refs": sorted(map(str, refs_of(run)))}
+    verdict = run["verdict"] and {name: run["verdict"][name] for name in ("word", "sentence")}
+    refs = sorted(map(str, refs_of(run)))
+    return brief | {"verdict": verdict, "findings": [said], "ledger": ledger, "refs": refs}
 
 
 def _read_index(store: Store) -> tuple[dict[str, dict[str, Any]], float]:
@@ -108,9 +110,10 @@ def _read_index(store: Store) -> tuple[dict[str, dict[str, Any]], float]:
     written = next((when for path, (_, when) in store.listing("index").items() if path == INDEX), 0.0)
     content = store.published(INDEX) if written else None
     with contextlib.suppress(Unreadable, IndexError):
-        index = parsed(IndexRecord, content or b"")
+        index = parse_index(content or b"")
         if index["format"] == FORMAT:
-            refs, entries = index["refs"], index["entries"]
+            refs = index["refs"]
+            entries: dict[str, dict[str, Any]] = {name: {**entry} for name, entry in index["entries"].items()}
             for entry in entries.values():
                 if "problem" not in entry:
                     entry["refs"] = [refs[place] for place in entry["refs"]]

@@ -13,7 +13,9 @@ class Spec(BaseModel):
     its class names it in `added_later`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, defer_build=True
+    )
     added_later: ClassVar[frozenset[str]] = frozenset()
 
     @model_serializer(mode="wrap")
