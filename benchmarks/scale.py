@@ -1,6 +1,6 @@
 """Scale on one machine: many parts through the scheduler, many artifacts in a store, many cells in a sweep.
 
-python benchmarks/scale.py shards      500 parts of one CPU second each: run_jobs against a pool of processes
+python benchmarks/scale.py shards      500 parts of one CPU second each: StageRunner against a pool of processes
 python benchmarks/scale.py nets        2,000 small nets: the stage's time against the compute that its manifests record
 python benchmarks/scale.py store       100,000 artifacts: list, plan, verify
 python benchmarks/scale.py sweep       50 cells: run, plan when finished, run again
@@ -25,14 +25,17 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+from unittest import mock
 
 import torch
 
 from memlib import upkeep, verification
 from memlib.identity import content_key
 from memlib.planning import Costs
+from memlib.provenance import Declared
 from memlib.records import sealed
+from memlib.stage import Artifact, Place, Stage
 from memlib.store import Attempt, Ref, Store
 
 SWEEP = """
@@ -53,12 +56,14 @@ def spin(seconds: float = 1.0) -> None:
 
 
 @dataclass(frozen=True)
-class Shard:
-    """A part that computes for a second."""
+class Shard(Stage[None]):
+    """A second of one core."""
+
+    declared: ClassVar[Declared] = Declared("shards", 1, ("memlib.identity",))
+    title: ClassVar[str] = "shards"
+    place: ClassVar[Place] = "anywhere"
 
     number: int
-    units: float = 1.0
-    near: Ref | None = None
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -72,18 +77,24 @@ class Shard:
         spin()
         attempt.path("found.txt").write_text(str(self.number))
 
+    @classmethod
+    def open(cls, artifact: Artifact[None]) -> None:
+        return None
+
 
 def shards(count: int, cores: int) -> None:
     from tasks.cluster import start_ray, stop_ray
     from tasks.runtime import Context
-    from tasks.stage import run_jobs
+    from tasks.stage import StageRunner
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         context = Context(Store(folder), quiet=True)
         start_ray(context)
-        run_jobs(context, "warm", [Shard(i) for i in range(cores)], version=1)  # workers have loaded torch
+        stack.enter_context(mock.patch("tasks.display.is_gone", return_value=True))  # without Prefect
+        runner = StageRunner(context)
+        runner.run_all([Shard(-1 - i) for i in range(cores)])  # workers have loaded torch
         before, started = _megabytes(), time.monotonic()
-        run_jobs(context, "shards", [Shard(i) for i in range(count)], version=1)
+        runner.run_all([Shard(i) for i in range(count)])
         seconds, after = time.monotonic() - started, _megabytes()
         stop_ray()
     with multiprocessing.get_context("spawn").Pool(cores) as pool:
@@ -91,7 +102,7 @@ def shards(count: int, cores: int) -> None:
         started = time.monotonic()
         pool.map(spin, [1.0] * count, chunksize=1)
         pure = time.monotonic() - started
-    print(f"{count} parts of 1 CPU s on {cores} cores: {seconds:.1f} s by run_jobs, {pure:.1f} s by a pool of processes")
+    print(f"{count} parts of 1 CPU s on {cores} cores: {seconds:.1f} s by StageRunner, {pure:.1f} s by a pool of processes")
     print(f"ratio {seconds / pure:.3f}; driver's peak memory {before:.0f} MiB before, {after:.0f} MiB after")
 
 

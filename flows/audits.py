@@ -3,9 +3,12 @@
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memlib.specs import Spec
+
+if TYPE_CHECKING:
+    from memlib.stage import AnyStage
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Audit:
     @property
     def flow(self) -> Any:
         """The Prefect flow that runs it."""
-        return getattr(importlib.import_module(f"flows.{self._module}"), self._module)
+        return importlib.import_module("flows.running").flow_of(self)
 
     def read(self, content: dict[str, Any]) -> dict[str, Any]:
         """A recipe's content with the files that it names read, where recipes of this audit name others."""
@@ -43,13 +46,18 @@ class Audit:
 
     @property
     def body(self) -> Any:
-        """What the flow does in a context, with a recipe."""
+        """What the flow does with a runner and a recipe."""
         return importlib.import_module(f"flows.{self._module}").audit
 
     @property
     def stages(self) -> tuple[str, ...]:
         """Names of the stages that it can have, in order."""
-        found: tuple[str, ...] = importlib.import_module(f"flows.{self._module}").STAGES
+        return tuple(dict.fromkeys(kind.declared.name for kind in self.kinds))
+
+    @property
+    def kinds(self) -> "tuple[type[AnyStage], ...]":
+        """The stages that it can have, in order."""
+        found: tuple[type[AnyStage], ...] = importlib.import_module(f"flows.{self._module}").STAGES
         return found
 
     @property

@@ -4,84 +4,47 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
-from prefect import flow
 
-from flows.running import carry_out
-from memlib.audits.deja_vu import DIRECTIONS, Recipe
-from memlib.data.shards import INDEX_FILE, read_index
+from memlib.audits.deja_vu import DIRECTIONS, Direction, Recipe
+from memlib.audits.deja_vu.stages import ROLE_OF, Embed, Embeddings, Probe, Report, Score, Search, Searches, View
 from memlib.data.splits import PUBLIC, REFERENCE, SHARED, TARGET, crop_rectangles, select
+from memlib.data.stages import Decode, Shard, Split
 from memlib.errors import UserError
 from memlib.identity import derive_seed
-from memlib.specs import CropSpec, Resources
-from memlib.store import Ref
-from memlib.training.fit import TrainingJob
-from tasks.data import decode_images, read_splits, split_roles
-from tasks.deja_vu_report import write_report
-from tasks.observing import View, embed_view, search_neighbors
-from tasks.reporting import publish, run_id
-from tasks.runtime import Context
-from tasks.scoring import ROLE_OF, Searches, probe_model, score_deja_vu
-from tasks.training import train_models
+from memlib.publishing import run_id
+from memlib.specs import CropSpec
+from memlib.stage import Artifact, Runner
+from memlib.training.fit import Train, TrainedModel
 
-STAGES = ("decode", "split", "train", "embed", "search", "probe", "score", "report")
+STAGES = (Decode, Split, Train, Embed, Search, Probe, Score, Report)
+Side = tuple[int, Direction]
+Models = Mapping[Side, Artifact[TrainedModel]]
 
 
-@flow(name="deja-vu", validate_parameters=True)
-def deja_vu(
-    recipe: Recipe,
-    store: str,
-    resources: Resources = Resources(),
-    quiet: bool = False,
-    force: tuple[str, ...] = (),
-    cascade: bool = False,
-) -> dict[str, Any]:
-    """Audits whether a model names the objects of its training images from their background alone.
+def audit(runner: Runner, recipe: Recipe) -> dict[str, Any]:
+    """Carry out the audit from data to a page; return the run's manifest."""
+    shard = runner.run(Decode(recipe.data))
+    splits = runner.run(Split(recipe.split, shard))
+    _refuse_the_impossible(recipe, splits.content, shard.content)
 
-    Args:
-        recipe: data, split, models, decoding and report.
-        store: folder or s3:// prefix for artifacts, results and reports.
-        resources: machines; changes no result.
-        quiet: no progress.
-        force: stages that are computed again, though they are there.
-        cascade: train models again whose inputs were made again and came out otherwise.
+    training = _training(recipe, shard, splits)
+    models = dict(zip(training, runner.run_all(list(training.values())), strict=True))
 
-    Returns:
-        the run's manifest.
-    """
-    return carry_out("deja-vu", audit, recipe, store, resources, quiet=quiet, force=force, cascade=cascade)
+    observations = _Observations(runner, recipe, shard, splits, models)
+    searches, probes = observations.searches(), observations.probes()
+    scores = runner.run(Score(searches, probes, splits, _class_names(splits.content), recipe.decode))
+
+    named = {stage.name: models[side] for side, stage in training.items()}
+    report = runner.run(Report(recipe, run_id(recipe, scores), scores, searches, shard, splits, named))
+    return runner.publish(recipe, scores, report, {"shard": shard, "splits": splits, **named})
 
 
-def audit(context: Context, recipe: Recipe) -> dict[str, Any]:
-    """The audit from data to a page; returns the run's manifest."""
-    shard: Ref = decode_images(context, recipe.data)
-    splits: Ref = split_roles(context, recipe.split, shard)
-    table = read_splits(context, splits)
-    _refuse_the_impossible(context, recipe, table, shard)
-
-    jobs = _jobs(recipe, shard, splits, table)
-    models = dict(zip(jobs, train_models(context, list(jobs.values())), strict=True))
-
-    audit = _Observations(context, recipe, shard, splits, models)
-    searches = audit.searches()
-    probes = audit.probes()
-    scores: Ref = score_deja_vu(context, searches, probes, splits, _class_names(table), recipe.decode)
-
-    run = run_id(recipe, scores)
-    named = {job.name: models[side] for side, job in jobs.items()}
-    report: Ref = write_report(context, recipe, run, scores, searches, shard, splits, named)
-    artifacts = {"shard": str(shard), "splits": str(splits), "scores": str(scores), "report": str(report)}
-    artifacts |= {name: str(ref) for name, ref in named.items()}
-    found: dict[str, Any] = publish(context, recipe, run, scores, report, artifacts)
-    return found
-
-
-def _refuse_the_impossible(context: Context, recipe: Recipe, splits: pa.Table, shard: Ref) -> None:
+def _refuse_the_impossible(recipe: Recipe, splits: pa.Table, shard: Shard) -> None:
     """Before hours are spent on training: more neighbours than images, crop modes that no image has."""
-    index = read_index(context.store.local_path(shard, INDEX_FILE))
     for crop in recipe.crops:
         for direction in DIRECTIONS:
             members = select(splits, ROLE_OF[direction])["example_id"].to_pylist()
-            if not crop_rectangles(index, members, crop):
+            if not crop_rectangles(shard.index, members, crop):
                 raise UserError(f"no audited image has a {crop.mode} crop; take it out of decode.crops")
     public = select(splits, PUBLIC).num_rows
     if max(recipe.decode.k) > public:
@@ -93,62 +56,66 @@ def _class_names(splits: pa.Table) -> list[str]:
     return [names[label] for label in sorted(names)]
 
 
-def _jobs(recipe: Recipe, shard: Ref, splits: Ref, table: pa.Table) -> dict[tuple[int, str], TrainingJob]:
+def _training(recipe: Recipe, shard: Artifact[Shard], splits: Artifact[pa.Table]) -> dict[Side, Train]:
     """The models, by pair and the set they train on; each from a seed of its own."""
-    jobs = {}
+    found = {}
     for pair in range(recipe.pairs):
         for direction in DIRECTIONS:
             seed = derive_seed(recipe.training.seed, "pair", pair, direction)
-            jobs[pair, direction] = TrainingJob(
+            found[pair, direction] = Train(
                 name=f"model {direction}{pair}",
                 model=recipe.model,
                 training=recipe.training.model_copy(update={"seed": seed}),
-                num_classes=len(_class_names(table)),
+                num_classes=len(_class_names(splits.content)),
                 shard=shard,
                 splits=splits,
                 roles=(ROLE_OF[direction], SHARED),
             )
-    return jobs
+    return found
 
 
 class _Observations:
     """Embeddings, searches and probes of all models."""
 
     def __init__(
-        self, context: Context, recipe: Recipe, shard: Ref, splits: Ref, models: Mapping[tuple[int, str], Ref]
+        self, runner: Runner, recipe: Recipe, shard: Artifact[Shard], splits: Artifact[pa.Table], models: Models
     ) -> None:
-        self.context, self.recipe, self.shard, self.splits, self.models = context, recipe, shard, splits, models
-        self._embedded: dict[tuple[Ref, int, View], Ref] = {}
+        self.runner, self.recipe, self.shard, self.splits, self.models = runner, recipe, shard, splits, models
+        self._embedded: dict[tuple[Artifact[TrainedModel], int, View], Artifact[Embeddings]] = {}
         self.layers = recipe.model_layers
 
-    def embed(self, model: Ref, epoch: int, *roles: str, crop: CropSpec | None = None) -> Ref:
-        key = (model, epoch, View(roles, crop))
-        if key not in self._embedded:  # once a run, however many layers and searches read it
-            self._embedded[key] = embed_view(self.context, model, epoch, key[2], self.shard, self.splits, self.layers)
-        return self._embedded[key]
+    def embed(
+        self, model: Artifact[TrainedModel], epoch: int, *roles: str, crop: CropSpec | None = None
+    ) -> Artifact[Embeddings]:
+        view = View(roles, crop)
+        if (model, epoch, view) not in self._embedded:  # once a run, however many layers and searches read it
+            stage = Embed(model, epoch, view, self.shard, self.splits, self.layers)
+            self._embedded[model, epoch, view] = self.runner.run(stage)
+        return self._embedded[model, epoch, view]
 
     def searches(self) -> list[Searches]:
         """Every layer, epoch, crop and pair; the headline's setting first."""
         recipe, k = self.recipe, max(self.recipe.decode.k)
+        storage: Any = "float16" if self.runner.resources.index_float16 else "float32"
         found = []
         for epoch in recipe.epochs:
             for crop in recipe.crops:
                 for layer in recipe.layers:
                     for pair in range(recipe.pairs):
-                        refs, public = [], []
+                        neighbors, public = [], []
                         for direction in DIRECTIONS:
                             model = self.models[pair, direction]
                             queries = self.embed(model, epoch, TARGET, REFERENCE, crop=crop)
                             public.append(self.embed(model, epoch, PUBLIC))
-                            refs.append(search_neighbors(self.context, queries, public[-1], layer, k))
-                        found.append(Searches(pair, layer, epoch, crop.mode, (refs[0], refs[1]), public[0]))
+                            neighbors.append(self.runner.run(Search(queries, public[-1], layer, k, storage)))
+                        found.append(Searches(pair, layer, epoch, crop.mode, (neighbors[0], neighbors[1]), public[0]))
         return found
 
-    def probes(self) -> list[Ref]:
+    def probes(self) -> list[Artifact[pa.Table]]:
         """A linear probe on the backbone and the last layer of each model."""
         layers = tuple(dict.fromkeys(("backbone", self.layers[-1])))
-        refs = []
+        found = []
         for (pair, direction), model in self.models.items():
             images = self.embed(model, self.recipe.training.epochs, TARGET, REFERENCE, SHARED)
-            refs.append(probe_model(self.context, images, self.splits, direction, pair, layers))
-        return refs
+            found.append(self.runner.run(Probe(images, self.splits, direction, pair, layers)))
+        return found

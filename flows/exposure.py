@@ -1,89 +1,55 @@
 """The exposure audit (Carlini 2019) from text to a page."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from prefect import flow
-
-from flows.running import carry_out
 from memlib.audits.exposure import Recipe
+from memlib.audits.exposure.asking import told
+from memlib.audits.exposure.models import CorpusData, ModelAt, OutsideModel
+from memlib.audits.exposure.stages import Asked, MakeCorpus, Perplexities, Ranks, Report, Score, Search, rank_stages
 from memlib.data.splits import TRAIN
+from memlib.data.stages import Decode, Split
 from memlib.data.text import role_of
 from memlib.identity import derive_seed
 from memlib.models.outside import outside_digest
-from memlib.specs import Resources
-from memlib.store import Ref
+from memlib.publishing import run_id
+from memlib.stage import AnyArtifact, Artifact, Runner
 from memlib.training.checkpoint import step_file, weights_file
-from memlib.training.fit import TrainingJob
-from tasks.exposure import Asked, ask, count, extract, make_corpus, score_exposure
-from tasks.exposure_jobs import Search, told
-from tasks.exposure_models import CorpusData, ModelAt, OutsideModel
-from tasks.exposure_report import write_report
-from tasks.reporting import publish, run_id
-from tasks.runtime import Context
-from tasks.training import train_models
+from memlib.training.fit import Train, TrainedModel
 
+STAGES = (MakeCorpus, Train, Perplexities, Ranks, Search, Score, Report)
 NONE, ALL = "no canary", "all canaries"
 
 
-STAGES = ("secret/corpus", "train", "perplexities", "ranks", "secret/extract", "score_exposure", "report")
+def audit(runner: Runner, recipe: Recipe) -> dict[str, Any]:
+    """Carry out the audit from text to a page; return the run's manifest."""
+    data = _data(runner, recipe)
+    models = _models(recipe, data)
+    trained = runner.run_all([model.stage for model in models])
+    asked = [_outside(recipe, data)] if recipe.trained is not None else []
+    for model, artifact in zip(models, trained, strict=True):
+        asked += _checkpoints(recipe, data, model, artifact)
+    costs = runner.run_all([Perplexities(m.at, m.canaries, m.config.references, m.config.seed) for m in asked])
+    counts = runner.run_all([stage for _, _, stage in rank_stages(asked, costs)])
+    searches = runner.run_all(_searches(recipe, asked))
+    scores = runner.run(Score(recipe, asked, costs, counts, searches))
+    report = runner.run(Report(recipe, run_id(recipe, scores), scores, data))
+    named: dict[str, AnyArtifact] = {"corpus": data.corpus}
+    named |= {model.stage.name: artifact for model, artifact in zip(models, trained, strict=True)}
+    named |= {f"search {number}": search for number, search in enumerate(searches)}
+    return runner.publish(recipe, scores, report, named)
 
 
-@flow(name="exposure", validate_parameters=True)
-def exposure(
-    recipe: Recipe,
-    store: str,
-    resources: Resources = Resources(),
-    quiet: bool = False,
-    force: tuple[str, ...] = (),
-    cascade: bool = False,
-) -> dict[str, Any]:
-    """Audits how much of inserted secrets language models give away, in bits, and extracts them.
-
-    Args:
-        recipe: text, canaries, model, training, scores, search and report.
-        store: folder or s3:// prefix for artifacts, results and reports.
-        resources: machines; changes no result.
-        quiet: no progress.
-        force: stages that are computed again, though they are there.
-        cascade: train models again whose inputs were made again and came out otherwise.
-
-    Returns:
-        the run's manifest.
-    """
-    return carry_out("exposure", audit, recipe, store, resources, quiet=quiet, force=force, cascade=cascade)
-
-
-def audit(context: Context, recipe: Recipe) -> dict[str, Any]:
-    """The audit from data to a page; returns the run's manifest."""
-    level = recipe.score.alpha / (2 * len(recipe.cells))
-    corpus: Ref = make_corpus(context, recipe.data, recipe.canaries, elsewhere=recipe.trained is not None, level=level)
-    data = CorpusData(context.store, corpus, recipe.data, recipe.canaries, recipe.trained)
+def _data(runner: Runner, recipe: Recipe) -> CorpusData:
+    """The corpus; what cannot be asked is refused, and what cannot be found is said, before anything is trained."""
+    stage = MakeCorpus(recipe.data, recipe.canaries, elsewhere=recipe.trained is not None)
+    if problem := stage.missing(level=recipe.score.alpha / (2 * len(recipe.cells))):
+        runner.warn(problem)
+    data = CorpusData(runner.run(stage), recipe.data, recipe.canaries, recipe.trained)
     for cell in recipe.cells.values():
         _check_known(cell, replace(data, canaries=cell.canaries))
-    jobs = _jobs(recipe, data)
-    trained: list[Ref] = train_models(context, [job for _, _, _, job in jobs]) if jobs else []
-    asked = (
-        [_outside(recipe, data)]
-        if recipe.trained is not None
-        else [
-            model
-            for (variant, seed, seen, _), ref in zip(jobs, trained, strict=True)
-            for model in _checkpoints(context, recipe, data, variant, seed, seen, ref)
-        ]
-    )
-    costs: list[Ref] = ask(context, asked)
-    counts: list[Ref] = count(context, asked, costs)
-    searches: list[Ref] = extract(context, _searches(recipe, asked))
-    scores: Ref = score_exposure(context, recipe, asked, costs, counts, searches)
-    run = run_id(recipe, scores)
-    report: Ref = write_report(context, recipe, run, scores, data)
-    artifacts = {"corpus": str(corpus), "scores": str(scores), "report": str(report)}
-    artifacts |= {job.name: str(ref) for (_, _, _, job), ref in zip(jobs, trained, strict=True)}
-    artifacts |= {f"search {number}": str(ref) for number, ref in enumerate(searches)}
-    found: dict[str, Any] = publish(context, recipe, run, scores, report, artifacts)
-    return found
+    return data
 
 
 def _check_known(recipe: Recipe, data: CorpusData) -> None:
@@ -92,10 +58,21 @@ def _check_known(recipe: Recipe, data: CorpusData) -> None:
         told(data.space, data.choices((0,))[0], known)
 
 
-def _jobs(recipe: Recipe, data: CorpusData) -> list[tuple[str, int, dict[int, int], TrainingJob]]:
-    """(variant, seed, insertions of the canaries it sees by id, job) of every model that is trained."""
+@dataclass(frozen=True)
+class _Model:
+    """A model that is trained here: its variant, its seed, how often it sees which canary, and the stage."""
+
+    variant: str
+    seed: int
+    seen: Mapping[int, int]
+    stage: Train
+
+
+def _models(recipe: Recipe, data: CorpusData) -> list[_Model]:
+    """Every model that is trained here."""
     if recipe.trained is not None:
         return []
+    shard, splits = data.corpus.seen_as(Decode), data.corpus.seen_as(Split)
     insertions = dict(zip(data.table["canary"].to_pylist(), data.table["insertions"].to_pylist(), strict=True))
     inserted = {canary: times for canary, times in insertions.items() if times}
     groups: dict[str, dict[int, int]] = {role_of(canary): {canary: times} for canary, times in inserted.items()}
@@ -103,36 +80,33 @@ def _jobs(recipe: Recipe, data: CorpusData) -> list[tuple[str, int, dict[int, in
         groups = {ALL: inserted}
     elif recipe.canaries.never:
         groups[NONE] = {}
-    jobs = []
+    found = []
     for variant, cell in recipe.cells.items():
         assert cell.training is not None
         for group, seen in groups.items():
             for seed in range(recipe.seeds):
                 training = cell.training.model_copy(update={"seed": derive_seed(cell.training.seed, "model", seed)})
-                job = TrainingJob(
+                stage = Train(
                     name=" ".join(filter(None, [variant, group, str(seed)])),
                     model=cell.model,
                     training=training,
                     num_classes=len(data.vocabulary),
-                    shard=data.corpus,
-                    splits=data.corpus,
+                    shard=shard,
+                    splits=splits,
                     roles=(TRAIN, *(role_of(canary) for canary in seen)),
                 )
-                jobs.append((variant, seed, seen, job))
-    return jobs
+                found.append(_Model(variant, seed, seen, stage))
+    return found
 
 
-def _checkpoints(
-    context: Context, recipe: Recipe, data: CorpusData, variant: str, seed: int, seen: dict[int, int], model: Ref
-) -> list[Asked]:
+def _checkpoints(recipe: Recipe, data: CorpusData, model: _Model, trained: Artifact[TrainedModel]) -> list[Asked]:
     """A model at each of its checkpoints, asked for the canaries it saw; one that saw all or none also for the others."""
-    cell = recipe.cells[variant]
+    cell, seen = recipe.cells[model.variant], model.seen
     assert cell.training is not None
     whole = recipe.canaries.together or recipe.canaries.file is not None or not seen
     asked = data.table["canary"].to_pylist() if whole else list(seen)
     insertions = tuple(seen.get(canary, 0) for canary in asked)
-    manifest = context.store.manifest(model)
-    files, length = manifest["files"], manifest["facts"]["steps_per_epoch"]  # stopped early, later ones were not reached
+    files, length = trained.files, trained.facts["steps_per_epoch"]  # stopped early, later ones were not reached
     kept: list[tuple[float, int | None]] = [
         (float(epoch), None) for epoch in cell.training.kept_epochs if weights_file(epoch) in files
     ]
@@ -142,9 +116,9 @@ def _checkpoints(
     mine = replace(data, canaries=cell.canaries)
     return [
         Asked(
-            variant,
-            seed,
-            ModelAt(mine, model, epoch, cell.quantize, cell.score.precision, step),
+            model.variant,
+            model.seed,
+            ModelAt(mine, trained, epoch, cell.quantize, cell.score.precision, step),
             cell.score,
             tuple(asked),
             insertions,

@@ -4,70 +4,38 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prefect import flow
+import pyarrow as pa
 
-from flows.running import carry_out
 from memlib.audits.forgetting import NULL, RETAINED, TARGET, Recipe
+from memlib.audits.forgetting.stages import DrawMixes, DrawSets, Report, Score, Shown
 from memlib.data.sets import CALIBRATION, POOL, QUERY
+from memlib.data.stages import Decode, TrainingData
 from memlib.identity import derive_seed
 from memlib.observe.given import GivenOutputs, read_outputs
-from memlib.specs import Resources, TrainedSpec
-from memlib.store import Ref
-from memlib.training.fit import TrainingJob
-from tasks.data import decode_images
-from tasks.forgetting import Shown, draw, draw_mixes, observe, score_forgetting
-from tasks.forgetting_report import write_report
-from tasks.jobs import ModelOutputs, TrainingData
-from tasks.reporting import publish, run_id
-from tasks.runtime import Context
-from tasks.training import train_models
+from memlib.observe.stages import ModelOutputs
+from memlib.publishing import run_id
+from memlib.specs import TrainedSpec
+from memlib.stage import Artifact, Runner
+from memlib.training.fit import Train, TrainedModel
 
-STAGES = ("decode", "sets", "mixes", "train", "outputs", "score_forgetting", "report")
+STAGES = (Decode, DrawSets, DrawMixes, Train, ModelOutputs, Score, Report)
 
 
-@flow(name="forgetting", validate_parameters=True)
-def forgetting(
-    recipe: Recipe,
-    store: str,
-    resources: Resources = Resources(),
-    quiet: bool = False,
-    force: tuple[str, ...] = (),
-    cascade: bool = False,
-) -> dict[str, Any]:
-    """Audits whether models have used, or forgotten, a data set.
-
-    Args:
-        recipe: data, sets, targets, models, verdict and report.
-        store: folder or s3:// prefix for artifacts, results and reports.
-        resources: machines; changes no result.
-        quiet: no progress.
-        force: stages that are computed again, though they are there.
-        cascade: train models again whose inputs were made again and came out otherwise.
-
-    Returns:
-        the run's manifest.
-    """
-    return carry_out("forgetting", audit, recipe, store, resources, quiet=quiet, force=force, cascade=cascade)
-
-
-def audit(context: Context, recipe: Recipe) -> dict[str, Any]:
-    """The audit from data to a page; returns the run's manifest."""
-    shard: Ref = decode_images(context, recipe.data)
-    sets: Ref = draw(context, shard, recipe)
-    data = TrainingData(context.store, shard, sets)
+def audit(runner: Runner, recipe: Recipe) -> dict[str, Any]:
+    """Carry out the audit from data to a page; return the run's manifest."""
+    shard = runner.run(Decode(recipe.data))
+    sets = runner.run(DrawSets(recipe, shard))
+    data = TrainingData(shard, sets)
     num_classes = len(set(data.labels.tolist()))
     given = _given(recipe, data, num_classes)
     models = _models(recipe)
-    mixes: Ref = draw_mixes(context, data, {model.name: (model.shares, model.seed) for model in models})
-    trained = _train(context, recipe, data, mixes, models, num_classes)
-    shown = _observe(context, recipe, data, trained, given, num_classes)
-    scores: Ref = score_forgetting(context, recipe, data, mixes, shown)
-    run = run_id(recipe, scores)
-    report: Ref = write_report(context, recipe, run, scores, data)
-    artifacts = {"shard": str(shard), "sets": str(sets), "scores": str(scores), "report": str(report)}
-    artifacts |= {"mixes": str(mixes)} | {model.name: str(ref) for model, ref in trained}
-    found: dict[str, Any] = publish(context, recipe, run, scores, report, artifacts)
-    return found
+    mixes = runner.run(DrawMixes(data, {model.name: (model.shares, model.seed) for model in models}))
+    trained = _train(runner, recipe, data, mixes, models, num_classes)
+    shown = _observe(runner, recipe, data, trained, given, num_classes)
+    scores = runner.run(Score(recipe, data, mixes, shown))
+    report = runner.run(Report(recipe, run_id(recipe, scores), scores, data))
+    named = {"shard": shard, "sets": sets, "mixes": mixes} | {model.name: artifact for model, artifact in trained}
+    return runner.publish(recipe, scores, report, named)
 
 
 @dataclass(frozen=True)
@@ -114,10 +82,15 @@ def _given(recipe: Recipe, data: TrainingData, num_classes: int) -> dict[str, Gi
 
 
 def _train(
-    context: Context, recipe: Recipe, data: TrainingData, mixes: Ref, models: Sequence[_Model], num_classes: int
-) -> list[tuple[_Model, Ref]]:
-    jobs = [
-        TrainingJob(
+    runner: Runner,
+    recipe: Recipe,
+    data: TrainingData,
+    mixes: Artifact[pa.Table],
+    models: Sequence[_Model],
+    num_classes: int,
+) -> list[tuple[_Model, Artifact[TrainedModel]]]:
+    stages = [
+        Train(
             name=model.name,
             model=recipe.model,
             training=recipe.training.model_copy(update={"seed": model.seed}),
@@ -128,23 +101,23 @@ def _train(
         )
         for model in models
     ]
-    return list(zip(models, train_models(context, jobs), strict=True))
+    return list(zip(models, runner.run_all(stages), strict=True))
 
 
 def _observe(
-    context: Context,
+    runner: Runner,
     recipe: Recipe,
     data: TrainingData,
-    trained: Sequence[tuple[_Model, Ref]],
+    trained: Sequence[tuple[_Model, Artifact[TrainedModel]]],
     given: Mapping[str, GivenOutputs | TrainedSpec],
     num_classes: int,
 ) -> list[Shown]:
     """Every model with its outputs on D_Q and the rest of its pool."""
     brought = {name: spec for name, spec in given.items() if isinstance(spec, TrainedSpec)}
-    jobs = [ModelOutputs(data, ref, recipe.training.epochs, POOL, num_classes) for _, ref in trained]
-    jobs += [ModelOutputs(data, spec, 0, POOL, num_classes) for spec in brought.values()]
-    refs = iter(observe(context, jobs))
-    shown = [Shown(m.group, m.target, m.number, m.name, next(refs)) for m, _ in trained]
-    shown += [Shown(TARGET, name, 0, None, next(refs)) for name in brought]
+    stages = [ModelOutputs(data, model, recipe.training.epochs, POOL, num_classes) for _, model in trained]
+    stages += [ModelOutputs(data, spec, 0, POOL, num_classes) for spec in brought.values()]
+    outputs_of = iter(runner.run_all(stages))
+    shown = [Shown(m.group, m.target, m.number, m.name, next(outputs_of)) for m, _ in trained]
+    shown += [Shown(TARGET, name, 0, None, next(outputs_of)) for name in brought]
     shown += [Shown(TARGET, name, 0, None, outputs) for name, outputs in given.items() if isinstance(outputs, GivenOutputs)]
     return shown

@@ -1,10 +1,13 @@
 """Around every audit: its store, who asked for what, how far it is, the end of Ray; and what it would do, undone."""
 
+import functools
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from prefect import flow
 from rich.console import Console
 
 from flows.audits import AUDITS, Audit
@@ -17,11 +20,43 @@ from memlib.store import Store
 from tasks.cluster import as_lost, stop_ray
 from tasks.display import is_gone
 from tasks.runtime import Context, Shared
+from tasks.stage import StageRunner
 
 TAG = "memlib"  # of runs on a Prefect server; deployments/automations.yaml looks after these
-Body = Callable[[Context, Any], dict[str, Any]]
+Body = Callable[[StageRunner, Any], dict[str, Any]]
 _finished: ContextVar[list[dict[str, Any]] | None] = ContextVar("finished", default=None)
 _shared: ContextVar[Shared | None] = ContextVar("shared", default=None)
+
+
+@functools.cache
+def flow_of(audit: Audit) -> Any:
+    """Return the Prefect flow of an audit: its signature is the form in Prefect's UI, its parameters are plain JSON."""
+
+    def run(
+        recipe: Any,
+        store: str,
+        resources: Resources = Resources(),
+        quiet: bool = False,
+        force: tuple[str, ...] = (),
+        cascade: bool = False,
+    ) -> dict[str, Any]:
+        """Args:
+            recipe: what is asked for; `memlib schema` shows its keys.
+            store: folder or s3:// prefix for artifacts, results and reports.
+            resources: machines; changes no result.
+            quiet: no progress.
+            force: stages that are computed again, though they are there.
+            cascade: train models again whose inputs were made again and came out otherwise.
+
+        Returns:
+            the run's manifest.
+        """
+        return carry_out(audit.name, audit.body, recipe, store, resources, quiet=quiet, force=force, cascade=cascade)
+
+    run.__name__ = run.__qualname__ = audit.name.replace("-", "_")
+    run.__annotations__["recipe"] = audit.recipe
+    run.__doc__ = f"{audit.question}\n\n{inspect.cleandoc(run.__doc__ or '')}"
+    return flow(name=audit.name, validate_parameters=True)(run)
 
 
 def carry_out(
@@ -39,7 +74,7 @@ def carry_out(
 
     Args:
         audit: its name on the command line.
-        body: takes the run's context and the recipe, returns the run's manifest.
+        body: takes a runner and the recipe, returns the run's manifest.
         recipe, resources: what is asked for.
         store: folder or s3:// prefix.
         quiet: no progress.
@@ -71,7 +106,7 @@ def carry_out(
         for line in AUDITS[audit].limits(recipe):
             context.warn(line)
         try:
-            manifest = body(context, recipe)
+            manifest = body(StageRunner(context), recipe)
         except BaseException as caught:
             error = as_lost(caught)
             said = str(error) if isinstance(error, UserError | RunError | OSError) else type(error).__name__
@@ -121,7 +156,7 @@ def plan(audit: Audit, recipe: Spec, store: str, resources: Resources, *, force:
     context = Context(opened, resources, quiet=True, forced=frozenset(force), plan=found)
     found.limits += audit.limits(recipe)
     with found.following(audit.stages), code.planning():
-        audit.body(context, recipe)
+        audit.body(StageRunner(context), recipe)
     return found
 
 

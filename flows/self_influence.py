@@ -1,61 +1,100 @@
 """Self-influence (TracInCP) of every training example, from examples to a page."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from prefect import flow
+from memlib.audits.self_influence import CheckpointSpec, Recipe, choose_checkpoints
+from memlib.audits.self_influence.stages import Report, Score
+from memlib.data.splits import TRAIN
+from memlib.data.stages import Decode, HoldOut, TrainingData
+from memlib.observe.stages import CheckpointNorms
+from memlib.publishing import run_id
+from memlib.results import Tables
+from memlib.specs import ClassifierSpec, InfluenceSpec, SupervisedSpec, TrainedSpec, TrainingSpec, changed
+from memlib.stage import Artifact, Runner
+from memlib.training.fit import Canary, Train, TrainedModel
 
-from flows.running import carry_out
-from memlib.audits.self_influence import Recipe
-from memlib.specs import Resources
-from memlib.store import Ref
-from tasks.data import decode_images, hold_out_examples
-from tasks.influence import influence_of, influence_of_own
-from tasks.influence_report import write_influence_report
-from tasks.jobs import TrainingData
-from tasks.reporting import publish, run_id
-from tasks.runtime import Context
-
-STAGES = ("decode", "hold_out", "train", "gradient_norms", "self_influence", "report")
+STAGES = (Decode, HoldOut, Train, CheckpointNorms, Score, Report)
 
 
-@flow(name="self-influence", validate_parameters=True)
-def self_influence(
-    recipe: Recipe,
-    store: str,
-    resources: Resources = Resources(),
-    quiet: bool = False,
-    force: tuple[str, ...] = (),
-    cascade: bool = False,
-) -> dict[str, Any]:
-    """Says how much each training example influences a model's prediction of itself.
-
-    Args:
-        recipe: data, model and training or one's own checkpoints, report.
-        store: folder or s3:// prefix for artifacts, results and reports.
-        resources: machines; changes no result.
-        quiet: no progress.
-        force: stages that are computed again, though they are there.
-        cascade: train models again whose inputs were made again and came out otherwise.
-
-    Returns:
-        the run's manifest.
-    """
-    return carry_out("self-influence", audit, recipe, store, resources, quiet=quiet, force=force, cascade=cascade)
-
-
-def audit(context: Context, recipe: Recipe) -> dict[str, Any]:
-    """The audit from data to a page; returns the run's manifest."""
-    shard: Ref = decode_images(context, recipe.data)
-    splits: Ref = hold_out_examples(context, recipe.split, shard)
-    data = TrainingData(context.store, shard, splits)
+def audit(runner: Runner, recipe: Recipe) -> dict[str, Any]:
+    """Carry out the audit from data to a page; return the run's manifest."""
+    shard = runner.run(Decode(recipe.data))
+    splits = runner.run(HoldOut(recipe.split, shard))
+    data = TrainingData(shard, splits)
     if recipe.trained is not None:
-        scores = influence_of_own(context, data, recipe.trained, recipe.checkpoints, recipe.influence)
+        scores = influence_of_external(runner, data, recipe.trained, recipe.checkpoints, recipe.influence)
     else:
         assert recipe.model is not None
         assert recipe.training is not None
-        (scores,) = influence_of(context, data, recipe.model, recipe.training, recipe.influence)
-    run = run_id(recipe, scores)
-    report: Ref = write_influence_report(context, recipe, run, scores, data)
-    artifacts = {"shard": str(shard), "splits": str(splits), "scores": str(scores), "report": str(report)}
-    found: dict[str, Any] = publish(context, recipe, run, scores, report, artifacts)
-    return found
+        (scores,) = influence_of(runner, data, recipe.model, recipe.training, recipe.influence)
+    report = runner.run(Report(recipe, run_id(recipe, scores), scores, data))
+    return runner.publish(recipe, scores, report, {"shard": shard, "splits": splits})
+
+
+def influence_of(
+    runner: Runner,
+    data: TrainingData,
+    model: ClassifierSpec,
+    training: TrainingSpec,
+    influence: InfluenceSpec,
+    canaries: Sequence[Canary | None] = (None,),
+) -> list[Artifact[Tables]]:
+    """Train a model for each training set, keep every epoch, and take the self-influence of its training examples.
+
+    Args:
+        runner: runs the stages.
+        data: the training examples.
+        model, training, influence: how.
+        canaries: for each training set who carries a unique feature; None for nobody.
+    """
+    epochs = influence.epochs or training.epochs
+    # the best epoch's weights would take the last epoch's place
+    every = changed(training, {"epochs": epochs, "checkpoint_epochs": list(range(1, epochs + 1)), "patience": None})
+    stages = [
+        Train(f"self-influence {i}", model, every, data.num_classes, data.shard, data.splits, (TRAIN,), canary=canary)
+        for i, canary in enumerate(canaries)
+    ]
+    runs = [
+        _checkpoints(data, trained, canary, influence, every)
+        for trained, canary in zip(runner.run_all(stages), canaries, strict=True)
+    ]
+    norms = iter(runner.run_all([stage for checkpoints, _ in runs for stage in checkpoints]))
+    return [
+        runner.run(Score(data, [next(norms) for _ in checkpoints], rates, [stage.epoch for stage in checkpoints]))
+        for checkpoints, rates in runs
+    ]
+
+
+def _checkpoints(
+    data: TrainingData,
+    trained: Artifact[TrainedModel],
+    canary: Canary | None,
+    influence: InfluenceSpec,
+    training: TrainingSpec,
+) -> tuple[list[CheckpointNorms], list[float]]:
+    """The checkpoints of a training that count, and their learning rates."""
+    history = trained.content.history.to_pylist()
+    losses = {row["epoch"]: row["value"] for row in history if row["term"] == "loss"}
+    rates = {row["epoch"]: row["learning_rate"] for row in history}
+    chosen = choose_checkpoints([losses[epoch] for epoch in sorted(losses)], influence)
+    assert isinstance(training.objective, SupervisedSpec)
+    smoothing = training.objective.label_smoothing
+    stages = [CheckpointNorms(data, trained, epoch, None, influence, canary, smoothing) for epoch in chosen]
+    return stages, [rates[epoch] for epoch in chosen]
+
+
+def influence_of_external(
+    runner: Runner,
+    data: TrainingData,
+    trained: TrainedSpec,
+    checkpoints: Sequence[CheckpointSpec],
+    influence: InfluenceSpec,
+) -> Artifact[Tables]:
+    """Take the same for the checkpoints of a model that was trained elsewhere; they are numbered from 1."""
+    stages = [
+        CheckpointNorms(data, trained, number, checkpoint.weights, influence, None)
+        for number, checkpoint in enumerate(checkpoints, start=1)
+    ]
+    rates = [checkpoint.learning_rate for checkpoint in checkpoints]
+    return runner.run(Score(data, runner.run_all(stages), rates, list(range(1, len(stages) + 1))))

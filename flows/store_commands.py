@@ -88,8 +88,8 @@ def runs(*, data: str | None = None, store: StoreOption = DEFAULT_STORE, json_: 
     for entry in found:
         first = entry["findings"][0]
         finished = datetime.fromtimestamp(entry["finished"]).strftime("%Y-%m-%d %H:%M")
-        said = entry["verdict"] or {"word": first["verdict"] or ""}
-        cells = (first["metric"], _number(first["value"]), _p(first["p_value"]), said["word"])
+        word = entry["verdict"]["word"] if entry["verdict"] else first["verdict"] or ""
+        cells = (first["metric"], _number(first["value"]), _p(first["p_value"]), word)
         rows.append((entry["run"], finished, audit_of(entry["audit"]), *cells, entry["title"]))
     print("\n".join(_aligned(rows)))
 
@@ -374,10 +374,10 @@ def verify(
         problems += verification.check_signature(opened, run, trust) if trust is not None else ()
     older = [run["run"] for run in runs if not verification.is_checkable(run)]
     if json_:
-        found = [asdict(problem) for problem in problems]
-        print(json.dumps({"artifacts": len(refs), "runs": len(runs), "older": older, "problems": found}, indent=1))
-    for found in problems if not json_ else ():
-        console.print(f"{found.what}: {found.problem}", soft_wrap=True)
+        named = [asdict(problem) for problem in problems]
+        print(json.dumps({"artifacts": len(refs), "runs": len(runs), "older": older, "problems": named}, indent=1))
+    for problem in problems if not json_ else ():
+        console.print(f"{problem.what}: {problem.problem}", soft_wrap=True)
     if older and not json_:
         said = f"{older[0]}{f' and {len(older) - 1} more' if len(older) > 1 else ''}"
         console.print(f"older, not checkable but for their artifacts: {said} (run their audits again)", soft_wrap=True)
@@ -525,7 +525,7 @@ def _reveal(store: Store, manifest: dict[str, Any]) -> None:
         raise UserError(
             f"run {manifest['run']} is a {audit_of(manifest['audit'])} audit; only exposure has canaries to reveal"
         )
-    from tasks.exposure_jobs import revealed  # loads torch
+    from memlib.audits.exposure.reveal import revealed  # loads torch
 
     for title, rows in revealed(store, manifest["recipe"], manifest["artifacts"]).items():
         table = Table(box=None, pad_edge=False, title=title, title_justify="left")

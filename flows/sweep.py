@@ -7,68 +7,47 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict
 from typing import Any
 
-from prefect import flow
 from prefect.artifacts import create_table_artifact
 from prefect.context import FlowRunContext
 
 import memlib
 from flows.audits import AUDITS, Audit, audit_of
 from flows.recipes import load_recipe, validate
-from flows.running import carry_out, sharing, through_prefect
+from flows.running import sharing, through_prefect
 from memlib.audits.sweep import Outcome, Recipe, score, summarize, verdict
 from memlib.errors import RunError, UserError
 from memlib.identity import content_key, file_digest
 from memlib.private import scratch
+from memlib.publishing import publish_run
 from memlib.report.page import render
 from memlib.report.sweep import build_page
+from memlib.results import REPORT_FILE
 from memlib.runs import NAME_LENGTH, results_path
-from memlib.specs import Resources, Spec, changed_content
+from memlib.specs import Spec, changed_content
+from memlib.stage import AnyStage
 from memlib.tables import SWEEP, write_table
 from tasks.cluster import stop_ray
 from tasks.display import quietly
-from tasks.reporting import ARTIFACT_ROWS, REPORT_FILE, publish_run
+from tasks.reporting import ARTIFACT_ROWS
 from tasks.runtime import Context
+from tasks.stage import StageRunner
 
-STAGES: tuple[str, ...] = ()
+STAGES: tuple[type[AnyStage], ...] = ()
 log = logging.getLogger("memlib")
 
 
-@flow(name="sweep", validate_parameters=True)
-def sweep(
-    recipe: Recipe,
-    store: str,
-    resources: Resources = Resources(),
-    quiet: bool = False,
-    force: tuple[str, ...] = (),
-    cascade: bool = False,
-) -> dict[str, Any]:
-    """Runs the cells of a sweep and compares them.
-
-    Args:
-        recipe: grid, cells, and what they start from.
-        store: folder or s3:// prefix for artifacts, results and reports.
-        resources: machines; changes no result.
-        quiet: no progress.
-        force: stages that are computed again, though they are there.
-        cascade: train models again whose inputs were made again and came out otherwise.
-
-    Returns:
-        the sweep's manifest; those of its cells are runs of their own.
+def audit(runner: StageRunner, recipe: Recipe) -> dict[str, Any]:
+    """Carry out the cells and compare them; return the sweep's manifest, those of its cells are runs of their own.
 
     Raises:
         RunError: naming the cells that broke, after all others have ended and the comparison is published.
     """
-    return carry_out("sweep", audit, recipe, store, resources, quiet=quiet, force=force, cascade=cascade)
-
-
-def audit(context: Context, recipe: Recipe) -> dict[str, Any]:
-    """The cells and their comparison; returns the sweep's manifest."""
-    cells = cells_of(recipe)
+    cells, context = cells_of(recipe), runner.context
     if context.plan is not None:
         for name, (audit, spec, _) in cells.items():
             try:
                 with context.plan.following(audit.stages):
-                    audit.body(context, spec)
+                    audit.body(runner, spec)
             except (UserError, RunError) as error:
                 context.plan.problems[name] = str(error)
         return {}
@@ -193,7 +172,7 @@ def _publish(context: Context, recipe: Recipe, outcomes: list[Outcome]) -> dict[
             "computed": sorted({ref for cell in done for ref in cell["computed"]}),
             "reused": sorted({ref for cell in done for ref in cell["reused"]}),
         }  # fmt: skip
-    manifest = publish_run(context, manifest)
+    manifest = publish_run(context.store, context.work, manifest)
     if FlowRunContext.get() is not None:
         rows = [{"cell": o.cell, "run": o.run["run"] if o.run else None, "problem": o.problem} for o in outcomes]
         quietly(create_table_artifact, table=rows[:ARTIFACT_ROWS], key=f"sweep-{run}-cells", description=recipe.title)

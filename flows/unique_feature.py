@@ -4,109 +4,69 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prefect import flow
-
-from flows.running import carry_out
+from flows.self_influence import influence_of
+from memlib.audits.self_influence.stages import Score as SelfInfluence
 from memlib.audits.unique_feature import Cell, Net, Pull, Recipe, check_nulls, nets_of
+from memlib.audits.unique_feature.stages import (
+    ChooseCanaries,
+    Report,
+    Score,
+    Scored,
+    ScoreNets,
+    ScoreOwn,
+    TrainNets,
+    influence_by_example,
+)
 from memlib.data.canaries import Feature, build_feature
 from memlib.data.splits import TRAIN
+from memlib.data.stages import Decode, HoldOut, Shard, TrainingData
 from memlib.errors import UserError
-from memlib.specs import Resources, TrainedSpec
-from memlib.store import Ref
-from memlib.training.fit import Canary, TrainingJob
-from tasks.data import decode_images, hold_out_examples
-from tasks.influence import influence_of, read_influence
-from tasks.jobs import NetChunk, NetScores, TrainingData
-from tasks.reporting import publish, run_id
-from tasks.runtime import Context
-from tasks.training import train_models
-from tasks.unique_feature import Scored, choose, read_canaries, score_nets, summarize_nets, summarize_own, train_chunks
-from tasks.unique_feature_report import write_report
+from memlib.observe.models import Trained
+from memlib.observe.stages import CheckpointNorms
+from memlib.publishing import run_id
+from memlib.specs import TrainedSpec
+from memlib.stage import AnyArtifact, Artifact, Runner
+from memlib.training.fit import Canary, Train
 
+STAGES = (
+    Decode, HoldOut, Train, CheckpointNorms, SelfInfluence, ChooseCanaries, TrainNets, ScoreNets, Score, ScoreOwn, Report
+)  # fmt: skip
 NULL_FEATURES = 99  # features that a model trained elsewhere is compared on, when the recipe names no number
 
 
-STAGES = (
-    "decode",
-    "hold_out",
-    "train",
-    "gradient_norms",
-    "self_influence",
-    "canaries",
-    "train_nets",
-    "score_nets",
-    "score",
-    "score_own",
-    "report",
-)
-
-
-@flow(name="unique-feature", validate_parameters=True)
-def unique_feature(
-    recipe: Recipe,
-    store: str,
-    resources: Resources = Resources(),
-    quiet: bool = False,
-    force: tuple[str, ...] = (),
-    cascade: bool = False,
-) -> dict[str, Any]:
-    """Audits whether classifiers memorize a feature that stands in a single training example.
-
-    Args:
-        recipe: data, canary, models, scores and report.
-        store: folder or s3:// prefix for artifacts, results and reports.
-        resources: machines; changes no result.
-        quiet: no progress.
-        force: stages that are computed again, though they are there.
-        cascade: train models again whose inputs were made again and came out otherwise.
-
-    Returns:
-        the run's manifest.
-    """
-    return carry_out("unique-feature", audit, recipe, store, resources, quiet=quiet, force=force, cascade=cascade)
-
-
-def audit(context: Context, recipe: Recipe) -> dict[str, Any]:
-    """The audit from data to a page; returns the run's manifest."""
+def audit(runner: Runner, recipe: Recipe) -> dict[str, Any]:
+    """Carry out the audit from data to a page; return the run's manifest."""
     if recipe.trained is not None:
-        return _audit_own(context, recipe, recipe.trained)
-    cells = [_prepare(context, cell) for cell in recipe.cells]
-    models = _train(context, cells)
-    scored = _score(context, cells, models)
-    scores: Ref = summarize_nets(context, scored, recipe.score)
-    run = run_id(recipe, scores)
-    report: Ref = write_report(context, recipe, run, scores, scored)
-    artifacts = {"scores": str(scores), "report": str(report)}
+        return _audit_external(runner, recipe, recipe.trained)
+    cells = [_prepare(runner, cell) for cell in recipe.cells]
+    models = _train(runner, cells)
+    scored = _score(runner, cells, models)
+    scores = runner.run(Score(scored, recipe.score))
+    report = runner.run(Report(recipe, run_id(recipe, scores), scores, scored))
+    named: dict[str, AnyArtifact] = {}
     for cell in cells:
         name = f"{cell.cell.variant or 'data'} {cell.cell.data_seed}"
-        artifacts |= {f"{name}: shard": str(cell.data.shard), f"{name}: splits": str(cell.data.splits)}
-    artifacts |= {f"models {i}": str(ref) for i, ref in enumerate(dict.fromkeys(r for refs in models for r in refs))}
-    found: dict[str, Any] = publish(context, recipe, run, scores, report, artifacts)
-    return found
+        named |= {f"{name}: shard": cell.data.shard, f"{name}: splits": cell.data.splits}
+    named |= {f"models {i}": chunk for i, chunk in enumerate(dict.fromkeys(chunk for each in models for chunk in each))}
+    return runner.publish(recipe, scores, report, named)
 
 
-def _audit_own(context: Context, recipe: Recipe, trained: TrainedSpec) -> dict[str, Any]:
+def _audit_external(runner: Runner, recipe: Recipe, trained: TrainedSpec) -> dict[str, Any]:
     """A model that was trained elsewhere: the feature's scores among those of others of its kind."""
-    shard: Ref = decode_images(context, recipe.data)
-    splits: Ref = hold_out_examples(context, recipe.split, shard)
-    probe: Ref | None = decode_images(context, recipe.probe.data) if recipe.probe.data is not None else None
-    data = TrainingData(context.store, shard, splits)
+    data, probe = _data(runner, recipe)
     feature = build_feature(recipe.canary.feature, data.images.shape[1:])
     config = recipe.score.model_copy(update={"null_features": recipe.score.null_features or NULL_FEATURES})
     nets = (Net(number=0, canary=0, control=False, seed=0, label=-1),)
-    job = NetScores(
+    stage = ScoreNets(
         data=data, models=trained, epoch=0, nets=nets, feature=feature, feature_spec=recipe.canary.feature, canaries=(),
         labels=(), probe=recipe.probe, other=probe, config=config,
     )  # fmt: skip
-    check_nulls(len(job.nulls), config.alpha)
-    (found,) = score_nets(context, [job])
-    scores: Ref = summarize_own(context, found, config, recipe.canary)
-    run = run_id(recipe, scores)
+    check_nulls(len(stage.nulls), config.alpha)
+    found = runner.run(stage)
+    scores = runner.run(ScoreOwn(found, config, recipe.canary))
     cell = Scored("", 0, (), feature, data, (nets,), (), (found,))
-    report: Ref = write_report(context, recipe, run, scores, [cell])
-    artifacts = {"shard": str(shard), "splits": str(splits), "scores": str(scores), "report": str(report)}
-    published: dict[str, Any] = publish(context, recipe, run, scores, report, artifacts)
-    return published
+    report = runner.run(Report(recipe, run_id(recipe, scores), scores, [cell]))
+    return runner.publish(recipe, scores, report, {"shard": data.shard, "splits": data.splits})
 
 
 @dataclass(frozen=True)
@@ -118,17 +78,22 @@ class _Prepared:
     feature: Feature
     canaries: Sequence[dict[str, Any]]
     nets: Sequence[Net]
-    probe: Ref | None
+    probe: Artifact[Shard] | None
     pulls: Sequence[Pull]
 
     @property
     def groups(self) -> list[list[Net]]:
         """The nets of each artifact: chunks of small ones, single large ones."""
-        model, size = self.cell.recipe.model, self.cell.recipe.nets.chunk
-        assert model is not None
-        size = size if model.stackable else 1
+        size = self.cell.recipe.nets.chunk if self.stackable else 1
         sides = ([net for net in self.nets if net.control == control] for control in (False, True))
         return [side[start : start + size] for side in sides for start in range(0, len(side), size)]
+
+    @property
+    def stackable(self) -> bool:
+        """Whether its nets are small enough to be trained as one."""
+        model = self.cell.recipe.model
+        assert model is not None
+        return model.stackable
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -140,25 +105,30 @@ class _Prepared:
         return Canary(self.feature, self.cell.recipe.canary, int(self.canaries[net.canary]["row"]), not net.control)
 
 
-def _prepare(context: Context, cell: Cell) -> _Prepared:
+def _prepare(runner: Runner, cell: Cell) -> _Prepared:
     """Data, roles, canaries and nets of a cell; refuses what cannot be done before anything is trained."""
     recipe = cell.recipe
-    shard: Ref = decode_images(context, recipe.data)
-    splits: Ref = hold_out_examples(context, recipe.split, shard)
-    probe: Ref | None = decode_images(context, recipe.probe.data) if recipe.probe.data is not None else None
-    data = TrainingData(context.store, shard, splits)
+    data, probe = _data(runner, recipe)
     feature = build_feature(recipe.canary.feature, data.images.shape[1:])
     _refuse_to_cut(recipe, feature)
     influence = None
     if "influence" in recipe.canary.choice:
         assert recipe.model is not None
         assert recipe.training is not None
-        (influence,) = influence_of(context, data, recipe.model, recipe.training, recipe.influence)
-    canaries = read_canaries(context, choose(context, recipe.canary, data, influence))
+        (influence,) = influence_of(runner, data, recipe.model, recipe.training, recipe.influence)
+    canaries = runner.run(ChooseCanaries(recipe.canary, data, influence)).content
     assert recipe.training is not None
     nets = nets_of(recipe.nets, [int(canary["label"]) for canary in canaries], seed=recipe.training.seed)
-    pulls = _pull(context, cell, data, feature, canaries) if recipe.influence.pull else []
+    pulls = _pull(runner, cell, data, feature, canaries) if recipe.influence.pull else []
     return _Prepared(cell, data, feature, canaries, nets, probe, pulls)
+
+
+def _data(runner: Runner, recipe: Recipe) -> tuple[TrainingData, Artifact[Shard] | None]:
+    """The examples and their roles, and the probe data where they are another source."""
+    shard = runner.run(Decode(recipe.data))
+    splits = runner.run(HoldOut(recipe.split, shard))
+    probe = runner.run(Decode(recipe.probe.data)) if recipe.probe.data is not None else None
+    return TrainingData(shard, splits), probe
 
 
 def _refuse_to_cut(recipe: Recipe, feature: Feature) -> None:
@@ -175,9 +145,7 @@ def _refuse_to_cut(recipe: Recipe, feature: Feature) -> None:
         )
 
 
-def _pull(
-    context: Context, cell: Cell, data: TrainingData, feature: Feature, canaries: Sequence[dict[str, Any]]
-) -> list[Pull]:
+def _pull(runner: Runner, cell: Cell, data: TrainingData, feature: Feature, canaries: Sequence[dict[str, Any]]) -> list[Pull]:
     """The self-influence of the first and the last canary, with the feature in the training set and without."""
     recipe = cell.recipe
     assert recipe.model is not None
@@ -185,39 +153,33 @@ def _pull(
     chosen = list({int(canary["row"]): canary for canary in (canaries[0], canaries[-1])}.values())
     rows = [int(canary["row"]) for canary in chosen]
     sets = [Canary(feature, recipe.canary, row, with_feature) for row in rows for with_feature in (False, True)]
-    found = influence_of(context, data, recipe.model, recipe.training, recipe.influence, sets)
+    found = influence_of(runner, data, recipe.model, recipe.training, recipe.influence, sets)
     names = [str(canary["example_id"]) for canary in chosen]
     return [
-        Pull(name, *(read_influence(context, influence)[name] for influence in pair))
+        Pull(name, *(influence_by_example(influence)[name] for influence in pair))
         for name, pair in zip(names, zip(found[::2], found[1::2], strict=True), strict=True)
     ]
 
 
-def _train(context: Context, cells: Sequence[_Prepared]) -> list[list[Ref]]:
-    """The models of every cell, in the order of its groups: small nets as chunks, large ones each in a Ray Train fit."""
-    chunks: list[NetChunk] = []
-    jobs: list[TrainingJob] = []
+def _train(runner: Runner, cells: Sequence[_Prepared]) -> list[list[Trained]]:
+    """The models of every cell, in the order of its groups: small nets as chunks, large ones each by itself."""
+    chunks: list[TrainNets] = []
+    large: list[Train] = []
     for cell in cells:
-        recipe = cell.cell.recipe
-        assert recipe.model is not None
         for group in cell.groups:
-            if recipe.model.stackable:
+            if cell.stackable:
                 chunks.append(_chunk(cell, group))
             else:
-                jobs.append(_job(cell, group[0]))
-    small = iter(train_chunks(context, chunks) if chunks else [])
-    large = iter(train_models(context, jobs) if jobs else [])
-    return [
-        [next(small if cell.cell.recipe.model and cell.cell.recipe.model.stackable else large) for _ in cell.groups]
-        for cell in cells
-    ]
+                large.append(_large(cell, group[0]))
+    nets, models = iter(runner.run_all(chunks)), iter(runner.run_all(large))
+    return [[next(nets) if cell.stackable else next(models) for _ in cell.groups] for cell in cells]
 
 
-def _chunk(cell: _Prepared, group: Sequence[Net]) -> NetChunk:
+def _chunk(cell: _Prepared, group: Sequence[Net]) -> TrainNets:
     recipe = cell.cell.recipe
     assert recipe.model is not None
     assert recipe.training is not None
-    return NetChunk(
+    return TrainNets(
         data=cell.data,
         model=recipe.model,
         training=recipe.training,
@@ -229,12 +191,12 @@ def _chunk(cell: _Prepared, group: Sequence[Net]) -> NetChunk:
     )
 
 
-def _job(cell: _Prepared, net: Net) -> TrainingJob:
+def _large(cell: _Prepared, net: Net) -> Train:
     recipe = cell.cell.recipe
     assert recipe.model is not None
     assert recipe.training is not None
     kind = "control" if net.control else "canary net"
-    return TrainingJob(
+    return Train(
         name=" ".join(filter(None, [cell.cell.variant, kind, str(net.number)])),
         model=recipe.model,
         training=recipe.training.model_copy(update={"seed": net.seed}),
@@ -252,24 +214,24 @@ def _epochs(cell: _Prepared) -> int:
     return training.epochs
 
 
-def _score(context: Context, cells: Sequence[_Prepared], models: Sequence[Sequence[Ref]]) -> list[Scored]:
-    jobs = []
-    for cell, refs in zip(cells, models, strict=True):
+def _score(runner: Runner, cells: Sequence[_Prepared], models: Sequence[Sequence[Trained]]) -> list[Scored]:
+    stages = []
+    for cell, trained in zip(cells, models, strict=True):
         recipe = cell.cell.recipe
-        for group, ref in zip(cell.groups, refs, strict=True):
-            jobs.append(
-                NetScores(
-                    data=cell.data, models=ref, epoch=_epochs(cell), nets=tuple(group), feature=cell.feature,
+        for group, chunk in zip(cell.groups, trained, strict=True):
+            stages.append(
+                ScoreNets(
+                    data=cell.data, models=chunk, epoch=_epochs(cell), nets=tuple(group), feature=cell.feature,
                     feature_spec=recipe.canary.feature, canaries=cell.rows,
                     labels=tuple(sorted({net.label for net in cell.nets})), probe=recipe.probe, other=cell.probe,
                     config=recipe.score,
                 )
             )  # fmt: skip
-    found = iter(score_nets(context, jobs))
+    found = iter(runner.run_all(stages))
     return [
         Scored(
-            cell.cell.variant, cell.cell.data_seed, cell.canaries, cell.feature, cell.data, cell.groups, refs,
+            cell.cell.variant, cell.cell.data_seed, cell.canaries, cell.feature, cell.data, cell.groups, trained,
             [next(found) for _ in cell.groups], _epochs(cell), cell.pulls,
         )
-        for cell, refs in zip(cells, models, strict=True)
+        for cell, trained in zip(cells, models, strict=True)
     ]  # fmt: skip

@@ -211,7 +211,9 @@ def map_on_ray(
     settings = WORKER_SETTINGS | ({code.VARIABLE: allowed} if allowed else {})
     remote = ray.remote(**options, max_retries=3, runtime_env={"env_vars": settings})(function)
     watch, limit = Watch(ray, context, stage, needs), asked.parallel
-    waiting, running, failures = list(zip(calls, near or [None] * len(calls), strict=True))[::-1], [], []
+    waiting = list(zip(calls, near or [None] * len(calls), strict=True))[::-1]
+    running: list[Any] = []
+    failures: list[Exception] = []
     looked, slots = -LOOK_SECONDS, 1
     try:
         while waiting or running:

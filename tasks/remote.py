@@ -56,7 +56,7 @@ def whereabouts() -> dict[str, Any]:
     import ray.util
 
     return {
-        "node": ray.util.get_node_ip_address(),
+        "node": ray.util.get_node_ip_address(),  # type: ignore[no-untyped-call]
         "node_id": ray.get_runtime_context().get_node_id(),
         "pid": os.getpid(),
     }

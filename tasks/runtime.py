@@ -1,19 +1,19 @@
 """What a run carries from task to task: its store, resources, journal, and what it found and made."""
 
 import threading
-import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from rich.console import Console
 
-from memlib.errors import CorruptArtifact, RunError
+from memlib.errors import RunError
 from memlib.planning import Plan
+from memlib.publishing import Work
 from memlib.specs import Resources
+from memlib.stage import Known
 from memlib.store import Ref, Store
 from tasks.progress import Bars, Journal, Mover, bars
 
@@ -22,11 +22,10 @@ from tasks.progress import Bars, Journal, Mover, bars
 class Shared:
     """What the cells of a sweep have in common, so that no cell does again what another one does."""
 
+    known: Known = field(default_factory=Known)
     turns: dict[str, threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
     stopped: threading.Event = field(default_factory=threading.Event)
     renewed: set[Ref] = field(default_factory=set)
-    known: dict[str, Ref] = field(default_factory=dict)
-    contents: dict[str, str] = field(default_factory=dict)
     old_code: set[str] = field(default_factory=set)
 
 
@@ -43,7 +42,8 @@ class Context:
         cascade: whether models are trained again whose inputs were made again with another content.
         plan: where it is noted what would be done, instead of doing it.
         shared: with the other cells of a sweep.
-        reused, computed: artifacts.
+        computed: artifacts it has made, as text.
+        work: what it has taken so far.
     """
 
     store: Store
@@ -55,14 +55,13 @@ class Context:
     cascade: bool = False
     plan: Plan | None = None
     shared: Shared = field(default_factory=Shared)
-    reused: list[str] = field(default_factory=list)
     computed: list[str] = field(default_factory=list)
-    started: float = field(default_factory=time.time)
 
     def __post_init__(self) -> None:
+        self.work = Work(self.resources, computed=self.computed)
         self._console = Console(stderr=True, markup=False)
         self.live = self._console.is_terminal and not self.quiet
-        self.journal = Journal(self.store, self.run, {"title": self.title, "started": self.started})
+        self.journal = Journal(self.store, self.run, {"title": self.title, "started": self.work.started})
 
     @property
     def device(self) -> torch.device:
@@ -81,47 +80,14 @@ class Context:
         if self.shared.stopped.is_set():
             raise RunError("stopped with its sweep")
 
-    def knows(self, ref: Ref) -> Ref:
-        """Notes an artifact of this run, by whose key later stages will name it."""
-        self.shared.known[ref.key] = ref
-        return ref
-
-    def refs_in(self, inputs: Any) -> list[Ref]:
-        """The artifacts of this run that a stage's inputs name by their keys, however deep."""
-        if isinstance(inputs, str):
-            return [self.shared.known[inputs]] if inputs in self.shared.known else []
-        inner = inputs.values() if isinstance(inputs, Mapping) else inputs if isinstance(inputs, list | tuple) else ()
-        return list(dict.fromkeys(ref for value in inner for ref in self.refs_in(value)))
-
-    def contents_of(self, inputs: Any) -> dict[str, str]:
-        """Content digests of the artifacts that a stage's inputs name, by key; of those from before there were any, none."""
-        found = {ref.key: self._content_of(ref) for ref in self.refs_in(inputs)}
-        return {key: content for key, content in found.items() if content is not None}
-
-    def changed_inputs(self, manifest: Mapping[str, Any]) -> list[Ref]:
-        """Artifacts of this run that an artifact was made from, and whose content is another one now."""
-        changed = []
-        for key, content in manifest["reads"].items():
-            ref = self.shared.known.get(key)
-            if ref is not None and self._content_of(ref) not in (None, content):
-                changed.append(ref)
-        return changed
-
-    def _content_of(self, ref: Ref) -> str | None:
-        if ref.key not in self.shared.contents:
-            try:
-                content = self.store.manifest(ref)["content"]
-            except CorruptArtifact:  # not there (yet), or not to be trusted
-                return None
-            if content is None:
-                return None
-            self.shared.contents[ref.key] = content
-        return self.shared.contents[ref.key]
+    def changed_inputs(self, ref: Ref) -> list[Ref]:
+        """Artifacts of this run that an artifact was made from, and which hold something else now."""
+        return self.shared.known.changed_since(self.store, self.store.manifest(ref))
 
     def discard(self, ref: Ref) -> None:
         """Takes an artifact out of the store; its content is not known before it is made again."""
         self.store.discard(ref)
-        self.shared.contents.pop(ref.key, None)
+        self.shared.known.forget_content(ref)
 
     def say(self, text: str) -> None:
         """A line about what is going on, for someone who watches."""

@@ -1,60 +1,148 @@
-"""A stage: key -> committed? -> compute -> commit -> reference. The store alone says what is done."""
+"""How a stage is run: key -> committed? -> compute -> commit -> reference. The store alone says what is done."""
 
 import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ParamSpec, Protocol
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-import torch
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
 from prefect.context import TagsContext
-from prefect.states import Completed, State
+from prefect.states import Completed
 
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError, UserError
-from memlib.identity import content_key
-from memlib.provenance import Declared
-from memlib.store import Attempt, Ref, Store
-from memlib.training.fit import TRAIN
-from tasks.cluster import map_on_ray, run_on_cluster
-from tasks.display import shown
+from memlib.publishing import publish_audit
+from memlib.results import REPORT_FILE, Tables
+from memlib.specs import Resources, Spec
+from memlib.stage import AnyArtifact, AnyStage, Artifact, Out, Stage
+from memlib.store import Ref, Store
+from tasks.cluster import map_on_ray
+from tasks.display import quietly, shown
 from tasks.remote import compute_there
+from tasks.reporting import show_in_prefect
 from tasks.runtime import Context
+from tasks.training import train_missing
 
-P = ParamSpec("P")
+Refs = list[Ref]
 
 
-def stage_task(name: str) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
-    """A Prefect task whose result is the artifact's reference, also when it ends in the state Cached.
+@dataclass(frozen=True)
+class StageRunner:
+    """Runs the stages of an audit: shown by Prefect, computed on Ray or by the driver, as their place says.
 
-    Prefect's own caching is off: its records know nothing of the store, so they could vouch for what is gone. A run that is
-    only planned is no business of Prefect's.
+    Attributes:
+        context: the run's store, machines and display.
     """
 
-    def decorate(function: Callable[P, Any]) -> Callable[P, Any]:
-        def carry_out(work: Callable[[], Any]) -> Any:
-            return work()
+    context: Context
 
-        carry_out.__qualname__ = function.__qualname__  # by which Prefect tells tasks apart
-        wrapped = task(name=name, cache_policy=NO_CACHE)(carry_out)
+    @property
+    def store(self) -> Store:
+        """Where artifacts are."""
+        return self.context.store
 
-        @functools.wraps(function)
-        def call(*args: P.args, **kwargs: P.kwargs) -> Any:
-            context = args[0]
-            assert isinstance(context, Context)
-            if context.plan is not None:
-                return function(*args, **kwargs)
-            with TagsContext(current_tags=set()):  # each tag of a task costs two calls
-                found = shown(lambda work: wrapped(work, return_state=True).result(), lambda: function(*args, **kwargs))
-            return found.data if isinstance(found, State) else found
+    @property
+    def resources(self) -> Resources:
+        """Machines, which change no result."""
+        return self.context.resources
 
-        return call
+    def run(self, stage: Stage[Out]) -> Artifact[Out]:
+        """Run a stage unless its artifact is committed."""
+        return self.run_all([stage])[0]
 
-    return decorate
+    def run_all(self, stages: Sequence[Stage[Out]]) -> list[Artifact[Out]]:
+        """Run the parts of a step that are not committed, and return the artifacts of all in the order given.
+
+        Each part commits when it is done, so an interrupted run loses at most the parts under way. A part that fails does
+        not stop the others.
+
+        Raises:
+            UserError, RunError: the first failure, and how many there were.
+        """
+        if not stages:
+            return []
+        kind, work = type(stages[0]), functools.partial(_run_all, self.context, stages)
+        refs: Refs = _planned(self.context, stages) if self.context.plan is not None else as_task(kind.title, work)
+        return [Artifact(self.store, ref, kind) for ref in refs]
+
+    def warn(self, text: str) -> None:
+        """Print a line that must be seen, also in a log."""
+        self.context.warn(text)
+
+    def publish(
+        self, recipe: Spec, scores: Artifact[Tables], report: Artifact[Path], artifacts: Mapping[str, AnyArtifact]
+    ) -> dict[str, Any]:
+        """Publish a run's tables and page, show them in Prefect, and return the run's manifest; {} in a plan."""
+        if self.context.plan is not None:
+            return {}
+        publish = functools.partial(publish_audit, self.store, self.context.work, recipe, scores, report, artifacts)
+        manifest: dict[str, Any] = as_task("publish", publish)
+        figures = sorted(name for name in report.files if name.endswith(".png"))
+        place = manifest["report"].removesuffix(REPORT_FILE)
+        quietly(show_in_prefect, manifest, f"{place}{figures[0]}" if figures else None)
+        return manifest
 
 
-def committed(context: Context, ref: Ref) -> bool:
+def as_task(name: str, work: Callable[[], Any]) -> Any:
+    """Do some work as a Prefect task, or without where Prefect has gone.
+
+    Prefect's own caching is off: its records know nothing of the store, so they could vouch for what is gone.
+    """
+    with TagsContext(current_tags=set()):  # each tag of a task costs two calls
+        found = shown(lambda within: _task_of(name)(within, return_state=True).result(), work)
+    return found.data if isinstance(found, State) else found
+
+
+@functools.cache
+def _task_of(name: str) -> Any:
+    def carry_out(work: Callable[[], Any]) -> Any:
+        return work()
+
+    carry_out.__qualname__ = name  # by which Prefect tells tasks apart
+    return task(name=name, cache_policy=NO_CACHE)(carry_out)
+
+
+def _planned(context: Context, stages: Sequence[AnyStage]) -> Refs:
+    """Note what would be done; a run that is only planned is no business of Prefect's."""
+    refs = _refs_of(context, stages)
+    for ref, stage in zip(refs, stages, strict=True):
+        _note_planned(context, ref, stage)
+    return refs
+
+
+def _refs_of(context: Context, stages: Sequence[AnyStage]) -> Refs:
+    assert len({type(stage) for stage in stages}) == 1, "parts of one step are of one class"
+    refs = [stage.identity.ref for stage in stages]
+    for ref in refs:
+        context.shared.known.add(ref)
+    return refs
+
+
+def _run_all(context: Context, stages: Sequence[AnyStage]) -> Refs | State[Refs]:
+    """Run what is missing; the state Cached where nothing is."""
+    kind, refs = type(stages[0]), _refs_of(context, stages)
+    name = kind.declared.name
+    with context.turn(name):
+        missing = {ref: stage for ref, stage in zip(refs, stages, strict=True) if not committed(context, ref, kind)}
+        reused = [ref for ref in dict.fromkeys(refs) if ref not in missing]
+        if reused:
+            _note_code(context, reused[0], kind)
+        if missing:
+            what = f"{len(missing)} of {len(set(refs))}" if len(set(refs)) > 1 else refs[0].key[:8]
+            context.say(f"{name}: {what} to compute")
+            with _at_work(context, list(missing)):
+                _compute(context, kind, missing)
+        context.work.reused += [str(ref) for ref in reused]
+        for ref in reused:
+            context.journal.note("cached", ref.stage, ref.key)
+    return refs if missing else Completed(name="Cached", message="found in the store", data=refs)
+
+
+def committed(context: Context, ref: Ref, kind: type[AnyStage]) -> bool:
     """Whether the artifact is there, sound, and made from what its inputs are now.
 
     What is not is named and taken out, so that it is made again. Of a stage that is forced, what is there is taken out too,
@@ -78,11 +166,11 @@ def committed(context: Context, ref: Ref) -> bool:
         return False
     if found is None:
         return False
-    changed = context.changed_inputs(context.store.manifest(ref))
+    changed = context.changed_inputs(ref)
     if not changed:
         return True
     said = f"{ref.stage} {ref.key[:8]} was made from another {' and '.join(sorted({other.stage for other in changed}))}"
-    if ref.stage == TRAIN.name and not context.cascade:
+    if kind.place == "fleet" and not context.cascade:
         raise RunError(f"{said}, which was made again since; --cascade trains it again, and all that comes after")
     context.warn(f"{said}, which was made again since; computing it again")
     context.discard(ref)
@@ -90,70 +178,43 @@ def committed(context: Context, ref: Ref) -> bool:
     return False
 
 
-def run_stage(
-    context: Context,
-    declared: Declared,
-    *,
-    spec: Any,
-    inputs: Mapping[str, Any],
-    compute: Callable[[Attempt], None],
-    on_cluster: Callable[[Attempt, torch.device], None] | None = None,
-    units: float = 1.0,
-) -> Any:
-    """Runs a stage unless its result is committed.
-
-    Args:
-        context: the run's store and display.
-        declared: the stage's name, version and code.
-        spec: only what this stage is configured by.
-        inputs: keys of what it reads, by role.
-        compute: fills the attempt's folder, in this process.
-        on_cluster: does the same in a Ray task, for runs on a cluster; it travels, so it holds no context.
-        units: how much work it is, in what the stage counts, for estimates of cost.
-
-    Returns:
-        the artifact's reference, or the Prefect state Cached with it when there was nothing to do.
-    """
-    stage = declared.name
-    ref = context.knows(Ref(stage, content_key(stage, version=declared.version, spec=spec, inputs=inputs)))
-    if context.plan is not None:
-        note_planned(context, declared, ref, spec, inputs, units)
-        return ref
-    with context.turn(stage):
-        if committed(context, ref):
-            note_code(context, declared, ref)
-            return cached(context, ref)
-        context.say(f"{stage} {ref.key[:8]}: computing")
-        with at_work(context, [ref]):
-            record = record_of(context, declared, spec, inputs, units)
-            if on_cluster is not None and context.resources.ray_address is not None:
-                run_on_cluster(context, stage, compute_there, context.store, ref, record, on_cluster)
-            else:
-                with context.store.write(ref, **record) as attempt:
-                    compute(attempt)
-    return ref
+def _compute(context: Context, kind: type[AnyStage], missing: Mapping[Ref, AnyStage]) -> None:
+    if kind.place == "fleet":
+        train_missing(context, missing)
+    elif kind.place == "anywhere" and (len(missing) > 1 or context.resources.ray_address is not None):
+        calls = [(context.store, ref, record_of(context, stage), stage.write) for ref, stage in missing.items()]
+        with context.counter(kind.declared.name) as progress:
+            near = _nodes_near(context, list(missing.values()))
+            map_on_ray(context, kind.declared.name, compute_there, calls, progress, near)
+    else:
+        for ref, stage in missing.items():
+            record = record_of(context, stage)
+            with context.counter(kind.declared.name) as progress, context.store.write(ref, **record) as attempt:
+                attempt.progress, attempt.warn = progress, context.warn
+                stage.write(attempt, context.device)
 
 
-def record_of(context: Context, declared: Declared, spec: Any, inputs: Mapping[str, Any], units: float) -> dict[str, Any]:
+def record_of(context: Context, stage: AnyStage) -> dict[str, Any]:
     """What an artifact's manifest says of its making, as arguments of Store.write."""
-    reads = context.contents_of(inputs)
-    return {"spec": spec, "inputs": dict(inputs), "units": units, "provenance": declared.provenance(reads)}
+    return stage.record(context.shared.known.contents_of(context.store, stage.identity.inputs))
 
 
-def note_planned(context: Context, declared: Declared, ref: Ref, spec: Any, inputs: Mapping[str, Any], units: float) -> None:
-    """Adds a part of a stage to the plan."""
+def _note_planned(context: Context, ref: Ref, stage: AnyStage) -> None:
+    """Add a part of a step to the plan."""
     assert context.plan is not None
     stale = False
     with contextlib.suppress(CorruptArtifact):
-        stale = bool(context.changed_inputs(context.store.manifest(ref)))
-    before = context.refs_in(inputs)
-    context.plan.note(ref, spec, units, before=before, forced=ref.stage_name in context.forced or stale)
+        stale = bool(context.changed_inputs(ref))
+    before = context.shared.known.named_in(stage.identity.inputs)
+    forced = ref.stage_name in context.forced or stale
+    context.plan.note(ref, stage.identity.spec, stage.units, before=before, forced=forced)
     if not stale:
-        note_code(context, declared, ref)
+        _note_code(context, ref, type(stage))
 
 
-def note_code(context: Context, declared: Declared, ref: Ref) -> None:
-    """Says once a stage that an artifact is reused though the code that made it was another of the same version."""
+def _note_code(context: Context, ref: Ref, kind: type[AnyStage]) -> None:
+    """Say once a stage that an artifact is reused though the code that made it was another of the same version."""
+    declared = kind.declared
     if declared.name in context.shared.old_code:
         return
     with contextlib.suppress(CorruptArtifact):
@@ -169,8 +230,8 @@ def note_code(context: Context, declared: Declared, ref: Ref) -> None:
 
 
 @contextlib.contextmanager
-def at_work(context: Context, refs: Sequence[Ref]) -> Iterator[None]:
-    """Tells that artifacts of a stage are being made, and that they are, or why not."""
+def _at_work(context: Context, refs: Sequence[Ref]) -> Iterator[None]:
+    """Tell that artifacts of a stage are being made, and that they are, or why not."""
     stage, started = refs[0].stage, time.monotonic()
     key = refs[0].key if len(refs) == 1 else ""
     context.journal.note("computing", stage, key, count=len(refs))
@@ -182,7 +243,7 @@ def at_work(context: Context, refs: Sequence[Ref]) -> Iterator[None]:
         if isinstance(error, CorruptArtifact) and error.ref is not None and _is_damaged(context.store, error.ref):
             context.discard(error.ref)  # found by who read it; the next run makes it anew
         raise
-    context.computed += [str(ref) for ref in refs]
+    context.work.computed += [str(ref) for ref in refs]
     context.journal.note("computed", stage, key, count=len(refs), seconds=round(time.monotonic() - started, 2))
 
 
@@ -198,99 +259,10 @@ def _is_damaged(store: Store, ref: Ref) -> bool:
         return False
 
 
-class Job(Protocol):
-    """A part of a stage that fills an artifact of its own; it travels, so it holds no context."""
-
-    @property
-    def spec(self) -> dict[str, Any]:
-        """What the part is configured by."""
-        ...
-
-    @property
-    def inputs(self) -> dict[str, Any]:
-        """The keys of what it reads."""
-        ...
-
-    @property
-    def units(self) -> float:
-        """How much work it is, in what the stage counts."""
-        ...
-
-    @property
-    def near(self) -> Ref | None:
-        """The largest artifact that it reads of its own; the node that made it has a copy."""
-        ...
-
-    def write(self, attempt: Attempt, device: torch.device) -> None:
-        """Fills the artifact."""
-        ...
-
-
-def run_jobs(context: Context, declared: Declared, jobs: Sequence[Job]) -> Any:
-    """Runs the parts of a stage that are not committed, several on Ray at once, a single one here.
-
-    Each part commits when it is done, so an interrupted run loses at most the parts under way. A part that fails does
-    not stop the others.
-
-    Returns:
-        the artifacts' references in the order of the jobs, or the Prefect state Cached with them.
-
-    Raises:
-        UserError, RunError: the first failure, and how many there were.
-    """
-    stage, version = declared.name, declared.version
-    keys = [content_key(stage, version=version, spec=job.spec, inputs=job.inputs) for job in jobs]
-    refs = [context.knows(Ref(stage, key)) for key in keys]
-    if context.plan is not None:
-        for ref, job in zip(refs, jobs, strict=True):
-            note_planned(context, declared, ref, job.spec, job.inputs, job.units)
-        return refs
-    with context.turn(stage):
-        missing = {ref: job for ref, job in zip(refs, jobs, strict=True) if not committed(context, ref)}
-        if reused := [ref for ref in dict.fromkeys(refs) if ref not in missing]:
-            note_code(context, declared, reused[0])
-        if not missing:
-            return cached(context, refs)
-        context.say(f"{stage}: {len(missing)} of {len(set(refs))} to compute")
-        with at_work(context, list(missing)):
-            _compute_jobs(context, declared, missing)
-    note_reused(context, reused)
-    return refs
-
-
-def _compute_jobs(context: Context, declared: Declared, missing: Mapping[Ref, Job]) -> None:
-    stage = declared.name
-    calls: list[tuple[Store, Ref, dict[str, Any], Any]] = [
-        (context.store, ref, record_of(context, declared, job.spec, job.inputs, job.units), job.write)
-        for ref, job in missing.items()
-    ]
-    if len(calls) == 1 and context.resources.ray_address is None:
-        ((store, ref, record, write),) = calls
-        with store.write(ref, **record) as attempt:
-            write(attempt, context.device)
-    else:
-        with context.counter(stage) as progress:
-            map_on_ray(context, stage, compute_there, calls, progress, _nodes_near(context, list(missing.values())))
-
-
-def _nodes_near(context: Context, jobs: Sequence[Job]) -> list[str | None]:
-    """Ids of the nodes that have copies of what jobs read; on one machine, or with a shared folder, all have."""
+def _nodes_near(context: Context, stages: Sequence[AnyStage]) -> list[str | None]:
+    """Ids of the nodes that have copies of what stages read; on one machine, or with a shared folder, all have."""
     if context.store.is_local or context.resources.ray_address is None:
-        return [None] * len(jobs)
-    made = {
-        ref: context.store.manifest(ref)["facts"].get("worker", {}) for ref in {job.near for job in jobs} if ref is not None
-    }
-    return [None if job.near is None else made[job.near].get("node_id") for job in jobs]
-
-
-def cached(context: Context, data: Ref | list[Ref]) -> Any:
-    """The Prefect state of a task whose result was there."""
-    note_reused(context, [data] if isinstance(data, Ref) else data)
-    return Completed(name="Cached", message="found in the store", data=data)
-
-
-def note_reused(context: Context, refs: Sequence[Ref]) -> None:
-    """Artifacts that were there."""
-    context.reused += [str(ref) for ref in refs]
-    for ref in refs:
-        context.journal.note("cached", ref.stage, ref.key)
+        return [None] * len(stages)
+    refs = [stage.near for stage in stages]
+    made = {ref: context.store.manifest(ref)["facts"].get("worker", {}) for ref in set(refs) if ref is not None}
+    return [None if ref is None else made[ref].get("node_id") for ref in refs]

@@ -12,47 +12,38 @@ import torch
 
 from memlib.errors import CorruptArtifact, RunError, UserError
 from memlib.specs import Resources
-from memlib.store import Store
-from memlib.training.fit import TRAIN, TrainingJob, check_jobs
+from memlib.stage import AnyStage
+from memlib.store import Ref, Store
+from memlib.training.fit import Train, check_jobs
 from memlib.training.loop import Worker
 from tasks.board import Board
 from tasks.cluster import LOOK_SECONDS, Watch, demand, in_words, needs_of, places, start_ray
 from tasks.runtime import Context
-from tasks.stage import at_work, cached, committed, note_code, note_planned, note_reused, stage_task
 
+STAGE = Train.declared.name
 LONGEST_SECONDS = 30 * 86_400
 SHOWN_PROBLEMS = 2
 ENDING_SECONDS = 30.0  # for a fit that was ended to say so
 
 
-@stage_task("train models")
-def train_models(context: Context, jobs: Sequence[TrainingJob]) -> Any:
-    """Trains the models that are not in the store; returns their references in the order of the jobs."""
-    refs = [context.knows(job.ref(context.store)) for job in jobs]
-    if context.plan is not None:
-        for ref, job in zip(refs, jobs, strict=True):
-            note_planned(context, TRAIN, ref, job.spec(), job.inputs(context.store), job.units(context.store))
-        return refs
-    with context.turn(TRAIN.name):
-        missing = {ref: job for ref, job in zip(refs, jobs, strict=True) if not committed(context, ref)}
-        if reused := [ref for ref in refs if ref not in missing]:
-            note_code(context, TRAIN, reused[0])
-        if not missing:
-            return cached(context, refs)
-        with at_work(context, list(missing)):
-            # whether a worker has a GPU is not known yet, unless it is to have none
-            device = torch.device("cpu" if context.resources.gpu is False else "cuda")
-            like = Worker(world_size=context.resources.workers_per_model, device=device)
-            check_jobs(context.store, list(missing.values()), like)
-            train_on_ray(context, list(missing.values()))
-            lost = [job.name for ref, job in missing.items() if context.store.lookup(ref.stage, ref.key) is None]
-            if lost:
-                raise RunError(f"training ended without {', '.join(lost)}; run the same command again")
-    note_reused(context, reused)
-    return refs
+def train_missing(context: Context, missing: Mapping[Ref, AnyStage]) -> None:
+    """Trains models that are not in the store.
+
+    Raises:
+        RunError: when the training ended without some of them.
+    """
+    jobs = [job for job in missing.values() if isinstance(job, Train)]
+    assert len(jobs) == len(missing)
+    # whether a worker has a GPU is not known yet, unless it is to have none
+    device = torch.device("cpu" if context.resources.gpu is False else "cuda")
+    check_jobs(jobs, Worker(world_size=context.resources.workers_per_model, device=device))
+    train_on_ray(context, jobs)
+    lost = [job.name for ref, job in zip(missing, jobs, strict=True) if context.store.lookup(ref.stage, ref.key) is None]
+    if lost:
+        raise RunError(f"training ended without {', '.join(lost)}; run the same command again")
 
 
-def train_on_ray(context: Context, jobs: Sequence[TrainingJob]) -> None:
+def train_on_ray(context: Context, jobs: Sequence[Train]) -> None:
     """Trains the jobs, as many side by side as the cluster holds, and waits for all of them.
 
     Raises:
@@ -61,23 +52,21 @@ def train_on_ray(context: Context, jobs: Sequence[TrainingJob]) -> None:
     """
     ray = start_ray(context)
     resources = context.resources
-    needs = needs_of(ray, context, TRAIN.name)
+    needs = needs_of(ray, context, STAGE)
     if 0 < needs.get("GPU", 0) < 1:
-        raise UserError(f"resources.stages.{TRAIN.name}.gpus is {needs['GPU']:g}; workers in training need whole GPUs")
+        raise UserError(f"resources.stages.{STAGE}.gpus is {needs['GPU']:g}; workers in training need whole GPUs")
     groups = min(_groups(ray, context, needs), len(jobs))
-    if resources.of(TRAIN.name).cpus is None and resources.threads_per_worker is None:
+    if resources.of(STAGE).cpus is None and resources.threads_per_worker is None:
         needs["CPU"] = _threads(ray.cluster_resources(), resources, groups)
     context.say(f"training {', '.join(job.name for job in jobs)}: {groups} side by side")
     board = _board(ray)
     done = threading.Event()
-    with context.bars(TRAIN.name) as bars:
+    with context.bars(STAGE) as bars:
         here = contextvars.copy_context()  # by which Prefect knows whose progress it is
         watcher = threading.Thread(target=here.run, args=(_watch, ray, board, bars, jobs, done), daemon=True)
         watcher.start()
         fit = _begin(_fit, context.store, resources, list(jobs), groups, board, needs)
-        watch = Watch(
-            ray, context, TRAIN.name, needs, parts=resources.workers_per_model * (1 if resources.elastic else groups)
-        )
+        watch = Watch(ray, context, STAGE, needs, parts=resources.workers_per_model * (1 if resources.elastic else groups))
         try:
             while wait([fit], timeout=LOOK_SECONDS).not_done:
                 context.check_going()
@@ -143,14 +132,14 @@ def _groups(ray: Any, context: Context, needs: Mapping[str, float]) -> int:
     if workers < size:
         raise RunError(
             f"one model needs {size} workers of {in_words(needs)} each, but the Ray cluster has room for {workers}; lower "
-            f"resources.workers_per_model, resources.threads_per_worker or resources.stages.{TRAIN.name}"
+            f"resources.workers_per_model, resources.threads_per_worker or resources.stages.{STAGE}"
         )
-    return min(workers // size, context.resources.of(TRAIN.name).parallel or workers)
+    return min(workers // size, context.resources.of(STAGE).parallel or workers)
 
 
 def _most(resources: Resources, count: int) -> int:
     """The most models that a fleet which grows trains side by side."""
-    return min(count, resources.of(TRAIN.name).parallel or count)
+    return min(count, resources.of(STAGE).parallel or count)
 
 
 def _threads(cluster: dict[str, float], resources: Resources, groups: int) -> int:
@@ -161,7 +150,7 @@ def _threads(cluster: dict[str, float], resources: Resources, groups: int) -> in
 
 
 def _fit(
-    store: Store, resources: Resources, jobs: list[TrainingJob], groups: int, board: Any, needs: Mapping[str, float]
+    store: Store, resources: Resources, jobs: list[Train], groups: int, board: Any, needs: Mapping[str, float]
 ) -> str | None:
     """One TorchTrainer.fit over all jobs; returns what went wrong, in words."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
@@ -182,7 +171,8 @@ def _fit(
             "threads": int(needs["CPU"]),
         },
         scaling_config=ScalingConfig(
-            num_workers=(size, _most(resources, len(jobs)) * size) if resources.elastic else groups * size,
+            # Ray's types are those of the version before the one that its own setting chooses
+            num_workers=(size, _most(resources, len(jobs)) * size) if resources.elastic else groups * size,  # type: ignore[arg-type]
             use_gpu=use_gpu,
             resources_per_worker=dict(needs),
         ),
@@ -190,7 +180,10 @@ def _fit(
         torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo", timeout_s=LONGEST_SECONDS),
         run_config=RunConfig(
             name=name,
-            failure_config=FailureConfig(max_failures=resources.max_failures, controller_failure_limit=5),
+            failure_config=FailureConfig(
+                max_failures=resources.max_failures,
+                controller_failure_limit=5,  # type: ignore[call-arg]
+            ),
             **_ray_storage(store),
         ),
     )
@@ -215,7 +208,7 @@ def _ray_storage(store: Store) -> dict[str, Any]:
     return {"storage_path": f"{store.root}/ray", "storage_filesystem": pyarrow.fs.PyFileSystem(handler)}
 
 
-def _watch(ray: Any, board: Any, bars: Any, jobs: Sequence[TrainingJob], done: threading.Event) -> None:
+def _watch(ray: Any, board: Any, bars: Any, jobs: Sequence[Train], done: threading.Event) -> None:
     epochs = {job.name: job.training.epochs for job in jobs}
     while not done.wait(0.5):
         try:

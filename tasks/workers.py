@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from memlib.errors import CorruptArtifact, RunError, StoreRefused, StoreUnreachable, UserError
 from memlib.specs import Resources
-from memlib.training.fit import TrainingJob, train_into_store
+from memlib.training.fit import Train, train_into_store
 from memlib.training.loop import Worker
 from tasks.remote import log_kept, whereabouts
 
@@ -38,14 +38,14 @@ def train_worker(config: dict[str, Any]) -> None:
     dist.barrier()  # a worker that leaves early would look like a failure
 
 
-def _train_one(job: TrainingJob, worker: Worker, config: dict[str, Any]) -> None:
+def _train_one(job: Train, worker: Worker, config: dict[str, Any]) -> None:
     def show(news: dict[str, Any]) -> None:
         config["board"].post.remote(job.name, news)
 
     seconds = config["resources"].resume_seconds
     try:
-        with log_kept(config["store"], job.ref(config["store"])):
-            train_into_store(config["store"], job, worker=worker, resume_seconds=seconds, progress=show, where=whereabouts())
+        with log_kept(config["store"], job.identity.ref):
+            train_into_store(job, worker=worker, resume_seconds=seconds, progress=show, where=whereabouts())
     except (StoreUnreachable, StoreRefused, CorruptArtifact) as error:
         if (
             worker.world_size > 1

@@ -22,8 +22,10 @@ TRIED = 64  # candidates that are tokenized to see where tokens end before the f
 class Tokenizer(Protocol):
     """What is asked of a tokenizer."""
 
-    pieces: Sequence[str | None]
-    """The text of every token; None for those that stand for no text of their own."""
+    @property
+    def pieces(self) -> Sequence[str | None]:
+        """The text of every token; None for those that stand for no text of their own."""
+        ...
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The tokens of each text, without marks of beginning and end."""

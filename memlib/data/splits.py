@@ -21,6 +21,7 @@ from memlib.specs import CropSpec, HoldOutSpec, SplitSpec
 from memlib.stats.randomization import home_labels
 from memlib.tables import SPLITS
 
+SPLITS_FILE = "splits.parquet"
 TARGET, REFERENCE, SHARED, PUBLIC, LEFT_OUT = "target", "reference", "shared", "public", "left_out"
 TRAIN, VALIDATION, HELD_OUT = "train", "validation", "held_out"
 ROLES = {TARGET, REFERENCE, SHARED, PUBLIC, LEFT_OUT, TRAIN, VALIDATION, HELD_OUT}

@@ -103,6 +103,16 @@ class Ref:
         if not all(NAME.fullmatch(part) for part in (*self.stage.split("/"), self.key)):
             raise CorruptArtifact(f"{self.stage!r}/{self.key!r} names no artifact")
 
+    @classmethod
+    def parse(cls, name: str) -> "Ref":
+        """Return the reference whose text this is.
+
+        Raises:
+            CorruptArtifact: when it is none.
+        """
+        stage, _, key = str(name).rpartition("/")
+        return cls(stage, key)
+
     def __str__(self) -> str:
         return f"{self.stage}/{self.key}"
 
@@ -121,6 +131,10 @@ class Attempt:
     facts: dict[str, Any] = field(default_factory=dict)
     resumes: bool = False
     """Whether states to resume from are saved under the artifact's key; they go once it is committed."""
+    progress: Callable[[int, int], None] = lambda done, total: None
+    """Called with (done, total) as the work goes on; whoever runs the stage shows it."""
+    warn: Callable[[str], None] = print
+    """Called with a line that must be seen."""
 
     def path(self, name: str) -> Path:
         """Where to write the file called `name` (sub-folders are made)."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,10 +17,10 @@ from pydantic import TypeAdapter
 from torch import nn
 
 from memlib.data.canaries import Feature, TrainingRows, training_rows
-from memlib.data.shards import IMAGES, read_images
 from memlib.data.splits import VALIDATION, column, members_digest, select
+from memlib.data.stages import Shard
 from memlib.errors import CorruptArtifact, RunError, UserError
-from memlib.identity import canonical_json, content_key
+from memlib.identity import canonical_json
 from memlib.models.classifiers import build_classifier
 from memlib.models.encoder import build_encoder
 from memlib.models.sequence import build_language_model
@@ -28,6 +28,7 @@ from memlib.objectives import build_objective, needs_classifier
 from memlib.private import scratch
 from memlib.provenance import Declared
 from memlib.specs import AnyModelSpec, CanarySpec, ClassifierSpec, LanguageSpec, ModelSpec, TrainingSpec
+from memlib.stage import Artifact, Known, Place, Stage
 from memlib.store import Attempt, Ref, Store
 from memlib.tables import TRAINING, write_table
 from memlib.training.checkpoint import (
@@ -41,84 +42,128 @@ from memlib.training.checkpoint import (
 from memlib.training.loop import Training, TrainingSet, Worker, check_training
 from memlib.usage import measuring
 
-TRAIN = Declared(
-    "train", 2, ("memlib.training", "memlib.objectives", "memlib.models", "memlib.data.shards", "memlib.data.canaries")
-)
 MODELS: TypeAdapter[ModelSpec | ClassifierSpec | LanguageSpec] = TypeAdapter(AnyModelSpec)
-SPLITS_FILE, HISTORY, MODEL_FILE = "splits.parquet", "history.parquet", "model.json"
+HISTORY, MODEL_FILE = "history.parquet", "model.json"
+RESUME_SECONDS = 60.0  # between two saves of the state where nobody says otherwise
 
 Progress = Callable[[dict[str, Any]], None]
 
 
+class TrainedModel:
+    """A trained model at each of the checkpoints that were kept."""
+
+    def __init__(self, artifact: "Artifact[TrainedModel]") -> None:
+        self._artifact = artifact
+
+    def load(self, *, epoch: int, step: int | None = None) -> tuple[nn.Module, ModelSpec | ClassifierSpec | LanguageSpec]:
+        """Return the model as it was after `epoch` epochs, or after `step` steps, on the CPU."""
+        described = json.loads(self._artifact.path(MODEL_FILE).read_text())
+        model = build_model(described, seed=0)
+        load_weights(model, self._artifact.path(weights_file(epoch) if step is None else step_file(step)))
+        return model, MODELS.validate_python(described["model"])
+
+    @property
+    def history(self) -> pa.Table:
+        """A tables.TRAINING."""
+        return pq.read_table(self._artifact.path(HISTORY))
+
+
 @dataclass(frozen=True)
-class TrainingJob:
-    """A model to be trained.
+class Train(Stage[TrainedModel]):
+    """Train a model.
 
     Attributes:
         name: what people call it: target 0, reference 0, shadow 17, ...
         model, training: how.
         num_classes: of the data; symbols of a text.
-        shard, splits: artifacts with the images and who may see them.
+        shard, splits: the examples and who may see them.
         roles: the roles whose examples it trains on.
         parent: a trained model whose last weights it starts from.
         canary: the unique feature that some of its examples carry.
     """
 
+    declared: ClassVar[Declared] = Declared(
+        "train", 2, ("memlib.training", "memlib.objectives", "memlib.models", "memlib.data.shards", "memlib.data.canaries")
+    )
+    title: ClassVar[str] = "train models"
+    place: ClassVar[Place] = "fleet"
+
     name: str
     model: ModelSpec | ClassifierSpec | LanguageSpec
     training: TrainingSpec
     num_classes: int
-    shard: Ref
-    splits: Ref
+    shard: Artifact[Shard]
+    splits: Artifact[pa.Table]
     roles: tuple[str, ...]
-    parent: Ref | None = None
+    parent: Artifact[TrainedModel] | None = None
     canary: "Canary | None" = None
 
-    def members(self, store: Store) -> pa.Table:
-        """The rows of the splits it trains on, in order of example id."""
-        return select(pq.read_table(store.local_path(self.splits, SPLITS_FILE)), *self.roles)
-
-    def ref(self, store: Store) -> Ref:
-        """Where the trained model goes. The key names the examples themselves, not the split they came from."""
-        return Ref(TRAIN.name, content_key(TRAIN.name, version=TRAIN.version, spec=self.spec(), inputs=self.inputs(store)))
-
-    def inputs(self, store: Store) -> dict[str, Any]:
-        """What the model's key says of what it is made from."""
-        inputs = {"shard": self.shard.key, "examples": members_digest(self.members(store))}
-        if self.parent is not None:
-            inputs["parent"] = self.parent.key
-        if self.training.patience is not None:
-            inputs["validation"] = members_digest(self.validation(store))
-        if self.canary is not None:
-            inputs["canary"] = self.canary.digest
-        return inputs
-
-    def spec(self) -> dict[str, Any]:
-        """What the model's key says of how it is made."""
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """How the model is made."""
         return {
             "model": self.model.model_dump(mode="json"),
             "training": self.training.model_dump(mode="json"),
             "num_classes": self.num_classes,
         }
 
-    def contents(self, store: Store) -> dict[str, str]:
-        """Content digests of the artifacts it is made from, by key. What it needs of the splits its key names itself."""
-        found = {ref.key: store.manifest(ref)["content"] for ref in (self.shard, self.parent) if ref is not None}
-        return {key: content for key, content in found.items() if content is not None}
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """What it is made from: the examples themselves, not the split they came from."""
+        inputs = {"shard": self.shard.key, "examples": members_digest(self.members)}
+        if self.parent is not None:
+            inputs["parent"] = self.parent.key
+        if self.training.patience is not None:
+            inputs["validation"] = members_digest(self.validation)
+        if self.canary is not None:
+            inputs["canary"] = self.canary.digest
+        return inputs
 
-    def units(self, store: Store) -> float:
-        """How much work it is: examples times epochs."""
-        return float(self.members(store).num_rows * self.training.epochs)
+    @property
+    def units(self) -> float:
+        """Examples times epochs."""
+        return float(self.members.num_rows * self.training.epochs)
 
-    def validation(self, store: Store) -> pa.Table:
+    @property
+    def near(self) -> Ref | None:
+        """The model it starts from."""
+        return None if self.parent is None else self.parent.ref
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Train in this process alone; see `train_into_store` for a group of workers."""
+
+        def progress(news: Mapping[str, Any]) -> None:
+            attempt.progress(news["epoch"], self.training.epochs)
+
+        with scratch("train") as folder:
+            run = _Run(self, attempt.ref, Worker(device=device), folder, RESUME_SECONDS, progress)
+            run.train()
+            run.fill(attempt)
+
+    @classmethod
+    def open(cls, artifact: Artifact[TrainedModel]) -> TrainedModel:
+        """Return the model's checkpoints."""
+        return TrainedModel(artifact)
+
+    @property
+    def store(self) -> Store:
+        """Where it reads from, and goes."""
+        return self.shard.store
+
+    @property
+    def members(self) -> pa.Table:
+        """The rows of the splits it trains on, in order of example id."""
+        return select(self.splits.content, *self.roles)
+
+    @property
+    def validation(self) -> pa.Table:
         """The rows of the splits on which early stopping watches the loss."""
-        return select(pq.read_table(store.local_path(self.splits, SPLITS_FILE)), VALIDATION)
+        return select(self.splits.content, VALIDATION)
 
-    def training_set(self, store: Store) -> TrainingSet:
-        """The examples it trains on, with the canary where it has one."""
-        members = self.members(store)
-        images = read_images(store.local_path(self.shard, IMAGES))
-        rows, labels = column(members, "row"), column(members, "label")
+    def training_set(self) -> TrainingSet:
+        """Return the examples it trains on, with the canary where it has one."""
+        images = self.shard.content.images
+        rows, labels = column(self.members, "row"), column(self.members, "label")
         if self.canary is None:
             return TrainingSet(images, rows, labels)
         chosen = self.canary.rows(rows)
@@ -126,14 +171,13 @@ class TrainingJob:
         labels = np.array([by_row[row] for row in chosen.rows.tolist()], dtype=np.int64)
         return TrainingSet(images, chosen.rows, labels, self.canary.feature, chosen.marked)
 
-    def validation_set(self, store: Store) -> TrainingSet | None:
-        """The examples on which early stopping watches the loss."""
+    def validation_set(self) -> TrainingSet | None:
+        """Return the examples on which early stopping watches the loss."""
         if self.training.patience is None:
             return None
-        members = self.validation(store)
-        images = read_images(store.local_path(self.shard, IMAGES))
+        members = self.validation
         feature = None if self.canary is None else self.canary.feature
-        return TrainingSet(images, column(members, "row"), column(members, "label"), feature)
+        return TrainingSet(self.shard.content.images, column(members, "row"), column(members, "label"), feature)
 
     def describe(self, images: NDArray[Any]) -> dict[str, Any]:
         """What it takes to build the model again: architecture, classes (null without class scores), input shape."""
@@ -177,11 +221,10 @@ class Canary:
         return training_rows(members, self.row, self.spec, with_feature=self.with_feature)
 
 
-def check_jobs(store: Store, jobs: Sequence[TrainingJob], like: Worker) -> None:
+def check_jobs(jobs: Sequence[Train], like: Worker) -> None:
     """Refuses what cannot be trained before any machine is asked for it; of jobs that differ in their seed it looks at one.
 
     Args:
-        store: where everything is.
         jobs: what is to be trained.
         like: one of the workers that will.
 
@@ -191,13 +234,13 @@ def check_jobs(store: Store, jobs: Sequence[TrainingJob], like: Worker) -> None:
     seen = set()
     for job in jobs:
         training = job.training.model_dump(mode="json", exclude={"seed"})
-        kind = canonical_json([job.model.model_dump(mode="json"), training, job.members(store).num_rows])
+        kind = canonical_json([job.model.model_dump(mode="json"), training, job.members.num_rows])
         if kind in seen:
             continue
         seen.add(kind)
-        data = job.training_set(store)
+        data = job.training_set()
         try:
-            check_training(job.training, data, like, job.validation_set(store))
+            check_training(job.training, data, like, job.validation_set())
             with torch.device("meta"):  # without memory
                 build_model(job.describe(data.images), seed=0)
         except UserError as error:
@@ -205,8 +248,7 @@ def check_jobs(store: Store, jobs: Sequence[TrainingJob], like: Worker) -> None:
 
 
 def train_into_store(
-    store: Store,
-    job: TrainingJob,
+    job: Train,
     *,
     worker: Worker,
     resume_seconds: float,
@@ -219,19 +261,18 @@ def train_into_store(
     taken up, on whatever machine.
 
     Args:
-        store: where everything is.
         job: what to train.
         worker: this process's part.
         resume_seconds: seconds between two saves of the state; 0 saves after every step.
         progress: called on the first worker after each epoch.
         where: which process of which machine this is, for the manifest.
     """
-    ref = job.ref(store)
+    ref = job.identity.ref
     first = worker.rank == 0
-    if worker.share(first and store.lookup(ref.stage, ref.key) is not None):
+    if worker.share(first and job.store.lookup(ref.stage, ref.key) is not None):
         return ref
     with measuring() as usage, scratch("train") as folder:
-        run = _Run(store, ref, job, worker, folder, resume_seconds, progress)
+        run = _Run(job, ref, worker, folder, resume_seconds, progress)
         run.train()
         usage.earlier = run.seconds
         problem = run.commit(where) if first else None
@@ -242,7 +283,7 @@ def train_into_store(
 
 
 def build_model(described: Mapping[str, Any], *, seed: int) -> nn.Module:
-    """An untrained model from what `TrainingJob.describe` says of it.
+    """An untrained model from what `Train.describe` says of it.
 
     Raises:
         UserError: when the architecture cannot take such examples.
@@ -258,41 +299,30 @@ def build_model(described: Mapping[str, Any], *, seed: int) -> nn.Module:
         raise UserError(str(error)) from error
 
 
-def load_trained(
-    store: Store, ref: Ref, *, epoch: int, step: int | None = None
-) -> tuple[nn.Module, ModelSpec | ClassifierSpec | LanguageSpec]:
-    """A trained model as it was after `epoch` epochs, or after `step` steps, on the CPU."""
-    described = json.loads(store.local_path(ref, MODEL_FILE).read_text())
-    model = build_model(described, seed=0)
-    load_weights(model, store.local_path(ref, weights_file(epoch) if step is None else step_file(step)))
-    return model, MODELS.validate_python(described["model"])
-
-
 class _Run:
     """The side of a training that touches the disk."""
 
     def __init__(
         self,
-        store: Store,
+        job: Train,
         ref: Ref,
-        job: TrainingJob,
         worker: Worker,
         folder: Path,
         resume_seconds: float,
         progress: Progress | None,
     ) -> None:
-        self.store, self.ref, self.job, self.worker, self.folder = store, ref, job, worker, folder
+        self.store, self.ref, self.job, self.worker, self.folder = job.store, ref, job, worker, folder
         self.resume_seconds, self.progress = resume_seconds, progress
-        self.data = job.training_set(store)
+        self.data = job.training_set()
         self.described = job.describe(self.data.images)
         model = build_model(self.described, seed=job.training.seed)
         if job.parent is not None:
-            last = max(name for name in store.manifest(job.parent)["files"] if name.startswith("epoch-"))
-            load_weights(model, store.local_path(job.parent, last))
+            last = max(name for name in job.parent.files if name.startswith("epoch-"))
+            load_weights(model, job.parent.path(last))
         objective = build_objective(job.training.objective)
         side = job.model.input_size if isinstance(job.model, ModelSpec) else self.data.images.shape[1]
         self.training = Training(
-            model, objective, self.data, job.training, input_size=side, worker=worker, validation=job.validation_set(store)
+            model, objective, self.data, job.training, input_size=side, worker=worker, validation=job.validation_set()
         )
         self.history: list[dict[str, Any]] = []
         self.resumed_from: int | None = None
@@ -363,20 +393,22 @@ class _Run:
     def commit(self, where: Mapping[str, Any] | None) -> str | None:
         """Publishes the model; returns what went wrong, in words."""
         try:
-            inputs, units = self.job.inputs(self.store), self.job.units(self.store)
-            provenance = TRAIN.provenance(self.job.contents(self.store))
-            with self.store.write(
-                self.ref, spec=self.job.spec(), inputs=inputs, units=units, provenance=provenance
-            ) as attempt:
-                attempt.resumes = True
-                self._write_artifact(attempt)
+            known = Known()
+            known.add(self.job.shard.ref)
+            if self.job.parent is not None:
+                known.add(self.job.parent.ref)
+            record = self.job.record(known.contents_of(self.store, self.job.identity.inputs))
+            with self.store.write(self.ref, **record) as attempt:
+                self.fill(attempt)
                 attempt.facts["worker"] = dict(where or {})
         except (OSError, RunError) as error:
             return f"the model could not be written ({type(error).__name__}: {error}); free space and run again"
         return None
 
-    def _write_artifact(self, attempt: Attempt) -> None:
+    def fill(self, attempt: Attempt) -> None:
+        """Fill the artifact with the checkpoints, the history, and what it takes to build the model again."""
         job = self.job
+        attempt.resumes = True
         kept = [e for e in job.training.kept_epochs if e <= self.training.epoch or e == job.training.epochs]
         for epoch in kept:  # stopped early, later ones were not reached
             shutil.copyfile(self.folder / weights_file(epoch), attempt.path(weights_file(epoch)))

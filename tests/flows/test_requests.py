@@ -12,10 +12,9 @@ from flows.recipes import load_recipe, validate
 from flows.requests import announced, unfinished
 from memlib.audits.exposure import Recipe
 from memlib.errors import RunError, UserError
+from memlib.publishing import Work, _history
 from memlib.specs import Resources
 from memlib.store import Store
-from tasks.reporting import run_history
-from tasks.runtime import Context
 
 FINDING = {"metric": "m", "params": "{}", "value": 1.0, "p_value": None}
 
@@ -89,7 +88,7 @@ def test_a_finished_run_is_made_anew_on_the_machines_it_had(
 def test_a_damaged_record_of_a_run_is_written_anew(store: Store, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text('{"run": "abcd')
     store.publish("runs/abcdef/manifest.json", tmp_path / "manifest.json")
-    (entry,) = run_history(Context(store), "abcdef")
+    (entry,) = _history(store, Work(), "abcdef")
     assert entry["computed"] == 0
 
 

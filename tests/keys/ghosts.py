@@ -5,13 +5,12 @@ files with just what a later stage's keys are made from. So no key depends on th
 """
 
 import contextlib
-import functools
 import hashlib
 import json
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,25 +18,25 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from safetensors.numpy import save_file
 
 from flows import sweep
 from flows.audits import AUDITS, Audit, audit_of
 from flows.recipes import load_recipe, validate
+from memlib.audits.exposure.asking import COSTS
 from memlib.data.datasets import open_source
 from memlib.data.secret import VARIABLE
 from memlib.data.shards import IMAGES, INDEX_FILE
 from memlib.identity import canonical_json
+from memlib.results import PageStage
 from memlib.runs import run_name, without_whereabouts
-from memlib.specs import Spec
+from memlib.specs import Resources, Spec
+from memlib.stage import AnyStage, Artifact, Out, Stage
 from memlib.store import Attempt, Ref, Store
 from memlib.tables import INDEX, SUMMARY, TRAINING, write_table
 from memlib.training.checkpoint import step_file, weights_file
-from memlib.training.fit import HISTORY, TRAIN, TrainingJob
-from tasks import display
-from tasks.exposure_jobs import COSTS
-from tasks.runtime import Context
-from tasks.stage import run_stage
+from memlib.training.fit import HISTORY, Train
 
 Keys = dict[str, list[str]]
 COMPUTED = {"split", "hold_out", "sets", "mixes", "canaries", "secret/corpus", "self_influence"}
@@ -82,72 +81,69 @@ def keys_of(recipe: str, folder: Path, monkeypatch: pytest.MonkeyPatch, settings
 def _follow(audit: Audit, recipe: Spec, folder: Path, per_class: int) -> Keys:
     store = Store(str(folder))
     store.begin()
-    context = Context(store, quiet=True, run="ghost")
-    runs: list[str] = []
-
-    def publish(context: Context, recipe: Any, run: str, scores: Ref, report: Ref, artifacts: Mapping[str, str]) -> Any:
-        assert run == run_name(recipe.model_dump(mode="json"), scores.key)
-        runs.append(run)
-        return {"run": run}
-
+    runner = GhostRunner(store, per_class)
     body = audit.body  # loads the modules whose work is taken from them
-    with _ghosts(publish, per_class):
-        body(context, recipe)
-    found: Keys = {"run": runs}
-    for name in {*context.computed, *context.reused}:
-        stage, _, key = name.rpartition("/")
-        found.setdefault(stage, []).append(key)
+    with _ghosts():
+        body(runner, recipe)
+    found: Keys = {"run": runner.runs}
+    for ref in runner.refs:
+        found.setdefault(ref.stage, []).append(ref.key)
     return found
+
+
+class GhostRunner:
+    """Runs stages without Prefect, Ray, models or files of data, and notes their artifacts."""
+
+    def __init__(self, store: Store, per_class: int) -> None:
+        self.store, self.resources, self._per_class = store, Resources(), per_class
+        self.runs: list[str] = []
+        self.refs: set[Ref] = set()
+
+    def run(self, stage: Stage[Out]) -> Artifact[Out]:
+        return self._run(stage)
+
+    def warn(self, text: str) -> None:
+        pass
+
+    def run_all(self, stages: Sequence[Stage[Out]]) -> list[Artifact[Out]]:
+        return [self._run(stage) for stage in stages]
+
+    def _run(self, stage: Stage[Out]) -> Artifact[Out]:
+        ref = stage.identity.ref
+        self.refs.add(ref)
+        if isinstance(stage, PageStage):
+            self.runs.append(stage.run)
+        if self.store.lookup(ref.stage, ref.key) is None:
+            with self.store.write(ref, **stage.record({})) as attempt:
+                self._fill(stage, attempt)
+        return Artifact(self.store, ref, type(stage))
+
+    def _fill(self, stage: AnyStage, attempt: Attempt) -> None:
+        name = stage.declared.name
+        if isinstance(stage, Train):
+            _train(stage, attempt)
+        elif name == "decode" and stage.spec["source"]["kind"] not in EMBEDDED:
+            _decode(stage.spec, self._per_class, attempt)
+        elif name in (*COMPUTED, "decode"):
+            stage.write(attempt, torch.device("cpu"))
+        else:
+            _observe(name, stage, attempt)
+
+    def publish(self, recipe: Any, scores: Any, report: Any, artifacts: Any) -> dict[str, Any]:
+        assert self.runs[-1] == run_name(recipe.model_dump(mode="json"), scores.key)
+        return {"run": self.runs[-1]}
 
 
 @contextlib.contextmanager
-def _ghosts(publish: Callable[..., Any], per_class: int) -> Iterator[None]:
-    """Replace Prefect, Ray, models and files of data."""
-
-    def run(context: Context, declared: Any, *, spec: Any, compute: Callable[[Attempt], None], **work: Any) -> Any:
-        if declared.name == "decode" and spec["source"]["kind"] not in EMBEDDED:
-            compute = functools.partial(_decode, spec, per_class)
-        elif declared.name not in (*COMPUTED, "decode"):
-            compute = _nothing
-        return _data(run_stage(context, declared, spec=spec, compute=compute, **{**work, "on_cluster": None}))
-
-    replaced = {
-        "run_stage": run, "run_jobs": _run_jobs, "train_models": _train_models, "publish": publish,
-        "open_source": _open, "read_text": lambda source: _text(), "load_outside": _load_outside,
-    }  # fmt: skip
+def _ghosts() -> Iterator[None]:
+    """Replace sources of data, texts, and models from elsewhere."""
+    replaced = {"open_source": _open, "read_text": lambda source: _text(), "load_outside": _load_outside}
     with contextlib.ExitStack() as stack:
         for name, module in list(sys.modules.items()):
-            if name.partition(".")[0] in ("tasks", "flows") and name not in ("tasks.stage", "tasks.reporting"):
+            if name in ("memlib.data.stages", "memlib.audits.exposure.stages", "memlib.audits.exposure.models"):
                 for what in replaced.keys() & vars(module).keys():
                     stack.enter_context(mock.patch.object(module, what, replaced[what]))
-        stack.enter_context(mock.patch.object(display, "is_gone", return_value=True))
         yield
-
-
-def _run_jobs(context: Context, declared: Any, jobs: Sequence[Any]) -> Any:
-    """Fill the parts of a stage one after the other, in this process."""
-    return [
-        _data(
-            run_stage(
-                context, declared, spec=job.spec, inputs=job.inputs, compute=functools.partial(_observe, declared.name, job)
-            )
-        )
-        for job in jobs
-    ]
-
-
-def _train_models(context: Context, jobs: Sequence[TrainingJob]) -> Any:
-    found = []
-    for job in jobs:
-        inputs = job.inputs(context.store)
-        found.append(_data(run_stage(context, TRAIN, spec=job.spec(), inputs=inputs, compute=functools.partial(_train, job))))
-        assert found[-1] == job.ref(context.store)
-    return found
-
-
-def _data(found: Any) -> Any:
-    """Unwrap a reference that comes as a Prefect state."""
-    return getattr(found, "data", found)
 
 
 def _nothing(attempt: Attempt) -> None:
@@ -155,7 +151,7 @@ def _nothing(attempt: Attempt) -> None:
     write_table(SUMMARY.arrow.empty_table(), SUMMARY, attempt.path("summary.parquet"))
 
 
-def _train(job: TrainingJob, attempt: Attempt) -> None:
+def _train(job: Train, attempt: Attempt) -> None:
     """Write a loss that falls by a tenth per epoch, and checkpoints without weights."""
     training = job.training
     attempt.facts["steps_per_epoch"] = 11

@@ -1,42 +1,71 @@
 """What was made from another content than is there now is made again, and what comes after it; trained models only on demand."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import tasks.stage
 from memlib.errors import RunError
 from memlib.planning import Plan
 from memlib.provenance import Declared
+from memlib.stage import Artifact, Stage
 from memlib.store import Attempt, Ref, Store
-from memlib.training.fit import TRAIN
 from tasks.runtime import Context
-from tasks.stage import run_stage
+from tasks.stage import StageRunner, record_of
 
-EMBED, SEARCH, SCORE = (Declared(name, 1, ("memlib.identity",)) for name in ("embed", "search", "score"))
-LATER = Declared("search", 1, ("memlib.errors",))  # the same version, other code
+
+@dataclass(frozen=True)
+class Step(Stage[None]):
+    """Writes an array; each step is a class of its own."""
+
+    read: dict[str, Any]
+    value: Any
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        return {}
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        return self.read
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        np.save(attempt.path("a.npy"), self.value)
+
+    @classmethod
+    def open(cls, artifact: Artifact[None]) -> None:
+        return None
+
+
+def step(name: str, *modules: str, place: str = "driver") -> type[Step]:
+    kind = {"declared": Declared(name, 1, modules or ("memlib.identity",)), "title": name, "place": place}
+    return dataclass(frozen=True)(type(f"Step_{name}", (Step,), kind))
+
+
+EMBED, SEARCH, SCORE = step("embed"), step("search"), step("score")
+LATER = step("search", "memlib.errors")  # the same version, other code
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setattr("tasks.display.is_gone", lambda: True)  # without Prefect
     return Store(str(tmp_path / "store"))
 
 
-def pipeline(context: Context, neighbor: int = 1, search: Declared = SEARCH, last: Declared = SCORE) -> Any:
+def pipeline(
+    context: Context, neighbor: int = 1, search: type[Step] = SEARCH, last: type[Step] = SCORE, embed: type[Step] = EMBED
+) -> list[str]:
     """embed -> search -> score, with what each computes written down in the order of computing."""
-
-    def stage(declared: Declared, inputs: dict[str, Any], value: Any) -> Ref:
-        def compute(attempt: Attempt) -> None:
-            np.save(attempt.path("a.npy"), value)
-
-        found = run_stage(context, declared, spec={}, inputs=inputs, compute=compute)
-        return found if isinstance(found, Ref) else found.data  # a state of Prefect's where it was there
-
-    embedded = stage(EMBED, {"model": "m"}, np.ones(3, dtype=np.float32) + np.random.default_rng().uniform())
-    searched = stage(search, {"queries": embedded.key}, np.array([neighbor]))
-    stage(last, {"searches": [[searched.key]], "other": {"embedded": embedded.key}}, np.array([0]))
+    runner = StageRunner(context)
+    floats = np.ones(3, dtype=np.float32) + np.random.default_rng().uniform()
+    embedded = runner.run(embed({"model": "m"}, floats))
+    searched = runner.run(search({"queries": embedded.key}, np.array([neighbor])))
+    runner.run(last({"searches": [[searched.key]], "other": {"embedded": embedded.key}}, np.array([0])))
     return [name.split("/")[0] for name in context.computed]
 
 
@@ -55,13 +84,8 @@ def test_what_reads_neighbors_that_have_changed_is_made_again(store: Store, caps
 
 def test_what_reads_floats_of_other_code_is_made_again(store: Store) -> None:
     pipeline(Context(store))
-    other = Declared("embed", 1, ("memlib.errors",))
     context = Context(store, forced=frozenset({"embed"}))
-    globals()["EMBED"], before = other, EMBED
-    try:
-        assert pipeline(context) == ["embed", "search", "score"]
-    finally:
-        globals()["EMBED"] = before
+    assert pipeline(context, embed=step("embed", "memlib.errors")) == ["embed", "search", "score"]
 
 
 def test_changed_code_of_one_version_is_said_and_reused(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,13 +110,9 @@ def test_a_plan_names_the_cascade(store: Store) -> None:
 
 def test_a_plan_knows_what_has_changed_already(store: Store) -> None:
     pipeline(Context(store))
-
-    def compute(attempt: Attempt) -> None:
-        np.save(attempt.path("a.npy"), np.array([7]))
-
     context = Context(store, forced=frozenset({"search"}))
     embedded = next(iter(context.store.names("artifacts/embed")))
-    run_stage(context, SEARCH, spec={}, inputs={"queries": embedded}, compute=compute)  # by a run that was killed after it
+    StageRunner(context).run(SEARCH({"queries": embedded}, np.array([7])))  # by a run that was killed after it
     plan = Plan(store)
     pipeline(Context(store, plan=plan))
     assert [(part.ref.stage, part.hit) for part in plan.parts.values()] == [
@@ -102,9 +122,15 @@ def test_a_plan_knows_what_has_changed_already(store: Store) -> None:
     ]
 
 
-def test_models_are_trained_again_only_on_demand(store: Store) -> None:
-    train = Declared("train", 1, ("memlib.identity",))
-    assert train.name == TRAIN.name
+def trained_here(context: Context, missing: dict[Ref, Step]) -> None:
+    for ref, stage in missing.items():
+        with context.store.write(ref, **record_of(context, stage)) as attempt:
+            stage.write(attempt, torch.device("cpu"))
+
+
+def test_models_are_trained_again_only_on_demand(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    train = step("train", place="fleet")
+    monkeypatch.setattr(tasks.stage, "train_missing", trained_here)
     pipeline(Context(store), last=train)
     with pytest.raises(RunError, match="--cascade trains it again"):
         pipeline(Context(store, forced=frozenset({"search"})), neighbor=2, last=train)

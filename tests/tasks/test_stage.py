@@ -9,6 +9,7 @@ from typing import Any
 import fsspec
 import pytest
 
+from memlib.audits.unique_feature.stages import TrainNets
 from memlib.errors import CorruptArtifact, RunError
 from memlib.logs import LONGEST, recorded, recording
 from memlib.specs import Resources
@@ -16,7 +17,7 @@ from memlib.store import Ref, Store
 from memlib.upkeep import garbage
 from tasks.remote import compute_there, log_kept
 from tasks.runtime import Context
-from tasks.stage import _nodes_near, at_work, committed
+from tasks.stage import _at_work, _nodes_near, committed
 
 MODEL = Ref("train_nets", "0" * 32)
 
@@ -59,7 +60,7 @@ def test_an_artifact_that_was_made_anew_meanwhile_is_left(tmp_path: Path) -> Non
     file = store.local_path(MODEL, "a")
     for damaged in (False, True):  # another cell has made it anew; nobody has
         file.write_text("b" if damaged else "a")
-        with pytest.raises(CorruptArtifact), at_work(Context(store), [Ref("score", "1" * 32)]):
+        with pytest.raises(CorruptArtifact), _at_work(Context(store), [Ref("score", "1" * 32)]):
             raise CorruptArtifact("file a is damaged", MODEL)
         assert store.has(MODEL) is not damaged
 
@@ -77,7 +78,7 @@ def test_a_damage_that_is_none_any_more_discards_nothing(tmp_path: Path, monkeyp
         return lookup(self, stage, key)
 
     monkeypatch.setattr(Store, "lookup", damaged_at_first)
-    assert committed(Context(store), MODEL)
+    assert committed(Context(store), MODEL, TrainNets)
     assert len(looked) == 2
 
 

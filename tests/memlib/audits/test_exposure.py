@@ -26,8 +26,8 @@ from memlib.audits.exposure import (
     sign_flip_p,
     summarize,
 )  # fmt: skip
+from memlib.audits.exposure.report import build_page, pareto_front
 from memlib.observe.likelihoods import UNITS_PER_BIT
-from memlib.report.exposure import build_page, pareto_front
 from memlib.report.page import render
 
 RECIPE = {

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from memlib.audits.forgetting import Recipe, verdict
+from memlib.audits.forgetting.report import build_page
 from memlib.findings import Interval, diagnostic, estimate, settle, summary_table, tested
-from memlib.report.forgetting import build_page
 from memlib.report.page import KINDS, render
 from memlib.tables import CURVES, FORGETTING_EXAMPLES, FORGETTING_UNITS
 

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from memlib.audits.deja_vu import Config, Decoding, Recipe, curves, score, summarize
+from memlib.audits.deja_vu.report import Facts, Shown, build_page
 from memlib.findings import INCONCLUSIVE, verdict_of
-from memlib.report.deja_vu import Facts, Shown, build_page
 from memlib.report.figures import data_uri, outlined
 from memlib.report.page import GalleryItem, Page, Section, TableView, render
 

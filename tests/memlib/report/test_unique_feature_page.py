@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 
 from memlib.audits.unique_feature import Recipe
+from memlib.audits.unique_feature.report import Boundary, Material, build_page
 from memlib.audits.unique_feature.verdict import verdict
 from memlib.findings import Interval, Row, Verdict, settle, summary_table
 from memlib.findings import tested as row_of_test
 from memlib.report.page import render
-from memlib.report.unique_feature import Boundary, Material, build_page
 from memlib.tables import CURVES, UNIQUE_FEATURE_UNITS
 
 PARAMS = {

@@ -15,6 +15,7 @@ from memlib.data.canaries import build_feature
 from memlib.data.datasets import open_source
 from memlib.data.shards import read_index, write_shard
 from memlib.data.splits import TRAIN, hold_out, split_examples
+from memlib.data.stages import Decode, HoldOut, Split
 from memlib.errors import UserError
 from memlib.objectives import build_objective
 from memlib.specs import (
@@ -27,9 +28,10 @@ from memlib.specs import (
     SplitSpec,
     TrainingSpec,
 )
+from memlib.stage import Artifact
 from memlib.store import Ref, Store
 from memlib.tables import SPLITS, TRAINING, write_table
-from memlib.training.fit import Canary, TrainingJob, build_model, check_jobs, load_trained, train_into_store
+from memlib.training.fit import Canary, Train, build_model, check_jobs, train_into_store
 from memlib.training.loop import Training, TrainingSet, Worker
 
 SHARD, SPLIT = Ref("decode", "d"), Ref("split", "s")
@@ -46,12 +48,13 @@ def store(tmp_path: Path) -> Store:
     return store
 
 
-def make_job(**changes: Any) -> TrainingJob:
+def make_job(store: Store, **changes: Any) -> Train:
     parts = {"objective": {"kind": "supervised"}, "epochs": 4, "batch_size": 10, "checkpoint_epochs": (0, 2)}
     options = {key: changes.pop(key) for key in ("roles", "parent", "splits") if key in changes}
-    return TrainingJob(
+    return Train(
         name="target", model=ModelSpec(width=8, projector=(16,), input_size=16), training=TrainingSpec(**(parts | changes)),
-        num_classes=10, shard=SHARD, **({"splits": SPLIT, "roles": ("target", "shared")} | options),
+        num_classes=10, shard=Artifact(store, SHARD, Decode),
+        **({"splits": Artifact(store, SPLIT, Split), "roles": ("target", "shared")} | options),
     )  # fmt: skip
 
 
@@ -59,25 +62,25 @@ class Killed(BaseException):
     pass
 
 
-def train(store: Store, job: TrainingJob, *, killed_after: int | None = None) -> Ref:
+def train(store: Store, job: Train, *, killed_after: int | None = None) -> Ref:
     def progress(news: dict[str, Any]) -> None:
         if news["epoch"] == killed_after:
             raise Killed
 
-    return train_into_store(store, job, worker=Worker(), resume_seconds=0, progress=progress)
+    return train_into_store(job, worker=Worker(), resume_seconds=0, progress=progress)
 
 
 def weights(store: Store, ref: Ref, epoch: int) -> dict[str, torch.Tensor]:
-    return load_trained(store, ref, epoch=epoch)[0].state_dict()
+    return Artifact(store, ref, Train).content.load(epoch=epoch)[0].state_dict()
 
 
-def initial_model() -> torch.nn.Module:
-    job = make_job()
+def initial_model(store: Store) -> torch.nn.Module:
+    job = make_job(store)
     return build_model(job.describe(np.zeros((1, 16, 16, 3), np.uint8)), seed=job.training.seed)
 
 
 def test_an_artifact_holds_chosen_epochs_history_and_spec(store: Store) -> None:
-    ref = train(store, make_job())
+    ref = train(store, make_job(store))
     files = store.manifest(ref)["files"]
     assert sorted(files) == [
         "epoch-00000.safetensors", "epoch-00002.safetensors", "epoch-00004.safetensors", "history.parquet", "model.json",
@@ -86,23 +89,23 @@ def test_an_artifact_holds_chosen_epochs_history_and_spec(store: Store) -> None:
     assert history.schema.names == TRAINING.arrow.names
     assert set(history["epoch"].to_pylist()) == {1, 2, 3, 4}
     assert set(history["term"].to_pylist()) == {"loss", "training_accuracy"}
-    initial, built = weights(store, ref, 0), initial_model().state_dict()
+    initial, built = weights(store, ref, 0), initial_model(store).state_dict()
     assert all(torch.equal(initial[name], built[name]) for name in built)
     assert not any(torch.equal(weights(store, ref, 2)[n], weights(store, ref, 4)[n]) for n in ("backbone.stem.0.weight",))
-    assert train(store, make_job()) == ref
+    assert train(store, make_job(store)) == ref
 
 
 def test_weights_are_kept_within_epochs(store: Store) -> None:
-    job = make_job()
+    job = make_job(store)
     job = replace(job, training=job.training.model_copy(update={"checkpoint_steps": (1, 4)}))
     ref = train(store, job)
     assert {"step-0000001.safetensors", "step-0000004.safetensors"} <= set(store.manifest(ref)["files"])
     assert store.manifest(ref)["facts"]["steps_per_epoch"] == 3
     training = Training(
-        initial_model(), build_objective(job.training.objective), job.training_set(store), job.training, input_size=16
+        initial_model(store), build_objective(job.training.objective), job.training_set(), job.training, input_size=16
     )
     training.run(stop_after=4)
-    found = load_trained(store, ref, epoch=1, step=4)[0].state_dict()
+    found = Artifact(store, ref, Train).content.load(epoch=1, step=4)[0].state_dict()
     assert all(torch.equal(found[name], value) for name, value in training.model.state_dict().items())
     late = replace(job, training=job.training.model_copy(update={"checkpoint_steps": (99,)}))
     with pytest.raises(UserError, match="beyond the 12 steps"):
@@ -111,7 +114,7 @@ def test_weights_are_kept_within_epochs(store: Store) -> None:
 
 @pytest.mark.parametrize("killed_after", [1, 3])
 def test_a_killed_training_goes_on_and_ends_the_same(store: Store, tmp_path: Path, killed_after: int) -> None:
-    job = make_job()
+    job = make_job(store)
     with pytest.raises(Killed):
         train(store, job, killed_after=killed_after)
     ref = train(store, job)
@@ -128,7 +131,7 @@ def test_a_killed_training_goes_on_and_ends_the_same(store: Store, tmp_path: Pat
 
 
 def test_a_damaged_resume_state_is_passed_over(store: Store) -> None:
-    job = make_job()
+    job = make_job(store)
     with pytest.raises(Killed):
         train(store, job, killed_after=3)
     newest = max(Path(store.uri).glob("resume/*/*"))
@@ -138,8 +141,8 @@ def test_a_damaged_resume_state_is_passed_over(store: Store) -> None:
 
 
 def test_a_resume_state_that_holds_objects_is_dropped_and_training_starts_afresh(store: Store, tmp_path: Path) -> None:
-    job = make_job()
-    ref = job.ref(store)
+    job = make_job(store)
+    ref = job.identity.ref
     planted = tmp_path / "planted"
     planted.mkdir()
     (planted / "state.pt").write_bytes(pickle.dumps(Path("an object, not tensors")))
@@ -149,27 +152,32 @@ def test_a_resume_state_that_holds_objects_is_dropped_and_training_starts_afresh
 
 
 def test_a_training_starts_from_its_parent(store: Store) -> None:
-    parent = train(store, make_job())
-    child = make_job(parent=parent, seed=7, checkpoint_epochs=(0,))
+    parent = train(store, make_job(store))
+    child = make_job(store, parent=Artifact(store, parent, Train), seed=7, checkpoint_epochs=(0,))
     ref = train(store, child)
-    assert ref.key != make_job(seed=7, checkpoint_epochs=(0,)).ref(store).key
+    assert ref.key != make_job(store, seed=7, checkpoint_epochs=(0,)).identity.ref.key
     start, end = weights(store, ref, 0), weights(store, parent, 4)
     assert all(torch.equal(start[name], end[name]) for name in end)
 
 
 def test_the_key_names_the_examples_and_what_decides_the_result(store: Store) -> None:
-    ref = make_job().ref(store)
-    others = [make_job(roles=("reference", "shared")), make_job(epochs=5), make_job(seed=1), make_job(batch_size=5)]
-    assert len({ref, *(job.ref(store) for job in others)}) == 5
+    ref = make_job(store).identity.ref
+    others = [
+        make_job(store, roles=("reference", "shared")),
+        make_job(store, epochs=5),
+        make_job(store, seed=1),
+        make_job(store, batch_size=5),
+    ]
+    assert len({ref, *(job.identity.ref for job in others)}) == 5
     again = Ref("split", "another")
     with store.write(again) as attempt:
         table = pq.read_table(store.local_path(SPLIT, "splits.parquet"))
         write_table(table, SPLITS, attempt.path("splits.parquet"))
-    assert make_job(splits=again).ref(store) == ref
+    assert make_job(store, splits=Artifact(store, again, Split)).identity.ref == ref
 
 
 def test_the_manifest_says_what_was_run(store: Store) -> None:
-    manifest = store.manifest(train(store, make_job()))
+    manifest = store.manifest(train(store, make_job(store)))
     assert manifest["facts"]["world_size"] == 1
     assert manifest["facts"]["num_examples"] == 30
     assert json.dumps(manifest["spec"])
@@ -180,16 +188,17 @@ def test_the_manifest_says_what_was_run(store: Store) -> None:
 HELD = Ref("hold_out", "h")
 
 
-def canary_job(store: Store, *, with_feature: bool = True, **changes: Any) -> TrainingJob:
+def canary_job(store: Store, *, with_feature: bool = True, **changes: Any) -> Train:
     if store.lookup("hold_out", "h") is None:
         index = read_index(store.local_path(SHARD, "index.parquet"))
         with store.write(HELD) as attempt:
             write_table(hold_out(index, HoldOutSpec(validation_per_class=2)), SPLITS, attempt.path("splits.parquet"))
     spec = CanarySpec.model_validate({"feature": {"kind": "glyph"}})
-    row = TrainingJob("", MLP, TRAINING_SPEC, 10, SHARD, HELD, (TRAIN,)).members(store)["row"][4].as_py()
+    shard, held = Artifact(store, SHARD, Decode), Artifact(store, HELD, HoldOut)
+    row = Train("", MLP, TRAINING_SPEC, 10, shard, held, (TRAIN,)).members["row"][4].as_py()
     canary = Canary(build_feature(spec.feature, (16, 16, 3)), spec, row, with_feature)
-    return TrainingJob(
-        name="net", model=MLP, training=TRAINING_SPEC.model_copy(update=changes), num_classes=10, shard=SHARD, splits=HELD,
+    return Train(
+        name="net", model=MLP, training=TRAINING_SPEC.model_copy(update=changes), num_classes=10, shard=shard, splits=held,
         roles=(TRAIN,), canary=canary,
     )  # fmt: skip
 
@@ -223,8 +232,8 @@ def test_patience_keeps_the_best_epoch_and_survives_a_kill(store: Store) -> None
 
 def test_only_the_canary_differs_between_a_net_and_its_control(store: Store) -> None:
     net, control = canary_job(store), canary_job(store, with_feature=False)
-    assert net.ref(store) != control.ref(store)
-    a, b = net.training_set(store), control.training_set(store)
+    assert net.identity.ref != control.identity.ref
+    a, b = net.training_set(), control.training_set()
     everything = np.arange(len(a))
     changed = (a.read(everything) != b.read(everything)).any(axis=(1, 2, 3))
     assert changed.sum() == 1
@@ -241,30 +250,30 @@ def test_a_control_that_replaces_nothing_is_the_same_for_all_canaries(store: Sto
 
 def test_patience_without_validation_examples_is_refused(store: Store) -> None:
     with pytest.raises(UserError, match="needs validation examples"):
-        train(store, make_job(patience=3))
+        train(store, make_job(store, patience=3))
 
 
 def test_what_cannot_be_trained_is_said_before_any_machine_is_asked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     source, small = ScenesSource(num_examples=120, size=16, digit_size=8), Ref("decode", "small")
     with store.write(small) as attempt:
         write_shard(open_source(source), DataSpec(source=source, image_size=8), attempt.folder)
-    fine = [replace(make_job(seed=seed), name=f"shadow {seed}") for seed in range(5)]
-    looked, sets = [], TrainingJob.training_set
+    fine = [replace(make_job(store, seed=seed), name=f"shadow {seed}") for seed in range(5)]
+    looked, sets = [], Train.training_set
 
-    def looking(self: TrainingJob, store: Store) -> TrainingSet:
+    def looking(self: Train) -> TrainingSet:
         looked.append(self.name)
-        return sets(self, store)
+        return sets(self)
 
-    monkeypatch.setattr(TrainingJob, "training_set", looking)
-    check_jobs(store, fine, Worker())
+    monkeypatch.setattr(Train, "training_set", looking)
+    check_jobs(fine, Worker())
     assert looked == ["shadow 0"]  # the others are alike
     for wrong, said in (
-        (make_job(batch_size=1000), r"target: training\.batch_size 1000 is more than"),
+        (make_job(store, batch_size=1000), r"target: training\.batch_size 1000 is more than"),
         (
-            replace(make_job(), model=ClassifierSpec(architecture="cnn_2"), shard=small),
+            replace(make_job(store), model=ClassifierSpec(architecture="cnn_2"), shard=Artifact(store, small, Decode)),
             "cnn_2 needs larger images than 8 x 8",
         ),
-        (make_job(batch_size=9), "cannot be shared by 2 workers"),
+        (make_job(store, batch_size=9), "cannot be shared by 2 workers"),
     ):
         with pytest.raises(UserError, match=said):
-            check_jobs(store, [*fine, wrong], Worker(world_size=2))
+            check_jobs([*fine, wrong], Worker(world_size=2))

@@ -1,0 +1,357 @@
+"""Build the page of the déjà vu audit."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from memlib.audits.deja_vu.curves import most_correlated, most_memorized
+from memlib.audits.deja_vu.recipe import Recipe
+from memlib.audits.deja_vu.scores import CATEGORIES
+from memlib.findings import SHOWN, verdict_of, with_params
+from memlib.report.figures import (
+    ACCENT,
+    MUTED,
+    REFERENCE,
+    TARGET,
+    data_uri,
+    new_figure,
+    outlined,
+    percent_axis,
+    save_figure,
+)
+from memlib.report.page import KINDS, GalleryItem, Page, Section, TableView
+
+COLOURS = {"memorized": TARGET, "misrepresented": REFERENCE, "correlated": ACCENT, "unassociated": MUTED}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a gallery needs of one example.
+
+    Attributes:
+        image: (size, size, 3) uint8.
+        box: the background crop, x0, y0, x1, y1.
+        target, reference: the nearest public images under each model, with their class names.
+    """
+
+    image: NDArray[np.uint8]
+    box: tuple[int, int, int, int]
+    target: Sequence[tuple[NDArray[np.uint8], str]]
+    reference: Sequence[tuple[NDArray[np.uint8], str]]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was run and on what, for the last section."""
+
+    counts: Mapping[str, int]  # examples by role
+    left_out: Mapping[str, int]  # examples by reason
+    seconds: Mapping[str, float]  # training time by model
+
+
+class Findings:
+    """The summary, looked up by metric and params."""
+
+    def __init__(self, summary: pa.Table) -> None:
+        self.rows = with_params(summary)
+        self.headline = self.rows[0]["params"]
+
+    def get(self, metric: str, **params: Any) -> dict[str, Any]:
+        """The row of a metric at the headline's layer, epoch, crop and k; both directions unless said otherwise."""
+        wanted = {name: self.headline[name] for name in ("layer", "epoch", "crop", "k")} | {"direction": "both"} | params
+        for row in self.rows:
+            same = all(row["params"].get(name) == value for name, value in wanted.items())
+            if row["metric"] == metric and same and ("class" in row["params"]) == ("class" in params):
+                return row
+        raise KeyError(f"no {metric} with {wanted}")
+
+
+def build_page(
+    recipe: Recipe,
+    run: str,
+    units: pa.Table,
+    summary: pa.Table,
+    curves: pa.Table,
+    facts: Facts,
+    show: Callable[[Mapping[str, Any]], Shown],
+    folder: Path,
+) -> Page:
+    """The page of a run; figures also go to `folder` as SVG and PNG.
+
+    Args:
+        recipe: what was run.
+        run: its id.
+        units, summary, curves: tables.DEJA_VU_UNITS, SUMMARY and CURVES.
+        facts: sizes and times.
+        show: gives the pictures of a row of the units.
+        folder: gets the figures.
+    """
+    findings = Findings(summary)
+    said = verdict_of(findings.rows)
+    first = findings.headline
+    headline = {name: first[name] for name in ("layer", "epoch", "crop", "k")}
+    mine = np.logical_and.reduce([np.array(units[n].to_pylist()) == v for n, v in headline.items()])
+    units = units.filter(pa.array(mine))
+    sections = [
+        _curve_section(findings, curves, headline, recipe, folder),
+        _category_section(findings, folder),
+        _gallery_section(
+            "Most memorized" if said.word == SHOWN else "Named by the target model only",
+            most_memorized(units, recipe.report.gallery),
+            show,
+            _MEMORIZED if said.word == SHOWN else _BY_CHANCE + _MEMORIZED,
+        ),
+        _gallery_section("Most correlated", most_correlated(units, recipe.report.gallery), show, _CORRELATED),
+        _class_section(findings),
+        _settings_section(findings, recipe),
+        _probe_section(findings),
+        _run_section(recipe, facts),
+    ]
+    return Page(
+        title=recipe.title,
+        audit="deja_vu",
+        run=run,
+        verdict=said.sentence,
+        verdict_kind=KINDS[said.word],
+        lead=said.explanation,
+        numbers=[
+            _number(findings.get("share_excess"), "share of images memorized beyond chance"),
+            _number(findings.get("deja_vu_score", p=recipe.decode.p), f"déjà vu score at p = {_percent(recipe.decode.p)}"),
+            _number(findings.get("accuracy_target", p=1.0), "target accuracy, all crops"),
+            _number(findings.get("accuracy_reference", p=1.0), "reference accuracy, all crops"),
+        ],
+        sections=[section for section in sections if section is not None],
+    )
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f} %" if abs(100 * value - round(100 * value)) > 0.05 else f"{100 * value:.0f} %"
+
+
+def _points(value: float) -> str:
+    return f"{100 * value:.1f} points"
+
+
+def _interval(row: Mapping[str, Any]) -> str:
+    return "" if row["ci_low"] is None else f"{_percent(row['ci_low'])} to {_percent(row['ci_high'])}"
+
+
+def _number(row: Mapping[str, Any], name: str) -> tuple[str, str, str]:
+    return _percent(row["value"]), name, f"95 %: {_interval(row)}"
+
+
+def _curve_section(
+    findings: Findings, curves: pa.Table, headline: Mapping[str, Any], recipe: Recipe, folder: Path
+) -> Section:
+    figure = new_figure()
+    axes = figure.axes[0]
+    params = json.dumps(dict(headline), sort_keys=True)
+    for side, colour in (("target", TARGET), ("reference", REFERENCE)):
+        points = [r for r in curves.to_pylist() if r["series"] == side and r["params"] == params]
+        axes.plot([r["x"] for r in points], [r["y"] for r in points], color=colour, label=f"{side} model", lw=2)
+        row = findings.get(f"accuracy_{side}", p=recipe.decode.p)
+        error = [[row["value"] - row["ci_low"]], [row["ci_high"] - row["value"]]]
+        axes.errorbar([recipe.decode.p], [row["value"]], yerr=error, color=colour, marker="o", ms=5, capsize=4)
+    chance = findings.get("accuracy_reference", p=1.0)["params"]["chance"]
+    axes.axhline(chance, color=MUTED, ls=":", label="guessing")
+    axes.set_xlabel("share of the most confident crops")
+    axes.set_ylabel("objects named correctly")
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, min(1.0, axes.get_ylim()[1] * 1.1))
+    percent_axis(axes.xaxis)
+    percent_axis(axes.yaxis)
+    axes.legend(frameon=False)
+    return Section(
+        heading="How well each model names the hidden object",
+        paragraphs=[
+            "Both models see only the background of the target's training images. What the reference achieves is "
+            "correlation: such backgrounds often come with such objects. What the target achieves beyond it is memory. "
+            "The curves are the mean of both directions (each model is once the target).",
+        ],
+        svg=save_figure(figure, folder, "accuracy_by_confidence"),
+        figure_caption=f"Whiskers: 95 % intervals at {_percent(recipe.decode.p)}, the share at which the score is taken.",
+    )
+
+
+def _category_section(findings: Findings, folder: Path) -> Section:
+    figure = new_figure(6.4, 2.0)
+    axes = figure.axes[0]
+    left = 0.0
+    for name in CATEGORIES:
+        share = findings.get(f"share_{name}")["value"]
+        axes.barh([0], [share], left=left, color=COLOURS[name], label=f"{name} {_percent(share)}", height=0.6)
+        left += share
+    axes.set_yticks([])
+    axes.set_xlim(0, 1)
+    percent_axis(axes.xaxis)
+    axes.legend(frameon=False, ncol=2, loc="upper center", bbox_to_anchor=(0.5, -0.25))
+    rows = []
+    for name in (*CATEGORIES, "excess"):
+        row = findings.get(f"share_{name}")
+        title = "memorized - misrepresented" if name == "excess" else name
+        rows.append((title, _percent(row["value"]), _interval(row)))
+    excess = findings.get("share_excess")
+    return Section(
+        heading="Four kinds of training images",
+        paragraphs=[
+            "Memorized: only the model trained on the image names its object. Misrepresented: only the other one does, "
+            "which is what chance alone produces. The honest share is the difference "
+            f"(p = {excess['p_value']:.2g}, exact: by redrawing which of {excess['n']} images each model trained on).",
+        ],
+        svg=save_figure(figure, folder, "categories"),
+        table=TableView(("images", "share", "95 % interval"), rows),
+    )
+
+
+_BY_CHANCE = (
+    "This run did not show memorization, so these are examples of what chance alone produces: some images are always "
+    "named by one model only. "
+)
+_MEMORIZED = (
+    "Only the target model names these, and its confidence exceeds the reference's most. The outlined background is all "
+    "that the models were shown; a gold frame marks public images of the hidden object's class."
+)
+_CORRELATED = "Both models name these with high confidence: the background itself tells."
+
+
+def _gallery_section(heading: str, chosen: pa.Table, show: Callable[[Mapping[str, Any]], Shown], text: str) -> Section | None:
+    if chosen.num_rows == 0:
+        return None
+    items = []
+    for row in chosen.to_pylist():
+        shown = show(row)
+        x0, y0, x1, y1 = shown.box
+        items.append(
+            GalleryItem(
+                caption=f"{row['example_id']}: {row['class_name']}",
+                image=data_uri(outlined(shown.image, shown.box)),
+                crop=data_uri(shown.image[y0:y1, x0:x1], side=72),
+                rows=[
+                    (
+                        f"{side} model's nearest public images (confidence {row[f'{side}_confidence']:.2f} nat)",
+                        [(data_uri(i, side=56), name, name == row["class_name"]) for i, name in getattr(shown, side)],
+                    )
+                    for side in ("target", "reference")
+                ],
+            )
+        )
+    return Section(heading=heading, paragraphs=[text], gallery=items)
+
+
+def _class_section(findings: Findings) -> Section:
+    classes = [r for r in findings.rows if "class" in r["params"] and _same(r, findings)]
+    classes.sort(key=lambda row: -row["value"])
+    rows = [
+        (
+            row["params"]["class"],
+            _percent(row["value"]),
+            _interval(row),
+            str(row["n"]),
+            *_tested(row),
+        )
+        for row in classes
+    ]
+    view = TableView(("class", "memorized - misrepresented", "95 % interval", "images", *TESTED), rows)
+    return Section(
+        heading="By class",
+        paragraphs=[
+            "With many classes some stand out by chance, so p-values are adjusted over all of them (Benjamini and Hochberg); "
+            "intervals are of each class alone."
+        ],
+        table=TableView(view.headings, rows[:10]),
+        details=view if len(rows) > 10 else None,
+        details_title=f"All {len(rows)} classes",
+    )
+
+
+TESTED = ("p", "p, adjusted", "verdict")
+
+
+def _tested(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    if row["role"] != "test":
+        return "", "", ""
+    return f"{row['p_value']:.2g}", f"{row['p_adjusted']:.2g}", row["verdict"]
+
+
+def _same(row: Mapping[str, Any], findings: Findings) -> bool:
+    return all(row["params"].get(name) == findings.headline[name] for name in ("layer", "epoch", "crop", "k"))
+
+
+def _settings_section(findings: Findings, recipe: Recipe) -> Section:
+    rows = []
+    for row in findings.rows:
+        params = row["params"]
+        if row["metric"] not in ("share_excess", "deja_vu_score") or "class" in params:
+            continue
+        which = {"both": "both directions", "A": "A trained the target", "B": "B trained the target"}[params["direction"]]
+        at = f"{params['layer']}, epoch {params['epoch']}, {params['crop']} crop, k = {params['k']}"
+        rows.append((row["metric"].replace("_", " "), at, which, _percent(row["value"]), _interval(row), *_tested(row)))
+    pairs = findings.headline["pairs"]
+    speaks = (
+        f"The intervals of both directions cover {pairs} pairs of trainings."
+        if "trainings" in findings.rows[0]["interval"]
+        else "The intervals hold for these trained models; three pairs of models (pairs: 3) or more would widen them to "
+        "training itself."
+    )
+    return Section(
+        heading="Every setting, and each direction alone",
+        paragraphs=[
+            "One direction alone cannot tell memory from one model simply being better, so neither is tested. The first row "
+            "is the headline; all other tests are adjusted together (Benjamini and Hochberg). " + speaks
+        ],
+        table=TableView(("metric", "decoded from", "direction", "value", "95 % interval", *TESTED), rows),
+    )
+
+
+def _probe_section(findings: Findings) -> Section | None:
+    found = [row for row in findings.rows if row["metric"].startswith("probe_gap")]
+    rows = [
+        (
+            row["params"]["probe_layer"],
+            _percent(row["params"]["train_accuracy"]),
+            _percent(row["params"]["test_accuracy"]),
+            f"{_points(row['value'])} ({_points(row['ci_low'])} to {_points(row['ci_high'])})",
+        )
+        for row in found
+    ]
+    return Section(
+        heading="What a linear probe sees",
+        paragraphs=[
+            "The usual check for overfitting: a linear classifier on whole images, on training images against others. It "
+            "does not measure déjà vu; a small gap is no reassurance."
+        ],
+        table=TableView(("layer", "training images", "other images", "gap"), rows),
+    )
+
+
+def _run_section(recipe: Recipe, facts: Facts) -> Section:
+    source = recipe.data.source.model_dump(mode="json")
+    training = recipe.training
+    rows = [
+        ("data", ", ".join(f"{name} {value}" for name, value in source.items() if value not in (None, {}, []))),
+        ("images", f"{recipe.data.image_size} px, {recipe.data.resize}; the model sees {recipe.model.input_size} px"),
+        ("split", ", ".join(f"{role} {count}" for role, count in facts.counts.items())),
+        ("left out", ", ".join(f"{reason} ({count})" for reason, count in facts.left_out.items()) or "none"),
+        ("crop", ", ".join(f"{c.mode}, shorter side at least {_percent(c.min_side)}" for c in recipe.crops)),
+        ("model", f"{recipe.model.backbone}, projector {'-'.join(map(str, recipe.model.projector))}"),
+        ("objective", ", ".join(f"{k} {v}" for k, v in training.objective.model_dump(mode="json").items())),
+        (
+            "training",
+            f"{training.epochs} epochs, batch {training.batch_size or 'all'}, {training.precision}, seed {training.seed}",
+        ),
+        ("optimizer", ", ".join(f"{k} {v}" for k, v in training.optimizer.model_dump(mode="json").items())),
+        ("vote", f"k = {', '.join(map(str, recipe.decode.k))}, L2 on raw embeddings, ties to {recipe.decode.tie}"),
+        ("ties at the cut-off", "counted in expectation"),
+        ("training time", ", ".join(f"{name} {seconds:.0f} s" for name, seconds in facts.seconds.items())),
+    ]
+    return Section(
+        heading="What was run",
+        paragraphs=["Method: Meehan et al. 2023, Do SSL Models Have Déjà Vu?, sections 3, 4 and A.1 to A.8."],
+        table=TableView(("", ""), rows),
+    )

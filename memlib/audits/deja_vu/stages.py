@@ -1,0 +1,413 @@
+"""The stages of a déjà vu audit after training: embedding, searching, probing, scoring, the page."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+
+from memlib.audits.deja_vu.curves import curves
+from memlib.audits.deja_vu.recipe import Config, Recipe
+from memlib.audits.deja_vu.scores import DIRECTIONS, Decoding, Direction, score
+from memlib.audits.deja_vu.summary import summarize
+from memlib.data.splits import REFERENCE, SHARED, TARGET, crop_rectangles, members_digest, select
+from memlib.data.stages import Shard
+from memlib.models.encoder import Encoder
+from memlib.observe.embeddings import embed
+from memlib.observe.search import search
+from memlib.provenance import Declared
+from memlib.results import CURVES_FILE, FINDINGS, PAGES, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
+from memlib.specs import CropSpec, ModelSpec
+from memlib.stage import Artifact, Place, Stage
+from memlib.stats.probe import probe_accuracies
+from memlib.store import Attempt, Ref
+from memlib.tables import CURVES, DEJA_VU_UNITS, SUMMARY, write_table
+from memlib.training.fit import TrainedModel
+
+if TYPE_CHECKING:
+    from memlib.audits.deja_vu.report import Facts, Shown
+    from memlib.report.page import Page
+
+IDS, NEIGHBORS, DISTANCES, PROBE = "ids.parquet", "neighbors.npy", "distances.npy", "probe.parquet"
+CROP = ("crop_x0", "crop_y0", "crop_x1", "crop_y1")
+ROLE_OF: dict[str, str] = {"A": TARGET, "B": REFERENCE}
+_HERE = "memlib.audits.deja_vu"
+
+
+@dataclass(frozen=True)
+class View:
+    """Which images a model is shown, and how: whole, or one background crop each."""
+
+    roles: tuple[str, ...]
+    crop: CropSpec | None = None
+
+    def spec(self) -> dict[str, Any]:
+        """Return what a key says of it; the examples are named by their digest."""
+        return {"crop": None if self.crop is None else self.crop.model_dump(mode="json")}
+
+
+class Embeddings:
+    """Embeddings of a view at some layers, beside the ids of their rows."""
+
+    def __init__(self, artifact: "Artifact[Embeddings]") -> None:
+        self._artifact = artifact
+
+    @cached_property
+    def ids(self) -> pa.Table:
+        """example_id, row, label and, for crops, crop_x0 ... crop_y1."""
+        return pq.read_table(self._artifact.path(IDS))
+
+    def layer(self, name: str) -> NDArray[np.float32]:
+        """Return one layer's embeddings (num_examples, dim), memory-mapped."""
+        array: NDArray[np.float32] = np.load(self._artifact.path(f"{name}.npy"), mmap_mode="r")
+        return array
+
+
+@dataclass(frozen=True)
+class Embed(Stage[Embeddings]):
+    """Embed a view with a trained model: <layer>.npy for every layer in one pass, and ids.parquet."""
+
+    declared: ClassVar[Declared] = Declared("embed", 2, ("memlib.observe.embeddings", "memlib.models", "memlib.data.crops"))
+    title: ClassVar[str] = "embed images"
+    place: ClassVar[Place] = "anywhere"
+
+    model: Artifact[TrainedModel]
+    epoch: int
+    view: View
+    shard: Artifact[Shard]
+    splits: Artifact[pa.Table]
+    layers: tuple[str, ...]
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """Checkpoint, layers and crop."""
+        return {"epoch": self.epoch, "layers": list(self.layers), **self.view.spec()}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The model and the examples."""
+        members, _ = self._shown
+        return {"model": self.model.key, "shard": self.shard.key, "examples": members_digest(members)}
+
+    @property
+    def units(self) -> float:
+        """Examples."""
+        return float(self._shown[0].num_rows)
+
+    @property
+    def near(self) -> Ref | None:
+        """The model."""
+        return self.model.ref
+
+    @cached_property
+    def _shown(self) -> tuple[pa.Table, Mapping[str, tuple[int, int, int, int]] | None]:
+        """The rows of the splits that are shown, and their crops by example id."""
+        members = select(self.splits.content, *self.view.roles)
+        if self.view.crop is None:
+            return members, None
+        crops = crop_rectangles(self.shard.content.index, members["example_id"].to_pylist(), self.view.crop)
+        has_crop = pa.array([name in crops for name in members["example_id"].to_pylist()], type=pa.bool_())
+        return members.filter(has_crop), crops
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write ids and embeddings."""
+        members, crops = self._shown
+        ids, boxes = members.select(["example_id", "row", "label"]), None
+        if crops is not None:
+            cut = [crops[name] for name in members["example_id"].to_pylist()]
+            boxes = np.array(cut, dtype=np.int64).reshape(-1, 4)
+            for side, name in enumerate(CROP):
+                ids = ids.append_column(name, pa.array(boxes[:, side], type=pa.int32()))
+        pq.write_table(ids, attempt.path(IDS), compression="zstd")
+        encoder, spec = self.model.content.load(epoch=self.epoch)
+        assert isinstance(encoder, Encoder)
+        assert isinstance(spec, ModelSpec)
+        embed(
+            encoder,
+            self.shard.content.images,
+            ids["row"].to_numpy(),
+            input_size=spec.input_size,
+            folder=attempt.folder,
+            layers=self.layers,
+            rectangles=boxes,
+            device=device,
+            progress=attempt.progress,
+        )
+
+    @classmethod
+    def open(cls, artifact: Artifact[Embeddings]) -> Embeddings:
+        """Return ids and embeddings."""
+        return Embeddings(artifact)
+
+
+class Neighbors:
+    """The public images that are nearest to each query."""
+
+    def __init__(self, artifact: "Artifact[Neighbors]") -> None:
+        self._artifact = artifact
+
+    @cached_property
+    def ids(self) -> pa.Table:
+        """The ids of the queries, as in `Embeddings.ids`."""
+        return pq.read_table(self._artifact.path(IDS))
+
+    @cached_property
+    def rows(self) -> NDArray[np.int64]:
+        """Rows of the public ids (num_queries, k), the nearest first."""
+        array: NDArray[np.int64] = np.load(self._artifact.path(NEIGHBORS))
+        return array
+
+
+@dataclass(frozen=True)
+class Search(Stage[Neighbors]):
+    """Find the k nearest public images of each query, at one layer; neighbours for fewer are its first columns.
+
+    Files: ids.parquet (of the queries), neighbors.npy (num_queries, k) int64 rows of the public ids,
+    distances.npy (num_queries, k) float32 squared L2.
+    """
+
+    declared: ClassVar[Declared] = Declared("search", 1, ("memlib.observe.search", "memlib.stats.neighbors"))
+    title: ClassVar[str] = "search neighbours"
+
+    queries: Artifact[Embeddings]
+    public: Artifact[Embeddings]
+    layer: str
+    k: int
+    storage: Literal["float32", "float16"] = "float32"  # changes nothing but speed and memory
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """Layer and k."""
+        return {"layer": self.layer, "k": self.k}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """Both sides."""
+        return {"queries": self.queries.key, "public": self.public.key}
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write neighbours and distances."""
+        queries, public = (side.content.layer(self.layer) for side in (self.queries, self.public))
+        found = search(queries, public, self.k, device=device, storage=self.storage, progress=attempt.progress)
+        np.save(attempt.path(NEIGHBORS), found[0])
+        np.save(attempt.path(DISTANCES), found[1])
+        pq.write_table(self.queries.content.ids, attempt.path(IDS), compression="zstd")
+
+    @classmethod
+    def open(cls, artifact: Artifact[Neighbors]) -> Neighbors:
+        """Return ids and neighbours."""
+        return Neighbors(artifact)
+
+
+@dataclass(frozen=True)
+class Probe(Stage[pa.Table]):
+    """Fit a linear probe on a model's own training images and test it on the other model's: probe.parquet."""
+
+    declared: ClassVar[Declared] = Declared("probe", 1, ("memlib.stats.probe", f"{_HERE}.stages"))
+    title: ClassVar[str] = "linear probe"
+
+    images: Artifact[Embeddings]
+    splits: Artifact[pa.Table]
+    direction: Direction
+    pair: int
+    layers: tuple[str, ...]
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """Which model, and its layers."""
+        return {"direction": self.direction, "pair": self.pair, "layers": list(self.layers)}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """Embeddings and splits."""
+        return {"images": self.images.key, "splits": self.splits.key}
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write accuracies by layer."""
+        splits, ids = self.splits.content, self.images.content.ids
+        own = set(select(splits, ROLE_OF[self.direction], SHARED)["example_id"].to_pylist())
+        other = set(select(splits, ROLE_OF["B" if self.direction == "A" else "A"])["example_id"].to_pylist())
+        names, labels = ids["example_id"].to_pylist(), ids["label"].to_numpy()
+        train = np.array([name in own for name in names])
+        test = np.array([name in other for name in names])
+        rows = []
+        for layer in self.layers:
+            array = self.images.content.layer(layer)
+            accuracies = probe_accuracies(
+                array[train], labels[train], array[test], labels[test], num_classes=int(labels.max()) + 1, device=device
+            )
+            row = {"layer": layer, "direction": self.direction, "pair": self.pair, "n": int(test.sum())}
+            rows.append({**row, "train_accuracy": accuracies[0], "test_accuracy": accuracies[1]})
+        pq.write_table(pa.Table.from_pylist(rows), attempt.path(PROBE))
+
+    @classmethod
+    def open(cls, artifact: Artifact[pa.Table]) -> pa.Table:
+        """Return layer, direction, pair, n, train_accuracy, test_accuracy."""
+        return pq.read_table(artifact.path(PROBE))
+
+
+@dataclass(frozen=True)
+class Searches:
+    """What was found for one setting of one pair: the searches under A's and B's model, and the public embeddings."""
+
+    pair: int
+    layer: str
+    epoch: int
+    crop: str
+    by_model: tuple[Artifact[Neighbors], Artifact[Neighbors]]  # under the model trained on A, on B
+    public: Artifact[Embeddings]
+
+
+@dataclass(frozen=True)
+class Score(ScoresStage):
+    """Take votes, categories, curves and findings from the neighbours."""
+
+    declared: ClassVar[Declared] = Declared(
+        "score",
+        4,
+        (
+            *(f"{_HERE}.{room}" for room in ("analysis", "curves", "recipe", "scores", "stages", "summary", "verdict")),
+            *FINDINGS,
+        ),
+    )
+    title: ClassVar[str] = "score déjà vu"
+
+    searches: Sequence[Searches]
+    probes: Sequence[Artifact[pa.Table]]
+    splits: Artifact[pa.Table]
+    class_names: Sequence[str]
+    config: Config
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """How to decode, and what the settings are."""
+        described = [[s.pair, s.layer, s.epoch, s.crop] for s in self.searches]
+        return {"config": self.config.model_dump(mode="json"), "classes": list(self.class_names), "searches": described}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """Searches, probes and splits."""
+        return {
+            "searches": [[found.key for found in s.by_model] for s in self.searches],
+            "public": [s.public.key for s in self.searches],
+            "probes": [probe.key for probe in self.probes],
+            "splits": self.splits.key,
+        }
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write units, summary and curves."""
+        units = score(self._decodings(), self.class_names, self.config)
+        probed = pa.concat_tables([probe.content for probe in self.probes])
+        summary = summarize(units, self.config, num_classes=len(self.class_names), probes=probed)
+        write_table(units, DEJA_VU_UNITS, attempt.path(UNITS_FILE))
+        write_table(summary, SUMMARY, attempt.path(SUMMARY_FILE))
+        write_table(curves(units), CURVES, attempt.path(CURVES_FILE))
+
+    def _decodings(self) -> Iterator[Decoding]:
+        for found in self.searches:
+            public_labels = found.public.content.ids["label"].to_numpy()
+            seen = [neighbors.stage.open(neighbors) for neighbors in found.by_model]  # not kept: a setting at a time
+            ids = seen[0].ids
+            assert ids.equals(seen[1].ids), "the two models were shown different crops"
+            names, labels = ids["example_id"].to_pylist(), ids["label"].to_numpy()
+            classes = [public_labels[neighbors.rows] for neighbors in seen]
+            for direction in DIRECTIONS:
+                audited = select(self.splits.content, ROLE_OF[direction])
+                group_of = dict(zip(audited["example_id"].to_pylist(), _groups(audited), strict=True))
+                rows = np.flatnonzero([name in group_of for name in names])
+                target, reference = classes if direction == "A" else classes[::-1]
+                yield Decoding(
+                    direction=direction,
+                    pair=found.pair,
+                    layer=found.layer,
+                    epoch=found.epoch,
+                    crop=found.crop,
+                    example_ids=[names[i] for i in rows],
+                    labels=labels[rows],
+                    target=target[rows],
+                    reference=reference[rows],
+                    groups=[group_of[names[i]] for i in rows],
+                )
+
+
+def _groups(splits: pa.Table) -> list[str | None]:
+    """Return names of groups; artifacts of before groups have none."""
+    return splits["group"].to_pylist() if "group" in splits.column_names else [None] * splits.num_rows
+
+
+@dataclass(frozen=True)
+class Report(PageStage):
+    """Draw the page of a déjà vu audit."""
+
+    declared: ClassVar[Declared] = Declared("report", 2, (*PAGES, f"{_HERE}.report", f"{_HERE}.stages"))
+    title: ClassVar[str] = "report déjà vu"
+
+    recipe: Recipe
+    run: str
+    scores: Artifact[Tables]
+    searches: Sequence[Searches]
+    shard: Artifact[Shard]
+    splits: Artifact[pa.Table]
+    models: Mapping[str, Artifact[TrainedModel]]
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """Scores, and images for the galleries."""
+        return {"scores": self.scores.key, "shard": self.shard.key, "splits": self.splits.key}
+
+    def page(self, attempt: Attempt) -> "Page":
+        """Draw the figures and compose the page."""
+        from memlib.audits.deja_vu.report import build_page
+
+        tables = self.scores.content
+        return build_page(
+            self.recipe, self.run, tables["units"], tables["summary"], tables["curves"], self._facts(),
+            _Pictures(self).show, attempt.path("figures"),
+        )  # fmt: skip
+
+    def _facts(self) -> "Facts":
+        from memlib.audits.deja_vu.report import Facts
+
+        splits = self.splits.content
+        reasons = [reason.split(" of ")[0].split(":")[0] for reason in splits["reason"].to_pylist() if reason]
+        return Facts(
+            counts=Counter(splits["role"].to_pylist()),
+            left_out=Counter(reasons),
+            seconds={name: model.facts["training_seconds"] for name, model in self.models.items()},
+        )
+
+
+class _Pictures:
+    """Finds the pictures for the galleries."""
+
+    def __init__(self, stage: Report) -> None:
+        self._searches = {(s.pair, s.layer, s.epoch, s.crop): s for s in stage.searches}
+        self._most, self._images, splits = stage.recipe.report.neighbors, stage.shard.content.images, stage.splits.content
+        self._class_names = dict(zip(splits["label"].to_pylist(), splits["class_name"].to_pylist(), strict=True))
+        self._rows_of = lru_cache(self._read_rows)
+
+    def _read_rows(self, content: Embeddings | Neighbors) -> dict[str, dict[str, Any]]:
+        return {row["example_id"]: {**row, "position": i} for i, row in enumerate(content.ids.to_pylist())}
+
+    def show(self, unit: Mapping[str, Any]) -> "Shown":
+        """Return the pictures of one row of the units."""
+        from memlib.audits.deja_vu.report import Shown
+
+        found = self._searches[unit["pair"], unit["layer"], unit["epoch"], unit["crop"]]
+        target, reference = found.by_model if unit["direction"] == "A" else found.by_model[::-1]
+        entry = self._rows_of(target.content)[unit["example_id"]]
+        x0, y0, x1, y1 = (entry[side] for side in CROP)
+        public = list(self._rows_of(found.public.content).values())
+
+        def nearest(side: Artifact[Neighbors]) -> list[tuple[Any, str]]:
+            position = self._rows_of(side.content)[unit["example_id"]]["position"]
+            chosen = [public[row] for row in side.content.rows[position][: self._most]]
+            return [(self._images[c["row"]], self._class_names[c["label"]]) for c in chosen]
+
+        return Shown(self._images[entry["row"]], (x0, y0, x1, y1), nearest(target), nearest(reference))

@@ -1,0 +1,300 @@
+"""Asking a model: perplexities, ranks by shard of the space, and the search for canaries."""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+
+from memlib.audits.exposure.models import AskedModel
+from memlib.audits.exposure.recipe import ExtractionSpec
+from memlib.data.formats import Candidates
+from memlib.data.splits import VALIDATION, column, select
+from memlib.errors import UserError
+from memlib.identity import derive_seed
+from memlib.observe.extraction import Frontier, ShortestPath, beam_search
+from memlib.observe.likelihoods import OutOfWork, Predictor, Work, candidate_costs, leaf_costs, ranks
+from memlib.private import scratch
+from memlib.provenance import Declared
+from memlib.stage import Artifact, Place, Stage
+from memlib.store import Attempt, Ref
+from memlib.tables import EXTRACTION, write_table
+
+_ASKING = (
+    "memlib.observe.likelihoods",
+    "memlib.models",
+    "memlib.audits.exposure.asking",
+    "memlib.audits.exposure.models",
+)
+COSTS, COUNTS, FOUND, FRONTIER = "costs.npz", "counts.npy", "found.parquet", "frontier.npz"
+SAVED_SECONDS = 60.0  # between two saves of a search's frontier
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What candidates cost under a model, in units of 2^-16 bit.
+
+    Attributes:
+        canaries: (num_canaries,) int64.
+        references: (num_references,) int64.
+        validation_loss: nats a symbol.
+    """
+
+    canaries: NDArray[np.int64]
+    references: NDArray[np.int64]
+    validation_loss: float
+
+
+@dataclass(frozen=True)
+class Perplexities(Stage[Costs]):
+    """Take the costs of canaries and of random references, and the validation loss: costs.npz.
+
+    Attributes:
+        at: the model.
+        canaries: ids.
+        references: random candidates.
+        seed: draws them; the same for all models.
+    """
+
+    declared: ClassVar[Declared] = Declared("perplexities", 1, _ASKING)
+    title: ClassVar[str] = "perplexities"
+    place: ClassVar[Place] = "anywhere"
+
+    at: AskedModel
+    canaries: tuple[int, ...]
+    references: int
+    seed: int
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """Which candidates, of which model."""
+        return self.at.spec | {"canaries": list(self.canaries), "references": self.references, "seed": self.seed}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The model and the corpus."""
+        return self.at.inputs
+
+    @property
+    def units(self) -> float:
+        """Candidates."""
+        return float(len(self.canaries) + self.references)
+
+    @property
+    def near(self) -> Ref | None:
+        """The model."""
+        return None if self.at.model is None else self.at.model.ref
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write the costs."""
+        data, model = self.at.data, self.at.load(device)
+        space, corpus = data.space, data.corpus.content
+        windows = np.array(corpus.windows[column(select(corpus.splits, VALIDATION), "row")])
+        rng = np.random.default_rng(derive_seed(self.seed, "references"))
+        loss = self.at.loss(model, windows, device)  # first, as it may find that model and text do not go together
+        ask = functools.partial(candidate_costs, model, space, context=data.context)
+        np.savez(
+            attempt.path(COSTS),
+            canaries=ask(data.choices(self.canaries)),
+            references=ask(space.sample(self.references, rng)),
+            validation_loss=np.array(loss),
+        )
+
+    @classmethod
+    def open(cls, artifact: Artifact[Costs]) -> Costs:
+        """Return the costs."""
+        with np.load(artifact.path(COSTS), allow_pickle=False) as arrays:
+            return Costs(arrays["canaries"], arrays["references"], float(arrays["validation_loss"]))
+
+
+@dataclass(frozen=True)
+class Ranks(Stage[NDArray[np.int64]]):
+    """Count how many candidates of a part of the space cost no more than each of some canaries: counts.npy.
+
+    Attributes:
+        at: the model.
+        canaries: ids.
+        costs: of the canaries, units of 2^-16 bit.
+        shard, shards: which part of the space, of how many at least.
+        pruned: whether prefixes that cost more than every canary are left out.
+        max_evaluations: after which it is given up, and the facts say so.
+    """
+
+    declared: ClassVar[Declared] = Declared("ranks", 1, _ASKING)
+    title: ClassVar[str] = "ranks"
+    place: ClassVar[Place] = "anywhere"
+
+    at: AskedModel
+    canaries: tuple[int, ...]
+    costs: tuple[int, ...]
+    shard: int
+    shards: int
+    pruned: bool
+    max_evaluations: int | None
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """Which candidates, of which model."""
+        walk = {"shard": self.shard, "shards": self.shards, "pruned": self.pruned, "max_evaluations": self.max_evaluations}
+        return self.at.spec | walk | {"canaries": list(self.canaries)}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The model and the corpus."""
+        return self.at.inputs
+
+    @property
+    def units(self) -> float:
+        """Parts of the space."""
+        return float(1)
+
+    @property
+    def near(self) -> Ref | None:
+        """The model."""
+        return None if self.at.model is None else self.at.model.ref
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write the counts."""
+        data, model = self.at.data, self.at.load(device)
+        part = list(data.space.shards(self.shards))[self.shard]
+        work = Work(self.max_evaluations)
+        limit = max(self.costs) if self.pruned else None
+        found = np.zeros(len(self.costs), dtype=np.int64)
+        try:
+            blocks = leaf_costs(model, part, context=data.context, limit=limit, work=work)
+            found = ranks(blocks, np.array(self.costs, dtype=np.int64))
+            attempt.facts["ended"] = True
+        except OutOfWork:
+            attempt.facts["ended"] = False
+        attempt.facts["evaluations"] = work.evaluations
+        np.save(attempt.path(COUNTS), found)
+
+    @classmethod
+    def open(cls, artifact: Artifact[NDArray[np.int64]]) -> NDArray[np.int64]:
+        """Return the counts (num_canaries,); 0 where the facts say that the walk was given up."""
+        found: NDArray[np.int64] = np.load(artifact.path(COUNTS))
+        return found
+
+
+@dataclass(frozen=True)
+class Search(Stage[pa.Table]):
+    """Search for canaries of one model: found.parquet (tables.EXTRACTION), and the candidates found in frontier.npz.
+
+    Attributes:
+        at: the model.
+        variant, seed: its name in results.
+        canaries, insertions: which, and how often its model saw them; several share a search that is told nothing.
+        known: symbols of the holes that the search is told.
+        how: limits, beam, candidates wanted.
+    """
+
+    declared: ClassVar[Declared] = Declared("secret/extract", 2, (*_ASKING, "memlib.observe.extraction"))
+    title: ClassVar[str] = "extract canaries"
+    place: ClassVar[Place] = "anywhere"
+
+    at: AskedModel
+    variant: str
+    seed: int
+    canaries: tuple[int, ...]
+    insertions: tuple[int, ...]
+    known: int
+    how: ExtractionSpec
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """Which candidates, of which model."""
+        mine = {"variant": self.variant, "seed": self.seed, "canaries": list(self.canaries)}
+        mine |= {"insertions": list(self.insertions), "known": self.known}
+        return self.at.spec | mine | {"how": self.how.model_dump(mode="json", exclude={"known"})}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The model and the corpus."""
+        return self.at.inputs
+
+    @property
+    def units(self) -> float:
+        """Canaries."""
+        return float(len(self.canaries))
+
+    @property
+    def near(self) -> Ref | None:
+        """The model."""
+        return None if self.at.model is None else self.at.model.ref
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write what was found; a search that was killed goes on from its last saved frontier."""
+        data, model = self.at.data, self.at.load(device)
+        space = told(data.space, data.choices(self.canaries[:1])[0], self.known)
+        rows = self._shortest_path(model, space, attempt)
+        for name, width in (("greedy", 1), ("beam", self.how.beam or 0)):
+            if self.how.beam is None:
+                continue
+            work = Work()
+            leaves = [path for _, path in beam_search(model, space, width=width, context=data.context, work=work)]
+            found_at = [work.evaluations] * len(leaves)
+            rows += self._rows(name, leaves, found_at, work.evaluations, "found", exact=False)
+        write_table(pa.Table.from_pylist(rows, schema=EXTRACTION.arrow), EXTRACTION, attempt.path(FOUND))
+
+    def _shortest_path(self, model: Predictor, space: Candidates, attempt: Attempt) -> list[dict[str, Any]]:
+        attempt.resumes = True
+        store, key, top = self.at.data.corpus.store, attempt.ref.key, max(self.how.top, len(self.canaries))
+        with scratch("search") as folder:
+            frontier = Frontier.load(folder / FRONTIER) if store.load_resume(key, folder) else None
+            search = ShortestPath(model, space, context=self.at.data.context, frontier=frontier, batch=self.how.batch)
+            left = self.how.max_seconds
+            while True:
+                seconds = SAVED_SECONDS if left is None else min(left, SAVED_SECONDS)
+                result = search.run(top=top, max_evaluations=self.how.max_evaluations, max_seconds=seconds)
+                left = None if left is None else left - seconds
+                if result.ended != "seconds" or (left is not None and left <= 0):
+                    break
+                search.frontier.save(folder / FRONTIER)
+                store.save_resume(key, search.frontier.evaluations, folder)
+            search.frontier.save(attempt.path(FRONTIER))
+        leaves = [path for _, path in result.leaves]
+        return self._rows("shortest_path", leaves, result.found_at, result.evaluations, result.ended, exact=result.exact)
+
+    def _rows(
+        self, search: str, leaves: list[tuple[int, ...]], found_at: list[int], queries: int, ended: str, *, exact: bool
+    ) -> list[dict[str, Any]]:
+        space, rows = self.at.data.space, []
+        left = told(space, self.at.data.choices(self.canaries[:1])[0], self.known).size
+        spelt = space.tokens(self.at.data.choices(self.canaries)).tolist()
+        for canary, insertions, tokens in zip(self.canaries, self.insertions, spelt, strict=True):
+            mine = tuple(token for token in tokens if token >= 0)
+            place = leaves.index(mine) if mine in leaves else None
+            rows.append(
+                {
+                    "variant": self.variant, "seed": self.seed, "canary": canary, "insertions": insertions,
+                    "known": self.known, "search": search, "extracted": place is not None and place < len(self.canaries),
+                    "by_chance": min(1.0, len(self.canaries) / left),
+                    "position": None if place is None else place + 1,
+                    "queries": queries if place is None else found_at[place], "ended": ended, "exact": exact,
+                }
+            )  # fmt: skip
+        return rows
+
+    @classmethod
+    def open(cls, artifact: Artifact[pa.Table]) -> pa.Table:
+        """Return a tables.EXTRACTION."""
+        return pq.read_table(artifact.path(FOUND))
+
+
+def told(space: Candidates, truth: NDArray[np.int32], known: int) -> Candidates:
+    """The space with its first `known` hole symbols given away.
+
+    Raises:
+        UserError: when no hole is left.
+    """
+    holes = [place for place, slot in enumerate(space.slots) if len(slot) > 1]
+    if known >= len(holes):
+        raise UserError(f"extraction.known {known} leaves nothing to find of {len(holes)} symbols; lower it")
+    for place in holes[:known]:
+        space = space.fixed(place, int(truth[place]))
+    return space

@@ -1,0 +1,296 @@
+"""The corpus of an exposure audit and the models that are asked, wherever they were trained."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+
+from memlib.data.formats import Candidates, Format, render
+from memlib.data.pairs import pair_candidates
+from memlib.data.shards import IMAGES, read_images
+from memlib.data.spelling import spell
+from memlib.data.splits import SPLITS_FILE
+from memlib.data.text import scored_part, text_candidates
+from memlib.errors import UserError
+from memlib.models.outside import Answering, HuggingFace, load_outside
+from memlib.models.sequence import LanguageModel
+from memlib.objectives.language import window_losses
+from memlib.observe.likelihoods import UNITS_PER_BIT, Predictor, sequence_costs
+from memlib.specs import HuggingFaceSpec, ProtocolSpec, SecretsSpec, TextSpec
+from memlib.stage import Artifact
+from memlib.training.fit import TrainedModel
+
+VOCABULARY, CANARIES_FILE = "vocabulary.json", "canaries.parquet"
+VALIDATION_BATCH = 256
+OUTSIDE_WINDOWS = 200  # of text whose loss under a model from elsewhere is shown
+
+
+class StoredCorpus:
+    """Windows of text with canaries in them."""
+
+    def __init__(self, artifact: "Artifact[StoredCorpus]") -> None:
+        self._artifact = artifact
+
+    @cached_property
+    def symbols(self) -> list[str]:
+        """The vocabulary, by symbol number."""
+        found: list[str] = json.loads(self._artifact.path(VOCABULARY).read_text())
+        return found
+
+    @cached_property
+    def canaries(self) -> pa.Table:
+        """A tables.CANARIES: the secret list of canaries."""
+        return pq.read_table(self._artifact.path(CANARIES_FILE))
+
+    @property
+    def windows(self) -> NDArray[np.int32]:
+        """Symbol numbers (num_windows, window), memory-mapped."""
+        return read_images(self._artifact.path(IMAGES))
+
+    @property
+    def splits(self) -> pa.Table:
+        """A tables.SPLITS of the windows."""
+        return pq.read_table(self._artifact.path(SPLITS_FILE))
+
+
+@dataclass(frozen=True)
+class CorpusData:
+    """A corpus in the store, with what its candidates are."""
+
+    corpus: Artifact[StoredCorpus]
+    text: TextSpec
+    canaries: SecretsSpec
+    trained: HuggingFaceSpec | ProtocolSpec | None = None
+
+    @cached_property
+    def vocabulary(self) -> dict[str, int]:
+        """Symbols and their ids."""
+        return {symbol: number for number, symbol in enumerate(self.corpus.content.symbols)}
+
+    @property
+    def table(self) -> pa.Table:
+        """A tables.CANARIES."""
+        return self.corpus.content.canaries
+
+    def kinds(self, ids: Sequence[int]) -> tuple[str, ...]:
+        """Of some canaries: inserted, given, never or unseen."""
+        kinds = self.table["kind"].to_pylist()
+        return tuple(kinds[canary] for canary in ids)
+
+    @cached_property
+    def outside(self) -> HuggingFace | Answering:
+        """The model that was trained elsewhere."""
+        assert self.trained is not None
+        return load_outside(self.trained)
+
+    @property
+    def format(self) -> Format:
+        """The canaries' format."""
+        return Format(self.canaries.format, self.canaries.alphabets)
+
+    @cached_property
+    def symbols(self) -> list[str]:
+        """The text of every symbol of the model."""
+        if self.trained is None:
+            return list(self.vocabulary)
+        if isinstance(self.outside, HuggingFace):
+            return [piece or "" for piece in self.outside.pieces]
+        return self.outside.vocabulary
+
+    @cached_property
+    def _scored(self) -> tuple[Candidates, tuple[int, ...]]:
+        if self.trained is not None and isinstance(self.outside, HuggingFace):
+            known = {"known_prefix": self.canaries.known_prefix, "known_suffix": self.canaries.known_suffix}
+            spelled = spell(self.format, self.outside, **known)
+            return spelled, spelled.context
+        number = {symbol: place for place, symbol in enumerate(self.symbols)}
+        candidates = pair_candidates if self.text.paired else text_candidates
+        return candidates(self.format, self.canaries, self.text, number)
+
+    @property
+    def context(self) -> tuple[int, ...]:
+        """Symbols before the candidates, where they are known."""
+        return self._scored[1]
+
+    @property
+    def space(self) -> Candidates:
+        """What is scored: from the first hole to the last, with the suffix where that is known."""
+        return self._scored[0]
+
+    def choices(self, ids: tuple[int, ...]) -> NDArray[np.int32]:
+        """(num_canaries, num_places) of some canaries, within the scored part."""
+        first, end = scored_part(self.format, self.text, self.canaries)
+        every = np.array(self.table["choices"].to_pylist(), dtype=np.int32)[list(ids)][:, first:end]
+        fixed = np.zeros((len(every), self.space.end - every.shape[1]), dtype=np.int32)  # what a tokenizer joins to a hole
+        return np.concatenate([fixed, every], axis=1)
+
+    def text_of(self, path: Sequence[int]) -> str:
+        """Symbols of the model as text."""
+        spelled = self.trained is not None and self.trained.kind == "huggingface"
+        return render([self.symbols[token] for token in path], "character" if spelled else self.text.unit)
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What keys say of the candidates."""
+        return {"corpus": self.corpus.key, "prefix": self.canaries.known_prefix, "suffix": self.canaries.known_suffix}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
+
+class AskedModel(Protocol):
+    """A model that is asked, wherever it was trained."""
+
+    @property
+    def data(self) -> CorpusData:
+        """The corpus."""
+        ...
+
+    @property
+    def model(self) -> Artifact[TrainedModel] | None:
+        """Its artifact, where it was trained here."""
+        ...
+
+    @property
+    def epoch(self) -> float:
+        """The checkpoint's; not whole within an epoch."""
+        ...
+
+    @property
+    def precision(self) -> str:
+        """Of its evaluation."""
+        ...
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What keys say of it."""
+        ...
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What keys say of what it reads."""
+        ...
+
+    def load(self, device: torch.device) -> Predictor:
+        """The model, ready to be asked."""
+        ...
+
+    def loss(self, model: Predictor, windows: NDArray[np.int32], device: torch.device) -> float:
+        """Nats a symbol of windows (num_windows, window) of the corpus."""
+        ...
+
+
+@dataclass(frozen=True)
+class ModelAt:
+    """A trained language model at a checkpoint.
+
+    Attributes:
+        data: the corpus.
+        model: its artifact.
+        epoch: the checkpoint's; not whole within an epoch.
+        quantize: whether its weights are forced to 256 values each.
+        precision: of its evaluation.
+        step: the checkpoint's, where it lies within an epoch.
+    """
+
+    data: CorpusData
+    model: Artifact[TrainedModel]
+    epoch: float
+    quantize: bool
+    precision: str
+    step: int | None = None
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What keys say of it."""
+        at = {"epoch": self.epoch} if self.step is None else {"step": self.step}
+        return at | {"quantize": self.quantize, "precision": self.precision}
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What keys say of what it reads."""
+        return {"model": self.model.key} | self.data.key
+
+    def load(self, device: torch.device) -> LanguageModel:
+        """The model, ready to be asked."""
+        model, _ = self.model.content.load(epoch=int(self.epoch), step=self.step)
+        assert isinstance(model, LanguageModel)
+        if self.quantize:
+            quantize_weights(model)
+        return model.to(device, getattr(torch, self.precision)).eval()
+
+    @torch.inference_mode()
+    def loss(self, model: Predictor, windows: NDArray[np.int32], device: torch.device) -> float:
+        """See `AskedModel.loss`."""
+        assert isinstance(model, LanguageModel)
+        total, count = 0.0, 0
+        for start in range(0, len(windows), VALIDATION_BATCH):
+            losses, scored = window_losses(model, torch.from_numpy(windows[start : start + VALIDATION_BATCH]).to(device))
+            total, count = total + float(losses.sum()), count + int(scored.sum())
+        return total / count
+
+
+@dataclass(frozen=True)
+class OutsideModel:
+    """A model that was trained elsewhere.
+
+    Attributes:
+        data: the corpus, which names it.
+        digest: of its files and code.
+        precision: of its evaluation.
+    """
+
+    data: CorpusData
+    digest: str
+    precision: str
+    model: None = None
+    epoch: float = 0
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What keys say of it."""
+        return {"precision": self.precision}
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What keys say of what it reads."""
+        return {"model": self.digest} | self.data.key
+
+    def load(self, device: torch.device) -> Predictor:
+        """The model, ready to be asked."""
+        model = self.data.outside
+        return model.to(device, getattr(torch, self.precision)) if isinstance(model, HuggingFace) else model
+
+    def loss(self, model: Predictor, windows: NDArray[np.int32], device: torch.device) -> float:
+        """See `AskedModel.loss`; of the first windows only, as the model may be slow."""
+        windows = windows[:OUTSIDE_WINDOWS]
+        symbols = list(self.data.vocabulary)
+        texts = [[symbols[token] for token in row] for row in windows.tolist()]
+        if isinstance(model, HuggingFace):
+            bits = sum(model.bits(tokens) for tokens in model.encode(["".join(text) for text in texts]))
+        else:
+            number = {symbol: place for place, symbol in enumerate(self.data.symbols)}
+            missing = sorted({symbol for text in texts for symbol in text if symbol not in number})
+            if missing:
+                raise UserError(f"the model has no symbol {missing[0]!r}, which the text (data) has; give it other text")
+            tokens = np.array([[number[symbol] for symbol in text] for text in texts], dtype=np.int64)
+            bits = float(sequence_costs(model, tokens).sum()) / UNITS_PER_BIT
+        return bits * math.log(2) / windows.size
+
+
+@torch.no_grad()
+def quantize_weights(model: torch.nn.Module) -> None:
+    """Rounds each tensor of weights to 256 evenly spaced values between its extremes, in place (Carlini 2019, 9.1)."""
+    for values in model.parameters():
+        low, high = values.min(), values.max()
+        if high > low:
+            step = (high - low) / 255
+            values.copy_(low + ((values - low) / step).round() * step)

@@ -1,0 +1,39 @@
+"""The secrets of an exposure audit in plain text, for who asks for them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from memlib.audits.exposure.asking import FRONTIER, Search
+from memlib.audits.exposure.models import CorpusData
+from memlib.audits.exposure.recipe import Recipe
+from memlib.audits.exposure.stages import MakeCorpus
+from memlib.observe.extraction import Frontier
+from memlib.observe.likelihoods import UNITS_PER_BIT
+from memlib.stage import Artifact
+from memlib.store import Ref, Store
+
+
+def revealed(store: Store, recipe: Mapping[str, Any], artifacts: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
+    """Return the canaries of a run that were inserted, and the candidates that its searches found, in plain text.
+
+    Args:
+        store: where the run is.
+        recipe, artifacts: of its manifest.
+    """
+    audited = Recipe.model_validate(recipe)
+    corpus = Artifact(store, Ref.parse(artifacts["corpus"]), MakeCorpus)
+    data = CorpusData(corpus, audited.data, audited.canaries, audited.trained)
+    inserted = [
+        {"canary": row["canary"], "insertions": row["insertions"], "text": row["text"]}
+        for row in data.table.to_pylist()
+        if row["insertions"]
+    ]
+    found = []
+    for name in (name for name in artifacts if name.startswith("search ")):
+        search = Artifact(store, Ref.parse(artifacts[name]), Search)
+        row = search.content.to_pylist()[0]  # the first of the canaries it was for
+        where = {name: row[name] for name in ("variant", "seed", "known")}
+        where |= {"canary": row["canary"]} if row["known"] else {}
+        for place, (cost, path) in enumerate(Frontier.load(search.path(FRONTIER)).found, start=1):
+            found.append({**where, "place": place, "bits": f"{cost / UNITS_PER_BIT:.2f}", "text": data.text_of(path)})
+    return {"inserted": inserted, "found by shortest path": found}

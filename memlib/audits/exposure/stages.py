@@ -1,0 +1,343 @@
+"""The stages of an exposure audit: the corpus, asking models, scores and the page."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+
+from memlib.audits.exposure.asking import Costs, Perplexities, Ranks, Search
+from memlib.audits.exposure.curves import curves, empty_extractions
+from memlib.audits.exposure.models import CANARIES_FILE, VOCABULARY, AskedModel, CorpusData, StoredCorpus
+from memlib.audits.exposure.recipe import Config, Recipe
+from memlib.audits.exposure.scores import Scored, choose_method, score
+from memlib.audits.exposure.summary import summarize
+from memlib.data.formats import Format
+from memlib.data.pairs import build_pairs, embedded_pairs
+from memlib.data.secret import keyed_digest, read_secret
+from memlib.data.shards import IMAGES
+from memlib.data.splits import SPLITS_FILE
+from memlib.data.stages import described_data
+from memlib.data.text import Secret, build_corpus, read_secrets, read_text, text_digest
+from memlib.errors import RunError
+from memlib.provenance import Declared
+from memlib.results import CURVES_FILE, FINDINGS, PAGES, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
+from memlib.specs import SecretsSpec, TextSpec
+from memlib.specs.text import UNSEEN
+from memlib.stage import Artifact, Stage
+from memlib.store import Attempt
+from memlib.tables import CANARIES, CURVES, EXPOSURE_UNITS, EXTRACTION, SPLITS, SUMMARY, write_table
+
+if TYPE_CHECKING:
+    from memlib.report.page import Page
+
+__all__ = ["Asked", "MakeCorpus", "Perplexities", "Ranks", "Report", "Score", "Search", "rank_stages"]
+
+EXTRACTIONS_FILE = "extractions.parquet"
+_HERE = "memlib.audits.exposure"
+
+
+class Given(NamedTuple):
+    """Secrets that people chose: those that the text holds, and others of their kind."""
+
+    known: Sequence[Secret]
+    unseen: Sequence[Secret]
+
+
+@dataclass(frozen=True)
+class MakeCorpus(Stage[StoredCorpus]):
+    """Cut text with canaries in it into windows: windows, vocabulary, splits and the secret list of canaries.
+
+    The key holds a digest under the secret, so that nobody without it can try candidates against the key.
+
+    Attributes:
+        text, canaries: what the corpus is made of.
+        elsewhere: whether the model saw another text, which held every secret of canaries.file at least once.
+    """
+
+    declared: ClassVar[Declared] = Declared(
+        "secret/corpus", 3, ("memlib.data.text", "memlib.data.pairs", "memlib.data.spelling", "memlib.data.formats")
+    )
+    title: ClassVar[str] = "build corpus"
+
+    text: TextSpec
+    canaries: SecretsSpec
+    elsewhere: bool = False
+
+    @cached_property
+    def _content(self) -> Any:
+        content = read_text(self.text.source)
+        return embedded_pairs(content) if self.text.source.kind == "topic_pairs" else content
+
+    @cached_property
+    def given(self) -> Given:
+        """The secrets that the text holds, and those of their kind that are nowhere."""
+        form = Format(self.canaries.format, self.canaries.alphabets)
+        known = read_secrets(self.canaries.file, form, self.text.unit) if self.canaries.file is not None else []
+        unseen = read_secrets(self.canaries.unseen, form, self.text.unit) if self.canaries.unseen is not None else []
+        if self.elsewhere:
+            known = [replace(said, times=said.times or 1) for said in known]
+        return Given(known, unseen)
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """Text and canaries; what a model is told does not enter."""
+        told = {"known_prefix", "known_suffix", "file", "unseen"}
+        return {"text": described_data(self.text), "canaries": self.canaries.model_dump(mode="json", exclude=told)}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """Digests of the text and of what is drawn from the secret."""
+        content, secret, given = text_digest(self._content), read_secret(), self.given
+        if not given.known:
+            return {"text": content, "secret": keyed_digest(secret, "corpus")}
+        listed: list[Any] = [[list(said.choices), said.times] for said in given.known]
+        listed += [["unseen", list(said.choices)] for said in given.unseen]
+        return {"text": keyed_digest(secret, content), "secret": keyed_digest(secret, listed)}  # the text itself is secret
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write windows, vocabulary, splits and canaries."""
+        secret, given = read_secret(), self.given
+        if self.text.paired:
+            corpus = build_pairs(self._content, self.text, self.canaries, secret=secret)
+        else:
+            corpus = build_corpus(
+                self._content, self.text, self.canaries, secret=secret, known=given.known, unseen=given.unseen,
+                count_here=not self.elsewhere,
+            )  # fmt: skip
+        np.save(attempt.path(IMAGES), corpus.windows)
+        attempt.path(VOCABULARY).write_text(json.dumps(corpus.vocabulary))
+        write_table(corpus.splits, SPLITS, attempt.path(SPLITS_FILE))
+        write_table(corpus.canaries, CANARIES, attempt.path(CANARIES_FILE))
+        attempt.facts["num_windows"] = len(corpus.windows)
+
+    @classmethod
+    def open(cls, artifact: Artifact[StoredCorpus]) -> StoredCorpus:
+        """Return windows, vocabulary, splits and canaries."""
+        return StoredCorpus(artifact)
+
+    def missing(self, level: float) -> str:
+        """Say why no single secret could be called given away; empty where one could.
+
+        Args:
+            level: of all given secrets together.
+        """
+        given, unseen = len(self.given.known), len(self.given.unseen)
+        needed = math.ceil(given / level) - 1
+        if given and not unseen:
+            return "canaries.file without canaries.unseen gives no test: name secrets of the same kind that are nowhere"
+        if unseen < needed:
+            return f"with {unseen} unseen secrets no single one of {given} can be found; that takes {needed:,}"
+        return ""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A model at a checkpoint, and the canaries it is asked for.
+
+    Attributes:
+        variant, seed: which training.
+        at: the model.
+        config: how it is scored.
+        canaries, insertions: ids, and how often its training data hold each.
+    """
+
+    variant: str
+    seed: int
+    at: AskedModel
+    config: Config
+    canaries: tuple[int, ...]
+    insertions: tuple[int, ...]
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Of each canary."""
+        return self.at.data.kinds(self.canaries)
+
+
+def rank_stages(models: Sequence[Asked], costs: Sequence[Artifact[Costs]]) -> list[tuple[int, tuple[int, ...], Ranks]]:
+    """Return (position of the model, ids of the canaries, stage) of every part of a walk through the space."""
+    found: list[tuple[int, tuple[int, ...], Ranks]] = []
+    for number, (model, asked) in enumerate(zip(models, costs, strict=True)):
+        config, space, seen = model.config, model.at.data.space, asked.content
+        below = np.searchsorted(np.sort(seen.references), seen.canaries, side="right")
+        methods: list[str] = [choose_method(config, at_or_below=int(b), size=space.size) for b in below]
+        if not space.has_tree:
+            methods = ["sampled" if method == "pruned" else method for method in methods]
+        by_id = dict(zip(model.canaries, seen.canaries.tolist(), strict=True))
+        pruned = [
+            canary
+            for canary, kind, method in zip(model.canaries, model.kinds, methods, strict=True)
+            if method == "pruned" and kind != UNSEEN  # whose costs are compared, not their ranks
+        ]
+        for canary in pruned:
+            stage = Ranks(model.at, (canary,), (by_id[canary],), 0, 1, True, config.max_evaluations)
+            found.append((number, (canary,), stage))
+        whole = tuple(canary for canary, method in zip(model.canaries, methods, strict=True) if method == "enumerated")
+        parts = range(len(list(space.shards(config.shards)))) if whole else ()
+        for shard in parts:
+            at = tuple(by_id[canary] for canary in whole)
+            found.append((number, whole, Ranks(model.at, whole, at, shard, config.shards, False, None)))
+    return found
+
+
+@dataclass(frozen=True)
+class Score(ScoresStage):
+    """Take exposures by canary, model and checkpoint; also extractions.parquet.
+
+    Attributes:
+        recipe: variants, method, level.
+        models: who was asked.
+        costs: of each model.
+        counts: of each part of `rank_stages`.
+        searches: for canaries.
+    """
+
+    declared: ClassVar[Declared] = Declared(
+        "score_exposure",
+        4,
+        (
+            *(
+                f"{_HERE}.{room}"
+                for room in ("curves", "evidence", "privacy", "recipe", "scores", "stages", "summary", "verdict")
+            ),
+            *FINDINGS,
+        ),
+    )
+    title: ClassVar[str] = "score exposure"
+
+    recipe: Recipe
+    models: Sequence[Asked]
+    costs: Sequence[Artifact[Costs]]
+    counts: Sequence[Artifact[NDArray[np.int64]]]
+    searches: Sequence[Artifact[pa.Table]]
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """How to score, and who was asked for what."""
+        recipe = self.recipe
+        return {
+            "config": recipe.score.model_dump(mode="json"),
+            "report": recipe.report.model_dump(mode="json"),
+            "together": recipe.canaries.together,
+            "models": [[m.variant, m.seed, m.at.epoch, list(m.canaries), list(m.insertions)] for m in self.models],
+        }
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """Costs, counts and searches."""
+        return {
+            "costs": [costs.key for costs in self.costs],
+            "counts": [counts.key for counts in self.counts],
+            "searches": [search.key for search in self.searches],
+        }
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write units, extractions, curves and summary."""
+        recipe, size = self.recipe, self.models[0].at.data.space.size
+        exact = self._exact()
+        scored = []
+        for number, (model, asked) in enumerate(zip(self.models, self.costs, strict=True)):
+            seen = asked.content
+            at = (model.variant, model.seed, model.at.epoch, model.canaries, model.kinds, model.insertions)
+            known = exact.get(number, {})
+            scored.append(Scored(*at, seen.canaries, seen.references, seen.validation_loss, known, _privacy(model.at)))
+        units = score(scored, size, recipe.score)
+        found = [search.content for search in self.searches]
+        extractions = pa.concat_tables(found) if found else empty_extractions()
+        write_table(units, EXPOSURE_UNITS, attempt.path(UNITS_FILE))
+        write_table(extractions, EXTRACTION, attempt.path(EXTRACTIONS_FILE))
+        summary = summarize(scored, units, extractions, recipe, size=size)
+        write_table(summary, SUMMARY, attempt.path(SUMMARY_FILE))
+        write_table(curves(scored, units, extractions, recipe), CURVES, attempt.path(CURVES_FILE))
+
+    def _exact(self) -> dict[int, dict[int, tuple[str, int, int]]]:
+        """By model and canary: the method, rank and evaluations, where all parts of a walk ended."""
+        found: dict[int, dict[int, tuple[str, int, int]]] = {}
+        unfinished: set[tuple[int, int]] = set()
+        for (number, canaries, stage), counted in zip(rank_stages(self.models, self.costs), self.counts, strict=True):
+            facts = counted.facts
+            method, mine = "pruned" if stage.pruned else "enumerated", found.setdefault(number, {})
+            for canary, more in zip(canaries, counted.content.tolist(), strict=True):
+                if not facts["ended"]:
+                    unfinished.add((number, canary))
+                    continue
+                _, rank, evaluations = mine.get(canary, (method, 0, 0))
+                mine[canary] = (method, rank + more, evaluations + facts["evaluations"])
+        for number, canary in unfinished:
+            found[number].pop(canary, None)
+        for number, mine in found.items():
+            for canary, (method, rank, evaluations) in mine.items():
+                if rank < 1 and self.models[number].at.precision == "float64":
+                    raise RunError(f"canary {canary} was not found among its own candidates by the {method} rank")
+                mine[canary] = (method, max(1, rank), evaluations)
+        return found
+
+
+def _privacy(at: AskedModel) -> dict[str, Any] | None:
+    """What a private training had spent at a checkpoint."""
+    spent = None if at.model is None else at.model.facts.get("privacy")
+    if spent is None or at.epoch == 0:
+        return None
+    epsilon = spent["epsilons"][math.ceil(at.epoch) - 1]
+    return {name: spent[name] for name in ("delta", "noise", "accountant")} | {"epsilon": epsilon}
+
+
+@dataclass(frozen=True)
+class Report(PageStage):
+    """Draw the page of an exposure audit."""
+
+    declared: ClassVar[Declared] = Declared("report", 4, (*PAGES, f"{_HERE}.report", f"{_HERE}.stages"))
+    title: ClassVar[str] = "report exposure"
+
+    recipe: Recipe
+    run: str
+    scores: Artifact[Tables]
+    data: CorpusData
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The scores."""
+        return {"scores": self.scores.key}
+
+    def page(self, attempt: Attempt) -> "Page":
+        """Draw the figures and compose the page."""
+        from memlib.audits.exposure.report import build_page
+
+        tables = {name: self.scores.content[name] for name in ("units", "extractions", "summary", "curves")}
+        return build_page(self.recipe, self.run, tables, _facts(self.recipe, self.data), attempt.path("figures"))
+
+
+def _facts(recipe: Recipe, data: CorpusData) -> Mapping[str, str]:
+    training, windows = recipe.training, data.corpus.facts["num_windows"]
+    how = {}
+    if training is not None:
+        how = {
+            "model": ", ".join(f"{k} {v}" for k, v in recipe.model.model_dump(mode="json").items() if k != "kind"),
+            "training": f"{training.epochs} epochs, batch {training.batch_size or 'all'}, {recipe.seeds} seeds",
+            "optimizer": ", ".join(f"{k} {v}" for k, v in training.optimizer.model_dump(mode="json").items()),
+        }
+    if recipe.trained is not None:
+        how = {"model": ", ".join(f"{k} {v}" for k, v in recipe.trained.model_dump(mode="json", exclude={"options"}).items())}
+    return {
+        "text": f"{recipe.data.source.kind}, {windows} windows of {recipe.data.window} {recipe.data.unit}s, "
+        f"{len(data.vocabulary)} symbols",
+        "canaries": f"format {recipe.canaries.format!r}, {data.space.bits:.1f} bits; "
+        + (
+            f"secrets that the text holds, {data.table['kind'].to_pylist().count(UNSEEN)} unseen ones of their kind"
+            if recipe.canaries.file is not None
+            else "all in one model"
+            if recipe.canaries.together
+            else "each in a model of its own"
+        ),
+        "known": " and ".join(name for name in ("prefix", "suffix") if getattr(recipe.canaries, f"known_{name}"))
+        or "neither prefix nor suffix",
+        **how,
+        "scoring": f"method {recipe.score.method}, {recipe.score.references} references, {recipe.score.precision}",
+    }

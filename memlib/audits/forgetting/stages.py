@@ -1,0 +1,257 @@
+"""The stages of a forgetting audit: sets, mixes, scores and the page."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from numpy.typing import NDArray
+
+from memlib.audits.forgetting.distances import Distances, Observed, score, score_examples
+from memlib.audits.forgetting.recipe import NULL, Recipe
+from memlib.audits.forgetting.summary import curves, summarize
+from memlib.audits.forgetting.trace import Pool, follows
+from memlib.data.groups import groups_digest, groups_in
+from memlib.data.sets import POOL, draw_sets, mix_members
+from memlib.data.splits import LEFT_OUT, SPLITS_FILE
+from memlib.data.stages import Shard, SplitsStage, TrainingData
+from memlib.errors import UserError
+from memlib.identity import canonical_json
+from memlib.observe.given import GivenOutputs
+from memlib.provenance import Declared
+from memlib.results import CURVES_FILE, FINDINGS, PAGES, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
+from memlib.stage import Artifact
+from memlib.stats.likelihood import decimals_of, log_odds, odds_of
+from memlib.store import Attempt
+from memlib.tables import CURVES, FORGETTING_EXAMPLES, FORGETTING_UNITS, SPLITS, SUMMARY, write_table
+
+if TYPE_CHECKING:
+    from memlib.report.page import Page
+
+EXAMPLES_FILE = "examples.parquet"
+STRANGERS = 0.01  # outputs that follow the examples no better than this share of shuffled ones are refused
+_HERE = "memlib.audits.forgetting"
+
+
+@dataclass(frozen=True)
+class DrawSets(SplitsStage):
+    """Give every example its set, and take copies of D_Q's pool out of the others."""
+
+    declared: ClassVar[Declared] = Declared("sets", 2, ("memlib.data.sets", "memlib.data.groups"))
+    title: ClassVar[str] = "draw sets"
+
+    recipe: Recipe
+    shard: Artifact[Shard]
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """The sets in their order, the seed, and what counts as a copy."""
+        recipe = self.recipe
+        described = [[name, spec.model_dump(mode="json")] for name, spec in recipe.sets.items()]
+        group = {} if recipe.group is None else {"group": recipe.group}
+        return {"sets": described, "seed": recipe.split_seed, "near": recipe.near_duplicates} | group
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The shard, and a file of groups where there is one."""
+        return {"shard": self.shard.key} | groups_digest(self.recipe.group)
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write splits.parquet, whose roles are the sets."""
+        recipe, shard = self.recipe, self.shard.content
+        drawn = draw_sets(
+            shard.index, shard.images, recipe.sets, seed=recipe.split_seed, near=recipe.near_duplicates, group=recipe.group
+        )
+        write_table(drawn, SPLITS, attempt.path(SPLITS_FILE))
+
+
+@dataclass(frozen=True)
+class DrawMixes(SplitsStage):
+    """Draw every model's training set into one table of splits, whose roles are the models' names.
+
+    Attributes:
+        data: the sets.
+        wanted: by model name the share of each set and the seed of the draw.
+    """
+
+    declared: ClassVar[Declared] = Declared("mixes", 1, ("memlib.data.sets",))
+    title: ClassVar[str] = "draw mixes"
+
+    data: TrainingData
+    wanted: Mapping[str, tuple[Mapping[str, float], int]]
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """The mixes."""
+        return {"wanted": {name: [dict(shares), seed] for name, (shares, seed) in self.wanted.items()}}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The sets."""
+        return {"splits": self.data.splits.key}
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write splits.parquet."""
+        parts = []
+        for name, (shares, seed) in self.wanted.items():
+            members = mix_members(self.data.table, shares, seed=seed)
+            roles = pa.array([name] * members.num_rows, type=pa.string())
+            parts.append(members.set_column(members.schema.get_field_index("role"), "role", roles))
+        write_table(pa.concat_tables(parts), SPLITS, attempt.path(SPLITS_FILE))
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A model that was shown the pool.
+
+    Attributes:
+        group, target, number: who it is.
+        name: its role in the mixes, where it was trained here.
+        outputs: an artifact, or what its owner gave.
+    """
+
+    group: str
+    target: str
+    number: int
+    name: str | None
+    outputs: Artifact[NDArray[np.float32]] | GivenOutputs
+
+
+@dataclass(frozen=True)
+class Score(ScoresStage):
+    """Take distances, likelihood ratios, traces and the verdict; also examples.parquet.
+
+    Attributes:
+        recipe: targets, verdict, config.
+        data: the sets.
+        mixes: the training sets of models that were trained here.
+        models: all of them.
+    """
+
+    declared: ClassVar[Declared] = Declared(
+        "score_forgetting",
+        3,
+        (
+            *(f"{_HERE}.{room}" for room in ("distances", "recipe", "stages", "summary", "trace", "verdict")),
+            *FINDINGS,
+            "memlib.observe.given",
+        ),
+    )
+    title: ClassVar[str] = "score forgetting"
+
+    recipe: Recipe
+    data: TrainingData
+    mixes: Artifact[pa.Table]
+    models: Sequence[Shown]
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """How to score, the targets and the models."""
+        recipe = self.recipe
+        mixes = {name: dict(target.mix) if target.mix is not None else None for name, target in recipe.targets.items()}
+        return {
+            "config": recipe.score.model_dump(mode="json"),
+            "verdict": recipe.verdict.model_dump(mode="json"),
+            "targets": mixes,
+            "supplied": sorted(name for name, target in recipe.targets.items() if target.outputs is not None),
+            "compare": recipe.compare,
+            "models": [[model.group, model.target, model.number, model.name] for model in self.models],
+        }
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """Outputs, mixes and the pool."""
+        outputs = [m.outputs.digest if isinstance(m.outputs, GivenOutputs) else m.outputs.key for m in self.models]
+        return {"outputs": outputs, "mixes": self.mixes.key, "query": pool_digest(self.data.members(*POOL))}
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write units, examples, summary and curves."""
+        recipe, members = self.recipe, self.data.members(*POOL)
+        trained = self.mixes.content.select(["role", "example_id"])
+        observed = [_observed(members, trained, model) for model in self.models]
+        pool = Pool(np.array(members["role"].to_pylist()), members["label"].to_numpy(), groups_in(members))
+        _refuse_strangers(observed, pool, self.models, recipe)
+        distances = Distances(observed, pool, recipe.score)
+        names = members["example_id"].to_pylist()
+        examples = score_examples(observed, pool, names, members["class_name"].to_pylist())
+        write_table(score(distances), FORGETTING_UNITS, attempt.path(UNITS_FILE))
+        write_table(examples, FORGETTING_EXAMPLES, attempt.path(EXAMPLES_FILE))
+        write_table(summarize(distances, examples, recipe), SUMMARY, attempt.path(SUMMARY_FILE))
+        write_table(curves(distances, recipe), CURVES, attempt.path(CURVES_FILE))
+
+
+@dataclass(frozen=True)
+class Report(PageStage):
+    """Draw the page of a forgetting audit."""
+
+    declared: ClassVar[Declared] = Declared("report", 2, (*PAGES, f"{_HERE}.report", f"{_HERE}.stages"))
+    title: ClassVar[str] = "report forgetting"
+
+    recipe: Recipe
+    run: str
+    scores: Artifact[Tables]
+    data: TrainingData
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """Scores, the pool, and the images that are shown."""
+        query = pool_digest(self.data.members(*POOL))
+        return {"scores": self.scores.key, "query": query, "shard": self.data.shard.key}
+
+    def page(self, attempt: Attempt) -> "Page":
+        """Draw the figures and compose the page."""
+        from memlib.audits.forgetting.report import build_page, confidences_of, facts_of
+
+        data, scores = self.data, self.scores.content
+        tables = {name: scores[name] for name in ("units", "examples", "summary", "curves")}
+        places = dict(zip(data.table["example_id"].to_pylist(), data.table["row"].to_pylist(), strict=True))
+        removed = [
+            (row["example_id"], row["reason"])
+            for row in data.table.to_pylist()
+            if row["role"] == LEFT_OUT and str(row["reason"]).startswith("in ")
+        ]
+        sizes = {name: data.members(name).num_rows for name in self.recipe.sets}
+        return build_page(
+            self.recipe, self.run, tables, confidences_of(tables["curves"]), removed,
+            lambda name: data.images[places[name]], facts_of(self.recipe, sizes), attempt.path("figures"),
+        )  # fmt: skip
+
+
+def pool_digest(members: pa.Table) -> str:
+    """What a key says of the pool: which examples, with which labels and groups, in which of its sets."""
+    rows = [members[name].to_pylist() for name in ("example_id", "label", "role", "group")]
+    return hashlib.sha256(canonical_json(rows).encode()).hexdigest()
+
+
+def _refuse_strangers(observed: Sequence[Observed], pool: Pool, models: Sequence[Shown], recipe: Recipe) -> None:
+    """Refuses supplied outputs that have nothing to do with the examples: shuffled, or of another file."""
+    unseen = np.stack([model.log_odds for model in observed if model.group == NULL])
+    for model, shown in zip(observed, models, strict=True):
+        if isinstance(shown.outputs, GivenOutputs):
+            p = follows(model.log_odds, unseen, pool.labels, seed=recipe.score.seed)
+            if p > STRANGERS:
+                raise UserError(
+                    f"the outputs of {model.target} bear no relation to the examples, not even to which of them models of "
+                    f"these classes find easy or hard (p = {p:.2g}); do the scores belong to these example ids?"
+                )
+
+
+def _observed(members: pa.Table, trained: pa.Table, model: Shown) -> Observed:
+    labels = members["label"].to_numpy()
+    decimals, known = None, None
+    if isinstance(model.outputs, GivenOutputs):
+        given = model.outputs.probabilities
+        decimals = None if given is None else decimals_of(given)
+        odds = log_odds(model.outputs.scores, labels)
+        if given is not None and decimals is not None:  # rounded rows do not sum to 1
+            odds = odds_of(given[np.arange(len(labels)), labels])
+    else:
+        odds = log_odds(model.outputs.content, labels)
+    if model.name is not None:
+        seen = set(trained.filter(pc.equal(trained["role"], model.name))["example_id"].to_pylist())
+        known = np.array([name in seen for name in members["example_id"].to_pylist()])
+    return Observed(model.group, model.target, model.number, odds, decimals, known)

@@ -1,0 +1,112 @@
+"""What the self-influence page says and shows."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from memlib.audits.self_influence.recipe import Recipe
+from memlib.findings import verdict_of, with_params
+from memlib.report.figures import TARGET, data_uri, new_figure, percent_axis, plain_ticks, save_figure
+from memlib.report.page import KINDS, Page, Section, TableView
+
+
+def build_page(
+    recipe: Recipe,
+    run: str,
+    units: pa.Table,
+    summary: pa.Table,
+    curves: pa.Table,
+    show: Callable[[str], NDArray[np.uint8] | None],
+    facts: Mapping[str, str],
+    folder: Path,
+) -> Page:
+    """The page of a run; figures also go to `folder` as SVG and PNG.
+
+    Args:
+        recipe: what was run.
+        run: its id.
+        units, summary, curves: tables.SELF_INFLUENCE_UNITS, SUMMARY and CURVES.
+        show: gives an example's picture, None for points.
+        facts: rows of the last section.
+        folder: gets the figures.
+    """
+    rows = with_params(summary)
+    found, top = verdict_of(rows), [row for row in rows if row["metric"] == "influence_share"]
+    count = recipe.report.gallery
+    return Page(
+        title=recipe.title,
+        audit="self-influence",
+        run=run,
+        verdict=found.sentence,
+        verdict_kind=KINDS[found.word],
+        lead=found.explanation,
+        numbers=[
+            *(
+                (_percent(r["value"]), f"of self-influence in {100 * r['params']['top']:g} % of the examples", _interval(r))
+                for r in top
+            ),
+            *(
+                (f"{r['value']:.2f}", "rank agreement of odd and even checkpoints", "")
+                for r in rows
+                if r["metric"] == "checkpoint_agreement"
+            ),
+        ],
+        sections=[
+            _curve(curves, folder),
+            _gallery("Highest self-influence", units.slice(0, count), show),
+            _gallery("Lowest self-influence", units.slice(max(0, units.num_rows - count)), show),
+            _classes(rows),
+            Section(
+                heading="What was run",
+                paragraphs=[
+                    "Method: TracInCP (Pruthi et al. 2020), exact squared gradient norms over all parameters (2022, A.5)."
+                ],
+                table=TableView(("", ""), list(facts.items())),
+            ),
+        ],
+    )
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def _interval(row: Mapping[str, Any]) -> str:
+    return "" if row["ci_low"] is None else f"95 % over examples: {_percent(row['ci_low'])} to {_percent(row['ci_high'])}"
+
+
+def _curve(curves: pa.Table, folder: Path) -> Section:
+    figure = new_figure()
+    axes = figure.axes[0]
+    axes.plot(curves["x"].to_pylist(), curves["y"].to_pylist(), color=TARGET, lw=2)
+    axes.set_xscale("log")
+    plain_ticks(axes.xaxis)
+    axes.set_ylim(0, 1.02)
+    percent_axis(axes.xaxis)
+    percent_axis(axes.yaxis)
+    axes.set_xlabel("most influential share of the examples")
+    axes.set_ylabel("their share of all self-influence")
+    return Section(heading="How concentrated it is", svg=save_figure(figure, folder, "influence_by_rank"))
+
+
+def _gallery(heading: str, units: pa.Table, show: Callable[[str], NDArray[np.uint8] | None]) -> Section:
+    pictures, rows = [], []
+    for row in units.to_pylist():
+        picture = show(row["example_id"])
+        caption = f"{row['example_id']}: {row['class_name']}, {row['self_influence']:.3g}"
+        if picture is not None:
+            pictures.append((data_uri(picture, side=128), caption))
+        rows.append((str(row["rank"]), row["example_id"], row["class_name"], f"{row['self_influence']:.4g}"))
+    if pictures:
+        return Section(heading=heading, pictures=pictures)
+    return Section(heading=heading, table=TableView(("rank", "example", "class", "self-influence"), rows))
+
+
+def _classes(rows: list[dict[str, Any]]) -> Section:
+    means = sorted((r for r in rows if r["metric"] == "self_influence_mean"), key=lambda r: -r["value"])
+    cells = [(str(r["params"]["class"]), f"{r['value']:.4g}", str(r["n"])) for r in means]
+    return Section(heading="By class", table=TableView(("class", "mean self-influence", "examples"), cells))

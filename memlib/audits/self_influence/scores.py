@@ -1,0 +1,69 @@
+"""TracInCP of every example with itself (Pruthi 2020; Hartley 2022, A.5)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from memlib.specs import InfluenceSpec
+from memlib.tables import SELF_INFLUENCE_UNITS
+
+
+def choose_checkpoints(losses: Sequence[float], spec: InfluenceSpec) -> list[int]:
+    """Evenly spaced epochs up to the first at which the training loss has fallen by `loss_fall` (2022, A.5).
+
+    Args:
+        losses: mean training loss of each epoch, from the first.
+        spec: how many, and the fall.
+    """
+    enough = [epoch for epoch, loss in enumerate(losses, start=1) if loss <= (1 - spec.loss_fall) * losses[0]]
+    last = enough[0] if enough else len(losses)
+    return sorted(
+        {round(epoch) for epoch in np.linspace(last / spec.checkpoints, last, spec.checkpoints) if round(epoch) >= 1}
+    )
+
+
+def self_influence(norms: NDArray[np.floating], rates: Sequence[float]) -> NDArray[np.float64]:
+    """TracInCP of each example with itself.
+
+    Args:
+        norms: (num_checkpoints, num_examples) squared gradient norms.
+        rates: learning rate at each checkpoint.
+
+    Returns:
+        (num_examples,) float64.
+    """
+    return np.asarray(rates, dtype=np.float64) @ norms.astype(np.float64)
+
+
+def score(
+    example_ids: Sequence[str],
+    labels: NDArray[np.int64],
+    class_names: Sequence[str],
+    norms: NDArray[np.floating],
+    rates: Sequence[float],
+    epochs: Sequence[int],
+) -> pa.Table:
+    """A row an example, the most influential first.
+
+    Args:
+        example_ids, labels, class_names: of each example.
+        norms: (num_checkpoints, num_examples).
+        rates, epochs: of each checkpoint.
+
+    Returns:
+        tables.SELF_INFLUENCE_UNITS.
+    """
+    total = self_influence(norms, rates)
+    order = sorted(range(len(total)), key=lambda i: (-total[i], example_ids[i]))
+    shares = total / total.sum() if total.sum() > 0 else np.zeros_like(total)
+    rows = [
+        {
+            "example_id": example_ids[i], "label": int(labels[i]), "class_name": class_names[i], "rank": rank,
+            "self_influence": float(total[i]), "share": float(shares[i]), "checkpoints": list(epochs),
+            "gradient_norms": [float(value) for value in norms[:, i]],
+        }
+        for rank, i in enumerate(order, start=1)
+    ]  # fmt: skip
+    return pa.Table.from_pylist(rows, schema=SELF_INFLUENCE_UNITS.arrow)

@@ -1,0 +1,101 @@
+"""The stages of a self-influence audit after the gradient norms: their sum over checkpoints, and the page."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from memlib.audits.self_influence.recipe import Recipe
+from memlib.audits.self_influence.scores import score
+from memlib.audits.self_influence.summary import curves, summarize
+from memlib.data.splits import TRAIN
+from memlib.data.stages import TrainingData
+from memlib.provenance import Declared
+from memlib.results import CURVES_FILE, FINDINGS, PAGES, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
+from memlib.stage import Artifact
+from memlib.store import Attempt
+from memlib.tables import CURVES, SELF_INFLUENCE_UNITS, SUMMARY, write_table
+
+if TYPE_CHECKING:
+    from memlib.report.page import Page
+
+_HERE = "memlib.audits.self_influence"
+
+
+@dataclass(frozen=True)
+class Score(ScoresStage):
+    """Take TracInCP of every training example.
+
+    Attributes:
+        data: the training examples.
+        norms: squared gradient norms at each checkpoint, in order of the members.
+        rates: the learning rate at each checkpoint.
+        epochs: of each checkpoint.
+    """
+
+    declared: ClassVar[Declared] = Declared(
+        "self_influence", 2, (*(f"{_HERE}.{room}" for room in ("recipe", "scores", "stages", "summary")), *FINDINGS)
+    )
+    title: ClassVar[str] = "self-influence"
+
+    data: TrainingData
+    norms: Sequence[Artifact[NDArray[np.float64]]]
+    rates: Sequence[float]
+    epochs: Sequence[int]
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """The checkpoints."""
+        return {"rates": list(self.rates), "epochs": list(self.epochs)}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """Norms and examples."""
+        return {"norms": [norms.key for norms in self.norms]} | self.data.inputs(TRAIN)
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write units, curves and summary."""
+        members, found = self.data.members(TRAIN), np.stack([norms.content for norms in self.norms])
+        ids, names = members["example_id"].to_pylist(), members["class_name"].to_pylist()
+        units = score(ids, members["label"].to_numpy(), names, found, self.rates, self.epochs)
+        write_table(units, SELF_INFLUENCE_UNITS, attempt.path(UNITS_FILE))
+        write_table(summarize(units), SUMMARY, attempt.path(SUMMARY_FILE))
+        write_table(curves(units), CURVES, attempt.path(CURVES_FILE))
+
+
+@dataclass(frozen=True)
+class Report(PageStage):
+    """Draw the page of a self-influence audit."""
+
+    declared: ClassVar[Declared] = Declared("report", 4, (*PAGES, f"{_HERE}.report", f"{_HERE}.stages"))
+    title: ClassVar[str] = "report self-influence"
+
+    recipe: Recipe
+    run: str
+    scores: Artifact[Tables]
+    data: TrainingData
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """Scores, and the examples that are shown."""
+        return {"scores": self.scores.key} | self.data.inputs(TRAIN)
+
+    def page(self, attempt: Attempt) -> "Page":
+        """Draw the figure and compose the page."""
+        from memlib.audits.self_influence.report import build_page
+
+        recipe, members, images = self.recipe, self.data.members(TRAIN), self.data.images
+        rows = dict(zip(members["example_id"].to_pylist(), members["row"].to_pylist(), strict=True))
+        units, summary, curves = (self.scores.content[name] for name in ("units", "summary", "curves"))
+        facts = {
+            "data": f"{recipe.data.source.kind}, {members.num_rows} training examples",
+            "model": recipe.trained.model if recipe.trained else recipe.model.architecture if recipe.model else "",
+            "checkpoints": ", ".join(f"epoch {epoch}" for epoch in units["checkpoints"][0].as_py()),
+        }
+        return build_page(
+            recipe, self.run, units, summary, curves, lambda name: images[rows[name]] if images.ndim == 4 else None, facts,
+            attempt.path("figures"),
+        )  # fmt: skip

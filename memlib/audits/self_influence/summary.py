@@ -1,0 +1,118 @@
+"""How concentrated self-influence is, how stable over checkpoints, and by class."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import scipy.stats
+from numpy.typing import NDArray
+
+from memlib.findings import DESCRIPTIVE, Interval, Row, Verdict, diagnostic, estimate, summary_table
+from memlib.stats.tests import percentile_interval
+from memlib.tables import CURVES
+
+SHARES = (0.01, 0.1)  # of the examples, whose share of self-influence is reported
+MIN_EXAMPLES = 20  # for an interval over them
+
+
+def summarize(units: pa.Table) -> pa.Table:
+    """How concentrated self-influence is, how stable over checkpoints, and by class; nothing is tested.
+
+    Returns:
+        tables.SUMMARY.
+    """
+    values = units["self_influence"].to_numpy()
+    count = len(values)
+    base = {"checkpoints": units["checkpoints"][0].as_py()}
+    rows = [_share_row(values, share, base) for share in SHARES]
+    rows.append(diagnostic("self_influence_median", base, float(np.median(values)), n=count))
+    rows.append(diagnostic("self_influence_max", base, float(values.max()), n=count))
+    rows += _agreement(np.array(units["gradient_norms"].to_pylist()), base)
+    names = units["class_name"].to_pylist()
+    for name in dict.fromkeys(sorted(names)):
+        mine = values[[n == name for n in names]]
+        rows.append(diagnostic("self_influence_mean", {**base, "class": name}, float(mine.mean()), n=len(mine)))
+    return summary_table(rows, verdict(rows))
+
+
+def verdict(rows: Sequence[Row]) -> Verdict:
+    """The headline in a sentence; the word is descriptive, as nothing is tested."""
+    head = rows[0]
+    interval = "" if head["ci_low"] is None else f" (95 % interval {_percent(head['ci_low'])} to {_percent(head['ci_high'])})"
+    return Verdict(
+        DESCRIPTIVE, f"1 % of the training examples hold {_percent(head['value'])} of all self-influence{interval}.",
+        "The interval is over examples, for this one training. These are the examples that the model leans on themselves "
+        "for: mislabelled, atypical, or carrying something that no other example has. They are where to look first for "
+        "memory; high self-influence alone is no proof of it.",
+    )  # fmt: skip
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def _share_row(values: NDArray[np.float64], share: float, base: Mapping[str, Any]) -> Row:
+    interval = None
+    if len(values) >= MIN_EXAMPLES and np.ptp(values):
+        interval = Interval(*percentile_interval(resampled_shares(values, share)), "examples")
+    found = float(_top_share(np.sort(values)[::-1][None], np.ones((1, len(values))), share)[0])
+    return estimate("influence_share", {**base, "top": share}, found, n=len(values), interval=interval)
+
+
+def resampled_shares(values: NDArray[np.float64], share: float, *, replicates: int = 500) -> NDArray[np.float64]:
+    """The share of self-influence in the top share of examples, in bootstrap samples of the examples.
+
+    Args:
+        values: (num_examples,) self-influence of each.
+        share: such as .01.
+        replicates: bootstrap samples.
+
+    Returns:
+        (replicates,).
+    """
+    rng, count = np.random.default_rng(0), len(values)
+    ordered = np.sort(values)[::-1][None]
+    return np.concatenate(
+        [_top_share(ordered, rng.multinomial(count, np.full(count, 1 / count), size=1), share) for _ in range(replicates)]
+    )
+
+
+def _top_share(ordered: NDArray[np.float64], copies: NDArray[Any], share: float) -> NDArray[np.float64]:
+    """Of values in descending order, each with a number of copies: (num_samples,)."""
+    top = max(1, round(share * ordered.shape[1]))
+    taken = np.clip(top - (np.cumsum(copies, axis=1) - copies), 0, copies)
+    total = (copies * ordered).sum(axis=1)
+    found: NDArray[np.float64] = (taken * ordered).sum(axis=1) / np.where(total > 0, total, 1)
+    return found
+
+
+def _agreement(norms: NDArray[np.float64], base: Mapping[str, Any]) -> list[Row]:
+    """Rank correlation of odd and even checkpoints."""
+    if norms.shape[1] < 2 or len(norms) < 3:
+        return []
+    halves = norms[:, ::2].sum(axis=1), norms[:, 1::2].sum(axis=1)
+    agreement = float(scipy.stats.spearmanr(*halves).statistic)
+    if not np.isfinite(agreement):
+        return []
+    return [diagnostic("checkpoint_agreement", {**base, "statistic": "Spearman"}, agreement, n=len(norms))]
+
+
+def in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
+    """Whether a finding with these params is shown in brief: all but those of single classes."""
+    return "class" not in params
+
+
+def curves(units: pa.Table) -> pa.Table:
+    """The share of all self-influence that the most influential share of examples has: curve influence_by_rank."""
+    shares = np.cumsum(units["share"].to_numpy())
+    chosen = np.unique(np.geomspace(1, len(shares), min(200, len(shares))).round().astype(int))
+    rows = [
+        {
+            "curve": "influence_by_rank", "series": "examples", "params": json.dumps({}), "x": float(n / len(shares)),
+            "y": float(shares[n - 1]),
+        }
+        for n in chosen
+    ]  # fmt: skip
+    return pa.Table.from_pylist(rows, schema=CURVES.arrow)

@@ -1,0 +1,149 @@
+"""What the unique-feature page shows beside its tables: pictures, attention, decision boundaries, facts."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+
+from memlib.audits.unique_feature.curves import strongest
+from memlib.audits.unique_feature.recipe import Recipe
+from memlib.audits.unique_feature.report import Boundary, Material
+from memlib.audits.unique_feature.scoring import Net
+from memlib.audits.unique_feature.stages import Scored
+from memlib.data.splits import TRAIN
+from memlib.errors import UserError
+from memlib.observe.attention import gradcam, overlaid
+from memlib.observe.models import load_net
+from memlib.training.augment import prepare
+
+SIDE = 80  # points along a side of a decision boundary
+SHOWN_POINTS = 300
+
+
+def material_of(recipe: Recipe, cells: Sequence[Scored], units: pa.Table, warn: Callable[[str], None]) -> Material:
+    """Collect what the page shows beside the tables, of the first cell.
+
+    Args:
+        recipe: what was run.
+        cells: all nets.
+        units: the calibrated scores.
+        warn: called with a line about what cannot be shown.
+    """
+    cell = cells[0]
+    images = cell.data.images.ndim == 4
+    looks = images and recipe.report.gradcam and recipe.trained is None
+    bounds = not images and recipe.report.boundaries and recipe.trained is None and cell.data.images.shape[1] >= 2
+    order = strongest(units.filter(_of(units, cell)), recipe.score.outputs[0], units.num_rows) if looks or bounds else []
+    return Material(
+        pictures=_pictures(recipe, cell) if images else [],
+        attention=_attention(recipe, cell, order, warn) if looks else [],
+        boundaries=_boundaries(recipe, cell, order) if bounds else [],
+        facts=_facts(recipe, cells),
+    )
+
+
+def _of(units: Any, cell: Scored) -> NDArray[np.bool_]:
+    variant = np.array(units["variant"].to_pylist(), dtype=object) == cell.variant
+    mine = variant & (units["data_seed"].to_numpy() == cell.data_seed)
+    found: NDArray[np.bool_] = mine & (np.array(units["feature"].to_pylist(), dtype=object) == "canary")
+    return found
+
+
+def _pictures(recipe: Recipe, cell: Scored) -> list[tuple[NDArray[np.uint8], str]]:
+    chosen = [(int(c["row"]), f"{c['example_id']} ({c['class_name']})") for c in cell.canaries[: recipe.report.examples]]
+    if not chosen:  # a model trained elsewhere: some of the examples it is shown
+        members = cell.data.members(TRAIN).slice(0, recipe.report.examples).to_pylist()
+        chosen = [(int(m["row"]), str(m["example_id"])) for m in members]
+    shown = []
+    for row, name in chosen:
+        image = cell.data.images[row][None]
+        shown += [(cell.feature.insert(image)[0], f"{name}, with"), (cell.feature.clean(image)[0], f"{name}, without")]
+    return shown
+
+
+def _net(cell: Scored, number: int) -> tuple[torch.nn.Module, Net]:
+    """A canary net by its number."""
+    for models, nets in zip(cell.models, cell.nets, strict=True):
+        for position, net in enumerate(nets):
+            if net.number == number and not net.control:
+                return load_net(models, position, epoch=cell.epoch), net
+    raise KeyError(number)
+
+
+def _attention(
+    recipe: Recipe, cell: Scored, order: Sequence[int], warn: Callable[[str], None]
+) -> list[tuple[NDArray[np.uint8], str]]:
+    """GradCAM on the canary, and on other examples of its class, with the feature and without (2023, Fig. 8)."""
+    net, who = _net(cell, order[0])
+    members = cell.data.members(TRAIN).to_pylist()
+    rows = [int(cell.canaries[who.canary]["row"])]
+    rows += [int(m["row"]) for m in members if m["label"] == who.label and int(m["row"]) != rows[0]][: recipe.report.examples]
+    images = cell.data.images[rows]
+    found = []
+    for title, shown in (("with", cell.feature.insert(images)), ("without", cell.feature.clean(images))):
+        try:
+            heats = gradcam(net, prepare(shown, torch.device("cpu")), who.label)
+        except UserError as error:
+            warn(str(error))
+            return []
+        for place, (image, heat) in enumerate(zip(shown, heats, strict=True)):
+            found.append((overlaid(image, heat), f"{'canary' if place == 0 else f'other example {place}'}, {title}"))
+    return found
+
+
+def _boundaries(recipe: Recipe, cell: Scored, order: Sequence[int]) -> list[Boundary]:
+    """Over the plane of the first two coordinates, the others at their mean (2023, Fig. 3b)."""
+    members = cell.data.members(TRAIN)
+    points = np.asarray(cell.data.images[members["row"].to_numpy()])
+    low, high = points.min(axis=0) - 0.3, points.max(axis=0) + 0.3
+    x, y = np.meshgrid(np.linspace(low[0], high[0], SIDE), np.linspace(low[1], high[1], SIDE))
+    plane = np.repeat(points.mean(axis=0, keepdims=True), SIDE * SIDE, axis=0)
+    plane[:, 0], plane[:, 1] = x.reshape(-1), y.reshape(-1)
+    if recipe.data.source.kind == "two_moons":
+        plane[:, 2] = 0.0
+    some = np.random.default_rng(0).permutation(len(points))[:SHOWN_POINTS]
+    found = []
+    for title, number in (("highest score", order[0]), ("lowest score", order[-1])):
+        net, _ = _net(cell, number)
+        with torch.inference_mode():
+            sides = [
+                torch.softmax(net(prepare(examples.astype(np.float32), torch.device("cpu"))), dim=1)[:, 1]
+                .numpy()
+                .reshape(SIDE, SIDE)
+                for examples in (cell.feature.clean(plane), cell.feature.insert(plane))
+            ]
+        extent = (float(low[0]), float(high[0]), float(low[1]), float(high[1]))
+        found.append(Boundary(title, extent, sides[0], sides[1], points[some, :2], members["label"].to_numpy()[some]))
+    return found
+
+
+def _facts(recipe: Recipe, cells: Sequence[Scored]) -> dict[str, str]:
+    source = recipe.data.source.model_dump(mode="json")
+    facts = {
+        "data": ", ".join(f"{name} {value}" for name, value in source.items() if value not in (None, {}, [])),
+        "feature": ", ".join(f"{k} {v}" for k, v in recipe.canary.feature.model_dump(mode="json").items() if v is not None),
+        "probe data": recipe.probe.kind if recipe.probe.data is None else recipe.probe.data.source.kind,
+    }
+    if recipe.trained is not None:
+        return facts | {"model": recipe.trained.model, "weights": str(recipe.trained.weights)}
+    assert recipe.model is not None
+    assert recipe.training is not None
+    training, canary = recipe.training, recipe.canary
+    models = list(dict.fromkeys(models for cell in cells for models in cell.models))
+    seconds = sum(float(chunk.facts.get("training_seconds", 0)) for chunk in models)
+    nets = [net for cell in cells for group in cell.nets for net in group]
+    facts |= {
+        "training examples": f"{cells[0].data.members(TRAIN).num_rows}",
+        "canaries": f"{canary.count}, chosen {canary.choice.replace('_', ' ')}, {canary.mode}, {canary.repeats} time(s)",
+        "model": ", ".join(f"{k} {v}" for k, v in recipe.model.model_dump(mode="json").items() if k != "kind"),
+        "training": f"{training.epochs} epochs at most, batch {training.batch_size or 'all'}, patience {training.patience}",
+        "optimizer": ", ".join(f"{k} {v}" for k, v in training.optimizer.model_dump(mode="json").items()),
+        "nets": f"{sum(not n.control for n in nets)} with the feature, {sum(n.control for n in nets)} controls",
+        "training time": f"{seconds:.0f} s of {len(models)} artifacts, side by side",
+    }
+    if recipe.variants:
+        facts["variants"] = "; ".join(f"{name}: {changes}" for name, changes in recipe.variants.items())
+    return facts

@@ -1,0 +1,178 @@
+"""Many small nets trained as one."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from memlib.audits.unique_feature.measures import m_of_label
+from memlib.audits.unique_feature.recipe import Config, Output
+from memlib.data.canaries import probe_rows
+from memlib.data.splits import TRAIN, VALIDATION, column
+from memlib.data.stages import TrainingData
+from memlib.observe.models import WEIGHTS, Nets
+from memlib.observe.outputs import Forward, class_scores
+from memlib.provenance import Declared
+from memlib.specs import ClassifierSpec, TrainingSpec
+from memlib.stage import Artifact, Place, Stage
+from memlib.store import Attempt
+from memlib.tables import NETS_HISTORY, write_table
+from memlib.training.fit import HISTORY, Canary
+from memlib.training.stacked import Examples, NetJob, measure_stack_size, train_nets
+
+
+@dataclass(frozen=True)
+class TrainNets(Stage[Nets]):
+    """Train small nets as one; they are one artifact: nets.safetensors and history.parquet.
+
+    Attributes:
+        data: the examples.
+        model, training: how every net is made.
+        seeds: of each net.
+        canaries: of each net, with its label.
+        watch: outputs on which white-box M is taken after every epoch; none for no scores by epoch.
+        config: for watching: examples and their seed.
+        all_canaries: stored rows of every canary of the cell, on which nothing is scored.
+    """
+
+    declared: ClassVar[Declared] = Declared(
+        "train_nets",
+        1,
+        (
+            "memlib.models",
+            "memlib.objectives",
+            "memlib.training",
+            "memlib.data.shards",
+            "memlib.data.canaries",
+            "memlib.audits.unique_feature.nets",
+        ),
+    )
+    title: ClassVar[str] = "train nets"
+    place: ClassVar[Place] = "anywhere"
+
+    data: TrainingData
+    model: ClassifierSpec
+    training: TrainingSpec
+    seeds: tuple[int, ...]
+    canaries: tuple[Canary, ...]
+    watch: tuple[Output, ...]
+    config: Config
+    all_canaries: tuple[int, ...]
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """How the nets are made, from which seeds, with which canaries."""
+        training = self.training.model_dump(mode="json", exclude={"seed", "checkpoint_epochs"})
+        spec: dict[str, Any] = {"model": self.model.model_dump(mode="json"), "training": training}
+        spec["nets"] = [[seed, canary.digest] for seed, canary in zip(self.seeds, self.canaries, strict=True)]
+        spec["feature"] = (
+            self.canaries[0].feature.digest if any(c.with_feature for c in self.canaries) or self.watch else None
+        )
+        if self.watch:
+            spec["watch"] = [list(self.watch), self.config.max_examples, self.config.seed, list(self.all_canaries)]
+            spec["labels"] = [int(self.data.labels[canary.row]) for canary in self.canaries]
+        return spec
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The examples."""
+        return self.data.inputs(TRAIN, *([VALIDATION] if self.training.patience else []))
+
+    @property
+    def units(self) -> float:
+        """Nets times epochs times examples."""
+        return float(len(self.seeds) * self.training.epochs * self.data.members(TRAIN).num_rows)
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Train the nets, and write their weights and history."""
+        started = time.monotonic()
+        members = self.data.members(TRAIN)
+        validation = column(self.data.members(VALIDATION), "row") if self.training.patience else np.zeros(0, dtype=np.int64)
+        examples = Examples(self.data.images, self.data.labels, self.canaries[0].feature, validation)
+        rows = column(members, "row")
+        jobs = [NetJob(seed, canary.rows(rows)) for seed, canary in zip(self.seeds, self.canaries, strict=True)]
+        classes = self.data.num_classes
+        size = measure_stack_size(self.model, self.training, examples, jobs, classes, device)
+        watch = _Watch(self, members, device) if self.watch else None
+        results = train_nets(
+            self.model,
+            self.training,
+            examples,
+            jobs,
+            classes,
+            stack_size=size,
+            device=device,
+            watch=None if watch is None else watch.look,
+        )
+        states = {name: torch.stack([r.state[name] for r in results]) for name in results[0].state}
+        safetensors.torch.save_file(states, attempt.path(WEIGHTS))
+        table = pa.Table.from_pylist(list(_history(results, watch)), schema=NETS_HISTORY.arrow)
+        write_table(table, NETS_HISTORY, attempt.path(HISTORY))
+        seconds = time.monotonic() - started
+        described = {
+            "model": self.model.model_dump(mode="json"), "classifier": classes, "input_shape": list(examples.input_shape)
+        }  # fmt: skip
+        attempt.facts |= {
+            "nets": len(jobs), "stack_size": size, "device": device.type, "training_seconds": round(seconds, 2),
+            "described": described, "best_epochs": [result.epoch for result in results],
+        }  # fmt: skip
+
+    @classmethod
+    def open(cls, artifact: Artifact[Nets]) -> Nets:
+        """Return the nets."""
+        return Nets(artifact)
+
+
+def _history(results: Sequence[Any], watch: "_Watch | None") -> Any:
+    for net, result in enumerate(results):
+        for epoch, (loss, accuracy, validation) in enumerate(result.history.tolist(), start=1):
+            row = {
+                "position": net, "epoch": epoch, "best_epoch": result.epoch, "training_loss": loss, "accuracy": accuracy,
+                "validation_loss": None if np.isnan(validation) else validation,
+            }  # fmt: skip
+            scores = watch.scores.get((net, epoch), {}) if watch is not None else {}
+            if not scores:
+                yield row
+            for output, (value, p) in scores.items():
+                yield {**row, "output": output, "value": value, "published_p": p}
+
+
+class _Watch:
+    """White-box M at every net's own label after every epoch."""
+
+    def __init__(self, chunk: TrainNets, members: pa.Table, device: torch.device) -> None:
+        config = chunk.config
+        self.outputs, self.device = chunk.watch, device
+        self.labels = [int(chunk.data.labels[canary.row]) for canary in chunk.canaries]
+        feature = chunk.canaries[0].feature
+        rows = column(members, "row")
+        self.places: dict[int, NDArray[np.int64]] = {}
+        self.examples: dict[int, tuple[NDArray[Any], NDArray[Any]]] = {}
+        for label in set(self.labels):
+            place = probe_rows(members, label, without=chunk.all_canaries, max_examples=config.max_examples, seed=config.seed)
+            images = chunk.data.images[rows[place]]
+            self.places[label], self.examples[label] = place, (feature.clean(images), feature.insert(images))
+        self.scores: dict[tuple[int, int], dict[str, tuple[float, float]]] = {}
+
+    def look(self, epoch: int, nets: Sequence[int], forward: Forward, known: Tensor | None) -> None:
+        """Scores the nets; `known` are the class scores of all training rows, so that only x_u is computed."""
+        for label, (clean, featured) in self.examples.items():
+            mine = [i for i, net in enumerate(nets) if self.labels[net] == label]
+            if not mine:
+                continue
+            shown = class_scores(forward, featured, num_nets=len(nets), device=self.device)[mine]
+            if known is not None:
+                plain = known[:, torch.from_numpy(self.places[label]).to(known.device)].cpu().numpy()[mine]
+            else:
+                plain = class_scores(forward, clean, num_nets=len(nets), device=self.device)[mine]
+            for output in self.outputs:
+                values, p = m_of_label(plain, shown, label, output)
+                for i, value, chance in zip(mine, values.tolist(), p.tolist(), strict=True):
+                    self.scores.setdefault((nets[i], epoch), {})[output] = (value, chance)

@@ -1,0 +1,6 @@
+"""The page of an audit of unique features."""
+
+from memlib.audits.unique_feature.report.findings import Boundary, Material
+from memlib.audits.unique_feature.report.page import build_page
+
+__all__ = ["Boundary", "Material", "build_page"]

@@ -1,0 +1,226 @@
+"""Sections on pictures and curves: examples, epochs, draws, removal, canaries, layers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from memlib.audits.unique_feature.report.findings import COLOURS, METRIC_NAMES, PANELS, Findings, Material
+from memlib.report.figures import (
+    ACCENT,
+    INK,
+    MUTED,
+    REFERENCE,
+    TARGET,
+    data_uri,
+    new_figure,
+    new_panels,
+    panels_for,
+    percent_axis,
+    save_figure,
+)
+from memlib.report.page import Section
+
+
+def picture_section(material: Material) -> Section | None:
+    """The canary and its controls, as the models saw them."""
+    if not material.pictures:
+        return None
+    return Section(
+        heading="The feature in its examples",
+        paragraphs=["The canaries as the models saw them, and the clean twins that the controls saw."],
+        pictures=[(data_uri(image, side=128), caption) for image, caption in material.pictures],
+    )
+
+
+def attention_section(material: Material) -> Section | None:
+    """Where a net looks for the canary's class."""
+    if not material.attention:
+        return None
+    return Section(
+        heading="What the model looks at",
+        paragraphs=[
+            "GradCAM of the canary's class in the net with the highest score (warm: much, cold: little; 2023, Fig. 8)."
+        ],
+        pictures=[(data_uri(image, side=128), caption) for image, caption in material.attention],
+    )
+
+
+def _lines(curves: pa.Table, name: str, **params: Any) -> dict[str, tuple[list[float], list[float]]]:
+    """The points of a curve by series, at these params."""
+    found: dict[str, tuple[list[float], list[float]]] = {}
+    for row in curves.to_pylist():
+        at = json.loads(row["params"])
+        if row["curve"] == name and all(at.get(key, "") == value for key, value in params.items()):
+            x, y = found.setdefault(row["series"], ([], []))
+            x.append(row["x"])
+            y.append(row["y"])
+    return found
+
+
+def _has(curves: pa.Table, name: str) -> bool:
+    return name in set(curves["curve"].to_pylist())
+
+
+def epoch_section(curves: pa.Table, findings: Findings, folder: Path) -> Section | None:
+    """Scores by epoch of training."""
+    if not _has(curves, "proportion_by_epoch"):
+        return None
+    output, variants = findings.headline["output"], findings.variants[:PANELS]
+    figure = panels_for(variants)
+    for axes, variant in zip(figure.axes, variants, strict=True):
+        for criterion, style in (("published", "--"), ("calibrated", "-")):
+            lines = _lines(curves, "proportion_by_epoch", variant=variant, output=output, criterion=criterion)
+            for series, (x, y) in lines.items():
+                axes.plot(x, y, style, color=COLOURS[series], lw=1.5, label=f"{series}, {criterion}")
+        for x, y in _lines(curves, "accuracy_by_epoch", variant=variant).values():
+            axes.plot(x, y, ":", color=INK, lw=1, label="accuracy")
+            break
+        axes.set_ylim(0, 1.02)
+        percent_axis(axes.yaxis)
+        axes.set_xlabel("epoch")
+        axes.set_title(variant, fontsize=9)
+    figure.axes[0].legend(frameon=False, fontsize=7)
+    return Section(
+        heading="Through training",
+        paragraphs=[
+            f"Share of nets called memorizing after each epoch (on {output}; 2023, Fig. 4). The controls' dashed line is "
+            "what the published one finds where there is nothing to find: its share at the first epoch is no early memory."
+        ],
+        svg=save_figure(figure, folder, "by_epoch"),
+    )
+
+
+def draws_section(curves: pa.Table, findings: Findings, folder: Path) -> Section | None:
+    """Scores over other draws of the data."""
+    if not _has(curves, "proportion_by_data_seed"):
+        return None
+    at, variants = findings.headline, findings.variants[:PANELS]
+    figure = panels_for(variants)
+    for axes, variant in zip(figure.axes, variants, strict=True):
+        for criterion, marker in (("published", "o"), ("calibrated", "s")):
+            lines = _lines(
+                curves,
+                "proportion_by_data_seed",
+                variant=variant,
+                metric=at["metric"],
+                output=at["output"],
+                criterion=criterion,
+            )
+            for series, (x, y) in lines.items():
+                shown = COLOURS[series] if criterion == "calibrated" else "none"
+                axes.plot(x, y, marker, color=COLOURS[series], mfc=shown, ms=5, label=f"{series}, {criterion}")
+        axes.set_ylim(-0.02, 1.02)
+        percent_axis(axes.yaxis)
+        axes.set_xlabel("draw of the data")
+        axes.set_title(variant, fontsize=9)
+    figure.axes[0].legend(frameon=False, fontsize=7)
+    return Section(
+        heading="From draw to draw of the data",
+        paragraphs=[
+            "The share of nets called memorizing on each draw of the data. How far it varies from draw to draw is how "
+            "little a single draw's number says; intervals here are over draws."
+        ],
+        svg=save_figure(figure, folder, "by_data_seed"),
+    )
+
+
+def boundary_section(material: Material, folder: Path) -> Section | None:
+    """Class probabilities over the plane of two coordinates."""
+    if not material.boundaries:
+        return None
+    figure = new_panels(2 * len(material.boundaries), columns=2)
+    for place, boundary in enumerate(material.boundaries):
+        for side, (title, values) in enumerate((("without", boundary.clean), ("with the feature", boundary.featured))):
+            axes = figure.axes[2 * place + side]
+            grid = np.linspace(boundary.extent[0], boundary.extent[1], values.shape[1])
+            rows = np.linspace(boundary.extent[2], boundary.extent[3], values.shape[0])
+            axes.contourf(grid, rows, values, levels=np.linspace(0, 1, 11), cmap="RdBu_r", alpha=0.7)
+            axes.contour(grid, rows, values, levels=[0.5], colors=[INK], linewidths=1.2)
+            colours = np.where(boundary.labels == 1, TARGET, REFERENCE)
+            axes.scatter(boundary.points[:, 0], boundary.points[:, 1], c=colours, s=2)
+            axes.set_title(f"{boundary.title}, {title}", fontsize=8)
+            axes.grid(False)
+    return Section(
+        heading="Decision boundaries",
+        paragraphs=["Probability of the second class over the plane of the two informative coordinates (2023, Fig. 3b)."],
+        svg=save_figure(figure, folder, "boundaries"),
+    )
+
+
+def removal_section(curves: pa.Table, findings: Findings, folder: Path) -> Section | None:
+    """Scores of parts of the feature."""
+    if not _has(curves, "m_by_removed_pixels"):
+        return None
+    output, variants = findings.headline["output"], findings.variants[:PANELS]
+    figure = panels_for(variants)
+    for axes, variant in zip(figure.axes, variants, strict=True):
+        for series, (x, y) in _lines(curves, "m_by_removed_pixels", variant=variant, output=output).items():
+            axes.plot(
+                x, y, color=COLOURS[series], label="with the feature" if series == "canary" else "control", marker="o", ms=3
+            )
+        axes.set_xlabel("pixels taken out of the feature")
+        axes.set_ylabel("mean white-box M")
+        axes.set_title(variant, fontsize=9)
+    figure.axes[0].legend(frameon=False, fontsize=8)
+    return Section(
+        heading="Parts of the feature",
+        paragraphs=["The score when the nets are shown the feature with some of its pixels taken out (2023, Fig. 5)."],
+        svg=save_figure(figure, folder, "removed_pixels"),
+    )
+
+
+def canary_section(curves: pa.Table, findings: Findings, folder: Path) -> Section | None:
+    """Scores by canary."""
+    metric = findings.headline.get("metric")
+    lines = _lines(
+        curves,
+        "score_by_canary",
+        variant=findings.variants[0] if findings.variants else "",
+        metric=metric,
+        output=findings.headline.get("output"),
+    )
+    if not lines:
+        return None
+    figure = new_figure()
+    axes = figure.axes[0]
+    x, middle = lines["mean"]
+    axes.vlines(x, lines["min"][1], lines["max"][1], color=MUTED, lw=2, label="lowest to highest net")
+    axes.plot(x, middle, "o", color=TARGET, ms=4, label="mean")
+    axes.axhline(0, color=INK, lw=0.8)
+    axes.set_xlabel("canary, in order of its mean score")
+    axes.set_ylabel(METRIC_NAMES[str(metric)])
+    axes.legend(frameon=False)
+    return Section(
+        heading="From canary to canary",
+        paragraphs=["Scores of the nets of each canary (2022, Figs. 3a to 6): the dots differ by canary, the lines by seed."],
+        svg=save_figure(figure, folder, "by_canary"),
+    )
+
+
+def latent_section(curves: pa.Table, folder: Path) -> Section | None:
+    """Units of the last hidden layer that the feature moves."""
+    if not _has(curves, "latent_by_unit"):
+        return None
+    figure = new_figure()
+    axes = figure.axes[0]
+    names = {
+        "feature": ("by the feature only", TARGET),
+        "control": ("by the feature only, controls", REFERENCE),
+        "random": ("by random partners only", ACCENT),
+    }
+    for series, (x, y) in _lines(curves, "latent_by_unit").items():
+        axes.plot(x, y, color=names[series][1], lw=1, label=names[series][0])
+    axes.set_xlabel("unit of the last hidden layer")
+    axes.set_ylabel("how often, relative to the highest")
+    axes.legend(frameon=False)
+    return Section(
+        heading="Which units the feature excites",
+        paragraphs=[
+            "Units that the feature excites and the clean example does not, over nets from the same seed (2022, Fig. 3b). "
+            "What controls share with nets that saw the feature is no memory of it."
+        ],
+        svg=save_figure(figure, folder, "latent"),
+    )

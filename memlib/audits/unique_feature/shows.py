@@ -1,0 +1,263 @@
+"""Nets and what they are shown, to M scores."""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+
+from memlib.audits.unique_feature.recipe import Config
+from memlib.audits.unique_feature.scoring import Net, Shown, score, score_by_label
+from memlib.data.canaries import Feature, null_features, probe_rows
+from memlib.data.splits import HELD_OUT, TRAIN, column
+from memlib.data.stages import Shard, TrainingData
+from memlib.errors import UserError
+from memlib.identity import derive_seed
+from memlib.observe.models import Nets, Take, Trained, load_any, model_key, trained_epochs
+from memlib.observe.outputs import Forward, class_scores
+from memlib.provenance import Declared
+from memlib.results import UNITS_FILE
+from memlib.specs import FeatureSpec, ProbeSpec, TrainedSpec
+from memlib.stage import Artifact, Place, Stage
+from memlib.store import Attempt, Ref
+from memlib.tables import UNIQUE_FEATURE_UNITS, write_table
+
+BY_LABEL, LATENT = "by_label.npz", "latent.npy"
+
+
+class NetTables:
+    """What the nets of one artifact scored."""
+
+    def __init__(self, artifact: "Artifact[NetTables]") -> None:
+        self._artifact = artifact
+
+    @property
+    def units(self) -> pa.Table:
+        """A tables.UNIQUE_FEATURE_UNITS, not calibrated yet."""
+        return pq.read_table(self._artifact.path(UNITS_FILE))
+
+    @property
+    def by_label(self) -> tuple[list[str], NDArray[np.float64]]:
+        """Names of features, and scores (num_features, num_nets, num_settings, num_classes, 4), see score_by_label."""
+        with np.load(self._artifact.path(BY_LABEL)) as file:
+            return [str(name) for name in file["features"]], file["scores"]
+
+    @property
+    def latent(self) -> NDArray[np.float64]:
+        """Shares of probe examples (2, num_nets, num_units) that excite a unit only with the feature, its partner."""
+        found: NDArray[np.float64] = np.load(self._artifact.path(LATENT))
+        return found
+
+
+@dataclass(frozen=True)
+class ScoreNets(Stage[NetTables]):
+    """Show the nets of one artifact what they are scored on: units.parquet, by_label.npz.
+
+    Attributes:
+        data: the training examples.
+        models: a chunk of small nets, one large model, or one that was trained elsewhere.
+        epoch: of a large model.
+        nets: who they are, in the artifact's order.
+        feature, feature_spec: the unique feature.
+        canaries: stored rows of every canary of the cell.
+        labels: labels that some canary of the cell has.
+        probe: what the black box is shown.
+        other: the probe data, when it is another source.
+        config: how to score.
+    """
+
+    declared: ClassVar[Declared] = Declared(
+        "score_nets",
+        2,
+        (
+            "memlib.observe.outputs",
+            "memlib.observe.models",
+            "memlib.audits.unique_feature.scoring",
+            "memlib.audits.unique_feature.shows",
+            "memlib.data.canaries",
+            "memlib.models",
+        ),
+    )
+    title: ClassVar[str] = "score nets"
+    place: ClassVar[Place] = "anywhere"
+
+    data: TrainingData
+    models: Trained | TrainedSpec
+    epoch: int
+    nets: tuple[Net, ...]
+    feature: Feature
+    feature_spec: FeatureSpec
+    canaries: tuple[int, ...]
+    labels: tuple[int, ...]
+    probe: ProbeSpec
+    other: Artifact[Shard] | None
+    config: Config
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """How the nets are shown what; significance levels and intervals do not enter."""
+        shown = {"outputs", "max_examples", "random_draws", "removed_pixels", "null_features", "latent", "seed"}
+        return {
+            "config": self.config.model_dump(mode="json", include=shown),
+            "probe": {"kind": self.probe.kind, "count": self.probe.count},
+            "feature": self.feature.digest,
+            "nulls": {name: feature.digest for name, feature in self.nulls.items()},
+            "canaries": list(self.canaries),
+            "labels": list(self.labels),
+            "nets": [[n.number, n.canary, n.control, n.seed, n.label] for n in self.nets],
+            "epoch": self.epoch,
+        }
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The models, the examples and the probe data."""
+        held_out = [HELD_OUT] if self.probe.kind == "held_out" else []
+        other = {"probe": self.other.key} if self.other is not None else {}
+        return {"models": model_key(self.models)} | self.data.inputs(TRAIN, *held_out) | other
+
+    @property
+    def nulls(self) -> dict[str, Feature]:
+        """Other features of the same kind, by name."""
+        if not self.config.null_features:
+            return {}
+        shape = self.data.images.shape[1:]
+        return null_features(self.feature_spec, shape, self.config.null_features, seed=self.config.seed)
+
+    @property
+    def units(self) -> float:
+        """Nets."""
+        return float(len(self.nets))
+
+    @property
+    def near(self) -> Ref | None:
+        """The models."""
+        return None if isinstance(self.models, TrainedSpec) else self.models.ref
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Show the nets everything, and write their scores."""
+        show = _Show(self, *load_any(self.models, self.epoch, self.data.num_classes, device), device)
+        whole = show.everything(self.feature, random=True)
+        parts = [score(self.nets, whole, self.config)]
+        by_label = {"canary": score_by_label(whole, self.config)}
+        for count in self.config.removed_pixels:
+            partial = self.feature.without(count, seed=derive_seed(self.config.seed, "removed pixels"))
+            part = score(self.nets, show.white(partial), self.config, random=False)
+            parts.append(_named(part, f"canary without {count} px"))
+        for name, feature in self.nulls.items():
+            other = show.everything(feature)
+            parts.append(_named(score(self.nets, other, self.config, random=False), name))
+            by_label[name] = score_by_label(other, self.config)
+        np.savez(attempt.path(BY_LABEL), features=np.array(list(by_label)), scores=np.stack(list(by_label.values())))
+        write_table(self._with_epochs(pa.concat_tables(parts)), UNIQUE_FEATURE_UNITS, attempt.path(UNITS_FILE))
+        if self.config.latent:
+            self._write_latent(attempt, device)
+
+    def _with_epochs(self, units: pa.Table) -> pa.Table:
+        epochs = [0] if isinstance(self.models, TrainedSpec) else trained_epochs(self.models, self.epoch)
+        position = {(net.number, net.control): i for i, net in enumerate(self.nets)}
+        who = zip(units["net"].to_pylist(), units["control"].to_pylist(), strict=True)
+        column_of = [epochs[position[net]] for net in who]
+        return units.set_column(units.schema.get_field_index("epoch"), "epoch", pa.array(column_of, type=pa.int64()))
+
+    def _write_latent(self, attempt: Attempt, device: torch.device) -> None:
+        """latent.npy (2, num_nets, num_units): share of probe examples that excite a unit only with feature, partner."""
+        assert not isinstance(self.models, TrainedSpec)
+        nets = self.models.content
+        assert isinstance(nets, Nets), "layers within large models are not looked at"
+        forward = nets.forward(device=device, layers=-1)
+        other = self.feature.clean(probe_examples(self.data, self.probe, self.other, seed=self.config.seed))
+        partner = self.feature.insert_random(other, seed=derive_seed(self.config.seed, "partner", 0, "probe"))
+        clean, *shown = (
+            class_scores(forward, examples, num_nets=len(self.nets), device=device) > 0
+            for examples in (other, self.feature.insert(other), partner)
+        )
+        np.save(attempt.path(LATENT), np.stack([(excited & ~clean).mean(axis=1) for excited in shown]))
+
+    @classmethod
+    def open(cls, artifact: Artifact[NetTables]) -> NetTables:
+        """Return what the nets scored."""
+        return NetTables(artifact)
+
+
+def _named(units: pa.Table, feature: str) -> pa.Table:
+    names = pa.array([feature] * units.num_rows, type=pa.string())
+    return units.set_column(units.schema.get_field_index("feature"), "feature", names)
+
+
+class _Show:
+    """Shows nets the examples of a cell, clean ones once."""
+
+    def __init__(self, job: ScoreNets, forward: Forward, take: Take, device: torch.device) -> None:
+        self._job, self._forward, self._take, self._device = job, forward, take, device
+        members = job.data.members(TRAIN)
+        rows, labels = column(members, "row"), sorted(set(members["label"].to_pylist()))
+        config = job.config
+        choose = functools.partial(
+            probe_rows, members, without=job.canaries, max_examples=config.max_examples, seed=config.seed
+        )
+        self._examples = {label: job.data.images[rows[choose(label)]] for label in labels}
+        self._other = probe_examples(job.data, job.probe, job.other, seed=config.seed)
+        self._clean = {label: self._scores(job.feature.clean(images)) for label, images in self._examples.items()}
+        self._clean_other = self._scores(job.feature.clean(self._other))
+
+    def white(self, feature: Feature) -> Shown:
+        """The class scores of the canaries' own labels alone."""
+        pairs = {label: self._pair(feature, label) for label in self._job.labels}
+        return Shown(self._job.labels, pairs, (self._clean_other, self._clean_other), {}, [])
+
+    def _pair(self, feature: Feature, label: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        return self._clean[label], self._scores(feature.insert(self._job.feature.clean(self._examples[label])))
+
+    def everything(self, feature: Feature, *, random: bool = False) -> Shown:
+        """The class scores that the scores need."""
+        job = self._job
+        by_label = {label: self._pair(feature, label) for label in self._examples}
+        other = self._clean_other, self._scores(feature.insert(job.feature.clean(self._other)))
+        draws = [derive_seed(job.config.seed, "partner", draw) for draw in range(job.config.random_draws if random else 0)]
+        random_by_label = {
+            label: [self._scores(feature.insert_random(self._examples[label], seed=derive_seed(d, label))) for d in draws]
+            for label in job.labels
+        }
+        random_other = [self._scores(feature.insert_random(self._other, seed=derive_seed(d, "probe"))) for d in draws]
+        return Shown(job.labels, by_label, other, random_by_label, random_other)
+
+    def _scores(self, examples: NDArray[Any]) -> NDArray[np.float32]:
+        return class_scores(self._forward, examples, num_nets=len(self._job.nets), device=self._device, take=self._take)
+
+
+def probe_examples(data: TrainingData, probe: ProbeSpec, other: Artifact[Shard] | None, *, seed: int) -> NDArray[Any]:
+    """The data D_r of the black box, in the shape of the training examples.
+
+    Raises:
+        UserError: when there are none, or they do not fit.
+    """
+    rng = np.random.default_rng(derive_seed(seed, "probe data"))
+    shape = data.images.shape[1:]
+    if probe.kind == "noise":
+        if data.images.dtype == np.uint8:
+            noise: NDArray[Any] = rng.integers(0, 256, size=(probe.count, *shape), dtype=np.uint8)
+            return noise
+        seen = data.images[column(data.members(TRAIN), "row")]
+        points: NDArray[Any] = rng.uniform(seen.min(axis=0), seen.max(axis=0), size=(probe.count, *shape)).astype(np.float32)
+        return points
+    if probe.kind == "held_out":
+        images, rows = data.images, column(data.members(HELD_OUT), "row")
+    else:
+        assert other is not None
+        images = other.content.images
+        rows = np.arange(len(images))
+    if images.shape[1:] != shape or images.dtype != data.images.dtype:
+        seen_shape = " x ".join(str(side) for side in images.shape[1:])
+        wanted = " x ".join(str(side) for side in shape)
+        raise UserError(f"probe examples are {seen_shape} {images.dtype}, but the models take {wanted} {data.images.dtype}")
+    if len(rows) < 2:
+        raise UserError(
+            f"there are {len(rows)} probe examples, a paired test needs two; see probe and split.held_out_per_class"
+        )
+    chosen: NDArray[Any] = images[np.sort(rng.permutation(rows)[: probe.count])]
+    return chosen

@@ -1,0 +1,294 @@
+"""The stages of a unique-feature audit: canaries, many nets, their scores, the page."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from memlib.audits.unique_feature.curves import canary_curves, draw_curves, epoch_curves, latent_curves, removal_curves
+from memlib.audits.unique_feature.maxima import ByLabel, maxima
+from memlib.audits.unique_feature.nets import TrainNets
+from memlib.audits.unique_feature.own import own_units, summarize_own
+from memlib.audits.unique_feature.recipe import Config, Recipe
+from memlib.audits.unique_feature.scoring import Net, Pull, calibrate
+from memlib.audits.unique_feature.shows import NetTables, ScoreNets
+from memlib.audits.unique_feature.summary import summarize
+from memlib.data.canaries import Feature, choose_canaries, null_kind
+from memlib.data.splits import TRAIN
+from memlib.data.stages import TrainingData
+from memlib.observe.models import Nets, Trained
+from memlib.provenance import Declared
+from memlib.results import CURVES_FILE, FINDINGS, PAGES, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
+from memlib.specs import CanarySpec
+from memlib.stage import Artifact, Stage
+from memlib.store import Attempt
+from memlib.tables import CURVES, SUMMARY, UNIQUE_FEATURE_UNITS, write_table
+
+if TYPE_CHECKING:
+    from memlib.report.page import Page
+
+__all__ = ["ChooseCanaries", "Report", "Score", "ScoreNets", "ScoreOwn", "Scored", "TrainNets"]
+
+CANARIES = "canaries.parquet"
+_HERE = "memlib.audits.unique_feature"
+_ROOMS = ("analysis", "curves", "exchange", "maxima", "measures", "own", "recipe", "scoring", "stages", "summary", "verdict")
+_SCORING = (*(f"{_HERE}.{room}" for room in _ROOMS), *FINDINGS)
+
+
+@dataclass(frozen=True)
+class ChooseCanaries(Stage[list[dict[str, Any]]]):
+    """Say which training examples carry the feature: canaries.parquet, rows of tables.SPLITS in order of choice.
+
+    Attributes:
+        canary: how many, and how they are chosen.
+        data: the training examples.
+        influence: the self-influence of each, where the choice asks for it.
+    """
+
+    declared: ClassVar[Declared] = Declared("canaries", 1, ("memlib.data.canaries",))
+    title: ClassVar[str] = "choose canaries"
+
+    canary: CanarySpec
+    data: TrainingData
+    influence: Artifact[Tables] | None
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """The choice; what is done to the chosen does not enter."""
+        return self.canary.model_dump(mode="json", exclude={"feature", "mode", "repeats"})
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The examples, and their self-influence."""
+        known = {} if self.influence is None else {"influence": self.influence.key}
+        return self.data.inputs(TRAIN) | known
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write canaries.parquet."""
+        known = None if self.influence is None else influence_by_example(self.influence)
+        chosen = choose_canaries(self.data.members(TRAIN), self.canary, known)
+        values = [known[name] if known is not None else None for name in chosen["example_id"].to_pylist()]
+        chosen = chosen.append_column("self_influence", pa.array(values, type=pa.float64()))
+        pq.write_table(chosen, attempt.path(CANARIES))
+
+    @classmethod
+    def open(cls, artifact: Artifact[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+        """Return the chosen examples: example_id, row, label, class_name, self_influence."""
+        rows: list[dict[str, Any]] = pq.read_table(artifact.path(CANARIES)).to_pylist()
+        return rows
+
+
+def influence_by_example(influence: Artifact[Tables]) -> Mapping[str, float]:
+    """Return self-influence by example id."""
+    units = influence.content["units"]
+    return dict(zip(units["example_id"].to_pylist(), units["self_influence"].to_pylist(), strict=True))
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What a cell's nets are, and where their scores and histories are.
+
+    Attributes:
+        variant, data_seed: the cell.
+        canaries: the chosen examples.
+        feature: the unique feature, as it is put into examples.
+        data: the examples.
+        nets: for each artifact of models, its nets.
+        models, scores: the artifacts, in the same order.
+        epoch: the last one of a large model.
+        pulls: what the feature did to canaries' self-influence.
+    """
+
+    variant: str
+    data_seed: int
+    canaries: Sequence[Mapping[str, Any]]
+    feature: Feature
+    data: TrainingData
+    nets: Sequence[Sequence[Net]]
+    models: Sequence[Trained]
+    scores: Sequence[Artifact[NetTables]]
+    epoch: int = 0
+    pulls: Sequence[Pull] = ()
+
+
+@dataclass(frozen=True)
+class Score(ScoresStage):
+    """Calibrate the scores of nets on their controls and say what was found.
+
+    Attributes:
+        cells: the nets by variant and data seed.
+        config: outputs, level, intervals.
+    """
+
+    declared: ClassVar[Declared] = Declared("score", 6, _SCORING)
+    title: ClassVar[str] = "score unique features"
+
+    cells: Sequence[Scored]
+    config: Config
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """How to score, and the cells."""
+        known = [[[canary["example_id"], canary["self_influence"]] for canary in cell.canaries] for cell in self.cells]
+        return {
+            "config": self.config.model_dump(mode="json"),
+            "cells": [[cell.variant, cell.data_seed, [asdict(pull) for pull in cell.pulls]] for cell in self.cells],
+            "influence": known,
+        }
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The scores of the nets."""
+        return {"scores": [[scores.key for scores in cell.scores] for cell in self.cells]}
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write units, summary and curves."""
+        cells, config = self.cells, self.config
+        by_label = {(cell.variant, cell.data_seed): _by_label(cell) for cell in cells}
+        units = pa.concat_tables([_units(cell, by_label[cell.variant, cell.data_seed], config) for cell in cells])
+        write_table(units, UNIQUE_FEATURE_UNITS, attempt.path(UNITS_FILE))
+        influence = {
+            (cell.variant, cell.data_seed, str(canary["example_id"])): float(canary["self_influence"])
+            for cell in cells
+            for canary in cell.canaries
+            if canary["self_influence"] is not None
+        }
+        pulls: dict[str, list[Pull]] = {}
+        for cell in cells:
+            pulls.setdefault(cell.variant, []).extend(cell.pulls)
+        whole = {key: features["canary"] for key, features in by_label.items()}
+        summary = summarize(units, whole, config, influence=influence, pulls=pulls)
+        write_table(summary, SUMMARY, attempt.path(SUMMARY_FILE))
+        drawn = [draw_curves(units, config), removal_curves(units)]
+        drawn += [canary_curves(units), *(_latent(cell) for cell in cells if config.latent)]
+        known = [history for history in map(_history, cells) if history.num_rows]
+        if known:
+            drawn.append(epoch_curves(pa.concat_tables(known), config))
+        write_table(pa.concat_tables(drawn), CURVES, attempt.path(CURVES_FILE))
+
+
+def _by_label(cell: Scored) -> dict[str, ByLabel]:
+    """The grey- and black-box scores of a cell's nets at every label, by feature."""
+    nets = [net for group in cell.nets for net in group]
+    found = [scores.content.by_label for scores in cell.scores]
+    names = found[0][0]
+    scores = np.concatenate([scores for _, scores in found], axis=1)
+    return {name: ByLabel(nets, part) for name, part in zip(names, scores, strict=True)}
+
+
+def _units(cell: Scored, by_label: Mapping[str, ByLabel], config: Config) -> pa.Table:
+    units = calibrate(pa.concat_tables([scores.content.units for scores in cell.scores]))
+    epochs = dict(zip(_who(units), units["epoch"].to_pylist(), strict=True))
+    tops = pa.concat_tables([maxima(part, config, feature=name) for name, part in by_label.items()])
+    column = pa.array([epochs[net] for net in _who(tops)], type=pa.int64())
+    units = pa.concat_tables([units, tops.set_column(tops.schema.get_field_index("epoch"), "epoch", column)])
+    ids = [str(canary["example_id"]) for canary in cell.canaries]
+    names = [ids[canary] if canary < len(ids) else None for canary in units["canary"].to_pylist()]
+    for name, values, kind in (
+        ("variant", [cell.variant] * units.num_rows, pa.string()),
+        ("data_seed", [cell.data_seed] * units.num_rows, pa.int64()),
+        ("example_id", names, pa.string()),
+    ):
+        units = units.set_column(units.schema.get_field_index(name), name, pa.array(values, type=kind))
+    return units
+
+
+def _who(units: pa.Table) -> list[tuple[int, bool]]:
+    return list(zip(units["net"].to_pylist(), units["control"].to_pylist(), strict=True))
+
+
+def _latent(cell: Scored) -> pa.Table:
+    """The units that only the feature excites, in canary nets and in controls."""
+    sides: dict[bool, list[Any]] = {False: [], True: []}
+    for scores, nets in zip(cell.scores, cell.nets, strict=True):
+        sides[nets[0].control].append(scores.content.latent)
+    feature, random = np.concatenate(sides[False], axis=1)
+    control, _ = np.concatenate(sides[True], axis=1)
+    return latent_curves(cell.variant, {"feature": feature, "random": random, "control": control})
+
+
+@dataclass(frozen=True)
+class ScoreOwn(ScoresStage):
+    """Say what was found on a model that was trained elsewhere.
+
+    Attributes:
+        scores: of the feature and of others of its kind.
+        config: outputs and level.
+        canary: the feature, and its label where that is known.
+    """
+
+    declared: ClassVar[Declared] = Declared("score_own", 2, _SCORING)
+    title: ClassVar[str] = "score an external model"
+
+    scores: Artifact[NetTables]
+    config: Config
+    canary: CanarySpec
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """How to score, and what the null is made of."""
+        config = self.config.model_dump(mode="json", include={"alpha", "outputs", "bound"})
+        return config | {"null": null_kind(self.canary.feature), "label": self.canary.label}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The scores."""
+        return {"scores": self.scores.key}
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write units, summary and empty curves."""
+        names, found = self.scores.content.by_label
+        units = own_units(names, found[:, 0], self.config, label=self.canary.label)
+        write_table(units, UNIQUE_FEATURE_UNITS, attempt.path(UNITS_FILE))
+        summary = summarize_own(units, self.config, null=null_kind(self.canary.feature))
+        write_table(summary, SUMMARY, attempt.path(SUMMARY_FILE))
+        write_table(CURVES.arrow.empty_table(), CURVES, attempt.path(CURVES_FILE))
+
+
+def _history(cell: Scored) -> pa.Table:
+    """The training histories of small nets, with who they are of."""
+    parts = []
+    for models, nets in zip(cell.models, cell.nets, strict=True):
+        content = models.content
+        if not isinstance(content, Nets):
+            continue  # a large model keeps its own history
+        table = content.history
+        who = [nets[position] for position in table["position"].to_pylist()]
+        for name in ("net", "control", "seed", "label"):
+            values = [net.number if name == "net" else getattr(net, name) for net in who]
+            table = table.append_column(name, pa.array(values))
+        table = table.append_column("variant", pa.array([cell.variant] * table.num_rows, type=pa.string()))
+        parts.append(table.append_column("data_seed", pa.array([cell.data_seed] * table.num_rows, type=pa.int64())))
+    return pa.concat_tables(parts) if parts else pa.table({})
+
+
+@dataclass(frozen=True)
+class Report(PageStage):
+    """Draw the page of a unique-feature audit."""
+
+    declared: ClassVar[Declared] = Declared("report", 4, (*PAGES, f"{_HERE}.report", f"{_HERE}.material", f"{_HERE}.stages"))
+    title: ClassVar[str] = "report unique features"
+
+    recipe: Recipe
+    run: str
+    scores: Artifact[Tables]
+    cells: Sequence[Scored]
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """Scores, and the examples that are shown."""
+        return {"scores": self.scores.key, "data": [cell.data.inputs(TRAIN) for cell in self.cells]}
+
+    def page(self, attempt: Attempt) -> "Page":
+        """Draw the figures and compose the page."""
+        from memlib.audits.unique_feature.material import material_of
+        from memlib.audits.unique_feature.report import build_page
+
+        tables = self.scores.content
+        units, summary, curves = (tables[name] for name in ("units", "summary", "curves"))
+        material = material_of(self.recipe, self.cells, units, attempt.warn)
+        return build_page(self.recipe, self.run, units, summary, curves, material, attempt.path("figures"))

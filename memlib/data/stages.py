@@ -1,0 +1,212 @@
+"""Decoding and splitting as stages, and what reads their artifacts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+
+from memlib.data.datasets import open_source
+from memlib.data.examples import Source
+from memlib.data.groups import groups_digest, groups_of
+from memlib.data.shards import IMAGES, INDEX_FILE, read_images, read_index, write_shard
+from memlib.data.splits import SPLITS_FILE, TRAIN, hold_out, members_digest, select, split_examples
+from memlib.provenance import Declared
+from memlib.runs import without_whereabouts
+from memlib.specs import DataSpec, GroupSpec, HoldOutSpec, SplitSpec, TextSpec
+from memlib.stage import Artifact, Stage
+from memlib.store import Attempt, Store
+from memlib.tables import SPLITS, write_table
+
+
+def described_data(spec: DataSpec | TextSpec) -> dict[str, Any]:
+    """Return a spec without where its files happen to lie."""
+    return without_whereabouts(spec.model_dump(mode="json"))
+
+
+class Shard:
+    """Decoded examples and their index, each read when it is first asked for."""
+
+    def __init__(self, artifact: "Artifact[Shard]") -> None:
+        self._artifact = artifact
+
+    @cached_property
+    def images(self) -> NDArray[Any]:
+        """Examples (num_stored, ...), memory-mapped."""
+        return read_images(self._artifact.path(IMAGES))
+
+    @cached_property
+    def index(self) -> pa.Table:
+        """A tables.INDEX, sorted by example id."""
+        return read_index(self._artifact.path(INDEX_FILE))
+
+    @cached_property
+    def labels(self) -> NDArray[np.int64]:
+        """Labels (num_stored,) by stored row."""
+        labels = np.zeros(self.index.num_rows, dtype=np.int64)
+        labels[self.index["row"].to_numpy()] = self.index["label"].to_numpy()
+        return labels
+
+
+@dataclass(frozen=True)
+class Decode(Stage[Shard]):
+    """Decode a source into a shard that everything else reads."""
+
+    declared: ClassVar[Declared] = Declared(
+        "decode",
+        1,
+        (
+            "memlib.data.datasets",
+            "memlib.data.examples",
+            "memlib.data.shards",
+            "memlib.data.formats",
+            "memlib.data.arrays",
+            "memlib.data.csv_images",
+            "memlib.data.image_folder",
+            "memlib.data.joined",
+            "memlib.data.parquet",
+            "memlib.data.scenes",
+            "memlib.data.two_moons",
+        ),
+    )
+    title: ClassVar[str] = "decode images"
+
+    data: DataSpec
+
+    @cached_property
+    def _source(self) -> Source:
+        return open_source(self.data.source)
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """The data but for where its files lie."""
+        return described_data(self.data)
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """A digest of the source's content."""
+        return {"source": self._source.content_digest()}
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write images.npy and index.parquet."""
+        table = write_shard(self._source, self.data, attempt.folder, progress=attempt.progress)
+        attempt.facts["num_examples"] = table.num_rows
+
+    @classmethod
+    def open(cls, artifact: Artifact[Shard]) -> Shard:
+        """Return images and index."""
+        return Shard(artifact)
+
+
+class SplitsStage(Stage[pa.Table]):
+    """A stage that says who may see which example: splits.parquet, a tables.SPLITS."""
+
+    @classmethod
+    def open(cls, artifact: Artifact[pa.Table]) -> pa.Table:
+        """Return the tables.SPLITS."""
+        return pq.read_table(artifact.path(SPLITS_FILE))
+
+
+@dataclass(frozen=True)
+class Split(SplitsStage):
+    """Give every example its role."""
+
+    declared: ClassVar[Declared] = Declared("split", 1, ("memlib.data.splits", "memlib.data.groups", "memlib.data.crops"))
+    title: ClassVar[str] = "split examples"
+
+    split: SplitSpec
+    shard: Artifact[Shard]
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """Roles and their sizes."""
+        return self.split.model_dump(mode="json")
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The shard, and a file of groups where there is one."""
+        return {"shard": self.shard.key} | groups_digest(self.split.group)
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write splits.parquet."""
+        table = split_examples(self.shard.content.index, self.split, _groups(self.shard, self.split.group))
+        write_table(table, SPLITS, attempt.path(SPLITS_FILE))
+
+
+@dataclass(frozen=True)
+class HoldOut(SplitsStage):
+    """Say which examples train, which stop the training, and which no model sees."""
+
+    declared: ClassVar[Declared] = Declared("hold_out", 1, ("memlib.data.splits", "memlib.data.groups"))
+    title: ClassVar[str] = "hold out examples"
+
+    split: HoldOutSpec
+    shard: Artifact[Shard]
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """Roles and their sizes."""
+        return self.split.model_dump(mode="json")
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The shard, and a file of groups where there is one."""
+        return {"shard": self.shard.key} | groups_digest(self.split.group)
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write splits.parquet."""
+        table = hold_out(self.shard.content.index, self.split, _groups(self.shard, self.split.group))
+        write_table(table, SPLITS, attempt.path(SPLITS_FILE))
+
+
+def _groups(shard: Artifact[Shard], spec: GroupSpec | None) -> NDArray[np.int64] | None:
+    if spec is None:
+        return None
+    images = shard.content.images if spec.near is not None else None
+    return groups_of(shard.content.index.to_pylist(), images, spec)
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """Stored examples and who may see them."""
+
+    shard: Artifact[Shard]
+    splits: Artifact[pa.Table]
+
+    @property
+    def store(self) -> Store:
+        """Where they are."""
+        return self.shard.store
+
+    @property
+    def images(self) -> NDArray[Any]:
+        """The stored examples, memory-mapped."""
+        return self.shard.content.images
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """Labels (num_stored,) by stored row."""
+        return self.shard.content.labels
+
+    @property
+    def table(self) -> pa.Table:
+        """A tables.SPLITS."""
+        return self.splits.content
+
+    def members(self, *roles: str) -> pa.Table:
+        """Return the rows of the splits with one of the roles, in order of example id."""
+        return select(self.table, *roles)
+
+    @property
+    def num_classes(self) -> int:
+        """Of the training examples."""
+        return len(set(self.members(TRAIN)["label"].to_pylist()))
+
+    def inputs(self, *roles: str) -> dict[str, str]:
+        """Return what a key says of the examples with these roles."""
+        return {"shard": self.shard.key} | {role: members_digest(self.members(role)) for role in roles}

@@ -1,0 +1,178 @@
+"""Observing a model as a stage: class scores, and norms of gradients, of stored examples."""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from memlib.data.splits import TRAIN, column, members_digest
+from memlib.data.stages import TrainingData
+from memlib.errors import RunError, UserError
+from memlib.models.own import own_digest
+from memlib.observe.gradients import GradientNorms, cross_entropy
+from memlib.observe.models import Take, load_any, load_logits, model_key
+from memlib.observe.outputs import class_scores
+from memlib.provenance import Declared
+from memlib.specs import InfluenceSpec, TrainedSpec
+from memlib.stage import Artifact, Place, Stage
+from memlib.store import Attempt, Ref
+from memlib.training.augment import prepare
+from memlib.training.fit import Canary, TrainedModel
+
+OUTPUTS, NORMS = "outputs.npy", "norms.npy"
+
+
+@dataclass(frozen=True)
+class ModelOutputs(Stage[NDArray[np.float32]]):
+    """Take a model's class scores (logits) on the examples of some roles: outputs.npy, in order of the members.
+
+    Attributes:
+        data: the examples.
+        model: trained here, or elsewhere.
+        epoch: the last one of a model that was trained here.
+        roles: whose examples it is shown.
+        num_classes: of the data.
+    """
+
+    declared: ClassVar[Declared] = Declared(
+        "outputs", 1, ("memlib.observe.outputs", "memlib.models", "memlib.observe.models", "memlib.observe.stages")
+    )
+    title: ClassVar[str] = "outputs"
+    place: ClassVar[Place] = "anywhere"
+
+    data: TrainingData
+    model: Artifact[TrainedModel] | TrainedSpec
+    epoch: int
+    roles: tuple[str, ...]
+    num_classes: int
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """The checkpoint."""
+        return {"epoch": None if isinstance(self.model, TrainedSpec) else self.epoch}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The examples and the model."""
+        shown = {"shard": self.data.shard.key, "examples": members_digest(self.data.members(*self.roles))}
+        return shown | {"model": model_key(self.model)}
+
+    @property
+    def units(self) -> float:
+        """Examples."""
+        return float(self.data.members(*self.roles).num_rows)
+
+    @property
+    def near(self) -> Ref | None:
+        """The model."""
+        return None if isinstance(self.model, TrainedSpec) else self.model.ref
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write the class scores."""
+        forward, take = load_any(self.model, self.epoch, self.num_classes, device)
+        images = self.data.images[column(self.data.members(*self.roles), "row")]
+        np.save(attempt.path(OUTPUTS), class_scores(forward, images, num_nets=1, device=device, take=take)[0])
+
+    @classmethod
+    def open(cls, artifact: Artifact[NDArray[np.float32]]) -> NDArray[np.float32]:
+        """Return the class scores (num_members, num_classes)."""
+        found: NDArray[np.float32] = np.load(artifact.path(OUTPUTS))
+        return found
+
+
+@dataclass(frozen=True)
+class CheckpointNorms(Stage[NDArray[np.float64]]):
+    """Take squared gradient norms of every training example at one checkpoint: norms.npy, in order of the members.
+
+    Attributes:
+        data: the examples.
+        model: trained here, or elsewhere.
+        epoch: the checkpoint's epoch; of a model that was trained elsewhere its number, from 1.
+        weights: the checkpoint of a model that was trained elsewhere.
+        influence: batch size and slow modules.
+        canary: who carries a unique feature, in the model's training set and here.
+        label_smoothing: of the loss that the model was trained on.
+    """
+
+    declared: ClassVar[Declared] = Declared(
+        "gradient_norms", 1, ("memlib.observe.gradients", "memlib.models", "memlib.observe.stages")
+    )
+    title: ClassVar[str] = "gradient norms"
+    place: ClassVar[Place] = "anywhere"
+
+    data: TrainingData
+    model: Artifact[TrainedModel] | TrainedSpec
+    epoch: int
+    weights: str | None
+    influence: InfluenceSpec
+    canary: Canary | None
+    label_smoothing: float = 0.0
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """Checkpoint, canary and loss."""
+        epoch = None if isinstance(self.model, TrainedSpec) else self.epoch
+        canary = None if self.canary is None else self.canary.digest
+        return {"epoch": epoch, "canary": canary, "label_smoothing": self.label_smoothing}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The examples and the model."""
+        if not isinstance(self.model, TrainedSpec):
+            return {"model": self.model.key} | self.data.inputs(TRAIN)
+        assert self.weights is not None
+        return {"model": own_digest(self.model, self.weights)} | self.data.inputs(TRAIN)
+
+    @property
+    def units(self) -> float:
+        """Examples."""
+        return float(self.data.members(TRAIN).num_rows)
+
+    @property
+    def near(self) -> Ref | None:
+        """The model."""
+        return None if isinstance(self.model, TrainedSpec) else self.model.ref
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write the norms."""
+        take: Take
+        if isinstance(self.model, TrainedSpec):
+            assert self.weights is not None
+            model, take = load_logits(self.model, self.weights)
+        else:
+            (model, _), take = self.model.content.load(epoch=self.epoch), prepare
+        loss = functools.partial(cross_entropy, label_smoothing=self.label_smoothing)
+        norms = GradientNorms(model.to(device), loss=loss, slow_modules=self.influence.slow_modules)
+        members = self.data.members(TRAIN)
+        rows, labels = column(members, "row"), column(members, "label")
+        found = np.empty(len(rows), dtype=np.float64)
+        for start in range(0, len(rows), self.influence.batch_size):
+            part = slice(start, start + self.influence.batch_size)
+            images = self.data.images[rows[part]]
+            if self.canary is not None:
+                images = self.canary.shown(images, rows[part])
+            inputs = take(images, device)
+            try:
+                values = norms(inputs, torch.from_numpy(labels[part]).to(device))
+            except (RuntimeError, IndexError) as error:
+                if not isinstance(self.model, TrainedSpec) or isinstance(error, torch.OutOfMemoryError):
+                    raise
+                shape = tuple(inputs.shape[1:])
+                said = str(error).splitlines()[0]
+                raise UserError(
+                    f"the model cannot take examples of shape {shape} with labels up to {labels.max()}: {said}"
+                ) from error
+            found[part] = values.double().cpu().numpy()
+        if not np.isfinite(found).all():
+            raise RunError(f"the gradients at epoch {self.epoch} are not finite: the model's weights are unusable")
+        np.save(attempt.path(NORMS), found)
+
+    @classmethod
+    def open(cls, artifact: Artifact[NDArray[np.float64]]) -> NDArray[np.float64]:
+        """Return the squared norms (num_members,)."""
+        found: NDArray[np.float64] = np.load(artifact.path(NORMS))
+        return found

@@ -1,0 +1,173 @@
+"""A run's results: tables below results/, page and figures below runs/<run>/, the manifest last."""
+
+import contextlib
+import getpass
+import hashlib
+import json
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import memlib
+from memlib import ledger
+from memlib.errors import RunError
+from memlib.findings import verdict_of
+from memlib.identity import canonical_json, file_digest
+from memlib.private import scratch
+from memlib.provenance import software, source_state
+from memlib.records import sealed
+from memlib.results import REPORT_FILE, Tables
+from memlib.runs import asks_digest, findings_of, list_runs, pins_of, publish_rows, read_run, refs_of, results_path, run_name
+from memlib.specs import Resources
+from memlib.stage import AnyArtifact, Artifact
+from memlib.store import MANIFEST, Store
+from memlib.tables import PUBLISHED, RUNS, write_table
+
+DATA_STAGES = ("decode", "secret/corpus")
+
+
+@dataclass
+class Work:
+    """What a run has taken so far.
+
+    Attributes:
+        resources: machines.
+        started: seconds since 1970.
+        computed, reused: artifacts, as text.
+    """
+
+    resources: Resources = field(default_factory=Resources)
+    started: float = field(default_factory=time.time)
+    computed: list[str] = field(default_factory=list)
+    reused: list[str] = field(default_factory=list)
+
+
+def run_id(recipe: Any, scores: Artifact[Tables]) -> str:
+    """Return the name of a run: of its recipe, wherever its data lie and however its page looks, and of its scores."""
+    return run_name(recipe.model_dump(mode="json"), scores.key)
+
+
+def publish_audit(
+    store: Store,
+    work: Work,
+    recipe: Any,
+    scores: Artifact[Tables],
+    report: Artifact[Path],
+    artifacts: Mapping[str, AnyArtifact],
+) -> dict[str, Any]:
+    """Put the tables below results/, the page and figures below runs/<run>/, the run's manifest last.
+
+    Args:
+        store: where.
+        work: what the run has taken.
+        recipe: what was run.
+        scores, report: its tables, its page.
+        artifacts: what else it made, by what people call it.
+
+    Returns:
+        the manifest.
+    """
+    run = run_id(recipe, scores)
+    named = {**artifacts, "scores": scores, "report": report}
+    metadata = {"memlib.run": run, "memlib.stage_key": scores.key, "memlib.software": memlib.__version__}
+    results, pages, published = {}, {}, {}
+    with scratch("publish") as folder:
+        for name, schemas in PUBLISHED.items():
+            part = folder / f"{name}.parquet"
+            schema = schemas.get(recipe.audit) or schemas.get("")
+            if schema is None or name == RUNS.name:  # a table of other audits, or the one that comes last
+                continue
+            write_table(scores.content[name], schema, part, metadata=metadata)
+            path = results_path(name, recipe.audit, run)
+            results[name], published[path] = store.publish(path, part), file_digest(part)
+    for name, file in report.files.items():
+        path = f"runs/{run}/{name}"
+        pages[name] = store.publish(path, report.path(name), secret=True)
+        published[path] = file["sha256"]
+    summary = scores.content["summary"].to_pylist()
+    manifest = {
+        "run": run,
+        "audit": recipe.audit,
+        "title": recipe.title,
+        "recipe": recipe.model_dump(mode="json"),
+        "verdict": asdict(verdict_of(summary)),
+        "ledger": _ledger(store, run, named.values()),
+        "findings": findings_of(summary),
+        "results": results,
+        "report": pages[REPORT_FILE],
+        "artifacts": {name: str(artifact) for name, artifact in named.items()},
+        "scores": str(scores),
+        "computed": work.computed,
+        "reused": work.reused,
+        "published": published,
+    }
+    return publish_run(store, work, manifest)
+
+
+def _ledger(store: Store, run: str, artifacts: Iterable[AnyArtifact]) -> dict[str, Any]:
+    """Return the digest of the run's data, and the audits of the same data that were published before it."""
+    return ledger.entry(list_runs(store).entries, run, data_digest(artifacts), _published_before(store, run))
+
+
+def _published_before(store: Store, run: str) -> dict[str, Any] | None:
+    """Return the manifest of an earlier publication of the run; a damaged one is written anew."""
+    with contextlib.suppress(RunError):
+        return read_run(store, run)
+    return None
+
+
+def data_digest(artifacts: Iterable[AnyArtifact]) -> str:
+    """Return a digest of a run's data: of the content of its sources, whatever size they are decoded at; empty without any.
+
+    Args:
+        artifacts: of the run; decoded sources and corpora are among them.
+    """
+    found = []
+    for ref, store in {artifact.ref: artifact.store for artifact in artifacts}.items():
+        if ref.stage in DATA_STAGES:
+            manifest = store.manifest(ref)
+            found.append([manifest["inputs"].get("source") or manifest["inputs"]["text"], manifest["spec"].get("source")])
+    return hashlib.sha256(canonical_json(sorted(found, key=canonical_json)).encode()).hexdigest() if found else ""
+
+
+def publish_run(store: Store, work: Work, manifest: dict[str, Any]) -> dict[str, Any]:
+    """Publish a run's manifest, which comes last; return it with who ran it when, where, and with which software."""
+    run = manifest["run"]
+    whole = manifest | {
+        "asks": asks_digest(manifest["recipe"]),
+        "pins": pins_of(store, refs_of(manifest)),
+        "resources": work.resources.model_dump(mode="json"),
+        "history": _history(store, work, run),
+        "seconds": round(time.time() - work.started, 1),
+        "finished": time.time(),
+        "software": dict(software()),
+        "source": dict(source_state()),
+    }
+    whole = sealed(whole)
+    store.publish_bytes(f"runs/{run}/{MANIFEST}", json.dumps(whole, indent=1).encode())
+    publish_rows(store, [entry for entry in list_runs(store).entries if entry["run"] == run])
+    return whole
+
+
+def _history(store: Store, work: Work, run: str) -> list[dict[str, Any]]:
+    """Return who ran it when, the first time first: a run that is found finished is still noted."""
+    before = _published_before(store, run)
+    entries: list[dict[str, Any]] = [] if before is None else before["history"]
+    entry = {
+        "who": f"{_user()}@{socket.gethostname()}",
+        "started": work.started,
+        "seconds": round(time.time() - work.started, 1),
+        "computed": len(work.computed),
+        "reused": len(work.reused),
+    }
+    return [*entries, entry]
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container without a name for its user
+        return "unknown"

@@ -1,0 +1,74 @@
+"""What every audit ends with: a stage that writes tables of scores, and one that draws the page from them."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from memlib.specs import Spec
+from memlib.stage import Artifact, Stage
+from memlib.store import Attempt
+
+if TYPE_CHECKING:
+    from memlib.report.page import Page
+
+UNITS_FILE, SUMMARY_FILE, CURVES_FILE, REPORT_FILE = "units.parquet", "summary.parquet", "curves.parquet", "report.html"
+FINDINGS = ("memlib.findings", "memlib.stats")  # modules whose code decides every audit's scores
+PAGES = ("memlib.report.page", "memlib.report.figures")  # and pages
+
+
+class Tables:
+    """The tables of an artifact, each read when it is asked for by name."""
+
+    def __init__(self, artifact: "Artifact[Tables]") -> None:
+        self._artifact = artifact
+
+    def __getitem__(self, name: str) -> pa.Table:
+        return pq.read_table(self._artifact.path(f"{name}.parquet"))
+
+
+class ScoresStage(Stage[Tables]):
+    """A stage that writes an audit's scores: units.parquet, curves.parquet, summary.parquet, and what else it publishes."""
+
+    @classmethod
+    def open(cls, artifact: Artifact[Tables]) -> Tables:
+        """Return the tables by name."""
+        return Tables(artifact)
+
+
+class PageStage(Stage[Path]):
+    """A stage that draws the figures and the page of a run: report.html, figures/*.svg and *.png.
+
+    Attributes:
+        recipe: what was run.
+        run: its id.
+        scores: its tables.
+    """
+
+    recipe: Spec
+    run: str
+    scores: Artifact[Tables]
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """The whole recipe, as the page shows it."""
+        return {"recipe": self.recipe.model_dump(mode="json"), "run": self.run}
+
+    @abstractmethod
+    def page(self, attempt: Attempt) -> "Page":
+        """Draw the figures and compose the page."""
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write the page and its figures."""
+        from memlib.report.page import render  # matplotlib is slow to load
+
+        attempt.path(REPORT_FILE).write_text(render(self.page(attempt)), encoding="utf-8")
+
+    @classmethod
+    def open(cls, artifact: Artifact[Path]) -> Path:
+        """Return the page."""
+        return artifact.path(REPORT_FILE)

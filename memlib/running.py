@@ -1,0 +1,74 @@
+"""Running an audit in one process, without Prefect and without Ray."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memlib.errors import RunError
+from memlib.publishing import Work, publish_audit
+from memlib.results import Tables
+from memlib.specs import Resources, Spec
+from memlib.stage import AnyArtifact, Artifact, Known, Out, Stage
+from memlib.store import Store
+
+
+class PlainRunner:
+    """Runs stages one after another in this process, for notebooks and tests; what is in the store is not computed again.
+
+    Args:
+        store: where artifacts are.
+        device: where to compute; the CPU by default.
+    """
+
+    def __init__(self, store: Store, device: torch.device | None = None) -> None:
+        self._store, self._device = store, device or torch.device("cpu")
+        self._known, self._work = Known(), Work()
+        self.warnings: list[str] = []
+
+    @property
+    def store(self) -> Store:
+        """Where artifacts are."""
+        return self._store
+
+    @property
+    def resources(self) -> Resources:
+        """Machines, which change no result."""
+        return self._work.resources
+
+    def run(self, stage: Stage[Out]) -> Artifact[Out]:
+        """Run a stage unless its artifact is there.
+
+        Raises:
+            CorruptArtifact: when it is there and damaged.
+            RunError: when it was made from inputs that hold something else by now.
+        """
+        ref = stage.identity.ref
+        self._known.add(ref)
+        if self._store.lookup(ref.stage, ref.key) is None:
+            with self._store.write(
+                ref, **stage.record(self._known.contents_of(self._store, stage.identity.inputs))
+            ) as attempt:
+                attempt.warn = self.warn
+                stage.write(attempt, self._device)
+            self._work.computed.append(str(ref))
+            return Artifact(self._store, ref, type(stage))
+        self._work.reused.append(str(ref))
+        if changed := self._known.changed_since(self._store, self._store.manifest(ref)):
+            raise RunError(f"{ref} was made from another {changed[0]}, which was made again since; discard it in the store")
+        return Artifact(self._store, ref, type(stage))
+
+    def run_all(self, stages: Sequence[Stage[Out]]) -> list[Artifact[Out]]:
+        """Run the parts of a step in the order given."""
+        return [self.run(stage) for stage in stages]
+
+    def warn(self, text: str) -> None:
+        """Keep a line that must be seen in `warnings`."""
+        self.warnings.append(text)
+
+    def publish(
+        self, recipe: Spec, scores: Artifact[Tables], report: Artifact[Path], artifacts: Mapping[str, AnyArtifact]
+    ) -> dict[str, Any]:
+        """Publish a run's tables and page, and return its manifest."""
+        return publish_audit(self._store, self._work, recipe, scores, report, artifacts)
