@@ -14,7 +14,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from memlib.audits.deja_vu import Config, Decoding, score, summarize
+from memlib.audits.deja_vu.recipe import Config
+from memlib.audits.deja_vu.scores import Decoding, score
+from memlib.audits.deja_vu.summary import summarize
 from memlib.data.crops import periphery_crop
 from memlib.data.datasets import open_source
 from memlib.identity import derive_seed

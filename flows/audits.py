@@ -1,85 +1,45 @@
-"""The audits there are: the name on the command line, the recipe's schema, and the flow that runs it."""
+"""How each audit is arranged: flows/<audit>.py has its stages in order (STAGES) and what runs them (audit)."""
 
 import importlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from memlib.specs import Spec
+from memlib.audit import Audit
+from memlib.audits import PACKAGES
 
 if TYPE_CHECKING:
     from memlib.stage import AnyStage
+    from tasks.stage import StageRunner
 
 
-@dataclass(frozen=True)
-class Audit:
-    """An audit as the command line knows it; its code is imported when it is needed, as torch is slow to load."""
+class Body(Protocol):
+    """What runs the stages of an audit and returns the run's manifest."""
 
-    name: str
-    question: str
-    holds_others: bool = False
-    """Its recipes hold, or name, recipes of other audits."""
-
-    @property
-    def recipe(self) -> type[Spec]:
-        """The schema of its recipes."""
-        found: type[Spec] = importlib.import_module(f"memlib.audits.{self._module}").Recipe
-        return found
-
-    def in_brief(self, params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
-        """Whether a finding with these params is shown where there is little room."""
-        return bool(importlib.import_module(f"memlib.audits.{self._module}").in_brief(params, headline))
-
-    def limits(self, recipe: Any) -> Sequence[str]:
-        """What the recipe cannot show, whatever the data: tests that are too small to reject, controls that are missing."""
-        found = getattr(importlib.import_module(f"memlib.audits.{self._module}"), "limits", None)
-        return list(found(recipe)) if found is not None else []
-
-    @property
-    def flow(self) -> Any:
-        """The Prefect flow that runs it."""
-        return importlib.import_module("flows.running").flow_of(self)
-
-    def read(self, content: dict[str, Any]) -> dict[str, Any]:
-        """A recipe's content with the files that it names read, where recipes of this audit name others."""
-        return dict(importlib.import_module(f"flows.{self._module}").resolved(content)) if self.holds_others else content
-
-    @property
-    def body(self) -> Any:
-        """What the flow does with a runner and a recipe."""
-        return importlib.import_module(f"flows.{self._module}").audit
-
-    @property
-    def stages(self) -> tuple[str, ...]:
-        """Names of the stages that it can have, in order."""
-        return tuple(dict.fromkeys(kind.declared.name for kind in self.kinds))
-
-    @property
-    def kinds(self) -> "tuple[type[AnyStage], ...]":
-        """The stages that it can have, in order."""
-        found: tuple[type[AnyStage], ...] = importlib.import_module(f"flows.{self._module}").STAGES
-        return found
-
-    @property
-    def _module(self) -> str:
-        return self.name.replace("-", "_")
+    def __call__(self, runner: "StageRunner", recipe: Any, /) -> dict[str, Any]:
+        """Carry out an audit."""
+        ...
 
 
-AUDITS = {
-    audit.name: audit
-    for audit in (
-        Audit("deja-vu", "Does an image model name the object of a training image from its background alone?"),
-        Audit("unique-feature", "Does a classifier remember something that stood in a single training image?"),
-        Audit("self-influence", "Which training examples does a classifier lean on itself for?"),
-        Audit("forgetting", "Has a model used, or forgotten, this data set?"),
-        Audit("exposure", "How many bits has a sequence model given away of a secret in its training text?"),
-        Audit(
-            "sweep", "How do many audits compare: by epochs, regularisation, architecture, seed, or audit?", holds_others=True
-        ),
-    )
-}
+def body_of(audit: Audit) -> Body:
+    """Return what an audit's flow does with a runner and a recipe."""
+    found: Body = _module(audit).audit
+    return found
 
 
-def audit_of(recipe_name: str) -> str:
-    """The command-line name of the audit that a recipe's `audit` field names."""
-    return recipe_name.replace("_", "-")
+def stages_of(audit: Audit) -> "tuple[type[AnyStage], ...]":
+    """Return the stages that an audit can have, in order."""
+    found: tuple[type[AnyStage], ...] = _module(audit).STAGES
+    return found
+
+
+def stage_names(audit: Audit) -> tuple[str, ...]:
+    """Return the names of an audit's stages, as in keys and in the store."""
+    return tuple(dict.fromkeys(stage.declared.name for stage in stages_of(audit)))
+
+
+def resolved(audit: Audit, content: dict[str, Any]) -> dict[str, Any]:
+    """Return a recipe's content with the recipes that it names read, where recipes of this audit name others."""
+    return dict(_module(audit).resolved(content)) if audit.holds_others else content
+
+
+def _module(audit: Audit) -> Any:
+    return importlib.import_module(f"flows.{PACKAGES[audit.name].rpartition('.')[2]}")

@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 from cyclopts import App, Parameter
@@ -21,18 +21,29 @@ from rich.table import Table
 
 import memlib
 from flows import store_commands
-from flows.audits import AUDITS, audit_of
+from flows.audits import resolved
 from flows.recipes import load_recipe, overridden, shipped_recipes, validate
 from flows.store_commands import DEFAULT_STORE, JsonOption, StoreOption, find_run, opened_store, print_run
 from flows.supervised import TRY_AGAIN
 from memlib import code
+from memlib.audits import AUDITS, PACKAGES, audit_of, published_tables
 from memlib.errors import EngineLost, RunError, StoreUnreachable, UserError
 from memlib.plain import brief
 from memlib.specs import Resources
 from memlib.store import Store
-from memlib.tables import PUBLISHED
 
-AuditName = Literal["deja-vu", "unique-feature", "self-influence", "forgetting", "exposure", "sweep"]
+
+def _questions() -> str:
+    """Return what each audit asks, for --help alone: nothing else waits for the audits to be imported."""
+    if not {"-h", "--help"} & set(sys.argv):
+        return ""
+    return " ".join(["Which audit.", *(f"{name}: {audit.question}" for name, audit in AUDITS.items())])
+
+
+if TYPE_CHECKING:
+    AuditName = str
+else:
+    AuditName = Annotated[Literal[tuple(PACKAGES)], Parameter(help=_questions())]
 SetOption = Annotated[Sequence[str], Parameter(name="--set", negative="")]
 CascadeOption = Annotated[bool, Parameter(negative="")]
 ForceOption = Annotated[Sequence[str], Parameter(name="--force-stage", negative="")]
@@ -71,13 +82,6 @@ def run(
 
     Parameters
     ----------
-    audit
-        Which audit. deja-vu: does an image model name the object of a training image from its background alone?
-        unique-feature: does a classifier remember something that stood in a single training image?
-        self-influence: which training examples does a classifier lean on itself for?
-        forgetting: has a model used, or forgotten, this data set?
-        exposure: how many bits has a model of text given away of a secret that it was trained on?
-        sweep: many audits, as a grid or a list, compared.
     recipe
         The name of a shipped recipe (see `memlib recipes`) or the path of a YAML file.
     set_
@@ -111,7 +115,7 @@ def _asked(audit: str, recipe: str, settings: Sequence[str]) -> tuple[dict[str, 
     named = audit_of(str(content.get("audit", audit)))
     if named != audit:
         raise UserError(f"recipe {recipe} is for the {named} audit, not {audit}")
-    return AUDITS[audit].read(content), machines
+    return resolved(AUDITS[audit], content), machines
 
 
 def _carry_out(
@@ -134,10 +138,10 @@ def _carry_out(
         _check_prefect()
         from prefect import tags
 
-        from flows.running import TAG, check_stages, through_prefect  # loads torch, while the server starts
+        from flows.running import TAG, check_stages, flow_of, through_prefect  # loads torch, while the server starts
 
         check_stages(AUDITS[audit], [*force, *resources.stages])
-        flow = AUDITS[audit].flow
+        flow = flow_of(AUDITS[audit])
     with tags(TAG):
         manifest = through_prefect(flow, spec, opened.uri, resources, quiet, tuple(force), cascade)
     if as_json:
@@ -272,17 +276,18 @@ def schema(what: str | None = None, /, *, json_: JsonOption = False) -> None:
     json_
         Print the columns as JSON; a recipe's schema always is.
     """
-    if what in AUDITS:
+    if what is not None and what in AUDITS:
         print(json.dumps(AUDITS[what].recipe.model_json_schema(), indent=1))
         return
-    if what is not None and what not in PUBLISHED:
-        raise UserError(f"no table or audit {what!r}; there are {', '.join([*PUBLISHED, *AUDITS])}")
+    published = published_tables()
+    if what is not None and what not in published:
+        raise UserError(f"no table or audit {what!r}; there are {', '.join([*published, *AUDITS])}")
     if json_:
-        tables = {name: list(PUBLISHED[name].items()) for name in ([what] if what else PUBLISHED)}
+        tables = {name: list(published[name].items()) for name in ([what] if what else published)}
         print(json.dumps({name: [_described(audit, t) for audit, t in of] for name, of in tables.items()}, indent=1))
         return
-    for name in [what] if what else PUBLISHED:
-        for audit, table in PUBLISHED[name].items():
+    for name in [what] if what else published:
+        for audit, table in published[name].items():
             of = f", audit {audit}" if audit else ""
             console.print(f"{name} (version {table.version}{of}): {table.meaning}", style="bold")
             console.print(f"results/table={name}/audit={audit or '*'}/run=*/part-0.parquet", style="dim")

@@ -5,7 +5,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from memlib.audits.deja_vu import DIRECTIONS, Direction, Recipe
+from memlib.audits.deja_vu.recipe import Recipe
+from memlib.audits.deja_vu.scores import DIRECTIONS, Direction
 from memlib.audits.deja_vu.stages import ROLE_OF, Embed, Embeddings, Probe, Report, Score, Search, Searches, View
 from memlib.data.splits import PUBLIC, REFERENCE, SHARED, TARGET, crop_rectangles, select
 from memlib.data.stages import Decode, Shard, Split

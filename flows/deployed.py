@@ -8,9 +8,10 @@ import yaml
 from prefect import flow, runtime, tags
 from prefect.states import Failed
 
-from flows.audits import AUDITS, audit_of
+from flows.audits import resolved
 from flows.recipes import load_recipe, validate
-from flows.running import TAG
+from flows.running import TAG, flow_of
+from memlib.audits import AUDITS, audit_of
 from memlib.errors import RunError, UserError
 from memlib.specs import Resources, Spec, merged
 
@@ -39,7 +40,7 @@ def audit(
         name, spec, machines = asked_for(recipe, changes, resources)
         _check_lasting(store)
         with tags(TAG):
-            return AUDITS[name].flow(spec, store, machines, True)
+            return flow_of(AUDITS[name])(spec, store, machines, True)
     except (UserError, RunError) as error:
         return Failed(message=str(error), data=error)
 
@@ -56,7 +57,7 @@ def asked_for(recipe: str, changes: Mapping[str, Any], resources: Resources) -> 
     if name not in AUDITS:
         raise UserError(f"recipe {recipe} does not say which audit it is for (audit: {', '.join(AUDITS)})")
     said = merged(machines, resources.model_dump(mode="json", exclude_defaults=True))
-    return name, validate(AUDITS[name].recipe, AUDITS[name].read(content)), validate(Resources, said)
+    return name, validate(AUDITS[name].recipe, resolved(AUDITS[name], content)), validate(Resources, said)
 
 
 def _check_lasting(store: str) -> None:

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memlib.audits.exposure import Recipe
 from memlib.audits.exposure.asking import told
 from memlib.audits.exposure.models import CorpusData, ModelAt, OutsideModel
+from memlib.audits.exposure.recipe import Recipe
 from memlib.audits.exposure.stages import Asked, MakeCorpus, Perplexities, Ranks, Report, Score, Search, rank_stages
 from memlib.data.splits import TRAIN
 from memlib.data.stages import Decode, Split

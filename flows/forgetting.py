@@ -6,15 +6,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from memlib.audits.forgetting import NULL, RETAINED, TARGET, Recipe
+from memlib.audits.forgetting.recipe import NULL, RETAINED, TARGET, Recipe
 from memlib.audits.forgetting.stages import DrawMixes, DrawSets, Report, Score, Shown
-from memlib.data.sets import CALIBRATION, POOL, QUERY
 from memlib.data.stages import Decode, TrainingData
 from memlib.identity import derive_seed
 from memlib.observe.given import GivenOutputs, read_outputs
 from memlib.observe.stages import ModelOutputs
 from memlib.publishing import run_id
 from memlib.specs import TrainedSpec
+from memlib.specs.data import CALIBRATION, POOL, QUERY
 from memlib.stage import Artifact, Runner
 from memlib.training.fit import Train, TrainedModel
 

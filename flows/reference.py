@@ -6,10 +6,10 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from flows.audits import AUDITS
 from flows.recipes import models_in
+from memlib.audits import AUDITS, published_tables
 from memlib.specs import Resources
-from memlib.tables import PUBLISHED, Table
+from memlib.tables import Table
 
 
 def schema_page() -> str:
@@ -22,7 +22,7 @@ def schema_page() -> str:
         "the run, and the key of the stage that made it; each column its unit and meaning. `memlib schema` prints the same.",
         "",
     ]
-    for name, tables in PUBLISHED.items():
+    for name, tables in published_tables().items():
         for audit, table in tables.items():
             lines += _table_lines(name, audit, table)
         if name == "summary":

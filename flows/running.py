@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -10,9 +10,11 @@ from typing import Any
 from prefect import flow
 from rich.console import Console
 
-from flows.audits import AUDITS, Audit
+from flows.audits import Body, body_of, stage_names
 from flows.requests import announced
 from memlib import code
+from memlib.audit import Audit
+from memlib.audits import AUDITS
 from memlib.errors import RunError, UserError
 from memlib.planning import Plan
 from memlib.specs import Resources, Spec
@@ -23,7 +25,6 @@ from tasks.runtime import Context, Shared
 from tasks.stage import StageRunner
 
 TAG = "memlib"  # of runs on a Prefect server; deployments/automations.yaml looks after these
-Body = Callable[[StageRunner, Any], dict[str, Any]]
 _finished: ContextVar[list[dict[str, Any]] | None] = ContextVar("finished", default=None)
 _shared: ContextVar[Shared | None] = ContextVar("shared", default=None)
 
@@ -51,7 +52,7 @@ def flow_of(audit: Audit) -> Any:
         Returns:
             the run's manifest.
         """
-        return carry_out(audit.name, audit.body, recipe, store, resources, quiet=quiet, force=force, cascade=cascade)
+        return carry_out(audit.name, body_of(audit), recipe, store, resources, quiet=quiet, force=force, cascade=cascade)
 
     run.__name__ = run.__qualname__ = audit.name.replace("-", "_")
     run.__annotations__["recipe"] = audit.recipe
@@ -155,15 +156,15 @@ def plan(audit: Audit, recipe: Spec, store: str, resources: Resources, *, force:
     found = Plan(opened)
     context = Context(opened, resources, quiet=True, forced=frozenset(force), plan=found)
     found.limits += audit.limits(recipe)
-    with found.following(audit.stages), code.planning():
-        audit.body(StageRunner(context), recipe)
+    with found.following(stage_names(audit)), code.planning():
+        body_of(audit)(StageRunner(context), recipe)
     return found
 
 
 def check_stages(audit: Audit, named: Iterable[str]) -> None:
     """Refuses stages that the audit, or any cell of a sweep, does not have."""
     audits = [other for other in AUDITS.values() if not other.holds_others] if audit.holds_others else [audit]
-    known = list(dict.fromkeys(stage.rpartition("/")[2] for one in audits for stage in one.stages))
+    known = list(dict.fromkeys(stage.rpartition("/")[2] for one in audits for stage in stage_names(one)))
     for stage in named:
         if stage not in known:
             raise UserError(f"{audit.name} has no stage {stage!r}; it has {', '.join(known)}")

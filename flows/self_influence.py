@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from memlib.audits.self_influence import CheckpointSpec, Recipe, choose_checkpoints
+from memlib.audits.self_influence.recipe import CheckpointSpec, Recipe
+from memlib.audits.self_influence.scores import choose_checkpoints
 from memlib.audits.self_influence.stages import Report, Score
 from memlib.data.splits import TRAIN
 from memlib.data.stages import Decode, HoldOut, TrainingData

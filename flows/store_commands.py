@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from flows.audits import AUDITS, audit_of
 from flows.requests import unfinished
 from memlib import comparison, ledger, upkeep
+from memlib.audits import AUDITS, audit_of
 from memlib.errors import RunError, UserError
 from memlib.planning import Plan
 from memlib.runs import INDEX, list_runs, read_run, refs_of, rows_of, run_names
@@ -521,12 +521,11 @@ def _interval(row: Mapping[str, Any]) -> str:
 
 
 def _reveal(store: Store, manifest: dict[str, Any]) -> None:
-    if manifest["audit"] != "exposure":
-        raise UserError(
-            f"run {manifest['run']} is a {audit_of(manifest['audit'])} audit; only exposure has canaries to reveal"
-        )
-    from memlib.audits.exposure.reveal import revealed  # loads torch
-
+    name = audit_of(manifest["audit"])
+    revealed = AUDITS[name].revealed if name in AUDITS else None
+    if revealed is None:
+        others = ", ".join(other for other, audit in AUDITS.items() if audit.revealed is not None)
+        raise UserError(f"run {manifest['run']} is a {name} audit; only {others} has secrets to reveal")
     for title, rows in revealed(store, manifest["recipe"], manifest["artifacts"]).items():
         table = Table(box=None, pad_edge=False, title=title, title_justify="left")
         for heading in rows[0] if rows else ():

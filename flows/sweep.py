@@ -11,21 +11,25 @@ from prefect.artifacts import create_table_artifact
 from prefect.context import FlowRunContext
 
 import memlib
-from flows.audits import AUDITS, Audit, audit_of
+from flows.audits import body_of, stage_names
 from flows.recipes import load_recipe, validate
-from flows.running import sharing, through_prefect
-from memlib.audits.sweep import Outcome, Recipe, score, summarize, verdict
+from flows.running import flow_of, sharing, through_prefect
+from memlib.audit import Audit
+from memlib.audits import AUDITS, audit_of
+from memlib.audits.sweep.recipe import Recipe
+from memlib.audits.sweep.report import build_page
+from memlib.audits.sweep.scores import Outcome, score, summarize, verdict
+from memlib.audits.sweep.tables import SWEEP
 from memlib.errors import RunError, UserError
 from memlib.identity import content_key, file_digest
 from memlib.private import scratch
 from memlib.publishing import publish_run
 from memlib.report.page import render
-from memlib.report.sweep import build_page
 from memlib.results import REPORT_FILE
 from memlib.runs import NAME_LENGTH, results_path
 from memlib.specs import Spec, changed_content
 from memlib.stage import AnyStage
-from memlib.tables import SWEEP, write_table
+from memlib.tables import write_table
 from tasks.cluster import stop_ray
 from tasks.display import quietly
 from tasks.reporting import ARTIFACT_ROWS
@@ -46,8 +50,8 @@ def audit(runner: StageRunner, recipe: Recipe) -> dict[str, Any]:
     if context.plan is not None:
         for name, (audit, spec, _) in cells.items():
             try:
-                with context.plan.following(audit.stages):
-                    audit.body(runner, spec)
+                with context.plan.following(stage_names(audit)):
+                    body_of(audit)(runner, spec)
             except (UserError, RunError) as error:
                 context.plan.problems[name] = str(error)
         return {}
@@ -132,8 +136,8 @@ def _cell(context: Context, name: str, audit: Audit, spec: Spec, changes: dict[s
     """A cell's audit; whatever goes wrong in it is its own."""
     kind = str(getattr(spec, "audit", ""))
     try:
-        forced = tuple(context.forced & {stage.rpartition("/")[2] for stage in audit.stages})
-        run = through_prefect(audit.flow, spec, context.store.uri, context.resources, True, forced, context.cascade)
+        forced = tuple(context.forced & {stage.rpartition("/")[2] for stage in stage_names(audit)})
+        run = through_prefect(flow_of(audit), spec, context.store.uri, context.resources, True, forced, context.cascade)
     except (UserError, RunError, OSError) as error:
         return Outcome(name, kind, changes, None, str(error))
     except Exception as error:

@@ -6,7 +6,9 @@ from typing import Any
 
 from flows.self_influence import influence_of
 from memlib.audits.self_influence.stages import Score as SelfInfluence
-from memlib.audits.unique_feature import Cell, Net, Pull, Recipe, check_nulls, nets_of
+from memlib.audits.unique_feature.own import check_nulls
+from memlib.audits.unique_feature.recipe import Cell, Recipe
+from memlib.audits.unique_feature.scoring import Net, Pull, nets_of
 from memlib.audits.unique_feature.stages import (
     ChooseCanaries,
     Report,

@@ -13,6 +13,7 @@ from typing import Any
 
 import memlib
 from memlib import ledger
+from memlib.audits import tables_of
 from memlib.errors import RunError
 from memlib.findings import verdict_of
 from memlib.identity import canonical_json, file_digest
@@ -24,7 +25,7 @@ from memlib.runs import asks_digest, findings_of, list_runs, pins_of, publish_ro
 from memlib.specs import Resources
 from memlib.stage import AnyArtifact, Artifact
 from memlib.store import MANIFEST, Store
-from memlib.tables import PUBLISHED, RUNS, write_table
+from memlib.tables import write_table
 
 DATA_STAGES = ("decode", "secret/corpus")
 
@@ -75,11 +76,8 @@ def publish_audit(
     metadata = {"memlib.run": run, "memlib.stage_key": scores.key, "memlib.software": memlib.__version__}
     results, pages, published = {}, {}, {}
     with scratch("publish") as folder:
-        for name, schemas in PUBLISHED.items():
+        for name, schema in tables_of(recipe.audit).items():
             part = folder / f"{name}.parquet"
-            schema = schemas.get(recipe.audit) or schemas.get("")
-            if schema is None or name == RUNS.name:  # a table of other audits, or the one that comes last
-                continue
             write_table(scores.content[name], schema, part, metadata=metadata)
             path = results_path(name, recipe.audit, run)
             results[name], published[path] = store.publish(path, part), file_digest(part)

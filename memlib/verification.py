@@ -15,13 +15,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from memlib.audits import published_tables
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError, UserError
 from memlib.findings import verdict_of
-from memlib.identity import canonical_json, content_key
+from memlib.identity import canonical_json
 from memlib.records import DIGEST, SignatureRecord, Unreadable, parsed
 from memlib.runs import asks_digest, findings_of, pin_of, results_path, run_name
+from memlib.stage import Identity
 from memlib.store import Ref, Store
-from memlib.tables import PUBLISHED, RUNS
+from memlib.tables import RUNS
 
 SIGNATURE = "signature.json"
 SUMMARY_FILE = "summary.parquet"
@@ -55,14 +57,12 @@ def check_artifacts(store: Store, refs: Iterable[Ref]) -> Iterator[Problem]:
 
 def _unlike_its_key(ref: Ref, manifest: Mapping[str, Any]) -> Iterator[str]:
     """The key is a digest of stage, version, spec and inputs; of artifacts from before versions were noted nobody knows."""
-    version = manifest.get("version")
-    if version is None:
-        return
     try:
-        key = content_key(ref.stage, version=version, spec=manifest["spec"], inputs=manifest["inputs"])
+        identity = Identity.recorded(ref, manifest)
+        same = identity is None or identity.ref == ref
     except (TypeError, ValueError):
-        key = ""
-    if key != ref.key:
+        same = False
+    if not same:
         yield "its spec, inputs or version are not those of its key"
 
 
@@ -128,9 +128,10 @@ def _unlike_itself(store: Store, run: Mapping[str, Any]) -> Iterator[str]:
     expected = verdict_of(rows)
     if said != {"word": expected.word, "sentence": expected.sentence, "explanation": expected.explanation}:
         yield "its verdict is not that of its scores"
+    published = published_tables()
     for table in run["results"]:
         path = results_path(table, run["audit"], run["run"])
-        if table in PUBLISHED and path in run["published"] and not _same_table(store, path, scores, f"{table}.parquet"):
+        if table in published and path in run["published"] and not _same_table(store, path, scores, f"{table}.parquet"):
             yield f"{path} is not what its scores say"
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.audits import AUDITS, audit_of
 from flows.recipes import load_recipe, shipped_recipes, validate
 from flows.reference import pages
+from memlib.audits import AUDITS, audit_of
 from memlib.specs import Resources
 
 ROOT = Path(__file__).parents[1]

@@ -15,8 +15,10 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.validity.harness import Part, Row, level_lines, rate, table
-from memlib.audits import exposure
-from memlib.audits.exposure import Config, Recipe, Scored
+from memlib.audits.exposure.curves import empty_extractions
+from memlib.audits.exposure.recipe import Config, Recipe
+from memlib.audits.exposure.scores import Scored, exposure_by_sampling, score
+from memlib.audits.exposure.summary import summarize
 from memlib.data.formats import Format, Space
 from memlib.data.splits import TRAIN, column, select
 from memlib.data.text import Corpus, build_corpus, read_text, role_of, text_candidates
@@ -48,8 +50,8 @@ def recipe(**changes: Any) -> Recipe:
 def findings(models: Sequence[Scored], said: Recipe, size: int) -> list[Row]:
     """What the audit's own functions say of models, params as mappings."""
     with patch(NEVER_FITTED, lambda *_: None):
-        units = exposure.score(models, size, said.score)
-    rows = exposure.summarize(models, units, exposure.empty_extractions(), said, size=size).to_pylist()
+        units = score(models, size, said.score)
+    rows = summarize(models, units, empty_extractions(), said, size=size).to_pylist()
     return [{**row, "params": json.loads(row["params"])} for row in rows]
 
 
@@ -252,7 +254,7 @@ def intervals_unit(unit: str) -> Row:
     cost = float(scipy.stats.norm.ppf(2.0**-truth))
     held = bounded = 0
     for below in rng.binomial(count, 2.0**-truth, size=DRAWS):
-        _, low, high = exposure.exposure_by_sampling(int(below), count)
+        _, low, high = exposure_by_sampling(int(below), count)
         held += low <= truth and (high is None or truth <= high)
         bounded += high is None
     at_least = accepted = 0
@@ -260,7 +262,7 @@ def intervals_unit(unit: str) -> Row:
         references = np.round((60 + 4 * rng.normal(size=count)) * UNITS_PER_BIT).astype(np.int64)
         canary = np.array([round((60 + 4 * cost) * UNITS_PER_BIT)], dtype=np.int64)
         model = Scored("", 0, 1, (0,), ("inserted",), (1,), canary, references, 1.0, {})
-        (row,) = exposure.score([model], 10**12, Config(replicates=20)).to_pylist()
+        (row,) = score([model], 10**12, Config(replicates=20)).to_pylist()
         accepted += row["method"] == "extrapolated"
         at_least += row["method"] == "extrapolated" and row["ci_low"] <= truth and row["ci_high"] is None
     return {"bits": truth, "references": count, "held": held, "one_sided": bounded, "draws": DRAWS, "accepted": accepted, "at_least": at_least}  # fmt: skip

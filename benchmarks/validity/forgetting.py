@@ -22,8 +22,8 @@ from memlib.audits.forgetting.trace import (
     residuals,
     share_left,
 )
-from memlib.data.sets import KNOWN, QUERY, WITHHELD
 from memlib.identity import derive_seed
+from memlib.specs.data import KNOWN, QUERY, WITHHELD
 from memlib.stats.likelihood import CLIP
 
 torch.set_num_threads(1)

@@ -19,14 +19,11 @@ from memlib.data.splits import LEFT_OUT, assert_disjoint, column, select
 from memlib.errors import UserError
 from memlib.identity import derive_seed
 from memlib.specs import GroupSpec, SetSpec
+from memlib.specs.data import POOL, QUERY
 from memlib.stats.neighbors import nearest_neighbors
 from memlib.stats.randomization import home_labels
 from memlib.tables import SPLITS
 
-QUERY, CALIBRATION, PROVIDER = "query", "calibration", "provider"
-KNOWN, WITHHELD = "known", "withheld"
-POOL = (QUERY, KNOWN, WITHHELD)
-"""Sets that are drawn at random from one pool U of the provider's examples: D_Q, the positive control, and H."""
 NAMED = 3
 
 Entries = Sequence[Mapping[str, Any]]

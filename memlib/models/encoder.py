@@ -49,12 +49,6 @@ class Encoder(nn.Module):
         return outputs
 
 
-def layer_names(spec: ModelSpec, *, classifier: bool) -> list[str]:
-    """The names that `Encoder.layers` gives, in order of depth."""
-    projector = [f"projector_{number}" for number in range(1, len(spec.projector) + 1)]
-    return ["backbone", *projector, *(["classifier"] if classifier else [])]
-
-
 def build_encoder(spec: ModelSpec, *, num_classes: int | None, seed: int) -> Encoder:
     """An encoder initialised from `seed` alone; the caller's random state is left as it was."""
     with torch.random.fork_rng(devices=[]):

@@ -42,7 +42,7 @@ from memlib.specs.models import (
     SequenceModelSpec,
 )
 from memlib.specs.nets import NetsSpec
-from memlib.specs.observing import InfluenceSpec, OutputsSpec, ProbeSpec, TrainedSpec
+from memlib.specs.observing import InfluenceSpec, OutputsSpec, ProbeSpec, Tie, TrainedSpec
 from memlib.specs.resources import Needs, Resources
 from memlib.specs.text import (
     PairsFileSource,
@@ -121,6 +121,7 @@ __all__ = [
     "TextParquetSource",
     "TextSource",
     "TextSpec",
+    "Tie",
     "TopicPairsSource",
     "TopicsSource",
     "TorchvisionSource",

@@ -308,6 +308,12 @@ class HoldOutSpec(Spec):
     """Examples that always have one role; budgets are then met as nearly as whole groups allow."""
 
 
+QUERY, CALIBRATION, PROVIDER = "query", "calibration", "provider"
+KNOWN, WITHHELD = "known", "withheld"
+POOL = (QUERY, KNOWN, WITHHELD)
+"""Sets that are drawn at random from one pool U of the provider's examples: D_Q, the positive control, and H."""
+
+
 class SetSpec(Spec):
     """Which examples a named set of the forgetting audit gets; the sets are disjoint."""
 

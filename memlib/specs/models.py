@@ -34,6 +34,11 @@ class ModelSpec(Spec):
             raise ValueError(f"input_size {self.input_size} is not a multiple of patch_size {self.patch_size}")
         return self
 
+    def layers(self, *, classifier: bool) -> tuple[str, ...]:
+        """Return the names of its layers in order of depth, as `Encoder.layers` gives them."""
+        projector = (f"projector_{number}" for number in range(1, len(self.projector) + 1))
+        return ("backbone", *projector, *(("classifier",) if classifier else ()))
+
 
 Architecture = Literal["mlp", "cnn_1", "cnn_2", "three_block", "four_block", "resnet18", "densenet121", "densenet_bc_100_12"]
 STACKABLE: tuple[Architecture, ...] = ("mlp", "cnn_1", "cnn_2")  # small enough to train many as one program

@@ -7,6 +7,9 @@ from pydantic import Field, model_validator
 from memlib.specs.base import Spec
 from memlib.specs.data import DataSpec
 
+Tie = Literal["nearest", "lowest_class"]
+"""Which class wins a tied vote of neighbours: that of the nearest one, or the one of the lowest number."""
+
 
 class OutputsSpec(Spec):
     """The outputs of a model on D_Q in a Parquet file, when there is nothing else."""

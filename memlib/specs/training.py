@@ -1,14 +1,29 @@
 """Specs of training: objective, optimizer, augmentation, privacy."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from memlib.specs.base import Spec
 
 
-class VICRegSpec(Spec):
+class Loss(Spec):
+    """What all objectives say of themselves.
+
+    Attributes:
+        has_classes: whether it is about scores of classes (or symbols), which the model then ends in.
+        per_example: whether a batch's loss is the mean of its examples' own, so that each has a gradient by itself.
+    """
+
+    has_classes: ClassVar[bool]
+    per_example: ClassVar[bool]
+
+
+class VICRegSpec(Loss):
     """Variance-invariance-covariance regularisation (Bardes 2022)."""
+
+    has_classes: ClassVar[bool] = False
+    per_example: ClassVar[bool] = False
 
     kind: Literal["vicreg"]
     invariance: float = Field(default=25.0, ge=0)
@@ -19,16 +34,22 @@ class VICRegSpec(Spec):
     """Weight of the covariances between dimensions."""
 
 
-class SupervisedSpec(Spec):
+class SupervisedSpec(Loss):
     """Cross-entropy on augmented crops; the class scores are the last layer (Meehan 2023, A.2.2)."""
+
+    has_classes: ClassVar[bool] = True
+    per_example: ClassVar[bool] = True
 
     kind: Literal["supervised"]
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     """Share of the target spread over all classes."""
 
 
-class LanguageObjectiveSpec(Spec):
+class LanguageObjectiveSpec(Loss):
     """Cross-entropy of the next symbol, in nats a symbol."""
+
+    has_classes: ClassVar[bool] = True
+    per_example: ClassVar[bool] = True
 
     kind: Literal["language"]
 
@@ -168,8 +189,9 @@ class TrainingSpec(Spec):
     def _private_steps_are_whole(self) -> "TrainingSpec":
         if self.privacy is None:
             return self
-        if self.objective.kind == "vicreg":
-            raise ValueError("privacy clips each example's gradient, but the loss of vicreg is of whole batches")
+        if not self.objective.per_example:
+            kind = self.objective.kind
+            raise ValueError(f"privacy clips each example's gradient, but the loss of {kind} is of whole batches")
         if self.precision != "float32":
             raise ValueError(f"privacy clips gradients in float32, not in {self.precision}")
         if self.batch_size is None or self.batch_size < 16:

@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 
 from memlib.errors import UserError
+from memlib.specs import Tie
 
 Backend = Literal["faiss", "torch"]
-Tie = Literal["nearest", "lowest_class"]
 
 MARGIN = 8  # candidates beyond k
 FAISS_GPU_K = 2048  # the most neighbours that faiss finds on a GPU

@@ -24,7 +24,7 @@ from memlib.identity import canonical_json
 from memlib.models.classifiers import build_classifier
 from memlib.models.encoder import build_encoder
 from memlib.models.sequence import build_language_model
-from memlib.objectives import build_objective, needs_classifier
+from memlib.objectives import build_objective
 from memlib.private import scratch
 from memlib.provenance import Declared
 from memlib.specs import AnyModelSpec, CanarySpec, ClassifierSpec, LanguageSpec, ModelSpec, TrainingSpec
@@ -181,7 +181,7 @@ class Train(Stage[TrainedModel]):
 
     def describe(self, images: NDArray[Any]) -> dict[str, Any]:
         """What it takes to build the model again: architecture, classes (null without class scores), input shape."""
-        classes = self.num_classes if needs_classifier(self.training.objective) else None
+        classes = self.num_classes if self.training.objective.has_classes else None
         shape = [images.shape[3], *images.shape[1:3]] if images.ndim == 4 else list(images.shape[1:])
         return {"model": self.model.model_dump(mode="json"), "classifier": classes, "input_shape": shape}
 

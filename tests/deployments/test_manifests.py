@@ -21,10 +21,10 @@ from prefect.server.api import collections_data
 from prefect.utilities.callables import parameter_schema
 
 import memlib
-from flows.audits import AUDITS
 from flows.deployed import asked_for
 from flows.recipes import load_recipe, validate
 from flows.running import TAG
+from memlib.audits import AUDITS
 from memlib.specs import Resources
 
 ROOT = Path(__file__).parents[2]

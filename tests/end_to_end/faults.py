@@ -39,7 +39,8 @@ from test_exposure import RECIPE as EXPOSURE
 from test_forgetting import RECIPE as FORGETTING
 from test_unique_feature import MOONS
 
-from flows.audits import AUDITS
+from flows.audits import stage_names
+from memlib.audits import AUDITS
 
 SELF_INFLUENCE = """
 audit: self_influence
@@ -145,7 +146,7 @@ class Case:
         """The stages that it has, in order."""
         manifest = self.undisturbed[1]
         made = {ref.rpartition("/")[0] for ref in manifest["computed"] + manifest["reused"]}
-        return [stage for stage in AUDITS[self.audit].stages if stage in made]
+        return [stage for stage in stage_names(AUDITS[self.audit]) if stage in made]
 
     def before(self, stage: str) -> Path:
         """A copy of the undisturbed store as it was before a stage."""

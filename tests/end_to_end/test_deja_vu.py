@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 from harness import Memlib, kill_leftovers, newest, published, resume_step, says_one_thing, wait_for
 
-from memlib.tables import DEJA_VU_UNITS, PUBLISHED
+from memlib.audits import tables_of
+from memlib.audits.deja_vu.tables import UNITS
 
 NO_RAY = {"RAY_TMPDIR": "/dev/null/none"}  # starting Ray would fail
 Started = Callable[..., tuple[Path, subprocess.Popen[str]]]
@@ -190,7 +191,7 @@ def test_a_damaged_artifact_is_named_and_made_again(memlib: Memlib, finished: Fi
 
 def test_results_are_read_by_duckdb_and_polars(finished: Finished) -> None:
     store, manifest = finished
-    tables = {name: schemas.get("deja_vu") or schemas.get("") for name, schemas in PUBLISHED.items()}
+    tables = tables_of("deja_vu")
     joined = duckdb.sql(f"""
         select s.metric, r.verdict, r.title
         from read_parquet('{store}/results/table=summary/**/*.parquet', hive_partitioning=true, union_by_name=true) s
@@ -217,7 +218,7 @@ def test_results_are_read_by_duckdb_and_polars(finished: Finished) -> None:
         assert len(frame) == len(rows) > 0
         assert len(frame.select(schema.keys).unique()) == len(frame), f"{schema.keys} do not identify a row of {name}"
     file = pq.ParquetFile(manifest["results"]["units"])
-    assert file.schema_arrow.metadata[b"memlib.version"] == str(DEJA_VU_UNITS.version).encode()
+    assert file.schema_arrow.metadata[b"memlib.version"] == str(UNITS.version).encode()
     assert file.schema_arrow.metadata[b"memlib.run"] == manifest["run"].encode()
     assert file.schema_arrow.field("target_confidence").metadata[b"unit"] == b"nat"
     assert file.metadata.row_group(0).column(0).compression == "ZSTD"

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.audits import AUDITS, audit_of
 from flows.recipes import load_recipe, shipped_recipes, validate
-from memlib.audits.deja_vu import Recipe
+from memlib.audits import AUDITS, audit_of
+from memlib.audits.deja_vu.recipe import Recipe
 from memlib.errors import UserError
 from memlib.specs import Resources
 

@@ -10,7 +10,7 @@ import flows.cli
 from flows.cli import main
 from flows.recipes import load_recipe, validate
 from flows.requests import announced, unfinished
-from memlib.audits.exposure import Recipe
+from memlib.audits.exposure.recipe import Recipe
 from memlib.errors import RunError, UserError
 from memlib.publishing import Work, _history
 from memlib.specs import Resources

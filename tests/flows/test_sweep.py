@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from flows.audits import AUDITS
+from flows.audits import resolved
 from flows.cli import main
 from flows.recipes import load_recipe, validate
 from flows.sweep import cells_of
-from memlib.audits.sweep import Outcome, Recipe, in_words, score, verdict
+from memlib.audits import AUDITS
+from memlib.audits.sweep.recipe import Recipe, in_words
+from memlib.audits.sweep.scores import Outcome, score, verdict
 from memlib.findings import settle, tested
 
 
@@ -46,7 +48,7 @@ def test_cells_of_grid_and_list_are_whole_recipes(tmp_path: Path) -> None:
         "audit: sweep\nrecipe: mine.yaml\nset: {decode.k: [3]}\ngrid: {training.epochs: [1, 2], training.seed: [0, 1]}\n"
         "cells: [{recipe: forgetting_smoke}, {name: b, set: {title: other}}]"
     )
-    content = AUDITS["sweep"].read(load_recipe(str(file))[0])
+    content = resolved(AUDITS["sweep"], load_recipe(str(file))[0])
     recipe = validate(Recipe, content)
     cells = cells_of(validate(Recipe, recipe.model_dump(mode="json")))  # as a server or a note in the store has it
     assert list(cells) == [

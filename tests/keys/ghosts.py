@@ -22,8 +22,10 @@ import torch
 from safetensors.numpy import save_file
 
 from flows import sweep
-from flows.audits import AUDITS, Audit, audit_of
+from flows.audits import body_of
 from flows.recipes import load_recipe, validate
+from memlib.audit import Audit
+from memlib.audits import AUDITS, audit_of
 from memlib.audits.exposure.asking import COSTS
 from memlib.data.datasets import open_source
 from memlib.data.secret import VARIABLE
@@ -64,7 +66,7 @@ def keys_of(recipe: str, folder: Path, monkeypatch: pytest.MonkeyPatch, settings
     audit = AUDITS[audit_of(str(content["audit"]))]
     cells: Mapping[str, tuple[Audit, Spec, Any]]
     if audit.holds_others:
-        cells = sweep.cells_of(validate(sweep.Recipe, sweep.resolved(content)))
+        cells = sweep.cells_of(validate(audit.recipe, sweep.resolved(content)))
     else:
         cells = {"": (audit, validate(audit.recipe, content), None)}
     _write_files(folder, content.get("canaries", {}).get("format", ""))
@@ -82,7 +84,7 @@ def _follow(audit: Audit, recipe: Spec, folder: Path, per_class: int) -> Keys:
     store = Store(str(folder))
     store.begin()
     runner = GhostRunner(store, per_class)
-    body = audit.body  # loads the modules whose work is taken from them
+    body = body_of(audit)  # loads the modules whose work is taken from them
     with _ghosts():
         body(runner, recipe)
     found: Keys = {"run": runner.runs}

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from memlib.audits import published_tables
 from memlib.runs import publish_rows, results_path
-from memlib.tables import PUBLISHED, Table, write_table
+from memlib.tables import Table, write_table
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 VALUES = {pa.string(): "x", pa.int64(): 1, pa.float64(): 0.5, pa.bool_(): True}
@@ -53,14 +54,14 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     part = tmp_path / "part.parquet"
     for audit, run in [*((audit, run) for audit, run, *_ in wanted), ("deja_vu", "orphan")]:
         for name in ("summary", "units"):
-            schema = PUBLISHED[name].get(audit) or PUBLISHED[name].get("")
+            schema = published_tables()[name].get(audit) or published_tables()[name].get("")
             if schema is not None:
                 write_table(rows(schema, 3), schema, part)
                 found.publish(results_path(name, audit, run), part)
-    summary = PUBLISHED["summary"][""]
+    summary = published_tables()["summary"][""]
     pq.write_table(rows(summary, 3).drop_columns(["role", "p_adjusted", "interval"]), part)  # of before its second version
     found.publish(results_path("summary", "self_influence", "ancient"), part)
-    write_table(rows(PUBLISHED["sweep"]["sweep"], 3), PUBLISHED["sweep"]["sweep"], part)
+    write_table(rows(published_tables()["sweep"]["sweep"], 3), published_tables()["sweep"]["sweep"], part)
     found.publish(results_path("sweep", "sweep", "cells"), part)
     ancient: dict[str, Any] = {**found.entries[0], "run": "ancient", "audit": "self_influence", "asks": "i", "finished": 0.0}
     found.entries += [ancient, {**ancient, "run": "cells", "audit": "sweep", "asks": "s"}]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.audits import AUDITS
+from flows.audits import stages_of
+from memlib.audits import AUDITS
 from memlib.provenance import Declared, code_digest
 
 PINS = Path(__file__).with_name("pins.json")
@@ -17,7 +18,7 @@ PINS = Path(__file__).with_name("pins.json")
 STAGES = {
     f"{kind.__module__.removeprefix('memlib.')}.{kind.__name__}": kind.declared
     for audit in AUDITS.values()
-    for kind in audit.kinds
+    for kind in stages_of(audit)
 }
 
 
@@ -73,7 +74,7 @@ def test_a_package_stands_for_all_in_it_and_a_module_that_is_gone_is_noticed() -
 
 
 def test_no_two_stages_have_the_same_title() -> None:
-    titles = {kind: kind.title for audit in AUDITS.values() for kind in audit.kinds}
+    titles = {kind: kind.title for audit in AUDITS.values() for kind in stages_of(audit)}
     assert len(set(titles.values())) == len(titles)
 
 

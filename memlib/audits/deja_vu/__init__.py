@@ -12,27 +12,31 @@ misrepresented examples alike, so the honest share is memorized - misrepresented
 number is taken from both directions together, (A on A + B on B) / 2 against (B on A + A on B) / 2.
 """
 
-from memlib.audits.deja_vu.curves import curves, most_correlated, most_memorized
-from memlib.audits.deja_vu.recipe import Config, Recipe, ReportSpec
-from memlib.audits.deja_vu.scores import CATEGORIES, DIRECTIONS, Decoding, Direction, categorize, score
-from memlib.audits.deja_vu.summary import in_brief, summarize
-from memlib.audits.deja_vu.verdict import limits, verdict
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-__all__ = [
-    "CATEGORIES",
-    "DIRECTIONS",
-    "Config",
-    "Decoding",
-    "Direction",
-    "Recipe",
-    "ReportSpec",
-    "categorize",
-    "curves",
-    "in_brief",
-    "limits",
-    "most_correlated",
-    "most_memorized",
-    "score",
-    "summarize",
-    "verdict",
-]
+from memlib.audit import Audit
+from memlib.audits.deja_vu.recipe import Recipe
+from memlib.audits.deja_vu.tables import UNITS
+
+
+def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
+    """Whether a finding with these params is shown in brief: those of the headline's setting."""
+    setting = ("layer", "epoch", "crop", "k", "direction")
+    return all(params.get(name, headline[name]) == headline[name] for name in setting)
+
+
+def _limits(recipe: Recipe) -> Iterable[str]:
+    from memlib.audits.deja_vu.verdict import limits  # loads scipy
+
+    return limits(recipe)
+
+
+AUDIT = Audit(
+    name="deja-vu",
+    question="Does an image model name the object of a training image from its background alone?",
+    recipe=Recipe,
+    tables={"units": UNITS},
+    in_brief=_in_brief,
+    limits=_limits,
+)

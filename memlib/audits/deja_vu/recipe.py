@@ -4,10 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from memlib.models.encoder import layer_names
-from memlib.objectives import needs_classifier
-from memlib.specs import CropMode, CropSpec, DataSpec, ModelSpec, Spec, SplitSpec, TrainingSpec
-from memlib.stats.neighbors import Tie
+from memlib.specs import CropMode, CropSpec, DataSpec, ModelSpec, Spec, SplitSpec, Tie, TrainingSpec
 
 
 class Config(Spec):
@@ -91,7 +88,7 @@ class Recipe(Spec):
     @property
     def model_layers(self) -> tuple[str, ...]:
         """Every layer the trained models have, in order of depth."""
-        return tuple(layer_names(self.model, classifier=needs_classifier(self.training.objective)))
+        return self.model.layers(classifier=self.training.objective.has_classes)
 
     @property
     def layers(self) -> tuple[str, ...]:

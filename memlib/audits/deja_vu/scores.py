@@ -9,8 +9,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from memlib.audits.deja_vu.recipe import Config
+from memlib.audits.deja_vu.tables import UNITS
 from memlib.stats.neighbors import vote
-from memlib.tables import DEJA_VU_UNITS
 
 CATEGORIES = ("memorized", "misrepresented", "correlated", "unassociated")
 Direction = Literal["A", "B"]
@@ -47,7 +47,7 @@ def score(decodings: Iterable[Decoding], class_names: Sequence[str], config: Con
     """Votes on every audited example.
 
     Returns:
-        tables.DEJA_VU_UNITS.
+        tables.UNITS.
     """
     names = np.asarray(class_names, dtype=object)
     parts = []
@@ -73,7 +73,7 @@ def score(decodings: Iterable[Decoding], class_names: Sequence[str], config: Con
                 "group": [None] * count if found.groups is None else list(found.groups),
                 "category": categorize(target == found.labels, reference == found.labels),
             }
-            parts.append(pa.table(columns, schema=DEJA_VU_UNITS.arrow))
+            parts.append(pa.table(columns, schema=UNITS.arrow))
     return pa.concat_tables(parts)
 
 

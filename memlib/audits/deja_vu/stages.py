@@ -16,6 +16,7 @@ from memlib.audits.deja_vu.curves import curves
 from memlib.audits.deja_vu.recipe import Config, Recipe
 from memlib.audits.deja_vu.scores import DIRECTIONS, Decoding, Direction, score
 from memlib.audits.deja_vu.summary import summarize
+from memlib.audits.deja_vu.tables import UNITS
 from memlib.data.splits import REFERENCE, SHARED, TARGET, crop_rectangles, members_digest, select
 from memlib.data.stages import Shard
 from memlib.models.encoder import Encoder
@@ -27,7 +28,7 @@ from memlib.specs import CropSpec, ModelSpec
 from memlib.stage import Artifact, Place, Stage
 from memlib.stats.probe import probe_accuracies
 from memlib.store import Attempt, Ref
-from memlib.tables import CURVES, DEJA_VU_UNITS, SUMMARY, write_table
+from memlib.tables import CURVES, SUMMARY, write_table
 from memlib.training.fit import TrainedModel
 
 if TYPE_CHECKING:
@@ -305,7 +306,7 @@ class Score(ScoresStage):
         units = score(self._decodings(), self.class_names, self.config)
         probed = pa.concat_tables([probe.content for probe in self.probes])
         summary = summarize(units, self.config, num_classes=len(self.class_names), probes=probed)
-        write_table(units, DEJA_VU_UNITS, attempt.path(UNITS_FILE))
+        write_table(units, UNITS, attempt.path(UNITS_FILE))
         write_table(summary, SUMMARY, attempt.path(SUMMARY_FILE))
         write_table(curves(units), CURVES, attempt.path(CURVES_FILE))
 

@@ -16,7 +16,6 @@ from memlib.identity import derive_seed
 from memlib.stats.randomization import Design, attributable_bound, detectable
 from memlib.stats.tests import mcnemar_p, paired_interval, permutation_p
 
-SETTING = ("layer", "epoch", "crop", "k", "direction")
 HEADLINE, SETTINGS, CLASSES = "headline", "settings", "classes"
 
 
@@ -51,11 +50,6 @@ def summarize(units: pa.Table, config: Config, *, num_classes: int, probes: pa.T
     adjust = {SETTINGS: "benjamini-hochberg", CLASSES: "benjamini-hochberg"}
     settled = settle(rows, alpha=config.alpha, adjust=adjust)
     return summary_table(settled, verdict(settled))
-
-
-def in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
-    """Whether a finding with these params is shown in brief: those of the headline's setting."""
-    return all(params.get(name, headline[name]) == headline[name] for name in SETTING)
 
 
 def _rows_of_setting(

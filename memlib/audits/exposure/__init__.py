@@ -14,44 +14,31 @@ Secrets that people chose are not uniform in R: a model that knows their kind fi
 their rank is compared with that of other secrets of their kind, which the text does not hold; without these there is no test.
 """
 
-from memlib.audits.exposure.curves import curves, empty_extractions
-from memlib.audits.exposure.evidence import Held, evidence_of_drawn, evidence_of_given, held
-from memlib.audits.exposure.privacy import epsilon_bound, refuted_p
-from memlib.audits.exposure.recipe import Config, ExtractionSpec, Recipe, ReportSpec
-from memlib.audits.exposure.scores import (
-    Scored,
-    canary_p,
-    choose_method,
-    exposure_by_sampling,
-    exposure_of_rank,
-    last_checkpoints,
-    score,
-)
-from memlib.audits.exposure.summary import in_brief, sign_flip_p, summarize
-from memlib.audits.exposure.verdict import verdict
+from collections.abc import Mapping
+from typing import Any
 
-__all__ = [
-    "Config",
-    "ExtractionSpec",
-    "Held",
-    "Recipe",
-    "ReportSpec",
-    "Scored",
-    "canary_p",
-    "choose_method",
-    "curves",
-    "empty_extractions",
-    "epsilon_bound",
-    "evidence_of_drawn",
-    "evidence_of_given",
-    "exposure_by_sampling",
-    "exposure_of_rank",
-    "held",
-    "in_brief",
-    "last_checkpoints",
-    "refuted_p",
-    "score",
-    "sign_flip_p",
-    "summarize",
-    "verdict",
-]
+from memlib.audit import Audit
+from memlib.audits.exposure.recipe import Recipe
+from memlib.audits.exposure.tables import EXTRACTION, UNITS
+from memlib.store import Store
+
+
+def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
+    """Whether a finding with these params is shown in brief: not canary by canary, nor searches that were told something."""
+    return "canary" not in params and params.get("search") in (None, "shortest_path") and not params.get("known")
+
+
+def _revealed(store: Store, recipe: Mapping[str, Any], artifacts: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
+    from memlib.audits.exposure.reveal import revealed  # loads torch
+
+    return revealed(store, recipe, artifacts)
+
+
+AUDIT = Audit(
+    name="exposure",
+    question="How many bits has a sequence model given away of a secret in its training text?",
+    recipe=Recipe,
+    tables={"units": UNITS, "extractions": EXTRACTION},
+    in_brief=_in_brief,
+    revealed=_revealed,
+)

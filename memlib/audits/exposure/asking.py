@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from memlib.audits.exposure.models import AskedModel
 from memlib.audits.exposure.recipe import ExtractionSpec
+from memlib.audits.exposure.tables import EXTRACTION
 from memlib.data.formats import Candidates
 from memlib.data.splits import VALIDATION, column, select
 from memlib.errors import UserError
@@ -23,7 +24,7 @@ from memlib.private import scratch
 from memlib.provenance import Declared
 from memlib.stage import Artifact, Place, Stage
 from memlib.store import Attempt, Ref
-from memlib.tables import EXTRACTION, write_table
+from memlib.tables import write_table
 
 _ASKING = (
     "memlib.observe.likelihoods",

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from memlib.audits.exposure.recipe import Recipe
 from memlib.audits.exposure.scores import Scored
 from memlib.audits.exposure.summary import at_last
+from memlib.audits.exposure.tables import EXTRACTION
 from memlib.observe.likelihoods import UNITS_PER_BIT
 from memlib.specs.text import UNSEEN
 from memlib.stats.tails import fit_skew_normal
-from memlib.tables import CURVES, EXTRACTION
+from memlib.tables import CURVES
 
 
 def curves(models: Sequence[Scored], units: pa.Table, extractions: pa.Table, recipe: Recipe) -> pa.Table:

@@ -11,10 +11,10 @@ import scipy.stats
 from numpy.typing import NDArray
 
 from memlib.audits.exposure.recipe import Config
+from memlib.audits.exposure.tables import UNITS
 from memlib.observe.likelihoods import UNITS_PER_BIT
 from memlib.specs.text import GIVEN, UNSEEN
 from memlib.stats.tails import Extrapolation, extrapolate
-from memlib.tables import EXPOSURE_UNITS
 
 ENOUGH_BELOW = 30  # references at or below a canary from which sampling measures its exposure to a third of a bit
 FITS = 0.05  # goodness of fit from which auto trusts the skew-normal law; else sampling says how much is known at least
@@ -145,10 +145,10 @@ def score(models: Sequence[Scored], size: int, config: Config) -> pa.Table:
         config: how.
 
     Returns:
-        tables.EXPOSURE_UNITS.
+        tables.UNITS.
     """
     rows = [row for model in models for row in _rows_of(model, size, config)]
-    return pa.Table.from_pylist(rows, schema=EXPOSURE_UNITS.arrow)
+    return pa.Table.from_pylist(rows, schema=UNITS.arrow)
 
 
 def _rows_of(model: Scored, size: int, config: Config) -> Iterator[dict[str, Any]]:

@@ -18,6 +18,7 @@ from memlib.audits.exposure.models import CANARIES_FILE, VOCABULARY, AskedModel,
 from memlib.audits.exposure.recipe import Config, Recipe
 from memlib.audits.exposure.scores import Scored, choose_method, score
 from memlib.audits.exposure.summary import summarize
+from memlib.audits.exposure.tables import EXTRACTION, UNITS
 from memlib.data.formats import Format
 from memlib.data.pairs import build_pairs, embedded_pairs
 from memlib.data.secret import keyed_digest, read_secret
@@ -32,7 +33,7 @@ from memlib.specs import SecretsSpec, TextSpec
 from memlib.specs.text import UNSEEN
 from memlib.stage import Artifact, Stage
 from memlib.store import Attempt
-from memlib.tables import CANARIES, CURVES, EXPOSURE_UNITS, EXTRACTION, SPLITS, SUMMARY, write_table
+from memlib.tables import CANARIES, CURVES, SPLITS, SUMMARY, write_table
 
 if TYPE_CHECKING:
     from memlib.report.page import Page
@@ -251,7 +252,7 @@ class Score(ScoresStage):
         units = score(scored, size, recipe.score)
         found = [search.content for search in self.searches]
         extractions = pa.concat_tables(found) if found else empty_extractions()
-        write_table(units, EXPOSURE_UNITS, attempt.path(UNITS_FILE))
+        write_table(units, UNITS, attempt.path(UNITS_FILE))
         write_table(extractions, EXTRACTION, attempt.path(EXTRACTIONS_FILE))
         summary = summarize(scored, units, extractions, recipe, size=size)
         write_table(summary, SUMMARY, attempt.path(SUMMARY_FILE))

@@ -330,8 +330,3 @@ def share_interval(shares: NDArray[np.float64]) -> Interval:
     low = float(scipy.stats.beta.ppf(0.025, hits, count - hits + 1)) if hits else 0.0
     high = float(scipy.stats.beta.ppf(0.975, hits + 1, count - hits)) if hits < count else 1.0
     return Interval(low, high, "canaries")
-
-
-def in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
-    """Whether a finding with these params is shown in brief: not canary by canary, nor searches that were told something."""
-    return "canary" not in params and params.get("search") in (None, "shortest_path") and not params.get("known")

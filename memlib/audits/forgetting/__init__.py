@@ -19,46 +19,30 @@ drawn from one pool U, H was given to nobody, and the target is asked for both.
     undecided           nothing was withheld
 """
 
-from memlib.audits.forgetting.distances import Distances, Observed, score, score_examples
-from memlib.audits.forgetting.recipe import (
-    FORGOTTEN,
-    NO_TRACE,
-    NULL,
-    OUTCOMES,
-    RETAINED,
-    REVERSED,
-    TARGET,
-    UNDECIDED,
-    Config,
-    Recipe,
-    VerdictSpec,
-)
-from memlib.audits.forgetting.summary import curves, in_brief, summarize
-from memlib.audits.forgetting.trace import Pool, follows
-from memlib.audits.forgetting.verdict import limits, outcome, verdict
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-__all__ = [
-    "FORGOTTEN",
-    "NO_TRACE",
-    "NULL",
-    "OUTCOMES",
-    "RETAINED",
-    "REVERSED",
-    "TARGET",
-    "UNDECIDED",
-    "Config",
-    "Distances",
-    "Observed",
-    "Pool",
-    "Recipe",
-    "VerdictSpec",
-    "curves",
-    "follows",
-    "in_brief",
-    "limits",
-    "outcome",
-    "score",
-    "score_examples",
-    "summarize",
-    "verdict",
-]
+from memlib.audit import Audit
+from memlib.audits.forgetting.recipe import Recipe
+from memlib.audits.forgetting.tables import EXAMPLES, UNITS
+
+
+def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
+    """Whether a finding with these params is shown in brief: traces, rho, and what the test finds in known models."""
+    return bool({"kind", "from", "alpha", "models", "assumes"} & params.keys())
+
+
+def _limits(recipe: Recipe) -> Iterable[str]:
+    from memlib.audits.forgetting.verdict import limits  # loads scipy
+
+    return limits(recipe)
+
+
+AUDIT = Audit(
+    name="forgetting",
+    question="Has a model used, or forgotten, this data set?",
+    recipe=Recipe,
+    tables={"units": UNITS, "examples": EXAMPLES},
+    in_brief=_in_brief,
+    limits=_limits,
+)

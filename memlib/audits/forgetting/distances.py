@@ -9,14 +9,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from memlib.audits.forgetting.recipe import NULL, TARGET, Config
+from memlib.audits.forgetting.tables import EXAMPLES, UNITS
 from memlib.audits.forgetting.trace import Pool, residuals
-from memlib.data.sets import CALIBRATION, QUERY, WITHHELD
 from memlib.errors import RunError
 from memlib.identity import derive_seed
+from memlib.specs.data import CALIBRATION, QUERY, WITHHELD
 from memlib.stats.divergence import weighted_ks
 from memlib.stats.likelihood import Likelihoods, confidences, rounded
 from memlib.stats.tests import bootstrap_weights
-from memlib.tables import FORGETTING_EXAMPLES, FORGETTING_UNITS
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def score(distances: Distances) -> pa.Table:
     """Distances of each triple of a model (target, null or retained), a query model and a calibration model.
 
     Returns:
-        tables.FORGETTING_UNITS.
+        tables.UNITS.
     """
     rows = []
     for model in distances.models.values():
@@ -135,7 +135,7 @@ def score(distances: Distances) -> pa.Table:
                         "rho": None if model.decimals in distances.problems else float(rho[q, c]),
                     }
                 )  # fmt: skip
-    return pa.Table.from_pylist(rows, schema=FORGETTING_UNITS.arrow)
+    return pa.Table.from_pylist(rows, schema=UNITS.arrow)
 
 
 def likelihoods(query: Sequence[Observed], calibration: Sequence[Observed], decimals: int | None) -> Likelihoods:
@@ -155,7 +155,7 @@ def score_examples(
         example_ids, class_names: (num_pool,).
 
     Returns:
-        tables.FORGETTING_EXAMPLES.
+        tables.EXAMPLES.
     """
     query = [m for m in models if m.group == QUERY]
     calibration = [m for m in models if m.group == CALIBRATION]
@@ -179,5 +179,5 @@ def score_examples(
             "residual": residuals(model.log_odds, unseen),
             "member": [None] * count if model.members is None else model.members,
         }
-        parts.append(pa.table(columns).cast(FORGETTING_EXAMPLES.arrow))
+        parts.append(pa.table(columns).cast(EXAMPLES.arrow))
     return pa.concat_tables(parts)

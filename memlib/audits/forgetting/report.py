@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from memlib.audits.forgetting.recipe import NULL, RETAINED, TARGET, Recipe
 from memlib.audits.forgetting.verdict import outcome
-from memlib.data.sets import CALIBRATION, QUERY
 from memlib.findings import verdict_of, with_params
 from memlib.report.figures import INK, MUTED, REFERENCE, data_uri, new_figure, save_figure
 from memlib.report.figures import TARGET as TARGET_COLOUR
 from memlib.report.page import KINDS, Page, Section, TableView
+from memlib.specs.data import CALIBRATION, QUERY
 from memlib.stats.divergence import ks_gap
 
 COLOURS = {QUERY: "#7a3b9a", CALIBRATION: REFERENCE, NULL: "#5f8f6b", RETAINED: "#b07d2b", TARGET: TARGET_COLOUR}

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from memlib.audits.forgetting.distances import Distances, Observed, score, score_examples
 from memlib.audits.forgetting.recipe import NULL, Recipe
 from memlib.audits.forgetting.summary import curves, summarize
+from memlib.audits.forgetting.tables import EXAMPLES, UNITS
 from memlib.audits.forgetting.trace import Pool, follows
 from memlib.data.groups import groups_digest, groups_in
-from memlib.data.sets import POOL, draw_sets, mix_members
+from memlib.data.sets import draw_sets, mix_members
 from memlib.data.splits import LEFT_OUT, SPLITS_FILE
 from memlib.data.stages import Shard, SplitsStage, TrainingData
 from memlib.errors import UserError
@@ -24,10 +25,11 @@ from memlib.identity import canonical_json
 from memlib.observe.given import GivenOutputs
 from memlib.provenance import Declared
 from memlib.results import CURVES_FILE, FINDINGS, PAGES, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
+from memlib.specs.data import POOL
 from memlib.stage import Artifact
 from memlib.stats.likelihood import decimals_of, log_odds, odds_of
 from memlib.store import Attempt
-from memlib.tables import CURVES, FORGETTING_EXAMPLES, FORGETTING_UNITS, SPLITS, SUMMARY, write_table
+from memlib.tables import CURVES, SPLITS, SUMMARY, write_table
 
 if TYPE_CHECKING:
     from memlib.report.page import Page
@@ -178,8 +180,8 @@ class Score(ScoresStage):
         distances = Distances(observed, pool, recipe.score)
         names = members["example_id"].to_pylist()
         examples = score_examples(observed, pool, names, members["class_name"].to_pylist())
-        write_table(score(distances), FORGETTING_UNITS, attempt.path(UNITS_FILE))
-        write_table(examples, FORGETTING_EXAMPLES, attempt.path(EXAMPLES_FILE))
+        write_table(score(distances), UNITS, attempt.path(UNITS_FILE))
+        write_table(examples, EXAMPLES, attempt.path(EXAMPLES_FILE))
         write_table(summarize(distances, examples, recipe), SUMMARY, attempt.path(SUMMARY_FILE))
         write_table(curves(distances, recipe), CURVES, attempt.path(CURVES_FILE))
 

@@ -21,9 +21,9 @@ from memlib.audits.forgetting.trace import (
     share_left,
 )
 from memlib.audits.forgetting.verdict import Control, verdict
-from memlib.data.sets import CALIBRATION, KNOWN, QUERY, WITHHELD
 from memlib.findings import Interval, Row, diagnostic, estimate, settle, summary_table, tested
 from memlib.identity import derive_seed
+from memlib.specs.data import CALIBRATION, KNOWN, QUERY, WITHHELD
 from memlib.stats.likelihood import confidences, rounded
 from memlib.tables import CURVES
 
@@ -281,11 +281,6 @@ def _rate_interval(counts: Sequence[tuple[int, int]]) -> Interval | None:
         return None
     low, high = scipy.stats.t.interval(0.95, len(rates) - 1, rates.mean(), scipy.stats.sem(rates))
     return Interval(max(0.0, float(low)), min(1.0, float(high)), "trainings")
-
-
-def in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
-    """Whether a finding with these params is shown in brief: traces, rho, and what the test finds in known models."""
-    return bool({"kind", "from", "alpha", "models", "assumes"} & params.keys())
 
 
 def curves(distances: Distances, recipe: Recipe) -> pa.Table:

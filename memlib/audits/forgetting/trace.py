@@ -20,7 +20,7 @@ import numpy as np
 import scipy.stats
 from numpy.typing import NDArray
 
-from memlib.data.sets import KNOWN, QUERY, WITHHELD
+from memlib.specs.data import KNOWN, QUERY, WITHHELD
 from memlib.stats.randomization import Design, detectable, two_sided_p
 
 DEGREE = 3  # of the polynomial that predicts the target's scores

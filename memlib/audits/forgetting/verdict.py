@@ -14,8 +14,8 @@ from memlib.audits.forgetting.recipe import (
     Recipe,
 )
 from memlib.audits.forgetting.trace import FOUND
-from memlib.data.sets import KNOWN, QUERY, WITHHELD
 from memlib.findings import BOUNDED, INCONCLUSIVE, SHOWN, Verdict, cannot_reject
+from memlib.specs.data import KNOWN, QUERY, WITHHELD
 from memlib.stats.randomization import smallest_two_class_p
 
 SENTENCES = {

@@ -6,20 +6,23 @@ An example with high self-influence moves the model much by itself: mislabelled,
 no other example has. It says what could be memorized and where to look first, not that it was.
 """
 
-from memlib.audits.self_influence.recipe import CheckpointSpec, Recipe, ReportSpec
-from memlib.audits.self_influence.scores import choose_checkpoints, score, self_influence
-from memlib.audits.self_influence.summary import curves, in_brief, resampled_shares, summarize, verdict
+from collections.abc import Mapping
+from typing import Any
 
-__all__ = [
-    "CheckpointSpec",
-    "Recipe",
-    "ReportSpec",
-    "choose_checkpoints",
-    "curves",
-    "in_brief",
-    "resampled_shares",
-    "score",
-    "self_influence",
-    "summarize",
-    "verdict",
-]
+from memlib.audit import Audit
+from memlib.audits.self_influence.recipe import Recipe
+from memlib.audits.self_influence.tables import UNITS
+
+
+def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
+    """Whether a finding with these params is shown in brief: all but those of single classes."""
+    return "class" not in params
+
+
+AUDIT = Audit(
+    name="self-influence",
+    question="Which training examples does a classifier lean on itself for?",
+    recipe=Recipe,
+    tables={"units": UNITS},
+    in_brief=_in_brief,
+)

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from memlib.audits.self_influence.tables import UNITS
 from memlib.specs import InfluenceSpec
-from memlib.tables import SELF_INFLUENCE_UNITS
 
 
 def choose_checkpoints(losses: Sequence[float], spec: InfluenceSpec) -> list[int]:
@@ -53,7 +53,7 @@ def score(
         rates, epochs: of each checkpoint.
 
     Returns:
-        tables.SELF_INFLUENCE_UNITS.
+        tables.UNITS.
     """
     total = self_influence(norms, rates)
     order = sorted(range(len(total)), key=lambda i: (-total[i], example_ids[i]))
@@ -66,4 +66,4 @@ def score(
         }
         for rank, i in enumerate(order, start=1)
     ]  # fmt: skip
-    return pa.Table.from_pylist(rows, schema=SELF_INFLUENCE_UNITS.arrow)
+    return pa.Table.from_pylist(rows, schema=UNITS.arrow)

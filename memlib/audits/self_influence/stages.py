@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 from memlib.audits.self_influence.recipe import Recipe
 from memlib.audits.self_influence.scores import score
 from memlib.audits.self_influence.summary import curves, summarize
+from memlib.audits.self_influence.tables import UNITS
 from memlib.data.splits import TRAIN
 from memlib.data.stages import TrainingData
 from memlib.provenance import Declared
 from memlib.results import CURVES_FILE, FINDINGS, PAGES, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
 from memlib.stage import Artifact
 from memlib.store import Attempt
-from memlib.tables import CURVES, SELF_INFLUENCE_UNITS, SUMMARY, write_table
+from memlib.tables import CURVES, SUMMARY, write_table
 
 if TYPE_CHECKING:
     from memlib.report.page import Page
@@ -61,7 +62,7 @@ class Score(ScoresStage):
         members, found = self.data.members(TRAIN), np.stack([norms.content for norms in self.norms])
         ids, names = members["example_id"].to_pylist(), members["class_name"].to_pylist()
         units = score(ids, members["label"].to_numpy(), names, found, self.rates, self.epochs)
-        write_table(units, SELF_INFLUENCE_UNITS, attempt.path(UNITS_FILE))
+        write_table(units, UNITS, attempt.path(UNITS_FILE))
         write_table(summarize(units), SUMMARY, attempt.path(SUMMARY_FILE))
         write_table(curves(units), CURVES, attempt.path(CURVES_FILE))
 

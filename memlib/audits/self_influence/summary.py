@@ -99,11 +99,6 @@ def _agreement(norms: NDArray[np.float64], base: Mapping[str, Any]) -> list[Row]
     return [diagnostic("checkpoint_agreement", {**base, "statistic": "Spearman"}, agreement, n=len(norms))]
 
 
-def in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
-    """Whether a finding with these params is shown in brief: all but those of single classes."""
-    return "class" not in params
-
-
 def curves(units: pa.Table) -> pa.Table:
     """The share of all self-influence that the most influential share of examples has: curve influence_by_rank."""
     shares = np.cumsum(units["share"].to_numpy())

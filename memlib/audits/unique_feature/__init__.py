@@ -15,63 +15,31 @@ black box are taken of scores that are centred at each label by the controls of 
 and controls within pairs; a single net's calibrated p is the rank of its score among the controls of other seeds.
 """
 
-from memlib.audits.unique_feature.curves import (
-    canary_curves,
-    draw_curves,
-    epoch_curves,
-    latent_curves,
-    removal_curves,
-    strongest,
-)
-from memlib.audits.unique_feature.maxima import ByLabel, maxima
-from memlib.audits.unique_feature.measures import (
-    divergence,
-    m_kl,
-    m_of_label,
-    m_of_labels,
-    m_w,
-)
-from memlib.audits.unique_feature.own import check_nulls, own_units, summarize_own
-from memlib.audits.unique_feature.recipe import (
-    Cell,
-    Config,
-    Output,
-    Recipe,
-)
-from memlib.audits.unique_feature.scoring import Net, Pull, Shown, calibrate, nets_of, score, score_by_label
-from memlib.audits.unique_feature.summary import in_brief, summarize
-from memlib.audits.unique_feature.verdict import limits, score_name
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-__all__ = [
-    "ByLabel",
-    "Cell",
-    "Config",
-    "Net",
-    "Output",
-    "Pull",
-    "Recipe",
-    "Shown",
-    "calibrate",
-    "canary_curves",
-    "check_nulls",
-    "divergence",
-    "draw_curves",
-    "epoch_curves",
-    "in_brief",
-    "latent_curves",
-    "limits",
-    "m_kl",
-    "m_of_label",
-    "m_of_labels",
-    "m_w",
-    "maxima",
-    "nets_of",
-    "own_units",
-    "removal_curves",
-    "score",
-    "score_by_label",
-    "score_name",
-    "strongest",
-    "summarize",
-    "summarize_own",
-]
+from memlib.audit import Audit
+from memlib.audits.unique_feature.recipe import Recipe
+from memlib.audits.unique_feature.tables import UNITS
+
+
+def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
+    """Whether a finding with these params is shown in brief: the headline's score, and every score's difference."""
+    same = all(params.get(name) == headline.get(name) for name in ("metric", "output"))
+    return same or params.get("group") == headline.get("group", "")
+
+
+def _limits(recipe: Recipe) -> Iterable[str]:
+    from memlib.audits.unique_feature.verdict import limits  # loads scipy
+
+    return limits(recipe)
+
+
+AUDIT = Audit(
+    name="unique-feature",
+    question="Does a classifier remember something that stood in a single training image?",
+    recipe=Recipe,
+    tables={"units": UNITS},
+    in_brief=_in_brief,
+    limits=_limits,
+)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from memlib.audits.unique_feature.recipe import CONTROLS_FOR_P, Config
 from memlib.audits.unique_feature.scoring import Net, unit
-from memlib.tables import UNIQUE_FEATURE_UNITS
+from memlib.audits.unique_feature.tables import UNITS
 
 _CELLS = 2**22  # numbers held at a time
 
@@ -54,7 +54,7 @@ def maxima(by_label: ByLabel, config: Config, *, feature: str = "canary") -> pa.
         feature: which feature was shown.
 
     Returns:
-        rows of tables.UNIQUE_FEATURE_UNITS without variant, data_seed and epoch.
+        rows of tables.UNITS without variant, data_seed and epoch.
     """
     rows = []
     for setting, (metric, output) in enumerate(settings_of(config)):
@@ -72,7 +72,7 @@ def maxima(by_label: ByLabel, config: Config, *, feature: str = "canary") -> pa.
                     feature=feature,
                 )
             )  # fmt: skip
-    return pa.Table.from_pylist(rows, schema=UNIQUE_FEATURE_UNITS.arrow)
+    return pa.Table.from_pylist(rows, schema=UNITS.arrow)
 
 
 def centres(values: NDArray[np.float64], nets: Sequence[Net]) -> NDArray[np.float64]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from memlib.audits.unique_feature.measures import m_of_label
 from memlib.audits.unique_feature.recipe import Config, Output
+from memlib.audits.unique_feature.tables import NETS_HISTORY
 from memlib.data.canaries import probe_rows
 from memlib.data.splits import TRAIN, VALIDATION, column
 from memlib.data.stages import TrainingData
@@ -23,7 +24,7 @@ from memlib.provenance import Declared
 from memlib.specs import ClassifierSpec, TrainingSpec
 from memlib.stage import Artifact, Place, Stage
 from memlib.store import Attempt
-from memlib.tables import NETS_HISTORY, write_table
+from memlib.tables import write_table
 from memlib.training.fit import HISTORY, Canary
 from memlib.training.stacked import Examples, NetJob, measure_stack_size, train_nets
 

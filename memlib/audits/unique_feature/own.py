@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from memlib.audits.unique_feature.maxima import ByLabel, settings_of
 from memlib.audits.unique_feature.recipe import SETTING, Config
 from memlib.audits.unique_feature.scoring import Net, unit
+from memlib.audits.unique_feature.tables import UNITS
 from memlib.audits.unique_feature.verdict import OWN, verdict_on_own
 from memlib.errors import UserError
 from memlib.findings import Row, diagnostic, settle, summary_table, tested
 from memlib.stats.randomization import detectable
 from memlib.stats.tests import permutation_p
-from memlib.tables import UNIQUE_FEATURE_UNITS
 
 
 def check_nulls(count: int, alpha: float) -> None:
@@ -47,7 +47,7 @@ def own_units(names: Sequence[str], scores: NDArray[np.float64], config: Config,
         label: of the canary, where it is known.
 
     Returns:
-        tables.UNIQUE_FEATURE_UNITS.
+        tables.UNITS.
 
     Raises:
         UserError: when no example has the label.
@@ -75,7 +75,7 @@ def own_units(names: Sequence[str], scores: NDArray[np.float64], config: Config,
                 )
                 | {"own_label": True, "variant": "", "data_seed": 0, "epoch": 0}
             )  # fmt: skip
-    return pa.Table.from_pylist(rows, schema=UNIQUE_FEATURE_UNITS.arrow)
+    return pa.Table.from_pylist(rows, schema=UNITS.arrow)
 
 
 def summarize_own(units: pa.Table, config: Config, *, null: str) -> pa.Table:

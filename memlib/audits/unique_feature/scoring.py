@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from memlib.audits.unique_feature.measures import divergence, log_softmax, m_kl, m_of_labels, m_w, of_label, to_output
 from memlib.audits.unique_feature.recipe import CONTROLS_FOR_P, Config, Output
+from memlib.audits.unique_feature.tables import UNITS
 from memlib.identity import derive_seed
 from memlib.specs import (
     NetsSpec,
@@ -17,7 +18,6 @@ from memlib.specs import (
 from memlib.stats.tests import (
     paired_t,
 )
-from memlib.tables import UNIQUE_FEATURE_UNITS
 
 
 @dataclass(frozen=True)
@@ -80,14 +80,14 @@ def score(nets: Sequence[Net], shown: Shown, config: Config, *, random: bool = T
         random: whether m_w and m_kl are taken.
 
     Returns:
-        tables.UNIQUE_FEATURE_UNITS without variant, data_seed, epoch and the p-values that need controls.
+        tables.UNITS without variant, data_seed, epoch and the p-values that need controls.
     """
     rows: list[dict[str, Any]] = []
     for output in config.outputs:
         rows += _white_rows(nets, shown, output)
     if random:
         rows += _random_rows(nets, shown)
-    return pa.Table.from_pylist(rows, schema=UNIQUE_FEATURE_UNITS.arrow)
+    return pa.Table.from_pylist(rows, schema=UNITS.arrow)
 
 
 def _white_rows(nets: Sequence[Net], shown: Shown, output: Output) -> Iterator[dict[str, Any]]:
@@ -168,7 +168,7 @@ def unit(
     calibrated_p: float | None = None,
     feature: str = "canary",
 ) -> dict[str, Any]:
-    """A row of tables.UNIQUE_FEATURE_UNITS.
+    """A row of tables.UNITS.
 
     Args:
         net: whose it is.

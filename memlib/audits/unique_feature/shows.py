@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from memlib.audits.unique_feature.recipe import Config
 from memlib.audits.unique_feature.scoring import Net, Shown, score, score_by_label
+from memlib.audits.unique_feature.tables import UNITS
 from memlib.data.canaries import Feature, null_features, probe_rows
 from memlib.data.splits import HELD_OUT, TRAIN, column
 from memlib.data.stages import Shard, TrainingData
@@ -25,7 +26,7 @@ from memlib.results import UNITS_FILE
 from memlib.specs import FeatureSpec, ProbeSpec, TrainedSpec
 from memlib.stage import Artifact, Place, Stage
 from memlib.store import Attempt, Ref
-from memlib.tables import UNIQUE_FEATURE_UNITS, write_table
+from memlib.tables import write_table
 
 BY_LABEL, LATENT = "by_label.npz", "latent.npy"
 
@@ -38,7 +39,7 @@ class NetTables:
 
     @property
     def units(self) -> pa.Table:
-        """A tables.UNIQUE_FEATURE_UNITS, not calibrated yet."""
+        """A tables.UNITS, not calibrated yet."""
         return pq.read_table(self._artifact.path(UNITS_FILE))
 
     @property
@@ -153,7 +154,7 @@ class ScoreNets(Stage[NetTables]):
             parts.append(_named(score(self.nets, other, self.config, random=False), name))
             by_label[name] = score_by_label(other, self.config)
         np.savez(attempt.path(BY_LABEL), features=np.array(list(by_label)), scores=np.stack(list(by_label.values())))
-        write_table(self._with_epochs(pa.concat_tables(parts)), UNIQUE_FEATURE_UNITS, attempt.path(UNITS_FILE))
+        write_table(self._with_epochs(pa.concat_tables(parts)), UNITS, attempt.path(UNITS_FILE))
         if self.config.latent:
             self._write_latent(attempt, device)
 

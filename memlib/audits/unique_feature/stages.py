@@ -17,6 +17,7 @@ from memlib.audits.unique_feature.recipe import Config, Recipe
 from memlib.audits.unique_feature.scoring import Net, Pull, calibrate
 from memlib.audits.unique_feature.shows import NetTables, ScoreNets
 from memlib.audits.unique_feature.summary import summarize
+from memlib.audits.unique_feature.tables import UNITS
 from memlib.data.canaries import Feature, choose_canaries, null_kind
 from memlib.data.splits import TRAIN
 from memlib.data.stages import TrainingData
@@ -26,7 +27,7 @@ from memlib.results import CURVES_FILE, FINDINGS, PAGES, SUMMARY_FILE, UNITS_FIL
 from memlib.specs import CanarySpec
 from memlib.stage import Artifact, Stage
 from memlib.store import Attempt
-from memlib.tables import CURVES, SUMMARY, UNIQUE_FEATURE_UNITS, write_table
+from memlib.tables import CURVES, SUMMARY, write_table
 
 if TYPE_CHECKING:
     from memlib.report.page import Page
@@ -150,7 +151,7 @@ class Score(ScoresStage):
         cells, config = self.cells, self.config
         by_label = {(cell.variant, cell.data_seed): _by_label(cell) for cell in cells}
         units = pa.concat_tables([_units(cell, by_label[cell.variant, cell.data_seed], config) for cell in cells])
-        write_table(units, UNIQUE_FEATURE_UNITS, attempt.path(UNITS_FILE))
+        write_table(units, UNITS, attempt.path(UNITS_FILE))
         influence = {
             (cell.variant, cell.data_seed, str(canary["example_id"])): float(canary["self_influence"])
             for cell in cells
@@ -243,7 +244,7 @@ class ScoreOwn(ScoresStage):
         """Write units, summary and empty curves."""
         names, found = self.scores.content.by_label
         units = own_units(names, found[:, 0], self.config, label=self.canary.label)
-        write_table(units, UNIQUE_FEATURE_UNITS, attempt.path(UNITS_FILE))
+        write_table(units, UNITS, attempt.path(UNITS_FILE))
         summary = summarize_own(units, self.config, null=null_kind(self.canary.feature))
         write_table(summary, SUMMARY, attempt.path(SUMMARY_FILE))
         write_table(CURVES.arrow.empty_table(), CURVES, attempt.path(CURVES_FILE))

@@ -316,9 +316,3 @@ def _pull_rows(variant: str, pulls: Sequence[Pull]) -> Iterator[Row]:
             params = {"variant": variant} if variant else {}
             params |= {"metric": "self_influence", "example": pull.example_id, "group": group}
             yield diagnostic("self_influence_canary", params, value, n=1)
-
-
-def in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
-    """Whether a finding with these params is shown in brief: the headline's score, and every score's difference."""
-    same = all(params.get(name) == headline.get(name) for name in ("metric", "output"))
-    return same or params.get("group") == headline.get("group", "")

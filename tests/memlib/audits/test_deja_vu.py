@@ -7,18 +7,12 @@ import pytest
 import scipy.stats
 from pydantic import ValidationError
 
-from memlib.audits.deja_vu import (
-    Config,
-    Decoding,
-    Recipe,
-    categorize,
-    curves,
-    most_correlated,
-    most_memorized,
-    score,
-    summarize,
-)
-from memlib.tables import CURVES, DEJA_VU_UNITS, SUMMARY
+from memlib.audits.deja_vu.curves import curves, most_correlated, most_memorized
+from memlib.audits.deja_vu.recipe import Config, Recipe
+from memlib.audits.deja_vu.scores import Decoding, categorize, score
+from memlib.audits.deja_vu.summary import summarize
+from memlib.audits.deja_vu.tables import UNITS
+from memlib.tables import CURVES, SUMMARY
 
 FAST = Config(k=(9,), replicates=400, permutations=400)
 
@@ -75,7 +69,7 @@ def test_an_example_by_hand() -> None:
     )  # fmt: skip
     b = Decoding("B", 0, "last", 1, "maximal", ["e"], np.array([1]), np.array([[1, 1, 1]]), np.array([[1, 0, 0]]))
     units = score([a, b], ["zero", "one"], Config(k=(3,)))
-    assert units.schema.equals(DEJA_VU_UNITS.arrow)
+    assert units.schema.equals(UNITS.arrow)
     assert units["category"].to_pylist() == ["correlated", "memorized", "misrepresented", "memorized", "memorized"]
     assert units["target_prediction"].to_pylist() == [0, 0, 0, 1, 1]
     assert units["target_confidence"][0].as_py() == 0.0

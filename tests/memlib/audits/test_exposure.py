@@ -10,23 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from memlib.audits.exposure import (
-    Config,
-    Recipe,
-    Scored,
-    canary_p,
-    choose_method,
-    curves,
-    empty_extractions,
-    epsilon_bound,
-    exposure_by_sampling,
-    exposure_of_rank,
-    refuted_p,
-    score,
-    sign_flip_p,
-    summarize,
-)  # fmt: skip
+from memlib.audits.exposure.curves import curves, empty_extractions
+from memlib.audits.exposure.privacy import epsilon_bound, refuted_p
+from memlib.audits.exposure.recipe import Config, Recipe
 from memlib.audits.exposure.report import build_page, pareto_front
+from memlib.audits.exposure.scores import Scored, canary_p, choose_method, exposure_by_sampling, exposure_of_rank, score
+from memlib.audits.exposure.summary import sign_flip_p, summarize
 from memlib.observe.likelihoods import UNITS_PER_BIT
 from memlib.report.page import render
 

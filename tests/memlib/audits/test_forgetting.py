@@ -9,40 +9,27 @@ import pytest
 import scipy.stats
 from pydantic import ValidationError
 
-from memlib.audits.forgetting import (
-    FORGOTTEN,
-    NO_TRACE,
-    NULL,
-    RETAINED,
-    REVERSED,
-    TARGET,
-    UNDECIDED,
-    Config,
-    Distances,
-    Observed,
-    Pool,
-    Recipe,
-    curves,
-    follows,
-    score,
-    score_examples,
-    summarize,
-)
-from memlib.audits.forgetting import outcome as outcome_of
+from memlib.audits.forgetting.distances import Distances, Observed, score, score_examples
+from memlib.audits.forgetting.recipe import FORGOTTEN, NO_TRACE, NULL, RETAINED, REVERSED, TARGET, UNDECIDED, Config, Recipe
+from memlib.audits.forgetting.summary import curves, summarize
+from memlib.audits.forgetting.tables import EXAMPLES, UNITS
 from memlib.audits.forgetting.trace import (
+    Pool,
     estimate_effects,
     find_trace,
+    follows,
     normal_scores,
     power_by_redraws,
     residuals,
     share_interval,
     share_left,
 )
-from memlib.data.sets import CALIBRATION, KNOWN, QUERY, WITHHELD
+from memlib.audits.forgetting.verdict import outcome as outcome_of
 from memlib.errors import RunError
 from memlib.findings import BOUNDED, INCONCLUSIVE, SHOWN, verdict_of, with_params
+from memlib.specs.data import CALIBRATION, KNOWN, QUERY, WITHHELD
 from memlib.stats.likelihood import Likelihoods, confidences, decimals_of, log_odds
-from memlib.tables import CURVES, FORGETTING_EXAMPLES, FORGETTING_UNITS, SUMMARY
+from memlib.tables import CURVES, SUMMARY
 
 CONFIG = Config(replicates=100, resamples=50, permutations=999)
 COUNT = 600
@@ -362,7 +349,7 @@ def test_the_likelihood_ratio_by_hand_and_who_was_used() -> None:
     target = [model(TARGET, i, 0.5, target="t") for i in range(3)]
     found = models(*target)
     examples = score_examples(found, POOL, IDS, NAMES)
-    assert examples.schema.names == FORGETTING_EXAMPLES.arrow.names
+    assert examples.schema.names == EXAMPLES.arrow.names
     summary = summarize(
         Distances(found, POOL, CONFIG), examples, recipe({"t": {"mix": {"calibration": 1, "known": 1, "query": 0.5}}})
     )
@@ -397,7 +384,7 @@ def test_the_summary_has_everything_and_keeps_its_schemas() -> None:
     )  # fmt: skip
     summary = summarize(distances, examples, what)
     assert summary.schema.names == SUMMARY.arrow.names
-    assert score(distances).schema.names == FORGETTING_UNITS.arrow.names
+    assert score(distances).schema.names == UNITS.arrow.names
     drawn = curves(distances, what)
     assert drawn.schema.names == CURVES.arrow.names
     rows = [{**row, "params": json.loads(row["params"])} for row in summary.to_pylist()]

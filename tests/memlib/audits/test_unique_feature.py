@@ -9,40 +9,20 @@ import pytest
 import scipy.stats
 from pydantic import ValidationError
 
-from memlib.audits.unique_feature import (
-    ByLabel,
-    Config,
-    Net,
-    Pull,
-    Recipe,
-    Shown,
-    calibrate,
-    canary_curves,
-    check_nulls,
-    divergence,
-    draw_curves,
-    epoch_curves,
-    m_kl,
-    m_of_label,
-    m_of_labels,
-    m_w,
-    maxima,
-    nets_of,
-    own_units,
-    removal_curves,
-    score,
-    score_by_label,
-    strongest,
-    summarize,
-    summarize_own,
-)
 from memlib.audits.unique_feature.analysis import unit_means, unit_weights
-from memlib.audits.unique_feature.maxima import exchanged_maxima, ranks
+from memlib.audits.unique_feature.curves import canary_curves, draw_curves, epoch_curves, removal_curves, strongest
+from memlib.audits.unique_feature.maxima import ByLabel, exchanged_maxima, maxima, ranks
+from memlib.audits.unique_feature.measures import divergence, m_kl, m_of_label, m_of_labels, m_w
+from memlib.audits.unique_feature.own import check_nulls, own_units, summarize_own
+from memlib.audits.unique_feature.recipe import Config, Recipe
+from memlib.audits.unique_feature.scoring import Net, Pull, Shown, calibrate, nets_of, score, score_by_label
+from memlib.audits.unique_feature.summary import summarize
+from memlib.audits.unique_feature.tables import UNITS
 from memlib.errors import UserError
 from memlib.findings import verdict_of
 from memlib.specs import NetsSpec
 from memlib.stats.tests import exchanges, mean_interval
-from memlib.tables import SUMMARY, UNIQUE_FEATURE_UNITS
+from memlib.tables import SUMMARY
 
 CONFIG = Config(replicates=200, permutations=400)
 LOG = np.log
@@ -148,7 +128,7 @@ def scored(
     by_label = ByLabel(nets, score_by_label(seen, CONFIG))
     table = pa.concat_tables([calibrate(score(nets, seen, CONFIG)), maxima(by_label, CONFIG)])
     for name, value in (("variant", variant), ("data_seed", draw), ("example_id", "x"), ("epoch", 1)):
-        kind = UNIQUE_FEATURE_UNITS.arrow.field(name).type
+        kind = UNITS.arrow.field(name).type
         table = table.set_column(table.schema.get_field_index(name), name, pa.array([value] * table.num_rows, type=kind))
     return table, {(variant, draw): by_label}
 
@@ -403,10 +383,10 @@ def test_draws_of_the_data_are_the_units(draws: int, exchanged: str) -> None:
 
 def test_the_summary_and_the_units_keep_their_schemas() -> None:
     units, cells = scored(np.zeros(20), np.zeros(20))
-    assert units.schema.names == UNIQUE_FEATURE_UNITS.arrow.names
+    assert units.schema.names == UNITS.arrow.names
     summary = summarize(units, cells, CONFIG)
     assert summary.schema.names == SUMMARY.arrow.names
-    for table, schema in ((units, UNIQUE_FEATURE_UNITS), (summary, SUMMARY)):
+    for table, schema in ((units, UNITS), (summary, SUMMARY)):
         keys = list(zip(*(table[name].to_pylist() for name in schema.keys), strict=True))
         assert len(set(keys)) == len(keys)
 

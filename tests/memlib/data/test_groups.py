@@ -9,10 +9,11 @@ import pytest
 from pydantic import ValidationError
 
 from memlib.data.groups import groups_digest, groups_in, groups_of, joined
-from memlib.data.sets import KNOWN, QUERY, WITHHELD, draw_sets
+from memlib.data.sets import draw_sets
 from memlib.data.splits import hold_out, select, split_examples
 from memlib.errors import UserError
 from memlib.specs import CropSpec, GroupSpec, HoldOutSpec, SetSpec, SplitSpec
+from memlib.specs.data import KNOWN, QUERY, WITHHELD
 from memlib.stats.randomization import Design, two_sided_p
 from memlib.tables import INDEX
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from memlib.audits.exposure import Recipe
+from memlib.audits.exposure.recipe import Recipe
 from memlib.data.formats import Format, Space
 from memlib.data.pairs import PADDING, Paired, build_pairs, embedded_pairs, pair_candidates, pig_latin
 from memlib.data.splits import TRAIN, VALIDATION, select

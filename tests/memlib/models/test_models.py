@@ -2,7 +2,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from memlib.models.encoder import build_encoder, layer_names
+from memlib.models.encoder import build_encoder
 from memlib.specs import ModelSpec
 
 
@@ -17,7 +17,7 @@ def test_every_backbone_gives_every_layer(backbone: str, side: int, dim: int) ->
     encoder = build_encoder(spec, num_classes=7, seed=0).eval()
     with torch.inference_mode():
         layers = encoder.layers(torch.randn(2, 3, side, side))
-    assert [name for name, _ in layers] == layer_names(spec, classifier=True)
+    assert [name for name, _ in layers] == list(spec.layers(classifier=True))
     assert [tuple(values.shape) for _, values in layers] == [(2, dim), (2, 48), (2, 24), (2, 12), (2, 7)]
 
 
@@ -26,7 +26,7 @@ def test_the_projector_follows_the_paper() -> None:
     kinds = [[type(part).__name__ for part in layer] for layer in encoder.projector]
     assert kinds == [["Linear", "BatchNorm1d", "ReLU"], ["Linear", "BatchNorm1d", "ReLU"], ["Linear"]]
     assert [type(part).__name__ for part in encoder.classifier] == ["BatchNorm1d", "ReLU", "Linear"]
-    assert layer_names(ModelSpec(projector=(8,)), classifier=False) == ["backbone", "projector_1"]
+    assert ModelSpec(projector=(8,)).layers(classifier=False) == ("backbone", "projector_1")
 
 
 def test_weights_come_from_the_seed_alone() -> None:

@@ -8,11 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from memlib.audits.forgetting import Recipe, verdict
+from memlib.audits.forgetting.recipe import Recipe
 from memlib.audits.forgetting.report import build_page
+from memlib.audits.forgetting.tables import EXAMPLES, UNITS
+from memlib.audits.forgetting.verdict import verdict
 from memlib.findings import Interval, diagnostic, estimate, settle, summary_table, tested
 from memlib.report.page import KINDS, render
-from memlib.tables import CURVES, FORGETTING_EXAMPLES, FORGETTING_UNITS
+from memlib.tables import CURVES
 
 
 def recipe(**changes: Any) -> Recipe:
@@ -100,8 +102,8 @@ def test_a_page_is_whole_and_escaped(tmp_path: Path) -> None:
     tables = {
         "summary": summary_table(findings(p=0.001), said(findings(p=0.001))),
         "curves": pa.Table.from_pylist(curves, schema=CURVES.arrow),
-        "units": FORGETTING_UNITS.arrow.empty_table(),
-        "examples": pa.Table.from_pylist(examples, schema=FORGETTING_EXAMPLES.arrow),
+        "units": UNITS.arrow.empty_table(),
+        "examples": pa.Table.from_pylist(examples, schema=EXAMPLES.arrow),
     }
     confidences = {key: np.linspace(0, 1, 20) ** 2 for key in (("query", ""), ("calibration", ""), ("null", ""))}
     confidences["target", "<b>t</b>"] = np.linspace(0, 1, 20)

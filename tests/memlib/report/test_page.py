@@ -6,8 +6,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from memlib.audits.deja_vu import Config, Decoding, Recipe, curves, score, summarize
+from memlib.audits.deja_vu.curves import curves
+from memlib.audits.deja_vu.recipe import Config, Recipe
 from memlib.audits.deja_vu.report import Facts, Shown, build_page
+from memlib.audits.deja_vu.scores import Decoding, score
+from memlib.audits.deja_vu.summary import summarize
 from memlib.findings import INCONCLUSIVE, verdict_of
 from memlib.report.figures import data_uri, outlined
 from memlib.report.page import GalleryItem, Page, Section, TableView, render

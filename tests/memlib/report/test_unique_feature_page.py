@@ -7,13 +7,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from memlib.audits.unique_feature import Recipe
+from memlib.audits.unique_feature.recipe import Recipe
 from memlib.audits.unique_feature.report import Boundary, Material, build_page
+from memlib.audits.unique_feature.tables import UNITS
 from memlib.audits.unique_feature.verdict import verdict
 from memlib.findings import Interval, Row, Verdict, settle, summary_table
 from memlib.findings import tested as row_of_test
 from memlib.report.page import render
-from memlib.tables import CURVES, UNIQUE_FEATURE_UNITS
+from memlib.tables import CURVES
 
 PARAMS = {
     "metric": "m_white",
@@ -91,7 +92,7 @@ def test_a_page_of_nothing_but_text_is_whole_and_escaped(tmp_path: Path) -> None
     rows = settle([difference(0.1, 0.2, 0.001, variant="<i>v</i>")], alpha=0.05)
     summary = summary_table(rows, verdict(rows, alpha=0.05))
     page = build_page(
-        RECIPE, "abc", pa.Table.from_pylist(units, schema=UNIQUE_FEATURE_UNITS.arrow),
+        RECIPE, "abc", pa.Table.from_pylist(units, schema=UNITS.arrow),
         summary, CURVES.arrow.empty_table(), material, tmp_path,
     )  # fmt: skip
     html = render(page)

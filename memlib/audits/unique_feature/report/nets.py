@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from memlib.audits.unique_feature import score_name
 from memlib.audits.unique_feature.report.findings import (
     COLOURS,
     METRIC_NAMES,
@@ -16,7 +15,7 @@ from memlib.audits.unique_feature.report.findings import (
     p_text,
     percent_text,
 )
-from memlib.audits.unique_feature.verdict import NULLS
+from memlib.audits.unique_feature.verdict import NULLS, score_name
 from memlib.report.figures import (
     MUTED,
     REFERENCE,

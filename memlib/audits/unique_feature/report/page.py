@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from memlib.audits.unique_feature import Recipe, score_name
+from memlib.audits.unique_feature.recipe import Recipe
 from memlib.audits.unique_feature.report.curves import (
     attention_section,
     boundary_section,
@@ -26,6 +26,7 @@ from memlib.audits.unique_feature.report.nets import (
     settings_section,
     tests_section,
 )
+from memlib.audits.unique_feature.verdict import score_name
 from memlib.findings import verdict_of
 from memlib.report.page import KINDS, Page, Section, TableView
 

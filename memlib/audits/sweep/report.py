@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memlib.audits.sweep import Outcome, Recipe, headline, verdict
+from memlib.audits.sweep.recipe import Recipe
+from memlib.audits.sweep.scores import Outcome, headline, verdict
 from memlib.findings import SHOWN
 from memlib.report.figures import INK, MUTED, TARGET, new_figure, save_figure
 from memlib.report.page import KINDS, Page, Section, TableView

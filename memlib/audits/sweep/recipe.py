@@ -1,0 +1,93 @@
+"""The recipe of a sweep: a grid, a list of cells, or both."""
+
+import itertools
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from memlib.specs import Spec
+
+MOST_CELLS = 10_000
+
+
+class CellSpec(Spec):
+    """A cell of a sweep that stands in no grid."""
+
+    name: str = ""
+    """What it is called; by default its changes, or its recipe."""
+    recipe: str | Mapping[str, Any] | None = None
+    """A shipped recipe's name, a file, or the recipe itself; by default the sweep's. May be of any audit."""
+    set: Mapping[str, Any] = {}
+    """What differs in it, by dotted key: {training.epochs: 50}."""
+
+
+class Recipe(Spec):
+    """A sweep of audits."""
+
+    audit: Literal["sweep"] = "sweep"
+    title: str = "Sweep"
+    """Shown on the report."""
+    recipe: str | Mapping[str, Any] | None = None
+    """What the cells start from: a shipped recipe's name, a file, or the recipe itself."""
+    set: Mapping[str, Any] = {}
+    """What differs from that in every cell that starts from it, by dotted key."""
+    grid: Mapping[str, tuple[Any, ...]] = {}
+    """Dotted keys and their values; every combination is a cell: {training.epochs: [10, 50], training.seed: [0, 1, 2]}."""
+    cells: tuple[CellSpec, ...] = ()
+    """Further cells, one by one."""
+    concurrent_cells: int = Field(default=2, ge=1)
+    """Cells under way at a time; of each stage only one, so that what cells share is computed once."""
+
+    @model_validator(mode="after")
+    def _cells_have_something(self) -> "Recipe":
+        if not self.grid and not self.cells:
+            raise ValueError("a sweep needs a grid or cells")
+        if self.recipe is None and (self.grid or any(cell.recipe is None for cell in self.cells)):
+            raise ValueError("a sweep needs a recipe to start from, unless every cell has its own")
+        empty = [key for key, values in self.grid.items() if not values]
+        if empty:
+            raise ValueError(f"grid.{empty[0]} has no values")
+        return self
+
+    def changes(self) -> list[tuple[str, str | Mapping[str, Any], dict[str, Any]]]:
+        """(name, recipe, changes by dotted key) of every cell.
+
+        Raises:
+            ValueError: when there are too many, or two have one name.
+        """
+        count = (math.prod(map(len, self.grid.values())) if self.grid else 0) + len(self.cells)
+        if count > MOST_CELLS:
+            raise ValueError(f"the sweep has {count} cells; at most {MOST_CELLS} are possible")
+        found = []
+        if self.grid:
+            assert self.recipe is not None
+            for values in itertools.product(*self.grid.values()):
+                change = dict(zip(self.grid, values, strict=True))
+                telling = {key: value for key, value in change.items() if len(self.grid[key]) > 1}
+                found.append((in_words(telling or change), self.recipe, {**self.set, **change}))
+        for cell in self.cells:
+            base = cell.recipe if cell.recipe is not None else self.recipe
+            assert base is not None
+            name = cell.name or in_words(cell.set) or (base if isinstance(base, str) else str(base.get("title", "cell")))
+            found.append((name, base, {**(self.set if cell.recipe is None else {}), **cell.set}))
+        ((name, times),) = Counter(name for name, _, _ in found).most_common(1)
+        if times > 1:
+            raise ValueError(f"more than one cell is called {name!r}; give them a name each")
+        return found
+
+
+def in_words(change: Mapping[str, Any]) -> str:
+    """Changes as a cell's name; the shortest endings of keys that tell them apart."""
+    return " ".join(
+        f"{_ending(key, change)}={json.dumps(value, default=str).strip(chr(34))}" for key, value in change.items()
+    )
+
+
+def _ending(key: str, keys: Iterable[str]) -> str:
+    parts = key.split(".")
+    endings = [".".join(parts[-count:]) for count in range(1, len(parts))]
+    return next((e for e in endings if sum(f".{other}".endswith(f".{e}") for other in keys) == 1), key)
