@@ -1,0 +1,189 @@
+"""A stage is named by what it asks for, done once, and opened by its type; the plain runner does that in one process."""
+
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from memlib.errors import CorruptArtifact, MissingArtifact, RunError
+from memlib.identity import content_key
+from memlib.provenance import Declared
+from memlib.records import sealed
+from memlib.running import PlainRunner
+from memlib.stage import Artifact, Identity, Known, Stage
+from memlib.store import Attempt, Ref, Store
+from memlib.verification import check_artifacts
+
+computed: list[str] = []
+
+
+@dataclass(frozen=True)
+class Word(Stage[str]):
+    declared: ClassVar[Declared] = Declared("word", 3, ("memlib.identity",))
+    title: ClassVar[str] = "word"
+
+    text: str
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        return {"text": self.text}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        return {}
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        computed.append(self.text)
+        attempt.path("word.txt").write_text(self.text)
+        attempt.facts["length"] = len(self.text)
+
+    @classmethod
+    def open(cls, artifact: Artifact[str]) -> str:
+        return artifact.path("word.txt").read_text()
+
+
+@dataclass(frozen=True)
+class Sentence(Stage[str]):
+    declared: ClassVar[Declared] = Declared("sentence", 1, ("memlib.identity",))
+    title: ClassVar[str] = "sentence"
+
+    words: tuple[Artifact[str], ...]
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        return {}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        return {"words": [word.key for word in self.words]}
+
+    @property
+    def units(self) -> float:
+        return float(len(self.words))
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        computed.append("sentence")
+        attempt.warn("short")
+        attempt.path("word.txt").write_text(" ".join(word.content for word in self.words))
+
+    @classmethod
+    def open(cls, artifact: Artifact[str]) -> str:
+        return artifact.path("word.txt").read_text()
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> PlainRunner:
+    computed.clear()
+    return PlainRunner(Store(str(tmp_path / "store")))
+
+
+def test_a_stage_is_done_once_and_its_artifact_opens_by_its_type(runner: PlainRunner) -> None:
+    words = runner.run_all([Word("to"), Word("be"), Word("to")])
+    sentence = runner.run(Sentence(tuple(words)))
+    assert sentence.content == "to be to"
+    assert runner.run(Sentence(tuple(words))) == sentence
+    assert computed == ["to", "be", "sentence"]
+    assert words[0] == words[2]
+    assert words[0].facts["length"] == 2
+    assert sentence.seen_as(Word).content == "to be to"
+    assert runner.warnings == ["short"]
+    with pytest.raises(MissingArtifact):
+        _ = Artifact(runner.store, Ref("word", "0" * 32), Word).content
+
+
+def test_what_is_hashed_is_what_the_manifest_records(runner: PlainRunner) -> None:
+    word = runner.run(Word("to"))
+    stage = Sentence((word,))
+    found = runner.run(stage)
+    assert found.ref == Ref("sentence", content_key("sentence", version=1, spec={}, inputs={"words": [word.key]}))
+    manifest = runner.store.manifest(found.ref)
+    assert Identity.recorded(found.ref, manifest) == stage.identity
+    assert manifest["metrics"]["units"] == 1.0
+    assert list(check_artifacts(runner.store, [word.ref, found.ref])) == []
+    path = next(Path(runner.store.uri).glob("artifacts/sentence/*/manifest.json"))
+    path.write_text(json.dumps(sealed({**json.loads(path.read_text()), "version": 2})))
+    (problem,) = check_artifacts(runner.store, [found.ref])
+    assert "its spec, inputs or version are not those of its key" in problem.problem
+
+
+def test_what_was_made_from_something_else_is_not_taken(runner: PlainRunner) -> None:
+    word = runner.run(Word("to"))
+    runner.run(Sentence((word,)))
+    runner.store.discard(word.ref)
+    with runner.store.write(word.ref, **Word("to").record({})) as attempt:
+        attempt.path("word.txt").write_text("two")
+    again = PlainRunner(runner.store)
+    with pytest.raises(RunError, match="was made from another word/"):
+        again.run(Sentence((again.run(Word("to")),)))
+
+
+def test_damage_is_said(runner: PlainRunner) -> None:
+    runner.run(Word("to"))
+    next(Path(runner.store.uri).glob("artifacts/word/*/*/word.txt")).write_text("xx")
+    with pytest.raises(CorruptArtifact):
+        _ = PlainRunner(Store(runner.store.uri)).run(Word("to")).content
+
+
+def test_an_artifact_travels_without_what_was_read_of_it(runner: PlainRunner) -> None:
+    word = runner.run(Word("to"))
+    assert word.content == "to"
+    there: Artifact[str] = pickle.loads(pickle.dumps(word))
+    assert there == word
+    assert "content" not in vars(there)
+    assert there.content == "to"
+    stage = Sentence((word,))
+    assert pickle.loads(pickle.dumps(stage)).identity == stage.identity
+    assert replace(stage, words=(word, word)).identity != stage.identity  # no identity is taken over
+
+
+def test_inputs_are_found_however_deep(runner: PlainRunner) -> None:
+    known, refs = Known(), [runner.run(Word(text)).ref for text in ("a", "b", "c")]
+    for ref in refs:
+        known.add(ref)
+    inputs = {"x": refs[0].key, "y": [[refs[1].key], {"z": refs[0].key}], "n": 3, "other": "no key"}
+    assert known.named_in(inputs) == refs[:2]
+    assert set(known.contents_of(runner.store, inputs)) == {ref.key for ref in refs[:2]}
+
+
+NOTEBOOK = """
+import sys
+from flows.self_influence import audit
+from memlib.audits.self_influence.recipe import Recipe
+from memlib.records import sealed
+from memlib.running import PlainRunner
+from memlib.store import Store
+
+recipe = Recipe.model_validate({
+    "title": "moons",
+    "data": {"source": {"kind": "two_moons", "num_examples": 60}},
+    "split": {"train_per_class": 20},
+    "model": {"architecture": "mlp", "widths": [8]},
+    "training": {
+        "objective": {"kind": "supervised"}, "epochs": 4, "batch_size": 5, "augment": None,
+        "optimizer": {"learning_rate": 0.01, "weight_decay": 0, "warmup_epochs": 0, "schedule": "constant"},
+    },
+    "influence": {"checkpoints": 2},
+})
+first = audit(PlainRunner(Store(sys.argv[1])), recipe)
+again = audit(PlainRunner(Store(sys.argv[1])), recipe)
+assert len(first["computed"]) == len(again["reused"]) and not again["computed"], again["computed"]
+assert again["run"] == first["run"]
+assert first["verdict"]["sentence"].startswith("1 % of the training examples hold")
+assert not {"prefect", "ray"} & set(sys.modules)
+"""
+
+
+def test_a_notebook_runs_a_whole_audit_without_prefect_and_ray(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", NOTEBOOK, str(tmp_path / "store")], check=True, timeout=300)
+    shown = subprocess.run(
+        [sys.executable, "-m", "flows.entry", "verify", "--store", str(tmp_path / "store")], capture_output=True, text=True,
+        check=True, timeout=300,
+    )  # fmt: skip
+    assert "as they were committed" in shown.stdout
