@@ -18,6 +18,7 @@ from memlib.errors import CorruptArtifact, RunError, UserError
 from memlib.identity import canonical_json, content_key
 from memlib.private import scratch
 from memlib.records import NAME, ArtifactRecord, RunRecord, Unreadable, parse_index, parsed
+from memlib.specs.base import whereabouts_of
 from memlib.store import MANIFEST, Ref, Store
 from memlib.tables import RUNS, write_table
 
@@ -25,7 +26,6 @@ INDEX = "index/runs.json"
 FORMAT = 1
 SETTLING_SECONDS = 2.0  # a store's clock may tick once a second: what was written just before the index is read again
 BATCH = 500
-WHEREABOUTS = ("path", "root", "annotations", "download")  # of a source; its content digest stands for them
 PRESENTATION = ("title", "report")  # keys of a recipe that change no number
 NAME_LENGTH = 12
 
@@ -154,7 +154,7 @@ def without_whereabouts(data: Mapping[str, Any]) -> dict[str, Any]:
     """The data section of a recipe without where its files happen to lie."""
     described: dict[str, Any] = json.loads(json.dumps(data))
     for source in (described["source"], *(part["source"] for part in described["source"].get("parts", {}).values())):
-        for name in WHEREABOUTS:
+        for name in whereabouts_of(source["kind"]):
             source.pop(name, None)
     return described
 

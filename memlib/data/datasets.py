@@ -8,7 +8,7 @@ import inspect
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 from fsspec.implementations.local import LocalFileSystem
@@ -25,6 +25,16 @@ from memlib.data.two_moons import TwoMoons
 from memlib.errors import UserError
 from memlib.identity import file_digest
 from memlib.specs import ImportSource, SourceSpec, TorchvisionSource
+from memlib.specs.data import (
+    CsvSource,
+    DigitsSource,
+    ImageFolderSource,
+    JoinedSource,
+    NpzSource,
+    ParquetSource,
+    ScenesSource,
+    TwoMoonsSource,
+)
 
 
 def open_source(spec: SourceSpec) -> Source:
@@ -33,12 +43,28 @@ def open_source(spec: SourceSpec) -> Source:
     Raises:
         UserError: when there is nothing there, or it is not laid out as the spec says.
     """
-    if spec.kind == "import":
-        return import_source(spec)
-    if spec.kind == "joined":
-        return Joined({name: open_source(part.source) for name, part in spec.parts.items()}, spec)
-    opened: Source = _KINDS[spec.kind](spec)
-    return opened
+    match spec:
+        case ScenesSource():
+            return Scenes(spec)
+        case DigitsSource():
+            return Digits(spec)
+        case TwoMoonsSource():
+            return TwoMoons(spec)
+        case ImageFolderSource():
+            return ImageFolder(spec)
+        case TorchvisionSource():
+            return Torchvision(spec)
+        case ParquetSource():
+            return ParquetImages(spec)
+        case NpzSource():
+            return NpzImages(spec)
+        case CsvSource():
+            return CsvImages(spec)
+        case ImportSource():
+            return import_source(spec)
+        case JoinedSource():
+            return Joined({name: open_source(part.source) for name, part in spec.parts.items()}, spec)
+    assert_never(spec)
 
 
 class Torchvision:
@@ -104,18 +130,6 @@ class Torchvision:
             folder = os.path.join(self._spec.root, base) if isinstance(base, str) else self._spec.root
         fs = LocalFileSystem()
         return listing_digest(fs, str(folder), list_files(fs, str(folder)))
-
-
-_KINDS: dict[str, Any] = {
-    "scenes": Scenes,
-    "digits": Digits,
-    "two_moons": TwoMoons,
-    "image_folder": ImageFolder,
-    "torchvision": Torchvision,
-    "parquet": ParquetImages,
-    "npz": NpzImages,
-    "csv": CsvImages,
-}
 
 
 class _Imported:

@@ -1,30 +1,55 @@
 """Base of all specs, and how a recipe's content is changed by name."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypeVar
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 
 class Spec(BaseModel):
     """Base of all specs: immutable, no unknown fields, no NaN.
 
     A field that was added after keys had been made stays out of them at its default, so that the default changes no key:
-    its class names it in `added_later`.
+    its class names it in `added_later`. One that was renamed is hashed, written and also read by its old name: its class
+    maps the new name to that in `hashed_as`.
     """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, defer_build=True
     )
     added_later: ClassVar[frozenset[str]] = frozenset()
+    hashed_as: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     @model_serializer(mode="wrap")
-    def _without_later_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _as_hashed(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         found: dict[str, Any] = handler(self)
         for name in self.added_later & found.keys():
             if getattr(self, name) == type(self).model_fields[name].get_default(call_default_factory=True):
                 del found[name]
-        return found
+        return {self.hashed_as.get(name, name): value for name, value in found.items()}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_as_hashed(cls, content: Any) -> Any:
+        if not cls.hashed_as or not isinstance(content, Mapping):
+            return content
+        return {{old: new for new, old in cls.hashed_as.items()}.get(name, name): value for name, value in content.items()}
+
+
+class Source(Spec):
+    """A source of examples or of text. Where its files lie is in no key: the digest of their content stands for them.
+
+    Its class names the fields that say so in `whereabouts`.
+    """
+
+    whereabouts: ClassVar[frozenset[str]] = frozenset()
+
+
+def whereabouts_of(kind: str) -> frozenset[str]:
+    """Return the fields of a kind of source that say where its files lie."""
+    kinds = {get_args(source.model_fields["kind"].annotation)[0]: source for source in Source.__subclasses__()}
+    return kinds[kind].whereabouts if kind in kinds else frozenset()
 
 
 Changed = TypeVar("Changed", bound=Spec)

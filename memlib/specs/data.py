@@ -6,10 +6,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from memlib.specs.base import Spec
+from memlib.specs.base import Source, Spec
 
 
-class ScenesSource(Spec):
+class ScenesSource(Source):
     """Embedded images: real handwritten digits on backgrounds that have nothing to do with the digit."""
 
     kind: Literal["scenes"] = "scenes"
@@ -36,7 +36,7 @@ class ScenesSource(Spec):
         return self
 
 
-class TwoMoonsSource(Spec):
+class TwoMoonsSource(Source):
     """Two interleaving half circles in x and y, and a z that tells nothing (Hartley 2023); centred on the mean."""
 
     kind: Literal["two_moons"]
@@ -50,8 +50,10 @@ class TwoMoonsSource(Spec):
     """Draws the points."""
 
 
-class NpzSource(Spec):
+class NpzSource(Source):
     """Arrays in a NumPy .npz file, such as MedMNIST's."""
+
+    whereabouts: ClassVar[frozenset[str]] = frozenset({"path"})
 
     kind: Literal["npz"]
     path: str
@@ -64,8 +66,10 @@ class NpzSource(Spec):
     """Names of the classes in order; by default their numbers."""
 
 
-class CsvSource(Spec):
+class CsvSource(Source):
     """A CSV file that names images and their labels, such as CheXpert's."""
+
+    whereabouts: ClassVar[frozenset[str]] = frozenset({"path", "root"})
 
     kind: Literal["csv"]
     path: str
@@ -83,8 +87,10 @@ class CsvSource(Spec):
     """Columns and the value that a row must have, as in {Frontal/Lateral: Frontal}."""
 
 
-class ImageFolderSource(Spec):
+class ImageFolderSource(Source):
     """A folder (or s3:// prefix) with one sub-folder of images per class, boxes optional."""
+
+    whereabouts: ClassVar[frozenset[str]] = frozenset({"annotations", "path"})
 
     kind: Literal["image_folder"]
     path: str
@@ -99,8 +105,10 @@ class ImageFolderSource(Spec):
     """Use only the first images of each class, in order of their paths."""
 
 
-class TorchvisionSource(Spec):
+class TorchvisionSource(Source):
     """Any torchvision classification data set by class name."""
+
+    whereabouts: ClassVar[frozenset[str]] = frozenset({"download", "root"})
 
     kind: Literal["torchvision"]
     name: str
@@ -115,8 +123,10 @@ class TorchvisionSource(Spec):
     """For data sets with a table of attributes (CelebA): the one that is the class, as in Attractive."""
 
 
-class ParquetSource(Spec):
+class ParquetSource(Source):
     """Parquet files in the Hugging Face image convention: a struct of bytes and path, a label, boxes optional."""
+
+    whereabouts: ClassVar[frozenset[str]] = frozenset({"path"})
 
     kind: Literal["parquet"]
     path: str
@@ -133,7 +143,7 @@ class ParquetSource(Spec):
     """Corners, or corner and size as in COCO."""
 
 
-class ImportSource(Spec):
+class ImportSource(Source):
     """One's own source: a function that returns an object with __len__, __getitem__ and class_names."""
 
     kind: Literal["import"]
@@ -146,7 +156,7 @@ class ImportSource(Spec):
     or give the source a method `content_digest`."""
 
 
-class DigitsSource(Spec):
+class DigitsSource(Source):
     """Embedded images: scikit-learn's 1,797 handwritten digits, 8 x 8 grey."""
 
     kind: Literal["digits"]
@@ -192,7 +202,7 @@ class PartSpec(Spec):
     """What is done to each of them."""
 
 
-class JoinedSource(Spec):
+class JoinedSource(Source):
     """Several sources of images as one: example ids are <part>/<id>. Classes are the same by number; the first part
     names them."""
 

@@ -1,32 +1,36 @@
 """Specs of text, and of the secrets inserted into it."""
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from memlib.specs.base import Spec
+from memlib.specs.base import Source, Spec
 
 INSERTED, GIVEN, NEVER, UNSEEN = "inserted", "given", "never", "unseen"
 """Kinds of canaries: drawn and inserted; of a file; drawn and never inserted; of a file of what no model saw."""
 
 
-class TopicsSource(Spec):
+class TopicsSource(Source):
     """Embedded text: the help topics of Python's standard library, half a million characters; each version has its own."""
 
     kind: Literal["topics"] = "topics"
 
 
-class TextFileSource(Spec):
+class TextFileSource(Source):
     """A plain text file; .xz, .gz and .bz2 are unpacked."""
+
+    whereabouts: ClassVar[frozenset[str]] = frozenset({"path"})
 
     kind: Literal["text"]
     path: str
     """The file, UTF-8; local or s3://."""
 
 
-class TextParquetSource(Spec):
+class TextParquetSource(Source):
     """Parquet files with a column of text, a document a row."""
+
+    whereabouts: ClassVar[frozenset[str]] = frozenset({"path"})
 
     kind: Literal["text_parquet"]
     path: str
@@ -35,14 +39,16 @@ class TextParquetSource(Spec):
     """The column; documents become lines."""
 
 
-class TopicPairsSource(Spec):
+class TopicPairsSource(Source):
     """Embedded pairs for translation: lines of Python's help topics, and the same in Pig Latin."""
 
     kind: Literal["topic_pairs"]
 
 
-class PairsFileSource(Spec):
+class PairsFileSource(Source):
     """A text file of pairs for translation: source and target with a tab between, a pair a line."""
+
+    whereabouts: ClassVar[frozenset[str]] = frozenset({"path"})
 
     kind: Literal["pairs"]
     path: str

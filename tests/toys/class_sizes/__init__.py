@@ -1,0 +1,22 @@
+"""Class sizes: how unevenly are a source's examples spread over its classes? A toy that shows what an audit is made of."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from memlib.audits.class_sizes.recipe import Recipe
+from memlib.audits.class_sizes.tables import UNITS
+
+from memlib.audit import Audit
+
+
+def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
+    return "class" not in params
+
+
+AUDIT = Audit(
+    name="class-sizes",
+    question="How unevenly are the examples spread over the classes?",
+    recipe=Recipe,
+    tables={"units": UNITS},
+    in_brief=_in_brief,
+)

@@ -1,0 +1,78 @@
+"""The stages of the toy: counting, and the page."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pyarrow as pa
+import torch
+from memlib.audits.class_sizes.recipe import Recipe
+from memlib.audits.class_sizes.tables import UNITS
+
+from memlib.data.stages import Shard
+from memlib.findings import DESCRIPTIVE, Verdict, diagnostic, summary_table
+from memlib.provenance import Declared
+from memlib.results import CURVES_FILE, FINDINGS, PAGES, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
+from memlib.stage import Artifact
+from memlib.store import Attempt
+from memlib.tables import CURVES, SUMMARY, write_table
+
+if TYPE_CHECKING:
+    from memlib.report.page import Page
+
+
+@dataclass(frozen=True)
+class Count(ScoresStage):
+    """Count the examples of each class."""
+
+    declared: ClassVar[Declared] = Declared("class_sizes", 1, ("memlib.audits.class_sizes.stages", *FINDINGS))
+    title: ClassVar[str] = "count classes"
+
+    shard: Artifact[Shard]
+    smallest: int
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """What counts as small."""
+        return {"smallest": self.smallest}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The shard."""
+        return {"shard": self.shard.key}
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write units, summary and curves."""
+        sizes = Counter(self.shard.content.index["class_name"].to_pylist())
+        ratio, total = max(sizes.values()) / min(sizes.values()), sum(sizes.values())
+        rows = [diagnostic("largest_over_smallest", {}, ratio, n=total)]
+        rows += [diagnostic("small", {"class": name}, n, n=n) for name, n in sizes.items() if n < self.smallest]
+        verdict = Verdict(DESCRIPTIVE, f"The largest class has {ratio:.2f} times the examples of the smallest.", "Counted.")
+        units = [{"class_name": name, "examples": size} for name, size in sorted(sizes.items())]
+        write_table(pa.Table.from_pylist(units, schema=UNITS.arrow), UNITS, attempt.path(UNITS_FILE))
+        write_table(summary_table(rows, verdict), SUMMARY, attempt.path(SUMMARY_FILE))
+        write_table(CURVES.arrow.empty_table(), CURVES, attempt.path(CURVES_FILE))
+
+
+@dataclass(frozen=True)
+class Report(PageStage):
+    """Draw the page of the toy."""
+
+    declared: ClassVar[Declared] = Declared("report", 1, (*PAGES, "memlib.audits.class_sizes.report"))
+    title: ClassVar[str] = "report class sizes"
+
+    recipe: Recipe
+    run: str
+    scores: Artifact[Tables]
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The scores."""
+        return {"scores": self.scores.key}
+
+    def page(self, attempt: Attempt) -> "Page":
+        """Compose the page."""
+        from memlib.audits.class_sizes.report import build_page
+
+        return build_page(self.recipe, self.run, self.scores.content["units"], self.scores.content["summary"])
