@@ -8,10 +8,11 @@ OTHER := $(if $(filter gpu,$(FAISS)),cpu,gpu)
 INSTALL = rm -f .venv/$(OTHER) .venv/$(OTHER)-test; $(BIN)/python -m pip uninstall --quiet --yes faiss-$(OTHER); \
 	$(BIN)/python -m pip install --quiet -c constraints.txt
 
-.PHONY: audit test test-slow lint pins validate validity drill faults fuzz clean help
+.PHONY: audit check test test-slow lint pins validate validity drill faults fuzz clean help
 
 help:
 	@echo "make audit      make .venv, run the embedded audit, print a table and the path of the report"
+	@echo "make check      ruff, mypy, import-linter and the unit tests: while you work"
 	@echo "make test       ruff, mypy, import-linter and pytest, in the same environment"
 	@echo "make test-slow  the tests that take minutes"
 	@echo "make pins       after a change of a stage's code: say that its version is raised, or its results are the same"
@@ -24,6 +25,9 @@ help:
 
 audit: .venv/$(FAISS)
 	$(BIN)/memlib run deja-vu --recipe smoke --store $(STORE)
+
+check: lint
+	$(BIN)/pytest --numprocesses 2 --dist loadfile -m "not slow and not long" tests/memlib tests/tasks tests/flows
 
 test: lint
 	$(BIN)/pytest --numprocesses 2 --dist loadfile

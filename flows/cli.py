@@ -256,12 +256,16 @@ def recipes(name: str | None = None, /, *, json_: JsonOption = False) -> None:
         content, resources = load_recipe(name)
         print(yaml.safe_dump(content | ({"resources": resources} if resources else {}), sort_keys=False), end="")
         return
-    table = Table(box=None, pad_edge=False)
-    for heading in ("recipe", "audit", "title"):
-        table.add_column(heading, no_wrap=heading != "title")
+    table = Table(box=None, pad_edge=False, show_header=False)
+    shown = ""
     for key in shipped_recipes():
         content, _ = load_recipe(key)
-        table.add_row(key, audit_of(content["audit"]), content.get("title", ""))
+        if content["audit"] != shown:
+            shown = content["audit"]
+            if table.row_count:
+                table.add_row()
+            table.add_row(audit_of(shown), AUDITS[audit_of(shown)].question, style="bold")
+        table.add_row(f"  {key}", content.get("title", ""))
     console.print(table)
 
 

@@ -14,6 +14,8 @@ from memlib.data.text import role_of
 from memlib.identity import derive_seed
 from memlib.models.outside import outside_digest
 from memlib.publishing import run_id
+from memlib.specs import HuggingFaceSpec, ProtocolSpec
+from memlib.specs.subject import TrainIt
 from memlib.stage import AnyArtifact, Artifact, Runner
 from memlib.training.checkpoint import step_file, weights_file
 from memlib.training.fit import Train, TrainedModel
@@ -27,7 +29,7 @@ def audit(runner: Runner, recipe: Recipe) -> dict[str, Any]:
     data = _data(runner, recipe)
     models = _models(recipe, data)
     trained = runner.run_all([model.stage for model in models])
-    asked = [_outside(recipe, data)] if recipe.trained is not None else []
+    asked = [] if isinstance(recipe.subject, TrainIt) else [_external(recipe, recipe.subject, data)]
     for model, artifact in zip(models, trained, strict=True):
         asked += _checkpoints(recipe, data, model, artifact)
     costs = runner.run_all([Perplexities(m.at, m.canaries, m.config.references, m.config.seed) for m in asked])
@@ -70,8 +72,6 @@ class _Model:
 
 def _models(recipe: Recipe, data: CorpusData) -> list[_Model]:
     """Every model that is trained here."""
-    if recipe.trained is not None:
-        return []
     shard, splits = data.corpus.seen_as(Decode), data.corpus.seen_as(Split)
     insertions = dict(zip(data.table["canary"].to_pylist(), data.table["insertions"].to_pylist(), strict=True))
     inserted = {canary: times for canary, times in insertions.items() if times}
@@ -82,13 +82,15 @@ def _models(recipe: Recipe, data: CorpusData) -> list[_Model]:
         groups[NONE] = {}
     found = []
     for variant, cell in recipe.cells.items():
-        assert cell.training is not None
+        subject = cell.subject
+        if not isinstance(subject, TrainIt):
+            continue
         for group, seen in groups.items():
             for seed in range(recipe.seeds):
-                training = cell.training.model_copy(update={"seed": derive_seed(cell.training.seed, "model", seed)})
+                training = subject.training.model_copy(update={"seed": derive_seed(subject.training.seed, "model", seed)})
                 stage = Train(
                     name=" ".join(filter(None, [variant, group, str(seed)])),
-                    model=cell.model,
+                    model=subject.model,
                     training=training,
                     num_classes=len(data.vocabulary),
                     shard=shard,
@@ -101,17 +103,16 @@ def _models(recipe: Recipe, data: CorpusData) -> list[_Model]:
 
 def _checkpoints(recipe: Recipe, data: CorpusData, model: _Model, trained: Artifact[TrainedModel]) -> list[Asked]:
     """A model at each of its checkpoints, asked for the canaries it saw; one that saw all or none also for the others."""
-    cell, seen = recipe.cells[model.variant], model.seen
-    assert cell.training is not None
+    cell, seen, training = recipe.cells[model.variant], model.seen, model.stage.training
     whole = recipe.canaries.together or recipe.canaries.file is not None or not seen
     asked = data.table["canary"].to_pylist() if whole else list(seen)
     insertions = tuple(seen.get(canary, 0) for canary in asked)
     files, length = trained.files, trained.facts["steps_per_epoch"]  # stopped early, later ones were not reached
     kept: list[tuple[float, int | None]] = [
-        (float(epoch), None) for epoch in cell.training.kept_epochs if weights_file(epoch) in files
+        (float(epoch), None) for epoch in training.kept_epochs if weights_file(epoch) in files
     ]
     whole_epochs = {epoch for epoch, _ in kept}
-    within = {step: step / length for step in cell.training.checkpoint_steps if step_file(step) in files}
+    within = {step: step / length for step in training.checkpoint_steps if step_file(step) in files}
     kept += [(epoch, step) for step, epoch in within.items() if epoch not in whole_epochs]
     mine = replace(data, canaries=cell.canaries)
     return [
@@ -127,10 +128,9 @@ def _checkpoints(recipe: Recipe, data: CorpusData, model: _Model, trained: Artif
     ]
 
 
-def _outside(recipe: Recipe, data: CorpusData) -> Asked:
+def _external(recipe: Recipe, trained: HuggingFaceSpec | ProtocolSpec, data: CorpusData) -> Asked:
     """The model that was trained elsewhere, asked for all canaries."""
-    assert recipe.trained is not None
-    model = OutsideModel(data, outside_digest(recipe.trained), recipe.score.precision)
+    model = OutsideModel(data, outside_digest(trained), recipe.score.precision)
     ids, insertions = data.table["canary"].to_pylist(), data.table["insertions"].to_pylist()
     return Asked("", 0, model, recipe.score, tuple(ids), tuple(insertions))
 

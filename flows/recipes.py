@@ -22,9 +22,9 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """The recipes that come with the package, by name."""
+    """Return the recipes that come with the package by name, those of an audit (a folder) together."""
     folder = Path(str(files("deployments").joinpath("recipes")))
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    return {path.stem: path for path in sorted(folder.glob("*/*.yaml"))}
 
 
 def load_recipe(name_or_file: str, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -12,6 +12,7 @@ from memlib.observe.stages import CheckpointNorms
 from memlib.publishing import run_id
 from memlib.results import Tables
 from memlib.specs import ClassifierSpec, InfluenceSpec, SupervisedSpec, TrainedSpec, TrainingSpec, changed
+from memlib.specs.subject import TrainIt
 from memlib.stage import Artifact, Runner
 from memlib.training.fit import Canary, Train, TrainedModel
 
@@ -23,12 +24,11 @@ def audit(runner: Runner, recipe: Recipe) -> dict[str, Any]:
     shard = runner.run(Decode(recipe.data))
     splits = runner.run(HoldOut(recipe.split, shard))
     data = TrainingData(shard, splits)
-    if recipe.trained is not None:
-        scores = influence_of_external(runner, data, recipe.trained, recipe.checkpoints, recipe.influence)
-    else:
-        assert recipe.model is not None
-        assert recipe.training is not None
-        (scores,) = influence_of(runner, data, recipe.model, recipe.training, recipe.influence)
+    match recipe.subject:
+        case TrainedSpec() as trained:
+            scores = influence_of_external(runner, data, trained, recipe.checkpoints, recipe.influence)
+        case TrainIt() as subject:
+            (scores,) = influence_of(runner, data, subject, recipe.influence)
     report = runner.run(Report(recipe, run_id(recipe, scores), scores, data))
     return runner.publish(recipe, scores, report, {"shard": shard, "splits": splits})
 
@@ -36,8 +36,7 @@ def audit(runner: Runner, recipe: Recipe) -> dict[str, Any]:
 def influence_of(
     runner: Runner,
     data: TrainingData,
-    model: ClassifierSpec,
-    training: TrainingSpec,
+    subject: TrainIt[ClassifierSpec],
     influence: InfluenceSpec,
     canaries: Sequence[Canary | None] = (None,),
 ) -> list[Artifact[Tables]]:
@@ -46,14 +45,14 @@ def influence_of(
     Args:
         runner: runs the stages.
         data: the training examples.
-        model, training, influence: how.
+        subject, influence: how.
         canaries: for each training set who carries a unique feature; None for nobody.
     """
-    epochs = influence.epochs or training.epochs
+    epochs = influence.epochs or subject.training.epochs
     # the best epoch's weights would take the last epoch's place
-    every = changed(training, {"epochs": epochs, "checkpoint_epochs": list(range(1, epochs + 1)), "patience": None})
+    every = changed(subject.training, {"epochs": epochs, "checkpoint_epochs": list(range(1, epochs + 1)), "patience": None})
     stages = [
-        Train(f"self-influence {i}", model, every, data.num_classes, data.shard, data.splits, (TRAIN,), canary=canary)
+        Train(f"self-influence {i}", subject.model, every, data.num_classes, data.shard, data.splits, (TRAIN,), canary=canary)
         for i, canary in enumerate(canaries)
     ]
     runs = [

@@ -26,7 +26,7 @@ from memlib.errors import UserError
 from memlib.observe.models import Trained
 from memlib.observe.stages import CheckpointNorms
 from memlib.publishing import run_id
-from memlib.specs import TrainedSpec
+from memlib.specs import TrainedSpec, TrainingSpec
 from memlib.stage import AnyArtifact, Artifact, Runner
 from memlib.training.fit import Canary, Train
 
@@ -38,8 +38,8 @@ NULL_FEATURES = 99  # features that a model trained elsewhere is compared on, wh
 
 def audit(runner: Runner, recipe: Recipe) -> dict[str, Any]:
     """Carry out the audit from data to a page; return the run's manifest."""
-    if recipe.trained is not None:
-        return _audit_external(runner, recipe, recipe.trained)
+    if isinstance(recipe.subject, TrainedSpec):
+        return _audit_external(runner, recipe, recipe.subject)
     cells = [_prepare(runner, cell) for cell in recipe.cells]
     models = _train(runner, cells)
     scored = _score(runner, cells, models)
@@ -93,9 +93,7 @@ class _Prepared:
     @property
     def stackable(self) -> bool:
         """Whether its nets are small enough to be trained as one."""
-        model = self.cell.recipe.model
-        assert model is not None
-        return model.stackable
+        return self.cell.subject.model.stackable
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -112,15 +110,12 @@ def _prepare(runner: Runner, cell: Cell) -> _Prepared:
     recipe = cell.recipe
     data, probe = _data(runner, recipe)
     feature = build_feature(recipe.canary.feature, data.images.shape[1:])
-    _refuse_to_cut(recipe, feature)
+    _refuse_to_cut(cell.subject.training, feature)
     influence = None
     if "influence" in recipe.canary.choice:
-        assert recipe.model is not None
-        assert recipe.training is not None
-        (influence,) = influence_of(runner, data, recipe.model, recipe.training, recipe.influence)
+        (influence,) = influence_of(runner, data, cell.subject, recipe.influence)
     canaries = runner.run(ChooseCanaries(recipe.canary, data, influence)).content
-    assert recipe.training is not None
-    nets = nets_of(recipe.nets, [int(canary["label"]) for canary in canaries], seed=recipe.training.seed)
+    nets = nets_of(recipe.nets, [int(canary["label"]) for canary in canaries], seed=cell.subject.training.seed)
     pulls = _pull(runner, cell, data, feature, canaries) if recipe.influence.pull else []
     return _Prepared(cell, data, feature, canaries, nets, probe, pulls)
 
@@ -133,9 +128,9 @@ def _data(runner: Runner, recipe: Recipe) -> tuple[TrainingData, Artifact[Shard]
     return TrainingData(shard, splits), probe
 
 
-def _refuse_to_cut(recipe: Recipe, feature: Feature) -> None:
+def _refuse_to_cut(training: TrainingSpec, feature: Feature) -> None:
     """No augmentation may cut the feature off."""
-    shift = recipe.training.augment.shift if recipe.training is not None and recipe.training.augment is not None else 0
+    shift = training.augment.shift if training.augment is not None else 0
     if not shift or feature.values.ndim != 3:
         return
     height, width = feature.mask.shape
@@ -150,12 +145,10 @@ def _refuse_to_cut(recipe: Recipe, feature: Feature) -> None:
 def _pull(runner: Runner, cell: Cell, data: TrainingData, feature: Feature, canaries: Sequence[dict[str, Any]]) -> list[Pull]:
     """The self-influence of the first and the last canary, with the feature in the training set and without."""
     recipe = cell.recipe
-    assert recipe.model is not None
-    assert recipe.training is not None
     chosen = list({int(canary["row"]): canary for canary in (canaries[0], canaries[-1])}.values())
     rows = [int(canary["row"]) for canary in chosen]
     sets = [Canary(feature, recipe.canary, row, with_feature) for row in rows for with_feature in (False, True)]
-    found = influence_of(runner, data, recipe.model, recipe.training, recipe.influence, sets)
+    found = influence_of(runner, data, cell.subject, recipe.influence, sets)
     names = [str(canary["example_id"]) for canary in chosen]
     return [
         Pull(name, *(influence_by_example(influence)[name] for influence in pair))
@@ -179,12 +172,10 @@ def _train(runner: Runner, cells: Sequence[_Prepared]) -> list[list[Trained]]:
 
 def _chunk(cell: _Prepared, group: Sequence[Net]) -> TrainNets:
     recipe = cell.cell.recipe
-    assert recipe.model is not None
-    assert recipe.training is not None
     return TrainNets(
         data=cell.data,
-        model=recipe.model,
-        training=recipe.training,
+        model=cell.cell.subject.model,
+        training=cell.cell.subject.training,
         seeds=tuple(net.seed for net in group),
         canaries=tuple(cell.canary(net) for net in group),
         watch=recipe.score.outputs if recipe.score.per_epoch else (),
@@ -194,14 +185,11 @@ def _chunk(cell: _Prepared, group: Sequence[Net]) -> TrainNets:
 
 
 def _large(cell: _Prepared, net: Net) -> Train:
-    recipe = cell.cell.recipe
-    assert recipe.model is not None
-    assert recipe.training is not None
     kind = "control" if net.control else "canary net"
     return Train(
         name=" ".join(filter(None, [cell.cell.variant, kind, str(net.number)])),
-        model=recipe.model,
-        training=recipe.training.model_copy(update={"seed": net.seed}),
+        model=cell.cell.subject.model,
+        training=cell.cell.subject.training.model_copy(update={"seed": net.seed}),
         num_classes=cell.data.num_classes,
         shard=cell.data.shard,
         splits=cell.data.splits,
@@ -211,9 +199,7 @@ def _large(cell: _Prepared, net: Net) -> Train:
 
 
 def _epochs(cell: _Prepared) -> int:
-    training = cell.cell.recipe.training
-    assert training is not None
-    return training.epochs
+    return cell.cell.subject.training.epochs
 
 
 def _score(runner: Runner, cells: Sequence[_Prepared], models: Sequence[Sequence[Trained]]) -> list[Scored]:

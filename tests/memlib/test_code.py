@@ -104,6 +104,7 @@ def test_a_plan_runs_no_code_and_says_what_it_does_not_know(
     assert not mark.exists()
 
 
+@pytest.mark.long
 def test_what_a_store_asks_for_is_not_run(mark: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = Store(str(tmp_path / "store"))
     content = yaml.safe_load(recipe(tmp_path).read_text())

@@ -92,6 +92,7 @@ def test_resume_states_and_runs_on_s3(bucket: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "/some/prefix"])
+@pytest.mark.long
 def test_a_listing_on_s3_is_that_of_s3fs_page_after_page(bucket: str, prefix: str) -> None:
     store = Store(bucket + prefix)
     s3, names = fsspec.filesystem("s3"), [f"runs/r{number:04d}/manifest.json" for number in range(1005)]

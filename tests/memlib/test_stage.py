@@ -180,6 +180,7 @@ assert not {"prefect", "ray"} & set(sys.modules)
 """
 
 
+@pytest.mark.long
 def test_a_notebook_runs_a_whole_audit_without_prefect_and_ray(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", NOTEBOOK, str(tmp_path / "store")], check=True, timeout=300)
     shown = subprocess.run(

@@ -162,6 +162,7 @@ def test_a_thousand_models_with_one_problem_are_one_line() -> None:
     )
 
 
+@pytest.mark.long
 def test_the_end_of_the_process_waits_for_no_fit() -> None:
     assert training._begin(lambda word: word, "done").result(timeout=10) == "done"
     with pytest.raises(RunError, match="no"):

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from memlib.data.formats import HOLE
 from memlib.specs import LanguageSpec, SecretsSpec, SequenceModelSpec, Spec, TextSpec, TrainingSpec, changed
+from memlib.specs.subject import TrainIt
 
 Method = Literal["auto", "pruned", "enumerated", "sampled", "extrapolated"]
 
@@ -92,13 +93,21 @@ class Recipe(Spec):
 
     @model_validator(mode="after")
     def _is_whole(self) -> "Recipe":
-        if (self.training is None) == (self.trained is None):
-            raise ValueError("an exposure audit needs either training or trained, a model that was trained elsewhere")
-        if self.trained is not None:
-            self._check_trained(self.trained)
-        if self.training is not None:
-            self._check_training(self.training)
+        match self.subject:
+            case TrainIt() as subject:
+                self._check_training(subject.training)
+            case trained:
+                self._check_trained(trained)
         return self
+
+    @property
+    def subject(self) -> TrainIt[LanguageSpec] | SequenceModelSpec:
+        """Who is audited: models that are trained here, or one that was trained elsewhere."""
+        if self.training is not None and self.trained is None:
+            return TrainIt(self.model, self.training)
+        if self.trained is None or self.training is not None:
+            raise ValueError("an exposure audit needs either training or trained, a model that was trained elsewhere")
+        return self.trained
 
     def _check_pairs(self) -> None:
         if self.canaries.source is None or self.canaries.file is not None or self.trained is not None:

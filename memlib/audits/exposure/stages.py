@@ -30,6 +30,7 @@ from memlib.errors import RunError
 from memlib.provenance import Declared
 from memlib.results import CURVES_FILE, FINDINGS, PAGES, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
 from memlib.specs import SecretsSpec, TextSpec
+from memlib.specs.subject import TrainIt
 from memlib.specs.text import UNSEEN
 from memlib.stage import Artifact, Stage
 from memlib.store import Attempt
@@ -317,15 +318,15 @@ class Report(PageStage):
 
 def _facts(recipe: Recipe, data: CorpusData) -> Mapping[str, str]:
     training, windows = recipe.training, data.corpus.facts["num_windows"]
-    how = {}
-    if training is not None:
-        how = {
-            "model": ", ".join(f"{k} {v}" for k, v in recipe.model.model_dump(mode="json").items() if k != "kind"),
-            "training": f"{training.epochs} epochs, batch {training.batch_size or 'all'}, {recipe.seeds} seeds",
-            "optimizer": ", ".join(f"{k} {v}" for k, v in training.optimizer.model_dump(mode="json").items()),
-        }
-    if recipe.trained is not None:
-        how = {"model": ", ".join(f"{k} {v}" for k, v in recipe.trained.model_dump(mode="json", exclude={"options"}).items())}
+    match recipe.subject:
+        case TrainIt(model, training):
+            how = {
+                "model": ", ".join(f"{k} {v}" for k, v in model.model_dump(mode="json").items() if k != "kind"),
+                "training": f"{training.epochs} epochs, batch {training.batch_size or 'all'}, {recipe.seeds} seeds",
+                "optimizer": ", ".join(f"{k} {v}" for k, v in training.optimizer.model_dump(mode="json").items()),
+            }
+        case trained:
+            how = {"model": ", ".join(f"{k} {v}" for k, v in trained.model_dump(mode="json", exclude={"options"}).items())}
     return {
         "text": f"{recipe.data.source.kind}, {windows} windows of {recipe.data.window} {recipe.data.unit}s, "
         f"{len(data.vocabulary)} symbols",

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from memlib.specs import ClassifierSpec, DataSpec, HoldOutSpec, InfluenceSpec, Spec, TrainedSpec, TrainingSpec
+from memlib.specs.subject import TrainIt
 
 
 class CheckpointSpec(Spec):
@@ -44,21 +45,37 @@ class Recipe(Spec):
 
     @model_validator(mode="after")
     def _is_whole(self) -> "Recipe":
-        if (self.model is None) != (self.training is None) or (self.trained is None) == (self.model is None):
-            raise ValueError("give either model and training, or trained")
+        subject = self.subject
         if self.influence.pull:
             raise ValueError("influence.pull compares canaries and is for the unique-feature audit")
-        chosen = self.influence.model_dump(include={"checkpoints", "loss_fall", "epochs"})
-        if self.trained is not None and chosen != InfluenceSpec().model_dump(include=set(chosen)):
-            raise ValueError(f"influence.{', influence.'.join(chosen)} choose checkpoints of a model that is trained here")
-        if self.trained is not None and self.trained.weights is not None:
-            raise ValueError("trained.weights has no use here; checkpoints names the weights")
-        if (self.trained is None) == bool(self.checkpoints):
+        if isinstance(subject, TrainIt) == bool(self.checkpoints):
             raise ValueError("trained and checkpoints go together")
-        if self.training is not None and self.training.objective.kind != "supervised":
-            raise ValueError(f"training.objective {self.training.objective.kind} makes no classifier; use supervised")
-        if self.training is not None and self.training.checkpoint_epochs:
-            raise ValueError("training.checkpoint_epochs has no use here; influence chooses the checkpoints")
-        if self.training is not None and not (self.influence.epochs or self.training.epochs):
-            raise ValueError("self-influence needs a trained model; training.epochs is 0")
+        if isinstance(subject, TrainIt):
+            self._check_training(subject.training)
+        else:
+            self._check_external(subject)
         return self
+
+    @property
+    def subject(self) -> TrainIt[ClassifierSpec] | TrainedSpec:
+        """Who is audited: models that are trained here, or one that was trained elsewhere."""
+        if self.model is not None and self.training is not None and self.trained is None:
+            return TrainIt(self.model, self.training)
+        if self.trained is None or self.model is not None or self.training is not None:
+            raise ValueError("give either model and training, or trained")
+        return self.trained
+
+    def _check_external(self, trained: TrainedSpec) -> None:
+        chosen = self.influence.model_dump(include={"checkpoints", "loss_fall", "epochs"})
+        if chosen != InfluenceSpec().model_dump(include=set(chosen)):
+            raise ValueError(f"influence.{', influence.'.join(chosen)} choose checkpoints of a model that is trained here")
+        if trained.weights is not None:
+            raise ValueError("trained.weights has no use here; checkpoints names the weights")
+
+    def _check_training(self, training: TrainingSpec) -> None:
+        if training.objective.kind != "supervised":
+            raise ValueError(f"training.objective {training.objective.kind} makes no classifier; use supervised")
+        if training.checkpoint_epochs:
+            raise ValueError("training.checkpoint_epochs has no use here; influence chooses the checkpoints")
+        if not (self.influence.epochs or training.epochs):
+            raise ValueError("self-influence needs a trained model; training.epochs is 0")

@@ -16,6 +16,7 @@ from memlib.data.splits import TRAIN
 from memlib.data.stages import TrainingData
 from memlib.provenance import Declared
 from memlib.results import CURVES_FILE, FINDINGS, PAGES, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
+from memlib.specs.subject import TrainIt
 from memlib.stage import Artifact
 from memlib.store import Attempt
 from memlib.tables import CURVES, SUMMARY, write_table
@@ -88,12 +89,13 @@ class Report(PageStage):
         """Draw the figure and compose the page."""
         from memlib.audits.self_influence.report import build_page
 
+        subject = self.recipe.subject
         recipe, members, images = self.recipe, self.data.members(TRAIN), self.data.images
         rows = dict(zip(members["example_id"].to_pylist(), members["row"].to_pylist(), strict=True))
         units, summary, curves = (self.scores.content[name] for name in ("units", "summary", "curves"))
         facts = {
             "data": f"{recipe.data.source.kind}, {members.num_rows} training examples",
-            "model": recipe.trained.model if recipe.trained else recipe.model.architecture if recipe.model else "",
+            "model": subject.model.architecture if isinstance(subject, TrainIt) else subject.model,
             "checkpoints": ", ".join(f"epoch {epoch}" for epoch in units["checkpoints"][0].as_py()),
         }
         return build_page(

@@ -17,6 +17,7 @@ from memlib.data.splits import TRAIN
 from memlib.errors import UserError
 from memlib.observe.attention import gradcam, overlaid
 from memlib.observe.models import load_net
+from memlib.specs import TrainedSpec
 from memlib.training.augment import prepare
 
 SIDE = 80  # points along a side of a decision boundary
@@ -127,18 +128,17 @@ def _facts(recipe: Recipe, cells: Sequence[Scored]) -> dict[str, str]:
         "feature": ", ".join(f"{k} {v}" for k, v in recipe.canary.feature.model_dump(mode="json").items() if v is not None),
         "probe data": recipe.probe.kind if recipe.probe.data is None else recipe.probe.data.source.kind,
     }
-    if recipe.trained is not None:
-        return facts | {"model": recipe.trained.model, "weights": str(recipe.trained.weights)}
-    assert recipe.model is not None
-    assert recipe.training is not None
-    training, canary = recipe.training, recipe.canary
+    subject, canary = recipe.subject, recipe.canary
+    if isinstance(subject, TrainedSpec):
+        return facts | {"model": subject.model, "weights": str(subject.weights)}
+    training = subject.training
     models = list(dict.fromkeys(models for cell in cells for models in cell.models))
     seconds = sum(float(chunk.facts.get("training_seconds", 0)) for chunk in models)
     nets = [net for cell in cells for group in cell.nets for net in group]
     facts |= {
         "training examples": f"{cells[0].data.members(TRAIN).num_rows}",
         "canaries": f"{canary.count}, chosen {canary.choice.replace('_', ' ')}, {canary.mode}, {canary.repeats} time(s)",
-        "model": ", ".join(f"{k} {v}" for k, v in recipe.model.model_dump(mode="json").items() if k != "kind"),
+        "model": ", ".join(f"{k} {v}" for k, v in subject.model.model_dump(mode="json").items() if k != "kind"),
         "training": f"{training.epochs} epochs at most, batch {training.batch_size or 'all'}, patience {training.patience}",
         "optimizer": ", ".join(f"{k} {v}" for k, v in training.optimizer.model_dump(mode="json").items()),
         "nets": f"{sum(not n.control for n in nets)} with the feature, {sum(n.control for n in nets)} controls",

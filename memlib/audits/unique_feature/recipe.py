@@ -19,6 +19,7 @@ from memlib.specs import (
     TrainingSpec,
     changed,
 )
+from memlib.specs.subject import TrainIt
 
 Output = Literal["probability", "logit"]
 CONTROLS_FOR_P = 19  # below, no net can have a calibrated p of .05
@@ -102,10 +103,9 @@ class Recipe(Spec):
 
     @model_validator(mode="after")
     def _is_whole(self) -> "Recipe":
-        if (self.model is None) != (self.training is None) or (self.trained is None) == (self.model is None):
-            raise ValueError("give either model and training, or trained")
-        if self.trained is not None:
-            self._check_own(self.trained)
+        subject = self.subject
+        if isinstance(subject, TrainedSpec):
+            self._check_external(subject)
         if self.data_seeds > 1 and not hasattr(self.data.source, "seed"):
             raise ValueError(f"data_seeds needs a source with a seed; {self.data.source.kind} has none")
         if self.score.latent and not (self.nets.same_seed and self.model is not None and self.model.stackable):
@@ -114,11 +114,21 @@ class Recipe(Spec):
             variant = self._variant(name)
             if (variant.score, variant.report) != (self.score, self.report):
                 raise ValueError(f"variant {name!r} changes score or report, which all variants share")
-        self._check_training()
-        self._check_augmentation()
+        if isinstance(subject, TrainIt):
+            self._check_training(subject)
+            self._check_augmentation(subject.training)
         return self
 
-    def _check_own(self, trained: TrainedSpec) -> None:
+    @property
+    def subject(self) -> TrainIt[ClassifierSpec] | TrainedSpec:
+        """Who is audited: models that are trained here, or one that was trained elsewhere."""
+        if self.model is not None and self.training is not None and self.trained is None:
+            return TrainIt(self.model, self.training)
+        if self.trained is None or self.model is not None or self.training is not None:
+            raise ValueError("give either model and training, or trained")
+        return self.trained
+
+    def _check_external(self, trained: TrainedSpec) -> None:
         if trained.weights is None:
             raise ValueError("trained.weights says where the model's weights are")
         idle = {
@@ -132,18 +142,17 @@ class Recipe(Spec):
         if used:
             raise ValueError(f"{', '.join(used)} are for models that are trained here; leave them out")
 
-    def _check_training(self) -> None:
-        if self.model is None or self.training is None:
-            return
-        if self.training.objective.kind != "supervised":
-            raise ValueError(f"training.objective {self.training.objective.kind} makes no classifier; use supervised")
-        if self.score.per_epoch and not self.model.stackable:
-            raise ValueError(f"score.per_epoch is for mlp, cnn_1 and cnn_2, not for {self.model.architecture}")
-        if self.training.checkpoint_epochs:
+    def _check_training(self, subject: TrainIt[ClassifierSpec]) -> None:
+        model, training = subject.model, subject.training
+        if training.objective.kind != "supervised":
+            raise ValueError(f"training.objective {training.objective.kind} makes no classifier; use supervised")
+        if self.score.per_epoch and not model.stackable:
+            raise ValueError(f"score.per_epoch is for mlp, cnn_1 and cnn_2, not for {model.architecture}")
+        if training.checkpoint_epochs:
             raise ValueError("training.checkpoint_epochs has no use here; score.per_epoch scores every epoch")
 
-    def _check_augmentation(self) -> None:
-        augment = None if self.training is None else self.training.augment
+    def _check_augmentation(self, training: TrainingSpec) -> None:
+        augment = training.augment
         if augment is None:
             return
         if augment.crop_scale != (1.0, 1.0) or augment.crop_ratio != (1.0, 1.0):
@@ -158,13 +167,15 @@ class Recipe(Spec):
     def cells(self) -> list["Cell"]:
         """Every variant and draw of the data as a recipe of its own."""
         named = [(name, self._variant(name)) for name in self.variants] or [("", self)]
-        return [
-            Cell(name, seed, changed(recipe, {"data_seeds": 1, "data.source.seed": _seed(recipe) + seed}))
+        drawn = [
+            (name, seed, changed(recipe, {"data_seeds": 1, "data.source.seed": _seed(recipe) + seed}))
             if recipe.data_seeds > 1
-            else Cell(name, 0, recipe)
+            else (name, 0, recipe)
             for name, recipe in named
             for seed in range(recipe.data_seeds)
         ]
+        whole = [(name, seed, recipe, recipe.subject) for name, seed, recipe in drawn]
+        return [Cell(name, seed, recipe, of) for name, seed, recipe, of in whole if isinstance(of, TrainIt)]
 
 
 def _seed(recipe: Recipe) -> int:
@@ -178,3 +189,4 @@ class Cell:
     variant: str
     data_seed: int
     recipe: Recipe
+    subject: TrainIt[ClassifierSpec]

@@ -157,6 +157,7 @@ def test_row_order_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"common": 0.4}, pytest.param({"better": 0.3}, marks=pytest.mark.slow)])
+@pytest.mark.long
 def test_without_memory_intervals_cover_and_tests_keep_their_level(options: dict[str, float]) -> None:
     """100 audits without memory: at least 90 intervals hold 0 (a true .95 fails this once in 40), p is not too small."""
     config = Config(k=(9,), replicates=200, permutations=200)
@@ -175,6 +176,7 @@ def test_without_memory_intervals_cover_and_tests_keep_their_level(options: dict
 
 
 @pytest.mark.parametrize("per_class", [pytest.param(1, marks=pytest.mark.slow), 2, 3])
+@pytest.mark.long
 def test_intervals_cover_with_few_images_a_class(per_class: int) -> None:
     config = Config(k=(9,), replicates=200, permutations=100)
     options = {"per_class": per_class, "classes": 60 // per_class, "common": 0.3}
@@ -189,6 +191,7 @@ def test_the_same_k_twice_counts_once() -> None:
     assert Config(k=(3, 5, 3)).k == (3, 5)
 
 
+@pytest.mark.long
 def test_intervals_cover_planted_memory() -> None:
     config = Config(k=(9,), replicates=200, permutations=100)
     truth = np.mean([findings(config, seed=s, known=0.3, per_class=400)["share_excess", "both"]["value"] for s in range(5)])
@@ -312,6 +315,7 @@ def excess_of(units: pa.Table, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("better", [pytest.param(0.0, marks=pytest.mark.slow), 0.4])
+@pytest.mark.long
 def test_the_test_is_exact_for_any_two_models(better: float) -> None:
     """One model much better, several pairs that agree with one another: only the draw of the sides is random."""
     labels, rejected = np.repeat(np.arange(5), 20), 0
@@ -336,6 +340,7 @@ def test_a_third_pair_does_not_destroy_power(pairs: int) -> None:
     assert found >= 15
 
 
+@pytest.mark.long
 def test_persons_with_many_images_keep_the_level_when_they_are_split_as_one() -> None:
     labels, persons = np.zeros(120, dtype=np.int64), np.repeat(np.arange(12), 10)
     alone = together = 0
@@ -373,6 +378,7 @@ def test_a_bound_fixed_beforehand_is_passed_by_enough_images() -> None:
     assert excess_of(of_images(right, sides, labels))["verdict"] == "inconclusive"
 
 
+@pytest.mark.long
 def test_the_upper_bound_covers_planted_memory() -> None:
     """Answers that a model gives because it trained on the image: at most 5 % of bounds lie below their share."""
     labels, missed = np.repeat(np.arange(5), 20), 0

@@ -161,6 +161,7 @@ def test_null_and_planted_in_the_summary() -> None:
     assert (p_values < 0.05).mean() == pytest.approx(0.05, abs=0.025)
 
 
+@pytest.mark.long
 def test_the_page_says_what_exposure_means(tmp_path: Path) -> None:
     models = [
         seen([40.0, 12.0], [0, 16], epoch=epoch, exact={0: ("enumerated", 500_000, 9), 1: ("enumerated", 1, 9)})
@@ -190,6 +191,7 @@ def test_the_page_says_what_exposure_means(tmp_path: Path) -> None:
     assert "Less than that may be there" in page.lead
 
 
+@pytest.mark.long
 def test_forty_canaries_that_left_no_trace_are_not_found() -> None:
     """Each has a p-value of its own; together they are called exposed in no more than alpha of audits."""
     wrong = 0
@@ -304,6 +306,7 @@ def skewed_costs(rng: np.random.Generator, count: int, digits: int = 9) -> NDArr
 
 
 @pytest.mark.usefixtures("no_law")
+@pytest.mark.long
 def test_secrets_of_a_kind_that_the_model_knows_are_no_finding() -> None:
     """Of five secrets that it never saw, nothing is shown in more than alpha of audits; by rank in R nearly all would be."""
     law = np.array([0.30, 0.20, 0.13, 0.10, 0.08, 0.06, 0.05, 0.04, 0.02, 0.02])
@@ -351,6 +354,7 @@ def test_too_few_unseen_secrets_are_said() -> None:
     assert rows[0]["sentence"].endswith("though of none by itself beyond doubt.")
 
 
+@pytest.mark.long
 def test_eight_variants_that_saw_nothing_are_one_family() -> None:
     wrong = 0
     variants = {f"v{number}": {} for number in range(8)}
@@ -379,6 +383,7 @@ def test_nets_that_share_canaries_are_ranked_once() -> None:
 
 
 @pytest.mark.usefixtures("no_law")
+@pytest.mark.long
 def test_sampled_canaries_of_one_model_are_combined_by_references_of_their_own() -> None:
     wrong = 0
     for repeat in range(80):

@@ -402,6 +402,7 @@ def test_the_summary_has_everything_and_keeps_its_schemas() -> None:
     assert len(set(keys)) == len(keys)
 
 
+@pytest.mark.long
 def test_intervals_of_rho_cover_its_mean() -> None:
     """Over repeated draws of all models the interval holds the value of many models."""
     many = Distances(models(*[model(TARGET, i, 0.5, target="t", seed=99) for i in range(60)], seed=99), POOL, CONFIG)

@@ -12,6 +12,7 @@ from memlib.specs import ModelSpec
      ("resnet34", 64, 512), ("resnet101", 64, 2048), ("vit_tiny", 32, 192), ("vit_small", 32, 384),
      ("vit_base", 32, 768), ("vit_large", 32, 1024)],
 )  # fmt: skip
+@pytest.mark.long
 def test_every_backbone_gives_every_layer(backbone: str, side: int, dim: int) -> None:
     spec = ModelSpec(backbone=backbone, input_size=side, projector=(48, 24, 12))
     encoder = build_encoder(spec, num_classes=7, seed=0).eval()

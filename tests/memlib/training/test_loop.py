@@ -176,6 +176,7 @@ def train_shared(rank: int, folder: str, kind: str, precision: str) -> None:
         pytest.param("vicreg", "bfloat16", 0.1, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.long
 def test_two_workers_train_the_same_model_as_one(kind: str, precision: str, tolerance: float, tmp_path: Path) -> None:
     command = [sys.executable, __file__, str(tmp_path), kind, precision]
     workers = [subprocess.Popen([*command, str(rank)]) for rank in range(2)]
