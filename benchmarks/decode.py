@@ -14,8 +14,8 @@ import numpy as np
 import scipy.stats
 from numpy.typing import NDArray
 
+from memlib.stats.inference import accuracy_curve
 from memlib.stats.neighbors import nearest_neighbors, vote
-from memlib.stats.tests import accuracy_curve
 
 BATCH = 64
 THRESHOLDS = np.linspace(0.01, 1, 100)

@@ -85,15 +85,19 @@ class Artifact(Generic[Out]):
         """The key by which stages that read it name it."""
         return self.ref.key
 
-    @cached_property
-    def content(self) -> Out:
-        """What it holds.
+    def open(self) -> Out:
+        """Return what it holds, read anew.
 
         Raises:
             MissingArtifact: when it has not been made.
             CorruptArtifact: when it is damaged.
         """
         return self.stage.open(self)
+
+    @cached_property
+    def content(self) -> Out:
+        """What it holds, read once and kept as long as this reference is; see `open`."""
+        return self.open()
 
     @property
     def facts(self) -> Facts:

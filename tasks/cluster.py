@@ -176,11 +176,6 @@ class Watch:
             )
 
 
-def run_on_cluster(context: Context, stage: str, function: Callable[..., Any], *arguments: Any) -> None:
-    """Calls a function in a Ray task, on a GPU when the cluster has one; a lost node is survived by trying again."""
-    map_on_ray(context, stage, function, [arguments], lambda done, total: None)
-
-
 def map_on_ray(
     context: Context,
     stage: str,

@@ -79,11 +79,15 @@ class StageRunner:
         """Publish a run's tables and page, show them in Prefect, and return the run's manifest; {} in a plan."""
         if self.context.plan is not None:
             return {}
-        publish = functools.partial(publish_audit, self.store, self.context.work, recipe, scores, report, artifacts)
+
+        def publish() -> dict[str, Any]:
+            manifest = publish_audit(self.store, self.context.work, recipe, scores, report, artifacts)
+            figures = sorted(name for name in report.files if name.endswith(".png"))
+            place = manifest["report"].removesuffix(REPORT_FILE)
+            quietly(show_in_prefect, manifest, f"{place}{figures[0]}" if figures else None)
+            return manifest
+
         manifest: dict[str, Any] = as_task("publish", publish)
-        figures = sorted(name for name in report.files if name.endswith(".png"))
-        place = manifest["report"].removesuffix(REPORT_FILE)
-        quietly(show_in_prefect, manifest, f"{place}{figures[0]}" if figures else None)
         return manifest
 
 

@@ -32,8 +32,8 @@ from memlib.identity import derive_seed
 from memlib.models.classifiers import build_classifier
 from memlib.observe.outputs import Forward, class_scores
 from memlib.specs import CanarySpec, ClassifierSpec, GlyphFeature, TrainingSpec
+from memlib.stats.inference import exact_interval, exchanges, mcnemar_p, mean_interval, permutation_p
 from memlib.stats.multiplicity import holm
-from memlib.stats.tests import exact_interval, exchanges, mcnemar_p, mean_interval, permutation_p
 from memlib.training.stacked import Examples, NetJob, StackedNet, train_nets
 
 ALPHA, PAIRS, EXAMPLES, CLASSES = 0.05, 20, 600, 10

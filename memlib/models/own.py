@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from memlib.code import load, source_file
 from memlib.errors import UserError
 from memlib.identity import canonical_json, file_digest
+from memlib.models.vision import MEAN, STD
 from memlib.specs import ProtocolSpec, TrainedSpec
-from memlib.training.augment import MEAN, STD
 
 
 def load_own(spec: TrainedSpec, weights: str) -> nn.Module:

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from memlib.specs import ModelSpec
 
+MEAN = (0.485, 0.456, 0.406)  # ImageNet's, of channels in [0, 1]
+STD = (0.229, 0.224, 0.225)
 VIT_SHAPES = {  # depth, heads, width (Dosovitskiy 2021, Touvron 2021)
     "vit_tiny": (12, 3, 192),
     "vit_small": (12, 6, 384),

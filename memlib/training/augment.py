@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memlib.identity import derive_seed
+from memlib.models.vision import MEAN, STD
 from memlib.specs import AugmentSpec
 
-MEAN = (0.485, 0.456, 0.406)  # ImageNet's, of channels in [0, 1]
-STD = (0.229, 0.224, 0.225)
 BLUR_SIGMA = (0.1, 2.0)  # pixels at 224 px (VICReg)
 _LUMA = torch.tensor([0.299, 0.587, 0.114])
 _TO_YIQ = torch.tensor([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])

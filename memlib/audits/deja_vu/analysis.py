@@ -11,8 +11,7 @@ from memlib.audits.deja_vu.recipe import Config
 from memlib.audits.deja_vu.scores import DIRECTIONS
 from memlib.findings import Interval
 from memlib.identity import derive_seed
-from memlib.stats.randomization import Design
-from memlib.stats.tests import (
+from memlib.stats.inference import (
     ConfidenceLevels,
     bootstrap_weights,
     confidence_levels,
@@ -20,6 +19,7 @@ from memlib.stats.tests import (
     top_share_accuracy,
     widened_interval,
 )
+from memlib.stats.randomization import Design
 
 PAIRS_FOR_TRAINING = 3  # pairs of models from which an interval can speak of training itself
 

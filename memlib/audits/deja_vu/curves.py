@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from memlib.audits.deja_vu.analysis import settings
-from memlib.stats.tests import accuracy_curve
+from memlib.stats.inference import accuracy_curve
 from memlib.tables import CURVES
 
 CURVE_POINTS = 200

@@ -313,7 +313,7 @@ class Score(ScoresStage):
     def _decodings(self) -> Iterator[Decoding]:
         for found in self.searches:
             public_labels = found.public.content.ids["label"].to_numpy()
-            seen = [neighbors.stage.open(neighbors) for neighbors in found.by_model]  # not kept: a setting at a time
+            seen = [neighbors.open() for neighbors in found.by_model]  # not kept: a setting at a time
             ids = seen[0].ids
             assert ids.equals(seen[1].ids), "the two models were shown different crops"
             names, labels = ids["example_id"].to_pylist(), ids["label"].to_numpy()

@@ -13,8 +13,8 @@ from memlib.audits.deja_vu.scores import CATEGORIES, DIRECTIONS
 from memlib.audits.deja_vu.verdict import verdict
 from memlib.findings import Interval, Row, diagnostic, estimate, settle, summary_table, tested
 from memlib.identity import derive_seed
+from memlib.stats.inference import mcnemar_p, paired_interval, permutation_p
 from memlib.stats.randomization import Design, attributable_bound, detectable
-from memlib.stats.tests import mcnemar_p, paired_interval, permutation_p
 
 HEADLINE, SETTINGS, CLASSES = "headline", "settings", "classes"
 

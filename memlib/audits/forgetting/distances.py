@@ -15,8 +15,8 @@ from memlib.errors import RunError
 from memlib.identity import derive_seed
 from memlib.specs.data import CALIBRATION, QUERY, WITHHELD
 from memlib.stats.divergence import weighted_ks
+from memlib.stats.inference import bootstrap_weights
 from memlib.stats.likelihood import Likelihoods, confidences, rounded
-from memlib.stats.tests import bootstrap_weights
 
 
 @dataclass(frozen=True)

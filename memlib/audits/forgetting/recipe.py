@@ -10,7 +10,6 @@ from memlib.specs.data import CALIBRATION, KNOWN, POOL, PROVIDER, QUERY, WITHHEL
 
 RETAINED, REVERSED, FORGOTTEN = "retained", "unlearned too hard", "forgotten"
 NO_TRACE, UNDECIDED = "no trace found", "undecided"
-OUTCOMES = (RETAINED, REVERSED, FORGOTTEN, NO_TRACE, UNDECIDED)
 TARGET, NULL = "target", "null"
 RARE = 0.001
 NON_MEMBERS_FOR_RARE = 2000

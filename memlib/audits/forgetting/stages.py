@@ -252,7 +252,7 @@ def _observed(members: pa.Table, trained: pa.Table, model: Shown) -> Observed:
         if given is not None and decimals is not None:  # rounded rows do not sum to 1
             odds = odds_of(given[np.arange(len(labels)), labels])
     else:
-        odds = log_odds(model.outputs.content, labels)
+        odds = log_odds(model.outputs.open(), labels)
     if model.name is not None:
         seen = set(trained.filter(pc.equal(trained["role"], model.name))["example_id"].to_pylist())
         known = np.array([name in seen for name in members["example_id"].to_pylist()])

@@ -10,7 +10,7 @@ import scipy.stats
 from numpy.typing import NDArray
 
 from memlib.findings import DESCRIPTIVE, Interval, Row, Verdict, diagnostic, estimate, summary_table
-from memlib.stats.tests import percentile_interval
+from memlib.stats.inference import percentile_interval
 from memlib.tables import CURVES
 
 SHARES = (0.01, 0.1)  # of the examples, whose share of self-influence is reported

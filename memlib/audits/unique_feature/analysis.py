@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from memlib.audits.unique_feature.recipe import SETTING, Config
-from memlib.stats.tests import threshold_rank
+from memlib.stats.inference import threshold_rank
 
 
 def counting(units: pa.Table) -> NDArray[np.bool_]:

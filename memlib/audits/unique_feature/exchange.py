@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from memlib.audits.unique_feature.analysis import Analysis, unit_weights
 from memlib.audits.unique_feature.maxima import ByLabel, exchanged_maxima
 from memlib.identity import derive_seed
+from memlib.stats.inference import exchanges, permutation_p
 from memlib.stats.multiplicity import max_t_p
-from memlib.stats.tests import exchanges, permutation_p
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlib.audits.unique_feature.recipe import Output
-from memlib.stats.tests import (
+from memlib.stats.inference import (
     paired_t,
 )
 

@@ -17,8 +17,8 @@ from memlib.audits.unique_feature.tables import UNITS
 from memlib.audits.unique_feature.verdict import OWN, verdict_on_own
 from memlib.errors import UserError
 from memlib.findings import Row, diagnostic, settle, summary_table, tested
+from memlib.stats.inference import permutation_p
 from memlib.stats.randomization import detectable
-from memlib.stats.tests import permutation_p
 
 
 def check_nulls(count: int, alpha: float) -> None:

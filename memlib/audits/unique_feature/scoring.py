@@ -15,7 +15,7 @@ from memlib.identity import derive_seed
 from memlib.specs import (
     NetsSpec,
 )
-from memlib.stats.tests import (
+from memlib.stats.inference import (
     paired_t,
 )
 

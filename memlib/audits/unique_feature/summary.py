@@ -16,8 +16,8 @@ from memlib.audits.unique_feature.scoring import Pull
 from memlib.audits.unique_feature.verdict import HEADLINE, verdict
 from memlib.findings import Interval, Row, diagnostic, estimate, settle, summary_table, tested
 from memlib.identity import derive_seed
+from memlib.stats.inference import exact_interval, exceedance_p, mean_interval
 from memlib.stats.randomization import POWER, detectable
-from memlib.stats.tests import exact_interval, exceedance_p, mean_interval
 
 Cells = Mapping[tuple[str, int], ByLabel]
 Influence = Mapping[tuple[str, int, str], float]

@@ -21,7 +21,7 @@ from memlib.audits.unique_feature.tables import UNITS
 from memlib.errors import UserError
 from memlib.findings import verdict_of
 from memlib.specs import NetsSpec
-from memlib.stats.tests import exchanges, mean_interval
+from memlib.stats.inference import exchanges, mean_interval
 from memlib.tables import SUMMARY
 
 CONFIG = Config(replicates=200, permutations=400)

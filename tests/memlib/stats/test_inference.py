@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
 
-from memlib.stats.probe import probe_accuracies
-from memlib.stats.tests import (
+from memlib.stats.inference import (
     ConfidenceLevels,
     accuracy_curve,
     bootstrap_weights,
@@ -25,6 +24,7 @@ from memlib.stats.tests import (
     top_share_accuracy,
     widened_interval,
 )
+from memlib.stats.probe import probe_accuracies
 
 
 def slow_top_share(confidences: np.ndarray, hits: np.ndarray, share: float, rng: np.random.Generator) -> float:
