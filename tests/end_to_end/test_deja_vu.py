@@ -241,7 +241,7 @@ def test_other_audits_have_nothing_to_reveal(memlib: Memlib, finished: Finished)
     store, manifest = finished
     done = memlib.call("show", manifest["run"], "--reveal", "--store", str(store))
     assert done.returncode == 2
-    assert "only exposure has canaries" in done.stderr
+    assert "only exposure has secrets" in done.stderr
 
 
 @pytest.mark.parametrize(
