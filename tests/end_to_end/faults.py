@@ -381,7 +381,7 @@ def main() -> int:
     parser.add_argument("--audit", action="append", choices=RECIPES, help="by default all")
     parser.add_argument("--fault", action="append", choices=FAULTS, help="by default all")
     chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         folder = Path(scratch)
         environment = dict(os.environ) | {
             "PREFECT_HOME": str(folder / "prefect"), "XDG_CACHE_HOME": str(folder / "cache"), "COLUMNS": "200",

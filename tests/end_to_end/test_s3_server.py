@@ -55,7 +55,7 @@ def test_artifacts_are_committed_once_and_damage_is_found(store: Store, tmp_path
     assert other.lookup(REF.stage, REF.key) == REF
     assert other.local_path(REF, "sub/data.bin").read_bytes() == b"fast"
     names = [name.rpartition("/")[2] for name in store._fs.find(store._root)]
-    assert sorted(names) == ["data.bin", "manifest.json"]
+    assert sorted(names) == ["data.bin", "manifest.json", "memlib-store.json"]
     data = next(name for name in store._fs.find(store._root) if name.endswith("data.bin"))
     store._fs.pipe_file(data, b"FAST")
     fresh = Store(store.uri, cache=str(tmp_path / "other"))
