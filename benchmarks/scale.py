@@ -142,7 +142,8 @@ def store(count: int) -> None:
         known = [Ref(stages[0], content_key(stages[0], version=1, spec={"number": i}, inputs={})) for i in range(2000)]
         costs = Costs(opened)
         _timed(
-            "plan 2,000 parts of one stage", lambda: [(opened.has(r), costs.estimate(r.stage, {"n": 1}, 1)) for r in known]
+            "plan 2,000 parts of one stage",
+            lambda: [(opened.artifacts.has(r), costs.estimate(r.stage, {"n": 1}, 1)) for r in known],
         )
         damaged = _timed("verify all of them", lambda: list(verification.check_artifacts(opened, refs)))
         assert not damaged
@@ -154,7 +155,7 @@ def _fill(opened: Store, stages: tuple[str, ...], count: int) -> None:
     for i in range(count):
         stage = stages[i % len(stages)]
         ref = Ref(stage, content_key(stage, version=1, spec={"number": i // len(stages)}, inputs={}))
-        with opened.write(ref, spec={"number": i}) as attempt:
+        with opened.artifacts.write(ref, spec={"number": i}) as attempt:
             attempt.path("units.parquet").write_bytes(b"x" * 2000)
 
 
@@ -198,8 +199,8 @@ def _fill_runs(opened: Store, count: int) -> list[str]:
             "run": name, "audit": "deja_vu", "title": f"run {number}", "finished": 1.7e9 + number, "asks": name,
             "findings": [found] * 20, "artifacts": artifacts, "ledger": {"data": "0" * 64}, "recipe": {"number": number},
         }  # fmt: skip
-        opened.publish_bytes(f"runs/{name}/report.html", b"<p>a page</p>")
-        opened.publish_bytes(f"runs/{name}/manifest.json", json.dumps(sealed(manifest)).encode())
+        opened.publish(f"runs/{name}/report.html", b"<p>a page</p>")
+        opened.publish(f"runs/{name}/manifest.json", json.dumps(sealed(manifest)).encode())
     time.sleep(3)  # so that the index is newer than all of them
     return names
 

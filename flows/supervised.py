@@ -129,7 +129,7 @@ def _mark(said: bytes, problem: str) -> None:
             before = parsed(StatusRecord, store.published(path) or b"")
             if before["state"] == "running":
                 status = before | {"state": "failed", "problem": problem, "updated": time.time()}
-                store.publish_bytes(path, json.dumps(status, indent=1).encode(), secret=True)
+                store.publish(path, json.dumps(status, indent=1).encode(), secret=True)
 
 
 def _end_leftovers() -> None:

@@ -18,13 +18,13 @@ def beating(store: Store, path: str, content: bytes) -> Iterator[None]:
 
     Its time, by the store's clock, is when the process was last alive.
     """
-    store.publish_bytes(path, content, secret=True)
+    store.publish(path, content, secret=True)
     patient, done = (store if store.is_local else store.waiting(TELLING_SECONDS)), threading.Event()
 
     def beat() -> None:
         while not done.wait(BEAT_SECONDS):
             with contextlib.suppress(OSError, RunError):  # an outage; the run has worse to do than to end for this
-                patient.publish_bytes(path, content, secret=True)
+                patient.publish(path, content, secret=True)
 
     thread = threading.Thread(target=beat, daemon=True, name="memlib-heartbeat")
     thread.start()

@@ -51,10 +51,8 @@ class Costs:
             units: how much work it is, in what the stage counts.
         """
         if stage not in self._known:
-            manifests = self._store.manifests(stage, limit=SAMPLE)
-            self._known[stage] = [
-                (dict(flat(m["spec"])), m["metrics"]["seconds"] / max(m["metrics"]["units"], 1e-9)) for m in manifests
-            ]
+            manifests = self._store.artifacts.manifests(stage, limit=SAMPLE)
+            self._known[stage] = [(dict(flat(m.spec)), m.metrics.seconds / max(m.metrics.units, 1e-9)) for m in manifests]
         known, mine = self._known[stage], dict(flat(spec))
         if not known:
             return None
@@ -94,7 +92,7 @@ class Plan:
         """
         self._seen.add(ref.stage)
         if ref not in self.parts:
-            hit = self.store.has(ref) and not forced
+            hit = self.store.artifacts.has(ref) and not forced
             seconds = None if hit else self._costs.estimate(ref.stage, spec, units)
             again = [other for other in before if other in self.parts and not self.parts[other].is_settled]
             self.parts[ref] = Planned(ref, hit, seconds, tuple(dict.fromkeys(other.stage for other in again)) if hit else ())

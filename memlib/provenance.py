@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 import memlib
 from memlib.identity import canonical_json
+from memlib.records import FileRecord
 
 LIBRARIES = ("torch", "torchvision", "numpy", "scipy", "pyarrow", "faiss-cpu", "faiss-gpu", "ray", "prefect")
 SHOWN = (".html", ".png", ".svg", ".pdf")  # files for the eye, which no stage reads
@@ -149,7 +150,7 @@ def _git(folder: Path, *arguments: str) -> str:
     return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
 
-def content_digest(folder: Path, files: Mapping[str, Mapping[str, Any]], provenance: Mapping[str, Any]) -> str:
+def content_digest(folder: Path, files: Mapping[str, FileRecord], provenance: Mapping[str, Any]) -> str:
     """What an artifact says to those who read it: remade by the same code it is equal, though floats may be rounded.
 
     Exact for ids, labels and all else that is no float. Of floats it takes shape and type, with the version and the code of
@@ -160,7 +161,7 @@ def content_digest(folder: Path, files: Mapping[str, Mapping[str, Any]], provena
         files: their size and sha256 by name.
         provenance: version and code of the stage.
     """
-    found = {name: _content(folder / name, str(file["sha256"])) for name, file in files.items() if not name.endswith(SHOWN)}
+    found = {name: _content(folder / name, file.sha256) for name, file in files.items() if not name.endswith(SHOWN)}
     rounded = [provenance.get("version"), provenance.get("code")] if any(floats for _, floats in found.values()) else []
     said = [sorted((name, digest) for name, (digest, _) in found.items()), rounded]
     return hashlib.sha256(canonical_json(said).encode()).hexdigest()[:DIGEST_LENGTH]

@@ -84,7 +84,7 @@ def publish_audit(
     for name, file in report.files.items():
         path = f"runs/{run}/{name}"
         pages[name] = store.publish(path, report.path(name), secret=True)
-        published[path] = file["sha256"]
+        published[path] = file.sha256
     summary = scores.content["summary"].to_pylist()
     manifest = {
         "run": run,
@@ -126,8 +126,8 @@ def data_digest(artifacts: Iterable[AnyArtifact]) -> str:
     found = []
     for ref, store in {artifact.ref: artifact.store for artifact in artifacts}.items():
         if ref.stage in DATA_STAGES:
-            manifest = store.manifest(ref)
-            found.append([manifest["inputs"].get("source") or manifest["inputs"]["text"], manifest["spec"].get("source")])
+            manifest = store.artifacts.manifest(ref)
+            found.append([manifest.inputs.get("source") or manifest.inputs["text"], manifest.spec.get("source")])
     return hashlib.sha256(canonical_json(sorted(found, key=canonical_json)).encode()).hexdigest() if found else ""
 
 
@@ -145,7 +145,7 @@ def publish_run(store: Store, work: Work, manifest: dict[str, Any]) -> dict[str,
         "source": dict(source_state()),
     }
     whole = sealed(whole)
-    store.publish_bytes(f"runs/{run}/{MANIFEST}", json.dumps(whole, indent=1).encode())
+    store.publish(f"runs/{run}/{MANIFEST}", json.dumps(whole, indent=1).encode())
     publish_rows(store, [entry for entry in list_runs(store).entries if entry["run"] == run])
     return whole
 

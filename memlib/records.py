@@ -15,6 +15,7 @@ from typing_extensions import TypedDict
 
 from memlib.plain import plain
 
+MANIFEST = "manifest.json"  # of an artifact, a state to resume from, a run: it is written last, and names the rest
 MOST_BYTES = 256 * 2**20  # of any JSON file: beyond that it is none of ours
 NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 DIGEST = "digest"
@@ -84,16 +85,33 @@ class Metrics(Record):
 
 
 class ArtifactRecord(Record):
-    """The manifest of an artifact."""
+    """The manifest of an artifact.
+
+    Attributes:
+        attempt: whose files it is made of.
+        files: size and digest of each, by path.
+        version: of the stage's code; None of artifacts from before it was noted.
+        code: a digest of the stage's code.
+        spec: what the stage was configured by.
+        inputs: keys of what it read, by role.
+        facts: what the stage noted.
+        metrics: what it took.
+        reads: content digests of what it read, by key.
+        content: its own, see memlib.provenance.content_digest.
+        log: where what was printed is kept, below the store's root.
+    """
 
     attempt: Name
     files: Annotated[dict[Inside, FileRecord], Field(min_length=1)]
+    version: int | None = None
+    code: str | None = None
     spec: Any = None
     inputs: dict[str, Any] = Field(default_factory=dict)
     facts: dict[str, Any] = Field(default_factory=dict)
     metrics: Metrics = Field(default_factory=Metrics)
     reads: dict[str, str] = Field(default_factory=dict)
     content: str | None = None
+    log: str | None = None
 
 
 class ResumeRecord(Record):

@@ -46,14 +46,14 @@ class PlainRunner:
         """
         ref = stage.identity.ref
         self._known.add(ref)
-        if self._store.lookup(ref.stage, ref.key) is None:
+        if self._store.artifacts.lookup(ref.stage, ref.key) is None:
             record = stage.record(self._known.contents_of(self._store, stage.identity.inputs))
-            with self._store.write(ref, **record) as attempt:
+            with self._store.artifacts.write(ref, **record) as attempt:
                 attempt.warn = self.warn
                 stage.write(attempt, self._device)
             self._work.computed.append(str(ref))
             return Artifact(self._store, ref, type(stage))
-        if changed := self._known.changed_since(self._store, self._store.manifest(ref)):
+        if changed := self._known.changed_since(self._store, self._store.artifacts.manifest(ref)):
             raise RunError(f"{ref} was made from another {changed[0]}, which was made again since; discard it in the store")
         self._work.reused.append(str(ref))
         return Artifact(self._store, ref, type(stage))

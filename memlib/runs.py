@@ -17,7 +17,7 @@ import pyarrow as pa
 from memlib.errors import CorruptArtifact, RunError, UserError
 from memlib.identity import canonical_json, content_key
 from memlib.private import scratch
-from memlib.records import NAME, ArtifactRecord, RunRecord, Unreadable, parse_index, parsed
+from memlib.records import NAME, ArtifactRecord, RunRecord, Unreadable, parse, parse_index, parsed
 from memlib.specs.base import whereabouts_of
 from memlib.store import MANIFEST, Ref, Store
 from memlib.tables import RUNS, write_table
@@ -130,7 +130,7 @@ def _write_index(store: Store, entries: Mapping[str, Mapping[str, Any]]) -> None
         brief[name] = {**entry, **more}
     with contextlib.suppress(OSError, RunError, UserError):
         text = json.dumps({"format": FORMAT, "refs": list(places), "entries": brief})
-        store.publish_bytes(INDEX, text.encode(), secret=True)
+        store.publish(INDEX, text.encode(), secret=True)
 
 
 def read_run(store: Store, name: str) -> dict[str, Any]:
@@ -182,17 +182,16 @@ def pins_of(store: Store, refs: Iterable[Ref]) -> dict[str, dict[str, str]]:
     for start in range(0, len(paths), BATCH):
         for path, content in store.published_together(list(paths)[start : start + BATCH]).items():
             with contextlib.suppress(Unreadable):
-                manifest = parsed(ArtifactRecord, content)
-                found[str(paths[path])] = pin_of(manifest)
+                found[str(paths[path])] = pin_of(parse(ArtifactRecord, content))
     return dict(sorted(found.items()))
 
 
-def pin_of(manifest: Mapping[str, Any]) -> dict[str, str]:
+def pin_of(manifest: ArtifactRecord) -> dict[str, str]:
     """Which attempt at an artifact that is, a digest of its files, and one of its facts but for who made it."""
-    files = {name: file["sha256"] for name, file in manifest["files"].items()}
-    facts = {name: value for name, value in manifest["facts"].items() if name != "worker"}
+    files = {name: file.sha256 for name, file in manifest.files.items()}
+    facts = {name: value for name, value in manifest.facts.items() if name != "worker"}
     return {
-        "attempt": manifest["attempt"],
+        "attempt": manifest.attempt,
         "files": hashlib.sha256(canonical_json(files).encode()).hexdigest(),
         "facts": hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest(),
     }

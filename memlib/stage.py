@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Typ
 from memlib.errors import CorruptArtifact
 from memlib.identity import content_key
 from memlib.provenance import Declared
+from memlib.records import ArtifactRecord, FileRecord
 from memlib.store import Attempt, Facts, Ref, Store
 
 if TYPE_CHECKING:
@@ -49,10 +50,10 @@ class Identity:
     inputs: Mapping[str, Any]
 
     @classmethod
-    def recorded(cls, ref: Ref, manifest: Mapping[str, Any]) -> Identity | None:
+    def recorded(cls, ref: Ref, manifest: ArtifactRecord) -> Identity | None:
         """Return the identity that a manifest records; None where it is from before versions were recorded."""
-        version = manifest.get("version")
-        return None if version is None else cls(ref.stage, version, manifest["spec"], manifest["inputs"])
+        version = manifest.version
+        return None if version is None else cls(ref.stage, version, manifest.spec, manifest.inputs)
 
     @property
     def ref(self) -> Ref:
@@ -102,14 +103,12 @@ class Artifact(Generic[Out]):
     @property
     def facts(self) -> Facts:
         """What its stage noted about the work."""
-        found: Facts = self.store.manifest(self.ref)["facts"]
-        return found
+        return Facts(self.store.artifacts.manifest(self.ref).facts, self.ref)
 
     @property
-    def files(self) -> Mapping[str, Any]:
+    def files(self) -> Mapping[str, FileRecord]:
         """Size and digest of its files, by name."""
-        found: Mapping[str, Any] = self.store.manifest(self.ref)["files"]
-        return found
+        return self.store.artifacts.manifest(self.ref).files
 
     def seen_as(self, stage: type[Stage[Other]]) -> Artifact[Other]:
         """Return the same artifact as that of another stage, whose files it also has."""
@@ -117,7 +116,7 @@ class Artifact(Generic[Out]):
 
     def path(self, name: str) -> Path:
         """Return a local file with the verified bytes of one of its files, safe to memory-map."""
-        return self.store.local_path(self.ref, name)
+        return self.store.artifacts.local_path(self.ref, name)
 
 
 class Stage(ABC, Generic[Out]):
@@ -258,15 +257,15 @@ class Known:
         found = {ref.key: self._content_of(store, ref) for ref in self.named_in(inputs)}
         return {key: content for key, content in found.items() if content is not None}
 
-    def changed_since(self, store: Store, manifest: Mapping[str, Any]) -> list[Ref]:
+    def changed_since(self, store: Store, manifest: ArtifactRecord) -> list[Ref]:
         """Return artifacts of this run that an artifact was made from, and which hold something else now."""
-        known = [(self._refs[key], content) for key, content in manifest["reads"].items() if key in self._refs]
+        known = [(self._refs[key], content) for key, content in manifest.reads.items() if key in self._refs]
         return [ref for ref, content in known if self._content_of(store, ref) not in (None, content)]
 
     def _content_of(self, store: Store, ref: Ref) -> str | None:
         if ref.key not in self._contents:
             try:
-                content = store.manifest(ref)["content"]
+                content = store.artifacts.manifest(ref).content
             except CorruptArtifact:  # not there (yet), or not to be trusted
                 return None
             if content is None:

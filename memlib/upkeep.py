@@ -64,7 +64,7 @@ def metrics_by_stage(store: Store, run: Mapping[str, Any]) -> list[dict[str, Any
     rows: dict[str, dict[str, Any]] = {}
     for ref in sorted(refs_of(run), key=str):
         with contextlib.suppress(CorruptArtifact):
-            taken = store.manifest(ref)["metrics"]
+            taken = store.artifacts.manifest(ref).metrics.model_dump()
             row = rows.setdefault(ref.stage, {"stage": ref.stage, "artifacts": 0})
             row["artifacts"] += 1
             for name in SUMMED:
@@ -272,7 +272,7 @@ def _of_artifact(
     named = None
     if whole and len(attempts) > 2:  # else there is only one
         with contextlib.suppress(CorruptArtifact):  # the next run that needs it makes it anew
-            named = str(store.manifest(ref)["attempt"])
+            named = str(store.artifacts.manifest(ref).attempt)
     base = f"artifacts/{ref.stage}/{ref.key}"
     if whole and ref not in wanted and max(when for _, when in files.values()) < whole_before:
         yield Garbage("artifact", base, sum(size for size, _ in files.values()))

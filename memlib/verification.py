@@ -19,7 +19,7 @@ from memlib.audits import published_tables
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError, UserError
 from memlib.findings import verdict_of
 from memlib.identity import canonical_json
-from memlib.records import DIGEST, SignatureRecord, Unreadable, parsed
+from memlib.records import DIGEST, ArtifactRecord, SignatureRecord, Unreadable, parsed
 from memlib.runs import asks_digest, findings_of, pin_of, results_path, run_name
 from memlib.stage import Identity
 from memlib.store import Ref, Store
@@ -47,15 +47,15 @@ def check_artifacts(store: Store, refs: Iterable[Ref]) -> Iterator[Problem]:
     """Compares every byte of artifacts, read where they are, with what was committed, and keys with what they stand for."""
     for ref in refs:
         try:
-            manifest = store.manifest(ref)
-            problems = [*store.problems(ref), *_unlike_its_key(ref, manifest)]
+            manifest = store.artifacts.manifest(ref)
+            problems = [*store.artifacts.problems(ref), *_unlike_its_key(ref, manifest)]
         except CorruptArtifact as error:
             problems = [str(error)]
         for problem in problems:
             yield Problem(str(ref), problem)
 
 
-def _unlike_its_key(ref: Ref, manifest: Mapping[str, Any]) -> Iterator[str]:
+def _unlike_its_key(ref: Ref, manifest: ArtifactRecord) -> Iterator[str]:
     """The key is a digest of stage, version, spec and inputs; of artifacts from before versions were noted nobody knows."""
     try:
         identity = Identity.recorded(ref, manifest)
@@ -82,7 +82,7 @@ def check_run(store: Store, run: Mapping[str, Any], rows: Mapping[str, Mapping[s
     for ref_name, pin in run["pins"].items():
         stage, _, key = ref_name.rpartition("/")
         try:
-            found = store.manifest(Ref(stage, key))
+            found = store.artifacts.manifest(Ref(stage, key))
         except MissingArtifact:
             yield Problem(ref_name, "is not there any more")
             continue
@@ -117,7 +117,7 @@ def _unlike_itself(store: Store, run: Mapping[str, Any]) -> Iterator[str]:
         yield "its name is not that of its recipe and scores"
     try:
         scores = Ref(stage, key)
-        summary = pq.read_table(store.local_path(scores, SUMMARY_FILE))
+        summary = pq.read_table(store.artifacts.local_path(scores, SUMMARY_FILE))
     except CorruptArtifact as error:
         yield f"its findings cannot be checked: {error}"
         return
@@ -155,7 +155,7 @@ def _same_table(store: Store, path: str, scores: Ref, name: str) -> bool:
         return True  # named as missing
     try:
         said = pq.read_table(pa.BufferReader(content))
-        expected = pq.read_table(store.local_path(scores, name)).select(said.column_names)
+        expected = pq.read_table(store.artifacts.local_path(scores, name)).select(said.column_names)
     except (pa.ArrowException, OSError, KeyError, ValueError):
         return False
     if said.num_rows != expected.num_rows:
@@ -217,7 +217,7 @@ def sign(store: Store, run: Mapping[str, Any], key: Path) -> str:
         raise UserError(f"{key} holds another kind of key; openssl genpkey -algorithm ed25519 makes the right one")
     signature = base64.b64encode(private.sign(_signed(run))).decode()
     record = {"algorithm": "Ed25519", "run": run["run"], "manifest": run[DIGEST], "signature": signature}
-    return store.publish_bytes(f"runs/{run['run']}/{SIGNATURE}", canonical_json(record).encode())
+    return store.publish(f"runs/{run['run']}/{SIGNATURE}", canonical_json(record).encode())
 
 
 def check_signature(store: Store, run: Mapping[str, Any], trusted: Path) -> Iterator[Problem]:

@@ -85,7 +85,7 @@ class Journal:
             self._due = time.monotonic() + self._seconds
             text = json.dumps(self._status | {"updated": time.time()}, indent=1)
         try:
-            self._store.publish_bytes(f"{STATUS}/{self._run}.json", text.encode(), secret=True)
+            self._store.publish(f"{STATUS}/{self._run}.json", text.encode(), secret=True)
         except (StoreUnreachable, StoreRefused):
             self._due = time.monotonic() + OUTAGE_SECONDS  # the run has worse to do than to try this again and again
         except OSError:

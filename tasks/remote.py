@@ -18,14 +18,14 @@ def compute_there(
     store: Store, ref: Ref, record: Mapping[str, Any], compute: Callable[[Attempt, torch.device], None], threads: int
 ) -> None:
     """Fills an artifact that is not there; what it makes goes to the store from there, and so does what it prints."""
-    if store.has(ref):
+    if store.artifacts.has(ref):
         return  # by another driver meanwhile, or by a worker that was lost before it could say so
     import ray  # here, as who imports this module may still have to say how Ray is to start
 
     granted = bool(ray.get_runtime_context().get_accelerator_ids().get("GPU"))  # Ray hides none from who asked for none
     device = torch.device("cuda" if granted and torch.cuda.is_available() else "cpu")
     torch.set_num_threads(threads)
-    with log_kept(store, ref), store.write(ref, **record) as attempt:
+    with log_kept(store, ref), store.artifacts.write(ref, **record) as attempt:
         attempt.facts["worker"] = whereabouts()
         compute(attempt, device)
 
@@ -44,7 +44,7 @@ def log_kept(store: Store, ref: Ref) -> Iterator[None]:
                 raise
             path = None
             with contextlib.suppress(Exception):  # the error matters more than its log
-                path = store.keep_log(ref, f"failed-{uuid.uuid4().hex[:12]}")
+                path = store.artifacts.keep_log(ref, f"failed-{uuid.uuid4().hex[:12]}")
             if path is None or not said or isinstance(error, CorruptArtifact):
                 raise
             kind = UserError if isinstance(error, UserError) else RunError

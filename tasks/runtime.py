@@ -82,11 +82,11 @@ class Context:
 
     def changed_inputs(self, ref: Ref) -> list[Ref]:
         """Artifacts of this run that an artifact was made from, and which hold something else now."""
-        return self.shared.known.changed_since(self.store, self.store.manifest(ref))
+        return self.shared.known.changed_since(self.store, self.store.artifacts.manifest(ref))
 
     def discard(self, ref: Ref) -> None:
         """Takes an artifact out of the store; its content is not known before it is made again."""
-        self.store.discard(ref)
+        self.store.artifacts.discard(ref)
         self.shared.known.forget_content(ref)
 
     def say(self, text: str) -> None:

@@ -158,13 +158,13 @@ def committed(context: Context, ref: Ref, kind: type[AnyStage]) -> bool:
     if ref.stage_name in context.forced and ref not in context.shared.renewed:
         context.shared.renewed.add(ref)
         context.discard(ref)
-        context.store.drop_resume(ref.key)
+        context.store.resume.drop(ref.key)
         return False
     try:
-        found = context.store.lookup(ref.stage, ref.key)
+        found = context.store.artifacts.lookup(ref.stage, ref.key)
     except CorruptArtifact as damage:
         if not _is_damaged(context.store, ref):
-            return context.store.lookup(ref.stage, ref.key) is not None  # another driver has made it anew meanwhile
+            return context.store.artifacts.lookup(ref.stage, ref.key) is not None  # another driver has made it anew meanwhile
         context.warn(f"{damage}; computing it again")
         context.discard(ref)
         return False
@@ -178,7 +178,7 @@ def committed(context: Context, ref: Ref, kind: type[AnyStage]) -> bool:
         raise RunError(f"{said}, which was made again since; --cascade trains it again, and all that comes after")
     context.warn(f"{said}, which was made again since; computing it again")
     context.discard(ref)
-    context.store.drop_resume(ref.key)
+    context.store.resume.drop(ref.key)
     return False
 
 
@@ -193,7 +193,7 @@ def _compute(context: Context, kind: type[AnyStage], missing: Mapping[Ref, AnySt
     else:
         for ref, stage in missing.items():
             record = record_of(context, stage)
-            with context.counter(kind.declared.name) as progress, context.store.write(ref, **record) as attempt:
+            with context.counter(kind.declared.name) as progress, context.store.artifacts.write(ref, **record) as attempt:
                 attempt.progress, attempt.warn = progress, context.warn
                 stage.write(attempt, context.device)
 
@@ -222,7 +222,7 @@ def _note_code(context: Context, ref: Ref, kind: type[AnyStage]) -> None:
     if declared.name in context.shared.old_code:
         return
     with contextlib.suppress(CorruptArtifact):
-        code = context.store.manifest(ref).get("code")
+        code = context.store.artifacts.manifest(ref).code
         if code is None or code == declared.code:
             return
         context.shared.old_code.add(declared.name)
@@ -254,7 +254,7 @@ def _at_work(context: Context, refs: Sequence[Ref]) -> Iterator[None]:
 def _is_damaged(store: Store, ref: Ref) -> bool:
     """Whether it still is: another cell or driver may have made it anew since it was read."""
     try:
-        return bool(store.problems(ref))
+        return bool(store.artifacts.problems(ref))
     except MissingArtifact:
         return False
     except CorruptArtifact:
@@ -268,5 +268,5 @@ def _nodes_near(context: Context, stages: Sequence[AnyStage]) -> list[str | None
     if context.store.is_local or context.resources.ray_address is None:
         return [None] * len(stages)
     refs = [stage.near for stage in stages]
-    made = {ref: context.store.manifest(ref)["facts"].get("worker", {}) for ref in set(refs) if ref is not None}
+    made = {ref: context.store.artifacts.manifest(ref).facts.get("worker", {}) for ref in set(refs) if ref is not None}
     return [None if ref is None else made[ref].get("node_id") for ref in refs]

@@ -38,7 +38,9 @@ def train_missing(context: Context, missing: Mapping[Ref, AnyStage]) -> None:
     device = torch.device("cpu" if context.resources.gpu is False else "cuda")
     check_jobs(jobs, Worker(world_size=context.resources.workers_per_model, device=device))
     train_on_ray(context, jobs)
-    lost = [job.name for ref, job in zip(missing, jobs, strict=True) if context.store.lookup(ref.stage, ref.key) is None]
+    lost = [
+        job.name for ref, job in zip(missing, jobs, strict=True) if context.store.artifacts.lookup(ref.stage, ref.key) is None
+    ]
     if lost:
         raise RunError(f"training ended without {', '.join(lost)}; run the same command again")
 

@@ -1,5 +1,9 @@
 """The store of artifacts, results and runs."""
 
-from memlib.store.core import KEPT_RESUME_STATES, MANIFEST, MARKER, Attempt, Facts, Ref, Store
+from memlib.records import MANIFEST
+from memlib.store.place import MARKER
+from memlib.store.refs import Attempt, Facts, Ref
+from memlib.store.resume import KEPT_RESUME_STATES
+from memlib.store.store import Store
 
 __all__ = ["KEPT_RESUME_STATES", "MANIFEST", "MARKER", "Attempt", "Facts", "Ref", "Store"]

@@ -6,9 +6,9 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from memlib.private import PRIVATE, make_folder, write_file
+from memlib.records import FileRecord
 
 FETCH_SECONDS = 86_400.0  # no copy of a file is under way for so long
 
@@ -24,14 +24,14 @@ class Copies:
     def __init__(self, folder: Path, most_bytes: int) -> None:
         self.folder, self._most_bytes = folder, most_bytes
 
-    def path(self, expected: Mapping[str, Any]) -> Path:
+    def path(self, expected: FileRecord) -> Path:
         """Where the copy of a file is, or would be."""
-        return self.folder / str(expected["sha256"])
+        return self.folder / expected.sha256
 
-    def fetch(self, get: Callable[[Path], None], expected: Mapping[str, Any]) -> bool:
+    def fetch(self, get: Callable[[Path], None], expected: FileRecord) -> bool:
         """Has a file copied here by `get`; False when there is none (FileNotFoundError)."""
         make_folder(self.folder, PRIVATE.folder)
-        self.make_room(int(expected["size"]))
+        self.make_room(expected.size)
         part = self.folder / f"{uuid.uuid4().hex}.part"
         try:
             write_file(part, b"", PRIVATE.file)
@@ -43,18 +43,18 @@ class Copies:
             part.unlink(missing_ok=True)
         return True
 
-    def keep(self, folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
+    def keep(self, folder: Path, files: Mapping[str, FileRecord]) -> None:
         """What was made here need not be fetched again: moves it in, but for what the disk has no room for."""
         with contextlib.suppress(OSError):
             make_folder(self.folder, PRIVATE.folder)
-            self.make_room(sum(int(file["size"]) for file in files.values()))
+            self.make_room(sum(file.size for file in files.values()))
             for name, file in files.items():
                 part = self.folder / f"{uuid.uuid4().hex}.part"
                 (folder / name).chmod(PRIVATE.file)
                 shutil.move(folder / name, part)
                 part.replace(self.path(file))
 
-    def forget(self, expected: Mapping[str, Any]) -> None:
+    def forget(self, expected: FileRecord) -> None:
         """Drops a copy."""
         self.path(expected).unlink(missing_ok=True)
 

@@ -269,7 +269,7 @@ def train_into_store(
     """
     ref = job.identity.ref
     first = worker.rank == 0
-    if worker.share(first and job.store.lookup(ref.stage, ref.key) is not None):
+    if worker.share(first and job.store.artifacts.lookup(ref.stage, ref.key) is not None):
         return ref
     with measuring() as usage, scratch("train") as folder:
         run = _Run(job, ref, worker, folder, resume_seconds, progress)
@@ -331,11 +331,11 @@ class _Run:
 
     def train(self) -> None:
         state = None
-        if self.worker.rank == 0 and self.store.load_resume(self.ref.key, self.folder):
+        if self.worker.rank == 0 and self.store.resume.load(self.ref.key, self.folder):
             try:
                 state = load_resume_state(self.folder)
             except CorruptArtifact:  # whole, but not written by us
-                self.store.drop_resume(self.ref.key)
+                self.store.resume.drop(self.ref.key)
         state = self.worker.share(state)  # the first worker decides, so that all start from the same step
         if state is not None:
             self.training.load_state(state["training"])
@@ -387,7 +387,7 @@ class _Run:
         seconds = self.seconds + time.monotonic() - self.started
         state = {"training": self.training.state(), "history": self.history, "seconds": seconds}
         save_resume_state(state, self.folder)
-        self.store.save_resume(self.ref.key, self.training.step, self.folder)
+        self.store.resume.save(self.ref.key, self.training.step, self.folder)
         self.saved = time.monotonic()
 
     def commit(self, where: Mapping[str, Any] | None) -> str | None:
@@ -398,7 +398,7 @@ class _Run:
             if self.job.parent is not None:
                 known.add(self.job.parent.ref)
             record = self.job.record(known.contents_of(self.store, self.job.identity.inputs))
-            with self.store.write(self.ref, **record) as attempt:
+            with self.store.artifacts.write(self.ref, **record) as attempt:
                 self.fill(attempt)
                 attempt.facts["worker"] = dict(where or {})
         except (OSError, RunError) as error:

@@ -46,23 +46,23 @@ def store(bucket: str, tmp_path: Path) -> Store:
 
 def test_artifacts_are_committed_once_and_damage_is_found(store: Store, tmp_path: Path) -> None:
     store.check_writable()
-    assert store.lookup(REF.stage, REF.key) is None
-    with store.write(REF) as slow:
+    assert store.artifacts.lookup(REF.stage, REF.key) is None
+    with store.artifacts.write(REF) as slow:
         slow.path("sub/data.bin").write_bytes(b"slow")
-        with store.write(REF) as fast:
+        with store.artifacts.write(REF) as fast:
             fast.path("sub/data.bin").write_bytes(b"fast")
     other = pickle.loads(pickle.dumps(store))
-    assert other.lookup(REF.stage, REF.key) == REF
-    assert other.local_path(REF, "sub/data.bin").read_bytes() == b"fast"
-    names = [name.rpartition("/")[2] for name in store._fs.find(store._root)]
+    assert other.artifacts.lookup(REF.stage, REF.key) == REF
+    assert other.artifacts.local_path(REF, "sub/data.bin").read_bytes() == b"fast"
+    names = [name.rpartition("/")[2] for name in store.file_system.find(store.root)]
     assert sorted(names) == ["data.bin", "manifest.json", "memlib-store.json"]
-    data = next(name for name in store._fs.find(store._root) if name.endswith("data.bin"))
-    store._fs.pipe_file(data, b"FAST")
+    data = next(name for name in store.file_system.find(store.root) if name.endswith("data.bin"))
+    store.file_system.pipe_file(data, b"FAST")
     fresh = Store(store.uri, cache=str(tmp_path / "other"))
     with pytest.raises(CorruptArtifact, match="damaged"):
-        fresh.lookup(REF.stage, REF.key)
-    fresh.discard(REF)
-    assert fresh.lookup(REF.stage, REF.key) is None
+        fresh.artifacts.lookup(REF.stage, REF.key)
+    fresh.artifacts.discard(REF)
+    assert fresh.artifacts.lookup(REF.stage, REF.key) is None
 
 
 def test_states_to_resume_from_and_runs(store: Store, tmp_path: Path) -> None:
@@ -71,12 +71,12 @@ def test_states_to_resume_from_and_runs(store: Store, tmp_path: Path) -> None:
     copy.mkdir()
     for step in (1, 2, 3):
         (state / "state.pt").write_bytes(b"%d" % step)
-        store.save_resume("key", step, state)
-    assert store.load_resume("key", copy)
+        store.resume.save("key", step, state)
+    assert store.resume.load("key", copy)
     assert (copy / "state.pt").read_bytes() == b"3"
-    assert len(store._listing(store._at("resume", "key"))) == 2
-    store.drop_resume("key")
-    assert not store.load_resume("key", copy)
+    assert len(store.names("resume/key")) == 2
+    store.resume.drop("key")
+    assert not store.resume.load("key", copy)
     finding = {"metric": "m", "params": "{}", "value": 1.0, "p_value": None}
     text = json.dumps({"run": "r", "audit": "exposure", "title": "t", "findings": [finding], "finished": 1})
     (tmp_path / "manifest.json").write_text(text)
@@ -90,35 +90,37 @@ def test_states_to_resume_from_and_runs(store: Store, tmp_path: Path) -> None:
 def test_large_files_come_back_as_they_were(store: Store, size: int, parts: str) -> None:
     """s3fs sends what is less than 100 MiB as one, and the rest in parts of 50 MiB; S3 counts them in the ETag."""
     data = os.urandom(2**20) * (size // 2**20)
-    with store.write(REF) as attempt:
+    with store.artifacts.write(REF) as attempt:
         attempt.path("large.bin").write_bytes(data)
-    assert store.lookup(REF.stage, REF.key) == REF
-    assert store.problems(REF) == []
-    with open(store.local_path(REF, "large.bin"), "rb") as file:
+    assert store.artifacts.lookup(REF.stage, REF.key) == REF
+    assert store.artifacts.problems(REF) == []
+    with open(store.artifacts.local_path(REF, "large.bin"), "rb") as file:
         assert hashlib.file_digest(file, "sha256").digest() == hashlib.sha256(data).digest()
-    (remote,) = (name for name in store._fs.find(store._root) if name.endswith("large.bin"))
-    assert store._fs.info(remote)["ETag"].strip('"')[32:] == parts
+    (remote,) = (name for name in store.file_system.find(store.root) if name.endswith("large.bin"))
+    assert store.file_system.info(remote)["ETag"].strip('"')[32:] == parts
 
 
 def test_a_stream_of_60_mib_goes_in_parts(store: Store) -> None:
     data = os.urandom(2**20) * 60
-    with store._fs.open(store._at("stream.bin"), "wb") as file:
+    with store.file_system.open(store.backend.at("stream.bin"), "wb") as file:
         for start in range(0, len(data), 2**20):
             file.write(data[start : start + 2**20])
-    assert store._fs.info(store._at("stream.bin"))["ETag"].strip('"')[32:] == "-2"
-    assert hashlib.sha256(store._fs.cat_file(store._at("stream.bin"))).digest() == hashlib.sha256(data).digest()
+    assert store.file_system.info(store.backend.at("stream.bin"))["ETag"].strip('"')[32:] == "-2"
+    assert (
+        hashlib.sha256(store.file_system.cat_file(store.backend.at("stream.bin"))).digest() == hashlib.sha256(data).digest()
+    )
 
 
 def test_what_was_committed_outlives_the_server(store: Store, swift: SwiftServer, tmp_path: Path) -> None:
-    with store.write(REF) as attempt:
+    with store.artifacts.write(REF) as attempt:
         attempt.path("data.bin").write_bytes(b"data")
     endpoint = swift.endpoint
     swift.stop()
     swift.start()
     assert swift.endpoint == endpoint
     fresh = Store(store.uri, cache=str(tmp_path / "other"))
-    assert fresh.lookup(REF.stage, REF.key) == REF
-    assert fresh.local_path(REF, "data.bin").read_bytes() == b"data"
+    assert fresh.artifacts.lookup(REF.stage, REF.key) == REF
+    assert fresh.artifacts.local_path(REF, "data.bin").read_bytes() == b"data"
 
 
 def test_a_wrong_secret_and_a_missing_bucket_are_named(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ def recipe() -> Recipe:
 def test_what_did_not_end_is_left(store: Store, ended: BaseException | None, computed: list[str], left: int) -> None:
     try:
         with announced(store, "exposure", recipe(), Resources(), computed) as run:
-            store.publish_bytes(f"requests/{run}.json.0123.part", b'{"run": ')  # of a killed driver, before tmp/ was there
+            store.publish(f"requests/{run}.json.0123.part", b'{"run": ')  # of a killed driver, before tmp/ was there
             with announced(store, "exposure", recipe(), Resources(), []):
                 assert len(unfinished(store)) == 1  # a second driver of the same run
             assert len(unfinished(store)) == 1  # whose end does not take the first one's note away
@@ -63,7 +63,7 @@ def test_the_notes_of_drivers_that_died_go_with_the_run_that_ends_well(store: St
     for process, stays in ((2**22 + 7, False), (1, True)):  # beyond every process; init
         path = note()
         said = json.loads(store.published(path) or b"")
-        store.publish_bytes(path, json.dumps(said | {"pid": process}).encode())
+        store.publish(path, json.dumps(said | {"pid": process}).encode())
         with announced(store, "exposure", recipe(), Resources(), []):
             pass
         assert (path in store.listing("requests")) is stays

@@ -37,7 +37,7 @@ def as_in_a_terminal() -> None:
 def start(folder: Path, body: str) -> subprocess.Popen[str]:
     store = Store(str(folder / "store"))
     status = {"run": "0123456789ab", "state": "running", "updated": 1.0, "stages": {}}
-    store.publish_bytes("status/0123456789ab.json", json.dumps(status).encode())
+    store.publish("status/0123456789ab.json", json.dumps(status).encode())
     script = SCRIPT.format(store=store.uri, body=body)
     return subprocess.Popen(
         [sys.executable, "-c", script],

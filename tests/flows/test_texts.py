@@ -55,7 +55,7 @@ def test_what_a_store_says_reaches_no_terminal_as_a_command(tmp_path: Path, caps
     store = Store(str(tmp_path / "store"))
     finding = {"metric": "m\x1b[2J", "params": "{}", "value": 1.0, "p_value": None, "verdict": "x\x1b]0;t\x07"}
     run = {"run": "r1", "audit": "exposure", "title": "\x1b[31mred\ud800", "findings": [finding], "finished": 1.0}
-    store.publish_bytes("runs/r1/manifest.json", json.dumps(run).encode())
+    store.publish("runs/r1/manifest.json", json.dumps(run).encode())
     assert main(["runs", "--store", store.uri]) == 0
     assert main(["show", "r1", "--store", store.uri]) == 0
     said = capsys.readouterr()

@@ -340,7 +340,7 @@ def of_store(root: Path) -> Iterator[Reader]:
         "manifests of artifacts", "json", [before[p] for p in manifests], reading(manifests, "any", checked=False), 4
     )
     kinds = {".parquet": "parquet", ".npy": "npy", ".npz": "npz", ".json": "json", ".safetensors": "safetensors"}
-    files = [(ref, name) for ref in committed(store) for name in store.manifest(ref)["files"]]
+    files = [(ref, name) for ref in committed(store) for name in store.artifacts.manifest(ref).files]
     for suffix, kind in kinds.items():
         mine = [(ref, name) for ref, name in files if name.endswith(suffix)]
         if mine:
@@ -352,12 +352,12 @@ def _artifacts(
 ) -> tuple[list[bytes], Callable[[int, bytes], object]]:
     """Files of artifacts: whatever is changed in them is noticed before anything reads them."""
     store = Store(str(root))
-    paths = [Path(store.local_path(ref, name)) for ref, name in files]
+    paths = [Path(store.artifacts.local_path(ref, name)) for ref, name in files]
 
     def read(place: int, content: bytes) -> None:
         paths[place].write_bytes(content)
         try:
-            Store(str(root)).local_path(*files[place])
+            Store(str(root)).artifacts.local_path(*files[place])
         except CorruptArtifact:
             raise
         else:

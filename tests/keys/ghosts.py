@@ -115,8 +115,8 @@ class GhostRunner:
         self.refs.add(ref)
         if isinstance(stage, PageStage):
             self.runs.append(stage.run)
-        if self.store.lookup(ref.stage, ref.key) is None:
-            with self.store.write(ref, **stage.record({})) as attempt:
+        if self.store.artifacts.lookup(ref.stage, ref.key) is None:
+            with self.store.artifacts.write(ref, **stage.record({})) as attempt:
                 self._fill(stage, attempt)
         return Artifact(self.store, ref, type(stage))
 

@@ -109,7 +109,7 @@ def test_what_a_store_asks_for_is_not_run(mark: Path, tmp_path: Path, capsys: py
     store = Store(str(tmp_path / "store"))
     content = yaml.safe_load(recipe(tmp_path).read_text())
     note = {"run": "0" * 12, "audit": "deja-vu", "title": "t", "started": 1.0, "recipe": content, "finished": None}
-    store.publish_bytes(f"requests/{'0' * 12}.json", json.dumps(note).encode())
+    store.publish(f"requests/{'0' * 12}.json", json.dumps(note).encode())
     assert main(["resume", "000", "--store", store.uri]) == 2
     said = capsys.readouterr().err
     assert "planted:make, that this machine does not run" in said

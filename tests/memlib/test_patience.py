@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError
 
-from memlib import patience
 from memlib.errors import StoreRefused, StoreUnreachable
-from memlib.patience import PatientFileSystem
+from memlib.store import patience
+from memlib.store.patience import PatientFileSystem
 
 
 def answered(code: str, status: int) -> OSError:

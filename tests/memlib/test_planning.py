@@ -17,7 +17,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def commit(store: Store, ref: Ref, spec: object, seconds: float, units: float) -> None:
-    with store.write(ref, spec=spec, units=units) as attempt:
+    with store.artifacts.write(ref, spec=spec, units=units) as attempt:
         attempt.path("a").write_text("a")
     file = Path(store.uri) / "artifacts" / str(ref) / "manifest.json"
     manifest = json.loads(file.read_text())
@@ -44,7 +44,7 @@ def test_a_plan_says_what_is_there_and_where_it_cannot_look_further(store: Store
         plan.note(there, {}, 1)
         plan.note(there, {}, 1)
         plan.note(absent, {}, 1)
-        store.local_path(absent, "splits.parquet")
+        store.artifacts.local_path(absent, "splits.parquet")
     assert [(part.ref, part.hit) for part in plan.parts.values()] == [(there, True), (absent, False)]
     assert plan.blocked == {absent: ("train", "report")}
     with plan.following(("decode", "report")):  # another flow, which gets to its end
@@ -59,5 +59,5 @@ def test_a_plan_says_what_is_there_and_where_it_cannot_look_further(store: Store
 
 def test_what_is_missing_says_which_it_is(store: Store) -> None:
     with pytest.raises(MissingArtifact) as missing:
-        store.manifest(Ref("train", "0" * 32))
+        store.artifacts.manifest(Ref("train", "0" * 32))
     assert missing.value.ref == Ref("train", "0" * 32)

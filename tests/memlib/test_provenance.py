@@ -13,12 +13,13 @@ import torch
 
 from memlib.identity import file_digest
 from memlib.provenance import content_digest, software, source_state
+from memlib.records import FileRecord
 
 CODE = {"version": 1, "code": "a"}
 
 
 def digest(folder: Path, said: dict[str, Any] = CODE) -> str:
-    files = {path.name: {"sha256": file_digest(path)} for path in folder.iterdir()}
+    files = {path.name: FileRecord(size=path.stat().st_size, sha256=file_digest(path)) for path in folder.iterdir()}
     return content_digest(folder, files, said)
 
 

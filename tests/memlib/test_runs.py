@@ -22,7 +22,7 @@ def manifest(run: str, finished: float = 1.0, **more: Any) -> dict[str, Any]:
 
 def put(store: Store, run: str, content: Any) -> None:
     data = content if isinstance(content, bytes) else json.dumps(content).encode()
-    store.publish_bytes(f"runs/{run}/manifest.json", data)
+    store.publish(f"runs/{run}/manifest.json", data)
 
 
 def test_runs_are_listed_newest_first_and_what_cannot_be_read_is_named(store: Store) -> None:
@@ -32,8 +32,8 @@ def test_runs_are_listed_newest_first_and_what_cannot_be_read_is_named(store: St
     put(store, "empty", b"")
     put(store, "copied", manifest("r1"))
     put(store, "deep", b"[" * 100_000)
-    store.publish_bytes("runs/half/report.html", b"of a run that was killed before its manifest")
-    store.publish_bytes("runs/notes.txt", b"mine")
+    store.publish("runs/half/report.html", b"of a run that was killed before its manifest")
+    store.publish("runs/notes.txt", b"mine")
     found = list_runs(store)
     assert [run["run"] for run in found.entries] == ["r2", "r1"]
     assert set(found.damaged) == {"foreign", "empty", "copied", "deep"}
@@ -86,7 +86,7 @@ def test_an_index_that_is_as_new_as_the_runs_is_all_that_is_read(store: Store, m
 def test_an_index_that_is_damaged_is_made_again(store: Store, index: bytes) -> None:
     put(store, "r1", manifest("r1"))
     whole = list_runs(store)
-    store.publish_bytes(INDEX, index)
+    store.publish(INDEX, index)
     assert list_runs(store) == whole
     store.drop("index")
     assert list_runs(store) == whole

@@ -52,22 +52,22 @@ def png(value: int) -> bytes:
 def test_artifacts_on_s3(bucket: str, tmp_path: Path) -> None:
     store = Store(f"{bucket}/some/prefix", cache=str(tmp_path / "cache"))
     store.check_writable()
-    assert store.lookup(REF.stage, REF.key) is None
-    with store.write(REF) as slow:
+    assert store.artifacts.lookup(REF.stage, REF.key) is None
+    with store.artifacts.write(REF) as slow:
         slow.path("sub/data.bin").write_bytes(b"slow")
-        with store.write(REF) as fast:
+        with store.artifacts.write(REF) as fast:
             fast.path("sub/data.bin").write_bytes(b"fast")
     other = pickle.loads(pickle.dumps(store))
-    assert other.lookup(REF.stage, REF.key) == REF
-    assert other.local_path(REF, "sub/data.bin").read_bytes() == b"fast"
-    files = [name for name in store._fs.find(bucket) if name.endswith("data.bin")]
+    assert other.artifacts.lookup(REF.stage, REF.key) == REF
+    assert other.artifacts.local_path(REF, "sub/data.bin").read_bytes() == b"fast"
+    files = [name for name in store.file_system.find(bucket) if name.endswith("data.bin")]
     assert len(files) == 1
-    store._fs.pipe_file(files[0], b"FAST")
+    store.file_system.pipe_file(files[0], b"FAST")
     fresh = Store(f"{bucket}/some/prefix", cache=str(tmp_path / "other"))
     with pytest.raises(CorruptArtifact, match="damaged"):
-        fresh.lookup(REF.stage, REF.key)
-    fresh.discard(REF)
-    assert fresh.lookup(REF.stage, REF.key) is None
+        fresh.artifacts.lookup(REF.stage, REF.key)
+    fresh.artifacts.discard(REF)
+    assert fresh.artifacts.lookup(REF.stage, REF.key) is None
 
 
 def test_resume_states_and_runs_on_s3(bucket: str, tmp_path: Path) -> None:
@@ -77,14 +77,14 @@ def test_resume_states_and_runs_on_s3(bucket: str, tmp_path: Path) -> None:
     copy.mkdir()
     for step in (1, 2, 3):
         (state / "state.pt").write_bytes(b"%d" % step)
-        store.save_resume("key", step, state)
-    assert store.load_resume("key", copy)
+        store.resume.save("key", step, state)
+    assert store.resume.load("key", copy)
     assert (copy / "state.pt").read_bytes() == b"3"
-    store.drop_resume("key")
-    assert not store.load_resume("key", copy)
+    store.resume.drop("key")
+    assert not store.resume.load("key", copy)
     finding = {"metric": "m", "params": "{}", "value": 1.0, "p_value": None}
     manifest = {"run": "r", "audit": "exposure", "title": "t", "findings": [finding], "finished": 1}
-    uri = store.publish_bytes("runs/r/manifest.json", json.dumps(manifest).encode())
+    uri = store.publish("runs/r/manifest.json", json.dumps(manifest).encode())
     assert uri == f"{bucket}/runs/r/manifest.json"
     assert [run["run"] for run in list_runs(store).entries] == ["r"]
     assert store.mode == "private"

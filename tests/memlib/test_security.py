@@ -84,12 +84,12 @@ def test_a_manifest_cannot_have_files_read_from_elsewhere(tmp_path: Path) -> Non
     store = Store(str(tmp_path / "store"))
     ref = Ref("score", "0" * 32)
     (tmp_path / "outside").write_text("private")
-    with store.write(ref) as attempt:
+    with store.artifacts.write(ref) as attempt:
         attempt.path("a").write_text("a")
     file = tmp_path / "store/artifacts/score" / ref.key / "manifest.json"
     manifest = json.loads(file.read_text())
     for change in ({"attempt": "../../../.."}, {"files": {"../../../../outside": manifest["files"]["a"]}}, {"files": ["a"]}):
         file.write_text(json.dumps(manifest | change))
         with pytest.raises(CorruptArtifact):
-            store.local_path(ref, "a")
-        assert not store.has(ref)
+            store.artifacts.local_path(ref, "a")
+        assert not store.artifacts.has(ref)

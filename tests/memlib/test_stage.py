@@ -103,9 +103,9 @@ def test_what_is_hashed_is_what_the_manifest_records(runner: PlainRunner) -> Non
     stage = Sentence((word,))
     found = runner.run(stage)
     assert found.ref == Ref("sentence", content_key("sentence", version=1, spec={}, inputs={"words": [word.key]}))
-    manifest = runner.store.manifest(found.ref)
+    manifest = runner.store.artifacts.manifest(found.ref)
     assert Identity.recorded(found.ref, manifest) == stage.identity
-    assert manifest["metrics"]["units"] == 1.0
+    assert manifest.metrics.units == 1.0
     assert list(check_artifacts(runner.store, [word.ref, found.ref])) == []
     path = next(Path(runner.store.uri).glob("artifacts/sentence/*/manifest.json"))
     path.write_text(json.dumps(sealed({**json.loads(path.read_text()), "version": 2})))
@@ -116,8 +116,8 @@ def test_what_is_hashed_is_what_the_manifest_records(runner: PlainRunner) -> Non
 def test_what_was_made_from_something_else_is_not_taken(runner: PlainRunner) -> None:
     word = runner.run(Word("to"))
     runner.run(Sentence((word,)))
-    runner.store.discard(word.ref)
-    with runner.store.write(word.ref, **Word("to").record({})) as attempt:
+    runner.store.artifacts.discard(word.ref)
+    with runner.store.artifacts.write(word.ref, **Word("to").record({})) as attempt:
         attempt.path("word.txt").write_text("two")
     again = PlainRunner(runner.store)
     with pytest.raises(RunError, match="was made from another word/"):

@@ -15,67 +15,68 @@ from memlib.errors import CorruptArtifact, RunError, UserError
 from memlib.logs import recording
 from memlib.records import sealed
 from memlib.store import MARKER, Ref, Store
+from memlib.store.remote import Remote
 
 REF = Ref("decode", "0" * 32)
 
 
 def commit(store: Store, content: bytes = b"content", ref: Ref = REF) -> None:
-    with store.write(ref, spec={"a": 1}) as attempt:
+    with store.artifacts.write(ref, spec={"a": 1}) as attempt:
         attempt.path("data.bin").write_bytes(content)
         attempt.path("sub/more.txt").write_text("more")
 
 
 def stored(store: Store, name: str, ref: Ref = REF) -> str:
-    return f"{store._root}/artifacts/{ref.stage}/{ref.key}/{store.manifest(ref)['attempt']}/{name}"
+    return f"{store.root}/artifacts/{ref.stage}/{ref.key}/{store.artifacts.manifest(ref).attempt}/{name}"
 
 
 def test_what_was_committed_is_found_and_read(store: Store) -> None:
-    assert store.lookup(REF.stage, REF.key) is None
+    assert store.artifacts.lookup(REF.stage, REF.key) is None
     commit(store)
-    assert store.lookup(REF.stage, REF.key) == REF
-    assert store.local_path(REF, "data.bin").read_bytes() == b"content"
-    assert store.local_path(REF, "sub/more.txt").read_text() == "more"
-    assert store.manifest(REF)["spec"] == {"a": 1}
+    assert store.artifacts.lookup(REF.stage, REF.key) == REF
+    assert store.artifacts.local_path(REF, "data.bin").read_bytes() == b"content"
+    assert store.artifacts.local_path(REF, "sub/more.txt").read_text() == "more"
+    assert store.artifacts.manifest(REF).spec == {"a": 1}
 
 
 def test_an_attempt_that_fails_leaves_nothing(store: Store) -> None:
-    with pytest.raises(RuntimeError, match="halfway"), store.write(REF) as attempt:
+    with pytest.raises(RuntimeError, match="halfway"), store.artifacts.write(REF) as attempt:
         attempt.path("data.bin").write_bytes(b"half")
         raise RuntimeError("halfway")
-    assert store.lookup(REF.stage, REF.key) is None
-    assert not [name for name in store._fs.find(store._root) if "data.bin" in name]
+    assert store.artifacts.lookup(REF.stage, REF.key) is None
+    assert not [name for name in store.file_system.find(store.root) if "data.bin" in name]
 
 
 @pytest.mark.parametrize("damage", [b"CONTENT", b"cont", b""])
 def test_damaged_bytes_are_detected_and_named(store: Store, damage: bytes, tmp_path: Path) -> None:
     commit(store)
-    store._fs.pipe_file(stored(store, "data.bin"), damage)
+    store.file_system.pipe_file(stored(store, "data.bin"), damage)
     fresh = Store(store.uri, cache=str(tmp_path / "other"))  # another node, which has verified nothing yet
     with pytest.raises(CorruptArtifact, match=r"decode/0+.*data\.bin"):
-        fresh.lookup(REF.stage, REF.key)
-    fresh.discard(REF)
-    assert fresh.lookup(REF.stage, REF.key) is None
+        fresh.artifacts.lookup(REF.stage, REF.key)
+    fresh.artifacts.discard(REF)
+    assert fresh.artifacts.lookup(REF.stage, REF.key) is None
     commit(fresh)
-    assert fresh.local_path(REF, "data.bin").read_bytes() == b"content"
+    assert fresh.artifacts.local_path(REF, "data.bin").read_bytes() == b"content"
 
 
 def test_a_missing_file_and_half_a_manifest_are_damage(store: Store) -> None:
     commit(store)
-    store._fs.rm_file(stored(store, "data.bin"))
+    store.file_system.rm_file(stored(store, "data.bin"))
     with pytest.raises(CorruptArtifact, match="missing"):
-        store.lookup(REF.stage, REF.key)
-    store._fs.pipe_file(f"{store._root}/artifacts/{REF}/manifest.json", b'{"files": {')
+        store.artifacts.lookup(REF.stage, REF.key)
+    store.file_system.pipe_file(f"{store.root}/artifacts/{REF}/manifest.json", b'{"files": {')
     with pytest.raises(CorruptArtifact, match="manifest"):
-        store.lookup(REF.stage, REF.key)
+        store.artifacts.lookup(REF.stage, REF.key)
 
 
 def test_of_two_racing_writers_the_first_to_commit_wins_whole(store: Store) -> None:
-    with store.write(REF) as slow:
+    with store.artifacts.write(REF) as slow:
         slow.path("data.bin").write_bytes(b"slow")
-        with store.write(REF) as fast:
+        with store.artifacts.write(REF) as fast:
             fast.path("data.bin").write_bytes(b"fast")
-    assert store.local_path(REF, "data.bin").read_bytes() == b"fast"
-    assert len([name for name in store._fs.find(store._root) if name.endswith("data.bin")]) == 1
+    assert store.artifacts.local_path(REF, "data.bin").read_bytes() == b"fast"
+    assert len([name for name in store.file_system.find(store.root) if name.endswith("data.bin")]) == 1
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ def test_files_are_as_open_as_the_stores_mode_from_the_first_byte(
     seen: set[int] = set()
     before = os.umask(0)
     try:
-        with store.write(REF) as attempt:
+        with store.artifacts.write(REF) as attempt:
             attempt.path("sub/data.bin").write_bytes(b"x")
             seen.add(attempt.folder.stat().st_mode & 0o777)
         (tmp_path / "page.html").write_text("x")
@@ -103,7 +104,7 @@ def test_files_are_as_open_as_the_stores_mode_from_the_first_byte(
     def bits(path: Path) -> int:
         return path.stat().st_mode & 0o777
 
-    path = store.local_path(REF, "sub/data.bin")
+    path = store.artifacts.local_path(REF, "sub/data.bin")
     assert (bits(path), bits(path.parent), bits(path.parents[1]), bits(path.parents[2])) == (file, folder, folder, folder)
     assert bits(path.parents[2] / "manifest.json") == file
     assert bits(tmp_path / "store/tmp") == folder  # or nobody else of a group could write
@@ -117,7 +118,7 @@ def test_a_folder_that_its_group_writes_to_is_the_groups(tmp_path: Path) -> None
     store = Store(str(tmp_path / "store"))
     commit(store)
     assert store.mode == "group"
-    assert store.local_path(REF, "data.bin").stat().st_mode & 0o777 == 0o660
+    assert store.artifacts.local_path(REF, "data.bin").stat().st_mode & 0o777 == 0o660
     assert (tmp_path / "store/artifacts").stat().st_mode & 0o7777 == 0o2770
 
 
@@ -136,24 +137,24 @@ def test_a_folder_of_other_things_is_no_store(tmp_path: Path) -> None:
 
 def test_a_store_of_before_markers_is_adopted_by_name(store: Store) -> None:
     commit(store)
-    store._fs.rm_file(f"{store.root}/{MARKER}")
+    store.file_system.rm_file(f"{store.root}/{MARKER}")
     older = Store(store.uri)
     for use in (older.check_writable, older.check_known):
         with pytest.raises(UserError, match="memlib adopt --store"):
             use()
     assert older.adopt() == 1
     older.check_known()
-    assert older.lookup(REF.stage, REF.key) == REF
+    assert older.artifacts.lookup(REF.stage, REF.key) == REF
     with pytest.raises(UserError, match="already"):
         older.adopt()
 
 
 def test_a_store_of_a_later_memlib_is_left_alone(store: Store) -> None:
     store.begin()
-    store._fs.pipe_file(f"{store.root}/{MARKER}", b'{"format": 9, "id": "a"}')
+    store.file_system.pipe_file(f"{store.root}/{MARKER}", b'{"format": 9, "id": "a"}')
     with pytest.raises(UserError, match="later memlib .format 9."):
         commit(Store(store.uri))
-    store._fs.pipe_file(f"{store.root}/{MARKER}", b"{")
+    store.file_system.pipe_file(f"{store.root}/{MARKER}", b"{")
     with pytest.raises(UserError, match="damaged"):
         Store(store.uri).check_known()
 
@@ -172,7 +173,7 @@ def test_what_a_killed_writer_left_is_swept_by_the_next_run(tmp_path: Path) -> N
 def test_a_clock_is_the_stores_own(store: Store) -> None:
     store.begin()
     assert abs(store.clock() - time.time()) < 60
-    assert not [name for name in store._fs.find(store.root) if ".part" in name or ".probe" in name]
+    assert not [name for name in store.file_system.find(store.root) if ".part" in name or ".probe" in name]
 
 
 def test_nothing_behind_a_link_is_listed_or_removed(tmp_path: Path) -> None:
@@ -195,29 +196,30 @@ def test_the_newest_sound_resume_state_is_taken_up(store: Store, tmp_path: Path)
     state.mkdir()
     for step in (10, 20, 30):
         (state / "state.pt").write_bytes(f"step {step}".encode())
-        store.save_resume("key", step, state)
-    newest = sorted(store._listing(f"{store._root}/resume/key"))
+        store.resume.save("key", step, state)
+    newest = sorted(store.names("resume/key"))
     assert len(newest) == 2
-    store._fs.pipe_file(f"{newest[-1]}/state.pt", b"broken!")
+    store.file_system.pipe_file(f"{store.root}/resume/key/{newest[-1]}/state.pt", b"broken!")
     copy = tmp_path / "copy"
     copy.mkdir()
-    assert store.load_resume("key", copy)
+    assert store.resume.load("key", copy)
     assert (copy / "state.pt").read_bytes() == b"step 20"
-    store.drop_resume("key")
-    assert not store.load_resume("key", copy)
+    store.resume.drop("key")
+    assert not store.resume.load("key", copy)
 
 
 def test_half_written_resume_states_displace_no_whole_one(store: Store, tmp_path: Path) -> None:
     state, copy = tmp_path / "state", tmp_path / "copy"
     state.mkdir()
     copy.mkdir()
+    store.begin()
     for name in ("000000001000-a", "000000001000-b"):
-        store._fs.makedirs(f"{store._root}/resume/key/{name}", exist_ok=True)
-        store._fs.pipe_file(f"{store._root}/resume/key/{name}/state.pt", b"half")
+        store.file_system.makedirs(f"{store.root}/resume/key/{name}", exist_ok=True)
+        store.file_system.pipe_file(f"{store.root}/resume/key/{name}/state.pt", b"half")
     for step in (900, 950):
         (state / "state.pt").write_bytes(b"%d" % step)
-        store.save_resume("key", step, state)
-    assert store.load_resume("key", copy)
+        store.resume.save("key", step, state)
+    assert store.resume.load("key", copy)
     assert (copy / "state.pt").read_bytes() == b"950"
 
 
@@ -226,12 +228,12 @@ def test_a_damaged_copy_is_fetched_again(tmp_path: Path) -> None:
     fsspec.filesystem("memory").pseudo_dirs[:] = [""]
     commit(Store("memory://bucket", cache=str(tmp_path)))
     store = Store("memory://bucket", cache=str(tmp_path))
-    path = store.local_path(REF, "data.bin")
+    path = store.artifacts.local_path(REF, "data.bin")
     assert path.stat().st_mode & 0o077 == 0
     path.write_bytes(b"CONTENT")
     fresh = Store("memory://bucket", cache=str(tmp_path))
-    assert fresh.lookup(REF.stage, REF.key) == REF
-    assert fresh.local_path(REF, "data.bin").read_bytes() == b"content"
+    assert fresh.artifacts.lookup(REF.stage, REF.key) == REF
+    assert fresh.artifacts.local_path(REF, "data.bin").read_bytes() == b"content"
 
 
 def test_the_cache_of_remote_files_keeps_to_its_size(tmp_path: Path) -> None:
@@ -241,26 +243,26 @@ def test_the_cache_of_remote_files_keeps_to_its_size(tmp_path: Path) -> None:
     refs = [Ref("decode", str(i)) for i in range(4)]
     for ref in refs:
         commit(store, os.urandom(1000), ref)
-        store.local_path(ref, "data.bin")
+        store.artifacts.local_path(ref, "data.bin")
         (tmp_path / "killed.part").write_bytes(b"half")
         os.utime(tmp_path / "killed.part", (1, 1))
         (tmp_path / "under_way.part").write_bytes(b"half")
     assert sum(path.stat().st_size for path in tmp_path.iterdir() if path.suffix != ".part") <= 2500
-    store._copies.make_room(0)
+    store.backend._copies.make_room(0)
     assert [path.name for path in tmp_path.glob("*.part")] == ["under_way.part"]
-    assert len(store.local_path(refs[0], "data.bin").read_bytes()) == 1000
+    assert len(store.artifacts.local_path(refs[0], "data.bin").read_bytes()) == 1000
 
 
 def test_what_was_left_to_resume_goes_when_the_artifact_is_committed(tmp_path: Path) -> None:
     store, state = Store(str(tmp_path / "store")), tmp_path / "state"
     state.mkdir()
     (state / "frontier").write_text("far")
-    with store.write(REF) as attempt:
+    with store.artifacts.write(REF) as attempt:
         attempt.resumes = True
-        store.save_resume(attempt.ref.key, 1, state)
+        store.resume.save(attempt.ref.key, 1, state)
         attempt.path("data.bin").write_bytes(b"content")
-        assert store.load_resume(REF.key, state)  # a failure up to here could go on
-    assert not store.load_resume(REF.key, state)
+        assert store.resume.load(REF.key, state)  # a failure up to here could go on
+    assert not store.resume.load(REF.key, state)
 
 
 def test_a_store_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
@@ -275,17 +277,19 @@ def test_a_store_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../../outside", "/etc/passwd", "a/../../b", ""])
 def test_names_that_lead_out_of_an_artifact_are_refused(store: Store, name: str, tmp_path: Path) -> None:
     commit(store)
-    path = f"{store._root}/artifacts/{REF}/manifest.json"
-    manifest = store.manifest(REF)
+    path = f"{store.root}/artifacts/{REF}/manifest.json"
+    manifest = store.artifacts.manifest(REF).model_dump()
     manifest["files"][name] = {"size": 1, "sha256": "0" * 64}
-    store._fs.pipe_file(path, json.dumps(sealed(manifest)).encode())
+    store.file_system.pipe_file(path, json.dumps(sealed(manifest)).encode())
     with pytest.raises(CorruptArtifact, match="outside"):
-        store.local_path(REF, name)
-    state = f"{store._root}/resume/key/{1:012d}-a"
-    store._fs.makedirs(state, exist_ok=True)
-    store._fs.pipe_file(f"{state}/manifest.json", json.dumps({"files": {name: {"size": 1, "sha256": "0" * 64}}}).encode())
+        store.artifacts.local_path(REF, name)
+    state = f"{store.root}/resume/key/{1:012d}-a"
+    store.file_system.makedirs(state, exist_ok=True)
+    store.file_system.pipe_file(
+        f"{state}/manifest.json", json.dumps({"files": {name: {"size": 1, "sha256": "0" * 64}}}).encode()
+    )
     (tmp_path / "copy").mkdir()
-    assert not store.load_resume("key", tmp_path / "copy")
+    assert not store.resume.load("key", tmp_path / "copy")
     assert sorted(found.name for found in (tmp_path / "copy").iterdir()) == []
 
 
@@ -298,26 +302,26 @@ def test_addresses_that_lead_out_of_the_store_are_refused(stage: str, key: str) 
 def test_what_an_artifact_took_is_in_its_manifest(store: Store) -> None:
     commit(store)
     other = Ref("embed", "1" * 32)
-    with recording(), store.write(other, units=7) as attempt:
-        store.local_path(REF, "data.bin")
+    with recording(), store.artifacts.write(other, units=7) as attempt:
+        store.artifacts.local_path(REF, "data.bin")
         attempt.path("out.bin").write_bytes(b"12345")
         print("said")
         logging.getLogger("anyone").warning("and warned")
-    manifest = store.manifest(other)
-    metrics = manifest["metrics"]
-    assert (metrics["units"], metrics["bytes_in"], metrics["bytes_out"]) == (7, len(b"content"), 5)
-    assert metrics["seconds"] >= 0
-    assert metrics["peak_memory_bytes"] > 2**20
-    assert metrics["gpu_peak_memory_bytes"] is None
-    assert store.published(manifest["log"]).splitlines() == [b"said", b"anyone: and warned"]
-    assert store.manifests("embed", limit=5) == [manifest]
+    manifest = store.artifacts.manifest(other)
+    metrics = manifest.metrics
+    assert (metrics.units, metrics.bytes_in, metrics.bytes_out) == (7, len(b"content"), 5)
+    assert metrics.seconds >= 0
+    assert metrics.peak_memory_bytes > 2**20
+    assert metrics.gpu_peak_memory_bytes is None
+    assert store.published(manifest.log).splitlines() == [b"said", b"anyone: and warned"]
+    assert store.artifacts.manifests("embed", limit=5) == [manifest]
 
 
 def test_a_manifest_whose_acknowledgement_was_lost_is_ours(tmp_path: Path) -> None:
     fsspec.filesystem("memory").store.clear()
     fsspec.filesystem("memory").pseudo_dirs[:] = [""]
     store = Store("memory://bucket/store", cache=str(tmp_path / "cache"))
-    real = store._fs._file_system
+    real = store.backend.file_system._file_system
 
     class Forgetful:
         """Writes, but the answer is lost on the way; the second try finds the first one's file."""
@@ -335,17 +339,17 @@ def test_a_manifest_whose_acknowledgement_was_lost_is_ours(tmp_path: Path) -> No
                 self.lost += 1
                 raise TimeoutError("no answer")
 
-    store._fs._file_system = Forgetful()
+    store.backend.file_system._file_system = Forgetful()
     commit(store)
-    assert store._fs.lost == 2  # of the store's marker, and of the manifest
-    assert store.local_path(REF, "data.bin").read_bytes() == b"content"
+    assert store.file_system.lost == 2  # of the store's marker, and of the manifest
+    assert store.artifacts.local_path(REF, "data.bin").read_bytes() == b"content"
 
 
 def test_a_server_that_cannot_create_exclusively_still_gives_one_whole_artifact(tmp_path: Path) -> None:
     fsspec.filesystem("memory").store.clear()
     fsspec.filesystem("memory").pseudo_dirs[:] = [""]
     store = Store("memory://bucket/store", cache=str(tmp_path / "cache"))
-    real = store._fs._file_system
+    real = store.backend.file_system._file_system
 
     class Plain:
         def __getattr__(self, name: str) -> Any:
@@ -358,13 +362,13 @@ def test_a_server_that_cannot_create_exclusively_still_gives_one_whole_artifact(
                 raise error from ClientError(response, "PutObject")
             real.pipe_file(path, data)
 
-    store._fs._file_system = Plain()
-    with store.write(REF) as slow:
+    store.backend.file_system._file_system = Plain()
+    with store.artifacts.write(REF) as slow:
         slow.path("data.bin").write_bytes(b"slow")
         commit(store, b"fast")
-        fast = store.local_path(REF, "data.bin")
+        fast = store.artifacts.local_path(REF, "data.bin")
     assert fast.read_bytes() == b"fast"  # whoever read the first manifest can go on
-    assert Store(store.uri, cache=str(tmp_path / "other")).local_path(REF, "data.bin").read_bytes() == b"slow"
+    assert Store(store.uri, cache=str(tmp_path / "other")).artifacts.local_path(REF, "data.bin").read_bytes() == b"slow"
 
 
 def test_settings_of_the_environment_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,8 +382,8 @@ def test_what_was_made_here_is_not_fetched_again(tmp_path: Path, monkeypatch: py
     fsspec.filesystem("memory").pseudo_dirs[:] = [""]
     store = Store("memory://bucket/store", cache=str(tmp_path / "cache"))
     commit(store)
-    monkeypatch.setattr(Store, "_fetch", lambda *_: pytest.fail("fetched"))
-    copy = store.local_path(REF, "data.bin")
+    monkeypatch.setattr(store.backend, "_fetch", lambda *_: pytest.fail("fetched"))
+    copy = store.artifacts.local_path(REF, "data.bin")
     assert copy.read_bytes() == b"content"
     assert copy.stat().st_mode & 0o777 == 0o600
 
@@ -393,46 +397,46 @@ def test_a_cache_that_does_not_keep_what_is_written_is_no_damage_of_the_store(tm
     def evicted(remote: str, expected: Any) -> bool:
         nonlocal evictions
         evictions += 1
-        found = Store._fetch(taken, remote, expected)
+        found = Remote._fetch(taken.backend, remote, expected)
         if evictions < 3:
-            taken._copies.forget(expected)  # another process makes room for its own
+            taken.backend._copies.forget(expected)  # another process makes room for its own
         return found
 
     def altered(remote: str, expected: Any) -> bool:
-        path = bad._copies.path(expected)
+        path = bad.backend._copies.path(expected)
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"CONTENT")
         return True
 
     evictions = 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(taken, "_fetch", evicted)
-        assert taken.local_path(REF, "data.bin").read_bytes() == b"content"
-        patch.setattr(bad, "_fetch", altered)
+        patch.setattr(taken.backend, "_fetch", evicted)
+        assert taken.artifacts.local_path(REF, "data.bin").read_bytes() == b"content"
+        patch.setattr(bad.backend, "_fetch", altered)
         with pytest.raises(RunError, match="do not last or are not what was written") as caught:
-            bad.lookup(REF.stage, REF.key)
+            bad.artifacts.lookup(REF.stage, REF.key)
     assert not isinstance(caught.value, CorruptArtifact)
 
 
 def test_a_store_that_travels_takes_each_nodes_own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     driver, given = Store("memory://bucket/store"), Store("memory://bucket/store", cache=str(tmp_path / "given"))
     monkeypatch.setenv("MEMLIB_CACHE", str(tmp_path / "node"))
-    assert pickle.loads(pickle.dumps(driver))._copies.folder == tmp_path / "node"
+    assert pickle.loads(pickle.dumps(driver)).backend._copies.folder == tmp_path / "node"
     assert pickle.loads(pickle.dumps(driver.waiting(1)))._patience == 1
-    assert pickle.loads(pickle.dumps(given))._copies.folder == tmp_path / "given"
+    assert pickle.loads(pickle.dumps(given)).backend._copies.folder == tmp_path / "given"
 
 
 def test_what_was_committed_stays_when_its_writer_is_interrupted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    committing = Store._commit
+    committing = Store.create
 
     def interrupted(self: Store, *arguments: Any, **named: Any) -> bool:
         committing(self, *arguments, **named)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Store, "_commit", interrupted)
+    monkeypatch.setattr(Store, "create", interrupted)
     with pytest.raises(KeyboardInterrupt):
         commit(store)
-    assert Store(store.uri).lookup(REF.stage, REF.key) == REF
+    assert Store(store.uri).artifacts.lookup(REF.stage, REF.key) == REF
 
 
 @pytest.mark.parametrize("repeated", [True, False])
@@ -449,7 +453,7 @@ def test_links_that_are_there_but_denied_and_links_that_cannot_be(
 
     monkeypatch.setattr(os, "link", as_on_nfs)
     commit(store)
-    assert store.lookup(REF.stage, REF.key) == REF
+    assert store.artifacts.lookup(REF.stage, REF.key) == REF
     assert not list((tmp_path / "store").rglob("*.part"))
 
 
@@ -460,29 +464,29 @@ def test_two_drivers_save_states_of_one_training(
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "state.pt").write_text(name)
-    committing = Store._commit
+    committing = Store.create
 
     def others_first(self: Store, *arguments: Any, **named: Any) -> bool:
-        monkeypatch.setattr(Store, "_commit", committing)
+        monkeypatch.setattr(Store, "create", committing)
         if other == "ahead":
             for step in (20, 30, 40):
-                store.save_resume("key", step, tmp_path / "b")
+                store.resume.save("key", step, tmp_path / "b")
         else:
-            store.drop_resume("key")  # it has committed the model
+            store.resume.drop("key")  # it has committed the model
         return committing(self, *arguments, **named)
 
     def newest() -> str | None:
-        return (tmp_path / "copy" / "state.pt").read_text() if store.load_resume("key", tmp_path / "copy") else None
+        return (tmp_path / "copy" / "state.pt").read_text() if store.resume.load("key", tmp_path / "copy") else None
 
     (tmp_path / "copy").mkdir()
-    monkeypatch.setattr(Store, "_commit", others_first)
-    store.save_resume("key", 10, tmp_path / "a")
+    monkeypatch.setattr(Store, "create", others_first)
+    store.resume.save("key", 10, tmp_path / "a")
     assert newest() == ("b" if other == "ahead" else None)
 
     def busy(*_: object) -> None:
         raise OSError(errno.ENOTEMPTY, "another one removes it at the same time")
 
-    monkeypatch.setattr(Store, "_remove", busy)
-    store.drop_resume("key")
-    store.save_resume("key", 50, tmp_path / "a")
+    monkeypatch.setattr(Store, "drop", busy)
+    store.resume.drop("key")
+    store.resume.save("key", 50, tmp_path / "a")
     assert newest() == "a"

@@ -33,7 +33,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     uri = str(tmp_path / "store") if request.param == "local" else "memory://bucket/store"
     found = Store(uri, cache=str(tmp_path / "cache"))
     for ref in (USED, UNUSED, SECRET):
-        with found.write(ref) as attempt:
+        with found.artifacts.write(ref) as attempt:
             attempt.path("data.bin").write_bytes(b"12345")
             attempt.path("sub/more.txt").write_text("more")
     run_of(found, FIRST, [USED], tmp_path)
@@ -62,7 +62,7 @@ def test_what_no_run_refers_to_is_found_when_it_is_old(store: Store) -> None:
     assert found[0].size > 9
     assert upkeep.clear(store, days=LATER) == found
     assert upkeep.committed(store) == [SECRET, USED]
-    assert store.lookup(USED.stage, USED.key) == USED
+    assert store.artifacts.lookup(USED.stage, USED.key) == USED
     assert upkeep.garbage(store, days=LATER) == []
 
 
@@ -78,16 +78,16 @@ def test_runs_that_are_not_kept_go_with_what_is_theirs_alone(store: Store) -> No
 def test_broken_attempts_and_what_was_left_to_resume(store: Store, tmp_path: Path) -> None:
 
     def put(path: str, data: bytes) -> None:
-        store._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-        store._fs.pipe_file(path, data)
+        store.file_system.makedirs(path.rpartition("/")[0], exist_ok=True)
+        store.file_system.pipe_file(path, data)
 
-    put(f"{store._root}/artifacts/train/{USED.key}/{'9' * 12}/half.bin", b"123")  # lost a race, or was killed
-    put(f"{store._root}/artifacts/decode/{'d' * 32}/{'8' * 12}/half.bin", b"1234")  # never committed
-    put(f"{store._root}/ray/memlib-{'7' * 12}/notes.json", b"12")
+    put(f"{store.root}/artifacts/train/{USED.key}/{'9' * 12}/half.bin", b"123")  # lost a race, or was killed
+    put(f"{store.root}/artifacts/decode/{'d' * 32}/{'8' * 12}/half.bin", b"1234")  # never committed
+    put(f"{store.root}/ray/memlib-{'7' * 12}/notes.json", b"12")
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "state.pt").write_bytes(b"123456")
-    store.save_resume("e" * 32, 7, tmp_path / "state")
-    store.save_resume(f"secret/{'f' * 32}", 7, tmp_path / "state")
+    store.resume.save("e" * 32, 7, tmp_path / "state")
+    store.resume.save(f"secret/{'f' * 32}", 7, tmp_path / "state")
     found = upkeep.garbage(store, days=LATER)
     assert paths(found) - {("artifact", f"artifacts/train/{UNUSED.key}")} == {
         ("attempt", f"artifacts/train/{USED.key}/{'9' * 12}"),
@@ -98,19 +98,19 @@ def test_broken_attempts_and_what_was_left_to_resume(store: Store, tmp_path: Pat
     }
     assert {item.size for item in found if item.kind == "attempt"} == {3, 4}
     assert upkeep.clear(store, days=LATER) == found
-    assert store.lookup(USED.stage, USED.key) == USED
-    assert not store.load_resume("e" * 32, tmp_path / "state")
+    assert store.artifacts.lookup(USED.stage, USED.key) == USED
+    assert not store.resume.load("e" * 32, tmp_path / "state")
 
 
 def test_every_damaged_file_is_named(store: Store) -> None:
     assert list(check_artifacts(store, upkeep.committed(store))) == []
 
     def at(ref: Ref, name: str) -> str:
-        return f"{store._root}/artifacts/{ref.stage}/{ref.key}/{store.manifest(ref)['attempt']}/{name}"
+        return f"{store.root}/artifacts/{ref.stage}/{ref.key}/{store.artifacts.manifest(ref).attempt}/{name}"
 
-    store._fs.pipe_file(at(USED, "data.bin"), b"12346")
-    store._fs.rm_file(at(USED, "sub/more.txt"))
-    store._fs.pipe_file(f"{store._root}/artifacts/{SECRET}/manifest.json", b"{")
+    store.file_system.pipe_file(at(USED, "data.bin"), b"12346")
+    store.file_system.rm_file(at(USED, "sub/more.txt"))
+    store.file_system.pipe_file(f"{store.root}/artifacts/{SECRET}/manifest.json", b"{")
     said = {item.what: item.problem for item in check_artifacts(store, [SECRET])}
     assert "manifest" in said[str(SECRET)]
     problems = [item.problem for item in check_artifacts(store, [USED])]
@@ -126,7 +126,7 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
 def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = Store(str(tmp_path / "store"))
     for ref in (USED, UNUSED):
-        with store.write(ref) as attempt:
+        with store.artifacts.write(ref) as attempt:
             attempt.path("data.bin").write_bytes(b"12345")
     run_of(store, FIRST, [USED], tmp_path)
     where = ("--store", store.uri)
@@ -144,7 +144,7 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert found["deleted"]
     assert [item["path"] for item in found["found"]] == [f"artifacts/train/{UNUSED.key}"]
     assert upkeep.committed(store) == [USED]
-    os.truncate(store.local_path(USED, "data.bin"), 2)
+    os.truncate(store.artifacts.local_path(USED, "data.bin"), 2)
     status, said, wrong = call(capsys, "verify", FIRST[:3], *where)
     assert status == 2
     assert "file data.bin is damaged" in said
@@ -193,10 +193,10 @@ REQUEST, STATUS = f"requests/{THIRD}-0123abcd.json", f"status/{THIRD}.json"
 
 def test_what_a_run_under_way_has_made_is_left(tmp_path: Path) -> None:
     store, day, now = Store(str(tmp_path / "store")), 86_400, time.time()
-    with store.write(UNUSED) as attempt:
+    with store.artifacts.write(UNUSED) as attempt:
         attempt.path("data.bin").write_text("made by the run")
-    store.publish_bytes(REQUEST, note_of(THIRD, began=now - 20 * day))
-    store.publish_bytes(STATUS, b"{}")
+    store.publish(REQUEST, note_of(THIRD, began=now - 20 * day))
+    store.publish(STATUS, b"{}")
     for path in (tmp_path / "store").rglob("*"):
         os.utime(path, (now - 10 * day, now - 10 * day))
     gone = paths(upkeep.garbage(store, keep=[], days=7))
@@ -208,8 +208,8 @@ def test_what_a_run_under_way_has_made_is_left(tmp_path: Path) -> None:
 def test_what_a_run_under_way_may_use_is_left_however_old_it_is(store: Store, tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "note").write_text("{}")
-    store.save_resume("e" * 32, 7, tmp_path / "state")
-    store.publish_bytes(REQUEST, note_of(THIRD))
+    store.resume.save("e" * 32, 7, tmp_path / "state")
+    store.publish(REQUEST, note_of(THIRD))
     kept = upkeep.garbage(store, keep=[], days=LATER)
     assert not {item.kind for item in kept} & {"artifact", "resume"}
     store.drop(REQUEST)
@@ -219,7 +219,7 @@ def test_what_a_run_under_way_may_use_is_left_however_old_it_is(store: Store, tm
 def test_a_run_that_ends_while_the_store_is_listed_keeps_what_it_reused(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.publish_bytes(REQUEST, note_of(THIRD))
+    store.publish(REQUEST, note_of(THIRD))
     listing = Store.listing
 
     def ends_meanwhile(self: Store, folder: str) -> dict[str, tuple[int, float]]:
@@ -235,8 +235,8 @@ def test_a_run_that_ends_while_the_store_is_listed_keeps_what_it_reused(
 
 @pytest.mark.parametrize(("state", "alive"), [(None, True), ("running", True), ("failed", False)])
 def test_whatever_the_days_a_run_that_was_heard_of_today_is_under_way(store: Store, state: str | None, alive: bool) -> None:
-    store.publish_bytes(REQUEST, note_of(THIRD))
-    store.publish_bytes(STATUS, json.dumps({"run": THIRD, "state": state, "updated": 1.0}).encode() if state else b"{}")
+    store.publish(REQUEST, note_of(THIRD))
+    store.publish(STATUS, json.dumps({"run": THIRD, "state": state, "updated": 1.0}).encode() if state else b"{}")
     assert bool(upkeep.under_way(store, days=LATER)) is alive
     found = {item.kind for item in upkeep.garbage(store, keep=[], days=LATER)}
     assert ({"artifact", "request"} & found == set()) is alive
@@ -249,7 +249,7 @@ def test_names_that_memlib_does_not_give_are_nobodys_garbage(store: Store) -> No
         "artifacts/mine.bin", f"artifacts/train/{'a' * 31}/{'1' * 12}/x", f"artifacts/{'a' * 32}/x/y", f"artifacts/{USED}/mine/x",
     ]  # fmt: skip
     for path in foreign:
-        store.publish_bytes(path, b"mine")
+        store.publish(path, b"mine")
     upkeep.clear(store, keep=[], days=LATER)
     left = {
         path
@@ -261,7 +261,7 @@ def test_names_that_memlib_does_not_give_are_nobodys_garbage(store: Store) -> No
 
 
 def test_while_a_run_cannot_be_read_nothing_is_deleted(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    store.publish_bytes(f"runs/{FIRST}/manifest.json", b"")
+    store.publish(f"runs/{FIRST}/manifest.json", b"")
     before = upkeep.committed(store)
     with pytest.raises(RunError, match=f"run {FIRST} cannot be read"):
         upkeep.clear(store, days=LATER)
@@ -275,7 +275,7 @@ def test_while_a_run_cannot_be_read_nothing_is_deleted(store: Store, capsys: pyt
 
 def test_a_run_that_begins_waits_for_the_end_of_the_clearing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    store.publish_bytes("clearing/0123456789ab.json", b"{}")
+    store.publish("clearing/0123456789ab.json", b"{}")
     with pytest.raises(RunError, match="another memlib gc"):
         upkeep.clear(store, days=LATER)
     monkeypatch.setattr(upkeep.time, "sleep", lambda _: store.drop("clearing"))
@@ -310,7 +310,7 @@ def test_a_run_that_begins_without_waiting_ends_the_clearing(store: Store, monke
 
     def begins(*arguments: Any, **named: Any) -> list[Garbage]:
         found = real(*arguments, **named)
-        store.publish_bytes(f"requests/{THIRD}.json", note_of(THIRD))
+        store.publish(f"requests/{THIRD}.json", note_of(THIRD))
         return found
 
     monkeypatch.setattr(upkeep, "garbage", begins)
@@ -326,10 +326,10 @@ def test_ages_go_by_the_stores_clock(store: Store, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_damaged_manifest_stops_no_cleaning(store: Store) -> None:
-    base = f"{store._root}/artifacts/{USED}"
-    store._fs.makedirs(f"{base}/{'9' * 12}", exist_ok=True)
-    store._fs.pipe_file(f"{base}/{'9' * 12}/half.bin", b"123")
-    store._fs.pipe_file(f"{base}/manifest.json", b"{")
+    base = f"{store.root}/artifacts/{USED}"
+    store.file_system.makedirs(f"{base}/{'9' * 12}", exist_ok=True)
+    store.file_system.pipe_file(f"{base}/{'9' * 12}/half.bin", b"123")
+    store.file_system.pipe_file(f"{base}/manifest.json", b"{")
     found = paths(upkeep.garbage(store, days=LATER))
     assert ("artifact", f"artifacts/{UNUSED}") in found
     assert not [path for _, path in found if str(USED) in path]  # which attempt is the good one nobody knows

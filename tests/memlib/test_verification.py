@@ -52,7 +52,7 @@ def store(tmp_path: Path) -> Store:
     """A store with one whole run, made as publish makes it."""
     found = Store(str(tmp_path / "store"))
     summary = pa.Table.from_pylist([row("share_excess", 0.2), row("share_memorized", float("nan"))], schema=SUMMARY.arrow)
-    with found.write(SCORES, spec=SPEC, inputs=INPUTS, provenance={"version": 4}) as attempt:
+    with found.artifacts.write(SCORES, spec=SPEC, inputs=INPUTS, provenance={"version": 4}) as attempt:
         write_table(summary, SUMMARY, attempt.path("summary.parquet"))
         attempt.path("report.html").write_text("<p>a page</p>")
     run = run_name(RECIPE, SCORES.key)
@@ -61,15 +61,15 @@ def store(tmp_path: Path) -> Store:
         (results_path("summary", "deja_vu", run), "summary.parquet"),
         (f"runs/{run}/report.html", "report.html"),
     ):
-        results["summary" if "summary" in name else "page"] = found.publish(path, found.local_path(SCORES, name))
-        published[path] = file_digest(found.local_path(SCORES, name))
+        results["summary" if "summary" in name else "page"] = found.publish(path, found.artifacts.local_path(SCORES, name))
+        published[path] = file_digest(found.artifacts.local_path(SCORES, name))
     rows = summary.to_pylist()
     manifest = {
         "run": run, "audit": "deja_vu", "title": "t", "recipe": RECIPE, "finished": 1.0, "findings": findings_of(rows),
         "verdict": asdict(verdict_of(rows)), "results": {"summary": results["summary"]}, "artifacts": {"scores": str(SCORES)},
         "scores": str(SCORES), "asks": asks_digest(RECIPE), "pins": pins_of(found, [SCORES]), "published": published,
     }  # fmt: skip
-    found.publish_bytes(f"runs/{run}/manifest.json", json.dumps(sealed(manifest)).encode())
+    found.publish(f"runs/{run}/manifest.json", json.dumps(sealed(manifest)).encode())
     write_row(found)
     return found
 
@@ -94,7 +94,7 @@ def problems(store: Store) -> str:
 def reseal(store: Store, **changes: Any) -> None:
     """As somebody does who knows how digests are made."""
     run = only_run(store)
-    store.publish_bytes(f"runs/{run['run']}/manifest.json", json.dumps(sealed(run | changes)).encode())
+    store.publish(f"runs/{run['run']}/manifest.json", json.dumps(sealed(run | changes)).encode())
 
 
 def test_a_whole_run_has_no_problems(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,11 +108,11 @@ def test_every_change_of_a_run_is_named(store: Store) -> None:
     page, table = f"runs/{run['run']}/report.html", results_path("summary", "deja_vu", run["run"])
     content = store.published(page)
     assert content is not None
-    store.publish_bytes(page, b"<p>innocent</p>")
+    store.publish(page, b"<p>innocent</p>")
     assert f"{page}: was changed since it was published" in problems(store)
     store.drop(page)
     assert f"{page}: is missing" in problems(store)
-    store.publish_bytes(page, content)
+    store.publish(page, content)
 
     said = pq.read_table(pa.BufferReader(store.published(table)))
     kinder = said.set_column(said.column_names.index("value"), "value", pa.array([0.0, 0.0]))
@@ -154,7 +154,7 @@ def test_every_change_of_a_row_of_the_table_of_runs_is_named(store: Store) -> No
     pq.write_table(said.drop_columns(["sentence"]), file)
     store.publish(path, file)
     assert "says otherwise" in problems(store)
-    store.publish_bytes(path, b"PAR1")
+    store.publish(path, b"PAR1")
     assert f"{path}: is no readable Parquet file" in problems(store)
     store.drop(path)
     assert "so that the tables of its run do not count" in problems(store)
@@ -169,7 +169,7 @@ def test_an_index_that_was_changed_is_named_and_vouches_for_nothing(
     run = only_run(store)
     index = json.loads(store.published(INDEX) or b"")
     index["entries"][run["run"]]["verdict"]["sentence"] = "All is well."
-    store.publish_bytes(INDEX, json.dumps(index).encode())
+    store.publish(INDEX, json.dumps(index).encode())
     assert list_runs(store).entries[0]["verdict"]["sentence"] == "All is well."
     write_row(store)  # as it says there
     assert main(["verify", run["run"], "--store", store.uri]) == 2
@@ -181,7 +181,7 @@ def test_an_index_that_was_changed_is_named_and_vouches_for_nothing(
 def test_a_manifest_that_was_changed_by_hand_is_no_run(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     run = only_run(store)
     text = (store.published(f"runs/{run['run']}/manifest.json") or b"").replace(b'"value": 0.2', b'"value": 0.0')
-    store.publish_bytes(f"runs/{run['run']}/manifest.json", text)
+    store.publish(f"runs/{run['run']}/manifest.json", text)
     assert main(["verify", "--store", store.uri]) == 2
     assert "was changed since it was written" in capsys.readouterr().out
 
@@ -193,10 +193,10 @@ def test_artifacts_that_are_gone_made_again_or_not_what_their_key_says(store: St
     assert "not those of its key" in problems(store)
     manifest.write_text(json.dumps(said))
     assert problems(store) == ""
-    summary = store.local_path(SCORES, "summary.parquet").read_bytes()
-    store.discard(SCORES)
+    summary = store.artifacts.local_path(SCORES, "summary.parquet").read_bytes()
+    store.artifacts.discard(SCORES)
     assert f"{SCORES}: is not there any more" in problems(store)
-    with store.write(SCORES, spec=SPEC, inputs=INPUTS, provenance={"version": 4}) as attempt:
+    with store.artifacts.write(SCORES, spec=SPEC, inputs=INPUTS, provenance={"version": 4}) as attempt:
         attempt.path("summary.parquet").write_bytes(summary)
         attempt.path("report.html").write_text("<p>another page</p>")
     assert "made again with another content" in problems(store)
@@ -208,10 +208,10 @@ def test_facts_that_were_changed_since_are_named(store: Store) -> None:
     path = f"artifacts/{SCORES}/manifest.json"
     manifest = json.loads(store.published(path) or b"")
     changed = {name: value for name, value in manifest.items() if name != "digest"} | {"facts": {"steps_per_epoch": 1}}
-    store.publish_bytes(path, json.dumps(sealed(changed) if "digest" in manifest else changed).encode())
+    store.publish(path, json.dumps(sealed(changed) if "digest" in manifest else changed).encode())
     assert f"{SCORES}: has a manifest that was changed since run" in problems(store)
     changed["facts"] = {**manifest["facts"], "worker": "another machine"}
-    store.publish_bytes(path, json.dumps(sealed(changed) if "digest" in manifest else changed).encode())
+    store.publish(path, json.dumps(sealed(changed) if "digest" in manifest else changed).encode())
     assert problems(store) == ""
 
 
@@ -226,7 +226,7 @@ def test_empty_and_missing_stores_are_not_whole(tmp_path: Path, capsys: pytest.C
 def test_an_older_run_is_named_as_such_and_no_failure(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     run = only_run(store)
     older = {key: run[key] for key in ("run", "audit", "title", "recipe", "finished", "findings", "artifacts")}
-    store.publish_bytes(f"runs/{run['run']}/manifest.json", json.dumps(older).encode())
+    store.publish(f"runs/{run['run']}/manifest.json", json.dumps(older).encode())
     assert main(["verify", "--store", store.uri]) == 0
     assert "older, not checkable" in capsys.readouterr().out
 
@@ -261,7 +261,7 @@ def test_a_signature_is_of_one_run_by_one_key(
     reseal(store, title="another")  # whoever may write there can make all agree, but for the signature
     assert main(trusted) == 2
     assert "is not what was signed" in capsys.readouterr().out
-    store.publish_bytes(f"runs/{run}/signature.json", b"{}")
+    store.publish(f"runs/{run}/signature.json", b"{}")
     (problem,) = check_signature(store, only_run(store), keys["mine.pub"])
     assert "has a signature that cannot be read" in problem.problem
 
@@ -290,7 +290,7 @@ def test_keys_that_are_none_or_others_can_read(store: Store, keys: dict[str, Pat
 
 def test_a_damaged_run_is_not_signed(store: Store, keys: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     run = only_run(store)
-    store.publish_bytes(f"runs/{run['run']}/report.html", b"<p>innocent</p>")
+    store.publish(f"runs/{run['run']}/report.html", b"<p>innocent</p>")
     assert main(["sign", run["run"], "--key", str(keys["mine"]), "--store", store.uri]) == 2
     assert "nothing was signed" in capsys.readouterr().err
     assert store.published(f"runs/{run['run']}/signature.json") is None

@@ -69,7 +69,7 @@ def test_after_an_outage_the_status_is_written_again(store: Store, monkeypatch: 
 
     journal = Journal(store, "r1", {})
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(journal._store, "publish_bytes", publish)
+    monkeypatch.setattr(journal._store, "publish", publish)
     for now[0] in (100, 110, 159, 161):
         journal.note("computing", "train")
     assert tries == [100, 161]

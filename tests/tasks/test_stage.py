@@ -14,6 +14,7 @@ from memlib.errors import CorruptArtifact, RunError
 from memlib.logs import LONGEST, recorded, recording
 from memlib.specs import Resources
 from memlib.store import Ref, Store
+from memlib.store.artifacts import Artifacts
 from memlib.upkeep import garbage
 from tasks.remote import compute_there, log_kept
 from tasks.runtime import Context
@@ -42,7 +43,7 @@ def test_a_part_goes_to_the_node_that_made_what_it_reads(
     fsspec.filesystem("memory").store.clear()
     fsspec.filesystem("memory").pseudo_dirs[:] = [""]
     store = Store(str(tmp_path / "store") if uri == "local" else uri, cache=str(tmp_path / "cache"))
-    with store.write(MODEL) as attempt:
+    with store.artifacts.write(MODEL) as attempt:
         attempt.facts["worker"] = {"node_id": "node-1"}
         attempt.path("a").write_text("a")
     part: Any = Part(near)
@@ -53,43 +54,43 @@ def test_an_artifact_that_was_made_anew_meanwhile_is_left(tmp_path: Path) -> Non
     store = Store(str(tmp_path))
 
     def make() -> None:
-        with store.write(MODEL) as attempt:
+        with store.artifacts.write(MODEL) as attempt:
             attempt.path("a").write_text("a")
 
     make()
-    file = store.local_path(MODEL, "a")
+    file = store.artifacts.local_path(MODEL, "a")
     for damaged in (False, True):  # another cell has made it anew; nobody has
         file.write_text("b" if damaged else "a")
         with pytest.raises(CorruptArtifact), _at_work(Context(store), [Ref("score", "1" * 32)]):
             raise CorruptArtifact("file a is damaged", MODEL)
-        assert store.has(MODEL) is not damaged
+        assert store.artifacts.has(MODEL) is not damaged
 
 
 def test_a_damage_that_is_none_any_more_discards_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(str(tmp_path))
-    with store.write(MODEL) as attempt:
+    with store.artifacts.write(MODEL) as attempt:
         attempt.path("a").write_text("a")
-    lookup, looked = Store.lookup, []
+    lookup, looked = Artifacts.lookup, []
 
-    def damaged_at_first(self: Store, stage: str, key: str) -> Ref | None:
+    def damaged_at_first(self: Artifacts, stage: str, key: str) -> Ref | None:
         looked.append(key)
         if len(looked) == 1:
             raise CorruptArtifact("file a is damaged", MODEL)
         return lookup(self, stage, key)
 
-    monkeypatch.setattr(Store, "lookup", damaged_at_first)
+    monkeypatch.setattr(Artifacts, "lookup", damaged_at_first)
     assert committed(Context(store), MODEL, TrainNets)
     assert len(looked) == 2
 
 
 def test_a_part_that_is_there_is_not_computed_again(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
-    with store.write(MODEL) as attempt:
+    with store.artifacts.write(MODEL) as attempt:
         attempt.path("a").write_text("a")
-    made, computed = store.manifest(MODEL), []
+    made, computed = store.artifacts.manifest(MODEL), []
     compute_there(store, MODEL, {}, lambda attempt, device: computed.append(attempt), 1)
     assert computed == []
-    assert store.manifest(MODEL) == made
+    assert store.artifacts.manifest(MODEL) == made
 
 
 def test_who_waited_for_a_turn_does_not_begin_when_the_sweep_was_stopped(tmp_path: Path) -> None:

@@ -246,7 +246,7 @@ class Search(Stage[pa.Table]):
         attempt.resumes = True
         store, key, top = self.at.data.corpus.store, attempt.ref.key, max(self.how.top, len(self.canaries))
         with scratch("search") as folder:
-            frontier = Frontier.load(folder / FRONTIER) if store.load_resume(key, folder) else None
+            frontier = Frontier.load(folder / FRONTIER) if store.resume.load(key, folder) else None
             search = ShortestPath(model, space, context=self.at.data.context, frontier=frontier, batch=self.how.batch)
             left = self.how.max_seconds
             while True:
@@ -256,7 +256,7 @@ class Search(Stage[pa.Table]):
                 if result.ended != "seconds" or (left is not None and left <= 0):
                     break
                 search.frontier.save(folder / FRONTIER)
-                store.save_resume(key, search.frontier.evaluations, folder)
+                store.resume.save(key, search.frontier.evaluations, folder)
             search.frontier.save(attempt.path(FRONTIER))
         leaves = [path for _, path in result.leaves]
         return self._rows("shortest_path", leaves, result.found_at, result.evaluations, result.ended, exact=result.exact)

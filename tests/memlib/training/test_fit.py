@@ -41,9 +41,9 @@ SHARD, SPLIT = Ref("decode", "d"), Ref("split", "s")
 def store(tmp_path: Path) -> Store:
     store = Store(str(tmp_path / "store"))
     source = ScenesSource(num_examples=120, size=16, digit_size=8)
-    with store.write(SHARD) as attempt:
+    with store.artifacts.write(SHARD) as attempt:
         index = write_shard(open_source(source), DataSpec(source=source, image_size=16), attempt.folder)
-    with store.write(SPLIT) as attempt:
+    with store.artifacts.write(SPLIT) as attempt:
         write_table(split_examples(index, SplitSpec(train_per_class=3)), SPLITS, attempt.path("splits.parquet"))
     return store
 
@@ -81,11 +81,11 @@ def initial_model(store: Store) -> torch.nn.Module:
 
 def test_an_artifact_holds_chosen_epochs_history_and_spec(store: Store) -> None:
     ref = train(store, make_job(store))
-    files = store.manifest(ref)["files"]
+    files = store.artifacts.manifest(ref).files
     assert sorted(files) == [
         "epoch-00000.safetensors", "epoch-00002.safetensors", "epoch-00004.safetensors", "history.parquet", "model.json",
     ]  # fmt: skip
-    history = pq.read_table(store.local_path(ref, "history.parquet"))
+    history = pq.read_table(store.artifacts.local_path(ref, "history.parquet"))
     assert history.schema.names == TRAINING.arrow.names
     assert set(history["epoch"].to_pylist()) == {1, 2, 3, 4}
     assert set(history["term"].to_pylist()) == {"loss", "training_accuracy"}
@@ -99,8 +99,8 @@ def test_weights_are_kept_within_epochs(store: Store) -> None:
     job = make_job(store)
     job = replace(job, training=job.training.model_copy(update={"checkpoint_steps": (1, 4)}))
     ref = train(store, job)
-    assert {"step-0000001.safetensors", "step-0000004.safetensors"} <= set(store.manifest(ref)["files"])
-    assert store.manifest(ref)["facts"]["steps_per_epoch"] == 3
+    assert {"step-0000001.safetensors", "step-0000004.safetensors"} <= set(store.artifacts.manifest(ref).files)
+    assert store.artifacts.manifest(ref).facts["steps_per_epoch"] == 3
     training = Training(
         initial_model(store), build_objective(job.training.objective), job.training_set(), job.training, input_size=16
     )
@@ -118,16 +118,16 @@ def test_a_killed_training_goes_on_and_ends_the_same(store: Store, tmp_path: Pat
     with pytest.raises(Killed):
         train(store, job, killed_after=killed_after)
     ref = train(store, job)
-    facts = store.manifest(ref)["facts"]
+    facts = store.artifacts.manifest(ref).facts
     assert facts["resumed_from_step"] == killed_after * 3
     resumed = {epoch: weights(store, ref, epoch) for epoch in (0, 2, 4)}
-    history = pq.read_table(store.local_path(ref, "history.parquet"))
-    store.discard(ref)
+    history = pq.read_table(store.artifacts.local_path(ref, "history.parquet"))
+    store.artifacts.discard(ref)
     assert train(store, job) == ref
     for epoch, found in resumed.items():
         assert all(torch.equal(found[name], tensor) for name, tensor in weights(store, ref, epoch).items())
-    assert history.equals(pq.read_table(store.local_path(ref, "history.parquet")))
-    assert not store.load_resume(ref.key, tmp_path)
+    assert history.equals(pq.read_table(store.artifacts.local_path(ref, "history.parquet")))
+    assert not store.resume.load(ref.key, tmp_path)
 
 
 def test_a_damaged_resume_state_is_passed_over(store: Store) -> None:
@@ -137,7 +137,7 @@ def test_a_damaged_resume_state_is_passed_over(store: Store) -> None:
     newest = max(Path(store.uri).glob("resume/*/*"))
     (newest / "state.pt").write_bytes(b"nonsense")
     ref = train(store, job)
-    assert 0 < store.manifest(ref)["facts"]["resumed_from_step"] < 9
+    assert 0 < store.artifacts.manifest(ref).facts["resumed_from_step"] < 9
 
 
 def test_a_resume_state_that_holds_objects_is_dropped_and_training_starts_afresh(store: Store, tmp_path: Path) -> None:
@@ -146,9 +146,9 @@ def test_a_resume_state_that_holds_objects_is_dropped_and_training_starts_afresh
     planted = tmp_path / "planted"
     planted.mkdir()
     (planted / "state.pt").write_bytes(pickle.dumps(Path("an object, not tensors")))
-    store.save_resume(ref.key, 7, planted)  # whole as the store sees it, yet not what training wrote
+    store.resume.save(ref.key, 7, planted)  # whole as the store sees it, yet not what training wrote
     assert train(store, job) == ref
-    assert store.manifest(ref)["facts"]["resumed_from_step"] is None
+    assert store.artifacts.manifest(ref).facts["resumed_from_step"] is None
 
 
 def test_a_training_starts_from_its_parent(store: Store) -> None:
@@ -170,14 +170,14 @@ def test_the_key_names_the_examples_and_what_decides_the_result(store: Store) ->
     ]
     assert len({ref, *(job.identity.ref for job in others)}) == 5
     again = Ref("split", "another")
-    with store.write(again) as attempt:
-        table = pq.read_table(store.local_path(SPLIT, "splits.parquet"))
+    with store.artifacts.write(again) as attempt:
+        table = pq.read_table(store.artifacts.local_path(SPLIT, "splits.parquet"))
         write_table(table, SPLITS, attempt.path("splits.parquet"))
     assert make_job(store, splits=Artifact(store, again, Split)).identity.ref == ref
 
 
 def test_the_manifest_says_what_was_run(store: Store) -> None:
-    manifest = store.manifest(train(store, make_job(store)))
+    manifest = store.artifacts.manifest(train(store, make_job(store)))
     assert manifest["facts"]["world_size"] == 1
     assert manifest["facts"]["num_examples"] == 30
     assert json.dumps(manifest["spec"])
@@ -189,9 +189,9 @@ HELD = Ref("hold_out", "h")
 
 
 def canary_job(store: Store, *, with_feature: bool = True, **changes: Any) -> Train:
-    if store.lookup("hold_out", "h") is None:
-        index = read_index(store.local_path(SHARD, "index.parquet"))
-        with store.write(HELD) as attempt:
+    if store.artifacts.lookup("hold_out", "h") is None:
+        index = read_index(store.artifacts.local_path(SHARD, "index.parquet"))
+        with store.artifacts.write(HELD) as attempt:
             write_table(hold_out(index, HoldOutSpec(validation_per_class=2)), SPLITS, attempt.path("splits.parquet"))
     spec = CanarySpec.model_validate({"feature": {"kind": "glyph"}})
     shard, held = Artifact(store, SHARD, Decode), Artifact(store, HELD, HoldOut)
@@ -214,18 +214,20 @@ TRAINING_SPEC = TrainingSpec.model_validate(
 
 def test_patience_keeps_the_best_epoch_and_survives_a_kill(store: Store) -> None:
     ref = train(store, canary_job(store))
-    facts = store.manifest(ref)["facts"]
-    rows = pq.read_table(store.local_path(ref, "history.parquet")).to_pylist()
+    facts = store.artifacts.manifest(ref).facts
+    rows = pq.read_table(store.artifacts.local_path(ref, "history.parquet")).to_pylist()
     losses = [row["value"] for row in rows if row["term"] == "validation_loss"]
     assert facts["best_epoch"] == int(np.argmin(losses)) + 1
     assert len(losses) == facts["best_epoch"] + 2 < 40
-    assert sorted(name for name in store.manifest(ref)["files"] if name.startswith("epoch")) == ["epoch-00040.safetensors"]
+    assert sorted(name for name in store.artifacts.manifest(ref).files if name.startswith("epoch")) == [
+        "epoch-00040.safetensors"
+    ]
     whole = weights(store, ref, 40)
-    store.discard(ref)
+    store.artifacts.discard(ref)
     with pytest.raises(Killed):
         train(store, canary_job(store), killed_after=2)
     again = train(store, canary_job(store))
-    assert store.manifest(again)["facts"]["resumed_from_step"] is not None
+    assert store.artifacts.manifest(again).facts["resumed_from_step"] is not None
     for name, tensor in weights(store, again, 40).items():
         assert torch.equal(tensor, whole[name]), name
 
@@ -255,7 +257,7 @@ def test_patience_without_validation_examples_is_refused(store: Store) -> None:
 
 def test_what_cannot_be_trained_is_said_before_any_machine_is_asked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     source, small = ScenesSource(num_examples=120, size=16, digit_size=8), Ref("decode", "small")
-    with store.write(small) as attempt:
+    with store.artifacts.write(small) as attempt:
         write_shard(open_source(source), DataSpec(source=source, image_size=8), attempt.folder)
     fine = [replace(make_job(store, seed=seed), name=f"shadow {seed}") for seed in range(5)]
     looked, sets = [], Train.training_set

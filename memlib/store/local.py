@@ -1,0 +1,217 @@
+"""A store in a folder of this machine's file system, which may be one that nodes share."""
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from fsspec.implementations.local import LocalFileSystem
+from typing_extensions import override
+
+from memlib.errors import RunError, UserError
+from memlib.identity import file_digest
+from memlib.private import PRIVATE, Mode, Permissions, copy_file, make_folder, mode_like, read_plain, write_file
+from memlib.records import MOST_BYTES, FileRecord, Unreadable
+from memlib.store.backend import HALF_WRITTEN_SECONDS, TMP, Backend, Damaged, Facts
+
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # file systems without hard links
+
+
+class Local(Backend):
+    """A folder.
+
+    Args:
+        file_system: fsspec's.
+        root: the folder, as an absolute path.
+    """
+
+    is_local = True
+
+    def __init__(self, file_system: LocalFileSystem, root: str) -> None:
+        super().__init__()
+        self.file_system, self.uri, self.root = file_system, root, root.rstrip("/")
+
+    @override
+    def read(self, path: str) -> bytes | None:
+        try:
+            return read_plain(Path(self.at(path)), MOST_BYTES)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise Unreadable(str(error)) from error
+
+    @override
+    def read_together(self, paths: Sequence[str]) -> dict[str, bytes]:
+        found = {}
+        for path in paths:
+            with contextlib.suppress(Unreadable):
+                content = self.read(path)
+                if content is not None:
+                    found[path] = content
+        return found
+
+    @override
+    def digest(self, path: str) -> str:
+        return file_digest(Path(self.at(path)))
+
+    @override
+    def entries(self, folder: str) -> list[str] | None:
+        at = Path(self.root, folder)
+        if not folder and at.is_file():
+            raise UserError(f"{self.uri} is a file; a store is a folder")
+        try:
+            return os.listdir(at)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    @override
+    def listing(self, folder: str) -> dict[str, Facts]:
+        base = self._plain(folder)
+        if base is None:
+            return {}
+        if base.is_file():
+            facts = base.stat()
+            return {folder: (facts.st_size, facts.st_mtime)}
+        return dict(_files_below(str(base), folder))
+
+    def _plain(self, path: str) -> Path | None:
+        """Return a path below the root; None where a part of it is a link."""
+        at = Path(self.root)
+        for part in path.split("/"):
+            at = at / part
+            if at.is_symlink():
+                return None
+        return at
+
+    @override
+    def create(self, path: str, data: bytes, bits: int) -> bool:
+        part, target = self._part(), self.at(path)
+        write_file(part, data, bits)
+        try:
+            os.link(part, target)
+        except FileExistsError:
+            return Path(target).read_bytes() == data  # ours: on NFS the answer of a call that was repeated
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            part.replace(target)  # the last writer wins, as on S3 without conditions
+        finally:
+            part.unlink(missing_ok=True)
+        return True
+
+    @override
+    def put(self, path: str, source: Path | bytes, *, bits: int, folder_bits: int) -> str:
+        target = Path(self.at(path))
+        make_folder(target.parent, folder_bits)
+        part = self._part()
+        try:
+            if isinstance(source, bytes):
+                write_file(part, source, bits)
+            else:
+                copy_file(source, part, bits)
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+        return str(target)
+
+    def _part(self) -> Path:
+        """Return the path of a file that is being written, in the same file system as what it is for."""
+        return Path(self.root, TMP, f"{uuid.uuid4().hex}.part")
+
+    @override
+    def make_folder(self, path: str, bits: int) -> None:
+        make_folder(Path(self.root, path), bits)
+
+    @override
+    def remove(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            plain = self._plain(path)
+            if plain is None:
+                raise RunError(f"{self.at(path)} lies behind a link; memlib removes nothing there")
+            if plain.is_dir():
+                shutil.rmtree(plain)
+            else:
+                plain.unlink()
+
+    @override
+    def drop_empty(self, path: str) -> None:
+        folder = self._plain(path)
+        while folder is not None and folder != Path(self.root):
+            try:
+                folder.rmdir()
+            except FileNotFoundError:
+                pass
+            except OSError:  # there is something in it, or it is a file
+                return
+            folder = folder.parent
+
+    @override
+    def clock(self) -> float:
+        part = self._part()
+        write_file(part, b"memlib", PRIVATE.file)
+        try:
+            return part.stat().st_mtime
+        finally:
+            part.unlink(missing_ok=True)
+
+    @override
+    def sweep(self, now: float) -> None:
+        for part in Path(self.root, TMP).glob("*.part"):
+            with contextlib.suppress(OSError):
+                if part.lstat().st_mtime < now - HALF_WRITTEN_SECONDS:
+                    part.unlink()
+
+    @override
+    def suggested_mode(self) -> Mode:
+        return mode_like(Path(self.root))
+
+    @override
+    @contextlib.contextmanager
+    def filling(self, folder: str, bits: Permissions) -> Iterator[Path]:
+        path = Path(self.at(folder))
+        make_folder(path.parent, bits.folder)
+        path.mkdir(mode=PRIVATE.folder)
+        yield path
+
+    @override
+    def send(self, filled: Path, folder: str, files: Mapping[str, FileRecord]) -> None:
+        """It is there."""
+
+    @override
+    def keep(self, filled: Path, files: Mapping[str, FileRecord]) -> None:
+        """It is there."""
+
+    @override
+    def check_there(self, folder: str, files: Mapping[str, FileRecord]) -> None:
+        """Reading them is looking there."""
+
+    @override
+    def local(self, path: str, expected: FileRecord) -> Path:
+        found = Path(self.at(path))
+        if problem := self._problem(found, expected):
+            raise Damaged(problem)
+        return found
+
+    @override
+    def forget(self, expected: FileRecord) -> None:
+        """There are no copies."""
+
+
+def _files_below(base: str, name: str) -> Iterator[tuple[str, Facts]]:
+    """Yield regular files below a folder by name; what goes away meanwhile is left out."""
+    try:
+        entries = list(os.scandir(base))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        with contextlib.suppress(FileNotFoundError):
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files_below(entry.path, f"{name}/{entry.name}")
+                continue
+            facts = entry.stat(follow_symlinks=False)
+            if stat.S_ISREG(facts.st_mode):
+                yield f"{name}/{entry.name}", (facts.st_size, facts.st_mtime)

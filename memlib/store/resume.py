@@ -1,0 +1,76 @@
+"""Unfinished work: states that a stage goes on from after an interruption."""
+
+import contextlib
+import json
+import time
+import uuid
+from pathlib import Path
+
+from memlib.identity import file_digest
+from memlib.records import MANIFEST, ResumeRecord, Unreadable, parse, sealed
+from memlib.store.backend import HALF_WRITTEN_SECONDS
+from memlib.store.place import Place
+
+KEPT_RESUME_STATES = 2
+
+
+class ResumeStates:
+    """States by the key of the artifact that will come of them, in resume/<key>/<step>-<attempt>/; the newest sound one wins.
+
+    Args:
+        place: the store's.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def save(self, key: str, step: int, folder: Path) -> None:
+        """Publish the unfinished state in `folder` as the newest of stage key `key`, and drop the oldest ones."""
+        target = f"resume/{key}/{step:012d}-{uuid.uuid4().hex[:12]}"
+        files = self._place.describe(folder)
+        try:
+            for file in files:
+                self._place.publish(f"{target}/{file}", folder / file, secret=True)  # what is unfinished may hold anything
+            record = {"files": {name: file.model_dump() for name, file in files.items()}}
+            self._place.create(f"{target}/{MANIFEST}", json.dumps(sealed(record), indent=1, sort_keys=True).encode())
+        except FileNotFoundError:
+            return  # another driver has committed the artifact, and with that dropped what was unfinished
+        self._prune(key)
+
+    def _prune(self, key: str) -> None:
+        """Drop all but the newest states; another driver may be writing one, or doing the same."""
+        base = f"resume/{key}"
+        there = self._place.listing(base)
+        written: dict[str, float] = {}
+        for path, (_, when) in there.items():
+            state = f"{base}/{path.removeprefix(f'{base}/').split('/')[0]}"
+            written[state] = max(when, written.get(state, 0.0))
+        whole = sorted(state for state in written if f"{state}/{MANIFEST}" in there)
+        half = [state for state in written if state not in whole and written[state] < time.time() - HALF_WRITTEN_SECONDS]
+        for old in [*whole[:-KEPT_RESUME_STATES], *half]:
+            with contextlib.suppress(OSError):
+                self._place.drop(old)
+
+    def load(self, key: str, folder: Path) -> bool:
+        """Copy the newest sound state into `folder`; return False when there is none."""
+        for name in sorted(self._place.names(f"resume/{key}"), reverse=True):
+            state = f"resume/{key}/{name}"
+            with contextlib.suppress(Unreadable, OSError):
+                content = self._place.backend.read(f"{state}/{MANIFEST}")
+                if content is not None and all(
+                    self._fetch(f"{state}/{file}", folder / file, expected.sha256)
+                    for file, expected in parse(ResumeRecord, content).files.items()
+                ):
+                    return True
+        return False
+
+    def _fetch(self, path: str, copy: Path, digest: str) -> bool:
+        """Copy a file; return whether it is sound."""
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        self._place.backend.file_system.get_file(self._place.backend.at(path), str(copy))
+        return file_digest(copy) == digest
+
+    def drop(self, key: str) -> None:
+        """Remove the unfinished states of a stage that has committed; another driver may be at them, too."""
+        with contextlib.suppress(OSError):
+            self._place.drop(f"resume/{key}")
