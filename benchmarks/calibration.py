@@ -18,6 +18,8 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from flows.cli import main
+from memlib.records import RunRecord
+from memlib.runs import list_runs, read_run
 from memlib.store import Store
 
 PAIRS = (
@@ -33,18 +35,19 @@ HEADLINE = ("m_white", "probability")
 HARD = ("data.source.noise=0.3", "canary.choice=top_self_influence")
 
 
-def audit(store: str, *settings: str) -> dict:
+def audit(store: str, *settings: str) -> RunRecord:
     options = [part for setting in settings for part in ("--set", setting)]
     options += ["--set", "score.per_epoch=false"]
     status = main(["run", "unique-feature", "--recipe", "two_moons", "--store", store, "--quiet", *options])
     assert status == 0
-    return max(Store(store).runs(), key=lambda run: run["finished"])
+    opened = Store(store)
+    return read_run(opened, list_runs(opened).entries[0]["run"])
 
 
 def null(store: str) -> bool:
     """Whether every score rejects as often as it should."""
     run = audit(store, "nets.seeds=1", "nets.controls=2000", "title=2000 nets without a canary")
-    units = pq.read_table(run["results"]["units"], partitioning=None).to_pandas()
+    units = pq.read_table(run.results["units"], partitioning=None).to_pandas()
     units = units[units["control"] & units["own_label"] & (units["draw"] == 0)]
     rng = np.random.default_rng(0)
     print(
@@ -69,12 +72,12 @@ def plant(store: str, title: str, *settings: str) -> dict[tuple[str, str], int]:
     run = audit(store, "canary.repeats=20", "nets.seeds=100", "nets.controls=100", f"title={title}", *settings)
     print(f"{title}, 100 nets; found by the calibrated criterion:")
     found = {}
-    for row in run["findings"]:
-        params = json.loads(row["params"])
+    for row in run.findings:
+        params = json.loads(row.params)
         score = (params["metric"], params["output"]) if "metric" in params else None
-        if row["metric"] == "proportion_memorized" and params["criterion"] == "calibrated" and score in PAIRS:
-            found[score] = round(row["value"] * row["n"])
-            print(f"  {score[0]:8} {score[1]:12} {found[score]:4} of {row['n']}")
+        if row.metric == "proportion_memorized" and params["criterion"] == "calibrated" and score in PAIRS:
+            found[score] = round((row.value or 0) * (row.n or 0))
+            print(f"  {score[0]:8} {score[1]:12} {found[score]:4} of {row.n}")
     return found
 
 

@@ -7,14 +7,15 @@ from memlib.audit import Audit
 from memlib.audits import PACKAGES
 
 if TYPE_CHECKING:
+    from memlib.records import RunRecord
     from memlib.stage import AnyStage
     from tasks.stage import StageRunner
 
 
 class Body(Protocol):
-    """What runs the stages of an audit and returns the run's manifest."""
+    """What runs the stages of an audit and returns the run's manifest, None in a plan."""
 
-    def __call__(self, runner: "StageRunner", recipe: Any, /) -> dict[str, Any]:
+    def __call__(self, runner: "StageRunner", recipe: Any, /) -> "RunRecord | None":
         """Carry out an audit."""
         ...
 

@@ -23,7 +23,7 @@ import memlib
 from flows import store_commands
 from flows.audits import resolved
 from flows.recipes import load_recipe, overridden, shipped_recipes, validate
-from flows.store_commands import DEFAULT_STORE, JsonOption, StoreOption, find_run, opened_store, print_run
+from flows.store_commands import DEFAULT_STORE, JsonOption, StoreOption, find_asked, opened_store, print_run
 from flows.supervised import TRY_AGAIN
 from memlib import code
 from memlib.audits import AUDITS, PACKAGES, audit_of, published_tables
@@ -143,11 +143,11 @@ def _carry_out(
         check_stages(AUDITS[audit], [*force, *resources.stages])
         flow = flow_of(AUDITS[audit])
     with tags(TAG):
-        manifest = through_prefect(flow, spec, opened.uri, resources, quiet, tuple(force), cascade)
+        run = through_prefect(flow, spec, opened.uri, resources, quiet, tuple(force), cascade)
     if as_json:
-        print(json.dumps(manifest, indent=1))
+        print(json.dumps(run.model_dump(), indent=1))
     else:
-        print_run(manifest)
+        print_run(run)
 
 
 @app.command
@@ -229,12 +229,10 @@ def resume(
     if other:
         raise UserError(f"--set {other[0]} would make it another run; only resources can be changed, see memlib run")
     opened = opened_store(store)
-    found = find_run(opened, run_id, asked_too=True)
-    machines = overridden({"resources": found.get("resources", {})}, set_)["resources"]
-    audit = audit_of(found["audit"])
-    _carry_out(
-        audit, found["recipe"], machines, store, quiet=quiet or json_, force=force_stage, cascade=cascade, as_json=json_
-    )
+    found = find_asked(opened, run_id)
+    machines = overridden({"resources": found.resources}, set_)["resources"]
+    audit = audit_of(found.audit)
+    _carry_out(audit, found.recipe, machines, store, quiet=quiet or json_, force=force_stage, cascade=cascade, as_json=json_)
 
 
 @app.command

@@ -13,6 +13,7 @@ from memlib.data.stages import Decode, Shard, Split
 from memlib.errors import UserError
 from memlib.identity import derive_seed
 from memlib.publishing import run_id
+from memlib.records import RunRecord
 from memlib.specs import CropSpec
 from memlib.stage import Artifact, Runner
 from memlib.training.fit import Train, TrainedModel
@@ -22,8 +23,8 @@ Side = tuple[int, Direction]
 Models = Mapping[Side, Artifact[TrainedModel]]
 
 
-def audit(runner: Runner, recipe: Recipe) -> dict[str, Any]:
-    """Carry out the audit from data to a page; return the run's manifest."""
+def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
+    """Carry out the audit from data to a page; return the run's manifest, None in a plan."""
     shard = runner.run(Decode(recipe.data))
     splits = runner.run(Split(recipe.split, shard))
     _refuse_the_impossible(recipe, splits.content, shard.content)

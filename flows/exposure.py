@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from memlib.audits.exposure.asking import told
 from memlib.audits.exposure.models import CorpusData, ModelAt, OutsideModel
@@ -14,6 +13,7 @@ from memlib.data.text import role_of
 from memlib.identity import derive_seed
 from memlib.models.outside import outside_digest
 from memlib.publishing import run_id
+from memlib.records import RunRecord
 from memlib.specs import HuggingFaceSpec, ProtocolSpec
 from memlib.specs.subject import TrainIt
 from memlib.stage import AnyArtifact, Artifact, Runner
@@ -24,8 +24,8 @@ STAGES = (MakeCorpus, Train, Perplexities, Ranks, Search, Score, Report)
 NONE, ALL = "no canary", "all canaries"
 
 
-def audit(runner: Runner, recipe: Recipe) -> dict[str, Any]:
-    """Carry out the audit from text to a page; return the run's manifest."""
+def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
+    """Carry out the audit from text to a page; return the run's manifest, None in a plan."""
     data = _data(runner, recipe)
     models = _models(recipe, data)
     trained = runner.run_all([model.stage for model in models])

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 
@@ -13,6 +12,7 @@ from memlib.identity import derive_seed
 from memlib.observe.given import GivenOutputs, read_outputs
 from memlib.observe.stages import ModelOutputs
 from memlib.publishing import run_id
+from memlib.records import RunRecord
 from memlib.specs import TrainedSpec
 from memlib.specs.data import CALIBRATION, POOL, QUERY
 from memlib.stage import Artifact, Runner
@@ -21,8 +21,8 @@ from memlib.training.fit import Train, TrainedModel
 STAGES = (Decode, DrawSets, DrawMixes, Train, ModelOutputs, Score, Report)
 
 
-def audit(runner: Runner, recipe: Recipe) -> dict[str, Any]:
-    """Carry out the audit from data to a page; return the run's manifest."""
+def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
+    """Carry out the audit from data to a page; return the run's manifest, None in a plan."""
     shard = runner.run(Decode(recipe.data))
     sets = runner.run(DrawSets(recipe, shard))
     data = TrainingData(shard, sets)

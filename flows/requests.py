@@ -7,13 +7,12 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
 
 from flows.supervised import tell
 from memlib.errors import UserError
 from memlib.heartbeat import SILENT_SECONDS, beating
 from memlib.identity import content_key
-from memlib.records import RequestRecord, Unreadable, parsed
+from memlib.records import RequestRecord, Unreadable, parse
 from memlib.specs import Resources, Spec
 from memlib.store import Store
 from memlib.upkeep import wait_for_clearing
@@ -73,11 +72,10 @@ def _forget_dead(store: Store, key: str) -> None:
 def _has_died(note: bytes | None) -> bool:
     """Whether a note is of a process of this machine that is not there any more."""
     try:
-        said = parsed(RequestRecord, note or b"")
+        said = parse(RequestRecord, note or b"")
     except Unreadable:
         return False
-    process = said.get("pid")
-    return said.get("host") == socket.gethostname() and isinstance(process, int) and not _lives(process)
+    return said.host == socket.gethostname() and said.pid > 0 and not _lives(said.pid)
 
 
 def _lives(process: int) -> bool:
@@ -90,13 +88,13 @@ def _lives(process: int) -> bool:
     return True
 
 
-def unfinished(store: Store) -> list[dict[str, Any]]:
+def unfinished(store: Store) -> list[RequestRecord]:
     """What was asked for and has not ended, or is under way, once each; the newest first."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, RequestRecord] = {}
     paths = sorted(path for path in store.listing(FOLDER) if path.endswith(".json"))
     for content in store.published_together(paths).values():
         with contextlib.suppress(Unreadable):  # not written by us, or damaged: nothing that can be gone on with
-            note = parsed(RequestRecord, content)
-            if note["started"] >= found.get(note["run"], note)["started"]:
-                found[note["run"]] = note
-    return sorted(found.values(), key=lambda note: -float(note["started"]))
+            note = parse(RequestRecord, content)
+            if note.started >= found.get(note.run, note).started:
+                found[note.run] = note
+    return sorted(found.values(), key=lambda note: -note.started)

@@ -17,6 +17,7 @@ from memlib.audit import Audit
 from memlib.audits import AUDITS
 from memlib.errors import RunError, UserError
 from memlib.planning import Plan
+from memlib.records import RunRecord
 from memlib.specs import Resources, Spec
 from memlib.store import Store
 from tasks.cluster import as_lost, stop_ray
@@ -25,7 +26,7 @@ from tasks.runtime import Context, Shared
 from tasks.stage import StageRunner
 
 TAG = "memlib"  # of runs on a Prefect server; deployments/automations.yaml looks after these
-_finished: ContextVar[list[dict[str, Any]] | None] = ContextVar("finished", default=None)
+_finished: ContextVar[list[RunRecord] | None] = ContextVar("finished", default=None)
 _shared: ContextVar[Shared | None] = ContextVar("shared", default=None)
 
 
@@ -40,7 +41,7 @@ def flow_of(audit: Audit) -> Any:
         quiet: bool = False,
         force: tuple[str, ...] = (),
         cascade: bool = False,
-    ) -> dict[str, Any]:
+    ) -> RunRecord:
         """Args:
             recipe: what is asked for; `memlib schema` shows its keys.
             store: folder or s3:// prefix for artifacts, results and reports.
@@ -70,8 +71,8 @@ def carry_out(
     quiet: bool,
     force: Sequence[str],
     cascade: bool,
-) -> dict[str, Any]:
-    """Runs an audit's body in a store.
+) -> RunRecord:
+    """Runs an audit's body in a store, and returns the run's manifest.
 
     Args:
         audit: its name on the command line.
@@ -107,7 +108,7 @@ def carry_out(
         for line in AUDITS[audit].limits(recipe):
             context.warn(line)
         try:
-            manifest = body(StageRunner(context), recipe)
+            manifest = _run_of(body(StageRunner(context), recipe))
         except BaseException as caught:
             error = as_lost(caught)
             said = str(error) if isinstance(error, UserError | RunError | OSError) else type(error).__name__
@@ -134,20 +135,26 @@ def sharing(shared: Shared) -> Iterator[None]:
         _shared.reset(token)
 
 
-def through_prefect(flow: Any, *arguments: Any) -> dict[str, Any]:
+def through_prefect(flow: Any, *arguments: Any) -> RunRecord:
     """Runs an audit's flow; where Prefect's server goes away, what is left of it runs without, and is not done twice."""
     if is_gone():
-        return dict(flow.fn(*arguments))
-    finished: list[dict[str, Any]] = []
+        return _run_of(flow.fn(*arguments))
+    finished: list[RunRecord] = []
     token = _finished.set(finished)
     try:
-        return dict(flow(*arguments))
+        return _run_of(flow(*arguments))
     except Exception as error:
         if isinstance(error, UserError | RunError) or not is_gone():
             raise
-        return finished[-1] if finished else dict(flow.fn(*arguments))
+        return finished[-1] if finished else _run_of(flow.fn(*arguments))
     finally:
         _finished.reset(token)
+
+
+def _run_of(found: Any) -> RunRecord:
+    """What carries out an audit returns its run; Prefect's flows have no types, and a body returns None in a plan."""
+    assert isinstance(found, RunRecord)
+    return found
 
 
 def plan(audit: Audit, recipe: Spec, store: str, resources: Resources, *, force: Sequence[str] = ()) -> Plan:

@@ -1,7 +1,6 @@
 """Self-influence (TracInCP) of every training example, from examples to a page."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from memlib.audits.self_influence.recipe import CheckpointSpec, Recipe
 from memlib.audits.self_influence.scores import choose_checkpoints
@@ -10,6 +9,7 @@ from memlib.data.splits import TRAIN
 from memlib.data.stages import Decode, HoldOut, TrainingData
 from memlib.observe.stages import CheckpointNorms
 from memlib.publishing import run_id
+from memlib.records import RunRecord
 from memlib.results import Tables
 from memlib.specs import ClassifierSpec, InfluenceSpec, SupervisedSpec, TrainedSpec, TrainingSpec, changed
 from memlib.specs.subject import TrainIt
@@ -19,8 +19,8 @@ from memlib.training.fit import Canary, Train, TrainedModel
 STAGES = (Decode, HoldOut, Train, CheckpointNorms, Score, Report)
 
 
-def audit(runner: Runner, recipe: Recipe) -> dict[str, Any]:
-    """Carry out the audit from data to a page; return the run's manifest."""
+def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
+    """Carry out the audit from data to a page; return the run's manifest, None in a plan."""
     shard = runner.run(Decode(recipe.data))
     splits = runner.run(HoldOut(recipe.split, shard))
     data = TrainingData(shard, splits)

@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -20,6 +20,7 @@ from memlib import comparison, ledger, upkeep
 from memlib.audits import AUDITS, audit_of
 from memlib.errors import RunError, UserError
 from memlib.planning import Plan
+from memlib.records import Finding, RequestRecord, RunRecord, StatusRecord
 from memlib.runs import INDEX, list_runs, read_run, refs_of, rows_of, run_names
 from memlib.store import Store
 
@@ -69,28 +70,29 @@ def runs(*, data: str | None = None, store: StoreOption = DEFAULT_STORE, json_: 
     listed, open_ = list_runs(opened), unfinished(opened)
     found = list(listed.entries)
     if data is not None:
-        found, open_ = [run for run in found if ledger.data_of(run).startswith(data)], []
+        found, open_ = [run for run in found if run["ledger"]["data"].startswith(data)], []
         if not found:
             raise UserError(f"no run in {store} is of data {data!r}; memlib show RUN --json names a run's data")
     if listed.damaged:
         print(f"memlib: {listed.warning()}", file=sys.stderr)
     if json_:
-        print(json.dumps([*open_, *(read_run(opened, entry["run"]) for entry in found)], indent=1))
+        finished = [read_run(opened, entry["run"]) for entry in found]
+        print(json.dumps([record.model_dump() for record in (*open_, *finished)], indent=1))
         return
     for note in open_:
-        started = datetime.fromtimestamp(note["started"]).strftime("%Y-%m-%d %H:%M")
-        said = f"{note['run']}  not ended, started {started}  {note['audit']}  {note['title']}"
-        console.print(f"{said}  (memlib resume {note['run']})", soft_wrap=True)
+        started = datetime.fromtimestamp(note.started).strftime("%Y-%m-%d %H:%M")
+        said = f"{note.run}  not ended, started {started}  {note.audit}  {note.title}"
+        console.print(f"{said}  (memlib resume {note.run})", soft_wrap=True)
     if not found:
         console.print(f"no {'finished ' if open_ else ''}runs in {store}")
         return
     rows = [("run", "finished", "audit", "headline", "value", "p", "verdict", "title")]
     for entry in found:
         first = entry["findings"][0]
-        finished = datetime.fromtimestamp(entry["finished"]).strftime("%Y-%m-%d %H:%M")
+        ended = datetime.fromtimestamp(entry["finished"]).strftime("%Y-%m-%d %H:%M")
         word = entry["verdict"]["word"] if entry["verdict"] else first["verdict"] or ""
         cells = (first["metric"], _number(first["value"]), _p(first["p_value"]), word)
-        rows.append((entry["run"], finished, audit_of(entry["audit"]), *cells, entry["title"]))
+        rows.append((entry["run"], ended, audit_of(entry["audit"]), *cells, entry["title"]))
     print("\n".join(_aligned(rows)))
 
 
@@ -118,7 +120,7 @@ def show(
     opened = opened_store(store)
     found = find_run(opened, run_id)
     if json_:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(found.model_dump(), indent=1))
         return
     if reveal:
         _reveal(opened, found)
@@ -148,52 +150,53 @@ def status(
         Print it as JSON.
     """
     opened = opened_store(store)
-    found = find_run(opened, run_id, asked_too=True)
-    if found["finished"] is not None:
+    found = find_asked(opened, run_id)
+    if isinstance(found, RunRecord):
         rows = upkeep.metrics_by_stage(opened, found)
         if json_:
-            print(json.dumps({"run": found["run"], "state": "completed", "stages": rows}, indent=1))
+            print(json.dumps({"run": found.run, "state": "completed", "stages": rows}, indent=1))
         else:
             console.print(_metrics_table(found, rows))
         return
     seen = _progress(opened, found)
     if json_:
-        print(json.dumps(seen, indent=1))
+        print(json.dumps(seen.model_dump(), indent=1))
         return
     if not watch:
         console.print(_status_table(seen))
         return
     with Live(_status_table(seen), console=console, refresh_per_second=2) as live:
-        while seen["state"] not in upkeep.ENDED and any(note["run"] == found["run"] for note in unfinished(opened)):
+        while seen.state not in upkeep.ENDED and any(note.run == found.run for note in unfinished(opened)):
             time.sleep(2)
             seen = _progress(opened, found)
-            if seen["stages"]:
+            if seen.stages:
                 live.update(_status_table(seen))
-    if seen["state"] not in upkeep.ENDED:
-        console.print(f"run {found['run']} has ended; see memlib runs")
+    if seen.state not in upkeep.ENDED:
+        console.print(f"run {found.run} has ended; see memlib runs")
 
 
-def _progress(store: Store, note: Mapping[str, Any]) -> dict[str, Any]:
+def _progress(store: Store, note: RequestRecord) -> StatusRecord:
     from tasks.progress import read_status  # loads Prefect
 
-    return read_status(store, note["run"]) or {**note, "state": "asked for", "stages": {}, "updated": note["started"]}
+    asked = StatusRecord(run=note.run, title=note.title, state="asked for", started=note.started, updated=note.started)
+    return read_status(store, note.run) or asked
 
 
-def _status_table(seen: Mapping[str, Any]) -> Table:
-    ago = time.time() - seen["updated"]
-    heard = f", last heard of {ago:.0f} s ago" if seen["state"] == "running" and ago > QUIET_SECONDS else ""
-    problem = f": {seen['problem']}" if seen.get("problem") else ""
-    title = f"run {seen['run']}  {seen['title']}  ({seen['state']}{problem}{heard})"
+def _status_table(seen: StatusRecord) -> Table:
+    ago = time.time() - seen.updated
+    heard = f", last heard of {ago:.0f} s ago" if seen.state == "running" and ago > QUIET_SECONDS else ""
+    problem = f": {seen.problem}" if seen.problem else ""
+    title = f"run {seen.run}  {seen.title}  ({seen.state}{problem}{heard})"
     table = _table(title, "stage", "state", "computed", "reused", "progress", "")
-    for stage, row in seen["stages"].items():
-        done = f"{row['done']} of {row['total']}" if "total" in row else ""
-        table.add_row(stage, row["state"], str(row["computed"]), str(row["cached"]), done, str(row.get("note", "")))
+    for stage, row in seen.stages.items():
+        done = "" if row.total is None else f"{row.done} of {row.total}"
+        table.add_row(stage, row.state, str(row.computed), str(row.cached), done, row.note)
     return table
 
 
-def _metrics_table(run: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Table:
+def _metrics_table(run: RunRecord, rows: Sequence[Mapping[str, Any]]) -> Table:
     headings = ("stage", "artifacts", "seconds", "CPU seconds", "peak GiB", "GPU GiB", "MiB in", "MiB out", "units")
-    table = _table(f"run {run['run']}  {run['title']}  (completed)", *headings)
+    table = _table(f"run {run.run}  {run.title}  (completed)", *headings)
     for row in rows:
         gpu = "" if row["gpu_peak_memory_bytes"] is None else f"{row['gpu_peak_memory_bytes'] / 2**30:.2f}"
         sizes = (f"{row['bytes_in'] / 2**20:.1f}", f"{row['bytes_out'] / 2**20:.1f}")
@@ -256,16 +259,32 @@ def opened_store(uri: str) -> Store:
     return store
 
 
-def find_run(store: Store, run_id: str, *, asked_too: bool = False) -> dict[str, Any]:
-    """The manifest of the finished run whose id begins so; where they are asked for, also the notes of those that have not
-    ended."""
-    notes = {note["run"]: note for note in unfinished(store) if note["run"].startswith(run_id)} if asked_too else {}
-    names = [name for name in run_names(store) if name.startswith(run_id)]
-    found = list(dict.fromkeys([*notes, *names]))
+def find_run(store: Store, run_id: str) -> RunRecord:
+    """Return the manifest of the finished run whose id begins so.
+
+    Raises:
+        UserError: when no id, or more than one, begins so.
+    """
+    return read_run(store, _only(store, run_id, run_names(store)))
+
+
+def find_asked(store: Store, run_id: str) -> RunRecord | RequestRecord:
+    """Return the manifest of the run whose id begins so, or the note of one that has not ended.
+
+    Raises:
+        UserError: when no id, or more than one, begins so.
+    """
+    notes = {note.run: note for note in unfinished(store)}
+    name = _only(store, run_id, [*notes, *run_names(store)])
+    return notes[name] if name in notes else read_run(store, name)
+
+
+def _only(store: Store, run_id: str, names: Iterable[str]) -> str:
+    found = list(dict.fromkeys(name for name in names if name.startswith(run_id)))
     if len(found) != 1:
         seen = "no run" if not found else f"{len(found)} runs"
         raise UserError(f"{seen} in {store.uri} begin{'s' if len(found) < 2 else ''} with {run_id!r}; see memlib runs")
-    return notes[found[0]] if found[0] in notes else read_run(store, found[0])
+    return found[0]
 
 
 def diff(
@@ -289,19 +308,19 @@ def diff(
     """
     opened = opened_store(store)
     a, b = find_run(opened, first), find_run(opened, second)
-    if a["audit"] != b["audit"]:
-        raise UserError(f"run {a['run']} is a {audit_of(a['audit'])} audit, {b['run']} a {audit_of(b['audit'])} audit")
+    if a.audit != b.audit:
+        raise UserError(f"run {a.run} is a {audit_of(a.audit)} audit, {b.run} a {audit_of(b.audit)} audit")
     recipes_, findings = comparison.recipe_changes(a, b), comparison.finding_changes(a, b)
     artifacts = comparison.shared_artifacts(a, b)
     if json_:
         print(json.dumps({"recipe": recipes_, "findings": findings, "artifacts": artifacts}, indent=1))
         return
-    _print_rows("recipe", ("key", a["run"], b["run"]), [[c["key"], str(c["first"]), str(c["second"])] for c in recipes_])
+    _print_rows("recipe", ("key", a.run, b.run), [[c["key"], str(c["first"]), str(c["second"])] for c in recipes_])
     rows = []
     for change in (c for c in findings if c["difference"] != 0):
         values = [_number(change[name]) for name in ("first", "second", "difference")]
         rows.append([f"{change['metric']} {change['params']}", *values, "intervals apart" if change["apart"] else ""])
-    _print_rows("findings", ("metric", a["run"], b["run"], "difference", ""), rows)
+    _print_rows("findings", ("metric", a.run, b.run, "difference", ""), rows)
     counts = ", ".join(f"{len(names)} {how}" for how, names in artifacts.items() if names)
     console.print(f"artifacts: {counts}")
 
@@ -372,7 +391,7 @@ def verify(
     for run in runs:
         problems += verification.check_run(opened, run, rows)
         problems += verification.check_signature(opened, run, trust) if trust is not None else ()
-    older = [run["run"] for run in runs if not verification.is_checkable(run)]
+    older = [run.run for run in runs if not verification.is_checkable(run)]
     if json_:
         named = [asdict(problem) for problem in problems]
         print(json.dumps({"artifacts": len(refs), "runs": len(runs), "older": older, "problems": named}, indent=1))
@@ -413,7 +432,7 @@ def sign(run_id: str, /, *, key: Path, store: StoreOption = DEFAULT_STORE) -> No
     problems = [*verification.check_artifacts(opened, sorted(refs_of(run), key=str))]
     problems += verification.check_run(opened, run, rows)
     if problems:
-        raise RunError(f"{problems[0].what}: {problems[0].problem}; nothing was signed, see memlib verify {run['run']}")
+        raise RunError(f"{problems[0].what}: {problems[0].problem}; nothing was signed, see memlib verify {run.run}")
     console.print(f"signed: {verification.sign(opened, run, key)}", soft_wrap=True)
 
 
@@ -445,7 +464,7 @@ def gc(
     if days < 0:
         raise UserError(f"--days {days:g} lies in the future; use 0 or more")
     opened = opened_store(store)
-    kept = {find_run(opened, run_id)["run"] for run_id in keep} if keep else None
+    kept = {find_run(opened, run_id).run for run_id in keep} if keep else None
     found = (upkeep.clear if delete else upkeep.garbage)(opened, keep=kept, days=days)
     if json_:
         print(json.dumps({"deleted": delete, "found": [asdict(item) for item in found]}, indent=1))
@@ -480,32 +499,32 @@ def adopt(*, mode: Literal["private", "group", "open"] | None = None, store: Sto
     console.print(f"{opened.uri} is a store now ({opened.mode}): {seen} artifacts and runs", soft_wrap=True)
 
 
-def print_run(manifest: dict[str, Any], *, whole: bool = False) -> None:
+def print_run(run: RunRecord, *, whole: bool = False) -> None:
     """The verdict and findings of a run, and where its results and report are."""
-    said = manifest.get("verdict")
-    table = Table(box=None, pad_edge=False, title=manifest["title"], title_justify="left")
+    said = run.verdict
+    table = Table(box=None, pad_edge=False, title=run.title, title_justify="left")
     for heading in ("metric", "value", "95 % interval", "p", "p adjusted", "n", "verdict"):
         table.add_column(heading, justify="left" if heading in ("metric", "verdict") else "right")
-    rows = [{**row, "params": json.loads(row["params"])} for row in manifest["findings"]]
+    rows = [(row, json.loads(row.params)) for row in run.findings]
     if not whole:
-        headline, audit = rows[0]["params"], AUDITS[audit_of(manifest["audit"])]
-        rows = [row for row in rows if audit.in_brief(row["params"], headline)]
-    varying = _varying([row["params"] for row in rows])
-    for row in rows:
-        at = ", ".join(_setting(name, row["params"][name]) for name in varying if name in row["params"])
-        name = f"{row['metric']} {at}".strip()
-        cells = (name, _value(row["value"]), _interval(row), _p(row["p_value"]), _p(row.get("p_adjusted")), str(row["n"]))
-        table.add_row(*cells, row["verdict"] or "")
+        headline, audit = rows[0][1], AUDITS[audit_of(run.audit)]
+        rows = [(row, params) for row, params in rows if audit.in_brief(params, headline)]
+    varying = _varying([params for _, params in rows])
+    for row, params in rows:
+        at = ", ".join(_setting(name, params[name]) for name in varying if name in params)
+        name = f"{row.metric} {at}".strip()
+        cells = (name, _value(row.value), _interval(row), _p(row.p_value), _p(row.p_adjusted), str(row.n))
+        table.add_row(*cells, row.verdict or "")
     console.print(table)
     if said is not None:
-        console.print(f"\n{said['sentence']}\n{said['explanation']}", soft_wrap=True)
-    if earlier := manifest.get("ledger", {}).get("earlier"):
+        console.print(f"\n{said.sentence}\n{said.explanation}", soft_wrap=True)
+    if earlier := run.ledger.earlier:
         console.print(f"\n{ledger.in_words(earlier)}", soft_wrap=True)
-    done = f"{len(manifest['computed'])} stages computed, {len(manifest['reused'])} reused, {manifest['seconds']:.0f} s"
-    console.print(f"\nrun {manifest['run']}: {done}")
-    results = manifest["results"].get("summary") or next(iter(manifest["results"].values()), "")
+    done = f"{len(run.computed)} stages computed, {len(run.reused)} reused, {run.seconds:.0f} s"
+    console.print(f"\nrun {run.run}: {done}")
+    results = run.results.get("summary") or next(iter(run.results.values()), "")
     console.print(f"results {results}", soft_wrap=True)
-    console.print(f"report  {manifest['report']}", soft_wrap=True)
+    console.print(f"report  {run.report}", soft_wrap=True)
 
 
 def _value(value: float | None) -> str:
@@ -514,19 +533,19 @@ def _value(value: float | None) -> str:
     return f"{value:.2g}" if 0 < abs(value) < 0.001 else f"{value:.3f}"
 
 
-def _interval(row: Mapping[str, Any]) -> str:
-    if row["ci_low"] is None:
+def _interval(row: Finding) -> str:
+    if row.ci_low is None:
         return ""
-    return f"{row['ci_low']:.3f} to {row['ci_high']:.3f}" if row["ci_high"] is not None else f"at least {row['ci_low']:.3f}"
+    return f"{row.ci_low:.3f} to {row.ci_high:.3f}" if row.ci_high is not None else f"at least {row.ci_low:.3f}"
 
 
-def _reveal(store: Store, manifest: dict[str, Any]) -> None:
-    name = audit_of(manifest["audit"])
+def _reveal(store: Store, run: RunRecord) -> None:
+    name = audit_of(run.audit)
     revealed = AUDITS[name].revealed if name in AUDITS else None
     if revealed is None:
         others = ", ".join(other for other, audit in AUDITS.items() if audit.revealed is not None)
-        raise UserError(f"run {manifest['run']} is a {name} audit; only {others} has secrets to reveal")
-    for title, rows in revealed(store, manifest["recipe"], manifest["artifacts"]).items():
+        raise UserError(f"run {run.run} is a {name} audit; only {others} has secrets to reveal")
+    for title, rows in revealed(store, run.recipe, run.artifacts).items():
         table = Table(box=None, pad_edge=False, title=title, title_justify="left")
         for heading in rows[0] if rows else ():
             table.add_column(heading)

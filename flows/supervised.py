@@ -119,17 +119,17 @@ def _read(reading: int) -> bytes:
 def _mark(said: bytes, problem: str) -> None:
     """Writes into the store how the runs under way have ended."""
     from memlib.errors import RunError, UserError
-    from memlib.records import StatusRecord, Unreadable, parsed
+    from memlib.records import StatusRecord, Unreadable, parse
     from memlib.store import Store
 
     for line in dict.fromkeys(line for line in said.splitlines() if line.startswith(b"[")):
         with contextlib.suppress(OSError, RunError, UserError, Unreadable, ValueError):
             uri, run = json.loads(line)
             store, path = Store(uri).waiting(ENDING_SECONDS), f"status/{run}.json"
-            before = parsed(StatusRecord, store.published(path) or b"")
-            if before["state"] == "running":
-                status = before | {"state": "failed", "problem": problem, "updated": time.time()}
-                store.publish(path, json.dumps(status, indent=1).encode(), secret=True)
+            before = parse(StatusRecord, store.published(path) or b"")
+            if before.state == "running":
+                status = before.model_copy(update={"state": "failed", "problem": problem, "updated": time.time()})
+                store.publish(path, json.dumps(status.model_dump(), indent=1).encode(), secret=True)
 
 
 def _end_leftovers() -> None:

@@ -2,6 +2,7 @@
 
 import contextvars
 import logging
+import time
 from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict
@@ -24,6 +25,7 @@ from memlib.errors import RunError, UserError
 from memlib.identity import content_key, file_digest
 from memlib.private import scratch
 from memlib.publishing import publish_run
+from memlib.records import Finding, RunRecord, VerdictRecord
 from memlib.report.page import render
 from memlib.results import REPORT_FILE
 from memlib.runs import NAME_LENGTH, results_path
@@ -40,7 +42,7 @@ STAGES: tuple[type[AnyStage], ...] = ()
 log = logging.getLogger("memlib")
 
 
-def audit(runner: StageRunner, recipe: Recipe) -> dict[str, Any]:
+def audit(runner: StageRunner, recipe: Recipe) -> RunRecord | None:
     """Carry out the cells and compare them; return the sweep's manifest, those of its cells are runs of their own.
 
     Raises:
@@ -54,18 +56,18 @@ def audit(runner: StageRunner, recipe: Recipe) -> dict[str, Any]:
                     body_of(audit)(runner, spec)
             except (UserError, RunError) as error:
                 context.plan.problems[name] = str(error)
-        return {}
+        return None
     outcomes = _carry_out_cells(context, recipe, cells)
-    manifest = _publish(context, recipe, [outcomes[name] for name in cells])
+    run = _publish(context, recipe, [outcomes[name] for name in cells])
     broken = [outcome for outcome in outcomes.values() if outcome.run is None]
     if broken:
         named = "; ".join(f"{outcome.cell}: {outcome.problem}" for outcome in broken[:3])
         more = f"; and {len(broken) - 3} more" if len(broken) > 3 else ""
         raise RunError(
-            f"{len(broken)} of {len(cells)} cells broke ({named}{more}); the others are compared in {manifest['report']}. "
+            f"{len(broken)} of {len(cells)} cells broke ({named}{more}); the others are compared in {run.report}. "
             "Run the same command again to do just those"
         )
-    return manifest
+    return run
 
 
 def resolved(content: dict[str, Any]) -> dict[str, Any]:
@@ -146,10 +148,10 @@ def _cell(context: Context, name: str, audit: Audit, spec: Spec, changes: dict[s
     return Outcome(name, kind, changes, run)
 
 
-def _publish(context: Context, recipe: Recipe, outcomes: list[Outcome]) -> dict[str, Any]:
+def _publish(context: Context, recipe: Recipe, outcomes: list[Outcome]) -> RunRecord:
     """The comparison: a table below results/, a page and the sweep's manifest below runs/."""
     store = context.store
-    done = [outcome.run for outcome in outcomes if outcome.run is not None]
+    done = [(outcome.cell, outcome.run) for outcome in outcomes if outcome.run is not None]
     spec = recipe.model_dump(mode="json", exclude={"concurrent_cells"})
     run = content_key("sweep", version=1, spec=spec, inputs={})[:NAME_LENGTH]
     with scratch("sweep") as folder:
@@ -166,18 +168,25 @@ def _publish(context: Context, recipe: Recipe, outcomes: list[Outcome]) -> dict[
         }
         published = {f"runs/{run}/{file.name}": file_digest(file) for file in (folder / "page").iterdir()}
         published[path] = file_digest(folder / "sweep.parquet")
-        manifest = {
-            "run": run, "audit": "sweep", "title": recipe.title, "recipe": recipe.model_dump(mode="json"),
-            "verdict": asdict(said), "findings": summarize(outcomes), "results": results, "report": pages[REPORT_FILE],
-            "cells": {o.cell: o.run["run"] if o.run is not None else None for o in outcomes},
-            "problems": {o.cell: o.problem for o in outcomes if o.run is None},
-            "artifacts": {f"{o.cell}: {name}": ref for o in outcomes if o.run for name, ref in o.run["artifacts"].items()},
-            "published": published,
-            "computed": sorted({ref for cell in done for ref in cell["computed"]}),
-            "reused": sorted({ref for cell in done for ref in cell["reused"]}),
-        }  # fmt: skip
-    manifest = publish_run(context.store, context.work, manifest)
+    compared = RunRecord(
+        run=run,
+        audit="sweep",
+        title=recipe.title,
+        finished=time.time(),
+        recipe=recipe.model_dump(mode="json"),
+        verdict=VerdictRecord(**asdict(said)),
+        findings=[Finding(**row) for row in summarize(outcomes)],
+        results=results,
+        report=pages[REPORT_FILE],
+        cells={o.cell: None if o.run is None else o.run.run for o in outcomes},
+        problems={o.cell: o.problem for o in outcomes if o.run is None},
+        artifacts={f"{cell}: {name}": ref for cell, one in done for name, ref in one.artifacts.items()},
+        published=published,
+        computed=sorted({ref for _, one in done for ref in one.computed}),
+        reused=sorted({ref for _, one in done for ref in one.reused}),
+    )
+    found = publish_run(context.store, context.work, compared)
     if FlowRunContext.get() is not None:
-        rows = [{"cell": o.cell, "run": o.run["run"] if o.run else None, "problem": o.problem} for o in outcomes]
+        rows = [{"cell": o.cell, "run": None if o.run is None else o.run.run, "problem": o.problem} for o in outcomes]
         quietly(create_table_artifact, table=rows[:ARTIFACT_ROWS], key=f"sweep-{run}-cells", description=recipe.title)
-    return manifest
+    return found

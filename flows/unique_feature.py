@@ -26,6 +26,7 @@ from memlib.errors import UserError
 from memlib.observe.models import Trained
 from memlib.observe.stages import CheckpointNorms
 from memlib.publishing import run_id
+from memlib.records import RunRecord
 from memlib.specs import TrainedSpec, TrainingSpec
 from memlib.stage import AnyArtifact, Artifact, Runner
 from memlib.training.fit import Canary, Train
@@ -36,8 +37,8 @@ STAGES = (
 NULL_FEATURES = 99  # features that a model trained elsewhere is compared on, when the recipe names no number
 
 
-def audit(runner: Runner, recipe: Recipe) -> dict[str, Any]:
-    """Carry out the audit from data to a page; return the run's manifest."""
+def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
+    """Carry out the audit from data to a page; return the run's manifest, None in a plan."""
     if isinstance(recipe.subject, TrainedSpec):
         return _audit_external(runner, recipe, recipe.subject)
     cells = [_prepare(runner, cell) for cell in recipe.cells]
@@ -53,7 +54,7 @@ def audit(runner: Runner, recipe: Recipe) -> dict[str, Any]:
     return runner.publish(recipe, scores, report, named)
 
 
-def _audit_external(runner: Runner, recipe: Recipe, trained: TrainedSpec) -> dict[str, Any]:
+def _audit_external(runner: Runner, recipe: Recipe, trained: TrainedSpec) -> RunRecord | None:
     """A model that was trained elsewhere: the feature's scores among those of others of its kind."""
     data, probe = _data(runner, recipe)
     feature = build_feature(recipe.canary.feature, data.images.shape[1:])

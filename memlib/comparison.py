@@ -4,12 +4,12 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-Run = Mapping[str, Any]
+from memlib.records import Finding, RunRecord
 
 
-def recipe_changes(first: Run, second: Run) -> list[dict[str, Any]]:
+def recipe_changes(first: RunRecord, second: RunRecord) -> list[dict[str, Any]]:
     """Keys of the recipes, dotted, with the values of both where they differ; None where one has no such key."""
-    a, b = (dict(flat(run["recipe"])) for run in (first, second))
+    a, b = (dict(flat(run.recipe)) for run in (first, second))
     names = dict.fromkeys([*a, *b])
     return [{"key": name, "first": a.get(name), "second": b.get(name)} for name in names if a.get(name) != b.get(name)]
 
@@ -23,7 +23,7 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def finding_changes(first: Run, second: Run) -> list[dict[str, Any]]:
+def finding_changes(first: RunRecord, second: RunRecord) -> list[dict[str, Any]]:
     """Findings of either run by metric and params: both values, and how the second differs where it has both.
 
     Intervals that do not overlap are marked: the difference is more than either run's own uncertainty. Runs share data and
@@ -41,25 +41,26 @@ def finding_changes(first: Run, second: Run) -> list[dict[str, Any]]:
     return found
 
 
-def _by_setting(run: Run) -> dict[tuple[str, str], Mapping[str, Any]]:
+def _by_setting(run: RunRecord) -> dict[tuple[str, str], Finding]:
     """Params are compared as canonical JSON, whatever order their keys were written in."""
-    return {(row["metric"], json.dumps(json.loads(row["params"]), sort_keys=True)): row for row in run["findings"]}
+    return {(row.metric, json.dumps(json.loads(row.params), sort_keys=True)): row for row in run.findings}
 
 
-def _value(row: Mapping[str, Any] | None) -> float | None:
-    return None if row is None or row["value"] is None else float(row["value"])
+def _value(row: Finding | None) -> float | None:
+    return None if row is None else row.value
 
 
-def _apart(mine: Any, other: Any) -> bool:
-    ends = [row[name] for row in (mine, other) for name in ("ci_low", "ci_high")]
-    if any(end is None for end in ends):
+def _apart(mine: Finding | None, other: Finding | None) -> bool:
+    if mine is None or other is None or mine.ci_low is None or other.ci_low is None:
         return False
-    return bool(mine["ci_high"] < other["ci_low"] or other["ci_high"] < mine["ci_low"])
+    if mine.ci_high is None or other.ci_high is None:
+        return False
+    return mine.ci_high < other.ci_low or other.ci_high < mine.ci_low
 
 
-def shared_artifacts(first: Run, second: Run) -> dict[str, list[str]]:
+def shared_artifacts(first: RunRecord, second: RunRecord) -> dict[str, list[str]]:
     """Names of the artifacts that both runs have, in the same version or in another, or that only one has."""
-    a, b = first["artifacts"], second["artifacts"]
+    a, b = first.artifacts, second.artifacts
     return {
         "same": sorted(name for name in a if a[name] == b.get(name)),
         "differ": sorted(name for name in a if name in b and a[name] != b[name]),

@@ -19,7 +19,7 @@ from memlib.findings import verdict_of
 from memlib.identity import canonical_json, file_digest
 from memlib.private import scratch
 from memlib.provenance import software, source_state
-from memlib.records import sealed
+from memlib.records import DIGEST, Finding, Ledger, Publication, RunRecord, VerdictRecord, sealed
 from memlib.results import REPORT_FILE, Tables
 from memlib.runs import asks_digest, findings_of, list_runs, pins_of, publish_rows, read_run, refs_of, results_path, run_name
 from memlib.specs import Resources
@@ -58,7 +58,7 @@ def publish_audit(
     scores: Artifact[Tables],
     report: Artifact[Path],
     artifacts: Mapping[str, AnyArtifact],
-) -> dict[str, Any]:
+) -> RunRecord:
     """Put the tables below results/, the page and figures below runs/<run>/, the run's manifest last.
 
     Args:
@@ -86,31 +86,32 @@ def publish_audit(
         pages[name] = store.publish(path, report.path(name), secret=True)
         published[path] = file.sha256
     summary = scores.content["summary"].to_pylist()
-    manifest = {
-        "run": run,
-        "audit": recipe.audit,
-        "title": recipe.title,
-        "recipe": recipe.model_dump(mode="json"),
-        "verdict": asdict(verdict_of(summary)),
-        "ledger": _ledger(store, run, named.values()),
-        "findings": findings_of(summary),
-        "results": results,
-        "report": pages[REPORT_FILE],
-        "artifacts": {name: str(artifact) for name, artifact in named.items()},
-        "scores": str(scores),
-        "computed": work.computed,
-        "reused": work.reused,
-        "published": published,
-    }
-    return publish_run(store, work, manifest)
+    found = RunRecord(
+        run=run,
+        audit=recipe.audit,
+        title=recipe.title,
+        finished=time.time(),
+        recipe=recipe.model_dump(mode="json"),
+        verdict=VerdictRecord(**asdict(verdict_of(summary))),
+        ledger=_ledger(store, run, named.values()),
+        findings=[Finding(**row) for row in findings_of(summary)],
+        results=results,
+        report=pages[REPORT_FILE],
+        artifacts={name: str(artifact) for name, artifact in named.items()},
+        scores=str(scores),
+        computed=work.computed,
+        reused=work.reused,
+        published=published,
+    )
+    return publish_run(store, work, found)
 
 
-def _ledger(store: Store, run: str, artifacts: Iterable[AnyArtifact]) -> dict[str, Any]:
+def _ledger(store: Store, run: str, artifacts: Iterable[AnyArtifact]) -> Ledger:
     """Return the digest of the run's data, and the audits of the same data that were published before it."""
     return ledger.entry(list_runs(store).entries, run, data_digest(artifacts), _published_before(store, run))
 
 
-def _published_before(store: Store, run: str) -> dict[str, Any] | None:
+def _published_before(store: Store, run: str) -> RunRecord | None:
     """Return the manifest of an earlier publication of the run; a damaged one is written anew."""
     with contextlib.suppress(RunError):
         return read_run(store, run)
@@ -131,37 +132,37 @@ def data_digest(artifacts: Iterable[AnyArtifact]) -> str:
     return hashlib.sha256(canonical_json(sorted(found, key=canonical_json)).encode()).hexdigest() if found else ""
 
 
-def publish_run(store: Store, work: Work, manifest: dict[str, Any]) -> dict[str, Any]:
+def publish_run(store: Store, work: Work, run: RunRecord) -> RunRecord:
     """Publish a run's manifest, which comes last; return it with who ran it when, where, and with which software."""
-    run = manifest["run"]
-    whole = manifest | {
-        "asks": asks_digest(manifest["recipe"]),
-        "pins": pins_of(store, refs_of(manifest)),
-        "resources": work.resources.model_dump(mode="json"),
-        "history": _history(store, work, run),
-        "seconds": round(time.time() - work.started, 1),
-        "finished": time.time(),
-        "software": dict(software()),
-        "source": dict(source_state()),
-    }
-    whole = sealed(whole)
-    store.publish(f"runs/{run}/{MANIFEST}", json.dumps(whole, indent=1).encode())
-    publish_rows(store, [entry for entry in list_runs(store).entries if entry["run"] == run])
-    return whole
+    whole = run.model_copy(
+        update={
+            "asks": asks_digest(run.recipe),
+            "pins": pins_of(store, refs_of(run)),
+            "resources": work.resources.model_dump(mode="json"),
+            "history": _history(store, work, run.run),
+            "seconds": round(time.time() - work.started, 1),
+            "finished": time.time(),
+            "software": dict(software()),
+            "source": dict(source_state()),
+        }
+    )
+    written = sealed(whole.model_dump())
+    store.publish(f"runs/{run.run}/{MANIFEST}", json.dumps(written, indent=1).encode())
+    publish_rows(store, [entry for entry in list_runs(store).entries if entry["run"] == run.run])
+    return whole.model_copy(update={DIGEST: written[DIGEST]})
 
 
-def _history(store: Store, work: Work, run: str) -> list[dict[str, Any]]:
+def _history(store: Store, work: Work, run: str) -> list[Publication]:
     """Return who ran it when, the first time first: a run that is found finished is still noted."""
     before = _published_before(store, run)
-    entries: list[dict[str, Any]] = [] if before is None else before["history"]
-    entry = {
-        "who": f"{_user()}@{socket.gethostname()}",
-        "started": work.started,
-        "seconds": round(time.time() - work.started, 1),
-        "computed": len(work.computed),
-        "reused": len(work.reused),
-    }
-    return [*entries, entry]
+    now = Publication(
+        who=f"{_user()}@{socket.gethostname()}",
+        started=work.started,
+        seconds=round(time.time() - work.started, 1),
+        computed=len(work.computed),
+        reused=len(work.reused),
+    )
+    return [*([] if before is None else before.history), now]
 
 
 def _user() -> str:

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
@@ -121,17 +121,21 @@ class ResumeRecord(Record):
 
 
 class Finding(Record):
-    """A row of the summary."""
+    """A row of the summary; tables.SUMMARY says what its columns mean."""
 
     metric: Shown
     params: JsonObject
+    role: str | None = None
     value: float | None = None
-    p_value: float | None = None
-    p_adjusted: float | None = None
     ci_low: float | None = None
     ci_high: float | None = None
-    n: int | None = None
+    null_value: float | None = None
+    p_value: float | None = None
+    family: str | None = None
+    p_adjusted: float | None = None
+    alpha: float | None = None
     verdict: Shown | None = None
+    n: int | None = None
 
 
 class VerdictRecord(Record):
@@ -146,6 +150,9 @@ class EarlierAudit(Record):
     """A line of the ledger."""
 
     run: str
+    audit: str = ""
+    finished: Seconds = 0.0
+    headline: str = ""
     p_value: FiniteFloat | None = None
     verdict: str | None = None
 
@@ -165,8 +172,38 @@ class Pin(Record):
     facts: Sha256 | None = None
 
 
+class Publication(Record):
+    """Who published a run when, and what that took."""
+
+    who: str = ""
+    started: Seconds = 0.0
+    seconds: Seconds = 0.0
+    computed: int = 0
+    reused: int = 0
+
+
 class RunRecord(Record):
-    """The manifest of a finished run."""
+    """The manifest of a finished run.
+
+    Attributes:
+        run, audit, title: its name, the audit's, what its recipe calls it.
+        finished, seconds: when it was published last, and what that run took.
+        recipe, resources: what was asked for, and on which machines, as plain JSON.
+        findings: rows of its summary, the headline first.
+        verdict: in words; None of runs from before there were any.
+        ledger: the data, and what was audited before on them.
+        results, report: URIs of its tables by name, and of its page.
+        artifacts: addresses by what people call them.
+        scores: that of the numbers; None of a sweep.
+        computed, reused: addresses of what was made for it, and of what was there.
+        cells, problems: of a sweep: the run of each cell, None where it broke; and why it did.
+        history: its publications, the first one first.
+        asks: digest of what its recipe asks for.
+        software, source: versions, and the commit that memlib ran from.
+        pins: by address, which attempt it rests on.
+        published: sha256 of what it published, by path.
+        digest: of all the rest; None of runs from before manifests were sealed.
+    """
 
     run: Name
     audit: Name
@@ -184,12 +221,15 @@ class RunRecord(Record):
     computed: list[Address] = Field(default_factory=list)
     reused: list[Address] = Field(default_factory=list)
     cells: dict[str, Name | None] = Field(default_factory=dict)
-    history: list[dict[str, Any]] = Field(default_factory=list)
+    problems: dict[str, str] = Field(default_factory=dict)
+    history: list[Publication] = Field(default_factory=list)
     scores: Address | None = None
     asks: str = ""
     software: dict[str, Any] = Field(default_factory=dict)
+    source: dict[str, Any] = Field(default_factory=dict)
     pins: dict[Address, Pin] = Field(default_factory=dict)
     published: dict[Inside, Sha256] = Field(default_factory=dict)
+    digest: str | None = None
 
 
 class Headline(TypedDict):
@@ -215,8 +255,31 @@ class LedgerEntry(TypedDict):
     data: str
 
 
+@final
 class RunEntry(TypedDict):
-    """A run, as the index of runs keeps it."""
+    """A run in the list of runs: what lists of runs and the search for garbage need of it.
+
+    `refs` are all its artifacts, `mark` is size and time of the manifest that it was made from.
+    """
+
+    run: Name
+    audit: Name
+    title: Shown
+    finished: Seconds
+    verdict: VerdictEntry | None
+    findings: Annotated[list[Headline], Field(min_length=1)]
+    ledger: LedgerEntry
+    cells: dict[str, Name | None]
+    scores: Address | None
+    asks: str
+    memlib: str
+    refs: list[Address]
+    mark: tuple[int, FiniteFloat]
+
+
+@final
+class IndexedRun(TypedDict):
+    """The same as the index of runs keeps it: artifacts by their places in its list."""
 
     run: Name
     audit: Name
@@ -233,6 +296,7 @@ class RunEntry(TypedDict):
     mark: tuple[int, FiniteFloat]
 
 
+@final
 class DamagedEntry(TypedDict):
     """A run whose manifest could not be read."""
 
@@ -248,16 +312,24 @@ class IndexRecord(TypedDict):
 
     format: int
     refs: list[Address]
-    entries: dict[Name, Annotated[RunEntry | DamagedEntry, Field(union_mode="left_to_right")]]
+    entries: dict[Name, Annotated[IndexedRun | DamagedEntry, Field(union_mode="left_to_right")]]
 
 
 class RequestRecord(Record):
-    """The note of a run that has not ended."""
+    """The note of a run that has not ended.
+
+    Attributes:
+        started, began: when its driver began, by the driver's clock, and by the store's.
+        host, pid: where the driver is.
+    """
 
     run: Name
     audit: Name
     title: Shown
     started: Seconds
+    began: Seconds | None = None
+    host: str = ""
+    pid: int = -1
     finished: None = None
     recipe: dict[str, Any]
     resources: dict[str, Any] = Field(default_factory=dict)
@@ -313,12 +385,6 @@ def parse(kind: type[Kind], content: bytes) -> Kind:
         Unreadable: when it holds none, or its digest is not that of the rest.
     """
     return _validated(kind.model_validate, content)
-
-
-def parsed(kind: type[Record], content: bytes) -> dict[str, Any]:
-    """The same as plain data: what was not said has its default, what is not known to this version stays."""
-    found: dict[str, Any] = parse(kind, content).model_dump(mode="python")
-    return found
 
 
 def parse_index(content: bytes) -> IndexRecord:

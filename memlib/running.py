@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from memlib.errors import RunError
 from memlib.publishing import Work, publish_audit
+from memlib.records import RunRecord
 from memlib.results import Tables
 from memlib.specs import Resources, Spec
 from memlib.stage import AnyArtifact, Artifact, Known, Out, Stage
@@ -68,6 +68,6 @@ class PlainRunner:
 
     def publish(
         self, recipe: Spec, scores: Artifact[Tables], report: Artifact[Path], artifacts: Mapping[str, AnyArtifact]
-    ) -> dict[str, Any]:
+    ) -> RunRecord:
         """Publish a run's tables and page, and return its manifest."""
         return publish_audit(self._store, self._work, recipe, scores, report, artifacts)

@@ -14,10 +14,21 @@ from typing import Any
 
 import pyarrow as pa
 
-from memlib.errors import CorruptArtifact, RunError, UserError
+from memlib.errors import RunError, UserError
 from memlib.identity import canonical_json, content_key
 from memlib.private import scratch
-from memlib.records import NAME, ArtifactRecord, RunRecord, Unreadable, parse, parse_index, parsed
+from memlib.records import (
+    NAME,
+    ArtifactRecord,
+    DamagedEntry,
+    IndexedRun,
+    Pin,
+    RunEntry,
+    RunRecord,
+    Unreadable,
+    parse,
+    parse_index,
+)
 from memlib.specs.base import whereabouts_of
 from memlib.store import MANIFEST, Ref, Store
 from memlib.tables import RUNS, write_table
@@ -35,12 +46,11 @@ class Runs:
     """What is known of a store's finished runs.
 
     Attributes:
-        entries: newest first: run, audit, title, finished, verdict, findings (the first alone), ledger, cells, refs (all
-            artifacts, as text), recipe (its digest).
+        entries: newest first.
         damaged: what is wrong with the manifests that cannot be read, by run.
     """
 
-    entries: Sequence[Mapping[str, Any]]
+    entries: Sequence[RunEntry]
     damaged: Mapping[str, str]
 
     def warning(self) -> str:
@@ -63,7 +73,7 @@ def list_runs(store: Store, *, indexed: bool = True, listing: Mapping[str, tuple
     there = store.listing("runs") if listing is None else listing
     found = {path.split("/")[1]: facts for path, facts in there.items() if _is_manifest(path)}
     known, written = _read_index(store) if indexed else ({}, 0.0)
-    entries: dict[str, dict[str, Any]] = {}
+    entries: dict[str, RunEntry | DamagedEntry] = {}
     for name, mark in found.items():
         entry = known.get(name)
         if entry is not None and tuple(entry["mark"]) == mark and mark[1] < written - SETTLING_SECONDS:
@@ -73,12 +83,12 @@ def list_runs(store: Store, *, indexed: bool = True, listing: Mapping[str, tuple
         batch = missing[start : start + BATCH]
         contents = store.published_together([f"runs/{name}/{MANIFEST}" for name in batch])
         for name in batch:
-            entries[name] = _entry(contents.get(f"runs/{name}/{MANIFEST}"), name) | {"mark": found[name]}
+            entries[name] = _entry(contents.get(f"runs/{name}/{MANIFEST}"), name, found[name])
     if indexed and (missing or len(known) != len(entries)):
         _write_index(store, entries)
     whole = [entry for entry in entries.values() if "problem" not in entry]
-    damaged = {name: str(entry["problem"]) for name, entry in sorted(entries.items()) if "problem" in entry}
-    return Runs(sorted(whole, key=lambda entry: -float(entry["finished"])), damaged)
+    damaged = {name: entry["problem"] for name, entry in sorted(entries.items()) if "problem" in entry}
+    return Runs(sorted(whole, key=lambda entry: -entry["finished"]), damaged)
 
 
 def _is_manifest(path: str) -> bool:
@@ -86,26 +96,43 @@ def _is_manifest(path: str) -> bool:
     return len(parts) == 3 and parts[2] == MANIFEST
 
 
-def _entry(content: bytes | None, name: str) -> dict[str, Any]:
+def _entry(content: bytes | None, name: str, mark: tuple[int, float]) -> RunEntry | DamagedEntry:
     """What the index keeps of a run, or what is wrong with its manifest."""
     if content is None:  # taken away meanwhile, or no file that can be read
-        return {"problem": "it is no plain file"}
+        return {"problem": "it is no plain file", "mark": mark}
     try:
-        run = parsed(RunRecord, content)
+        run = parse(RunRecord, content)
     except Unreadable as error:
-        return {"problem": str(error)}
-    if run["run"] != name:
-        return {"problem": f"it says that it is run {run['run']}"}
-    brief = {key: run[key] for key in ("run", "audit", "title", "finished", "cells", "scores", "asks")}
-    brief["memlib"] = str(run["software"].get("memlib", ""))
-    said = {key: run["findings"][0].get(key) for key in ("metric", "params", "value", "p_value", "verdict")}
-    ledger = {"data": run["ledger"]["data"]}
-    verdict = run["verdict"] and {name: run["verdict"][name] for name in ("word", "sentence")}
-    refs = sorted(map(str, refs_of(run)))
-    return brief | {"verdict": verdict, "findings": [said], "ledger": ledger, "refs": refs}
+        return {"problem": str(error), "mark": mark}
+    if run.run != name:
+        return {"problem": f"it says that it is run {run.run}", "mark": mark}
+    first = run.findings[0]
+    return {
+        "run": run.run,
+        "audit": run.audit,
+        "title": run.title,
+        "finished": run.finished,
+        "verdict": None if run.verdict is None else {"word": run.verdict.word, "sentence": run.verdict.sentence},
+        "findings": [
+            {
+                "metric": first.metric,
+                "params": first.params,
+                "value": first.value,
+                "p_value": first.p_value,
+                "verdict": first.verdict,
+            }
+        ],
+        "ledger": {"data": run.ledger.data},
+        "cells": run.cells,
+        "scores": run.scores,
+        "asks": run.asks,
+        "memlib": str(run.software.get("memlib", "")),
+        "refs": sorted(map(str, refs_of(run))),
+        "mark": mark,
+    }
 
 
-def _read_index(store: Store) -> tuple[dict[str, dict[str, Any]], float]:
+def _read_index(store: Store) -> tuple[dict[str, RunEntry | DamagedEntry], float]:
     """Entries by run, and when the index was written; none where it is missing or not of this format."""
     written = next((when for path, (_, when) in store.listing("index").items() if path == INDEX), 0.0)
     content = store.published(INDEX) if written else None
@@ -113,27 +140,31 @@ def _read_index(store: Store) -> tuple[dict[str, dict[str, Any]], float]:
         index = parse_index(content or b"")
         if index["format"] == FORMAT:
             refs = index["refs"]
-            entries: dict[str, dict[str, Any]] = {name: {**entry} for name, entry in index["entries"].items()}
-            for entry in entries.values():
-                if "problem" not in entry:
-                    entry["refs"] = [refs[place] for place in entry["refs"]]
+            entries: dict[str, RunEntry | DamagedEntry] = {}
+            for name, entry in index["entries"].items():
+                if "problem" in entry:
+                    entries[name] = entry
+                else:
+                    entries[name] = RunEntry({**entry, "refs": [refs[place] for place in entry["refs"]]})
             return entries, written
     return {}, 0.0
 
 
-def _write_index(store: Store, entries: Mapping[str, Mapping[str, Any]]) -> None:
+def _write_index(store: Store, entries: Mapping[str, RunEntry | DamagedEntry]) -> None:
     """Where it cannot be written, as in a store that is read-only, nothing is lost but time."""
     places: dict[str, int] = {}
-    brief = {}
+    brief: dict[str, IndexedRun | DamagedEntry] = {}
     for name, entry in entries.items():
-        more = {"refs": [places.setdefault(ref, len(places)) for ref in entry["refs"]]} if "refs" in entry else {}
-        brief[name] = {**entry, **more}
+        if "problem" in entry:
+            brief[name] = entry
+        else:
+            brief[name] = IndexedRun({**entry, "refs": [places.setdefault(ref, len(places)) for ref in entry["refs"]]})
     with contextlib.suppress(OSError, RunError, UserError):
         text = json.dumps({"format": FORMAT, "refs": list(places), "entries": brief})
         store.publish(INDEX, text.encode(), secret=True)
 
 
-def read_run(store: Store, name: str) -> dict[str, Any]:
+def read_run(store: Store, name: str) -> RunRecord:
     """The whole manifest of a finished run.
 
     Raises:
@@ -143,7 +174,7 @@ def read_run(store: Store, name: str) -> dict[str, Any]:
     if content is None:
         raise RunError(f"run {name} has no manifest in {store.uri}")
     try:
-        return parsed(RunRecord, content)
+        return parse(RunRecord, content)
     except Unreadable as error:
         raise RunError(
             f"the manifest of run {name} cannot be read ({error}); run its audit again to write it anew"
@@ -175,10 +206,10 @@ def run_name(recipe: Mapping[str, Any], scores: str) -> str:
     return content_key("run", version=2, spec=asks(recipe), inputs={"scores": scores})[:NAME_LENGTH]
 
 
-def pins_of(store: Store, refs: Iterable[Ref]) -> dict[str, dict[str, str]]:
+def pins_of(store: Store, refs: Iterable[Ref]) -> dict[str, Pin]:
     """By artifact which attempt it is, and a digest of its files, so that it can be told from another one."""
     paths = {f"artifacts/{ref}/{MANIFEST}": ref for ref in refs}
-    found: dict[str, dict[str, str]] = {}
+    found: dict[str, Pin] = {}
     for start in range(0, len(paths), BATCH):
         for path, content in store.published_together(list(paths)[start : start + BATCH]).items():
             with contextlib.suppress(Unreadable):
@@ -186,15 +217,15 @@ def pins_of(store: Store, refs: Iterable[Ref]) -> dict[str, dict[str, str]]:
     return dict(sorted(found.items()))
 
 
-def pin_of(manifest: ArtifactRecord) -> dict[str, str]:
+def pin_of(manifest: ArtifactRecord) -> Pin:
     """Which attempt at an artifact that is, a digest of its files, and one of its facts but for who made it."""
     files = {name: file.sha256 for name, file in manifest.files.items()}
     facts = {name: value for name, value in manifest.facts.items() if name != "worker"}
-    return {
-        "attempt": manifest.attempt,
-        "files": hashlib.sha256(canonical_json(files).encode()).hexdigest(),
-        "facts": hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest(),
-    }
+    return Pin(
+        attempt=manifest.attempt,
+        files=hashlib.sha256(canonical_json(files).encode()).hexdigest(),
+        facts=hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest(),
+    )
 
 
 def findings_of(summary: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -207,14 +238,14 @@ def results_path(table: str, audit: str, run: str) -> str:
     return f"results/table={table}/audit={audit}/run={run}/part-0.parquet"
 
 
-def rows_of(entries: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def rows_of(entries: Iterable[RunEntry]) -> dict[str, dict[str, Any]]:
     """Each run's row of the table of runs; of those that ask the same of the same data the newest one is current.
 
     Args:
         entries: all runs of a store, newest first, as `list_runs` has them.
     """
     found: dict[str, dict[str, Any]] = {}
-    newest: set[tuple[Any, Any]] = set()
+    newest: set[tuple[str, str]] = set()
     for entry in entries:
         said = entry["verdict"] or {"word": "", "sentence": ""}
         found[entry["run"]] = {
@@ -232,7 +263,7 @@ def rows_of(entries: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def publish_rows(store: Store, changed: Iterable[Mapping[str, Any]]) -> None:
+def publish_rows(store: Store, changed: Iterable[RunEntry]) -> None:
     """Writes the rows of runs that were published or taken out, and of those that ask the same of the same data.
 
     A row makes its run's other tables count.
@@ -251,7 +282,7 @@ def publish_rows(store: Store, changed: Iterable[Mapping[str, Any]]) -> None:
                 store.publish(results_path(RUNS.name, entry["audit"], entry["run"]), folder / "runs.parquet")
 
 
-def _question(entry: Mapping[str, Any]) -> tuple[Any, Any]:
+def _question(entry: RunEntry) -> tuple[str, str]:
     return entry["asks"], entry["ledger"]["data"]
 
 
@@ -260,15 +291,9 @@ def run_names(store: Store) -> list[str]:
     return sorted(name for name in store.names("runs") if NAME.fullmatch(name))
 
 
-def refs_of(*runs: Mapping[str, Any]) -> set[Ref]:
-    """All artifacts that the manifests of runs, or their entries in the index, name."""
+def refs_of(*runs: RunRecord | RunEntry) -> set[Ref]:
+    """All artifacts that the manifests of runs, or their entries in the list of runs, name."""
     named: set[str] = set()
     for run in runs:
-        named.update(run["refs"] if "refs" in run else [*run["artifacts"].values(), *run["computed"], *run["reused"]])
-    found = set()
-    for name in named:
-        stage, slash, key = str(name).rpartition("/")
-        if not slash:
-            raise CorruptArtifact(f"{name!r} names no artifact")
-        found.add(Ref(stage, key))
-    return found
+        named.update([*run.artifacts.values(), *run.computed, *run.reused] if isinstance(run, RunRecord) else run["refs"])
+    return {Ref.parse(name) for name in named}

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Typ
 from memlib.errors import CorruptArtifact
 from memlib.identity import content_key
 from memlib.provenance import Declared
-from memlib.records import ArtifactRecord, FileRecord
+from memlib.records import ArtifactRecord, FileRecord, RunRecord
 from memlib.store import Attempt, Facts, Ref, Store
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class Stage(ABC, Generic[Out]):
         return Identity(self.declared.name, self.declared.version, self.spec, self.inputs)
 
     def record(self, reads: Mapping[str, str]) -> dict[str, Any]:
-        """Return what the artifact's manifest says of its making, as arguments of Store.write.
+        """Return what the artifact's manifest says of its making, as arguments of Artifacts.write.
 
         Args:
             reads: content digests of the artifacts it reads, by key.
@@ -214,8 +214,8 @@ class Runner(Protocol):
 
     def publish(
         self, recipe: Spec, scores: Artifact[Tables], report: Artifact[Path], artifacts: Mapping[str, AnyArtifact]
-    ) -> dict[str, Any]:
-        """Publish a run's tables and page, and return its manifest.
+    ) -> RunRecord | None:
+        """Publish a run's tables and page, and return its manifest; None where nothing is computed, as in a plan.
 
         Args:
             recipe: what was run.

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from memlib.errors import CorruptArtifact, RunError
 from memlib.heartbeat import SILENT_SECONDS, beating
-from memlib.records import RequestRecord, StatusRecord, Unreadable, parsed
+from memlib.records import RequestRecord, RunRecord, StatusRecord, Unreadable, parse
 from memlib.runs import list_runs, publish_rows, refs_of
 from memlib.store import MANIFEST, Ref, Store
 
@@ -59,7 +59,7 @@ class Garbage:
     size: int
 
 
-def metrics_by_stage(store: Store, run: Mapping[str, Any]) -> list[dict[str, Any]]:
+def metrics_by_stage(store: Store, run: RunRecord) -> list[dict[str, Any]]:
     """What the artifacts of a run took, a row a stage: sums, and of memory the most that any of them took."""
     rows: dict[str, dict[str, Any]] = {}
     for ref in sorted(refs_of(run), key=str):
@@ -167,14 +167,14 @@ def _alive(
 def _began(note: bytes | None, beaten: float) -> float:
     """When a run began, by the store's clock; its note's own time is when it was last alive."""
     with contextlib.suppress(Unreadable):
-        began = parsed(RequestRecord, note or b"").get("began")
-        return beaten if began is None else float(began)
+        began = parse(RequestRecord, note or b"").began
+        return beaten if began is None else began
     return beaten
 
 
 def _has_ended(status: bytes | None) -> bool:
     with contextlib.suppress(Unreadable):
-        return status is not None and parsed(StatusRecord, status)["state"] in ENDED
+        return status is not None and parse(StatusRecord, status).state in ENDED
     return False
 
 

@@ -8,7 +8,7 @@ import base64
 import hashlib
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from memlib.audits import published_tables
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError, UserError
 from memlib.findings import verdict_of
 from memlib.identity import canonical_json
-from memlib.records import DIGEST, ArtifactRecord, SignatureRecord, Unreadable, parsed
+from memlib.records import ArtifactRecord, RunRecord, SignatureRecord, Unreadable, parse
 from memlib.runs import asks_digest, findings_of, pin_of, results_path, run_name
 from memlib.stage import Identity
 from memlib.store import Ref, Store
@@ -66,7 +66,7 @@ def _unlike_its_key(ref: Ref, manifest: ArtifactRecord) -> Iterator[str]:
         yield "its spec, inputs or version are not those of its key"
 
 
-def check_run(store: Store, run: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]]) -> Iterator[Problem]:
+def check_run(store: Store, run: RunRecord, rows: Mapping[str, Mapping[str, Any]]) -> Iterator[Problem]:
     """Compares what a run says with what it was made from: artifacts, tables, page, findings, verdict, its own name.
 
     Args:
@@ -74,26 +74,25 @@ def check_run(store: Store, run: Mapping[str, Any], rows: Mapping[str, Mapping[s
         run: its manifest.
         rows: of all runs of the store, see `runs.rows_of`.
     """
-    name = f"run {run['run']}"
-    if not run["pins"] and run.get(DIGEST) is None:
+    name = f"run {run.run}"
+    if not run.pins and run.digest is None:
         return  # of a memlib before 0.2; see is_checkable
-    yield from _check_row(store, run, rows.get(run["run"]))
+    yield from _check_row(store, run, rows.get(run.run))
     yield from (Problem(name, problem) for problem in _unlike_itself(store, run))
-    for ref_name, pin in run["pins"].items():
-        stage, _, key = ref_name.rpartition("/")
+    for ref_name, pin in run.pins.items():
         try:
-            found = store.artifacts.manifest(Ref(stage, key))
+            found = store.artifacts.manifest(Ref.parse(ref_name))
         except MissingArtifact:
             yield Problem(ref_name, "is not there any more")
             continue
         except CorruptArtifact:
             continue  # named by check_artifacts
         here = pin_of(found)
-        if here["facts"] != (pin["facts"] or here["facts"]) and here["files"] == pin["files"]:
+        if here.facts != (pin.facts or here.facts) and here.files == pin.files:
             yield Problem(ref_name, f"has a manifest that was changed since {name} was published; run its audit again")
-        if here["files"] != pin["files"]:
+        if here.files != pin.files:
             yield Problem(ref_name, f"was made again with another content since {name} was published; run its audit again")
-    for path, digest in run["published"].items():
+    for path, digest in run.published.items():
         content = store.published(path)
         if content is None:
             yield Problem(path, "is missing")
@@ -101,37 +100,36 @@ def check_run(store: Store, run: Mapping[str, Any], rows: Mapping[str, Mapping[s
             yield Problem(path, "was changed since it was published")
 
 
-def is_checkable(run: Mapping[str, Any]) -> bool:
+def is_checkable(run: RunRecord) -> bool:
     """Whether it says what it was made from: runs of before 0.2 do not."""
-    return bool(run["pins"]) and run.get(DIGEST) is not None
+    return bool(run.pins) and run.digest is not None
 
 
-def _unlike_itself(store: Store, run: Mapping[str, Any]) -> Iterator[str]:
+def _unlike_itself(store: Store, run: RunRecord) -> Iterator[str]:
     """What a run says of itself against its recipe and its scores."""
-    if run["asks"] != asks_digest(run["recipe"]):
+    if run.asks != asks_digest(run.recipe):
         yield "its recipe is not the one that it was published with"
-    if run["scores"] is None:  # a sweep
+    if run.scores is None:  # a sweep
         return
-    stage, _, key = run["scores"].rpartition("/")
-    if run_name(run["recipe"], key) != run["run"]:
+    scores = Ref.parse(run.scores)
+    if run_name(run.recipe, scores.key) != run.run:
         yield "its name is not that of its recipe and scores"
     try:
-        scores = Ref(stage, key)
         summary = pq.read_table(store.artifacts.local_path(scores, SUMMARY_FILE))
     except CorruptArtifact as error:
         yield f"its findings cannot be checked: {error}"
         return
     rows = summary.to_pylist()
-    if not _alike(run["findings"], findings_of(rows)):
+    if not _alike([finding.model_dump() for finding in run.findings], findings_of(rows)):
         yield "its findings are not those of its scores"
-    said = {key: str(value) for key, value in (run["verdict"] or {}).items()}
+    said = run.verdict
     expected = verdict_of(rows)
-    if said != {"word": expected.word, "sentence": expected.sentence, "explanation": expected.explanation}:
+    if said is None or (said.word, said.sentence, said.explanation) != astuple(expected):
         yield "its verdict is not that of its scores"
     published = published_tables()
-    for table in run["results"]:
-        path = results_path(table, run["audit"], run["run"])
-        if table in published and path in run["published"] and not _same_table(store, path, scores, f"{table}.parquet"):
+    for table in run.results:
+        path = results_path(table, run.audit, run.run)
+        if table in published and path in run.published and not _same_table(store, path, scores, f"{table}.parquet"):
             yield f"{path} is not what its scores say"
 
 
@@ -166,9 +164,9 @@ def _same_table(store: Store, path: str, scores: Ref, name: str) -> bool:
     )
 
 
-def _check_row(store: Store, run: Mapping[str, Any], expected: Mapping[str, Any] | None) -> Iterator[Problem]:
+def _check_row(store: Store, run: RunRecord, expected: Mapping[str, Any] | None) -> Iterator[Problem]:
     """Compares a run's row of the table of runs, by which its other tables count, with what the runs of the store say."""
-    path = results_path(RUNS.name, run["audit"], run["run"])
+    path = results_path(RUNS.name, run.audit, run.run)
     content = store.published(path)
     if content is None:
         yield Problem(path, "is missing, so that the tables of its run do not count; run its audit again")
@@ -181,10 +179,10 @@ def _check_row(store: Store, run: Mapping[str, Any], expected: Mapping[str, Any]
         return
     row = None if expected is None else pa.Table.from_pylist([expected], schema=RUNS.arrow)
     if row is None or not said.schema.equals(row.schema) or not _alike(said.to_pylist(), row.to_pylist()):
-        yield Problem(path, f"says otherwise than run {run['run']}")
+        yield Problem(path, f"says otherwise than run {run.run}")
 
 
-def sign(store: Store, run: Mapping[str, Any], key: Path) -> str:
+def sign(store: Store, run: RunRecord, key: Path) -> str:
     """Signs a run's manifest, which pins all that it rests on; returns where the signature is.
 
     Args:
@@ -201,7 +199,7 @@ def sign(store: Store, run: Mapping[str, Any], key: Path) -> str:
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     if not is_checkable(run):
-        raise RunError(f"run {run['run']} is of an earlier memlib and says too little to be signed; run its audit again")
+        raise RunError(f"run {run.run} is of an earlier memlib and says too little to be signed; run its audit again")
     try:
         mode, content = key.stat().st_mode, key.read_bytes()
     except OSError as error:
@@ -216,11 +214,11 @@ def sign(store: Store, run: Mapping[str, Any], key: Path) -> str:
     if not isinstance(private, Ed25519PrivateKey):
         raise UserError(f"{key} holds another kind of key; openssl genpkey -algorithm ed25519 makes the right one")
     signature = base64.b64encode(private.sign(_signed(run))).decode()
-    record = {"algorithm": "Ed25519", "run": run["run"], "manifest": run[DIGEST], "signature": signature}
-    return store.publish(f"runs/{run['run']}/{SIGNATURE}", canonical_json(record).encode())
+    record = {"algorithm": "Ed25519", "run": run.run, "manifest": run.digest, "signature": signature}
+    return store.publish(f"runs/{run.run}/{SIGNATURE}", canonical_json(record).encode())
 
 
-def check_signature(store: Store, run: Mapping[str, Any], trusted: Path) -> Iterator[Problem]:
+def check_signature(store: Store, run: RunRecord, trusted: Path) -> Iterator[Problem]:
     """Whether a run's manifest was signed by the holder of a key that is trusted.
 
     Args:
@@ -243,19 +241,19 @@ def check_signature(store: Store, run: Mapping[str, Any], trusted: Path) -> Iter
         raise UserError(f"{trusted} holds no public key in PEM; openssl pkey -in KEY -pubout makes it") from error
     if not isinstance(public, Ed25519PublicKey):
         raise UserError(f"{trusted} holds another kind of key than Ed25519")
-    name, content = f"run {run['run']}", store.published(f"runs/{run['run']}/{SIGNATURE}")
+    name, content = f"run {run.run}", store.published(f"runs/{run.run}/{SIGNATURE}")
     if content is None:
         yield Problem(name, "is not signed")
         return
     try:
-        record = parsed(SignatureRecord, content)
-        public.verify(base64.b64decode(record["signature"], validate=True), _signed(run))
+        record = parse(SignatureRecord, content)
+        public.verify(base64.b64decode(record.signature, validate=True), _signed(run))
     except (Unreadable, ValueError) as error:
         yield Problem(name, f"has a signature that cannot be read ({error})")
     except InvalidSignature:
         yield Problem(name, "is not what was signed, or was signed with another key")
 
 
-def _signed(run: Mapping[str, Any]) -> bytes:
+def _signed(run: RunRecord) -> bytes:
     """The bytes that are signed: the manifest's digest, which is of all the rest, with its purpose and run."""
-    return f"memlib run {run['run']} {run.get(DIGEST)}".encode()
+    return f"memlib run {run.run} {run.digest}".encode()

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from memlib.errors import RunError, StoreRefused, StoreUnreachable
-from memlib.records import StatusRecord, Unreadable, parsed
+from memlib.records import StatusRecord, Unreadable, parse
 from memlib.store import Store
 from tasks.display import is_gone
 
@@ -92,11 +92,11 @@ class Journal:
             pass
 
 
-def read_status(store: Store, run: str) -> dict[str, Any] | None:
+def read_status(store: Store, run: str) -> StatusRecord | None:
     """How far a run is, or was when it ended; None where nothing is known."""
     content = store.published(f"{STATUS}/{run}.json")
     with contextlib.suppress(Unreadable):
-        return None if content is None else parsed(StatusRecord, content)
+        return None if content is None else parse(StatusRecord, content)
     return None
 
 

@@ -16,6 +16,7 @@ from prefect.states import Completed
 
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError, UserError
 from memlib.publishing import publish_audit
+from memlib.records import RunRecord
 from memlib.results import REPORT_FILE, Tables
 from memlib.specs import Resources, Spec
 from memlib.stage import AnyArtifact, AnyStage, Artifact, Out, Stage
@@ -75,20 +76,20 @@ class StageRunner:
 
     def publish(
         self, recipe: Spec, scores: Artifact[Tables], report: Artifact[Path], artifacts: Mapping[str, AnyArtifact]
-    ) -> dict[str, Any]:
-        """Publish a run's tables and page, show them in Prefect, and return the run's manifest; {} in a plan."""
+    ) -> RunRecord | None:
+        """Publish a run's tables and page, show them in Prefect, and return the run's manifest; None in a plan."""
         if self.context.plan is not None:
-            return {}
+            return None
 
-        def publish() -> dict[str, Any]:
-            manifest = publish_audit(self.store, self.context.work, recipe, scores, report, artifacts)
+        def publish() -> RunRecord:
+            run = publish_audit(self.store, self.context.work, recipe, scores, report, artifacts)
             figures = sorted(name for name in report.files if name.endswith(".png"))
-            place = manifest["report"].removesuffix(REPORT_FILE)
-            quietly(show_in_prefect, manifest, f"{place}{figures[0]}" if figures else None)
-            return manifest
+            place = run.report.removesuffix(REPORT_FILE)
+            quietly(show_in_prefect, run, f"{place}{figures[0]}" if figures else None)
+            return run
 
-        manifest: dict[str, Any] = as_task("publish", publish)
-        return manifest
+        published: RunRecord = as_task("publish", publish)
+        return published
 
 
 def as_task(name: str, work: Callable[[], Any]) -> Any:
@@ -199,7 +200,7 @@ def _compute(context: Context, kind: type[AnyStage], missing: Mapping[Ref, AnySt
 
 
 def record_of(context: Context, stage: AnyStage) -> dict[str, Any]:
-    """What an artifact's manifest says of its making, as arguments of Store.write."""
+    """What an artifact's manifest says of its making, as arguments of Artifacts.write."""
     return stage.record(context.shared.known.contents_of(context.store, stage.identity.inputs))
 
 

@@ -140,7 +140,7 @@ for flow in sys.argv[1:]:
     module = importlib.import_module(f"flows.{flow}")
     recipe = module.Recipe.model_validate(yaml.safe_load(open(f"{flow}.yaml")))
     run = module.audit(PlainRunner(Store("plain")), recipe)
-    print(run["recipe"]["data"]["source"]["kind"], run["recipe"]["training"]["objective"])
+    print(run.recipe["data"]["source"]["kind"], run.recipe["training"]["objective"])
 """
 
 

@@ -89,7 +89,7 @@ def test_a_damaged_record_of_a_run_is_written_anew(store: Store, tmp_path: Path)
     (tmp_path / "manifest.json").write_text('{"run": "abcd')
     store.publish("runs/abcdef/manifest.json", tmp_path / "manifest.json")
     (entry,) = _history(store, Work(), "abcdef")
-    assert entry["computed"] == 0
+    assert entry.computed == 0
 
 
 def test_a_run_that_failed_is_listed_and_resumed_as_it_was(
@@ -102,13 +102,13 @@ def test_a_run_that_failed_is_listed_and_resumed_as_it_was(
     monkeypatch.setattr(flows.cli, "_carry_out", lambda *given, **more: asked.append((*given, more)))
     where = ["--store", store.uri]
     assert main(["runs", *where]) == 0
-    assert f"memlib resume {note['run']}" in capsys.readouterr().out
-    assert main(["resume", note["run"][:5], "--set", "resources.workers_per_model=2", *where]) == 0
+    assert f"memlib resume {note.run}" in capsys.readouterr().out
+    assert main(["resume", note.run[:5], "--set", "resources.workers_per_model=2", *where]) == 0
     audit, content, machines, uri, _ = asked[0]
     assert (audit, uri) == ("exposure", store.uri)
     assert validate(Recipe, content) == recipe()
     assert validate(Resources, machines) == Resources(max_failures=7, workers_per_model=2)
-    assert main(["resume", note["run"], "--set", "training.epochs=1", *where]) == 2
+    assert main(["resume", note.run, "--set", "training.epochs=1", *where]) == 2
     assert "would make it another run" in capsys.readouterr().err
     assert main(["resume", "zzz", *where]) == 2
     assert "no run" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 import json
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from memlib.audits import AUDITS
 from memlib.audits.sweep.recipe import Recipe, in_words
 from memlib.audits.sweep.scores import Outcome, score, verdict
 from memlib.findings import settle, tested
+from memlib.records import Finding, RunRecord, VerdictRecord
 
 
 @pytest.mark.parametrize(
@@ -70,8 +72,21 @@ def test_cells_are_called_by_as_much_of_a_key_as_tells_them_apart() -> None:
 
 def outcome(cell: str, p: float, *, scores: str | None = None) -> Outcome:
     first = settle([tested("m", {}, 1.0, n=9, p_value=p, family="headline")], alpha=0.05)[0]
-    run = {"run": cell, "findings": [first], "artifacts": {"scores": scores or cell}, "verdict": {"word": first["verdict"]}}
-    return Outcome(cell, "deja_vu", {}, run)
+    return Outcome(cell, "deja_vu", {}, run_of([first], first["verdict"], scores or cell))
+
+
+def run_of(rows: list[dict[str, Any]], word: str, scores: str) -> RunRecord:
+    said = VerdictRecord(word=word, sentence="")
+    findings = [Finding(**row) for row in rows]
+    return RunRecord(
+        run="r",
+        audit="deja_vu",
+        title="t",
+        finished=1.0,
+        findings=findings,
+        artifacts={"scores": f"score/{scores[0]}"},
+        verdict=said,
+    )
 
 
 def test_headlines_are_adjusted_over_the_cells_and_equal_scores_count_once() -> None:
@@ -96,7 +111,7 @@ def test_a_run_with_several_targets_is_known_by_the_one_that_stands_out() -> Non
         [tested("trace", {"target": t}, 1.0, n=9, p_value=p, family="targets") for t, p in (("a", 0.8), ("b", 0.001))],
         alpha=0.05,
     )
-    run = {"run": "r", "findings": rows, "verdict": {"word": "shown"}}
+    run = run_of(rows, "shown", "s")
     table = score([Outcome("c", "forgetting", {}, run)]).to_pylist()
     assert [(json.loads(row["params"])["target"], row["p_adjusted_sweep"]) for row in table] == [("a", None), ("b", 0.002)]
     assert [row["verdict"] for row in table] == ["inconclusive", "shown"]

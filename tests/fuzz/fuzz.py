@@ -343,7 +343,7 @@ def _started(own: Path, store: Path, number: int, seed: int) -> "subprocess.Pope
     recipe = rng.choice(recipes())
     opened = Store(str(own / "store"))
     first, second = sorted(run_names(opened))[:2]
-    asked = unfinished(opened)[0]["run"]
+    asked = unfinished(opened)[0].run
     paths = [*sorted((own / "store").glob("[mris]*/**/*.*")), own / "store/memlib-store.json"]
     path = rng.choice([path for path in paths if path.is_file()])
     line = rng.choice(

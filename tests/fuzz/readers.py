@@ -291,7 +291,7 @@ def of_recipes(folder: Path, recipes: Sequence[Path]) -> Iterator[Reader]:
 def of_store(root: Path) -> Iterator[Reader]:
     store = Store(str(root))
     first, second = sorted(run_names(store))[:2]
-    (note,) = (note["run"] for note in unfinished(store))
+    (note,) = (note.run for note in unfinished(store))
     commands: dict[str, tuple[tuple[str, ...], ...]] = {
         "any": (
             ("runs",),

@@ -8,6 +8,7 @@ import pytest
 
 from flows.cli import main
 from memlib.comparison import finding_changes, recipe_changes, shared_artifacts
+from memlib.records import RunRecord
 from memlib.store import Store
 
 
@@ -31,27 +32,29 @@ SECOND = FIRST | {
 
 
 def test_by_hand() -> None:
-    assert recipe_changes(FIRST, SECOND) == [
+    first, second = RunRecord(**FIRST), RunRecord(**SECOND)
+    assert recipe_changes(first, second) == [
         {"key": "training.epochs", "first": 5, "second": 9},
         {"key": "training.privacy.noise", "first": None, "second": 1.0},
     ]
-    by = {row["metric"]: row for row in finding_changes(FIRST, SECOND)}
+    by = {row["metric"]: row for row in finding_changes(first, second)}
     assert by["exposure"]["difference"] == 7.0
     assert by["exposure"]["apart"]
     assert by["loss"]["difference"] == 0.0
     assert not by["loss"]["apart"]
     assert (by["gone"]["second"], by["gone"]["difference"]) == (None, None)
     assert (by["new"]["first"], by["new"]["second"]) == (None, 4.0)
-    assert shared_artifacts(FIRST, SECOND) == {
+    assert shared_artifacts(first, second) == {
         "same": ["corpus"], "differ": ["model 0"], "first only": ["old"], "second only": ["young"]
     }  # fmt: skip
-    assert recipe_changes(FIRST, FIRST) == []
-    assert all(row["difference"] == 0 for row in finding_changes(FIRST, FIRST))
+    assert recipe_changes(first, first) == []
+    assert all(row["difference"] == 0 for row in finding_changes(first, first))
 
 
 def test_a_finding_without_a_value_differs_by_nothing() -> None:
-    none = {**FIRST, "findings": [finding | {"value": None} for finding in FIRST["findings"]]}
-    assert {(row["first"], row["difference"], row["apart"]) for row in finding_changes(none, FIRST)} == {(None, None, False)}
+    first = RunRecord(**FIRST)
+    none = RunRecord(**{**FIRST, "findings": [finding | {"value": None} for finding in FIRST["findings"]]})
+    assert {(row["first"], row["difference"], row["apart"]) for row in finding_changes(none, first)} == {(None, None, False)}
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

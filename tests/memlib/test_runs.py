@@ -40,7 +40,7 @@ def test_runs_are_listed_newest_first_and_what_cannot_be_read_is_named(store: St
     assert "copied and 3 more" in found.warning()
     assert sorted(map(str, runs.refs_of(found.entries[1]))) == ["score/a", "split/b"]
     assert list_runs(store) == found
-    assert read_run(store, "r1")["findings"][1]["metric"] == "m"
+    assert read_run(store, "r1").findings[1].metric == "m"
     with pytest.raises(RunError, match="run empty cannot be read .it is not JSON"):
         read_run(store, "empty")
     with pytest.raises(RunError, match="has no manifest"):

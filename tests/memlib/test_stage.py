@@ -173,9 +173,9 @@ recipe = Recipe.model_validate({
 })
 first = audit(PlainRunner(Store(sys.argv[1])), recipe)
 again = audit(PlainRunner(Store(sys.argv[1])), recipe)
-assert len(first["computed"]) == len(again["reused"]) and not again["computed"], again["computed"]
-assert again["run"] == first["run"]
-assert first["verdict"]["sentence"].startswith("1 % of the training examples hold")
+assert len(first.computed) == len(again.reused) and not again.computed, again.computed
+assert again.run == first.run
+assert first.verdict.sentence.startswith("1 % of the training examples hold")
 assert not {"prefect", "ray"} & set(sys.modules)
 """
 

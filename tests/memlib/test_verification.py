@@ -17,7 +17,7 @@ from flows.cli import main
 from memlib import runs
 from memlib.findings import verdict_of
 from memlib.identity import content_key, file_digest
-from memlib.records import sealed
+from memlib.records import RunRecord, sealed
 from memlib.runs import (
     INDEX,
     asks_digest,
@@ -67,7 +67,7 @@ def store(tmp_path: Path) -> Store:
     manifest = {
         "run": run, "audit": "deja_vu", "title": "t", "recipe": RECIPE, "finished": 1.0, "findings": findings_of(rows),
         "verdict": asdict(verdict_of(rows)), "results": {"summary": results["summary"]}, "artifacts": {"scores": str(SCORES)},
-        "scores": str(SCORES), "asks": asks_digest(RECIPE), "pins": pins_of(found, [SCORES]), "published": published,
+        "scores": str(SCORES), "asks": asks_digest(RECIPE), "pins": {ref: pin.model_dump() for ref, pin in pins_of(found, [SCORES]).items()}, "published": published,
     }  # fmt: skip
     found.publish(f"runs/{run}/manifest.json", json.dumps(sealed(manifest)).encode())
     write_row(found)
@@ -80,7 +80,7 @@ def write_row(store: Store) -> None:
     publish_rows(store, found.entries)
 
 
-def only_run(store: Store) -> dict[str, Any]:
+def only_run(store: Store) -> RunRecord:
     (entry,) = list_runs(store).entries
     return read_run(store, entry["run"])
 
@@ -94,7 +94,7 @@ def problems(store: Store) -> str:
 def reseal(store: Store, **changes: Any) -> None:
     """As somebody does who knows how digests are made."""
     run = only_run(store)
-    store.publish(f"runs/{run['run']}/manifest.json", json.dumps(sealed(run | changes)).encode())
+    store.publish(f"runs/{run.run}/manifest.json", json.dumps(sealed(run.model_dump() | changes)).encode())
 
 
 def test_a_whole_run_has_no_problems(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,7 +105,7 @@ def test_a_whole_run_has_no_problems(store: Store, capsys: pytest.CaptureFixture
 
 def test_every_change_of_a_run_is_named(store: Store) -> None:
     run = only_run(store)
-    page, table = f"runs/{run['run']}/report.html", results_path("summary", "deja_vu", run["run"])
+    page, table = f"runs/{run.run}/report.html", results_path("summary", "deja_vu", run.run)
     content = store.published(page)
     assert content is not None
     store.publish(page, b"<p>innocent</p>")
@@ -119,27 +119,28 @@ def test_every_change_of_a_run_is_named(store: Store) -> None:
     write_table(kinder, SUMMARY, Path(store.uri).parent / "kinder.parquet")
     store.publish(table, Path(store.uri).parent / "kinder.parquet")
     assert f"{table}: was changed" in problems(store)
-    reseal(store, published={**run["published"], table: file_digest(Path(store.uri).parent / "kinder.parquet")})
+    reseal(store, published={**run.published, table: file_digest(Path(store.uri).parent / "kinder.parquet")})
     assert f"{table} is not what its scores say" in problems(store)
-    reseal(store, published=run["published"])
+    reseal(store, published=run.published)
     write_table(said, SUMMARY, Path(store.uri).parent / "kinder.parquet", metadata={"x": "y"})
 
-    findings = [finding | {"value": 0.0, "p_value": 0.9} for finding in run["findings"]]
+    whole = run.model_dump()
+    findings = [finding | {"value": 0.0, "p_value": 0.9} for finding in whole["findings"]]
     reseal(store, findings=findings)
     assert "its findings are not those of its scores" in problems(store)
-    reseal(store, findings=run["findings"], verdict=run["verdict"] | {"sentence": "All is well."})
+    reseal(store, findings=whole["findings"], verdict=whole["verdict"] | {"sentence": "All is well."})
     assert "its verdict is not that of its scores" in problems(store)
-    reseal(store, verdict=run["verdict"], recipe=RECIPE | {"pairs": 7})
+    reseal(store, verdict=whole["verdict"], recipe=RECIPE | {"pairs": 7})
     assert "its recipe is not the one" in problems(store)
     reseal(store, recipe=RECIPE | {"pairs": 7}, asks=asks_digest(RECIPE | {"pairs": 7}))
     assert "its name is not that of its recipe" in problems(store)
-    reseal(store, recipe=RECIPE | {"title": "another"}, asks=run["asks"])
+    reseal(store, recipe=RECIPE | {"title": "another"}, asks=run.asks)
     assert "recipe" not in problems(store)  # a title is no promise
 
 
 def test_every_change_of_a_row_of_the_table_of_runs_is_named(store: Store) -> None:
     run = only_run(store)
-    path, file = results_path("runs", "deja_vu", run["run"]), Path(store.uri).parent / "row.parquet"
+    path, file = results_path("runs", "deja_vu", run.run), Path(store.uri).parent / "row.parquet"
     said = pq.read_table(pa.BufferReader(store.published(path)))
     for name, other in {
         "verdict": "bounded",
@@ -150,7 +151,7 @@ def test_every_change_of_a_row_of_the_table_of_runs_is_named(store: Store) -> No
     }.items():
         pq.write_table(said.set_column(said.column_names.index(name), name, pa.array([other])), file)
         store.publish(path, file)
-        assert f"{path}: says otherwise than run {run['run']}" in problems(store), name
+        assert f"{path}: says otherwise than run {run.run}" in problems(store), name
     pq.write_table(said.drop_columns(["sentence"]), file)
     store.publish(path, file)
     assert "says otherwise" in problems(store)
@@ -168,20 +169,20 @@ def test_an_index_that_was_changed_is_named_and_vouches_for_nothing(
     monkeypatch.setattr(runs, "SETTLING_SECONDS", -60.0)
     run = only_run(store)
     index = json.loads(store.published(INDEX) or b"")
-    index["entries"][run["run"]]["verdict"]["sentence"] = "All is well."
+    index["entries"][run.run]["verdict"]["sentence"] = "All is well."
     store.publish(INDEX, json.dumps(index).encode())
     assert list_runs(store).entries[0]["verdict"]["sentence"] == "All is well."
     write_row(store)  # as it says there
-    assert main(["verify", run["run"], "--store", store.uri]) == 2
+    assert main(["verify", run.run, "--store", store.uri]) == 2
     said = capsys.readouterr().out
     assert f"{INDEX}: says otherwise than the runs" in said
-    assert f"part-0.parquet: says otherwise than run {run['run']}" in said
+    assert f"part-0.parquet: says otherwise than run {run.run}" in said
 
 
 def test_a_manifest_that_was_changed_by_hand_is_no_run(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     run = only_run(store)
-    text = (store.published(f"runs/{run['run']}/manifest.json") or b"").replace(b'"value": 0.2', b'"value": 0.0')
-    store.publish(f"runs/{run['run']}/manifest.json", text)
+    text = (store.published(f"runs/{run.run}/manifest.json") or b"").replace(b'"value": 0.2', b'"value": 0.0')
+    store.publish(f"runs/{run.run}/manifest.json", text)
     assert main(["verify", "--store", store.uri]) == 2
     assert "was changed since it was written" in capsys.readouterr().out
 
@@ -225,8 +226,8 @@ def test_empty_and_missing_stores_are_not_whole(tmp_path: Path, capsys: pytest.C
 
 def test_an_older_run_is_named_as_such_and_no_failure(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     run = only_run(store)
-    older = {key: run[key] for key in ("run", "audit", "title", "recipe", "finished", "findings", "artifacts")}
-    store.publish(f"runs/{run['run']}/manifest.json", json.dumps(older).encode())
+    older = {key: run.model_dump()[key] for key in ("run", "audit", "title", "recipe", "finished", "findings", "artifacts")}
+    store.publish(f"runs/{run.run}/manifest.json", json.dumps(older).encode())
     assert main(["verify", "--store", store.uri]) == 0
     assert "older, not checkable" in capsys.readouterr().out
 
@@ -249,7 +250,7 @@ def test_a_signature_is_of_one_run_by_one_key(
     trusted = ["verify", "--store", store.uri, "--trust", str(keys["mine.pub"])]
     assert main(trusted) == 2
     assert "is not signed" in capsys.readouterr().out
-    run = only_run(store)["run"]
+    run = only_run(store).run
     assert main(["sign", run, "--key", str(keys["mine"]), "--store", store.uri]) == 0
     assert main(trusted) == 0
     assert "signed with the key" in capsys.readouterr().out
@@ -290,7 +291,7 @@ def test_keys_that_are_none_or_others_can_read(store: Store, keys: dict[str, Pat
 
 def test_a_damaged_run_is_not_signed(store: Store, keys: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     run = only_run(store)
-    store.publish(f"runs/{run['run']}/report.html", b"<p>innocent</p>")
-    assert main(["sign", run["run"], "--key", str(keys["mine"]), "--store", store.uri]) == 2
+    store.publish(f"runs/{run.run}/report.html", b"<p>innocent</p>")
+    assert main(["sign", run.run, "--key", str(keys["mine"]), "--store", store.uri]) == 2
     assert "nothing was signed" in capsys.readouterr().err
-    assert store.published(f"runs/{run['run']}/signature.json") is None
+    assert store.published(f"runs/{run.run}/signature.json") is None

@@ -40,14 +40,14 @@ def test_a_status_counts_what_was_computed_and_found(store: Store) -> None:
     journal.publish(now=True)
     status = read_status(store, "r1")
     assert status is not None
-    assert (status["state"], status["title"]) == ("running", "t")
-    assert status["stages"]["decode"]["cached"] == 1
-    train = status["stages"]["train"]
-    assert (train["state"], train["done"], train["total"], train["note"]) == ("running", 5, 20, "fast")
+    assert (status.state, status.title) == ("running", "t")
+    assert status.stages["decode"].cached == 1
+    train = status.stages["train"]
+    assert (train.state, train.done, train.total, train.note) == ("running", 5, 20, "fast")
     journal.end("failed", "no room")
     status = read_status(store, "r1")
     assert status is not None
-    assert (status["state"], status["problem"]) == ("failed", "no room")
+    assert (status.state, status.problem) == ("failed", "no room")
     journal.end("completed")
     assert read_status(store, "r1") is None  # the run's manifest says it all
 

@@ -1,19 +1,18 @@
 """The toy audit from images to a page."""
 
-from typing import Any
-
 from memlib.audits.class_sizes.recipe import Recipe
 from memlib.audits.class_sizes.stages import Count, Report
 
 from memlib.data.stages import Decode
 from memlib.publishing import run_id
+from memlib.records import RunRecord
 from memlib.stage import Runner
 
 STAGES = (Decode, Count, Report)
 
 
-def audit(runner: Runner, recipe: Recipe) -> dict[str, Any]:
-    """Carry out the audit from data to a page; return the run's manifest."""
+def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
+    """Carry out the audit from data to a page; return the run's manifest, None in a plan."""
     shard = runner.run(Decode(recipe.data))
     scores = runner.run(Count(shard, recipe.smallest))
     report = runner.run(Report(recipe, run_id(recipe, scores), scores))

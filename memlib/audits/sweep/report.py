@@ -1,13 +1,14 @@
 """Build the page of a sweep: its cells side by side."""
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from memlib.audits.sweep.recipe import Recipe
 from memlib.audits.sweep.scores import Outcome, headline, verdict
 from memlib.findings import SHOWN
+from memlib.records import RunRecord
 from memlib.report.figures import INK, MUTED, TARGET, new_figure, save_figure
 from memlib.report.page import KINDS, Page, Section, TableView
 
@@ -40,7 +41,7 @@ def build_page(recipe: Recipe, run: str, outcomes: Sequence[Outcome], folder: Pa
         verdict=said.sentence,
         verdict_kind=KINDS[said.word],
         lead=f"{said.explanation} {lead}".strip(),
-        numbers=[(str(len(outcomes)), "cells", ""), (str(len({o.run["run"] for o in done if o.run})), "runs", "")],
+        numbers=[(str(len(outcomes)), "cells", ""), (str(len({o.run.run for o in done if o.run})), "runs", "")],
         sections=sections,
     )
 
@@ -49,7 +50,7 @@ def _by_headline(done: Sequence[Outcome]) -> dict[str, list[Outcome]]:
     found: dict[str, list[Outcome]] = {}
     for outcome in done:
         assert outcome.run is not None
-        found.setdefault(headline(outcome.run)["metric"], []).append(outcome)
+        found.setdefault(headline(outcome.run).metric, []).append(outcome)
     return found
 
 
@@ -60,11 +61,11 @@ def _headlines(metric: str, outcomes: Sequence[Outcome], folder: Path, number: i
     for place, outcome in enumerate(outcomes):
         assert outcome.run is not None
         row = headline(outcome.run)
-        if row["ci_low"] is not None and row["ci_high"] is not None:
-            axes.plot([row["ci_low"], row["ci_high"]], [place, place], color=MUTED, linewidth=2)
-        axes.plot(row["value"], place, "o", color=TARGET if row["verdict"] == SHOWN else INK)
-    nulls = {headline(o.run)["null_value"] for o in outcomes if o.run is not None} - {None}
-    for null in nulls:
+        if row.ci_low is not None and row.ci_high is not None:
+            axes.plot([row.ci_low, row.ci_high], [place, place], color=MUTED, linewidth=2)
+        axes.plot(math.nan if row.value is None else row.value, place, "o", color=TARGET if row.verdict == SHOWN else INK)
+    heads = [headline(outcome.run) for outcome in outcomes if outcome.run is not None]
+    for null in {row.null_value for row in heads if row.null_value is not None}:
         axes.axvline(null, color=MUTED, linestyle="--", linewidth=1)
     axes.set_yticks(range(len(outcomes)), [outcome.cell for outcome in outcomes])
     axes.invert_yaxis()
@@ -77,12 +78,12 @@ def _audit(audit: str, outcomes: Sequence[Outcome]) -> Section:
     """A row a cell, a column a metric at the setting of its headline; the other findings are in the table of results."""
     first = outcomes[0].run
     assert first is not None
-    metrics = list(dict.fromkeys(row["metric"] for row in first["findings"]))[:MOST_METRICS]
+    metrics = list(dict.fromkeys(row.metric for row in first.findings))[:MOST_METRICS]
     rows = []
     for outcome in outcomes:
         assert outcome.run is not None
         cells = [_cell(outcome.run, metric) for metric in metrics]
-        rows.append((outcome.cell, outcome.run["run"], *cells, f"{outcome.run['seconds']:.0f}"))
+        rows.append((outcome.cell, outcome.run.run, *cells, f"{outcome.run.seconds:.0f}"))
     changes = [(o.cell, json.dumps(dict(o.changes), sort_keys=True)) for o in outcomes]
     text = f"The cells that are {audit.replace('_', ' ')} audits: the first finding of each metric, with its 95 % interval."
     return Section(
@@ -94,10 +95,9 @@ def _audit(audit: str, outcomes: Sequence[Outcome]) -> Section:
     )
 
 
-def _cell(run: Mapping[str, Any], metric: str) -> str:
-    row = next((row for row in run["findings"] if row["metric"] == metric), None)
-    if row is None:
+def _cell(run: RunRecord, metric: str) -> str:
+    row = next((row for row in run.findings if row.metric == metric), None)
+    if row is None or row.value is None:
         return ""
-    bounded = row["ci_low"] is not None and row["ci_high"] is not None
-    interval = f" ({row['ci_low']:.3g} to {row['ci_high']:.3g})" if bounded else ""
-    return f"{row['value']:.3g}{interval}"
+    bounded = row.ci_low is not None and row.ci_high is not None
+    return f"{row.value:.3g} ({row.ci_low:.3g} to {row.ci_high:.3g})" if bounded else f"{row.value:.3g}"

@@ -1,6 +1,7 @@
 """The findings of all cells of a sweep side by side, and its verdict."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ import pyarrow as pa
 
 from memlib.audits.sweep.tables import SWEEP
 from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Row, Verdict, diagnostic
+from memlib.records import Finding, RunRecord
 from memlib.stats.multiplicity import holm
 
 
@@ -27,7 +29,7 @@ class Outcome:
     cell: str
     audit: str
     changes: Mapping[str, Any]
-    run: Mapping[str, Any] | None
+    run: RunRecord | None
     problem: str = ""
 
 
@@ -45,21 +47,21 @@ def score(outcomes: Sequence[Outcome]) -> pa.Table:
             rows.append({**row, "state": "failed", "problem": outcome.problem})
             continue
         head = headline(outcome.run)
-        for finding in outcome.run["findings"]:
+        for finding in outcome.run.findings:
             p = adjusted.get(outcome.cell) if finding is head else None
-            rows.append({**row, "state": "completed", "cell_run": outcome.run["run"], "p_adjusted_sweep": p, **finding})
+            said = {"state": "completed", "cell_run": outcome.run.run, "p_adjusted_sweep": p, **finding.model_dump()}
+            rows.append(row | said)
     return pa.Table.from_pylist(rows, schema=SWEEP.arrow)
 
 
-def headline(run: Mapping[str, Any]) -> Row:
+def headline(run: RunRecord) -> Finding:
     """What a run says first: of its headline's family (several targets or variants) the row with the smallest p-value."""
-    findings = run["findings"]
-    family = findings[0].get("family")
-    alike = [row for row in findings if family is not None and row.get("family") == family]
-    return min(alike, key=lambda row: row["p_adjusted"], default=findings[0])
+    first = run.findings[0]
+    alike = [row for row in run.findings if first.family is not None and row.family == first.family]
+    return min(alike, key=lambda row: math.inf if row.p_adjusted is None else row.p_adjusted, default=first)
 
 
-def _headlines(outcomes: Sequence[Outcome]) -> dict[str, Row]:
+def _headlines(outcomes: Sequence[Outcome]) -> dict[str, Finding]:
     """The headline of every cell that ended well."""
     return {outcome.cell: headline(outcome.run) for outcome in outcomes if outcome.run is not None}
 
@@ -68,7 +70,7 @@ def _adjusted(outcomes: Sequence[Outcome]) -> dict[str, float]:
     """The p-value of every cell's headline that is tested, adjusted over the cells (Holm 1979); equal scores count once."""
     tests: dict[str, float] = {}
     for outcome in outcomes:
-        p = None if outcome.run is None else headline(outcome.run).get("p_adjusted")
+        p = None if outcome.run is None else headline(outcome.run).p_adjusted
         if outcome.run is not None and p is not None:
             tests.setdefault(_scores(outcome.run), p)
     by_scores = dict(zip(tests, holm(list(tests.values())).tolist(), strict=True))
@@ -76,9 +78,9 @@ def _adjusted(outcomes: Sequence[Outcome]) -> dict[str, float]:
     return {cell: by_scores[name] for cell, name in known.items() if name in by_scores}
 
 
-def _scores(run: Mapping[str, Any]) -> str:
+def _scores(run: RunRecord) -> str:
     """What a run's numbers are of: cells that differ in their title alone share them."""
-    return str(run.get("artifacts", {}).get("scores", run["run"]))
+    return run.artifacts.get("scores", run.run)
 
 
 def summarize(outcomes: Sequence[Outcome]) -> list[Row]:
@@ -89,24 +91,24 @@ def summarize(outcomes: Sequence[Outcome]) -> list[Row]:
     done = _headlines(outcomes)
     rows = [diagnostic("cells_completed", {}, float(len(done)), n=len(outcomes))]
     for cell, first in done.items():
-        params = json.dumps({"cell": cell} | json.loads(first["params"]), sort_keys=True)
-        rows.append({**first, "params": params} | dict.fromkeys(("conclusion", "sentence", "explanation")))
+        params = json.dumps({"cell": cell} | json.loads(first.params), sort_keys=True)
+        rows.append({**first.model_dump(), "params": params} | dict.fromkeys(("conclusion", "sentence", "explanation")))
     return rows
 
 
 def verdict(outcomes: Sequence[Outcome]) -> Verdict:
     """What the cells say together, adjusted for their number."""
     heads, adjusted = _headlines(outcomes), _adjusted(outcomes)
-    words = {o.cell: (o.run.get("verdict") or {}).get("word") for o in outcomes if o.run is not None}
+    words = {o.cell: o.run.verdict.word for o in outcomes if o.run is not None and o.run.verdict is not None}
     broken = [outcome.cell for outcome in outcomes if outcome.run is None]
     missing = f" {len(broken)} of {len(outcomes)} cells broke: {', '.join(broken)}." if broken else ""
     if not adjusted:
         return Verdict(DESCRIPTIVE, f"{len(heads)} audits were compared; none of them tests anything.", missing.strip())
     audits = list({_scores(o.run): o.cell for o in reversed(outcomes) if o.run is not None and o.cell in adjusted}.values())
-    shown = [cell for cell in audits if adjusted[cell] <= heads[cell]["alpha"]]
-    alone = [cell for cell in audits if words[cell] == SHOWN]
+    shown = [cell for cell in audits if adjusted[cell] <= (heads[cell].alpha or 0.0)]
+    alone = [cell for cell in audits if words.get(cell) == SHOWN]
     sentence = f"{len(shown)} of {len(audits)} audits show memorization, adjusted for their number."
     unsaid = "" if shown else " That excludes no memorization: each cell's own page says what it could have found."
     text = f"Shown: {', '.join(shown) or 'none'}. Taken alone, {len(alone)} would; each cell's own page says so."
-    bounded = all(words[cell] == BOUNDED for cell in audits)
+    bounded = all(words.get(cell) == BOUNDED for cell in audits)
     return Verdict(SHOWN if shown else BOUNDED if bounded else INCONCLUSIVE, sentence, f"{text}{unsaid}{missing}")
