@@ -318,7 +318,7 @@ def diff(
     _print_rows("recipe", ("key", a.run, b.run), [[c["key"], str(c["first"]), str(c["second"])] for c in recipes_])
     rows = []
     for change in (c for c in findings if c["difference"] != 0):
-        values = [_number(change[name]) for name in ("first", "second", "difference")]
+        values = [_number(value) for value in (change["first"], change["second"], change["difference"])]
         rows.append([f"{change['metric']} {change['params']}", *values, "intervals apart" if change["apart"] else ""])
     _print_rows("findings", ("metric", a.run, b.run, "difference", ""), rows)
     counts = ", ".join(f"{len(names)} {how}" for how, names in artifacts.items() if names)

@@ -2,12 +2,31 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from memlib.records import Finding, RunRecord
 
 
-def recipe_changes(first: RunRecord, second: RunRecord) -> list[dict[str, Any]]:
+class RecipeChange(TypedDict):
+    """A dotted key whose values differ; None where a recipe has no such key."""
+
+    key: str
+    first: Any
+    second: Any
+
+
+class FindingChange(TypedDict):
+    """A finding in both runs, or in one; `apart` says that the intervals do not overlap."""
+
+    metric: str
+    params: str
+    first: float | None
+    second: float | None
+    difference: float | None
+    apart: bool
+
+
+def recipe_changes(first: RunRecord, second: RunRecord) -> list[RecipeChange]:
     """Keys of the recipes, dotted, with the values of both where they differ; None where one has no such key."""
     a, b = (dict(flat(run.recipe)) for run in (first, second))
     names = dict.fromkeys([*a, *b])
@@ -23,21 +42,23 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def finding_changes(first: RunRecord, second: RunRecord) -> list[dict[str, Any]]:
+def finding_changes(first: RunRecord, second: RunRecord) -> list[FindingChange]:
     """Findings of either run by metric and params: both values, and how the second differs where it has both.
 
     Intervals that do not overlap are marked: the difference is more than either run's own uncertainty. Runs share data and
     seeds, so overlapping intervals do not say that nothing changed.
     """
     a, b = (_by_setting(run) for run in (first, second))
-    found = []
+    found: list[FindingChange] = []
     for key in dict.fromkeys([*a, *b]):
         metric, params = key
         mine, other = a.get(key), b.get(key)
         before, after = _value(mine), _value(other)
         difference = None if before is None or after is None else after - before
-        row = {"metric": metric, "params": params, "first": before, "second": after, "difference": difference}
-        found.append(row | {"apart": difference is not None and _apart(mine, other)})
+        apart = difference is not None and _apart(mine, other)
+        found.append(
+            {"metric": metric, "params": params, "first": before, "second": after, "difference": difference, "apart": apart}
+        )
     return found
 
 

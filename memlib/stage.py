@@ -20,7 +20,7 @@ from memlib.errors import CorruptArtifact
 from memlib.identity import content_key
 from memlib.provenance import Declared
 from memlib.records import ArtifactRecord, FileRecord, RunRecord
-from memlib.store import Attempt, Facts, Ref, Store
+from memlib.store import Attempt, Facts, Making, Ref, Store
 
 if TYPE_CHECKING:
     import torch
@@ -172,7 +172,7 @@ class Stage(ABC, Generic[Out]):
         """What its key is made from."""
         return Identity(self.declared.name, self.declared.version, self.spec, self.inputs)
 
-    def record(self, reads: Mapping[str, str]) -> dict[str, Any]:
+    def record(self, reads: Mapping[str, str]) -> Making:
         """Return what the artifact's manifest says of its making, as arguments of Artifacts.write.
 
         Args:

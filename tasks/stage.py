@@ -20,7 +20,7 @@ from memlib.records import RunRecord
 from memlib.results import REPORT_FILE, Tables
 from memlib.specs import Resources, Spec
 from memlib.stage import AnyArtifact, AnyStage, Artifact, Out, Stage
-from memlib.store import Ref, Store
+from memlib.store import Making, Ref, Store
 from tasks.cluster import map_on_ray
 from tasks.display import quietly, shown
 from tasks.remote import compute_there
@@ -199,7 +199,7 @@ def _compute(context: Context, kind: type[AnyStage], missing: Mapping[Ref, AnySt
                 stage.write(attempt, context.device)
 
 
-def record_of(context: Context, stage: AnyStage) -> dict[str, Any]:
+def record_of(context: Context, stage: AnyStage) -> Making:
     """What an artifact's manifest says of its making, as arguments of Artifacts.write."""
     return stage.record(context.shared.known.contents_of(context.store, stage.identity.inputs))
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypedDict
 
 from memlib.errors import CorruptArtifact
 from memlib.records import NAME
@@ -53,6 +53,19 @@ class Facts(dict[str, Any]):
 
     def __missing__(self, name: str) -> NoReturn:
         raise CorruptArtifact(f"the manifest of artifact {self._ref} lacks {name!r}; it must be computed again", self._ref)
+
+
+class Making(TypedDict):
+    """What an artifact's manifest says of its making.
+
+    `spec` is what the stage was configured by, `inputs` the keys of what it read by role, `units` how much work it is, in
+    what the stage counts; `provenance` is what else is said, see memlib.provenance.
+    """
+
+    spec: Mapping[str, Any]
+    inputs: Mapping[str, Any]
+    units: float
+    provenance: Mapping[str, Any]
 
 
 @dataclass

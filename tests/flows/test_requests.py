@@ -112,4 +112,3 @@ def test_a_run_that_failed_is_listed_and_resumed_as_it_was(
     assert "would make it another run" in capsys.readouterr().err
     assert main(["resume", "zzz", *where]) == 2
     assert "no run" in capsys.readouterr().err
-    assert json.dumps(note)  # plain
