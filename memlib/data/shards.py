@@ -7,7 +7,7 @@ Training, embedding and every sweep read this shard; nothing decodes an image tw
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from memlib.specs import DataSpec
 from memlib.tables import INDEX, write_table
 
 IMAGES, INDEX_FILE = "images.npy", "index.parquet"
+WINDOWS = "windows.npy"  # of a text; images.npy in earlier stores
 PAD_GREY = 128
 NAMED = 5  # how many offenders an error names
 
@@ -80,8 +81,17 @@ def write_shard(
     return _write_index(rows, folder)
 
 
+def examples_file(names: Collection[str]) -> str:
+    """Return which of an artifact's files holds its stored examples: windows of a text, or images and points."""
+    return WINDOWS if WINDOWS in names else IMAGES
+
+
 def read_images(path: Path) -> NDArray[Any]:
-    """The stored images, memory-mapped: (num_examples, size, size, channels) uint8, or (num_examples, dim) float32."""
+    """The stored examples, memory-mapped.
+
+    Images are (num_examples, size, size, channels) uint8, points (num_examples, dim) float32, windows of a text (num_windows,
+    window) int32.
+    """
     images: NDArray[Any] = np.load(path, mmap_mode="r")
     return images
 

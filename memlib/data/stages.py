@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from memlib.data.datasets import open_source
 from memlib.data.examples import Source
 from memlib.data.groups import groups_digest, groups_of
-from memlib.data.shards import IMAGES, INDEX_FILE, read_images, read_index, write_shard
+from memlib.data.shards import INDEX_FILE, examples_file, read_images, read_index, write_shard
 from memlib.data.splits import SPLITS_FILE, TRAIN, hold_out, members_digest, select, split_examples
 from memlib.provenance import Declared
 from memlib.runs import without_whereabouts
@@ -38,7 +38,7 @@ class Shard:
     @cached_property
     def images(self) -> NDArray[Any]:
         """Examples (num_stored, ...), memory-mapped."""
-        return read_images(self._artifact.path(IMAGES))
+        return read_images(self._artifact.path(examples_file(self._artifact.files)))
 
     @cached_property
     def index(self) -> pa.Table:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from memlib.data.formats import Candidates, Format, render
 from memlib.data.pairs import pair_candidates
-from memlib.data.shards import IMAGES, read_images
+from memlib.data.shards import examples_file, read_images
 from memlib.data.spelling import spell
 from memlib.data.splits import SPLITS_FILE
 from memlib.data.text import scored_part, text_candidates
@@ -53,7 +53,7 @@ class StoredCorpus:
     @property
     def windows(self) -> NDArray[np.int32]:
         """Symbol numbers (num_windows, window), memory-mapped."""
-        return read_images(self._artifact.path(IMAGES))
+        return read_images(self._artifact.path(examples_file(self._artifact.files)))
 
     @property
     def splits(self) -> pa.Table:

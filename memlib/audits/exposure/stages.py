@@ -22,7 +22,7 @@ from memlib.audits.exposure.tables import EXTRACTION, UNITS
 from memlib.data.formats import Format
 from memlib.data.pairs import build_pairs, embedded_pairs
 from memlib.data.secret import keyed_digest, read_secret
-from memlib.data.shards import IMAGES
+from memlib.data.shards import WINDOWS
 from memlib.data.splits import SPLITS_FILE
 from memlib.data.stages import described_data
 from memlib.data.text import Secret, build_corpus, read_secrets, read_text, text_digest
@@ -113,7 +113,7 @@ class MakeCorpus(Stage[StoredCorpus]):
                 self._content, self.text, self.canaries, secret=secret, known=given.known, unseen=given.unseen,
                 count_here=not self.elsewhere,
             )  # fmt: skip
-        np.save(attempt.path(IMAGES), corpus.windows)
+        np.save(attempt.path(WINDOWS), corpus.windows)
         attempt.path(VOCABULARY).write_text(json.dumps(corpus.vocabulary))
         write_table(corpus.splits, SPLITS, attempt.path(SPLITS_FILE))
         write_table(corpus.canaries, CANARIES, attempt.path(CANARIES_FILE))
