@@ -3,10 +3,12 @@
 import gc
 import os
 import sys
+import traceback
 
 from flows.supervised import ended, supervised
 
 LONG = ("run", "resume")
+DEFECT = 70  # EX_SOFTWARE: memlib's own fault
 
 
 def command() -> int:
@@ -24,6 +26,10 @@ def _work() -> int:
         status = main()
     except SystemExit as error:  # of --help, or of arguments that are none
         status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except Exception:
+        traceback.print_exc()
+        print("memlib: this is a defect of memlib's; please report it with the lines above", file=sys.stderr)
+        status = DEFECT
     ended(status)
     display = sys.modules.get("tasks.display")
     if display is not None and display.gone():

@@ -93,6 +93,24 @@ def test_a_process_that_is_lost_is_a_line_and_a_mark(tmp_path: Path, body: str, 
     assert how in state(tmp_path)["problem"]
 
 
+@pytest.mark.parametrize("command", ["run", "runs"])
+def test_a_defect_keeps_its_traceback_and_is_said_to_be_one(command: str) -> None:
+    script = f"""
+import sys, flows.cli
+from flows.entry import command
+
+def main():
+    raise KeyError("inner")
+
+flows.cli.main, sys.argv = main, ["memlib", "{command}"]
+sys.exit(command())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 70
+    assert "KeyError: 'inner'" in done.stderr
+    assert done.stderr.splitlines()[-1] == "memlib: this is a defect of memlib's; please report it with the lines above"
+
+
 def test_what_crashes_after_the_end_is_no_news(tmp_path: Path) -> None:
     done = start(tmp_path, "ended(0); os.abort()")
     assert done.wait(timeout=60) == 0
