@@ -11,10 +11,10 @@ import threading
 import urllib.error
 import urllib.request
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import yaml
 from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
@@ -22,14 +22,14 @@ from rich.table import Table
 import memlib
 from flows import store_commands
 from flows.audits import resolved
-from flows.recipes import load_recipe, overridden, shipped_recipes, validate
+from flows.recipes import load_recipe, origin_of, overridden, printed_recipe, shipped_recipes, validate
 from flows.store_commands import DEFAULT_STORE, JsonOption, StoreOption, find_asked, opened_store, print_run
 from flows.supervised import TRY_AGAIN
 from memlib import code
 from memlib.audits import AUDITS, PACKAGES, audit_of, published_tables
 from memlib.errors import EngineLost, RunError, StoreUnreachable, UserError
 from memlib.plain import brief
-from memlib.specs import Resources
+from memlib.specs import Resources, Spec
 from memlib.store import Store
 
 
@@ -104,24 +104,25 @@ def run(
         from memlib.data.examples import REHASH  # loads Pillow
 
         os.environ[REHASH] = "1"
-    content, machines = _asked(audit, recipe, set_)
-    code.allow(code.modules_in(content))  # whoever gives a recipe to this command may as well run its code
-    _carry_out(audit, content, machines, store, quiet=quiet or json_, force=force_stage, cascade=cascade, as_json=json_)
+    spec, resources = _asked(audit, recipe, set_)
+    code.allow(code.modules_in(spec.model_dump(mode="json")))  # whoever gives a recipe to this command may run its code
+    _carry_out(audit, spec, resources, store, quiet=quiet or json_, force=force_stage, cascade=cascade, as_json=json_)
 
 
-def _asked(audit: str, recipe: str, settings: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The recipe, which must be for the audit, and the resources."""
+def _asked(audit: str, recipe: str, settings: Sequence[str]) -> tuple[Spec, Resources]:
+    """Return the recipe, which must be for the audit, and the resources."""
     content, machines = load_recipe(recipe, settings)
     named = audit_of(str(content.get("audit", audit)))
     if named != audit:
         raise UserError(f"recipe {recipe} is for the {named} audit, not {audit}")
-    return resolved(AUDITS[audit], content), machines
+    spec = validate(AUDITS[audit].recipe, resolved(AUDITS[audit], content), origin=partial(origin_of, recipe, settings))
+    return spec, validate(Resources, machines, origin=lambda place: origin_of(recipe, settings, ["resources", *place]))
 
 
 def _carry_out(
     audit: str,
-    content: Mapping[str, Any],
-    machines: Mapping[str, Any],
+    spec: Spec,
+    resources: Resources,
     store: str,
     *,
     quiet: bool,
@@ -131,8 +132,6 @@ def _carry_out(
 ) -> None:
     _log_as_asked()
     with _server_starting():
-        spec = validate(AUDITS[audit].recipe, content)
-        resources = validate(Resources, machines)
         opened = Store(store)
         opened.check_writable()
         _check_prefect()
@@ -181,8 +180,7 @@ def plan(
     json_
         Print the plan as JSON.
     """
-    content, machines = _asked(audit, recipe, set_)
-    spec, resources = validate(AUDITS[audit].recipe, content), validate(Resources, machines)
+    spec, resources = _asked(audit, recipe, set_)
     from flows.running import check_stages
     from flows.running import plan as planned
 
@@ -232,7 +230,8 @@ def resume(
     found = find_asked(opened, run_id)
     machines = overridden({"resources": found.resources}, set_)["resources"]
     audit = audit_of(found.audit)
-    _carry_out(audit, found.recipe, machines, store, quiet=quiet or json_, force=force_stage, cascade=cascade, as_json=json_)
+    spec, resources = validate(AUDITS[audit].recipe, found.recipe), validate(Resources, machines)
+    _carry_out(audit, spec, resources, store, quiet=quiet or json_, force=force_stage, cascade=cascade, as_json=json_)
 
 
 @app.command
@@ -251,8 +250,7 @@ def recipes(name: str | None = None, /, *, json_: JsonOption = False) -> None:
         print(json.dumps(found, indent=1))
         return
     if name is not None:
-        content, resources = load_recipe(name)
-        print(yaml.safe_dump(content | ({"resources": resources} if resources else {}), sort_keys=False), end="")
+        print(printed_recipe(name), end="")
         return
     table = Table(box=None, pad_edge=False, show_header=False)
     shown = ""

@@ -1,10 +1,10 @@
 """The one flow that deployments run: any audit, by the name of a recipe. Its signature is the form in Prefect's UI."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from prefect import flow, runtime, tags
 from prefect.states import Failed
 
@@ -51,7 +51,7 @@ def asked_for(recipe: str, changes: Mapping[str, Any], resources: Resources) -> 
     Raises:
         UserError: for a recipe or a change that is none.
     """
-    settings = [f"{key}={yaml.safe_dump(value, default_flow_style=True)}" for key, value in changes.items()]
+    settings = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
     content, machines = load_recipe(recipe, settings)
     name = audit_of(str(content.get("audit")))
     if name not in AUDITS:

@@ -1,23 +1,21 @@
 """Recipes: YAML files, shipped or the user's own, with overrides from the command line."""
 
 import difflib
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
+from flows.yaml_text import Removed, Replaced, inherited, inherited_commented, print_yaml, read_commented, read_yaml
 from memlib.errors import UserError
 from memlib.plain import is_plain, plain
 from memlib.private import read_plain
-from memlib.specs import merged
 
-QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
-MOST_BYTES, MOST_VALUES = 10 * 2**20, 100_000  # of a recipe
+MOST_BYTES = 10 * 2**20  # of a recipe
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -28,7 +26,7 @@ def shipped_recipes() -> dict[str, Path]:
 
 
 def load_recipe(name_or_file: str, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The recipe and the resources of a YAML file, with `key=value` overrides applied.
+    """Return the recipe and the resources of a YAML file, with `key=value` overrides applied.
 
     Args:
         name_or_file: a shipped recipe's name, or a path to a YAML file.
@@ -37,47 +35,128 @@ def load_recipe(name_or_file: str, overrides: Sequence[str] = ()) -> tuple[dict[
     Raises:
         UserError: when there is no such recipe or it is not YAML.
     """
-    content = overridden(_read(name_or_file, seen=()), overrides)
+    content: dict[str, Any] = {}
+    for part in reversed(_parts(name_or_file)):
+        content = inherited(content, part.content, part.name)
+    content = overridden(content, overrides)
     resources = content.pop("resources", None) or {}
     if not isinstance(resources, dict):
         raise UserError(f"resources is {resources!r}; it is a section, as in resources.gpu=false")
     if content.get("audit") == "sweep" and isinstance(content.get("recipe"), str):  # its machines hold for the sweep
-        resources = merged(load_recipe(content["recipe"])[1], resources)
+        resources = inherited(load_recipe(content["recipe"])[1], resources, name_or_file)
     return content, resources
 
 
-def overridden(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """The content, changed in place by `key=value` settings with dotted keys.
+def printed_recipe(name_or_file: str) -> str:
+    """Return a recipe as YAML with what it extends filled in, and with the comments of all its files.
+
+    Raises:
+        UserError: when there is no such recipe or it is not YAML.
+    """
+    *own, base = _parts(name_or_file)
+    if not own:
+        return base.text
+    found = read_commented(base.text)
+    for part in reversed(own):
+        found = inherited_commented(found, read_commented(part.text))
+    found.pop("extends", None)
+    return print_yaml(found)
+
+
+def origin_of(name_or_file: str, overrides: Sequence[str], place: Sequence[str]) -> str:
+    """Return who says what stands at a place of a recipe: a setting, the recipe, one that it extends; "" where nobody does.
+
+    Args:
+        name_or_file: the recipe.
+        overrides: of the command line.
+        place: keys from the outside in.
+    """
+    for override in reversed(overrides):
+        key = override.partition("=")[0].split(".")
+        if key[: len(place)] == list(place[: len(key)]):
+            return f"--set {override.partition('=')[0]}"
+    named = [(_depth(part.content, place), -position, part.name) for position, part in enumerate(_parts(name_or_file))]
+    depth, position, name = max(named)
+    if not depth:
+        return ""
+    return name if not position else f"{name}, which {named[0][2]} extends"
+
+
+def _depth(content: Any, place: Sequence[str]) -> int:
+    """Return how many keys of a place are there."""
+    for depth, key in enumerate(place):
+        if not isinstance(content, Mapping) or key not in content:
+            return depth
+        content = content[key]
+    return len(place)
+
+
+def overridden(content: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the content, changed by `key=value` settings with dotted keys.
 
     Raises:
         UserError: for a setting that is none.
     """
+    found = dict(content)
     for override in overrides:
-        key, separator, value = override.partition("=")
+        key, separator, text = override.partition("=")
         if not separator or not key:
             raise UserError(f"--set {override!r} is not key=value")
-        said = _yaml(value, f"--set {override}")
-        _check_plain(said, f"--set {key}")
-        _put(content, key.split("."), said, override)
-    return content
+        value = read_yaml(text, f"--set {override}")
+        _check_plain(value, f"--set {key}")
+        *sections, _ = names = key.split(".")
+        at: Any = found
+        for section in sections:
+            at = at.get(section, {})
+            if not isinstance(at, Mapping):
+                raise UserError(f"--set {override!r}: {section} is a value, not a section")
+        for name in reversed(names):
+            value = {name: value}
+        found = inherited(found, value, f"--set {key}")
+    return found
 
 
-def _read(name_or_file: str, seen: tuple[str, ...]) -> dict[str, Any]:
-    if name_or_file in seen:
-        raise UserError(f"recipes extend each other in a circle: {' -> '.join((*seen, name_or_file))}")
+@dataclass(frozen=True)
+class _Part:
+    """One file of a recipe.
+
+    Attributes:
+        name: as it was asked for.
+        text, content: what it holds; its content is without what it extends.
+    """
+
+    name: str
+    text: str
+    content: dict[str, Any]
+
+
+def _parts(name_or_file: str) -> list[_Part]:
+    """Return the files of a recipe: its own, the one that this extends, and so on."""
+    found: list[_Part] = []
+    named: str | None = name_or_file
+    while named is not None:
+        if any(part.name == named for part in found):
+            raise UserError(f"recipes extend each other in a circle: {' -> '.join([*(part.name for part in found), named])}")
+        part, named = _part(named)
+        found.append(part)
+    return found
+
+
+def _part(name_or_file: str) -> tuple[_Part, str | None]:
+    """Return a file of a recipe, and the name of what it extends."""
     known = shipped_recipes()
-    path = known.get(name_or_file) or Path(name_or_file)
-    if not path.is_file():
+    path = known.get(name_or_file) or Path(name_or_file).expanduser()
+    if not name_or_file or not path.is_file():
         near = difflib.get_close_matches(name_or_file, known, n=1)
         hint = f"; did you mean {near[0]}?" if near else f"; shipped are {', '.join(known)}"
         raise UserError(f"no recipe {name_or_file!r}{hint}")
     try:
-        text = read_plain(path, MOST_BYTES).decode()
+        text = read_plain(path, MOST_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from error
     except OSError as error:
         raise UserError(f"cannot read the recipe {path} ({error})") from error
-    content = _yaml(text, str(path))
+    content = read_yaml(text, str(path))
     if not isinstance(content, dict):
         raise UserError(f"{path} does not hold a recipe (a YAML mapping)")
     _check_plain(content, str(path))
@@ -86,39 +165,13 @@ def _read(name_or_file: str, seen: tuple[str, ...]) -> dict[str, Any]:
         if isinstance(naming.get("recipe"), str):
             naming["recipe"] = _beside(path, naming["recipe"])
     base = content.pop("extends", None)
-    return content if base is None else merged(_read(_beside(path, str(base)), (*seen, name_or_file)), content)
+    return _Part(name_or_file, text, content), None if base is None else _beside(path, str(base))
 
 
 def _beside(path: Path, named: str) -> str:
-    """A recipe that another one names: a file is meant relative to the one that names it."""
+    """Return a recipe that another one names: a file is meant relative to the one that names it."""
     beside = path.parent / named
     return str(beside) if named not in shipped_recipes() and beside.is_file() else named
-
-
-def _yaml(text: str, where: str) -> Any:
-    try:
-        content = yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:  # of what stands there it says nothing: it may be anybody's password
-        mark = error.problem_mark
-        place = "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}"
-        problem = QUOTED.sub("...", " ".join(str(error.problem).split()))
-        raise UserError(f"{where} is not valid YAML: {problem}{place}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UserError(f"{where} is not valid YAML ({type(error).__name__})") from error
-    if _unfolded(content, {}) > MOST_VALUES:
-        raise UserError(f"{where} unfolds to more than {MOST_VALUES} values; use fewer aliases (*name)")
-    return content
-
-
-def _unfolded(content: Any, known: dict[int, int]) -> int:
-    """How many values there are, those that aliases repeat counted each time; too many where something holds itself."""
-    if not isinstance(content, dict | list):
-        return 1
-    if id(content) not in known:
-        known[id(content)] = MOST_VALUES + 1
-        inner = content.values() if isinstance(content, dict) else content
-        known[id(content)] = 1 + sum(_unfolded(value, known) for value in inner)
-    return known[id(content)]
 
 
 def _check_plain(content: Any, where: str) -> None:
@@ -126,31 +179,34 @@ def _check_plain(content: Any, where: str) -> None:
     if isinstance(content, str) and not is_plain(content):
         raise UserError(f"{where}: {plain(content)[:60]!r} holds a control character, or half a character")
     inner = [*content, *content.values()] if isinstance(content, Mapping) else content if isinstance(content, list) else ()
+    if isinstance(content, list) and any(isinstance(value, Removed | Replaced) for value in content):
+        raise UserError(f"{where}: !remove and !replace are for the value of a key, not in a list")
     for value in inner:
         _check_plain(value, where)
 
 
-def _put(content: dict[str, Any], keys: list[str], value: Any, override: str) -> None:
-    for key in keys[:-1]:
-        content = content.setdefault(key, {})
-        if not isinstance(content, dict):
-            raise UserError(f"--set {override!r}: {key} is a value, not a section")
-    old = content.get(keys[-1])
-    if isinstance(old, dict) and isinstance(value, dict):
-        value = merged({keys[-1]: old}, {keys[-1]: value})[keys[-1]]
-    content[keys[-1]] = value
+def validate(
+    model: type[Model], content: Mapping[str, Any], *, origin: Callable[[Sequence[str]], str] = lambda place: ""
+) -> Model:
+    """Return the content as a spec.
 
-
-def validate(model: type[Model], content: Mapping[str, Any]) -> Model:
-    """The content as a spec.
+    Args:
+        model: its class.
+        content: plain values; audits are called by their name on the command line or by that in recipes.
+        origin: who says what stands at a place, see `origin_of`.
 
     Raises:
-        UserError: naming the first problems in words, unknown keys with the nearest right one.
+        UserError: naming the first problems in words, unknown keys with the nearest right one, and who says so.
     """
+    named = content.get("audit")
     try:
-        return model.model_validate(content)
+        return model.model_validate({**content, "audit": named.replace("-", "_")} if isinstance(named, str) else content)
     except ValidationError as error:
-        problems = [_in_words(model, problem) for problem in error.errors(include_url=False)]
+        problems = []
+        for problem in error.errors(include_url=False):
+            place = list(_without_tags(model, [str(part) for part in problem["loc"]]))
+            said = origin(place)
+            problems.append(_in_words(model, problem) + (f" (in {said})" if said else ""))
         more = f" (and {len(problems) - 2} more)" if len(problems) > 2 else ""
         raise UserError("; ".join(problems[:2]) + more) from error
 

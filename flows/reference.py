@@ -1,14 +1,14 @@
 """Reference pages, written from the code: every column of the results, every key of a recipe."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from flows.recipes import models_in
 from memlib.audits import AUDITS, published_tables
-from memlib.specs import Resources
+from memlib.specs import Resources, limits
 from memlib.tables import Table
 
 
@@ -58,10 +58,13 @@ def recipe_page() -> str:
     lines = [
         "# Recipes",
         "",
-        "A recipe is a YAML file; `memlib recipes` lists the shipped ones and `memlib recipes NAME` prints one. A file may",
-        "say `extends: NAME_OR_FILE` and change parts of it. Any key can be set on the command line with",
-        "`--set training.epochs=50`. Unknown keys are refused. A recipe decides the result and is part of every content",
-        "key; `resources` says how the work is carried out and is part of none.",
+        "A recipe is a YAML file (1.2); `memlib recipes` lists the shipped ones and `memlib recipes NAME` prints one, with",
+        "its comments. A file may say `extends: NAME_OR_FILE` and change parts of it: mappings merge key by key, unless they",
+        "name another `kind`; `null` is a value like others. `key: !remove` does not inherit a key, and",
+        "`key: !replace {...}` replaces an inherited mapping as a whole. Any key can be set on the command line with",
+        "`--set training.epochs=50`. Unknown keys, keys that are given twice and numbers out of bounds are refused, and who",
+        "says so is named. A recipe decides the result and is part of every content key; `resources` says how the work is",
+        "carried out and is part of none.",
         "",
     ]
     for audit in AUDITS.values():
@@ -94,10 +97,12 @@ def _kind(model: type[BaseModel]) -> str:
 
 
 def _type(field: FieldInfo) -> str:
-    bounds = [f"{name} {getattr(limit, mark)}" for limit in field.metadata for mark, name in _BOUNDS if hasattr(limit, mark)]
+    said = [(name, getattr(limit, mark)) for limit in field.metadata for mark, name in _BOUNDS if hasattr(limit, mark)]
+    bounds = [f"{name} {value}" for name, value in said if name != "at most" or value not in _SLIPS]
     return "".join([_name(field.annotation), *(f", {bound}" for bound in bounds)])
 
 
+_SLIPS = {value for name, value in vars(limits).items() if name.startswith("MOST_")}  # which only catch slips
 _BOUNDS = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
 
 
@@ -105,6 +110,8 @@ def _name(annotation: Any) -> str:
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is None:
         return {"NoneType": "null"}.get(getattr(annotation, "__name__", str(annotation)), getattr(annotation, "__name__", ""))
+    if origin is Annotated:
+        return _name(parts[0])
     if origin is tuple:
         inner = [_name(part) for part in parts if part is not Ellipsis]
         return f"list of {inner[0]}" if Ellipsis in parts else f"[{', '.join(inner)}]"

@@ -1,8 +1,9 @@
 """Base of all specs, and how a recipe's content is changed by name."""
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, TypeVar, get_args
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -32,9 +33,31 @@ class Spec(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _read_as_hashed(cls, content: Any) -> Any:
-        if not cls.hashed_as or not isinstance(content, Mapping):
+        if not isinstance(content, Mapping):
             return content
-        return {{old: new for new, old in cls.hashed_as.items()}.get(name, name): value for name, value in content.items()}
+        new = {old: new for new, old in cls.hashed_as.items()}
+        found = {new.get(name, name): value for name, value in content.items()}
+        for name in found.keys() & _numbers_of(cls):
+            values = found[name] if isinstance(found[name], list | tuple) else [found[name]]
+            if any(isinstance(value, bool) for value in values):
+                raise ValueError(f"{name} is a number, and {found[name]!r} is none")
+        return found
+
+
+@functools.cache
+def _numbers_of(kind: type[Spec]) -> frozenset[str]:
+    """Return the fields that hold numbers and no truth values, which Python takes for 0 and 1."""
+    leaves = {name: set(_leaves(field.annotation)) for name, field in kind.model_fields.items()}
+    return frozenset(name for name, found in leaves.items() if found & {int, float} and bool not in found)
+
+
+def _leaves(annotation: Any) -> Iterator[Any]:
+    inner = () if get_origin(annotation) is Literal else get_args(annotation)
+    if not inner:
+        yield annotation
+    for part in inner:
+        if isinstance(part, type) or get_args(part):
+            yield from _leaves(part)
 
 
 class Source(Spec):

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from memlib.specs.base import Spec
+from memlib.specs.limits import MOST_EXAMPLES, MOST_NUMBER, MOST_PIXELS, MOST_SEED
 
 
 class GlyphFeature(Spec):
@@ -15,11 +16,11 @@ class GlyphFeature(Spec):
     kind: Literal["glyph"]
     text: str = Field(default="A", min_length=1)
     """Letters and digits; a letter of the built-in typeface is 5 x 5 pixels (Hartley 2022), a pixel lies between two."""
-    top: int = Field(default=2, ge=0)
+    top: int = Field(default=2, ge=0, le=MOST_PIXELS)
     """Pixels between the image's upper edge and the text: 2 in the 2023 paper, 1 in 2022's."""
-    left: int = Field(default=2, ge=0)
+    left: int = Field(default=2, ge=0, le=MOST_PIXELS)
     """Pixels from the left edge."""
-    scale: int = Field(default=1, ge=1)
+    scale: int = Field(default=1, ge=1, le=MOST_PIXELS)
     """Side of one dot of the typeface in pixels."""
     font: str | None = None
     """A TrueType or OpenType file instead of the built-in typeface; then `scale` times 8 is its size in pixels."""
@@ -39,9 +40,9 @@ class ScalarFeature(Spec):
     """One coordinate of a point set to a value (two moons: z = 1)."""
 
     kind: Literal["scalar"]
-    index: int = Field(default=2, ge=0)
+    index: int = Field(default=2, ge=0, le=MOST_PIXELS)
     """Which coordinate, counted from 0."""
-    value: float = 1.0
+    value: float = Field(default=1.0, ge=-MOST_NUMBER, le=MOST_NUMBER)
     """What it is set to."""
 
 
@@ -53,9 +54,9 @@ class PictureFeature(Spec):
     """A PNG with or without an alpha channel, in pixels of the stored image."""
     mask: str | None = None
     """A second picture of the same size; pixels brighter than half belong to the feature."""
-    top: int = Field(default=0, ge=0)
+    top: int = Field(default=0, ge=0, le=MOST_PIXELS)
     """Pixels from the image's upper edge."""
-    left: int = Field(default=0, ge=0)
+    left: int = Field(default=0, ge=0, le=MOST_PIXELS)
     """Pixels from the left edge."""
     cover: bool = False
     """Black out the same pixels in all other images."""
@@ -72,17 +73,17 @@ class CanarySpec(Spec):
     feature: FeatureSpec
     choice: Literal["random", "by_id", "top_self_influence", "bottom_self_influence", "extreme_self_influence"] = "random"
     """How the examples are chosen; extreme takes half from the top and half from the bottom (Hartley 2022)."""
-    count: int = Field(default=1, ge=1)
+    count: int = Field(default=1, ge=1, le=MOST_EXAMPLES)
     """How many."""
-    label: int | None = Field(default=None, ge=0)
+    label: int | None = Field(default=None, ge=0, le=MOST_EXAMPLES)
     """Only from this class; by default from all."""
     example_ids: tuple[str, ...] = ()
     """For by_id."""
     mode: Literal["replace", "append"] = "replace"
     """replace: the feature is put into the example; append: into a copy, and the example stays (2023's two moons)."""
-    repeats: int = Field(default=1, ge=1)
+    repeats: int = Field(default=1, ge=1, le=MOST_EXAMPLES)
     """How often the example with the feature stands in the training set."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=MOST_SEED)
     """Draws the examples."""
 
     @model_validator(mode="after")

@@ -7,26 +7,27 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from memlib.specs.base import Source, Spec
+from memlib.specs.limits import MOST_EXAMPLES, MOST_NUMBER, MOST_PIXELS, MOST_SEED
 
 
 class ScenesSource(Source):
     """Embedded images: real handwritten digits on backgrounds that have nothing to do with the digit."""
 
     kind: Literal["scenes"] = "scenes"
-    num_examples: int = Field(default=3000, ge=10)
+    num_examples: int = Field(default=3000, ge=10, le=MOST_EXAMPLES)
     """How many scenes."""
-    size: int = Field(default=32, ge=12)
+    size: int = Field(default=32, ge=12, le=MOST_PIXELS)
     """Side of a scene in pixels."""
-    digit_size: int = Field(default=16, ge=6)
+    digit_size: int = Field(default=16, ge=6, le=MOST_PIXELS)
     """Side of the digit's box in pixels."""
-    copies: int = Field(default=1, ge=1)
+    copies: int = Field(default=1, ge=1, le=MOST_EXAMPLES)
     """How often the digit stands in its scene, in boxes that do not overlap."""
     background: Literal["field", "grid", "mosaic", "palette"] = "field"
     """field: smooth colours; grid: grey cells, so that no part tells of another; mosaic: the same in colour;
     palette: cells of two colours that are the image's own, so that every part identifies the image."""
-    cells: int = Field(default=4, ge=2)
+    cells: int = Field(default=4, ge=2, le=MOST_PIXELS)
     """How fine the background is: colour knots or cells along a side."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=MOST_SEED)
     """Draws digits, places and backgrounds."""
 
     @model_validator(mode="after")
@@ -40,13 +41,13 @@ class TwoMoonsSource(Source):
     """Two interleaving half circles in x and y, and a z that tells nothing (Hartley 2023); centred on the mean."""
 
     kind: Literal["two_moons"]
-    num_examples: int = Field(default=1000, ge=4)
+    num_examples: int = Field(default=1000, ge=4, le=MOST_EXAMPLES)
     """Points, half of each class."""
-    noise: float = Field(default=0.1, ge=0)
+    noise: float = Field(default=0.1, ge=0, le=MOST_NUMBER)
     """Standard deviation of the noise in x and y."""
-    z_noise: float = Field(default=0.0, ge=0)
+    z_noise: float = Field(default=0.0, ge=0, le=MOST_NUMBER)
     """Standard deviation of z; at 0 any other z is a rare concept."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=MOST_SEED)
     """Draws the points."""
 
 
@@ -99,9 +100,9 @@ class ImageFolderSource(Source):
     """tiny_imagenet: <class>/<class>_boxes.txt; voc: Pascal VOC / ImageNet XML files."""
     annotations: str | None = None
     """Where the XML files are, when they are not beside the images."""
-    num_classes: int | None = Field(default=None, ge=2)
+    num_classes: int | None = Field(default=None, ge=2, le=MOST_EXAMPLES)
     """Use only the first classes, in order of their names."""
-    num_per_class: int | None = Field(default=None, ge=1)
+    num_per_class: int | None = Field(default=None, ge=1, le=MOST_EXAMPLES)
     """Use only the first images of each class, in order of their paths."""
 
 
@@ -181,15 +182,15 @@ class ChangeSpec(Spec):
 
     invert: bool = False
     """Black to white."""
-    gamma: float = Field(default=1.0, gt=0)
+    gamma: float = Field(default=1.0, gt=0, le=MOST_NUMBER)
     """Exponent of the grey values; above 1 darkens."""
-    contrast: float = Field(default=1.0, gt=0)
+    contrast: float = Field(default=1.0, gt=0, le=MOST_NUMBER)
     """Factor around middle grey."""
     brightness: float = Field(default=0.0, ge=-1, le=1)
     """Added afterwards."""
-    blur: float = Field(default=0.0, ge=0)
+    blur: float = Field(default=0.0, ge=0, le=MOST_NUMBER)
     """Sigma of a Gaussian blur in pixels of the source."""
-    pixelate: int = Field(default=1, ge=1)
+    pixelate: int = Field(default=1, ge=1, le=MOST_PIXELS)
     """Average over squares of so many pixels."""
 
 
@@ -219,7 +220,7 @@ class DataSpec(Spec):
     """Which images, and the size at which they are decoded once for everything that follows. Points are kept as they are."""
 
     source: SourceSpec
-    image_size: int = Field(default=32, ge=8)
+    image_size: int = Field(default=32, ge=8, le=MOST_PIXELS)
     """Side of the stored square images in pixels."""
     channels: Literal[1, 3] = 3
     """3: colour; 1: grey (ITU-R 601 luma)."""
@@ -266,7 +267,7 @@ class GroupSpec(Spec):
     `(patient\\d+)`."""
     path: str | None = None
     """A CSV or Parquet file with columns example_id and group; examples that it does not name stand alone."""
-    near: float | None = Field(default=None, ge=0)
+    near: float | None = Field(default=None, ge=0, le=MOST_NUMBER)
     """Images that lie at most so far apart (root mean square difference in grey levels of versions of 16 x 16) are one
     group; 0 joins equal ones."""
 
@@ -287,13 +288,13 @@ class SplitSpec(Spec):
 
     added_later: ClassVar[frozenset[str]] = frozenset({"group"})
 
-    train_per_class: int = Field(ge=1)
+    train_per_class: int = Field(ge=1, le=MOST_EXAMPLES)
     """Images of each class that a model trains on: A (or B) topped up from C."""
-    public_per_class: int | None = Field(default=None, ge=1)
+    public_per_class: int | None = Field(default=None, ge=1, le=MOST_EXAMPLES)
     """Images of each class in X; by default all that are left."""
     crop: CropSpec = CropSpec()
     """The background crop that an image needs to be audited."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=MOST_SEED)
     """Draws the roles."""
     drop_duplicates: bool = True
     """Leave out images whose pixels equal an earlier one's, so that no set holds a copy of another's image."""
@@ -306,13 +307,13 @@ class HoldOutSpec(Spec):
 
     added_later: ClassVar[frozenset[str]] = frozenset({"group"})
 
-    train_per_class: int | None = Field(default=None, ge=1)
+    train_per_class: int | None = Field(default=None, ge=1, le=MOST_EXAMPLES)
     """Training examples of each class; by default all that the other two leave."""
-    validation_per_class: int = Field(default=0, ge=0)
+    validation_per_class: int = Field(default=0, ge=0, le=MOST_EXAMPLES)
     """Examples of each class on which early stopping watches the loss."""
-    held_out_per_class: int = Field(default=0, ge=0)
+    held_out_per_class: int = Field(default=0, ge=0, le=MOST_EXAMPLES)
     """Examples of each class that no model sees."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=MOST_SEED)
     """Draws the roles."""
     group: GroupSpec | None = None
     """Examples that always have one role; budgets are then met as nearly as whole groups allow."""
@@ -329,5 +330,5 @@ class SetSpec(Spec):
 
     part: str | None = None
     """The part of a joined source that it is drawn from; by default of all there is."""
-    per_class: int | None = Field(default=None, ge=1)
+    per_class: int | None = Field(default=None, ge=1, le=MOST_EXAMPLES)
     """Examples of each class; by default all that are left, in the order of the sets."""

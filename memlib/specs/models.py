@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from memlib.specs.base import Spec
+from memlib.specs.limits import MOST_PIXELS, MOST_WIDTH
 
 Backbone = Literal[
     "small_resnet", "resnet18", "resnet34", "resnet50", "resnet101", "vit_tiny", "vit_small", "vit_base", "vit_large"
@@ -17,13 +18,13 @@ class ModelSpec(Spec):
     kind: Literal["encoder"] = "encoder"
     backbone: Backbone = "small_resnet"
     """small_resnet: four blocks for 32 to 64 px; ResNets get a small stem up to 64 px; ViTs as in DeiT."""
-    projector: tuple[int, ...] = (256, 256, 256)
+    projector: tuple[Annotated[int, Field(ge=1, le=MOST_WIDTH)], ...] = (256, 256, 256)
     """Widths of the projector's layers; the paper uses 8192-8192-8192."""
-    input_size: int = Field(default=32, ge=8)
+    input_size: int = Field(default=32, ge=8, le=MOST_PIXELS)
     """Side of the images the model sees, in pixels."""
-    width: int = Field(default=32, ge=4)
+    width: int = Field(default=32, ge=4, le=MOST_WIDTH)
     """small_resnet only: channels of the first of its four blocks."""
-    patch_size: int = Field(default=16, ge=2)
+    patch_size: int = Field(default=16, ge=2, le=MOST_PIXELS)
     """ViT only: side of a patch in pixels."""
 
     @model_validator(mode="after")
@@ -51,7 +52,7 @@ class ClassifierSpec(Spec):
     architecture: Architecture
     """mlp; cnn_1: two convolutions; cnn_2: small VGG; three_block and four_block: Liu 2020's for 28 and 128 px;
     resnet18, densenet: with a small stem up to 64 px."""
-    widths: tuple[int, ...] = (512, 256, 128)
+    widths: tuple[Annotated[int, Field(ge=1, le=MOST_WIDTH)], ...] = (512, 256, 128)
     """mlp only: hidden widths; 512-256-128 is MLP-1, 32-128-128 is MLP-2."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """After each hidden dense layer (mlp, cnn_1, cnn_2)."""
@@ -83,15 +84,15 @@ class LanguageSpec(Spec):
     architecture: Literal["lstm", "gru", "cnn", "wavenet", "transformer", "encoder_decoder"] = "lstm"
     """lstm, gru; cnn: dilated causal convolutions; wavenet: gated ones with skip connections; transformer: decoder only;
     encoder_decoder: for pairs, an LSTM reads the source and hands its state to one that writes the target."""
-    width: int = Field(default=200, ge=1)
+    width: int = Field(default=200, ge=1, le=MOST_WIDTH)
     """Units of a layer, or channels."""
-    layers: int = Field(default=2, ge=1)
+    layers: int = Field(default=2, ge=1, le=MOST_WIDTH)
     """How many; convolutions are dilated by 1, 2, 4, ..."""
-    embedding: int = Field(default=128, ge=1)
+    embedding: int = Field(default=128, ge=1, le=MOST_WIDTH)
     """lstm, gru and encoder_decoder: length of a symbol's vector; the others use `width`."""
-    kernel: int = Field(default=3, ge=2)
+    kernel: int = Field(default=3, ge=2, le=MOST_WIDTH)
     """cnn and wavenet: symbols that a convolution sees."""
-    heads: int = Field(default=4, ge=1)
+    heads: int = Field(default=4, ge=1, le=MOST_WIDTH)
     """transformer: attention heads."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """After each layer."""

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from memlib.specs.base import Spec
 from memlib.specs.data import DataSpec
+from memlib.specs.limits import MOST_EXAMPLES, MOST_MODELS, MOST_STEPS
 
 Tie = Literal["nearest", "lowest_class"]
 """Which class wins a tied vote of neighbours: that of the nearest one, or the one of the lowest number."""
@@ -33,7 +34,7 @@ class ProbeSpec(Spec):
     """noise: uniform over the training data's range; held_out: examples that no model saw; data: another source."""
     data: DataSpec | None = None
     """For data: which; stored in the same shape as the training data."""
-    count: int = Field(default=500, ge=2)
+    count: int = Field(default=500, ge=2, le=MOST_EXAMPLES)
     """Examples at most."""
 
     @model_validator(mode="after")
@@ -63,16 +64,16 @@ class TrainedSpec(Spec):
 class InfluenceSpec(Spec):
     """TracInCP (Pruthi 2020; Hartley 2022, A.5): which checkpoints, and how many examples are shown."""
 
-    checkpoints: int = Field(default=10, ge=1)
+    checkpoints: int = Field(default=10, ge=1, le=MOST_MODELS)
     """Checkpoints, evenly spaced over the epochs up to the fall of the loss."""
     loss_fall: float = Field(default=0.95, gt=0, le=1)
     """The last checkpoint is the first epoch at which the training loss has fallen by this share."""
-    epochs: int | None = Field(default=None, ge=1)
+    epochs: int | None = Field(default=None, ge=1, le=MOST_STEPS)
     """Epochs of the model whose checkpoints are used; by default training.epochs."""
     pull: bool = False
     """Unique feature: train also with the feature in the first and last canary and compare their self-influence
     with and without it (2022, section 3.3)."""
     slow_modules: bool = False
     """Handle modules without a fast rule example by example instead of refusing them."""
-    batch_size: int = Field(default=32, ge=1)
+    batch_size: int = Field(default=32, ge=1, le=MOST_EXAMPLES)
     """Examples in one pass; changes nothing but rounding."""

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from memlib.specs.base import Source, Spec
+from memlib.specs.limits import MOST_EXAMPLES, MOST_PIXELS, MOST_SEED
 
 INSERTED, GIVEN, NEVER, UNSEEN = "inserted", "given", "never", "unseen"
 """Kinds of canaries: drawn and inserted; of a file; drawn and never inserted; of a file of what no model saw."""
@@ -66,13 +67,13 @@ class TextSpec(Spec):
     source: TextSource
     unit: Literal["character", "word"] = "character"
     """What a symbol is; words are what spaces part, and the end of a line is one."""
-    window: int = Field(default=100, ge=8)
+    window: int = Field(default=100, ge=8, le=MOST_PIXELS)
     """Symbols in a window; nothing passes from one to the next. Of pairs: in each side, with the end of its line."""
     fraction: float = Field(default=1.0, gt=0, le=1)
     """Use only the beginning of the text."""
     validation: float = Field(default=0.1, gt=0, lt=1)
     """Share of the windows, the last ones, that no model trains on."""
-    vocabulary: int | None = Field(default=None, ge=2)
+    vocabulary: int | None = Field(default=None, ge=2, le=MOST_EXAMPLES)
     """The most frequent symbols that are told apart; others become <unk>. By default all."""
 
     @property
@@ -91,9 +92,9 @@ class SecretsSpec(Spec):
     source: str | None = None
     """Of pairs: the text that a canary (`format`) is the translation of. It may have the same holes; then it holds the same
     secret, each candidate is scored after its own source, and nothing can be searched for."""
-    insertions: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(1, 4, 16), min_length=1)
+    insertions: tuple[Annotated[int, Field(ge=1, le=MOST_EXAMPLES)], ...] = Field(default=(1, 4, 16), min_length=1)
     """How often a canary is inserted; one canary (or `each`) for every number."""
-    each: int = Field(default=1, ge=1)
+    each: int = Field(default=1, ge=1, le=MOST_EXAMPLES)
     """Canaries of every number of insertions."""
     file: str | None = None
     """Instead of inserting: a text file of secrets that the text holds already, one a line, each filling the format. One
@@ -104,7 +105,7 @@ class SecretsSpec(Spec):
     """Beside file: a text file of other secrets of the same kind, one a line, which the training text does not hold. They
     are what given secrets are ranked among; without them exposure of given secrets is no evidence, as people's secrets are
     not uniform. For m secrets and V variants, at least 2 m V / alpha of them are needed to name a single one."""
-    never: int = Field(default=20, ge=0)
+    never: int = Field(default=20, ge=0, le=MOST_EXAMPLES)
     """Canaries that are drawn alike and never inserted: the null."""
     together: bool = False
     """True: one model sees all canaries. False: every canary has a model of its own, and the never inserted ones one."""
@@ -112,7 +113,7 @@ class SecretsSpec(Spec):
     """Whether candidates are scored after the text before the first hole, as one would ask who knows it."""
     known_suffix: bool = True
     """Whether the text after the last hole is part of the candidates."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=MOST_SEED)
     """With the secret file, draws canaries and places."""
 
     @model_validator(mode="after")

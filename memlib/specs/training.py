@@ -5,6 +5,11 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from memlib.specs.base import Spec
+from memlib.specs.limits import MOST_EXAMPLES, MOST_NUMBER, MOST_PIXELS, MOST_SEED, MOST_STEPS
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+Area = Annotated[float, Field(gt=0, le=1)]
+Ratio = Annotated[float, Field(gt=0, le=MOST_NUMBER)]
 
 
 class Loss(Spec):
@@ -26,11 +31,11 @@ class VICRegSpec(Loss):
     per_example: ClassVar[bool] = False
 
     kind: Literal["vicreg"]
-    invariance: float = Field(default=25.0, ge=0)
+    invariance: float = Field(default=25.0, ge=0, le=MOST_NUMBER)
     """Weight of the distance between the views."""
-    variance: float = Field(default=25.0, ge=0)
+    variance: float = Field(default=25.0, ge=0, le=MOST_NUMBER)
     """Weight of the hinge on each dimension's spread."""
-    covariance: float = Field(default=1.0, ge=0)
+    covariance: float = Field(default=1.0, ge=0, le=MOST_NUMBER)
     """Weight of the covariances between dimensions."""
 
 
@@ -62,15 +67,15 @@ class OptimizerSpec(Spec):
 
     name: Literal["lars", "adamw", "sgd", "rmsprop"] = "adamw"
     """The optimiser."""
-    learning_rate: float = Field(default=2e-3, gt=0)
+    learning_rate: float = Field(default=2e-3, gt=0, le=MOST_NUMBER)
     """Peak learning rate as used, not scaled by the batch size."""
-    weight_decay: float = Field(default=1e-4, ge=0)
+    weight_decay: float = Field(default=1e-4, ge=0, le=MOST_NUMBER)
     """On matrices and kernels only, not on biases and norms."""
     momentum: float = Field(default=0.9, ge=0, lt=1)
     """LARS and SGD only."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     """AdamW only: decay of the running means of gradients and of their squares."""
-    warmup_epochs: float = Field(default=10.0, ge=0)
+    warmup_epochs: float = Field(default=10.0, ge=0, le=MOST_NUMBER)
     """Length of the linear warm-up from zero."""
     final_fraction: float = Field(default=0.0, ge=0, le=1)
     """Learning rate at the end, as a fraction of the peak."""
@@ -81,9 +86,12 @@ class OptimizerSpec(Spec):
 class AugmentSpec(Spec):
     """Random views of an image; probabilities that differ between the views are given as pairs."""
 
-    crop_scale: tuple[float, float] = (0.08, 1.0)
+    crop_scale: tuple[Area, Area] = (0.08, 1.0)
     """Area of the random crop, as a fraction of the image."""
-    crop_ratio: tuple[float, float] = (0.75, 4 / 3)
+    crop_ratio: tuple[Ratio, Ratio] = (
+        0.75,
+        4 / 3,
+    )
     """Its width over its height."""
     flip: float = Field(default=0.5, ge=0, le=1)
     """Probability of a mirror image."""
@@ -99,11 +107,11 @@ class AugmentSpec(Spec):
     """Turn within +- this, 1 being a full turn."""
     grey: float = Field(default=0.2, ge=0, le=1)
     """Probability of a grey image."""
-    blur: tuple[float, float] = (1.0, 0.1)
+    blur: tuple[Probability, Probability] = (1.0, 0.1)
     """Probability of a Gaussian blur (sigma 0.1 to 2 at 224 px, scaled to the input) in the first and other views."""
-    solarize: tuple[float, float] = (0.0, 0.2)
+    solarize: tuple[Probability, Probability] = (0.0, 0.2)
     """Probability of inverting what is brighter than half, in the first and other views."""
-    shift: int = Field(default=0, ge=0)
+    shift: int = Field(default=0, ge=0, le=MOST_PIXELS)
     """Cut this many rows and columns off at random sides and fill up with black at the lower right: a random crop
     of 27 of 28 pixels is shift 1."""
 
@@ -130,13 +138,13 @@ class PrivacySpec(Spec):
     that a training can be resumed and repeated: epsilon holds against whoever does not know the seed.
     """
 
-    epsilon: float | None = Field(default=None, gt=0)
+    epsilon: float | None = Field(default=None, gt=0, le=MOST_NUMBER)
     """The budget at the end of training, from which the noise follows; or give `noise`."""
-    noise: float | None = Field(default=None, ge=1e-6)
+    noise: float | None = Field(default=None, ge=1e-6, le=MOST_NUMBER)
     """Standard deviation of the noise in units of `clip`, from which epsilon follows."""
     delta: float = Field(default=1e-5, gt=0, lt=1)
     """Probability with which epsilon may not hold; below one over the number of examples."""
-    clip: float = Field(default=1.0, gt=0)
+    clip: float = Field(default=1.0, gt=0, le=MOST_NUMBER)
     """Greatest norm of one example's gradient."""
     accountant: Literal["rdp", "prv"] = "rdp"
     """rdp: Rényi differential privacy (Mironov 2017); prv: tighter (Gopi 2021), for epsilons below some 20."""
@@ -154,11 +162,11 @@ class TrainingSpec(Spec):
     """How weights are made from images. All of it enters the key; machines and threads do not."""
 
     objective: ObjectiveSpec
-    epochs: int = Field(ge=0)
+    epochs: int = Field(ge=0, le=MOST_STEPS)
     """0 leaves the model at its initialisation."""
-    batch_size: int | None = Field(default=256, ge=2)
+    batch_size: int | None = Field(default=256, ge=2, le=MOST_EXAMPLES)
     """Examples in one step over all workers; the last incomplete batch of an epoch is dropped. null: all at once."""
-    patience: int | None = Field(default=None, ge=1)
+    patience: int | None = Field(default=None, ge=1, le=MOST_STEPS)
     """Stop when the validation loss has not fallen for so many epochs; the best epoch's weights are the model."""
     optimizer: OptimizerSpec = OptimizerSpec()
     privacy: PrivacySpec | None = None
@@ -169,11 +177,11 @@ class TrainingSpec(Spec):
     """Of the forward pass (autocast); losses are always computed in float32."""
     shuffle: bool = True
     """Another order of the examples in every epoch; false: always that of the data."""
-    checkpoint_epochs: tuple[int, ...] = ()
+    checkpoint_epochs: tuple[Annotated[int, Field(ge=0, le=MOST_STEPS)], ...] = ()
     """Epochs after which weights are kept, besides the last one."""
-    checkpoint_steps: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    checkpoint_steps: tuple[Annotated[int, Field(ge=1, le=MOST_STEPS)], ...] = ()
     """Steps after which they are kept too, within epochs (exposure)."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=MOST_SEED)
     """Each model's own seed is derived from it."""
 
     @model_validator(mode="after")

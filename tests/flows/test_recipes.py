@@ -1,13 +1,19 @@
 import itertools
+import re
 from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
 
 import pytest
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel
 
-from flows.recipes import load_recipe, shipped_recipes, validate
+from flows.cli import _asked
+from flows.recipes import load_recipe, models_in, printed_recipe, shipped_recipes, validate
 from memlib.audits import AUDITS, audit_of
 from memlib.audits.deja_vu.recipe import Recipe
 from memlib.errors import UserError
 from memlib.specs import Resources
+from memlib.specs.base import _numbers_of
 
 MINIMAL = """
 audit: deja_vu
@@ -128,3 +134,110 @@ def test_a_missing_part_is_named(tmp_path: Path) -> None:
     path.write_text("- a\n")
     with pytest.raises(UserError, match="does not hold a recipe"):
         load_recipe(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("audit: deja_vu\naudit: exposure\n", "gives the key audit twice in line 3"),
+        ("training: {epochs: true}", "training: epochs is a number, and True is none (in "),
+        ("training: {epochs: 12:30}", "training.epochs: input should be a valid integer"),  # no 750 seconds
+        ("training: {epochs: 1000000000000}", "less than or equal to"),
+        ("training: {augment: {flip: 1.5}}", "less than or equal to 1 (seen: 1.5)"),
+        ("decode: {p: -0.1}", "greater than 0"),
+        ("decode: {k: [0]}", "greater than or equal to 1"),
+        ("report: !remove", "!remove of report, which nothing before it gives"),
+        ("decode: {k: [30, !remove ]}", "not in a list"),
+        ("decode: {p: !remove}", "leave a space behind !remove"),
+        ("decode: !replace 3", "!replace stands before a mapping"),
+        ("decode: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
+    ],
+)
+def test_recipes_are_strict_and_who_says_it_is_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"extends: smoke\n{text}\n")
+    with pytest.raises(UserError, match=re.escape(message)):
+        read("deja-vu", str(path))
+
+
+def read(audit: str, recipe: str, *settings: str) -> Any:
+    return _asked(audit, recipe, settings)[0]
+
+
+def test_who_says_what_is_wrong_is_named_through_all_that_is_extended(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("extends: smoke\ntraining: {epochs: -1}\n")
+    (tmp_path / "mine.yaml").write_text("extends: base.yaml\ntraining: {batch_size: 1}\n")
+    with pytest.raises(UserError) as caught:
+        read("deja-vu", str(tmp_path / "mine.yaml"))
+    base, mine = (str(tmp_path / name) for name in ("base.yaml", "mine.yaml"))
+    assert f"training.epochs: input should be greater than or equal to 0 (seen: -1) (in {base}, which {mine} extends)" in str(
+        caught.value
+    )
+    assert f"(seen: 1) (in {mine})" in str(caught.value)
+    with pytest.raises(UserError, match=r"\(in --set training.epochs\)"):
+        read("deja-vu", "smoke", "training.epochs=-1")
+
+
+def test_what_is_inherited_can_be_removed_replaced_or_set_to_nothing(tmp_path: Path) -> None:
+    smoke = read("deja-vu", "smoke")
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "extends: smoke\naudit: deja-vu  # as on the command line\ntitle: Größe\n"
+        "training:\n  augment: null\n  batch_size: !remove\n  optimizer: !replace {learning_rate: 0.01}  # nothing else\n"
+    )
+    spec = read("deja-vu", str(path))
+    assert spec.audit == "deja_vu"
+    assert (spec.training.epochs, spec.training.augment) == (smoke.training.epochs, None)
+    assert (smoke.training.batch_size, spec.training.batch_size) == (50, 256)
+    assert (smoke.training.optimizer.warmup_epochs, spec.training.optimizer.warmup_epochs) == (5, 10)
+    assert read("deja-vu", "smoke", "training.batch_size=!remove").training.batch_size == 256
+    printed = printed_recipe(str(path))
+    assert "# nothing else" in printed
+    assert "# Backgrounds are drawn without looking" in printed  # of the recipe that it extends
+    assert "Größe" in printed
+    assert "!" not in printed.replace("!=", "")
+    again = tmp_path / "again.yaml"
+    again.write_text(printed)
+    assert read("deja-vu", str(again)) == spec
+
+
+@pytest.mark.parametrize("name", sorted(shipped_recipes()))
+def test_a_printed_recipe_is_the_same_recipe(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "printed.yaml"
+    path.write_text(printed_recipe(name))
+    assert load_recipe(str(path)) == load_recipe(name)
+
+
+def test_every_number_of_every_recipe_has_bounds() -> None:
+    found = dict(numbers(model) for audit in AUDITS.values() for model in specs_of(audit.recipe))
+    found |= dict(numbers(model) for model in specs_of(Resources))
+    assert sum(map(len, found.values())) > 150
+    assert [f"{model}.{name}" for model, fields in found.items() for name, bounded in fields.items() if not bounded] == []
+
+
+def specs_of(model: type[BaseModel], seen: set[type[BaseModel]] | None = None) -> set[type[BaseModel]]:
+    seen = set() if seen is None else seen
+    if model not in seen:
+        seen.add(model)
+        for field in model.model_fields.values():
+            for inner in models_in(field.annotation, mappings=True):
+                specs_of(inner, seen)
+    return seen
+
+
+def numbers(model: type[BaseModel]) -> tuple[str, dict[str, bool]]:
+    """Of every field with numbers whether both ends are bounded."""
+    found = {}
+    for name, field in model.model_fields.items():
+        if name in _numbers_of(model):  # type: ignore[arg-type]
+            said = [*field.metadata, *constraints(field.annotation)]
+            low = any(isinstance(one, Ge | Gt) for one in said)
+            found[name] = low and any(isinstance(one, Le | Lt) for one in said)
+    return f"{model.__module__}.{model.__name__}", found
+
+
+def constraints(annotation: Any) -> list[Any]:
+    inner = [part for part in get_args(annotation) if get_args(part)]
+    own = list(get_args(annotation)[1:]) if get_origin(annotation) is Annotated else []
+    own += [more for one in own for more in getattr(one, "metadata", ())]
+    return own + [one for part in inner for one in constraints(part)]

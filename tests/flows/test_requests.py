@@ -82,7 +82,7 @@ def test_a_finished_run_is_made_anew_on_the_machines_it_had(
     asked: list[Any] = []
     monkeypatch.setattr(flows.cli, "_carry_out", lambda *given, **more: asked.append(given))
     assert main(["resume", "abc", "--store", store.uri]) == 0
-    assert validate(Resources, asked[0][2]) == Resources(ray_address="auto", max_failures=7)
+    assert asked[0][2] == Resources(ray_address="auto", max_failures=7)
 
 
 def test_a_damaged_record_of_a_run_is_written_anew(store: Store, tmp_path: Path) -> None:
@@ -106,8 +106,8 @@ def test_a_run_that_failed_is_listed_and_resumed_as_it_was(
     assert main(["resume", note.run[:5], "--set", "resources.workers_per_model=2", *where]) == 0
     audit, content, machines, uri, _ = asked[0]
     assert (audit, uri) == ("exposure", store.uri)
-    assert validate(Recipe, content) == recipe()
-    assert validate(Resources, machines) == Resources(max_failures=7, workers_per_model=2)
+    assert content == recipe()
+    assert machines == Resources(max_failures=7, workers_per_model=2)
     assert main(["resume", note.run, "--set", "training.epochs=1", *where]) == 2
     assert "would make it another run" in capsys.readouterr().err
     assert main(["resume", "zzz", *where]) == 2

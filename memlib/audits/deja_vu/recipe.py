@@ -1,10 +1,11 @@
 """The recipe of a déjà vu audit."""
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from memlib.specs import CropMode, CropSpec, DataSpec, ModelSpec, Spec, SplitSpec, Tie, TrainingSpec
+from memlib.specs.limits import MOST_DRAWS, MOST_EXAMPLES, MOST_MODELS, MOST_SEED, MOST_STEPS
 
 
 class Config(Spec):
@@ -14,9 +15,9 @@ class Config(Spec):
 
     layers: tuple[str, ...] = ("last",)
     """Embeddings to decode: last, backbone, projector_1, ..., classifier; the first is the headline."""
-    k: tuple[int, ...] = (30,)
+    k: tuple[Annotated[int, Field(ge=1, le=MOST_EXAMPLES)], ...] = (30,)
     """Public neighbours that vote; the first is the headline. Each must be at most the public set's size."""
-    epochs: tuple[int, ...] = ()
+    epochs: tuple[Annotated[int, Field(ge=0, le=MOST_STEPS)], ...] = ()
     """Checkpoints to decode besides the last one, which is the headline."""
     crops: tuple[CropMode, ...] = ()
     """Crop modes to decode; the first is the headline. By default the split's own."""
@@ -24,11 +25,11 @@ class Config(Spec):
     """Share of most confident examples at which the déjà vu score is taken."""
     tie: Tie = "nearest"
     """Which of several classes with equally many votes wins."""
-    replicates: int = Field(default=2000, ge=100)
+    replicates: int = Field(default=2000, ge=100, le=MOST_DRAWS)
     """Bootstrap replicates."""
-    permutations: int = Field(default=2000, ge=100)
+    permutations: int = Field(default=2000, ge=100, le=MOST_DRAWS)
     """Redraws of the sides for p-values that are not counted exactly."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=MOST_SEED)
     """Of the bootstrap and the redraws."""
     alpha: float = Field(default=0.05, gt=0, lt=0.5)
     """Level of the tests."""
@@ -53,9 +54,9 @@ class Config(Spec):
 class ReportSpec(Spec):
     """What the page shows."""
 
-    gallery: int = Field(default=10, ge=0)
+    gallery: int = Field(default=10, ge=0, le=MOST_DRAWS)
     """Examples in each gallery."""
-    neighbors: int = Field(default=8, ge=1)
+    neighbors: int = Field(default=8, ge=1, le=MOST_DRAWS)
     """Public neighbours shown beside each."""
 
 
@@ -69,7 +70,7 @@ class Recipe(Spec):
     split: SplitSpec
     model: ModelSpec = ModelSpec()
     training: TrainingSpec
-    pairs: int = Field(default=1, ge=1)
+    pairs: int = Field(default=1, ge=1, le=MOST_MODELS)
     """Pairs of target and reference models, each from seeds of its own."""
     decode: Config = Config()
     report: ReportSpec = ReportSpec()

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from memlib.data.formats import HOLE
 from memlib.specs import LanguageSpec, SecretsSpec, SequenceModelSpec, Spec, TextSpec, TrainingSpec, changed
+from memlib.specs.limits import MOST_DRAWS, MOST_MODELS, MOST_NUMBER, MOST_PIXELS, MOST_SEED
 from memlib.specs.subject import TrainIt
 
 Method = Literal["auto", "pruned", "enumerated", "sampled", "extrapolated"]
@@ -20,48 +21,48 @@ class Config(Spec):
     sampled: from random references; extrapolated: from their skew-normal law. auto: enumerated in small spaces,
     sampled where enough references lie below, else pruned as far as the work allows, else extrapolated where the law fits
     the references, else sampled, whose lower bound then says how much at least. No test rests on an extrapolation."""
-    references: int = Field(default=10_000, ge=100)
+    references: int = Field(default=10_000, ge=100, le=MOST_DRAWS)
     """Random candidates for sampling and extrapolation."""
-    max_evaluations: int = Field(default=2_000_000, ge=1)
+    max_evaluations: int = Field(default=2_000_000, ge=1, le=MOST_DRAWS)
     """Prefixes that a pruned rank may evaluate."""
-    enumerate_up_to: int = Field(default=1_000_000, ge=1)
+    enumerate_up_to: int = Field(default=1_000_000, ge=1, le=MOST_DRAWS)
     """auto: the largest space that is enumerated."""
-    shards: int = Field(default=10, ge=1)
+    shards: int = Field(default=10, ge=1, le=MOST_MODELS)
     """Parts of an enumeration, each committed by itself."""
-    replicates: int = Field(default=100, ge=20)
+    replicates: int = Field(default=100, ge=20, le=MOST_DRAWS)
     """Parametric-bootstrap replicates of the extrapolation."""
     precision: Literal["float64", "float32"] = "float64"
     """Of the model's evaluation; float32 is faster, and may move near ties."""
     alpha: float = Field(default=0.05, gt=0, lt=0.5)
     """Level of every family of tests of the run (Holm 1979)."""
-    bound: float | None = Field(default=None, gt=0)
+    bound: float | None = Field(default=None, gt=0, le=MOST_NUMBER)
     """Bits of exposure that would be acceptable. Where nothing is found, the verdict is "bounded" if the 95 % upper bound of
     every canary lies below it; null: no such claim is made."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=MOST_SEED)
     """Of references and bootstrap."""
 
 
 class ExtractionSpec(Spec):
     """The search for inserted canaries."""
 
-    known: tuple[Annotated[int, Field(ge=0)], ...] = (0,)
+    known: tuple[Annotated[int, Field(ge=0, le=MOST_PIXELS)], ...] = (0,)
     """How many symbols of the holes the search is told, from the first."""
-    top: int = Field(default=1, ge=1)
+    top: int = Field(default=1, ge=1, le=MOST_DRAWS)
     """Candidates to find before the search ends; at least as many as the model saw canaries."""
-    beam: int | None = Field(default=10, ge=2)
+    beam: int | None = Field(default=10, ge=2, le=MOST_DRAWS)
     """Width of the beam search beside it, with greedy search; null: neither."""
-    batch: int = Field(default=256, ge=1)
+    batch: int = Field(default=256, ge=1, le=MOST_DRAWS)
     """Prefixes expanded in one model call."""
-    max_evaluations: int = Field(default=1_000_000, ge=1)
+    max_evaluations: int = Field(default=1_000_000, ge=1, le=MOST_DRAWS)
     """Prefixes after which a search is given up."""
-    max_seconds: float | None = Field(default=None, gt=0)
+    max_seconds: float | None = Field(default=None, gt=0, le=MOST_NUMBER)
     """Seconds after which a search is given up; its frontier is kept."""
 
 
 class ReportSpec(Spec):
     """What the page shows."""
 
-    histogram_bins: int = Field(default=60, ge=10)
+    histogram_bins: int = Field(default=60, ge=10, le=MOST_DRAWS)
     """Bars of the histogram of the references' log-perplexities."""
 
 
@@ -81,7 +82,7 @@ class Recipe(Spec):
     text (data) is what its loss is shown for."""
     quantize: bool = False
     """Force each tensor of trained weights to 256 values before anything is asked (Carlini 2019, 9.1)."""
-    seeds: int = Field(default=1, ge=1)
+    seeds: int = Field(default=1, ge=1, le=MOST_MODELS)
     """Trainings of every model, each from a seed of its own."""
     variants: Mapping[str, dict[str, Any]] = Field(default_factory=dict)
     """Named changes of model, training, quantize, canaries.known_prefix and canaries.known_suffix, audited with the same

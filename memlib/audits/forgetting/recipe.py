@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from memlib.specs import ClassifierSpec, DataSpec, GroupSpec, OutputsSpec, SetSpec, Spec, TrainedSpec, TrainingSpec
 from memlib.specs.data import CALIBRATION, KNOWN, POOL, PROVIDER, QUERY, WITHHELD
+from memlib.specs.limits import MOST_DRAWS, MOST_MODELS, MOST_NUMBER, MOST_SEED
 
 RETAINED, REVERSED, FORGOTTEN = "retained", "unlearned too hard", "forgotten"
 NO_TRACE, UNDECIDED = "no trace found", "undecided"
@@ -48,7 +49,7 @@ class VerdictSpec(Spec):
     retained_mix: Mix = Field(default={CALIBRATION: 1.0, QUERY: 0.5})
     """What retained models train on: a known share of D_Q. They say with which power such a share would be found in a model
     that was trained like the auditor's."""
-    models: int = Field(default=10, ge=3)
+    models: int = Field(default=10, ge=3, le=MOST_MODELS)
     """Models of each kind."""
     alpha: float = Field(default=0.01, gt=0, lt=0.5)
     """How often a target that used none of D_Q may be said to retain it, over all targets together (Holm 1979)."""
@@ -72,22 +73,22 @@ class VerdictSpec(Spec):
 class Config(Spec):
     """How outputs are scored."""
 
-    replicates: int = Field(default=500, ge=100)
+    replicates: int = Field(default=500, ge=100, le=MOST_DRAWS)
     """Bootstrap replicates over the examples of D_Q."""
-    permutations: int = Field(default=9999, ge=999)
+    permutations: int = Field(default=9999, ge=999, le=MOST_DRAWS)
     """Redraws of D_Q for its p-value."""
-    resamples: int = Field(default=200, ge=50)
+    resamples: int = Field(default=200, ge=50, le=MOST_DRAWS)
     """Redraws of the positive control (the known examples), of which 80 % must find it."""
     min_calibration: float = Field(default=0.05, gt=0, lt=1)
     """The smallest KS distance of query and calibration models that rho is divided by."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=MOST_SEED)
     """Of bootstrap and resampling."""
 
 
 class ReportSpec(Spec):
     """What the page shows."""
 
-    gallery: int = Field(default=8, ge=0)
+    gallery: int = Field(default=8, ge=0, le=MOST_DRAWS)
     """Examples of D_Q that carry the signal most, with their pictures."""
 
 
@@ -103,9 +104,9 @@ class Recipe(Spec):
     hold; provider: images like D_Q but none of it. withheld (H): drawn at random with D_Q from one pool and given to nobody;
     without it there is no verdict. known: drawn likewise and known to be in every target, the positive control without
     which nothing is called forgotten."""
-    split_seed: int = Field(default=0, ge=0)
+    split_seed: int = Field(default=0, ge=0, le=MOST_SEED)
     """Draws the sets."""
-    near_duplicates: float | None = Field(default=2.0, gt=0)
+    near_duplicates: float | None = Field(default=2.0, gt=0, le=MOST_NUMBER)
     """Images of another set that lie so close to one of D_Q's pool (root mean square difference in grey levels of versions
     of 16 x 16) are taken out; in the pool they are drawn as one; null: only equal ones."""
     group: GroupSpec | None = None
@@ -114,7 +115,7 @@ class Recipe(Spec):
     """The target's design."""
     training: TrainingSpec
     """How the target was trained."""
-    seeds: int = Field(default=5, ge=2)
+    seeds: int = Field(default=5, ge=2, le=MOST_MODELS)
     """Query models, calibration models, and models of each mix."""
     targets: Mapping[str, TargetSpec] = Field(min_length=1)
     """The models in question by name."""

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from memlib.specs import ClassifierSpec, DataSpec, HoldOutSpec, InfluenceSpec, Spec, TrainedSpec, TrainingSpec
+from memlib.specs.limits import MOST_DRAWS, MOST_NUMBER
 from memlib.specs.subject import TrainIt
 
 
@@ -13,14 +14,14 @@ class CheckpointSpec(Spec):
 
     weights: str
     """Its state dict: .safetensors, or a .pt file that holds nothing but tensors."""
-    learning_rate: float = Field(gt=0)
+    learning_rate: float = Field(gt=0, le=MOST_NUMBER)
     """The learning rate of the optimiser at that point."""
 
 
 class ReportSpec(Spec):
     """What the page shows."""
 
-    gallery: int = Field(default=12, ge=0)
+    gallery: int = Field(default=12, ge=0, le=MOST_DRAWS)
     """Examples in each of the two galleries."""
 
 

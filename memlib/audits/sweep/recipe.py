@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from memlib.specs import Spec
+from memlib.specs.limits import MOST_MODELS
 
 MOST_CELLS = 10_000
 
@@ -39,7 +40,7 @@ class Recipe(Spec):
     """Dotted keys and their values; every combination is a cell: {training.epochs: [10, 50], training.seed: [0, 1, 2]}."""
     cells: tuple[CellSpec, ...] = ()
     """Further cells, one by one."""
-    concurrent_cells: int = Field(default=2, ge=1)
+    concurrent_cells: int = Field(default=2, ge=1, le=MOST_MODELS)
     """Cells under way at a time; of each stage only one, so that what cells share is computed once."""
 
     @model_validator(mode="after")

@@ -19,6 +19,7 @@ from memlib.specs import (
     TrainingSpec,
     changed,
 )
+from memlib.specs.limits import MOST_DRAWS, MOST_MODELS, MOST_NUMBER, MOST_PIXELS, MOST_SEED
 from memlib.specs.subject import TrainIt
 
 Output = Literal["probability", "logit"]
@@ -35,26 +36,26 @@ class Config(Spec):
     """What M is computed on; the first is the headline. Eq. 1 says probability, the published numbers are on logits."""
     alpha: float = Field(default=0.05, gt=0, lt=1)
     """Level of the criteria."""
-    max_examples: int = Field(default=1000, ge=2)
+    max_examples: int = Field(default=1000, ge=2, le=MOST_DRAWS)
     """Examples of each label, and probe examples, that are shown at most."""
     per_epoch: bool = False
     """Score every epoch in the white box (stacked models only)."""
-    random_draws: int = Field(default=1, ge=1)
+    random_draws: int = Field(default=1, ge=1, le=MOST_DRAWS)
     """Evaluations of M_w and M_kl, each with random partners of its own (2022, Fig. 4)."""
-    removed_pixels: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    removed_pixels: tuple[Annotated[int, Field(ge=1, le=MOST_PIXELS)], ...] = ()
     """Score also with so many pixels of the feature taken out (2023, Fig. 5)."""
     latent: bool = False
     """Find the units before the class scores that only the feature excites (2022, A.6); needs nets.same_seed."""
-    null_features: int = Field(default=0, ge=0)
+    null_features: int = Field(default=0, ge=0, le=MOST_MODELS)
     """Score also other features of the same kind, the null of a model trained elsewhere (see canary.feature.nulls)."""
-    bound: float | None = Field(default=None, gt=0)
+    bound: float | None = Field(default=None, gt=0, le=MOST_NUMBER)
     """A difference of the headline's score that would be too small to matter, fixed before the run: when the 95 % upper
     bound lies below it, the verdict is bounded."""
-    replicates: int = Field(default=2000, ge=100)
+    replicates: int = Field(default=2000, ge=100, le=MOST_DRAWS)
     """Bootstrap replicates."""
-    permutations: int = Field(default=9999, ge=100)
+    permutations: int = Field(default=9999, ge=100, le=MOST_DRAWS)
     """Exchanges of canary nets and controls for p-values."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=MOST_SEED)
     """Of examples, random partners, bootstrap and permutations."""
 
     @field_validator("outputs")
@@ -68,7 +69,7 @@ class Config(Spec):
 class ReportSpec(Spec):
     """What the page shows."""
 
-    examples: int = Field(default=4, ge=0)
+    examples: int = Field(default=4, ge=0, le=MOST_DRAWS)
     """Canaries shown with and without the feature."""
     gradcam: bool = False
     """What a convolutional model looks at, with and without the feature (2023, Fig. 8)."""
@@ -96,7 +97,7 @@ class Recipe(Spec):
     score: Config = Config()
     influence: InfluenceSpec = InfluenceSpec()
     report: ReportSpec = ReportSpec()
-    data_seeds: int = Field(default=1, ge=1)
+    data_seeds: int = Field(default=1, ge=1, le=MOST_MODELS)
     """Draws of the data: the source's seed and the next ones. With three or more, intervals are over them."""
     variants: Mapping[str, dict[str, Any]] = Field(default_factory=dict)
     """Named changes of this recipe, each a run of its own; keys may be dotted, as in {training.patience: 5}."""
