@@ -27,7 +27,7 @@ audit: .venv/$(FAISS)
 	$(BIN)/memlib run deja-vu --recipe smoke --store $(STORE)
 
 check: lint
-	$(BIN)/pytest --numprocesses 2 --dist loadfile -m "not slow and not long" tests/memlib tests/tasks tests/flows
+	$(BIN)/pytest --numprocesses 2 --dist loadfile -m "not slow and not long" tests/memlib tests/tasks tests/flows tests/test_docs.py
 
 test: lint
 	$(BIN)/pytest --numprocesses 2 --dist loadfile

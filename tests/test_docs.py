@@ -21,9 +21,17 @@ def test_reference_pages_are_up_to_date(path: str, text: str) -> None:
 def test_every_recipe_and_document_is_named_in_the_readme() -> None:
     readme = (ROOT / "README.md").read_text()
     for name in shipped_recipes():
-        assert name in readme, name
+        assert name in readme, f"{name}: say in README.md what this recipe shows"
     for path in re.findall(r"\]\(((?!http)[^)#]+)\)", readme):
         assert (ROOT / path).exists(), path
+
+
+def test_every_audit_is_broken_in_every_way() -> None:
+    matrix = (ROOT / "tests/end_to_end/faults.py").read_text()
+    for name, audit in AUDITS.items():
+        assert audit.holds_others or f'"{name}": ' in matrix, (
+            f"{name}: give RECIPES of tests/end_to_end/faults.py a tiny recipe"
+        )
 
 
 def test_the_settings_of_the_readme_exist() -> None:

@@ -5,7 +5,7 @@ import io
 from typing import Any
 
 from memlib.data.bounds import check_inside
-from memlib.data.examples import NO_BOXES, Example, decode_image, list_files, listing_digest, open_location
+from memlib.data.examples import Example, decode_example, list_files, listing_digest, look_at_image, open_location
 from memlib.errors import UserError
 from memlib.identity import canonical_json
 from memlib.specs import CsvSource
@@ -49,10 +49,10 @@ class CsvImages:
             data = self._fs.cat_file(f"{self._root.rstrip('/')}/{name}")
         except (FileNotFoundError, IsADirectoryError) as error:
             raise UserError(f"{self._spec.path} names {name}, which is not below {self._spec.root}") from error
-        return Example(name, decode_image(data, example_id=name, label=label), label, NO_BOXES)
+        return decode_example(data, name, label)
 
     def content_digest(self) -> str:
         """Of the rows that are used and of the image files."""
         listing: dict[str, Any] = list_files(self._fs, self._root)
         used = {name: listing[name] for name, _ in self._rows if name in listing}
-        return listing_digest(self._fs, self._root, used) + canonical_json(self._rows)
+        return listing_digest(self._fs, self._root, used, look=look_at_image) + canonical_json(self._rows)

@@ -16,15 +16,16 @@ from fsspec.implementations.local import LocalFileSystem
 from memlib.code import load
 from memlib.data.arrays import NpzImages
 from memlib.data.csv_images import CsvImages
-from memlib.data.examples import NO_BOXES, Example, Source, decode_image, list_files, listing_digest, numbered_classes
+from memlib.data.examples import Example, Source, decode_example, list_files, listing_digest, numbered_classes
 from memlib.data.image_folder import ImageFolder
+from memlib.data.intensities import Scaled
 from memlib.data.joined import Joined
 from memlib.data.parquet import ParquetImages
 from memlib.data.scenes import Digits, Scenes
 from memlib.data.two_moons import TwoMoons
 from memlib.errors import UserError
 from memlib.identity import file_digest
-from memlib.specs import ImportSource, SourceSpec, TorchvisionSource
+from memlib.specs import ImportSource, IntensitySpec, PlainSource, SourceSpec, TorchvisionSource
 from memlib.specs.data import (
     CsvSource,
     DigitsSource,
@@ -37,12 +38,22 @@ from memlib.specs.data import (
 )
 
 
-def open_source(spec: SourceSpec) -> Source:
-    """Opens the source a spec describes.
+def open_source(spec: SourceSpec, intensities: IntensitySpec | None = None) -> Source:
+    """Opens the source a spec describes; its examples are 8 bits a channel, or points.
+
+    Args:
+        spec: which.
+        intensities: what is black and white where more bits are stored.
 
     Raises:
         UserError: when there is nothing there, or it is not laid out as the spec says.
     """
+    if isinstance(spec, JoinedSource):
+        return Joined({name: open_source(part.source, intensities) for name, part in spec.parts.items()}, spec)
+    return Scaled(_open(spec), intensities)
+
+
+def _open(spec: PlainSource) -> Source:
     match spec:
         case ScenesSource():
             return Scenes(spec)
@@ -62,8 +73,6 @@ def open_source(spec: SourceSpec) -> Source:
             return CsvImages(spec)
         case ImportSource():
             return import_source(spec)
-        case JoinedSource():
-            return Joined({name: open_source(part.source) for name, part in spec.parts.items()}, spec)
     assert_never(spec)
 
 
@@ -113,7 +122,7 @@ class Torchvision:
         if self._attribute is not None:
             label = label[self._attribute]
         name = f"{self._spec.split}-{index:07d}"
-        return Example(name, decode_image(image, example_id=name, label=int(label)), int(label), NO_BOXES)
+        return decode_example(image, name, int(label))
 
     def _find_attribute(self, name: str) -> int:
         names = list(getattr(self._data, "attr_names", []))

@@ -2,10 +2,10 @@
 
 import contextlib
 import hashlib
-import io
+import math
 import os
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +16,8 @@ from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
 from PIL import Image
 
-from memlib.data.bounds import check_links, check_pixels
+from memlib.data.bounds import check_links
+from memlib.data.pictures import READ_OTHERWISE, READING, Picture, Undecodable, oddities_of, read_picture
 from memlib.errors import UserError
 from memlib.identity import canonical_json, file_digest
 from memlib.private import PRIVATE, make_folder, user_folder
@@ -32,15 +33,20 @@ class Example:
 
     Attributes:
         example_id: path or row within the source.
-        image: (height, width, 3) uint8, RGB; from a source of points (dim,) float32.
+        image: (height, width, 3) uint8, RGB; or intensities of more than 8 bits, (height, width) or (height, width, 3), which
+            are scaled once for the source; from a source of points (dim,) float32.
         label: index into the source's class_names.
         boxes: (num_boxes, 4) int64, half-open pixel rectangles x0, y0, x1, y1 of the objects; may be empty.
+        oddities: what was put right when it was read, in words.
+        window: which intensities are black and white, where the file itself says so.
     """
 
     example_id: str
     image: NDArray[Any]
     label: int
     boxes: NDArray[np.int64]
+    oddities: tuple[str, ...] = ()
+    window: tuple[float, float] | None = None
 
 
 class UnreadableImage(ValueError):
@@ -52,7 +58,11 @@ class UnreadableImage(ValueError):
 
 
 class Source(Protocol):
-    """What the pipeline needs of a data set. A source of points says their dimension in `point_dim`."""
+    """What the pipeline needs of a data set.
+
+    A source of points says their dimension in `point_dim`; one with something to say before anything is trained says it in
+    `remarks`, a list of lines.
+    """
 
     class_names: list[str]
 
@@ -63,22 +73,42 @@ class Source(Protocol):
         ...
 
 
-def decode_image(data: bytes | Image.Image, *, example_id: str = "", label: int = -1) -> NDArray[np.uint8]:
-    """RGB pixels of an encoded image: (height, width, 3) uint8, whatever its mode (grey, CMYK, palette, 16 bit).
+def decode_example(
+    data: bytes | Image.Image,
+    example_id: str,
+    label: int,
+    boxes: Callable[[Picture], NDArray[np.int64]] = lambda picture: NO_BOXES,
+) -> Example:
+    """Return an encoded image as an example.
+
+    Args:
+        data: of the image.
+        example_id, label: its own.
+        boxes: of its objects, given the decoded picture.
 
     Raises:
-        UnreadableImage: for truncated or otherwise undecodable data.
+        UnreadableImage: for what cannot be decoded, and where the boxes are of another picture.
     """
     try:
-        image = data if isinstance(data, Image.Image) else Image.open(io.BytesIO(data))
-        check_pixels(image)
-        if image.mode.startswith("I;16") or image.mode in {"I", "F"}:
-            values = np.asarray(image, dtype=np.float64)
-            top = 65535.0 if values.max(initial=0) > 255 else 255.0
-            image = Image.fromarray((values.clip(0, top) / top * 255).round().astype(np.uint8))
-        return np.asarray(image.convert("RGB"))
-    except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, ... for broken files
-        raise UnreadableImage(example_id, label, f"cannot be decoded ({error})") from error
+        picture = read_picture(data)
+        return Example(example_id, picture.pixels, label, boxes(picture), picture.oddities, picture.window)
+    except Undecodable as error:
+        raise UnreadableImage(example_id, label, str(error)) from error
+
+
+def check_no_fractions(boxes: Sequence[Sequence[float]], where: str) -> None:
+    """Refuse boxes in fractions of the picture, as YOLO has them: as pixels they would be one pixel, and hide nothing.
+
+    Args:
+        boxes: four numbers each.
+        where: they stand, for the message.
+
+    Raises:
+        UserError: when no number is above 1 and one is no integer.
+    """
+    values = [value for box in boxes for value in box]
+    if any(value != int(value) for value in values if math.isfinite(value)) and all(0 <= value <= 1 for value in values):
+        raise UserError(f"{where} has boxes in fractions of the picture (as YOLO has them); boxes are pixels")
 
 
 def numbered_classes(largest: int, where: str) -> list[str]:
@@ -128,53 +158,111 @@ def find_files(fs: Any, root: str) -> dict[str, dict[str, Any]]:
 
 
 def list_files(fs: Any, root: str) -> dict[str, dict[str, Any]]:
-    """The same by relative path, sorted."""
+    """The same by relative path, sorted; folders that are links are followed, within the source's root and those allowed.
+
+    Raises:
+        UserError: as above, and for links that lead elsewhere.
+    """
     root = root.rstrip("/")
     found = find_files(fs, root)
     listing = {name[len(root) + 1 :]: found[name] for name in sorted(found) if name != root}
     check_links(fs, root, listing)
-    return listing
+    if not isinstance(fs, LocalFileSystem):
+        return listing
+    seen = {Path(root).resolve()}
+    while links := [name for name, info in listing.items() if info.get("islink") and Path(info["name"]).is_dir()]:
+        for link in links:
+            inner = listing.pop(link)["name"]
+            if Path(inner).resolve() not in seen:  # else in a circle
+                seen.add(Path(inner).resolve())
+                more = find_files(fs, inner)
+                listing |= {name[len(root) + 1 :]: more[name] for name in more if name != inner}
+        check_links(fs, root, listing)
+    return dict(sorted(listing.items()))
 
 
-def listing_digest(fs: Any, root: str, listing: Mapping[str, Mapping[str, Any]]) -> str:
+def listing_digest(
+    fs: Any,
+    root: str,
+    listing: Mapping[str, Mapping[str, Any]],
+    *,
+    look: Callable[[str], Collection[str]] | None = None,
+    looks_for: str = "",
+) -> str:
     """A digest of a listing: path, size, and content hash (local) or ETag (object stores) of each file.
 
     Local hashes are remembered by path, size, inode and the times of changes, so that an unchanged folder of any size is
     read once; copying or touching the files changes nothing. With MEMLIB_REHASH in the environment all is read again.
+
+    Where a file has images that memlib once read otherwise (see `pictures.READ_OTHERWISE`), the digest is another one than it
+    was then. All other sources keep theirs, so that no model is trained again for nothing.
+
+    Args:
+        fs, root: where the files are.
+        listing: their names below the root, and what the file system says of them.
+        look: returns the oddities of the images in a local file, given its path; None where files hold no images. Those of
+            remote files, which would have to be fetched, count as odd.
+        looks_for: what `look` depends on beside the file.
     """
     local = isinstance(fs, LocalFileSystem)
+    odd = look is not None and not local
     with _HashMemo() as memo:
         rows = []
         for name, info in listing.items():
             tag = memo.digest(Path(info["name"])) if local else info.get("ETag") or info.get("LastModified")
             rows.append([name, info["size"], str(tag)])
-    return hashlib.sha256(canonical_json(rows).encode()).hexdigest()
+            odd = odd or (look is not None and bool(READ_OTHERWISE & memo.oddities(Path(info["name"]), look, looks_for)))
+    digest = hashlib.sha256(canonical_json(rows).encode()).hexdigest()
+    return f"{digest}{READING}" if odd else digest
+
+
+def look_at_image(path: str) -> Collection[str]:
+    """Return the oddities of an image file, from its header."""
+    try:
+        with Image.open(path) as image:
+            return oddities_of(image)
+    except Exception:  # it is named when it is decoded
+        return ()
 
 
 class _HashMemo:
-    """sha256 of local files, remembered in the user's cache folder."""
+    """What was found out about local files, remembered in the user's cache folder: sha256, oddities of their images."""
 
     def __enter__(self) -> "_HashMemo":
         try:
             folder = user_folder("cache")
             make_folder(folder, PRIVATE.folder)
             self._db = sqlite3.connect(folder / "digests.sqlite", timeout=5, isolation_level=None)
-            self._db.execute("create table if not exists digests (mark text primary key, sha256 text)")
+            self._make_tables()
         except (OSError, sqlite3.Error, UserError):  # no cache folder: hash every time
             self._db = sqlite3.connect(":memory:")
-            self._db.execute("create table digests (mark text primary key, sha256 text)")
+            self._make_tables()
         return self
+
+    def _make_tables(self) -> None:
+        self._db.execute("create table if not exists digests (mark text primary key, sha256 text)")
+        self._db.execute("create table if not exists oddities (mark text primary key, said text)")
 
     def __exit__(self, *_: object) -> None:
         self._db.close()
 
     def digest(self, path: Path) -> str:
+        return self._remembered("digests", "sha256", self._mark(path), lambda: file_digest(path))
+
+    def oddities(self, path: Path, look: Callable[[str], Collection[str]], looks_for: str) -> frozenset[str]:
+        mark = f"{READING}:{looks_for}:{self._mark(path)}"
+        said = self._remembered("oddities", "said", mark, lambda: "\n".join(sorted(look(str(path)))))
+        return frozenset(filter(None, said.split("\n")))
+
+    def _mark(self, path: Path) -> str:
         stat = path.stat()  # whoever writes a file and sets its times back cannot set the time of that change back
-        mark = f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ctime_ns}:{stat.st_dev}:{stat.st_ino}"
-        row = self._db.execute("select sha256 from digests where mark = ?", (mark,)).fetchone()
+        return f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ctime_ns}:{stat.st_dev}:{stat.st_ino}"
+
+    def _remembered(self, table: str, column: str, mark: str, find: Callable[[], str]) -> str:
+        row = self._db.execute(f"select {column} from {table} where mark = ?", (mark,)).fetchone()
         if row is not None and not os.environ.get(REHASH):
             return str(row[0])
-        digest = file_digest(path)
+        found = find()
         with contextlib.suppress(sqlite3.Error):  # another process is writing: it is only a memo
-            self._db.execute("insert or replace into digests values (?, ?)", (mark, digest))
-        return digest
+            self._db.execute(f"insert or replace into {table} values (?, ?)", (mark, found))
+        return found

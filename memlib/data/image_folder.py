@@ -13,11 +13,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlib.data.bounds import MOST_PIXELS
-from memlib.data.examples import NO_BOXES, Example, decode_image, list_files, listing_digest, open_location
+from memlib.data.examples import (
+    NO_BOXES,
+    Example,
+    check_no_fractions,
+    decode_example,
+    list_files,
+    listing_digest,
+    look_at_image,
+    open_location,
+)
+from memlib.data.pictures import Picture, Undecodable, turned_boxes
 from memlib.errors import UserError
 from memlib.specs import ImageFolderSource
 
-IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"}
+IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm", ".dcm"}
+
+
+PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}
+MOST_NAMED = 5  # folders of a remark
+
+
+def _is_hidden(name: str) -> bool:
+    """Return whether a path leads through what people do not see: notebooks and archivers leave copies there."""
+    return any(part.startswith(".") or part == "__MACOSX" for part in PurePosixPath(name).parts)
 
 
 class ImageFolder:
@@ -27,12 +46,14 @@ class ImageFolder:
         self._spec = spec
         self._fs, self._root = open_location(spec.path)
         listing = list_files(self._fs, self._root)
-        images = [name for name in listing if PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES and "/" in name]
+        found = [name for name in listing if PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES and "/" in name]
+        images = [name for name in found if not _is_hidden(name)]
         if not images:
             raise UserError(f"no images below {spec.path}: expected {spec.path}/<class>/<image>.jpg (or .png, ...)")
         self.class_names = sorted({name.split("/", 1)[0] for name in images})[: spec.num_classes]
         if spec.num_classes and len(self.class_names) < spec.num_classes:
             raise UserError(f"{spec.path} has {len(self.class_names)} classes, fewer than num_classes {spec.num_classes}")
+        self.remarks = self._remarks(images, len(found) - len(images))
         label_of = {name: label for label, name in enumerate(self.class_names)}
         self._items: list[tuple[str, int]] = []
         for class_name, members in itertools.groupby(images, key=lambda name: name.split("/", 1)[0]):
@@ -40,23 +61,39 @@ class ImageFolder:
                 chosen = list(members)[: spec.num_per_class]
                 self._items += [(name, label_of[class_name]) for name in chosen]
         self._listing = {name: listing[name] for name, _ in self._items}
-        self._boxes: Callable[[str], NDArray[np.int64]] = lambda name: NO_BOXES
+        self._boxes: Callable[[str, Picture], NDArray[np.int64]] = lambda name, picture: NO_BOXES
         if spec.boxes == "tiny_imagenet":
             self._boxes = self._tiny_imagenet_boxes(listing)
         elif spec.boxes == "voc":
             self._boxes = self._voc_boxes(listing)
+
+    def _remarks(self, images: Sequence[str], hidden: int) -> list[str]:
+        """Return what looks as if it were meant otherwise."""
+        found = []
+        if hidden:
+            found.append(f"{hidden} images in hidden folders (.ipynb_checkpoints, __MACOSX, ...) are left out")
+        folders = {
+            str(info["name"]).rstrip("/").rpartition("/")[2]
+            for info in self._fs.ls(self._root, detail=True)
+            if info["type"] == "directory"
+        }
+        if empty := sorted(name for name in folders - {name.split("/", 1)[0] for name in images} if not _is_hidden(name)):
+            found.append(f"folders without images are no classes: {', '.join(empty[:MOST_NAMED])}")
+        parts = [name for name in self.class_names if name.lower() in PARTS]
+        if len(parts) > 1:
+            found.append(f"{' and '.join(parts)} are taken for classes; if they are parts of a set, give one as the path")
+        return found
 
     def __len__(self) -> int:
         return len(self._items)
 
     def __getitem__(self, index: int) -> Example:
         name, label = self._items[index]
-        pixels = decode_image(self._read(name), example_id=name, label=label)
-        return Example(name, pixels, label, self._boxes(name))
+        return decode_example(self._read(name), name, label, lambda picture: self._boxes(name, picture))
 
     def content_digest(self) -> str:
         """Of the images and boxes that are used."""
-        return listing_digest(self._fs, self._root, self._listing)
+        return listing_digest(self._fs, self._root, self._listing, look=look_at_image)
 
     def _read(self, name: str) -> bytes:
         return bytes(self._fs.cat_file(f"{self._root}/{name}"))
@@ -67,7 +104,7 @@ class ImageFolder:
         except (UnicodeDecodeError, csv.Error) as error:
             raise UserError(f"{self._spec.path}/{name} is no table of boxes ({error})") from error
 
-    def _tiny_imagenet_boxes(self, listing: Mapping[str, Any]) -> Callable[[str], NDArray[np.int64]]:
+    def _tiny_imagenet_boxes(self, listing: Mapping[str, Any]) -> Callable[[str, Picture], NDArray[np.int64]]:
         boxes: dict[str, list[list[int]]] = {}
         for class_name in self.class_names:
             table = f"{class_name}/{class_name}_boxes.txt"
@@ -83,13 +120,14 @@ class ImageFolder:
                     raise UserError(f"{self._spec.path}/{table}: {row} is no box ({error})") from error
                 boxes.setdefault(f"{class_name}/{row[0]}", []).append([x0, y0, x1 + 1, y1 + 1])
 
-        def find(name: str) -> NDArray[np.int64]:
+        def find(name: str, picture: Picture) -> NDArray[np.int64]:
             parts = name.split("/")
-            return np.array(boxes.get(f"{parts[0]}/{parts[-1]}", NO_BOXES), dtype=np.int64).reshape(-1, 4)
+            found = np.array(boxes.get(f"{parts[0]}/{parts[-1]}", NO_BOXES), dtype=np.int64).reshape(-1, 4)
+            return _as_shown(found, picture, None) if len(found) else found
 
         return find
 
-    def _voc_boxes(self, listing: Mapping[str, Any]) -> Callable[[str], NDArray[np.int64]]:
+    def _voc_boxes(self, listing: Mapping[str, Any]) -> Callable[[str, Picture], NDArray[np.int64]]:
         fs, root, names = self._fs, self._root, listing
         if self._spec.annotations is not None:
             fs, root = open_location(self._spec.annotations)
@@ -101,11 +139,32 @@ class ImageFolder:
         match = _match_annotations([name for name, _ in self._items], annotations)
         self._listing |= {f"annotations:{name}": names[name] for name in match.values()}
 
-        def find(name: str) -> NDArray[np.int64]:
+        def find(name: str, picture: Picture) -> NDArray[np.int64]:
             file = match.get(name)
-            return NO_BOXES if file is None else parse_voc(bytes(fs.cat_file(f"{root}/{file}")), file)
+            if file is None:
+                return NO_BOXES
+            boxes, size = parse_voc(bytes(fs.cat_file(f"{root}/{file}")), file)
+            shown = picture.pixels.shape[1::-1]
+            if size is not None and size not in (shown, picture.stored_size):
+                seen = f"{shown[0]} x {shown[1]}"
+                raise Undecodable(f"is {seen}, but its annotation {file} is of a picture of {size[0]} x {size[1]}")
+            return _as_shown(boxes, picture, size)
 
         return find
+
+
+def _as_shown(boxes: NDArray[np.int64], picture: Picture, size: tuple[int, int] | None) -> NDArray[np.int64]:
+    """Return boxes that were drawn on a picture of this size as boxes of the picture as EXIF has it shown.
+
+    Raises:
+        Undecodable: where the size does not tell on which of the two they were drawn.
+    """
+    shown, stored = picture.pixels.shape[1::-1], picture.stored_size
+    if picture.orientation == 1 or (size == shown and shown != stored):
+        return boxes
+    if size != stored or shown == stored:
+        raise Undecodable("is rotated by EXIF, and nothing says whether its boxes were drawn before that")
+    return turned_boxes(boxes, stored, picture.orientation)
 
 
 def _match_annotations(images: Sequence[str], annotations: Sequence[str]) -> dict[str, str]:
@@ -145,14 +204,27 @@ def _pixel(value: float) -> int:
     return int(value)
 
 
-def parse_voc(data: bytes, name: str) -> NDArray[np.int64]:
-    """Boxes of a Pascal VOC / ImageNet annotation: (num_boxes, 4) half open (VOC counts from 1, inclusive)."""
+def parse_voc(data: bytes, name: str) -> tuple[NDArray[np.int64], tuple[int, int] | None]:
+    """Read a Pascal VOC / ImageNet annotation.
+
+    Returns:
+        boxes (num_boxes, 4) half open (VOC counts from 1, inclusive), and the picture's width and height where they are said.
+
+    Raises:
+        UserError: when it is none, or holds fractions in place of pixels.
+    """
     try:
         root = ElementTree.fromstring(data)
-        rows = [
-            [_pixel(float(box.findtext(tag) or "")) for tag in ("xmin", "ymin", "xmax", "ymax")]
+        said = [
+            [float(box.findtext(tag) or "") for tag in ("xmin", "ymin", "xmax", "ymax")]
             for box in root.iterfind("object/bndbox")
         ]
+        check_no_fractions(said, name)
+        rows = [[_pixel(value) for value in box] for box in said]
+        size = tuple(_pixel(float(root.findtext(f"size/{tag}") or 0)) for tag in ("width", "height"))
     except (ElementTree.ParseError, ValueError, LookupError, RecursionError) as error:  # also of unknown encodings
+        if isinstance(error, UserError):
+            raise
         raise UserError(f"{name} is not a Pascal VOC annotation ({error})") from error
-    return np.array([[max(r[0] - 1, 0), max(r[1] - 1, 0), r[2], r[3]] for r in rows], dtype=np.int64).reshape(-1, 4)
+    boxes = np.array([[r[0] - 1, r[1] - 1, r[2], r[3]] for r in rows], dtype=np.int64).reshape(-1, 4)
+    return boxes, (size[0], size[1]) if all(size) else None

@@ -1,6 +1,7 @@
 """Several sources as one, some of them changed as another scanner would."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,8 @@ class Joined:
                 raise UserError(
                     f"part {name} has {seen} classes, {self._names[0]} has {wanted}; all parts have the same classes"
                 )
+        said = [(name, getattr(source, "remarks", [])) for name, source in sources.items()]
+        self.remarks = [f"part {name}: {remark}" for name, remarks in said for remark in remarks]
         self._ends = np.cumsum([len(source) for source in self._sources])
 
     def __len__(self) -> int:
@@ -40,7 +43,7 @@ class Joined:
         except UnreadableImage as error:
             raise UnreadableImage(f"{name}/{error.example_id}", error.label, error.reason) from error
         image = example.image if change is None else changed_image(example.image, change)
-        return Example(f"{name}/{example.example_id}", image, example.label, example.boxes)
+        return replace(example, example_id=f"{name}/{example.example_id}", image=image)
 
     def content_digest(self) -> str:
         """Of every part; the changes are in the spec."""

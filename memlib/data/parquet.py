@@ -3,7 +3,7 @@
 import bisect
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +17,14 @@ from memlib.data.examples import (
     NO_BOXES,
     Example,
     UnreadableImage,
-    decode_image,
+    check_no_fractions,
+    decode_example,
     find_files,
     listing_digest,
     numbered_classes,
     open_location,
 )
+from memlib.data.pictures import oddities_of
 from memlib.errors import UserError
 from memlib.specs import ParquetSource
 
@@ -99,14 +101,29 @@ class ParquetImages:
             raise UnreadableImage(name, label, "has no image bytes")
         try:
             boxes = self._boxes(row)
+        except UserError:
+            raise
         except (ValueError, TypeError, OverflowError) as error:
             said = f"example {name} of {self._spec.path} has {self._spec.boxes_column} that are not four numbers each"
             raise UserError(f"{said} ({error})") from error
-        return Example(name, decode_image(data, example_id=name, label=label), label, boxes)
+        return decode_example(data, name, label, lambda picture: boxes)
 
     def content_digest(self) -> str:
         """Of the files' listing."""
-        return listing_digest(self._fs, self._folder, {os.path.relpath(f, self._folder): i for f, i in self._files.items()})
+        listing = {os.path.relpath(file, self._folder): info for file, info in self._files.items()}
+        return listing_digest(self._fs, self._folder, listing, look=self._look, looks_for=self._spec.image_column)
+
+    def _look(self, path: str) -> Collection[str]:
+        """Return the oddities of the images in a file."""
+        found: set[str] = set()
+        try:
+            for batch in pq.ParquetFile(path).iter_batches(batch_size=100, columns=[self._spec.image_column]):
+                for image in batch.column(0).to_pylist():
+                    data = image.get("bytes") if isinstance(image, dict) else image
+                    found |= set(oddities_of(data)) if data is not None else set()
+        except pa.ArrowException as error:
+            raise _unreadable(path, error) from error
+        return found
 
     def _row(self, index: int) -> dict[str, Any]:
         number = bisect.bisect_right(self._starts, index) - 1
@@ -130,6 +147,7 @@ class ParquetImages:
         value = row[self._spec.boxes_column]
         value = value.get("bbox") if isinstance(value, dict) else value
         boxes = np.array(value or NO_BOXES, dtype=np.float64).reshape(-1, 4)
+        check_no_fractions(boxes.tolist(), f"{self._spec.path}, column {self._spec.boxes_column}")
         if not (np.abs(boxes) < MOST_PIXELS).all():  # so that NaN is none either
             raise ValueError("no image has these")
         if self._spec.box_format == "xywh":
@@ -142,6 +160,9 @@ def _unreadable(file: str, error: Exception) -> UserError:
 
 
 def _classes(labels: list[Any], stated: list[str] | None, where: str) -> tuple[list[str], list[int]]:
+    odd = next((label for label in labels if not isinstance(label, int | str) or isinstance(label, bool)), None)
+    if odd is not None:
+        raise UserError(f"{where} has the label {str(odd)[:60]} ({type(odd).__name__}); labels are class indices or names")
     if all(isinstance(label, int) for label in labels):
         names = stated or numbered_classes(max(labels, default=-1), where)
         return names, [int(label) for label in labels]

@@ -7,8 +7,10 @@ Training, embedding and every sweep read this shard; nothing decodes an image tw
 
 import hashlib
 import itertools
-from collections.abc import Callable, Collection, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,22 @@ from memlib.tables import INDEX, write_table
 IMAGES, INDEX_FILE = "images.npy", "index.parquet"
 WINDOWS = "windows.npy"  # of a text; images.npy in earlier stores
 PAD_GREY = 128
+CUT = "a box that reached outside was cut"
+OUTSIDE_PIXELS, OUTSIDE_SHARE = 2, 0.01  # of a side: so far may a box reach outside
 NAMED = 5  # how many offenders an error names
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a source was decoded into.
+
+    Attributes:
+        index: a tables.INDEX.
+        oddities: what was put right in how many images, in words.
+    """
+
+    index: pa.Table
+    oddities: Mapping[str, int]
 
 
 def write_shard(
@@ -36,8 +53,8 @@ def write_shard(
     *,
     threads: int = 2,
     progress: Callable[[int, int], None] | None = None,
-) -> pa.Table:
-    """Decodes every image of `source` into `folder` and returns the index.
+) -> Written:
+    """Decodes every image of `source` into `folder`.
 
     Args:
         source: the images.
@@ -47,7 +64,7 @@ def write_shard(
         progress: called with (images done, images in all).
 
     Raises:
-        UserError: for unreadable images (unless left out), boxes outside their image, labels out of range,
+        UserError: for unreadable images and boxes far outside their image (unless left out), labels out of range,
             repeated ids; the message names the first few.
     """
     count, size = len(source), spec.image_size
@@ -59,6 +76,7 @@ def write_shard(
     pixels = np.lib.format.open_memmap(folder / IMAGES, mode="w+", dtype=dtype, shape=shape)
     rows: list[dict[str, Any]] = []
     broken: list[UnreadableImage] = []
+    oddities: Counter[str] = Counter()
     for position, item in enumerate(_decoded(source, threads)):
         if isinstance(item, UnreadableImage):
             broken.append(item)
@@ -68,6 +86,7 @@ def write_shard(
             stored, row = _stored(item, spec, source.class_names) if dim is None else _point(item, source.class_names)
             pixels[position] = stored
             rows.append(row)
+            oddities.update(item.oddities)
         if progress is not None:
             progress(position + 1, count)
     if broken and spec.unreadable == "error":
@@ -78,7 +97,7 @@ def write_shard(
     if empty:
         raise UserError(f"class {empty[0]!r} has no image ({len(empty)} empty classes in all); every class needs some")
     pixels.flush()
-    return _write_index(rows, folder)
+    return Written(_write_index(rows, folder), oddities)
 
 
 def examples_file(names: Collection[str]) -> str:
@@ -99,7 +118,7 @@ def read_images(path: Path) -> NDArray[Any]:
 def _decoded(source: Source, threads: int) -> Iterator[Example | UnreadableImage]:
     def read(index: int) -> Example | UnreadableImage:
         try:
-            return source[index]
+            return _fitted(source[index])
         except UnreadableImage as error:
             return error
 
@@ -107,6 +126,25 @@ def _decoded(source: Source, threads: int) -> Iterator[Example | UnreadableImage
     with ThreadPoolExecutor(threads) as pool:
         for start in range(0, len(source), block):
             yield from pool.map(read, range(start, min(start + block, len(source))))
+
+
+def _fitted(example: Example) -> Example:
+    """Return an example whose boxes lie in its image: those that reach a little outside are cut.
+
+    Raises:
+        UnreadableImage: for boxes that lie outside, or are empty: they are of another picture.
+    """
+    if not len(example.boxes):
+        return example
+    height, width = example.image.shape[:2]
+    ends = np.array([width, height] * 2)
+    cut = np.clip(example.boxes, 0, ends)
+    beyond, room = np.abs(cut - example.boxes), np.maximum(OUTSIDE_PIXELS, OUTSIDE_SHARE * ends)
+    for box, far, (x0, y0, x1, y1) in zip(example.boxes.tolist(), (beyond > room).any(axis=1), cut.tolist(), strict=True):
+        if far or x0 >= x1 or y0 >= y1:
+            seen = f"box ({', '.join(map(str, box))}) in an image of {width} x {height}"
+            raise UnreadableImage(example.example_id, example.label, f"{seen}; boxes are x0, y0, x1, y1 inside the image")
+    return replace(example, boxes=cut, oddities=(*example.oddities, CUT)) if beyond.any() else example
 
 
 def _check_example(example: Example, class_names: list[str], dim: int | None) -> None:
@@ -120,11 +158,6 @@ def _check_example(example: Example, class_names: list[str], dim: int | None) ->
     if example.image.ndim != 3 or example.image.shape[2] != 3 or example.image.dtype != np.uint8:
         seen = f"{example.image.dtype} {example.image.shape}"
         raise UserError(f"example {name}: expected (height, width, 3) uint8 pixels, not {seen}")
-    height, width = example.image.shape[:2]
-    for x0, y0, x1, y1 in example.boxes.tolist():
-        if not (0 <= x0 < x1 <= width and 0 <= y0 < y1 <= height):
-            seen = f"box ({x0}, {y0}, {x1}, {y1}) in an image of {width} x {height}"
-            raise UserError(f"example {name}: {seen}; boxes are x0, y0, x1, y1 inside the image")
 
 
 def _point(example: Example, class_names: list[str]) -> tuple[NDArray[Any], dict[str, Any]]:

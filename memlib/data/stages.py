@@ -16,6 +16,7 @@ from memlib.data.examples import Source
 from memlib.data.groups import groups_digest, groups_of
 from memlib.data.shards import INDEX_FILE, examples_file, read_images, read_index, write_shard
 from memlib.data.splits import SPLITS_FILE, TRAIN, hold_out, members_digest, select, split_examples
+from memlib.data.understood import understood, warnings
 from memlib.provenance import Declared
 from memlib.runs import without_whereabouts
 from memlib.specs import DataSpec, GroupSpec, HoldOutSpec, SplitSpec, TextSpec
@@ -67,9 +68,12 @@ class Decode(Stage[Shard]):
             "memlib.data.formats",
             "memlib.data.arrays",
             "memlib.data.csv_images",
+            "memlib.data.dicom",
             "memlib.data.image_folder",
+            "memlib.data.intensities",
             "memlib.data.joined",
             "memlib.data.parquet",
+            "memlib.data.pictures",
             "memlib.data.scenes",
             "memlib.data.two_moons",
         ),
@@ -80,7 +84,7 @@ class Decode(Stage[Shard]):
 
     @cached_property
     def _source(self) -> Source:
-        return open_source(self.data.source)
+        return open_source(self.data.source, self.data.intensities)
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -94,8 +98,11 @@ class Decode(Stage[Shard]):
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write images.npy and index.parquet."""
-        table = write_shard(self._source, self.data, attempt.folder, progress=attempt.progress)
-        attempt.facts["num_examples"] = table.num_rows
+        written = write_shard(self._source, self.data, attempt.folder, progress=attempt.progress)
+        said = understood(written.index, written.oddities, getattr(self._source, "remarks", ()))
+        attempt.facts |= {"num_examples": written.index.num_rows, "understood": said}
+        for line in warnings(said):
+            attempt.warn(f"data: {line}")
 
     @classmethod
     def open(cls, artifact: Artifact[Shard]) -> Shard:
@@ -208,5 +215,8 @@ class TrainingData:
         return len(set(self.members(TRAIN)["label"].to_pylist()))
 
     def inputs(self, *roles: str) -> dict[str, str]:
-        """Return what a key says of the examples with these roles."""
+        """Return what a key says of the examples with these roles: the shard, their ids and labels.
+
+        A stage that reads more of the splits (groups) names `splits.key` as well.
+        """
         return {"shard": self.shard.key} | {role: members_digest(self.members(role)) for role in roles}

@@ -216,8 +216,25 @@ class JoinedSource(Source):
 SourceSpec = Annotated[_Plain | JoinedSource, Field(discriminator="kind")]
 
 
+class IntensitySpec(Spec):
+    """What is black and what is white in images of more than 8 bits a channel."""
+
+    low: float = Field(default=0.0, ge=-MOST_NUMBER, le=MOST_NUMBER)
+    """The intensity that is black, and all below it."""
+    high: float = Field(ge=-MOST_NUMBER, le=MOST_NUMBER)
+    """The intensity that is white, and all above it."""
+
+    @model_validator(mode="after")
+    def _check_order(self) -> "IntensitySpec":
+        if self.low >= self.high:
+            raise ValueError(f"low {self.low:g} is black and high {self.high:g} is white; low has to be the smaller one")
+        return self
+
+
 class DataSpec(Spec):
     """Which images, and the size at which they are decoded once for everything that follows. Points are kept as they are."""
+
+    added_later: ClassVar[frozenset[str]] = frozenset({"intensities"})
 
     source: SourceSpec
     image_size: int = Field(default=32, ge=8, le=MOST_PIXELS)
@@ -228,6 +245,9 @@ class DataSpec(Spec):
     """squash: to a square, whatever the shape; pad: keep the shape, fill with grey."""
     unreadable: Literal["error", "leave_out"] = "error"
     """What to do with images that cannot be decoded: stop and name them, or leave them out and list them."""
+    intensities: IntensitySpec | None = None
+    """For images of more than 8 bits a channel: by default they are scaled by the file's own window (DICOM), else integers by
+    the smallest usual bit depth that holds the source's largest value, floats by [0, 1]."""
 
 
 CropMode = Literal["maximal", "official", "corner"]

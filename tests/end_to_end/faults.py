@@ -347,10 +347,10 @@ def require_token() -> None:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
-def rows(cases: Sequence[Case], faults: Sequence[str]) -> Iterator[Row]:
-    """Every audit, every stage, every fault that it can have there."""
+def rows(cases: Sequence[Case], faults: Sequence[str], stages: Sequence[str] = ()) -> Iterator[Row]:
+    """Every audit, every stage (or those named), every fault that it can have there."""
     for case in cases:
-        for stage in case.stages:
+        for stage in (stage for stage in case.stages if not stages or stage in stages):
             for fault in faults:
                 if fault == "driver":
                     yield kill_driver(case, stage)
@@ -380,7 +380,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--audit", action="append", choices=RECIPES, help="by default all")
     parser.add_argument("--fault", action="append", choices=FAULTS, help="by default all")
+    parser.add_argument("--stage", action="append", default=[], help="by default all")
     chosen = parser.parse_args()
+    known = {stage for audit in chosen.audit or RECIPES for stage in stage_names(AUDITS[audit])}
+    if unknown := set(chosen.stage) - known:
+        parser.error(f"no stage is called {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         folder = Path(scratch)
         environment = dict(os.environ) | {
@@ -392,7 +396,7 @@ def main() -> int:
         bad = 0
         with prefect_server(environment, folder / "server") as url:
             cases = make_cases(folder, chosen.audit or list(RECIPES), environment | {"PREFECT_API_URL": url})
-            for row in rows(cases, chosen.fault or FAULTS):
+            for row in rows(cases, chosen.fault or FAULTS, chosen.stage):
                 bad += not row.good
                 cells = (row.audit, row.stage, row.fault, row.first, row.again, row.whole, row.recomputed)
                 print("|", " | ".join(map(str, (*cells, "yes" if row.equal else "NO", row.seconds))), "|", flush=True)

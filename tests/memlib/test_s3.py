@@ -121,7 +121,7 @@ def test_images_and_tables_on_s3(bucket: str, tmp_path: Path) -> None:
     s3.put_file(str(tmp_path / "a.parquet"), f"{bucket}/hf/a.parquet")
     table = open_source(ParquetSource(kind="parquet", path=f"{bucket}/hf"))
     assert table[2].label == 2
-    assert len(table.content_digest()) == 64
+    assert table.content_digest().endswith(":2")  # nobody has looked at them
 
 
 def test_a_bucket_that_is_not_there_is_named(bucket: str) -> None:

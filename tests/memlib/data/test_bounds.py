@@ -17,7 +17,7 @@ from PIL import Image
 
 from memlib.data.canaries import build_feature
 from memlib.data.datasets import open_source
-from memlib.data.examples import UnreadableImage, decode_image
+from memlib.data.examples import UnreadableImage, decode_example
 from memlib.data.formats import Format
 from memlib.data.image_folder import parse_voc
 from memlib.data.text import read_text
@@ -107,13 +107,13 @@ def large_png(side: int) -> bytes:
 
 def test_images_that_are_too_large_are_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnreadableImage, match="13000 x 13000 pixels.*MEMLIB_MAX_PIXELS"):
-        decode_image(large_png(13_000))
+        decode_example(large_png(13_000), "a", 0)
     monkeypatch.setenv("MEMLIB_MAX_PIXELS", "15")
     with pytest.raises(UnreadableImage, match="4 x 4"):
-        decode_image(png())
+        decode_example(png(), "a", 0)
     monkeypatch.setenv("MEMLIB_MAX_PIXELS", "many")
     with pytest.raises((UnreadableImage, UserError), match="MEMLIB_MAX_PIXELS is 'many'"):
-        decode_image(png())
+        decode_example(png(), "a", 0)
 
 
 def test_texts_that_unfold_without_end_are_not_read_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

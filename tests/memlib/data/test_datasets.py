@@ -36,7 +36,7 @@ def put(folder: Path, files: dict[str, bytes]) -> None:
 def shard(source: Any, folder: Path, **options: Any) -> tuple[Any, Any]:
     folder.mkdir()
     spec = DataSpec(source=ScenesSource(), **({"image_size": 16} | options))
-    index = write_shard(source, spec, folder)
+    index = write_shard(source, spec, folder).index
     return read_images(folder / "images.npy"), index.to_pylist()
 
 
@@ -147,7 +147,7 @@ def test_folders_are_read_through_any_file_system() -> None:
     memory.pipe({"/bucket/train/a/1.png": encoded(), "/bucket/train/b/2.png": encoded(value=3)})
     source = open_source(ImageFolderSource(kind="image_folder", path="memory://bucket/train"))
     assert [source[i].example_id for i in range(2)] == ["a/1.png", "b/2.png"]
-    assert len(source.content_digest()) == 64
+    assert source.content_digest().endswith(":2")  # remote images may be odd
 
 
 def hugging_face_file(path: Path, rows: list[dict[str, Any]], names: list[str] | None = None) -> None:
@@ -225,7 +225,7 @@ def test_a_users_own_source(user_module: str, tmp_path: Path) -> None:
     [
         ({"label": 2}, "label 2, but there are 2 classes"),
         ({"label": 1}, "class 'even' has no image"),
-        ({"box": [0, 0, 9, 4]}, r"box \(0, 0, 9, 4\) in an image of 8 x 8"),
+        ({"box": [0, 0, 19, 4]}, r"box \(0, 0, 19, 4\) in an image of 8 x 8"),
         ({"box": [3, 0, 3, 4]}, "boxes are x0, y0, x1, y1 inside the image"),
         ({"name": "same"}, "two examples are called 'same'"),
         ({"name": ""}, "ids must be unique"),

@@ -16,7 +16,7 @@ from memlib.specs import CsvSource, DataSpec, HoldOutSpec, NpzSource, TwoMoonsSo
 
 def test_two_moons_are_centred_and_flat_unless_noisy(tmp_path: Path) -> None:
     spec = TwoMoonsSource(kind="two_moons", num_examples=100)
-    index = write_shard(open_source(spec), DataSpec(source=spec), tmp_path)
+    index = write_shard(open_source(spec), DataSpec(source=spec), tmp_path).index
     points = read_images(tmp_path / "images.npy")
     assert points.shape == (100, 3)
     assert points.dtype == np.float32

@@ -124,7 +124,7 @@ def test_joined_sources_keep_their_parts_apart(tmp_path: Path) -> None:
     a, b = folder(tmp_path / "a", 2, value=10), folder(tmp_path / "b", 2, value=200)
     spec = DataSpec(source=joined({"a": {"source": a}, "b": {"source": b, "change": {"invert": True}}}), image_size=8)
     source = open_source(spec.source)
-    table = write_shard(source, spec, tmp_path)
+    table = write_shard(source, spec, tmp_path).index
     assert len(source) == table.num_rows == 12
     assert table["example_id"][0].as_py() == "a/c0/0.png"
     images = read_images(tmp_path / "images.npy")

@@ -42,7 +42,7 @@ def store(tmp_path: Path) -> Store:
     store = Store(str(tmp_path / "store"))
     source = ScenesSource(num_examples=120, size=16, digit_size=8)
     with store.artifacts.write(SHARD) as attempt:
-        index = write_shard(open_source(source), DataSpec(source=source, image_size=16), attempt.folder)
+        index = write_shard(open_source(source), DataSpec(source=source, image_size=16), attempt.folder).index
     with store.artifacts.write(SPLIT) as attempt:
         write_table(split_examples(index, SplitSpec(train_per_class=3)), SPLITS, attempt.path("splits.parquet"))
     return store
@@ -178,9 +178,9 @@ def test_the_key_names_the_examples_and_what_decides_the_result(store: Store) ->
 
 def test_the_manifest_says_what_was_run(store: Store) -> None:
     manifest = store.artifacts.manifest(train(store, make_job(store)))
-    assert manifest["facts"]["world_size"] == 1
-    assert manifest["facts"]["num_examples"] == 30
-    assert json.dumps(manifest["spec"])
+    assert manifest.facts["world_size"] == 1
+    assert manifest.facts["num_examples"] == 30
+    assert json.dumps(manifest.spec)
 
 
 # -- classifiers, canaries and early stopping -----------------------------------------------------------

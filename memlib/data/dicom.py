@@ -1,0 +1,85 @@
+"""DICOM files: X-rays and the like, with the window and the photometric interpretation that they name.
+
+Source: DICOM PS3.3, C.7.6.3.1.2 (photometric interpretation), C.11.1 (modality LUT), C.11.2.1 (VOI LUT and window).
+"""
+
+import io
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memlib.data.bounds import most_pixels
+from memlib.errors import UserError
+
+MAGIC, AT = b"DICM", 128
+
+
+def is_dicom(data: bytes) -> bool:
+    """Return whether bytes are a DICOM file, by what stands behind its preamble."""
+    return data[AT : AT + len(MAGIC)] == MAGIC
+
+
+def read_dicom(data: bytes) -> tuple[NDArray[Any], tuple[float, float] | None, int, int]:
+    """Decode the first picture of a DICOM file.
+
+    Returns:
+        RGB pixels (height, width, 3) uint8, or intensities (height, width) that are brighter the larger they are; which of
+        these are black and white, where the file says so; bits a channel; how many pictures the file has.
+
+    Raises:
+        UserError: where pydicom is not installed.
+        ValueError and others of pydicom: for files that cannot be decoded.
+    """
+    try:
+        import pydicom
+        from pydicom.pixels.processing import apply_modality_lut
+        from pydicom.pixels.utils import pixel_array
+    except ImportError as error:
+        raise UserError("DICOM files need pydicom: pip install 'memlib[dicom]'") from error
+    file: Any = pydicom.dcmread(io.BytesIO(data))
+    if int(file.Rows) * int(file.Columns) > most_pixels():
+        raise ValueError(f"{file.Columns} x {file.Rows} pixels; if that is right, raise MEMLIB_MAX_PIXELS")
+    stored, bits = pixel_array(file, index=0), int(file.BitsStored)
+    count = int(file.get("NumberOfFrames") or 1)
+    kind = str(file.PhotometricInterpretation)
+    if kind == "PALETTE COLOR":
+        from pydicom.pixels.processing import apply_color_lut
+
+        colours = apply_color_lut(stored, file)
+        return _eight_bits(colours, int(file.RedPaletteColorLookupTableDescriptor[2])), None, 8, count
+    if stored.ndim == 3:
+        return _eight_bits(stored, bits), None, bits, count
+    values = np.asarray(apply_modality_lut(stored, file), dtype=np.float64)
+    low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if file.PixelRepresentation else (0, 2**bits - 1)
+    ends = np.asarray(apply_modality_lut(np.array([low, high], dtype=stored.dtype), file), dtype=np.float64)
+    values, window = _windowed(values, file)
+    if kind == "MONOCHROME1":  # the smallest is white
+        total = float(ends.sum()) if window is None or window[1] != LUT_TOP else LUT_TOP
+        values, window = total - values, None if window is None else (total - window[1], total - window[0])
+    whole = np.array_equal(values, np.round(values))
+    return values.astype(np.int32 if whole else np.float32), window, bits, count
+
+
+LUT_TOP = 65535.0  # to which tables of values are stretched
+
+
+def _windowed(values: NDArray[np.float64], file: Any) -> tuple[NDArray[np.float64], tuple[float, float] | None]:
+    """Return intensities after the file's table of values, if it has one, and what the file says is black and white."""
+    if file.get("WindowCenter") is not None and file.get("WindowWidth") is not None:
+        centre, width = (float(np.atleast_1d(file[name].value)[0]) for name in ("WindowCenter", "WindowWidth"))
+        if str(file.get("VOILUTFunction") or "LINEAR") == "LINEAR":  # C.11.2.1.2.1
+            centre, width = centre - 0.5, max(width - 1, 1e-6)
+        return values, (centre - width / 2, centre + width / 2)
+    if file.get("VOILUTSequence"):
+        from pydicom.pixels.processing import apply_voi
+
+        bits = int(file.VOILUTSequence[0].LUTDescriptor[2])
+        looked_up = np.asarray(apply_voi(values.astype(np.int64), file), dtype=np.float64)
+        return np.round(looked_up / (2**bits - 1) * LUT_TOP), (0.0, LUT_TOP)
+    return values, None
+
+
+def _eight_bits(colours: NDArray[Any], bits: int) -> NDArray[np.uint8]:
+    found: NDArray[np.uint8] = (colours.astype(np.float64) / (2**bits - 1) * 255).round().astype(np.uint8)
+    return found

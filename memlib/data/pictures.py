@@ -1,0 +1,181 @@
+"""From an encoded image to its pixels, or to intensities that are scaled once for the whole source.
+
+What is odd about an image is put right (rotated as EXIF says, drawn on white where it is transparent, the first picture of
+several) and counted, or refused in words.
+"""
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from memlib.data.bounds import check_pixels
+from memlib.data.dicom import is_dicom, read_dicom
+from memlib.errors import UserError
+
+LEAST_SIDE, MOST_SLENDER = 4, 50  # pixels, and longer than wide: what lies beyond is no picture of anything
+ORIENTATION = 0x0112  # EXIF's tag
+ROTATED = "rotated as EXIF says"
+SEVERAL = "the first of several pictures"
+TRANSPARENT = "drawn on white, as it is transparent"
+DEEP = "more than 8 bits a channel"
+READ_OTHERWISE = frozenset({ROTATED, TRANSPARENT, DEEP})  # than by memlib's first way of reading
+READING = ":2"  # in digests of sources that hold such images: raised when images are read in another way
+INTENSITIES = ("I", "F")  # Pillow's modes of 16 or 32 bits or floats, also I;16 and its kin
+TRANSPOSITIONS: Mapping[int, Image.Transpose] = MappingProxyType(
+    {
+        2: Image.Transpose.FLIP_LEFT_RIGHT,
+        3: Image.Transpose.ROTATE_180,
+        4: Image.Transpose.FLIP_TOP_BOTTOM,
+        5: Image.Transpose.TRANSPOSE,
+        6: Image.Transpose.ROTATE_270,
+        7: Image.Transpose.TRANSVERSE,
+        8: Image.Transpose.ROTATE_90,
+    }
+)
+
+
+class Undecodable(ValueError):
+    """An image that cannot be decoded, or is none; the message says why."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A decoded image.
+
+    Attributes:
+        pixels: (height, width, 3) uint8 RGB; or, where more than 8 bits are stored, intensities (height, width) uint16, int32
+            or float32 whose range only the whole source knows.
+        stored_size: width and height as they are stored, before EXIF rotated it.
+        orientation: EXIF's, 1 where there is none.
+        bits: a channel, as it is stored.
+        oddities: what was put right, in words.
+        window: which intensities are black and white, where the file says so.
+    """
+
+    pixels: NDArray[Any]
+    stored_size: tuple[int, int]
+    orientation: int
+    bits: int
+    oddities: tuple[str, ...]
+    window: tuple[float, float] | None = None
+
+
+def read_picture(data: bytes | Image.Image) -> Picture:
+    """Decode an image of any mode: grey, CMYK, palette, transparent, 16 bit, floats.
+
+    Args:
+        data: encoded, or opened by somebody else, who then has seen to its orientation.
+
+    Raises:
+        Undecodable: for truncated or otherwise undecodable data, and for what is no picture.
+    """
+    try:
+        if isinstance(data, bytes) and is_dicom(data):
+            return _read_dicom(data)
+        opened = isinstance(data, Image.Image)
+        image = data if isinstance(data, Image.Image) else Image.open(io.BytesIO(data))
+        check_pixels(image)
+        _check_shape(image.size)
+        return _read(image, 1 if opened else _orientation(image))
+    except (Undecodable, UserError):
+        raise
+    except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, ... for broken files
+        raise Undecodable(f"cannot be decoded ({error})") from error
+
+
+def oddities_of(data: bytes | Image.Image) -> tuple[str, ...]:
+    """Return what `read_picture` would put right, from the header alone; none where even that cannot be read."""
+    try:
+        image = data if isinstance(data, Image.Image) else Image.open(io.BytesIO(data))
+        return _oddities(image, _orientation(image))
+    except Exception:  # it is named when it is decoded
+        return ()
+
+
+def _read_dicom(data: bytes) -> Picture:
+    pixels, window, bits, count = read_dicom(data)
+    size = (pixels.shape[1], pixels.shape[0])
+    _check_shape(size)
+    oddities = [what for what, seen in ((SEVERAL, count > 1), (DEEP, pixels.dtype != np.uint8)) if seen]
+    return Picture(pixels, size, 1, bits, tuple(oddities), window)
+
+
+def _check_shape(size: tuple[int, int]) -> None:
+    short, long = sorted(size)
+    if short < LEAST_SIDE or long > MOST_SLENDER * short:
+        raise Undecodable(f"is {size[0]} x {size[1]}, which is no picture")
+
+
+def _oddities(image: Image.Image, orientation: int) -> tuple[str, ...]:
+    found = []
+    if orientation in TRANSPOSITIONS:
+        found.append(ROTATED)
+    if getattr(image, "n_frames", 1) > 1:
+        found.append(SEVERAL)
+    if image.has_transparency_data:
+        found.append(TRANSPARENT)
+    if image.mode.startswith(INTENSITIES):
+        found.append(DEEP)
+    return tuple(found)
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        found = image.getexif().get(ORIENTATION, 1)
+    except Exception:  # damaged EXIF is as good as none, whatever Pillow raises
+        return 1
+    return found if found in TRANSPOSITIONS else 1
+
+
+def _read(image: Image.Image, orientation: int) -> Picture:
+    oddities, size = _oddities(image, orientation), image.size
+    if SEVERAL in oddities:
+        image.seek(0)
+    image.load()
+    if orientation in TRANSPOSITIONS:
+        image = image.transpose(TRANSPOSITIONS[orientation])
+    if image.mode.startswith(INTENSITIES):
+        return Picture(_intensities(image), size, orientation, 32 if image.mode in INTENSITIES else 16, oddities)
+    if image.has_transparency_data:
+        seen = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen)
+    return Picture(np.asarray(image.convert("RGB")), size, orientation, 8, oddities)
+
+
+def _intensities(image: Image.Image) -> NDArray[Any]:
+    values = np.asarray(image)
+    if values.dtype.kind == "f":
+        values = values.astype(np.float32)
+        if not np.isfinite(values).all():
+            raise Undecodable("has values that are no finite numbers")
+    return values
+
+
+def turned_boxes(boxes: NDArray[np.int64], stored_size: tuple[int, int], orientation: int) -> NDArray[np.int64]:
+    """Return boxes of the stored picture as boxes of the one that EXIF rotated.
+
+    Args:
+        boxes: (num_boxes, 4) half open.
+        stored_size: width and height of the stored picture.
+        orientation: EXIF's.
+    """
+    width, height = stored_size
+    x0, y0, x1, y1 = boxes.T
+    left, top = (width - x1, width - x0), (height - y1, height - y0)
+    turned = {
+        1: (x0, y0, x1, y1),
+        2: (left[0], y0, left[1], y1),
+        3: (left[0], top[0], left[1], top[1]),
+        4: (x0, top[0], x1, top[1]),
+        5: (y0, x0, y1, x1),
+        6: (top[0], x0, top[1], x1),
+        7: (top[0], left[0], top[1], left[1]),
+        8: (y0, left[0], y1, left[1]),
+    }
+    return np.stack(turned[orientation], axis=1)

@@ -1,0 +1,104 @@
+"""What was read from a source, in numbers and in words, so that nobody audits something else than they meant."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+THIN = 1.5  # pixels: boxes that are thinner hide nothing
+
+
+class Understood(TypedDict):
+    """What a source holds.
+
+    `widths` and `heights` are least, middle and most pixels of the images as they came, empty for points; `boxed` counts
+    images with boxes, `thin` boxes of about a pixel, `repeated` images that are there more than once, pixel by pixel;
+    `oddities` says what was put right in how many images, `remarks` what looks as if it were meant otherwise.
+    """
+
+    images: int
+    unreadable: int
+    classes: dict[str, int]
+    widths: list[int]
+    heights: list[int]
+    boxed: int
+    thin: int
+    repeated: int
+    oddities: dict[str, int]
+    remarks: list[str]
+
+
+def understood(index: pa.Table, oddities: Mapping[str, int], remarks: Sequence[str]) -> Understood:
+    """Return what a source holds.
+
+    Args:
+        index: a tables.INDEX of it.
+        oddities: what was put right in how many images.
+        remarks: of the source.
+    """
+    rows = index.to_pylist()
+    whole = [row for row in rows if row["unreadable"] is None]
+    repeated = Counter(row["digest"] for row in whole)
+    return {
+        "images": len(whole),
+        "unreadable": len(rows) - len(whole),
+        "classes": dict(Counter(row["class_name"] for row in whole).most_common()),
+        "widths": _spread([row["original_width"] for row in whole]),
+        "heights": _spread([row["original_height"] for row in whole]),
+        "boxed": sum(bool(row["boxes"]) for row in whole),
+        "thin": sum(int((_sides(row) < THIN).any(axis=1).sum()) for row in whole if row["boxes"]),
+        "repeated": sum(count for count in repeated.values() if count > 1),
+        "oddities": dict(sorted(oddities.items())),
+        "remarks": list(remarks),
+    }
+
+
+def _spread(sizes: Sequence[int]) -> list[int]:
+    return [int(np.quantile(sizes, q, method="nearest")) for q in (0, 0.5, 1)] if any(sizes) else []
+
+
+def _sides(row: Mapping[str, Any]) -> NDArray[np.float64]:
+    """Return widths and heights (num_boxes, 2) of boxes in pixels of the image as it came."""
+    boxes = np.array(row["boxes"], dtype=np.float64).reshape(-1, 4)
+    left, top, right, bottom = row["content"]
+    scale = np.array([row["original_width"] / (right - left), row["original_height"] / (bottom - top)])
+    found: NDArray[np.float64] = (boxes[:, 2:] - boxes[:, :2]) * scale
+    return found
+
+
+def described(said: Understood) -> list[str]:
+    """Return lines about what was read."""
+    most, least = (list(said["classes"].items())[place] for place in (0, -1))
+    each = f"{least[1]:,} each" if most[1] == least[1] else f"{least[1]:,} ({least[0]}) to {most[1]:,} ({most[0]}) each"
+    kind = "images" if said["widths"] else "points"
+    lines = [f"{said['images']:,} {kind} of {len(said['classes']):,} classes, {each}"]
+    if said["widths"]:
+        lines.append(f"{_range(said['widths'])} pixels wide, {_range(said['heights'])} high")
+        lines.append(f"{said['boxed']:,} images have boxes, {said['images'] - said['boxed']:,} have none")
+    return lines
+
+
+def _range(spread: Sequence[int]) -> str:
+    least, middle, most = spread
+    return f"{least:,}" if least == most else f"{least:,} to {most:,} (median {middle:,})"
+
+
+def warnings(said: Understood) -> list[str]:
+    """Return lines about what was put right, and what looks as if it were meant otherwise."""
+    found = [f"{_images(count)}: {what}" for what, count in said["oddities"].items()]
+    if said["unreadable"]:
+        found.append(f"{_images(said['unreadable'])} could not be read and left out")
+    if said["thin"]:
+        found.append(f"{said['thin']:,} boxes are about a pixel wide or high: what lies outside of them is the whole picture")
+    if said["repeated"]:
+        found.append(
+            f"{_images(said['repeated'])} are there more than once, pixel by pixel, and may be on both sides of a split"
+        )
+    return [*found, *said["remarks"]]
+
+
+def _images(count: int) -> str:
+    return f"{count:,} image{'s' if count > 1 else ''}"

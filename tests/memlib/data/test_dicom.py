@@ -1,0 +1,124 @@
+"""DICOM files that are made here; pydicom's own windowing is the oracle."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from memlib.data.datasets import open_source
+from memlib.data.pictures import DEEP, SEVERAL
+from memlib.errors import UserError
+from memlib.specs import ImageFolderSource, IntensitySpec
+
+pydicom = pytest.importorskip("pydicom", reason="DICOM files need pydicom")
+VALUES = (np.arange(12 * 16, dtype=np.uint16).reshape(12, 16) * 21).astype(np.uint16)  # 0 to 4011
+
+
+def dicom(pixels: NDArray[Any], kind: str = "MONOCHROME2", *, bits: int = 12, signed: bool = False, **said: Any) -> bytes:
+    from pydicom.dataset import FileDataset, FileMetaDataset
+    from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
+
+    meta = FileMetaDataset()
+    meta.TransferSyntaxUID, meta.MediaStorageSOPClassUID = ExplicitVRLittleEndian, SecondaryCaptureImageStorage
+    meta.MediaStorageSOPInstanceUID = generate_uid()
+    file = FileDataset(None, {}, file_meta=meta, preamble=b"\0" * 128)
+    file.SOPClassUID, file.SOPInstanceUID = meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID
+    file.Rows, file.Columns = pixels.shape[-2:] if pixels.shape[-1] != 3 else pixels.shape[-3:-1]
+    file.SamplesPerPixel = 3 if pixels.shape[-1] == 3 else 1
+    if file.SamplesPerPixel == 3:
+        file.PlanarConfiguration = 0
+    file.PhotometricInterpretation, file.PixelRepresentation = kind, int(signed)
+    file.BitsAllocated = pixels.dtype.itemsize * 8
+    file.BitsStored, file.HighBit = bits, bits - 1
+    for name, value in said.items():
+        setattr(file, name, value)
+    file.PixelData = pixels.tobytes()
+    data = io.BytesIO()
+    file.save_as(data, enforce_file_format=True)
+    return data.getvalue()
+
+
+def read(path: Path, *files: bytes, window: IntensitySpec | None = None) -> Any:
+    (path / "a").mkdir(exist_ok=True)
+    for number, data in enumerate(files):
+        (path / "a" / f"{number}.dcm").write_bytes(data)
+    return open_source(ImageFolderSource(kind="image_folder", path=str(path)), window)
+
+
+def grey(values: NDArray[Any], low: float, high: float) -> NDArray[np.uint8]:
+    scaled = ((values.astype(np.float64) - low) / (high - low)).clip(0, 1) * 255
+    return np.repeat(scaled.round().astype(np.uint8)[..., None], 3, axis=2)
+
+
+def test_a_window_is_that_of_the_file_unless_the_recipe_names_one(tmp_path: Path) -> None:
+    from pydicom.pixels.processing import apply_windowing
+
+    data = dicom(VALUES, WindowCenter=2000, WindowWidth=1000)
+    source = read(tmp_path, data)
+    oracle = apply_windowing(VALUES, pydicom.dcmread(io.BytesIO(data)))  # 0 to 4095
+    assert np.abs(source[0].image[..., 0] - oracle / 4095 * 255).max() <= 1
+    assert source[0].oddities == (DEEP,)
+    assert np.array_equal(read(tmp_path, data, window=IntensitySpec(low=100, high=900))[0].image, grey(VALUES, 100, 900))
+
+
+def test_without_a_window_the_depth_of_the_source_decides(tmp_path: Path) -> None:
+    source = read(tmp_path, dicom(VALUES), dicom(VALUES // 8))
+    assert np.array_equal(source[0].image, grey(VALUES, 0, 4095))
+    assert np.array_equal(source[1].image, grey(VALUES // 8, 0, 4095))
+
+
+@pytest.mark.parametrize("window", [{}, {"WindowCenter": 2000, "WindowWidth": 1000}])
+def test_where_the_smallest_is_white_it_is_shown_white(tmp_path: Path, window: dict[str, int]) -> None:
+    there = tmp_path / "2"
+    there.mkdir()
+    inverted = (4095 - VALUES).astype(np.uint16)
+    found = read(tmp_path, dicom(VALUES, "MONOCHROME1", **window))[0].image
+    straight = read(there, dicom(inverted, **(window and {"WindowCenter": 4095 - 2000 + 1, "WindowWidth": 1000})))[0].image
+    assert np.array_equal(found, straight)
+    assert found[0, 0, 0] == 255
+
+
+def test_hounsfield_units_are_asked_for_a_window(tmp_path: Path) -> None:
+    data = dicom((VALUES // 4).astype(np.uint16), RescaleSlope=2, RescaleIntercept=-1024, RescaleType="HU")
+    with pytest.raises(UserError, match=r"go from -1024 to 980: .*data.intensities"):
+        _ = read(tmp_path, data)[0]
+    found = read(tmp_path, data, window=IntensitySpec(low=-1000, high=400))[0].image
+    assert np.array_equal(found, grey(VALUES // 4 * 2.0 - 1024, -1000, 400))
+
+
+def test_colours_signs_and_several_pictures(tmp_path: Path) -> None:
+    colours = np.random.default_rng(0).integers(0, 256, (12, 16, 3), dtype=np.uint8)
+    signed = VALUES.astype(np.int16) - 2000
+    source = read(
+        tmp_path, dicom(colours, "RGB", bits=8), dicom(np.stack([VALUES, VALUES // 2]), NumberOfFrames=2),
+        dicom(signed, signed=True, WindowCenter=0, WindowWidth=4001),
+    )  # fmt: skip
+    assert np.array_equal(source[0].image, colours)
+    assert source[1].oddities == (SEVERAL, DEEP)
+    assert np.array_equal(source[1].image, grey(VALUES, 0, 4095))
+    assert np.array_equal(source[2].image, grey(signed, -2000.5, 1999.5))
+
+
+def test_a_table_of_values_is_looked_up(tmp_path: Path) -> None:
+    from pydicom.dataset import Dataset
+
+    table = Dataset()
+    table.LUTDescriptor, table.LUTData = [4096, 0, 16], (np.arange(4096, dtype="<u2")[::-1] * 16).astype("<u2").tobytes()
+    source = read(tmp_path, dicom(VALUES, VOILUTSequence=[table]))
+    expected = (4095.0 - VALUES) * 16 / 65535 * 255
+    assert np.abs(source[0].image[..., 0] - expected).max() <= 1
+
+
+def test_damaged_files_are_named_and_others_are_left_alone(tmp_path: Path) -> None:
+    whole = dicom(VALUES)
+    source = read(tmp_path, whole[:-50], whole[:200])
+    for place in range(2):
+        with pytest.raises(ValueError, match=f"a/{place}.dcm: cannot be decoded"):
+            _ = source[place]
+    (tmp_path / "a" / "2.png").write_bytes(b"")
+    Image.new("RGB", (8, 8)).save(tmp_path / "a" / "2.png")
+    assert read(tmp_path)[2].image.shape == (8, 8, 3)

@@ -1,0 +1,270 @@
+"""Odd images and boxes: each is read as it is meant, compared pixel by pixel, or named in words."""
+
+import io
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from memlib.data.datasets import open_source
+from memlib.data.examples import Source, UnreadableImage
+from memlib.data.pictures import DEEP, ROTATED, SEVERAL, TRANSPARENT
+from memlib.data.shards import CUT, read_images, write_shard
+from memlib.data.understood import described, understood, warnings
+from memlib.errors import UserError
+from memlib.specs import DataSpec, ImageFolderSource, IntensitySpec, ParquetSource, SourceSpec
+
+RNG = np.random.default_rng(0)
+COLOURS = RNG.integers(0, 256, (12, 16, 3), dtype=np.uint8)
+RAMP = np.arange(12 * 16, dtype=np.uint16).reshape(12, 16)
+
+
+def folder(path: Path, **images: bytes) -> ImageFolderSource:
+    for name, data in images.items():
+        file = path / "a" / name.replace("__", ".")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+    return ImageFolderSource(kind="image_folder", path=str(path))
+
+
+def encoded(image: Any, kind: str = "PNG", **options: Any) -> bytes:
+    data = io.BytesIO()
+    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(data, kind, **options)
+    return data.getvalue()
+
+
+def turned(pixels: NDArray[np.uint8], orientation: int) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return encoded(pixels, exif=exif)
+
+
+def only(source: Source) -> NDArray[np.uint8]:
+    example = source[0]
+    assert example.image.dtype == np.uint8
+    return example.image
+
+
+@pytest.mark.parametrize(
+    ("values", "white"),
+    [
+        (RAMP * 21, 4095),  # 12 bits in a 16-bit file
+        (RAMP * 340, 65535),
+        (RAMP, 255),
+        ((RAMP / 191).astype(np.float32), 1.0),
+    ],
+)
+def test_deep_images_are_scaled_once_for_the_source(tmp_path: Path, values: NDArray[Any], white: float) -> None:
+    dark = values // 4 if values.dtype != np.float32 else values / 4
+    kind, name = ("TIFF", "tif") if values.dtype == np.float32 else ("PNG", "png")
+    spec = folder(tmp_path, **{f"1__{name}": encoded(dark.astype(values.dtype), kind), f"2__{name}": encoded(values, kind)})
+    source = open_source(spec)
+    for index, meant in enumerate((dark, values)):
+        expected = (meant.astype(np.float64) / white * 255).round().astype(np.uint8)
+        assert np.array_equal(source[index].image, np.repeat(expected[..., None], 3, axis=2))
+        assert source[index].oddities == (DEEP,)
+
+
+def test_what_nobody_can_know_of_intensities_is_asked_for(tmp_path: Path) -> None:
+    spec = folder(tmp_path, a__tif=encoded((RAMP.astype(np.float32) - 50) * 7, "TIFF"))
+    with pytest.raises(UserError, match=r"go from -350 to 987: .*data.intensities=\{low: -350, high: 987\}"):
+        _ = open_source(spec)[0]
+    window = IntensitySpec(low=-100, high=400)
+    expected = (((RAMP - 50.0) * 7 + 100) / 500).clip(0, 1) * 255
+    assert np.array_equal(only(open_source(spec, window))[..., 0], expected.round().astype(np.uint8))
+    with pytest.raises(ValueError, match="low has to be the smaller"):
+        IntensitySpec(low=3, high=3)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_rotates_images_and_the_boxes_that_were_drawn_before(tmp_path: Path, orientation: int) -> None:
+    marked = np.zeros((12, 16, 3), dtype=np.uint8)
+    marked[2:5, 7:13] = 255
+    spec = folder(tmp_path, a__png=turned(marked, orientation))
+    (tmp_path / "a" / "a.xml").write_text(voc((8, 3, 13, 5), (16, 12)))
+    source = open_source(spec.model_copy(update={"boxes": "voc"}))
+    if orientation in (2, 3, 4):  # both pictures have this size
+        with pytest.raises(UnreadableImage, match="nothing says whether its boxes were drawn before"):
+            _ = source[0]
+        return
+    example = source[0]
+    assert example.image.shape == ((12, 16, 3) if orientation < 5 else (16, 12, 3))
+    ((x0, y0, x1, y1),) = example.boxes.tolist()
+    inside = np.zeros(example.image.shape, dtype=np.uint8)
+    inside[y0:y1, x0:x1] = 255
+    assert np.array_equal(example.image, inside)
+    assert (ROTATED in example.oddities) is (orientation > 1)
+    if orientation > 1:  # drawn on the picture as it is shown
+        (tmp_path / "a" / "a.xml").write_text(voc((x0 + 1, y0 + 1, x1, y1), (12, 16)))
+        assert source[0].boxes.tolist() == [[x0, y0, x1, y1]]
+
+
+def voc(box: tuple[float, ...], size: tuple[int, int] | None) -> str:
+    said = "" if size is None else f"<size><width>{size[0]}</width><height>{size[1]}</height></size>"
+    tags = "".join(f"<{tag}>{value}</{tag}>" for tag, value in zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True))
+    return f"<annotation>{said}<object><bndbox>{tags}</bndbox></object></annotation>"
+
+
+@pytest.mark.parametrize(
+    ("box", "size", "found"),
+    [
+        ((1, 1, 16, 12), None, [0, 0, 16, 12]),
+        ((0, 0, 18, 13), (16, 12), [0, 0, 16, 12]),  # two pixels too far: cut
+        ((1, 1, 40, 12), (16, 12), "box .0, 0, 40, 12. in an image of 16 x 12"),
+        ((1, 1, 8, 8), (500, 375), "is 16 x 12, but its annotation a/a.xml is of a picture of 500 x 375"),
+        ((0.1, 0.2, 0.8, 0.9), (16, 12), "boxes in fractions of the picture"),
+    ],
+)
+def test_boxes_are_of_the_picture_or_named(tmp_path: Path, box: Any, size: Any, found: Any) -> None:
+    spec = folder(tmp_path, a__png=encoded(COLOURS)).model_copy(update={"boxes": "voc"})
+    (tmp_path / "a" / "a.xml").write_text(voc(box, size))
+    data = DataSpec(source=spec, image_size=16)
+    out = tmp_path / "out"
+    out.mkdir()
+    if isinstance(found, str):
+        with pytest.raises(UserError, match=found):
+            write_shard(open_source(spec), data, out)
+        return
+    written = write_shard(open_source(spec), data, out)
+    index = written.index.to_pylist()[0]
+    assert index["boxes"] == [0, 0, 16, 16]  # in the stored square
+    assert dict(written.oddities) == ({} if box == (1, 1, 16, 12) else {CUT: 1})
+
+
+def test_boxes_of_another_picture_are_left_out_on_request(tmp_path: Path) -> None:
+    spec = folder(tmp_path, a__png=encoded(COLOURS), b__png=encoded(COLOURS[::-1])).model_copy(update={"boxes": "voc"})
+    (tmp_path / "a" / "a.xml").write_text(voc((1, 1, 80, 12), (16, 12)))
+    (tmp_path / "a" / "b.xml").write_text(voc((1, 1, 8, 8), (16, 12)))
+    (tmp_path / "out").mkdir()
+    written = write_shard(open_source(spec), DataSpec(source=spec, unreadable="leave_out"), tmp_path / "out")
+    assert [bool(row["unreadable"]) for row in written.index.to_pylist()] == [True, False]
+
+
+def test_transparent_and_moving_images(tmp_path: Path) -> None:
+    clear = np.dstack([COLOURS, np.full((12, 16), 255, dtype=np.uint8)])
+    clear[:6, :, 3] = 0
+    half = clear.copy()
+    half[..., 3] = 128
+    moving = [Image.fromarray(COLOURS).quantize(200), Image.new("P", (16, 12))]
+    spec = folder(
+        tmp_path, a__png=encoded(clear), b__png=encoded(half),
+        c__gif=encoded(moving[0], "GIF", save_all=True, append_images=moving[1:]),
+    )  # fmt: skip
+    source = open_source(spec)
+    assert (source[0].image[:6] == 255).all()
+    assert np.array_equal(source[0].image[6:], COLOURS[6:])
+    on_white = COLOURS.astype(np.float64) * (128 / 255) + 255 * (127 / 255)
+    assert np.abs(source[1].image - on_white).max() <= 1
+    assert np.array_equal(source[2].image, np.asarray(moving[0].convert("RGB")))
+    assert [source[i].oddities for i in range(3)] == [(TRANSPARENT,), (TRANSPARENT,), (SEVERAL,)]
+
+
+@pytest.mark.parametrize("size", [(1, 1), (20_000, 1), (3, 50), (4, 400)])
+def test_what_is_no_picture_is_named(tmp_path: Path, size: tuple[int, int]) -> None:
+    spec = folder(tmp_path, a__png=encoded(Image.new("RGB", size)))
+    with pytest.raises(UnreadableImage, match=f"a/a.png: is {size[0]} x {size[1]}, which is no picture"):
+        _ = open_source(spec)[0]
+
+
+def test_folders_that_people_do_not_see_are_no_classes_and_linked_ones_are(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    for name in ("a", "train", "val", ".ipynb_checkpoints", "__MACOSX/a"):
+        (root / name).mkdir(parents=True)
+        (root / name / "1.png").write_bytes(encoded(COLOURS))
+    (root / "empty").mkdir()
+    (root / "linked").symlink_to(root / "a")
+    (root / "a" / "circle").symlink_to(root)
+    source = open_source(ImageFolderSource(kind="image_folder", path=str(root)))
+    assert source.class_names == ["a", "linked", "train", "val"]
+    assert len(source) == 4
+    said = "; ".join(source.remarks)
+    assert "2 images in hidden folders" in said
+    assert "folders without images are no classes: empty" in said
+    assert "train and val are taken for classes" in said
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "2.png").write_bytes(encoded(COLOURS))
+    (root / "other").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="outside of"):
+        open_source(ImageFolderSource(kind="image_folder", path=str(root)))
+
+
+def test_only_sources_that_were_read_otherwise_have_another_digest(tmp_path: Path) -> None:
+    plain = folder(tmp_path / "plain", a__png=encoded(COLOURS), b__png=encoded(COLOURS[..., 0]))
+    before = open_source(plain).content_digest()
+    assert len(before) == 64
+    for name, odd in (
+        ("deep", encoded(RAMP)),
+        ("turned", turned(COLOURS, 6)),
+        ("clear", encoded(np.dstack([COLOURS] * 2)[..., :4])),
+    ):
+        source = folder(tmp_path / name, a__png=odd)
+        assert open_source(source).content_digest().endswith(":2"), name
+        for _ in range(2):  # found, then remembered
+            table = parquet(tmp_path / f"{name}.parquet", [encoded(COLOURS), odd])
+            assert open_source(table).content_digest().endswith(":2"), name
+    assert len(open_source(parquet(tmp_path / "p.parquet", [encoded(COLOURS)])).content_digest()) == 64
+    assert open_source(plain).content_digest() == before
+
+
+def parquet(path: Path, images: list[bytes], **columns: list[Any]) -> ParquetSource:
+    rows: Mapping[str, Any] = {"image": [{"bytes": data} for data in images], "label": [0] * len(images)} | columns
+    pq.write_table(pa.table(dict(rows)), path)
+    boxes = "boxes" if "boxes" in columns else None
+    return ParquetSource(kind="parquet", path=str(path), boxes_column=boxes)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"label": [0.0, 1.0]}, "label 0.0 .float.; labels are class indices or names"),
+        ({"label": [float("nan"), 1.0]}, "label nan .float."),
+        ({"label": [[0], [1]]}, r"label \[0\] .list."),
+        ({"label": [True, False]}, "label True .bool."),
+        ({"boxes": [[[0.1, 0.1, 0.5, 0.5]]] * 2}, "boxes in fractions"),
+    ],
+)
+def test_labels_and_boxes_of_tables_are_what_they_should_be(tmp_path: Path, columns: Any, message: str) -> None:
+    spec = parquet(tmp_path / "t.parquet", [encoded(COLOURS)] * 2, **columns)
+    with pytest.raises(UserError, match=message):
+        _ = open_source(spec)[0]
+
+
+def test_what_was_read_is_said(tmp_path: Path) -> None:
+    spec: SourceSpec = folder(
+        tmp_path / "in",
+        a__png=encoded(COLOURS),
+        b__png=encoded(COLOURS),
+        c__png=encoded(COLOURS[:6]),
+        d__png=turned(COLOURS, 6),
+    ).model_copy(update={"boxes": "voc"})
+    (tmp_path / "in" / "a" / "a.xml").write_text(voc((3, 3, 3, 9), (16, 12)))
+    (tmp_path / "out").mkdir()
+    source = open_source(spec)
+    written = write_shard(source, DataSpec(source=spec), tmp_path / "out")
+    assert read_images(tmp_path / "out" / "images.npy").shape[0] == 4
+    said = understood(written.index, written.oddities, source.remarks)
+    assert described(said) == [
+        "4 images of 1 classes, 4 each", "12 to 16 (median 16) pixels wide, 6 to 16 (median 12) high",
+        "1 images have boxes, 3 have none",
+    ]  # fmt: skip
+    assert warnings(said) == [
+        "1 image: rotated as EXIF says",
+        "1 boxes are about a pixel wide or high: what lies outside of them is the whole picture",
+        "2 images are there more than once, pixel by pixel, and may be on both sides of a split",
+    ]
+
+
+def test_a_pnm_of_16_bits_and_a_damaged_exif(tmp_path: Path) -> None:
+    pgm = b"P5 16 12 4095\n" + (RAMP * 21).astype(">u2").tobytes()
+    exif = b"Exif\0\0MM\0*" + struct.pack(">IHHHII", 8, 9999, 0x0112, 3, 1, 6)
+    spec = folder(tmp_path, a__pgm=pgm, b__jpg=encoded(COLOURS, "JPEG", exif=exif))
+    source = open_source(spec)
+    assert source[0].image.max() >= 250
+    assert source[1].image.shape in ((12, 16, 3), (16, 12, 3))
