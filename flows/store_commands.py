@@ -217,6 +217,9 @@ def print_plan(found: Plan) -> None:
         key = parts[0].ref.key[:12] if len(parts) == 1 else f"{parts[0].ref.key[:12]} ..."
         counts = (str(len(parts)), str(len(parts) - len(todo)), str(len(todo)))
         table.add_row(stage, key, *counts, cost)
+    for stage, lines in found.read.items():
+        for line in dict.fromkeys(lines):
+            console.print(f"{stage}: {line}", soft_wrap=True)
     console.print(table)
     for stage, after in found.cascade().items():
         retrained = "; it is trained again only with --cascade" if stage == "train" else ""

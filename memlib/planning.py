@@ -69,6 +69,7 @@ class Plan:
         blocked: artifacts without which nothing more can be said, and the stages that come after.
         problems: cells of a sweep that cannot run, and why.
         limits: what the recipe cannot show, whatever the data.
+        read: lines about what the data hold, or seem to hold, by stage.
     """
 
     store: Store
@@ -76,6 +77,7 @@ class Plan:
     blocked: dict[Ref, tuple[str, ...]] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
     limits: list[str] = field(default_factory=list)
+    read: dict[str, list[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._costs = Costs(self.store)
@@ -141,4 +143,4 @@ class Plan:
             for part in self.parts.values()
         ]
         blocked = {str(ref): list(stages) for ref, stages in self.blocked.items()}
-        return {"parts": parts, "blocked": blocked, "problems": self.problems, "limits": self.limits}
+        return {"parts": parts, "blocked": blocked, "problems": self.problems, "limits": self.limits, "read": self.read}

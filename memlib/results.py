@@ -1,7 +1,8 @@
 """What every audit ends with: a stage that writes tables of scores, and one that draws the page from them."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import pyarrow.parquet as pq
 import torch
 
 from memlib.specs import Spec
-from memlib.stage import Artifact, Stage
+from memlib.stage import AnyArtifact, Artifact, Stage
 from memlib.store import Attempt
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 UNITS_FILE, SUMMARY_FILE, CURVES_FILE, REPORT_FILE = "units.parquet", "summary.parquet", "curves.parquet", "report.html"
 FINDINGS = ("memlib.findings", "memlib.stats")  # modules whose code decides every audit's scores
-PAGES = ("memlib.report.page", "memlib.report.figures")  # and pages
+PAGES = ("memlib.report.page", "memlib.report.figures", "memlib.report.read", "memlib.data.understood")  # and pages
 
 
 class Tables:
@@ -58,6 +59,11 @@ class PageStage(Stage[Path]):
         """The whole recipe, as the page shows it."""
         return {"recipe": self.recipe.model_dump(mode="json"), "run": self.run}
 
+    @property
+    def read(self) -> Sequence[AnyArtifact]:
+        """The data that the run rests on: what they hold is said at the end of the page."""
+        return ()
+
     @abstractmethod
     def page(self, attempt: Attempt) -> "Page":
         """Draw the figures and compose the page."""
@@ -65,8 +71,12 @@ class PageStage(Stage[Path]):
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write the page and its figures."""
         from memlib.report.page import render  # matplotlib is slow to load
+        from memlib.report.read import what_was_read
 
-        attempt.path(REPORT_FILE).write_text(render(self.page(attempt)), encoding="utf-8")
+        page, section = self.page(attempt), what_was_read(self.read)
+        if section is not None:
+            page = replace(page, sections=(*page.sections, section))
+        attempt.path(REPORT_FILE).write_text(render(page), encoding="utf-8")
 
     @classmethod
     def open(cls, artifact: Artifact[Path]) -> Path:

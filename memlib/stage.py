@@ -167,6 +167,15 @@ class Stage(ABC, Generic[Out]):
     def open(cls, artifact: Artifact[Out]) -> Out:
         """Return what an artifact of this stage holds."""
 
+    @classmethod
+    def described(cls, artifact: Artifact[Out]) -> list[str]:
+        """Return lines about what an artifact holds, for people who want to know whether it is what they meant."""
+        return []
+
+    def preview(self) -> list[str]:
+        """Return the same of an artifact that is not there yet, as far as a look at what it would read tells."""
+        return []
+
     @cached_property
     def identity(self) -> Identity:
         """What its key is made from."""

@@ -213,6 +213,9 @@ def _note_planned(context: Context, ref: Ref, stage: AnyStage) -> None:
     before = context.shared.known.named_in(stage.identity.inputs)
     forced = ref.stage_name in context.forced or stale
     context.plan.note(ref, stage.identity.spec, stage.units, before=before, forced=forced)
+    with contextlib.suppress(CorruptArtifact):
+        there = Artifact(context.store, ref, type(stage)) if context.plan.parts[ref].hit else None
+        context.plan.read.setdefault(stage.title, []).extend(stage.preview() if there is None else stage.described(there))
     if not stale:
         _note_code(context, ref, type(stage))
 

@@ -1,5 +1,6 @@
 """Decoding and splitting as stages, and what reads their artifacts."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +17,7 @@ from memlib.data.examples import Source
 from memlib.data.groups import groups_digest, groups_of
 from memlib.data.shards import INDEX_FILE, examples_file, read_images, read_index, write_shard
 from memlib.data.splits import SPLITS_FILE, TRAIN, hold_out, members_digest, select, split_examples
-from memlib.data.understood import understood, warnings
+from memlib.data.understood import Understood, described, preview, understood, warnings
 from memlib.provenance import Declared
 from memlib.runs import without_whereabouts
 from memlib.specs import DataSpec, GroupSpec, HoldOutSpec, SplitSpec, TextSpec
@@ -109,6 +110,16 @@ class Decode(Stage[Shard]):
         """Return images and index."""
         return Shard(artifact)
 
+    @classmethod
+    def described(cls, artifact: Artifact[Shard]) -> list[str]:
+        """Return what was read: images, classes, sizes, boxes, and what looks odd; of earlier shards what the index says."""
+        said: Understood = artifact.facts.get("understood") or understood(artifact.content.index, {}, ())
+        return [*described(said), *warnings(said)]
+
+    def preview(self) -> list[str]:
+        """Return what some of the images say."""
+        return preview(self._source)
+
 
 class SplitsStage(Stage[pa.Table]):
     """A stage that says who may see which example: splits.parquet, a tables.SPLITS."""
@@ -117,6 +128,15 @@ class SplitsStage(Stage[pa.Table]):
     def open(cls, artifact: Artifact[pa.Table]) -> pa.Table:
         """Return the tables.SPLITS."""
         return pq.read_table(artifact.path(SPLITS_FILE))
+
+    @classmethod
+    def described(cls, artifact: Artifact[pa.Table]) -> list[str]:
+        """Return how many examples have which role, and how many groups there are."""
+        splits = artifact.content
+        roles = Counter(splits["role"].to_pylist())
+        counts = ", ".join(f"{count:,} {role.replace('_', ' ')}" for role, count in roles.items())
+        groups = set(splits["group"].to_pylist()) - {None} if "group" in splits.column_names else set()
+        return [f"examples by role: {counts}" + (f"; in {len(groups):,} groups" if groups else "")]
 
 
 @dataclass(frozen=True)

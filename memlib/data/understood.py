@@ -8,6 +8,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from memlib.data.examples import Source, UnreadableImage
+
+LOOKED_AT = 50  # examples of a preview
 THIN = 1.5  # pixels: boxes that are thinner hide nothing
 
 
@@ -31,6 +34,37 @@ class Understood(TypedDict):
     remarks: list[str]
 
 
+def preview(source: Source) -> list[str]:
+    """Return lines about some examples of a source, drawn evenly: what all of it holds is known once it is decoded."""
+    count = len(source)
+    rows: list[dict[str, Any]] = []
+    oddities: Counter[str] = Counter()
+    for place in np.linspace(0, count - 1, min(LOOKED_AT, count)).astype(int).tolist():
+        try:
+            example = source[place]
+        except UnreadableImage as error:
+            rows.append({"unreadable": error.reason, "class_name": ""})
+            continue
+        height, width = example.image.shape[:2] if example.image.ndim > 1 else (0, 0)
+        oddities.update(example.oddities)
+        rows.append(
+            {
+                "unreadable": None,
+                "class_name": source.class_names[example.label],
+                "original_width": width,
+                "original_height": height,
+                "boxes": example.boxes.reshape(-1).tolist(),
+                "content": [0, 0, width, height],
+                "digest": place,
+            }
+        )
+    said = _understood(rows, oddities, getattr(source, "remarks", ()))
+    seen = f"{count:,} examples of {len(source.class_names):,} classes; of {len(rows)} that were looked at:"
+    return (
+        [f"{seen} {'; '.join([*described(said)[1:], *warnings(said)])}"] if said["images"] else [seen + " none can be read"]
+    )
+
+
 def understood(index: pa.Table, oddities: Mapping[str, int], remarks: Sequence[str]) -> Understood:
     """Return what a source holds.
 
@@ -39,7 +73,10 @@ def understood(index: pa.Table, oddities: Mapping[str, int], remarks: Sequence[s
         oddities: what was put right in how many images.
         remarks: of the source.
     """
-    rows = index.to_pylist()
+    return _understood(index.to_pylist(), oddities, remarks)
+
+
+def _understood(rows: Sequence[Mapping[str, Any]], oddities: Mapping[str, int], remarks: Sequence[str]) -> Understood:
     whole = [row for row in rows if row["unreadable"] is None]
     repeated = Counter(row["digest"] for row in whole)
     return {

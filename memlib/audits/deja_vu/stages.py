@@ -25,7 +25,7 @@ from memlib.observe.search import search
 from memlib.provenance import Declared
 from memlib.results import CURVES_FILE, FINDINGS, PAGES, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
 from memlib.specs import CropSpec, ModelSpec
-from memlib.stage import Artifact, Place, Stage
+from memlib.stage import AnyArtifact, Artifact, Place, Stage
 from memlib.stats.probe import probe_accuracies
 from memlib.store import Attempt, Ref
 from memlib.tables import CURVES, SUMMARY, write_table
@@ -346,7 +346,7 @@ def _groups(splits: pa.Table) -> list[str | None]:
 class Report(PageStage):
     """Draw the page of a déjà vu audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 2, (*PAGES, f"{_HERE}.report", f"{_HERE}.stages"))
+    declared: ClassVar[Declared] = Declared("report", 3, (*PAGES, f"{_HERE}.report", f"{_HERE}.stages"))
     title: ClassVar[str] = "report déjà vu"
 
     recipe: Recipe
@@ -361,6 +361,11 @@ class Report(PageStage):
     def inputs(self) -> Mapping[str, Any]:
         """Scores, and images for the galleries."""
         return {"scores": self.scores.key, "shard": self.shard.key, "splits": self.splits.key}
+
+    @property
+    def read(self) -> Sequence[AnyArtifact]:
+        """Images and splits."""
+        return (self.shard, self.splits)
 
     def page(self, attempt: Attempt) -> "Page":
         """Draw the figures and compose the page."""

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,7 +33,7 @@ from memlib.results import CURVES_FILE, FINDINGS, PAGES, SUMMARY_FILE, UNITS_FIL
 from memlib.specs import SecretsSpec, TextSpec
 from memlib.specs.subject import TrainIt
 from memlib.specs.text import UNSEEN
-from memlib.stage import Artifact, Stage
+from memlib.stage import AnyArtifact, Artifact, Stage
 from memlib.store import Attempt
 from memlib.tables import CANARIES, CURVES, SPLITS, SUMMARY, write_table
 
@@ -123,6 +124,16 @@ class MakeCorpus(Stage[StoredCorpus]):
     def open(cls, artifact: Artifact[StoredCorpus]) -> StoredCorpus:
         """Return windows, vocabulary, splits and canaries."""
         return StoredCorpus(artifact)
+
+    @classmethod
+    def described(cls, artifact: Artifact[StoredCorpus]) -> list[str]:
+        """Return how much text there is, and how many canaries of each kind."""
+        corpus = artifact.content
+        count, window = corpus.windows.shape
+        kinds = Counter(corpus.canaries["kind"].to_pylist())
+        said = ", ".join(f"{number:,} {kind}" for kind, number in kinds.items())
+        tokens = f"{count * window:,} tokens in {count:,} windows of {window:,}, {len(corpus.symbols):,} different ones"
+        return [tokens, f"canaries: {said or 'none'}"]
 
     def missing(self, level: float) -> str:
         """Say why no single secret could be called given away; empty where one could.
@@ -295,7 +306,7 @@ def _privacy(at: AskedModel) -> dict[str, Any] | None:
 class Report(PageStage):
     """Draw the page of an exposure audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 4, (*PAGES, f"{_HERE}.report", f"{_HERE}.stages"))
+    declared: ClassVar[Declared] = Declared("report", 5, (*PAGES, f"{_HERE}.report", f"{_HERE}.stages"))
     title: ClassVar[str] = "report exposure"
 
     recipe: Recipe
@@ -307,6 +318,11 @@ class Report(PageStage):
     def inputs(self) -> Mapping[str, Any]:
         """The scores."""
         return {"scores": self.scores.key}
+
+    @property
+    def read(self) -> Sequence[AnyArtifact]:
+        """The corpus."""
+        return (self.data.corpus,)
 
     def page(self, attempt: Attempt) -> "Page":
         """Draw the figures and compose the page."""

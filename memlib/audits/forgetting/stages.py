@@ -26,7 +26,7 @@ from memlib.observe.given import GivenOutputs
 from memlib.provenance import Declared
 from memlib.results import CURVES_FILE, FINDINGS, PAGES, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
 from memlib.specs.data import POOL
-from memlib.stage import Artifact
+from memlib.stage import AnyArtifact, Artifact
 from memlib.stats.likelihood import decimals_of, log_odds, odds_of
 from memlib.store import Attempt
 from memlib.tables import CURVES, SPLITS, SUMMARY, write_table
@@ -190,7 +190,7 @@ class Score(ScoresStage):
 class Report(PageStage):
     """Draw the page of a forgetting audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 2, (*PAGES, f"{_HERE}.report", f"{_HERE}.stages"))
+    declared: ClassVar[Declared] = Declared("report", 3, (*PAGES, f"{_HERE}.report", f"{_HERE}.stages"))
     title: ClassVar[str] = "report forgetting"
 
     recipe: Recipe
@@ -203,6 +203,11 @@ class Report(PageStage):
         """Scores, the pool, and the images that are shown."""
         query = pool_digest(self.data.members(*POOL))
         return {"scores": self.scores.key, "query": query, "shard": self.data.shard.key}
+
+    @property
+    def read(self) -> Sequence[AnyArtifact]:
+        """Images and sets."""
+        return (self.data.shard, self.data.splits)
 
     def page(self, attempt: Attempt) -> "Page":
         """Draw the figures and compose the page."""

@@ -17,7 +17,7 @@ from memlib.data.stages import TrainingData
 from memlib.provenance import Declared
 from memlib.results import CURVES_FILE, FINDINGS, PAGES, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
 from memlib.specs.subject import TrainIt
-from memlib.stage import Artifact
+from memlib.stage import AnyArtifact, Artifact
 from memlib.store import Attempt
 from memlib.tables import CURVES, SUMMARY, write_table
 
@@ -72,7 +72,7 @@ class Score(ScoresStage):
 class Report(PageStage):
     """Draw the page of a self-influence audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 4, (*PAGES, f"{_HERE}.report", f"{_HERE}.stages"))
+    declared: ClassVar[Declared] = Declared("report", 5, (*PAGES, f"{_HERE}.report", f"{_HERE}.stages"))
     title: ClassVar[str] = "report self-influence"
 
     recipe: Recipe
@@ -84,6 +84,11 @@ class Report(PageStage):
     def inputs(self) -> Mapping[str, Any]:
         """Scores, and the examples that are shown."""
         return {"scores": self.scores.key} | self.data.inputs(TRAIN)
+
+    @property
+    def read(self) -> Sequence[AnyArtifact]:
+        """Images and splits."""
+        return (self.data.shard, self.data.splits)
 
     def page(self, attempt: Attempt) -> "Page":
         """Draw the figure and compose the page."""

@@ -25,7 +25,7 @@ from memlib.observe.models import Nets, Trained
 from memlib.provenance import Declared
 from memlib.results import CURVES_FILE, FINDINGS, PAGES, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
 from memlib.specs import CanarySpec
-from memlib.stage import Artifact, Stage
+from memlib.stage import AnyArtifact, Artifact, Stage
 from memlib.store import Attempt
 from memlib.tables import CURVES, SUMMARY, write_table
 
@@ -271,7 +271,7 @@ def _history(cell: Scored) -> pa.Table:
 class Report(PageStage):
     """Draw the page of a unique-feature audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 4, (*PAGES, f"{_HERE}.report", f"{_HERE}.material", f"{_HERE}.stages"))
+    declared: ClassVar[Declared] = Declared("report", 5, (*PAGES, f"{_HERE}.report", f"{_HERE}.material", f"{_HERE}.stages"))
     title: ClassVar[str] = "report unique features"
 
     recipe: Recipe
@@ -283,6 +283,11 @@ class Report(PageStage):
     def inputs(self) -> Mapping[str, Any]:
         """Scores, and the examples that are shown."""
         return {"scores": self.scores.key, "data": [cell.data.inputs(TRAIN) for cell in self.cells]}
+
+    @property
+    def read(self) -> Sequence[AnyArtifact]:
+        """Images and splits of the first draw of the data."""
+        return (self.cells[0].data.shard, self.cells[0].data.splits)
 
     def page(self, attempt: Attempt) -> "Page":
         """Draw the figures and compose the page."""

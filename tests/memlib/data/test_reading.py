@@ -17,7 +17,7 @@ from memlib.data.datasets import open_source
 from memlib.data.examples import Source, UnreadableImage
 from memlib.data.pictures import DEEP, ROTATED, SEVERAL, TRANSPARENT
 from memlib.data.shards import CUT, read_images, write_shard
-from memlib.data.understood import described, understood, warnings
+from memlib.data.understood import described, preview, understood, warnings
 from memlib.errors import UserError
 from memlib.specs import DataSpec, ImageFolderSource, IntensitySpec, ParquetSource, SourceSpec
 
@@ -268,3 +268,12 @@ def test_a_pnm_of_16_bits_and_a_damaged_exif(tmp_path: Path) -> None:
     source = open_source(spec)
     assert source[0].image.max() >= 250
     assert source[1].image.shape in ((12, 16, 3), (16, 12, 3))
+
+
+def test_a_preview_says_what_some_examples_look_like(tmp_path: Path) -> None:
+    files = {f"{number}__png": encoded(COLOURS) for number in range(60)} | {"x__png": b"broken", "z__png": turned(COLOURS, 6)}
+    (line,) = preview(open_source(folder(tmp_path, **files)))
+    assert line.startswith("62 examples of 1 classes; of 50 that were looked at: 12 to 16 (median 16) pixels wide")
+    assert "1 image: rotated as EXIF says" in line
+    broken = folder(tmp_path / "broken", a__png=b"x")
+    assert preview(open_source(broken)) == ["1 examples of 1 classes; of 1 that were looked at: none can be read"]

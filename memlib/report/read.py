@@ -1,0 +1,37 @@
+"""The section of a page that says what was read: nobody should find out later that another question was answered."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+
+from memlib.data.stages import Shard
+from memlib.report.figures import data_uri
+from memlib.report.page import Section
+from memlib.stage import AnyArtifact
+
+CLASSES, EACH = 6, 4  # of the thumbnail sheet
+
+
+def what_was_read(artifacts: Sequence[AnyArtifact]) -> Section | None:
+    """Return what artifacts say of what they hold, with some images of each source; None where they say nothing."""
+    lines = [line for artifact in artifacts for line in artifact.stage.described(artifact)]
+    if not lines:
+        return None
+    pictures = [picture for artifact in artifacts for picture in _pictures(artifact)]
+    return Section("What was read", [f"{line[:1].upper()}{line[1:]}." for line in lines], pictures=pictures)
+
+
+def _pictures(artifact: AnyArtifact) -> list[tuple[str, str]]:
+    """Return images of the first classes, drawn evenly from each."""
+    content: Any = artifact.content
+    if not isinstance(content, Shard) or content.images.ndim != 4:
+        return []
+    found = []
+    index = content.index.filter(pc.field("unreadable").is_null())
+    for name in sorted(pc.unique(index["class_name"]).to_pylist())[:CLASSES]:
+        rows = index.filter(pc.field("class_name") == name)["row"].to_pylist()
+        for place in np.linspace(0, len(rows) - 1, min(EACH, len(rows))).astype(int):
+            found.append((data_uri(content.images[rows[place]]), name))
+    return found
