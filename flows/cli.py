@@ -20,8 +20,9 @@ from rich.console import Console
 from rich.table import Table
 
 import memlib
-from flows import store_commands
+from flows import first_steps, store_commands
 from flows.audits import resolved
+from flows.gate import check
 from flows.recipes import load_recipe, origin_of, overridden, printed_recipe, shipped_recipes, validate
 from flows.store_commands import DEFAULT_STORE, JsonOption, StoreOption, find_asked, opened_store, print_run
 from flows.supervised import TRY_AGAIN
@@ -58,7 +59,7 @@ app = App(
 console = Console(highlight=False, markup=False)
 
 
-for command in store_commands.COMMANDS:
+for command in (*store_commands.COMMANDS, *first_steps.COMMANDS, check):
     app.command(command)
 
 
@@ -134,7 +135,7 @@ def _carry_out(
     with _server_starting():
         opened = Store(store)
         opened.check_writable()
-        _check_prefect()
+        check_prefect()
         from prefect import tags
 
         from flows.running import TAG, check_stages, flow_of, through_prefect  # loads torch, while the server starts
@@ -305,7 +306,7 @@ def _described(audit: str, table: Any) -> dict[str, Any]:
     return {"audit": audit, "version": table.version, "meaning": table.meaning, "keys": list(table.keys), "columns": columns}
 
 
-def _check_prefect() -> None:
+def check_prefect() -> None:
     """Asks the Prefect server for a sign of life, when one is configured."""
     url = os.environ.get("PREFECT_API_URL")
     if not url:
@@ -422,7 +423,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _reach_this_machine_directly()
     warnings.filterwarnings("ignore", module=r"torch\b")  # they speak to developers, between our own lines
     try:
-        app(arguments)
+        status = app(arguments)
     except (EngineLost, StoreUnreachable) as error:
         _say(f"memlib: {error}")
         return TRY_AGAIN
@@ -437,7 +438,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         _say("memlib: stopped; run the same command to go on, or memlib resume")
         return 130
-    return 0
+    return status if isinstance(status, int) else 0
 
 
 if __name__ == "__main__":

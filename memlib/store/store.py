@@ -108,6 +108,16 @@ class Store(Place):
         self.mark(mode)
         return seen
 
+    def check_room(self) -> None:
+        """Refuse a place that holds other things, without making a store of it.
+
+        Raises:
+            UserError: with what is there.
+        """
+        there = self._entries()
+        if there:
+            self._refuse_unmarked(there)
+
     def check_writable(self) -> None:
         """Mark the store and write a probe, so that a read-only or unreachable one is found before any work.
 

@@ -1,0 +1,118 @@
+"""The commands with which somebody begins, and the gate for builds."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from flows.cli import _asked, main
+from flows.gate import judged
+from memlib.audits import AUDITS
+from memlib.records import Finding, sealed
+from memlib.store import Store
+
+
+@pytest.mark.parametrize("name", list(AUDITS))
+def test_a_starter_is_a_valid_recipe_that_says_how_to_go_on(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", name]) == 0
+    path = f"{AUDITS[name].field}.yaml"
+    assert f"memlib run {name} --recipe {path}" in capsys.readouterr().out
+    assert f"#   memlib validate {path}" in Path(path).read_text()
+    assert main(["validate", path]) == 0
+    assert f"{path} is a valid recipe for the {name} audit" in capsys.readouterr().out
+    assert list(AUDITS[name].limits(_asked(name, path, ())[0])) == []
+    assert main(["init", name]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert main(["init", name, "none/there.yaml"]) == 2
+
+
+def test_what_is_wrong_with_a_recipe_is_said_without_reading_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("extends: two_moons\nnets: {seeds: 3}\n")
+    assert main(["validate", str(path)]) == 0
+    assert "raise nets.seeds" in capsys.readouterr().out.splitlines()[0]  # a limit comes first
+    assert main(["validate", str(path), "--set", "nets.seeds=0"]) == 2
+    assert "(in --set nets.seeds)" in capsys.readouterr().err
+    assert main(["validate", "smoke", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["recipe"]["training"]["epochs"] == 90
+    path.write_text("title: nothing\n")
+    assert main(["validate", str(path)]) == 2
+    assert "does not say which audit" in capsys.readouterr().err
+
+
+def test_sources_are_listed_with_what_they_need(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sources"]) == 0
+    said = capsys.readouterr().out
+    assert "kind: csv (needs path, root, label_column, classes):" in said
+    assert main(["sources", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {row["kind"] for rows in found.values() for row in rows} >= {"joined", "import", "pairs", "topics"}
+
+
+def test_the_doctor_names_what_has_to_be_mended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    assert main(["doctor", "--store", str(tmp_path / "store")]) == 0
+    assert "is not there yet" in capsys.readouterr().out
+    assert not (tmp_path / "store").exists()
+    Store(str(tmp_path / "store")).begin()
+    assert main(["doctor", "--store", str(tmp_path / "store")]) == 0
+    assert "can be written (private)" in capsys.readouterr().out
+    (tmp_path / "notes.txt").write_text("mine")
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    assert main(["doctor", "--store", str(tmp_path), "--json"]) == 2
+    problems = {row["what"]: row["problem"] for row in json.loads(capsys.readouterr().out) if row["problem"]}
+    assert set(problems) == {"Prefect", "store"}
+    assert "not a store" in problems["store"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "outcome"),
+    [
+        (0.0, 0.1, "passed"), (0.05, 0.2, "undecided"), (0.11, 0.2, "failed"), (0.1, 0.1, "passed"), (None, None, "undecided"),
+        (0.2, None, "failed"), (0.0, None, "undecided"), (None, 0.05, "undecided"), (float("nan"), float("nan"), "undecided"),
+    ],
+)  # fmt: skip
+def test_a_gate_rests_on_both_ends_of_the_interval(low: float | None, high: float | None, outcome: str) -> None:
+    assert judged(Finding(metric="m", params="{}", value=0.1, ci_low=low, ci_high=high), 0.1) == outcome
+
+
+def finding(metric: str, low: float | None, high: float | None, **params: Any) -> dict[str, Any]:
+    return {"metric": metric, "params": json.dumps(params), "value": 0.1, "ci_low": low, "ci_high": high}
+
+
+def test_a_build_stops_where_a_model_remembers_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store(str(tmp_path / "store"))
+    findings = [
+        finding("share_excess", 0.0, 0.04), finding("score", 0.0, 0.3, p=0.2, k=30), finding("score", 0.5, 0.6, p=0.5, k=30),
+        finding("extracted", None, None),
+    ]  # fmt: skip
+    run = {"run": "abc", "audit": "deja_vu", "title": "<t>", "finished": 1.0, "findings": findings}
+    store.publish("runs/abc/manifest.json", json.dumps(sealed(run)).encode())
+
+    def check(*gates: str) -> int:
+        options = [part for gate in gates for part in ("--fail-above", gate)]
+        return main(["check", "ab", *options, "--store", store.uri, "--junit", str(tmp_path / "junit.xml")])
+
+    assert check("share_excess=0.05") == 0
+    assert check("score=0.4") == 1  # one of its settings lies above
+    assert check("score[p=0.2]=0.4") == check("score[p=0.2,k=30]=0.4") == 0
+    assert check("score[p=0.2]=0.1") == 3
+    assert check("extracted=0.5") == 3
+    assert check("share_excess=0.05", "score[p=0.5]=0.4", "extracted=1") == 1
+    suite = ElementTree.parse(tmp_path / "junit.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("3", "1", "1")
+    assert [case[0].tag if len(case) else "" for case in suite] == ["", "failure", "error"]
+    capsys.readouterr()
+    for gate, said in (("share", "is not METRIC=VALUE"), ("score=lots", "is not METRIC=VALUE"), ("score=nan", "is not METRIC"),
+                       ("gone=1", "it has share_excess, score, extracted"), ("score[p=9]=1", "at these params")):  # fmt: skip
+        assert check(gate) == 2
+        assert said in capsys.readouterr().err
+    assert main(["check", "abc", "--fail-above", "share_excess=1", "--store", store.uri, "--junit", os.devnull + "/x"]) == 2
