@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from tasks.reporting import show_in_prefect
 from tasks.runtime import Context
 from tasks.training import train_missing
 
+log = logging.getLogger("memlib")
 Refs = list[Ref]
 
 
@@ -197,6 +199,8 @@ def _compute(context: Context, kind: type[AnyStage], missing: Mapping[Ref, AnySt
             with context.counter(kind.declared.name) as progress, context.store.artifacts.write(ref, **record) as attempt:
                 attempt.progress, attempt.warn = progress, context.warn
                 stage.write(attempt, context.device)
+            for line in kind.described(Artifact(context.store, ref, kind)):
+                log.info("%s: %s", kind.title, line, extra={"run": context.run, "stage": ref.stage, "key": ref.key})
 
 
 def record_of(context: Context, stage: AnyStage) -> Making:

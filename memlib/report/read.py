@@ -11,7 +11,7 @@ from memlib.report.figures import data_uri
 from memlib.report.page import Section
 from memlib.stage import AnyArtifact
 
-CLASSES, EACH = 6, 4  # of the thumbnail sheet
+CLASSES, EACH = 8, 3  # of the thumbnail sheet; six pictures fill a row of the page
 
 
 def what_was_read(artifacts: Sequence[AnyArtifact]) -> Section | None:
