@@ -5,18 +5,22 @@ Example ids are stable: the path or row within the source, the same on every mac
 """
 
 import inspect
+import operator
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, assert_never
 
 import numpy as np
 from fsspec.implementations.local import LocalFileSystem
+from numpy.typing import NDArray
+from PIL import Image
 
 from memlib.code import load
 from memlib.data.arrays import NpzImages
 from memlib.data.csv_images import CsvImages
-from memlib.data.examples import Example, Source, decode_example, list_files, listing_digest, numbered_classes
+from memlib.data.examples import NO_BOXES, Example, Source, decode_example, list_files, listing_digest, numbered_classes
 from memlib.data.image_folder import ImageFolder
 from memlib.data.intensities import Scaled
 from memlib.data.joined import Joined
@@ -142,25 +146,52 @@ class Torchvision:
 
 
 class _Imported:
-    """A user's source, with a content digest of its own or that of the module it comes from."""
+    """A user's source, with a content digest of its own or that of the module it comes from.
+
+    Its items are examples, mappings with the fields of one, or, as torchvision's, pairs of an image and a label.
+    """
 
     def __init__(self, inner: Any, digest: str) -> None:
         self._inner, self._digest = inner, digest
-        self.class_names: list[str] = [str(name) for name in inner.class_names]
+        self.class_names: list[str] = [str(name) for name in getattr(inner, "class_names", getattr(inner, "classes", ()))]
 
     def __len__(self) -> int:
         return len(self._inner)
 
     def __getitem__(self, index: int) -> Example:
         item = self._inner[index]
+        if isinstance(item, Example):
+            return item
         try:
-            return item if isinstance(item, Example) else Example(**item)
-        except TypeError as error:
-            raise UserError(f"item {index} of the imported source is not an Example ({error})") from error
+            if isinstance(item, Mapping):
+                return Example(**item)
+            image, label = item
+            number = operator.index(label)
+        except (TypeError, ValueError) as error:
+            seen = f"item {index} of the imported source is a {type(item).__name__}"
+            raise UserError(f"{seen}, not an Example or a pair of an image and a class index ({error})") from error
+        name = f"{index:07d}"
+        if isinstance(image, Image.Image):
+            return decode_example(image, name, number)
+        return Example(name, _as_pixels(image, index), number, NO_BOXES)
 
     def content_digest(self) -> str:
         own = getattr(self._inner, "content_digest", None)
         return f"{self._digest}:{own()}" if callable(own) else self._digest
+
+
+def _as_pixels(image: Any, index: int) -> NDArray[Any]:
+    """Return an array, or a tensor as torchvision's ToTensor makes them, as (height, width, 3) or intensities."""
+    found = np.asarray(image)
+    if found.ndim == 3 and found.shape[0] in (1, 3) and found.shape[2] not in (1, 3):
+        found = np.moveaxis(found, 0, 2)
+    if found.ndim == 3 and found.shape[2] == 1:
+        found = found[..., 0]
+    if found.ndim not in (2, 3) or (found.ndim == 3 and found.shape[2] != 3) or found.dtype.kind not in "uif":
+        raise UserError(f"item {index} of the imported source holds {found.dtype} {found.shape}, which is no image")
+    if found.dtype == np.uint8 and found.ndim == 2:
+        found = np.repeat(found[..., None], 3, axis=2)
+    return found.astype(np.float32) if found.dtype.kind == "f" else found
 
 
 def import_source(spec: ImportSource) -> Source:
@@ -170,7 +201,8 @@ def import_source(spec: ImportSource) -> Source:
         source = function(**spec.options)
     except Exception as error:
         raise UserError(f"{spec.function} failed with {spec.options}: {type(error).__name__}: {error}") from error
-    missing = [part for part in ("__len__", "__getitem__", "class_names") if not hasattr(source, part)]
+    missing = [part for part in ("__len__", "__getitem__") if not hasattr(source, part)]
+    missing += [] if hasattr(source, "class_names") or hasattr(source, "classes") else ["class_names (or classes)"]
     if missing:
         raise UserError(f"{spec.function} returned a {type(source).__name__} without {', '.join(missing)}")
     file = inspect.getsourcefile(sys.modules[module_name])

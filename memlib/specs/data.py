@@ -145,7 +145,9 @@ class ParquetSource(Source):
 
 
 class ImportSource(Source):
-    """One's own source: a function that returns an object with __len__, __getitem__ and class_names."""
+    """One's own source: a function that returns an object with __len__, __getitem__ and class_names (or classes). Its items
+    are pairs of an image and a class index, as torchvision's data sets have them, or memlib's Examples, which also have ids
+    and boxes."""
 
     kind: Literal["import"]
     function: str = Field(pattern=r"^\w+(\.\w+)*:\w+$")

@@ -213,6 +213,49 @@ def imported(module: str, **options: Any) -> Any:
     return open_source(ImportSource(kind="import", function=f"{module}:Source", options={"count": 4} | options))
 
 
+@pytest.mark.parametrize("kind", ["pil", "array", "grey", "tensor", "float"])
+def test_a_data_set_like_torchvisions_is_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 8, 12, 3), dtype=np.uint8)
+    name = f"like_torchvision_{kind}"
+    (tmp_path / f"{name}.py").write_text(
+        f"""
+import numpy as np
+import torch
+from PIL import Image
+
+class Data:
+    classes = ["cat", "dog"]
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        image = np.random.default_rng(0).integers(0, 256, (3, 8, 12, 3), dtype=np.uint8)[index]
+        made = {{
+            "pil": lambda: Image.fromarray(image), "array": lambda: image, "grey": lambda: image[..., 0],
+            "tensor": lambda: torch.from_numpy(image).permute(2, 0, 1), "float": lambda: torch.from_numpy(image).permute(2, 0, 1) / 255,
+        }}["{kind}"]()
+        return made, torch.tensor(index % 2)
+
+def broken():
+    class Pairs(Data):
+        def __getitem__(self, index):
+            return "image", [1, 0]
+    return Pairs()
+"""
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("MEMLIB_CODE", name)
+    source = open_source(ImportSource(kind="import", function=f"{name}:Data"))
+    assert source.class_names == ["cat", "dog"]
+    for index in range(3):
+        expected = np.repeat(pixels[index][..., :1], 3, axis=2) if kind == "grey" else pixels[index]
+        assert np.array_equal(source[index].image, expected)
+        assert (source[index].label, source[index].example_id) == (index % 2, f"{index:07d}")
+    with pytest.raises(UserError, match="item 0 of the imported source is a tuple, not an Example or a pair"):
+        _ = open_source(ImportSource(kind="import", function=f"{name}:broken"))[0]
+
+
 def test_a_users_own_source(user_module: str, tmp_path: Path) -> None:
     source = imported(user_module)
     _, index = shard(source, tmp_path / "shard")
