@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from memlib.data.crops import Box, periphery_crop
@@ -22,6 +23,7 @@ from memlib.stats.randomization import home_labels
 from memlib.tables import SPLITS
 
 SPLITS_FILE = "splits.parquet"
+MOST_NAMED = 3  # classes of a message
 TARGET, REFERENCE, SHARED, PUBLIC, LEFT_OUT = "target", "reference", "shared", "public", "left_out"
 TRAIN, VALIDATION, HELD_OUT = "train", "validation", "held_out"
 ROLES = {TARGET, REFERENCE, SHARED, PUBLIC, LEFT_OUT, TRAIN, VALIDATION, HELD_OUT}
@@ -51,7 +53,8 @@ def split_examples(index: pa.Table, spec: SplitSpec, groups: NDArray[np.int64] |
         tables.SPLITS, a row an example, sorted by example id.
 
     Raises:
-        UserError: when a class cannot fill its budget; the message names it and says what it has.
+        UserError: when classes cannot fill their budget (unless they are left out); the message names the first few and says
+            what they have.
     """
     crop = spec.crop
     candidates = _candidates(index, groups, crop)
@@ -63,14 +66,39 @@ def split_examples(index: pa.Table, spec: SplitSpec, groups: NDArray[np.int64] |
         raise UserError(f"none of the {len(usable)} images has {wanted}; {hint}")
     names = {c.entry["label"]: c.entry["class_name"] for c in candidates}
     blocks = _blocks(usable)
+    small: list[str] = []
     for label in sorted(names):
-        if spec.group is None:
-            _assign_class([block[0] for block in blocks.get(label, [])], names[label], label, spec)
-        else:
-            _assign_blocks(blocks.get(label, []), names[label], label, spec)
+        mine = blocks.get(label, [])
+        try:
+            if spec.group is None:
+                _assign_class([block[0] for block in mine], names[label], label, spec)
+            else:
+                _assign_blocks(mine, names[label], label, spec)
+        except UserError as error:
+            small.append(str(error))
+            for candidate in (candidate for block in mine for candidate in block):
+                candidate.role, candidate.reason = LEFT_OUT, "of a class that is too small"
+    if small and (spec.small_classes != "leave_out" or len(small) == len(names)):
+        more = f"; {len(small) - MOST_NAMED} more classes are too small" if len(small) > MOST_NAMED else ""
+        hint = "" if spec.small_classes == "leave_out" else "; or say split.small_classes: less, or leave_out"
+        raise UserError(f"{'; '.join(small[:MOST_NAMED])}{more}{hint}")
     if spec.group is None:
         _check_balance(candidates)
     return _table(candidates)
+
+
+def small_classes(index: pa.Table, spec: SplitSpec) -> list[str]:
+    """Return the classes that are too small for their budgets whatever their images show, smallest first.
+
+    Args:
+        index: tables.INDEX.
+        spec: the budgets.
+    """
+    whole = index.filter(pc.field("unreadable").is_null())
+    counts = Counter(whole["class_name"].to_pylist())
+    public = 1 if spec.small_classes == "less" else spec.public_per_class or 1
+    needed = spec.train_per_class + 1 + public  # one image each for A and B at least, C and X
+    return [f"{name} ({count})" for name, count in sorted(counts.items(), key=lambda item: item[1]) if count < needed]
 
 
 def _candidates(index: pa.Table, groups: NDArray[np.int64] | None, crop: CropSpec | None) -> list[_Candidate]:
@@ -227,6 +255,8 @@ def _assign_class(members: list[_Candidate], name: str, label: int, spec: SplitS
     rest = others + auditable[2 * share :]
     num_shared = spec.train_per_class - share
     num_public = spec.public_per_class or max(1, len(rest) - num_shared)
+    if spec.small_classes == "less":
+        num_public = max(1, min(num_public, len(rest) - num_shared))
     if num_shared + num_public > len(rest):
         needed = f"{2 * share + num_shared} to train on and {num_public} public ones"
         raise UserError(

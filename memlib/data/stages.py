@@ -16,7 +16,16 @@ from memlib.data.datasets import open_source
 from memlib.data.examples import Source
 from memlib.data.groups import groups_digest, groups_of
 from memlib.data.shards import INDEX_FILE, examples_file, read_images, read_index, write_shard
-from memlib.data.splits import SPLITS_FILE, TRAIN, hold_out, members_digest, select, split_examples
+from memlib.data.splits import (
+    MOST_NAMED,
+    SPLITS_FILE,
+    TRAIN,
+    hold_out,
+    members_digest,
+    select,
+    small_classes,
+    split_examples,
+)
 from memlib.data.understood import Understood, described, preview, understood, warnings
 from memlib.provenance import Declared
 from memlib.runs import without_whereabouts
@@ -163,6 +172,15 @@ class Split(SplitsStage):
         """Write splits.parquet."""
         table = split_examples(self.shard.content.index, self.split, _groups(self.shard, self.split.group))
         write_table(table, SPLITS, attempt.path(SPLITS_FILE))
+
+    def preview(self) -> list[str]:
+        """Return which classes are too small, where the images are there."""
+        if not self.shard.store.artifacts.has(self.shard.ref):
+            return []
+        small = small_classes(self.shard.content.index, self.split)
+        said = "are left out" if self.split.small_classes == "leave_out" else "have too few images for split"
+        more = f" and {len(small) - MOST_NAMED} more" if len(small) > MOST_NAMED else ""
+        return [f"classes that {said}: {', '.join(small[:MOST_NAMED])}{more}"] if small else []
 
 
 @dataclass(frozen=True)

@@ -308,7 +308,7 @@ class GroupSpec(Spec):
 class SplitSpec(Spec):
     """Target set A, reference set B, shared set C and public set X (Meehan 2023, A.2.1)."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"group"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"group", "small_classes"})
 
     train_per_class: int = Field(ge=1, le=MOST_EXAMPLES)
     """Images of each class that a model trains on: A (or B) topped up from C."""
@@ -320,6 +320,8 @@ class SplitSpec(Spec):
     """Draws the roles."""
     drop_duplicates: bool = True
     """Leave out images whose pixels equal an earlier one's, so that no set holds a copy of another's image."""
+    small_classes: Literal["error", "less", "leave_out"] = "error"
+    """What becomes of classes with too few images: they are named, have fewer public images, or are left out whole."""
     group: GroupSpec | None = None
     """Examples that are always on one side; classes are then balanced as nearly as whole groups allow."""
 

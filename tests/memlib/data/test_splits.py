@@ -1,3 +1,4 @@
+from collections import Counter
 from typing import Any
 
 import pyarrow as pa
@@ -5,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memlib.data.splits import members_digest, select, split_examples
+from memlib.data.splits import members_digest, select, small_classes, split_examples
 from memlib.errors import UserError
 from memlib.specs import CropSpec, SplitSpec
 from memlib.tables import INDEX
@@ -106,3 +107,31 @@ def test_copies_and_unreadable_images_are_left_out_with_the_reason() -> None:
 def test_what_cannot_be_split_is_refused_by_name(index: pa.Table, spec: SplitSpec, message: str) -> None:
     with pytest.raises(UserError, match=message):
         split_examples(index, spec)
+
+
+def test_small_classes_are_named_and_left_out_or_given_less_on_request() -> None:
+    index = make_index(20, 5).filter(
+        pa.array([not (label in (1, 3) and place % 20 >= 8 + label) for label in range(5) for place in range(20)])
+    )  # class 1 has 9 images, class 3 has 11
+    spec = SplitSpec(train_per_class=3, public_per_class=8)
+    assert small_classes(index, spec) == ["class 1 (9)", "class 3 (11)"]
+    with pytest.raises(UserError, match=r"class 'class 1' has 9 .*; class 'class 3' has 11 .*; or say split.small_classes"):
+        split_examples(index, spec)
+    left = split_examples(index, spec.model_copy(update={"small_classes": "leave_out"}))
+    assert left.num_rows == index.num_rows
+    for row in left.to_pylist():
+        small = row["label"] in (1, 3)
+        assert (row["reason"] == "of a class that is too small") is small
+        assert not small or row["role"] == "left_out"
+    kept = split_examples(index.filter(pa.array([label not in (1, 3) for label in index["label"].to_pylist()])), spec)
+    others = left.filter(pa.array([label not in (1, 3) for label in left["label"].to_pylist()]))
+    assert others["role"].to_pylist() == kept["role"].to_pylist()
+    less = split_examples(index, spec.model_copy(update={"small_classes": "less"}))
+    public = Counter(select(less, "public")["label"].to_pylist())
+    assert public == {0: 8, 1: 3, 2: 8, 3: 5, 4: 8}
+    assert Counter(select(less, "target")["label"].to_pylist()) == dict.fromkeys(range(5), 3)
+    none = SplitSpec(train_per_class=30, small_classes="leave_out")
+    with pytest.raises(UserError, match="and 2 more|2 more classes are too small"):
+        split_examples(index, none)
+    with pytest.raises(UserError, match="class 'class 1' has 9"):
+        split_examples(index, SplitSpec(train_per_class=7, small_classes="less"))
