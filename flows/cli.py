@@ -59,8 +59,8 @@ app = App(
 console = Console(highlight=False, markup=False)
 
 
-for command in (*store_commands.COMMANDS, *first_steps.COMMANDS, check):
-    app.command(command)
+for name, function in {**store_commands.COMMANDS, **first_steps.COMMANDS, "check": check}.items():
+    app.command(function, name=name)
 
 
 @app.command
@@ -147,7 +147,7 @@ def _carry_out(
     if as_json:
         print(json.dumps(run.model_dump(), indent=1))
     else:
-        print_run(run)
+        print_run(opened, run)
 
 
 @app.command
@@ -424,12 +424,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.filterwarnings("ignore", module=r"torch\b")  # they speak to developers, between our own lines
     try:
         status = app(arguments)
+        sys.stdout.flush()
     except (EngineLost, StoreUnreachable) as error:
         _say(f"memlib: {error}")
         return TRY_AGAIN
     except (UserError, RunError) as error:
         _say(f"memlib: {error}")
         return 2
+    except BrokenPipeError:  # whoever reads our output has seen enough, as in memlib runs --json | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except OSError as error:  # a full disk, a lost network, a folder that is a file
         _say(f"memlib: {type(error).__name__}: {error}")
         return 2

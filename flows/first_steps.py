@@ -6,7 +6,7 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -200,4 +200,4 @@ def _store(uri: str) -> tuple[str, str]:
     return f"{opened.uri} can be written ({opened.mode})", ""
 
 
-COMMANDS = (init, validate, sources, doctor)
+COMMANDS: dict[str, Callable[..., Any]] = {"init": init, "validate": validate, "sources": sources, "doctor": doctor}

@@ -3,7 +3,8 @@
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import webbrowser
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -20,8 +21,9 @@ from memlib import comparison, ledger, upkeep
 from memlib.audits import AUDITS, audit_of
 from memlib.errors import RunError, UserError
 from memlib.planning import Plan
+from memlib.private import PRIVATE, make_folder, user_folder, write_file
 from memlib.records import Finding, RequestRecord, RunRecord, StatusRecord
-from memlib.runs import INDEX, list_runs, read_run, refs_of, rows_of, run_names
+from memlib.runs import INDEX, list_runs, read_run, refs_of, results_path, rows_of, run_names
 from memlib.store import Store
 
 ASIDE = {
@@ -125,7 +127,39 @@ def show(
     if reveal:
         _reveal(opened, found)
         return
-    print_run(found, whole=True)
+    print_run(opened, found, whole=True)
+
+
+def open_page(run_id: str, /, *, store: StoreOption = DEFAULT_STORE) -> None:
+    """Open a run's page in the browser; a page on S3 is copied to this machine first, for you alone to read.
+
+    Parameters
+    ----------
+    run_id
+        The run's id, or enough of its beginning.
+    store
+        Folder or s3:// prefix that the run was written to.
+    """
+    opened = opened_store(store)
+    run = find_run(opened, run_id)
+    path = _page_of(run)
+    content = opened.published(path)
+    if content is None:
+        raise RunError(f"run {run.run} has no page in {opened.uri}; run its audit again")
+    page = Path(opened.root) / path
+    if not opened.is_local:
+        page = user_folder("cache") / "pages" / f"{run.run}.html"
+        make_folder(page.parent, PRIVATE.folder)
+        page.unlink(missing_ok=True)
+        write_file(page, content, PRIVATE.file)
+    console.print(str(page), soft_wrap=True)
+    if not webbrowser.open(page.as_uri()):
+        console.print("no browser was found here; open the file in one")
+
+
+def _page_of(run: RunRecord) -> str:
+    """Return where a run's page is, below the root of whatever store it is in by now."""
+    return f"runs/{run.run}/{run.report.rpartition('/')[2]}"
 
 
 def status(
@@ -502,8 +536,8 @@ def adopt(*, mode: Literal["private", "group", "open"] | None = None, store: Sto
     console.print(f"{opened.uri} is a store now ({opened.mode}): {seen} artifacts and runs", soft_wrap=True)
 
 
-def print_run(run: RunRecord, *, whole: bool = False) -> None:
-    """The verdict and findings of a run, and where its results and report are."""
+def print_run(store: Store, run: RunRecord, *, whole: bool = False) -> None:
+    """Print the verdict and findings of a run, and where its results and report are, wherever the store is by now."""
     said = run.verdict
     table = Table(box=None, pad_edge=False, title=run.title, title_justify="left")
     for heading in ("metric", "value", "95 % interval", "p", "p adjusted", "n", "verdict"):
@@ -525,9 +559,9 @@ def print_run(run: RunRecord, *, whole: bool = False) -> None:
         console.print(f"\n{ledger.in_words(earlier)}", soft_wrap=True)
     done = f"{len(run.computed)} stages computed, {len(run.reused)} reused, {run.seconds:.0f} s"
     console.print(f"\nrun {run.run}: {done}")
-    results = run.results.get("summary") or next(iter(run.results.values()), "")
-    console.print(f"results {results}", soft_wrap=True)
-    console.print(f"report  {run.report}", soft_wrap=True)
+    table_name = "summary" if "summary" in run.results else next(iter(run.results), "summary")
+    console.print(f"results {store.uri.rstrip('/')}/{results_path(table_name, run.audit, run.run)}", soft_wrap=True)
+    console.print(f"report  {store.uri.rstrip('/')}/{_page_of(run)}", soft_wrap=True)
 
 
 def _value(value: float | None) -> str:
@@ -571,4 +605,7 @@ def _p(value: float | None) -> str:
     return "" if value is None else f"{value:.2g}"
 
 
-COMMANDS = (runs, show, status, diff, verify, sign, gc, adopt)
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "runs": runs, "show": show, "open": open_page, "status": status, "diff": diff, "verify": verify, "sign": sign, "gc": gc,
+    "adopt": adopt,
+}  # fmt: skip

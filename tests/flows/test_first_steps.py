@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -116,3 +118,38 @@ def test_a_build_stops_where_a_model_remembers_more(tmp_path: Path, capsys: pyte
         assert check(gate) == 2
         assert said in capsys.readouterr().err
     assert main(["check", "abc", "--fail-above", "share_excess=1", "--store", store.uri, "--junit", os.devnull + "/x"]) == 2
+
+
+def test_a_page_is_opened_and_a_moved_store_says_where_it_is_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store(str(tmp_path / "before"))
+    run = {
+        "run": "abc", "audit": "deja_vu", "title": "t", "finished": 1.0, "findings": [finding("share_excess", 0.0, 0.04)],
+        "report": "/before/runs/abc/report.html", "results": {"summary": "/before/results/part-0.parquet"},
+    }  # fmt: skip
+    store.publish("runs/abc/manifest.json", json.dumps(sealed(run)).encode())
+    store.publish("runs/abc/report.html", b"<p>a page</p>", secret=True)
+    there = tmp_path / "after"
+    Path(store.uri).rename(there)
+    assert main(["show", "abc", "--store", str(there)]) == 0
+    said = capsys.readouterr().out
+    assert f"results {there}/results/table=summary/audit=deja_vu/run=abc/part-0.parquet" in said
+    assert f"report  {there}/runs/abc/report.html" in said
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda uri: opened.append(uri) or len(opened) > 1)
+    assert main(["open", "a", "--store", str(there)]) == 0
+    assert "no browser was found here" in capsys.readouterr().out
+    assert main(["open", "a", "--store", str(there)]) == 0
+    assert opened == [(there / "runs/abc/report.html").as_uri()] * 2
+    (there / "runs/abc/report.html").unlink()
+    assert main(["open", "a", "--store", str(there)]) == 2
+    assert "has no page" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+    run = subprocess.run(
+        f"{sys.executable} -m flows.entry recipes --json | head -c 10; exit ${{PIPESTATUS[0]}}",
+        shell=True, executable="/bin/bash", capture_output=True, text=True, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert (run.returncode, len(run.stdout), run.stderr) == (141, 10, "")
