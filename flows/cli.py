@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import App, Parameter
+from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 from rich.table import Table
 
@@ -423,8 +423,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _reach_this_machine_directly()
     warnings.filterwarnings("ignore", module=r"torch\b")  # they speak to developers, between our own lines
     try:
-        status = app(arguments)
+        status = app(arguments, exit_on_error=False, print_error=False)
         sys.stdout.flush()
+    except CycloptsError as error:  # an option that is none, or lacks its value
+        _say(f"memlib: {' '.join(str(error).split())} (see memlib --help)")
+        return 2
     except (EngineLost, StoreUnreachable) as error:
         _say(f"memlib: {error}")
         return TRY_AGAIN

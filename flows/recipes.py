@@ -148,7 +148,7 @@ def _part(name_or_file: str) -> tuple[_Part, str | None]:
     path = known.get(name_or_file) or Path(name_or_file).expanduser()
     if not name_or_file or not path.is_file():
         near = difflib.get_close_matches(name_or_file, known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else f"; shipped are {', '.join(known)}"
+        hint = f"; did you mean {near[0]}?" if near else "; memlib recipes lists those that are shipped"
         raise UserError(f"no recipe {name_or_file!r}{hint}")
     try:
         text = read_plain(path, MOST_BYTES).decode("utf-8-sig")

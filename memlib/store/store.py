@@ -35,6 +35,7 @@ from memlib.store.refs import Ref
 from memlib.store.remote import Remote
 from memlib.store.resume import ResumeStates
 
+UNWRITABLE = ("http", "https", "ftp", "github", "git", "zip", "tar", "data", "reference")  # protocols that fsspec reads
 PROBE_SECONDS = 10.0  # a store that cannot be reached at the start is most often mistyped
 
 
@@ -137,6 +138,10 @@ class Store(Place):
 
 
 def _backend(uri: str, cache: str | None, cache_bytes: int | None, patience: float) -> Backend:
+    if not uri.strip():
+        raise UserError("the store has no name; give a folder or an s3:// prefix")
+    if uri.partition("://")[0].lower() in UNWRITABLE:
+        raise UserError(f"{uri} cannot be written, so it can be no store; use a folder or an s3:// prefix")
     try:
         file_system, root = fsspec.url_to_fs(uri)
     except (ValueError, ImportError) as error:

@@ -147,9 +147,35 @@ def test_a_page_is_opened_and_a_moved_store_says_where_it_is_now(
     assert "has no page" in capsys.readouterr().err
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
-    run = subprocess.run(
-        f"{sys.executable} -m flows.entry recipes --json | head -c 10; exit ${{PIPESTATUS[0]}}",
-        shell=True, executable="/bin/bash", capture_output=True, text=True, cwd=Path(__file__).parents[2],
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("run deja-vu", "parameter --recipe requires an argument"),
+        ("plan nosuch --recipe smoke", 'Invalid value "nosuch" for AUDIT'),
+        ("run deja-vu --recipe smoke --sett x=1", "Unknown option: --sett. Did you mean --set?"),
+        ("runs --store http://127.0.0.1:9/x", "cannot be written, so it can be no store"),
+        ("runs --store=", "the store has no name"),
+        ("validate smokey", "did you mean smoke?"),
+        ("validate nothing-like-it", "memlib recipes lists"),
+        ("plan unique-feature --recipe two_moons --set nets.seeds=1000000000", "less than or equal to 1000000"),
+    ],
+)
+def test_a_slip_on_the_command_line_is_one_line(command: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command.split()) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    (line,) = printed.err.splitlines()
+    assert line.startswith("memlib: ")
+    assert said in line
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    run = subprocess.Popen(
+        [sys.executable, "-m", "flows.entry", "recipes", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=Path(__file__).parents[2],
     )  # fmt: skip
-    assert (run.returncode, len(run.stdout), run.stderr) == (141, 10, "")
+    assert run.stdout is not None
+    run.stdout.close()  # as head does
+    assert run.stderr is not None
+    assert run.stderr.read() == ""
+    assert run.wait(timeout=60) == 141

@@ -102,7 +102,7 @@ def test_mistakes_are_named_with_their_place(minimal: str, override: str, messag
     ("name", "overrides", "message"),
     [
         ("smokee", [], "no recipe 'smokee'; did you mean smoke?"),
-        ("nothing-like-it.yaml", [], "shipped are"),
+        ("nothing-like-it.yaml", [], "memlib recipes lists"),
         ("smoke", ["training.epochs"], "is not key=value"),
         ("smoke", ["training.epochs={"], "is not valid YAML"),
         ("smoke", ["training.epochs=&a [*a]"], "unfolds to more than 100000 values"),
