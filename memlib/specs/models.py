@@ -29,8 +29,6 @@ class ModelSpec(Spec):
 
     @model_validator(mode="after")
     def _shapes_fit(self) -> "ModelSpec":
-        if any(width < 1 for width in self.projector):
-            raise ValueError(f"projector widths must be positive, not {list(self.projector)}")
         if self.backbone.startswith("vit") and self.input_size % self.patch_size:
             raise ValueError(f"input_size {self.input_size} is not a multiple of patch_size {self.patch_size}")
         return self
@@ -72,8 +70,6 @@ class ClassifierSpec(Spec):
             raise ValueError(f"{self.architecture} is used as published: dropout and batch_norm are of mlp, cnn_1 and cnn_2")
         if self.architecture == "mlp" and self.dropout_conv:
             raise ValueError("an mlp has no convolutions; use dropout instead of dropout_conv")
-        if min(self.widths, default=1) < 1:
-            raise ValueError(f"widths must be positive, not {list(self.widths)}")
         return self
 
 

@@ -287,7 +287,11 @@ def test_the_readme_names_every_file() -> None:
     readme = (DEPLOYMENTS / "README.md").read_text()
     for path in DEPLOYMENTS.rglob("*"):
         inside = path.relative_to(DEPLOYMENTS)
-        if path.is_file() and inside.parts[0] not in ("recipes", "starters") and path.suffix in {".yaml", ".json", ".sh", ".sbatch", ".env"}:
+        if (
+            path.is_file()
+            and inside.parts[0] not in ("recipes", "starters")
+            and path.suffix in {".yaml", ".json", ".sh", ".sbatch", ".env"}
+        ):
             assert str(inside) in readme, inside
 
 

@@ -86,7 +86,7 @@ def test_a_recipe_extends_another(tmp_path: Path, minimal: str) -> None:
         ("training.epochs=-1", r"training\.epochs: input should be greater than or equal to 0 \(seen: -1\)"),
         ("data.source.kind=scences", r"data\.source: .*'scences'"),
         ("model.backbone=resnet19", r"model\.backbone: input should be .*'resnet18'"),
-        ("training.augment.crop_scale=[0.5,0.2]", r"training\.augment\.crop_scale: expected two positive numbers"),
+        ("training.augment.crop_scale=[0.5,0.2]", r"training\.augment\.crop_scale: expected the smaller number first"),
         ("training.checkpoint_epochs=[50]", r"training: checkpoint_epochs \[50\] are outside the 5 epochs"),
         ("training.optimizer.learning_rate=.nan", r"learning_rate: input should be (a finite number|greater than 0)"),
         ("split.train_per_class=5.5", r"split\.train_per_class: input should be a valid integer"),

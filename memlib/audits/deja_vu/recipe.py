@@ -15,7 +15,7 @@ class Config(Spec):
 
     layers: tuple[str, ...] = ("last",)
     """Embeddings to decode: last, backbone, projector_1, ..., classifier; the first is the headline."""
-    k: tuple[Annotated[int, Field(ge=1, le=MOST_EXAMPLES)], ...] = (30,)
+    k: tuple[Annotated[int, Field(ge=1, le=MOST_EXAMPLES)], ...] = Field(default=(30,), min_length=1)
     """Public neighbours that vote; the first is the headline. Each must be at most the public set's size."""
     epochs: tuple[Annotated[int, Field(ge=0, le=MOST_STEPS)], ...] = ()
     """Checkpoints to decode besides the last one, which is the headline."""
@@ -38,9 +38,7 @@ class Config(Spec):
 
     @field_validator("k")
     @classmethod
-    def _positive(cls, value: tuple[int, ...]) -> tuple[int, ...]:
-        if not value or min(value) < 1:
-            raise ValueError(f"k must name at least one positive number, not {list(value)}")
+    def _once(cls, value: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(dict.fromkeys(value))
 
     @field_validator("layers")

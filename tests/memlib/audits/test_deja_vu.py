@@ -265,8 +265,8 @@ def test_probe_gaps_are_means_of_the_directions() -> None:
     [
         ({"layers": ["projector_9"]}, "projector_9.*this model has backbone, projector_1, projector_2, projector_3"),
         ({"epochs": [3]}, r"decode\.epochs names 3; training keeps \[5\]"),
-        ({"k": []}, "at least one positive number"),
-        ({"k": [0]}, "at least one positive number"),
+        ({"k": []}, "at least 1 item"),
+        ({"k": [0]}, "greater than or equal to 1"),
         ({"layers": []}, "at least one layer"),
         ({"p": 1.5}, "less than or equal to 1"),
     ],

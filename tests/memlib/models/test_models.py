@@ -45,5 +45,5 @@ def test_weights_come_from_the_seed_alone() -> None:
 def test_shapes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValidationError, match="not a multiple of patch_size"):
         ModelSpec(backbone="vit_tiny", input_size=33)
-    with pytest.raises(ValidationError, match="widths must be positive"):
+    with pytest.raises(ValidationError, match="greater than or equal to 1"):
         ModelSpec(projector=(8, 0))
