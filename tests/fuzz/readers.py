@@ -96,6 +96,27 @@ def png(value: int = 0, side: int = 8, mode: str = "RGB", form: str = "PNG") -> 
     return out.getvalue()
 
 
+def dicom(pixels: Any, *, window: bool = False) -> bytes:
+    """An X-ray of 12 bits."""
+    from pydicom.dataset import FileDataset, FileMetaDataset
+    from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
+
+    meta = FileMetaDataset()
+    meta.TransferSyntaxUID, meta.MediaStorageSOPClassUID = ExplicitVRLittleEndian, SecondaryCaptureImageStorage
+    meta.MediaStorageSOPInstanceUID = generate_uid(entropy_srcs=["fuzz"])
+    file = FileDataset(None, {}, file_meta=meta, preamble=b"\0" * 128)
+    file.SOPClassUID, file.SOPInstanceUID = meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID
+    (file.Rows, file.Columns), file.SamplesPerPixel, file.PixelRepresentation = pixels.shape, 1, 0
+    file.PhotometricInterpretation = "MONOCHROME1" if window else "MONOCHROME2"
+    file.BitsAllocated, file.BitsStored, file.HighBit = 16, 12, 11
+    if window:
+        file.WindowCenter, file.WindowWidth, file.RescaleSlope, file.RescaleIntercept = 2000, 3000, 1, 0
+    file.PixelData = pixels.tobytes()
+    out = io.BytesIO()
+    file.save_as(out, enforce_file_format=True)
+    return out.getvalue()
+
+
 def parquet(**columns: Any) -> bytes:
     """A file of some columns."""
     out = io.BytesIO()
@@ -127,7 +148,15 @@ def of_data(folder: Path) -> Iterator[Reader]:
     forms = [("RGB", "PNG"), ("P", "PNG"), ("I;16", "PNG"), ("LA", "PNG"), ("RGB", "JPEG"), ("CMYK", "JPEG"), ("1", "BMP"),
              ("P", "GIF"), ("RGB", "TIFF"), ("RGBA", "WEBP"), ("RGB", "PPM")]  # fmt: skip
     pictures = [png(i, 8, mode.replace("I;16", "L"), form) for i, (mode, form) in enumerate(forms)]
+    deep = np.arange(64, dtype=np.uint16).reshape(8, 8) * 60
+    exif = Image.Exif()
+    exif[0x0112] = 6  # rotated
+    for form, options in (("PNG", {}), ("TIFF", {}), ("JPEG", {"exif": exif})):
+        out = io.BytesIO()
+        Image.fromarray(deep.astype(np.uint8) if form == "JPEG" else deep).save(out, form, **options)
+        pictures.append(out.getvalue())
     yield Reader("image of a data set", "image", pictures, of(photos / "cat/1.png", _folder(photos)), 2)
+    yield Reader("image, DICOM", "bits", [dicom(deep), dicom(deep, window=True)], of(photos / "cat/1.png", _folder(photos)))
 
     tiny = folder / "tiny"
     shutil.copytree(photos, tiny)
