@@ -8,8 +8,6 @@ import secrets
 import signal
 import sys
 import threading
-import urllib.error
-import urllib.request
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -22,6 +20,7 @@ from rich.table import Table
 import memlib
 from flows import first_steps, store_commands
 from flows.audits import resolved
+from flows.first_steps import check_prefect
 from flows.gate import check
 from flows.recipes import load_recipe, origin_of, overridden, printed_recipe, shipped_recipes, validate
 from flows.store_commands import DEFAULT_STORE, JsonOption, StoreOption, find_asked, opened_store, print_run
@@ -304,20 +303,6 @@ def schema(what: str | None = None, /, *, json_: JsonOption = False) -> None:
 def _described(audit: str, table: Any) -> dict[str, Any]:
     columns = [{"name": c.name, "type": str(c.type), "unit": c.unit, "meaning": c.meaning} for c in table.columns]
     return {"audit": audit, "version": table.version, "meaning": table.meaning, "keys": list(table.keys), "columns": columns}
-
-
-def check_prefect() -> None:
-    """Asks the Prefect server for a sign of life, when one is configured."""
-    url = os.environ.get("PREFECT_API_URL")
-    if not url:
-        return
-    try:
-        with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=10):
-            pass
-    except urllib.error.HTTPError:
-        pass  # it answers; what it thinks of us is for Prefect to find out
-    except (OSError, ValueError) as error:
-        raise UserError(f"no Prefect server at PREFECT_API_URL {url} ({error}); start it or unset the variable") from error
 
 
 @contextlib.contextmanager

@@ -6,6 +6,8 @@ import os
 import platform
 import shutil
 import tempfile
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.resources import files
@@ -178,14 +180,26 @@ def _version(name: str) -> str:
 
 
 def _prefect() -> tuple[str, str]:
-    from flows.cli import check_prefect  # which imports this module
-
     url = os.environ.get("PREFECT_API_URL", "")
     try:
         check_prefect()
     except UserError as error:
         return url, str(error)
     return (f"{url} answers" if url else "each run starts a server of its own (PREFECT_API_URL is not set)"), ""
+
+
+def check_prefect() -> None:
+    """Asks the Prefect server for a sign of life, when one is configured."""
+    url = os.environ.get("PREFECT_API_URL")
+    if not url:
+        return
+    try:
+        with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=10):
+            pass
+    except urllib.error.HTTPError:
+        pass  # it answers; what it thinks of us is for Prefect to find out
+    except (OSError, ValueError) as error:
+        raise UserError(f"no Prefect server at PREFECT_API_URL {url} ({error}); start it or unset the variable") from error
 
 
 def _store(uri: str) -> tuple[str, str]:
