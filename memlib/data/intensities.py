@@ -37,7 +37,7 @@ class Scaled:
         return len(self._source)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("_"):  # its own, before it has any
             raise AttributeError(name)
         return getattr(self._source, name)  # what kinds of sources say of themselves
 
