@@ -1,21 +1,22 @@
 """How each audit is arranged: flows/<audit>.py has its stages in order (STAGES) and what runs them (audit)."""
 
 import importlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from memlib.audit import Audit
-from memlib.audits import PACKAGES
+from memlib.audits import AUDITS, PACKAGES
+from memlib.errors import UserError
 
 if TYPE_CHECKING:
     from memlib.records import RunRecord
-    from memlib.stage import AnyStage
-    from tasks.stage import StageRunner
+    from memlib.stage import AnyStage, Runner
 
 
 class Body(Protocol):
     """What runs the stages of an audit and returns the run's manifest, None in a plan."""
 
-    def __call__(self, runner: "StageRunner", recipe: Any, /) -> "RunRecord | None":
+    def __call__(self, runner: "Runner", recipe: Any, /) -> "RunRecord | None":
         """Carry out an audit."""
         ...
 
@@ -35,6 +36,15 @@ def stages_of(audit: Audit) -> "tuple[type[AnyStage], ...]":
 def stage_names(audit: Audit) -> tuple[str, ...]:
     """Return the names of an audit's stages, as in keys and in the store."""
     return tuple(dict.fromkeys(stage.declared.name for stage in stages_of(audit)))
+
+
+def check_stages(audit: Audit, named: Iterable[str]) -> None:
+    """Refuse stages that the audit, or any cell of a sweep, does not have."""
+    audits = [other for other in AUDITS.values() if not other.holds_others] if audit.holds_others else [audit]
+    known = list(dict.fromkeys(stage.rpartition("/")[2] for one in audits for stage in stage_names(one)))
+    for stage in named:
+        if stage not in known:
+            raise UserError(f"{audit.name} has no stage {stage!r}; it has {', '.join(known)}")
 
 
 def resolved(audit: Audit, content: dict[str, Any]) -> dict[str, Any]:

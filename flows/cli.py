@@ -19,9 +19,11 @@ from rich.table import Table
 
 import memlib
 from flows import first_steps, store_commands
-from flows.audits import resolved
+from flows.audits import check_stages, resolved
 from flows.first_steps import check_prefect
 from flows.gate import check
+from flows.planned import finished, has_server
+from flows.planned import plan as planned
 from flows.recipes import load_recipe, origin_of, overridden, printed_recipe, shipped_recipes, validate
 from flows.store_commands import DEFAULT_STORE, JsonOption, StoreOption, find_asked, opened_store, print_run
 from flows.supervised import TRY_AGAIN
@@ -131,18 +133,22 @@ def _carry_out(
     as_json: bool = False,
 ) -> None:
     _log_as_asked()
-    with _server_starting():
-        opened = Store(store)
-        opened.check_writable()
-        check_prefect()
-        from prefect import tags
+    opened = Store(store)
+    opened.check_writable()
+    check_stages(AUDITS[audit], [*force, *resources.stages])
+    run = None
+    if not force and not has_server():
+        run = finished(AUDITS[audit], spec, opened, resources, say=lambda line: _say(f"warning: {line}"))
+    if run is None:
+        with _server_starting():
+            check_prefect()
+            from prefect import tags
 
-        from flows.running import TAG, check_stages, flow_of, through_prefect  # loads torch, while the server starts
+            from flows.running import TAG, flow_of, through_prefect  # loads torch, while the server starts
 
-        check_stages(AUDITS[audit], [*force, *resources.stages])
-        flow = flow_of(AUDITS[audit])
-    with tags(TAG):
-        run = through_prefect(flow, spec, opened.uri, resources, quiet, tuple(force), cascade)
+            flow = flow_of(AUDITS[audit])
+        with tags(TAG):
+            run = through_prefect(flow, spec, opened.uri, resources, quiet, tuple(force), cascade)
     if as_json:
         print(json.dumps(run.model_dump(), indent=1))
     else:
@@ -181,9 +187,6 @@ def plan(
         Print the plan as JSON.
     """
     spec, resources = _asked(audit, recipe, set_)
-    from flows.running import check_stages
-    from flows.running import plan as planned
-
     check_stages(AUDITS[audit], [*force_stage, *resources.stages])
     found = planned(AUDITS[audit], spec, store, resources, force=force_stage)
     if json_:
@@ -369,7 +372,7 @@ def _log_as_asked() -> None:
     if asked not in ("", "json"):
         raise UserError(f"MEMLIB_LOG is {asked!r}; it can be json, or not set")
     if asked:
-        from tasks.progress import JsonLines
+        from memlib.journal import JsonLines
 
         handler = logging.StreamHandler()
         handler.setFormatter(JsonLines())

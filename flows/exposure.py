@@ -11,13 +11,13 @@ from memlib.data.splits import TRAIN
 from memlib.data.stages import Decode, Split
 from memlib.data.text import role_of
 from memlib.identity import derive_seed
-from memlib.models.outside import outside_digest
+from memlib.models.external import outside_digest
 from memlib.publishing import run_id
 from memlib.records import RunRecord
 from memlib.specs import HuggingFaceSpec, ProtocolSpec
 from memlib.specs.subject import TrainIt
 from memlib.stage import AnyArtifact, Artifact, Runner
-from memlib.training.checkpoint import step_file, weights_file
+from memlib.training.files import step_file, weights_file
 from memlib.training.fit import Train, TrainedModel
 
 STAGES = (MakeCorpus, Train, Perplexities, Ranks, Search, Score, Report)

@@ -1,8 +1,8 @@
-"""Around every audit: its store, who asked for what, how far it is, the end of Ray; and what it would do, undone."""
+"""Around every audit that Prefect arranges: its store, who asked for what, how far it is, the end of Ray."""
 
 import functools
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -10,13 +10,11 @@ from typing import Any
 from prefect import flow
 from rich.console import Console
 
-from flows.audits import Body, body_of, stage_names
+from flows.audits import Body, body_of, check_stages
 from flows.requests import announced
-from memlib import code
 from memlib.audit import Audit
 from memlib.audits import AUDITS
 from memlib.errors import RunError, UserError
-from memlib.planning import Plan
 from memlib.records import RunRecord
 from memlib.specs import Resources, Spec
 from memlib.store import Store
@@ -155,23 +153,3 @@ def _run_of(found: Any) -> RunRecord:
     """What carries out an audit returns its run; Prefect's flows have no types, and a body returns None in a plan."""
     assert isinstance(found, RunRecord)
     return found
-
-
-def plan(audit: Audit, recipe: Spec, store: str, resources: Resources, *, force: Sequence[str] = ()) -> Plan:
-    """What an audit would do: its flow, run without computing anything, as far as that can be known."""
-    opened = Store(store)
-    found = Plan(opened)
-    context = Context(opened, resources, quiet=True, forced=frozenset(force), plan=found)
-    found.limits += audit.limits(recipe)
-    with found.following(stage_names(audit)), code.planning():
-        body_of(audit)(StageRunner(context), recipe)
-    return found
-
-
-def check_stages(audit: Audit, named: Iterable[str]) -> None:
-    """Refuses stages that the audit, or any cell of a sweep, does not have."""
-    audits = [other for other in AUDITS.values() if not other.holds_others] if audit.holds_others else [audit]
-    known = list(dict.fromkeys(stage.rpartition("/")[2] for one in audits for stage in stage_names(one)))
-    for stage in named:
-        if stage not in known:
-            raise UserError(f"{audit.name} has no stage {stage!r}; it has {', '.join(known)}")

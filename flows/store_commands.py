@@ -210,7 +210,7 @@ def status(
 
 
 def _progress(store: Store, note: RequestRecord) -> StatusRecord:
-    from tasks.progress import read_status  # loads Prefect
+    from memlib.journal import read_status
 
     asked = StatusRecord(run=note.run, title=note.title, state="asked for", started=note.started, updated=note.started)
     return read_status(store, note.run) or asked

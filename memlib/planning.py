@@ -1,13 +1,17 @@
-"""What a run would do: every stage with its key, whether it is there, and what it may cost."""
+"""What a run would do: every stage with its key, whether it is there, and what it may cost; nothing is computed."""
 
 import contextlib
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from memlib.comparison import flat
-from memlib.errors import MissingArtifact, UnknownUntilRun
+from memlib.errors import CorruptArtifact, MissingArtifact, UnknownUntilRun
+from memlib.results import Tables
+from memlib.specs import Resources, Spec
+from memlib.stage import AnyArtifact, AnyStage, Artifact, Known, Out, Stage, changed_code
 from memlib.store import Ref, Store
 
 SAMPLE, NEIGHBORS = 50, 5
@@ -144,3 +148,64 @@ class Plan:
         ]
         blocked = {str(ref): list(stages) for ref, stages in self.blocked.items()}
         return {"parts": parts, "blocked": blocked, "problems": self.problems, "limits": self.limits, "read": self.read}
+
+
+class PlanRunner:
+    """Notes what the stages of an audit would do, instead of running them.
+
+    Args:
+        plan: where it is noted.
+        resources: machines.
+        forced: stages that would be computed again though they are there.
+    """
+
+    def __init__(self, plan: Plan, resources: Resources | None = None, forced: Collection[str] = ()) -> None:
+        self.plan, self._resources, self._forced = plan, resources or Resources(), forced
+        self._known = Known()
+        self._old_code: set[str] = set()
+
+    @property
+    def store(self) -> Store:
+        """Where artifacts are."""
+        return self.plan.store
+
+    @property
+    def resources(self) -> Resources:
+        """Machines, which change no result."""
+        return self._resources
+
+    def run(self, stage: Stage[Out]) -> Artifact[Out]:
+        """Note a stage, and return its artifact, which may not be there."""
+        return self.run_all([stage])[0]
+
+    def run_all(self, stages: Sequence[Stage[Out]]) -> list[Artifact[Out]]:
+        """Note the parts of a step."""
+        for stage in stages:
+            self._known.add(stage.identity.ref)
+        for stage in stages:
+            self._note(stage)
+        return [Artifact(self.store, stage.identity.ref, type(stage)) for stage in stages]
+
+    def warn(self, text: str) -> None:
+        """Note a line among the limits of the plan."""
+        self.plan.limits.append(text)
+
+    def publish(
+        self, recipe: Spec, scores: Artifact[Tables], report: Artifact[Path], artifacts: Mapping[str, AnyArtifact]
+    ) -> None:
+        """Publish nothing."""
+
+    def _note(self, stage: AnyStage) -> None:
+        ref, plan = stage.identity.ref, self.plan
+        stale = False
+        with contextlib.suppress(CorruptArtifact):
+            stale = bool(self._known.changed_since(self.store, self.store.artifacts.manifest(ref)))
+        before = self._known.named_in(stage.identity.inputs)
+        plan.note(ref, stage.identity.spec, stage.units, before=before, forced=ref.stage_name in self._forced or stale)
+        with contextlib.suppress(CorruptArtifact):
+            there = Artifact(self.store, ref, type(stage)) if plan.parts[ref].hit else None
+            plan.read.setdefault(stage.title, []).extend(stage.preview() if there is None else stage.described(there))
+        name = stage.declared.name
+        if not stale and name not in self._old_code and (said := changed_code(self.store, ref, stage.declared)):
+            self._old_code.add(name)
+            plan.limits.append(f"{said}; --force-stage {ref.stage_name} computes it again")

@@ -77,42 +77,58 @@ def code_digest(modules: tuple[str, ...]) -> str:
 
 @functools.cache
 def _module_digest(name: str) -> str:
-    return hashlib.sha256(json.dumps(_plain(ast.parse(_source(name))), sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(_plain(ast.parse(_file(name).read_text(encoding="utf-8"))), sort_keys=True).encode()
+    ).hexdigest()
 
 
 def _modules(name: str) -> Iterator[str]:
-    spec = importlib.util.find_spec(name)
-    if spec is None:
-        raise ValueError(f"there is no module {name}")
     yield name
-    for folder in spec.submodule_search_locations or ():
-        for path in sorted(Path(folder).glob("*.py")):
+    file = _file(name)
+    if file.name == "__init__.py":
+        for path in sorted(file.parent.glob("*.py")):
             if path.stem != "__init__":
                 yield f"{name}.{path.stem}"
-        for path in sorted(Path(folder).glob("*/__init__.py")):
+        for path in sorted(file.parent.glob("*/__init__.py")):
             yield from _modules(f"{name}.{path.parent.name}")
 
 
-def _source(name: str) -> str:
-    spec = importlib.util.find_spec(name)
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).read_text(encoding="utf-8")
+def _file(name: str) -> Path:
+    """Where a module's code is, found without importing the packages that it is in."""
+    root, *inner = name.split(".")
+    spec = importlib.util.find_spec(root)
+    if spec is not None and spec.submodule_search_locations is None and not inner:
+        assert spec.origin is not None
+        return Path(spec.origin)
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        base = Path(folder, *inner)
+        for path in (base / "__init__.py", base.with_suffix(".py")):
+            if path.is_file():
+                return path
+    raise ValueError(f"there is no module {name}")
 
 
 def _plain(node: Any) -> Any:
     """A syntax tree as plain data, the same in all versions of Python: what is empty is left out."""
-    if isinstance(node, ast.AST):
-        fields = dict(ast.iter_fields(node))
-        if isinstance(node, NO_DOCSTRING) and ast.get_docstring(node, clean=False) is not None:
-            fields["body"] = fields["body"][1:]
-        if isinstance(node, ast.Module | ast.ClassDef):  # texts below attributes are docstrings, too
-            fields["body"] = [inner for inner in fields["body"] if not _is_text(inner)]
-        kept = {name: _plain(value) for name, value in fields.items() if value is not None and value != []}
-        return [type(node).__name__, {name: value for name, value in kept.items() if name not in ("kind", "type_comment")}]
-    if isinstance(node, list):
-        return [_plain(item) for item in node]
-    return node if isinstance(node, str | int | bool) else repr(node)
+    if not isinstance(node, ast.AST):
+        return node if isinstance(node, str | int | bool) else repr(node)
+    kept = {}
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if isinstance(value, list):
+            inner = _without_texts(node, value) if name == "body" else value
+            if inner:
+                kept[name] = [_plain(item) for item in inner]
+        elif value is not None and name not in ("kind", "type_comment"):
+            kept[name] = _plain(value)
+    return [type(node).__name__, kept]
+
+
+def _without_texts(node: ast.AST, body: list[ast.stmt]) -> list[ast.stmt]:
+    """A body without its docstring, and without the texts below attributes, which are docstrings too."""
+    if isinstance(node, NO_DOCSTRING) and ast.get_docstring(node, clean=False) is not None:
+        body = body[1:]
+    return [inner for inner in body if not _is_text(inner)] if isinstance(node, ast.Module | ast.ClassDef) else body
 
 
 def _is_text(node: ast.stmt) -> bool:

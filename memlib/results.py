@@ -1,5 +1,7 @@
 """What every audit ends with: a stage that writes tables of scores, and one that draws the page from them."""
 
+from __future__ import annotations
+
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -7,14 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
-import torch
 
 from memlib.specs import Spec
 from memlib.stage import AnyArtifact, Artifact, Stage
 from memlib.store import Attempt
+from memlib.tables import read_table
 
 if TYPE_CHECKING:
+    import torch
+
     from memlib.report.page import Page
 
 UNITS_FILE, SUMMARY_FILE, CURVES_FILE, REPORT_FILE = "units.parquet", "summary.parquet", "curves.parquet", "report.html"
@@ -25,11 +28,11 @@ PAGES = ("memlib.report.page", "memlib.report.figures", "memlib.report.read", "m
 class Tables:
     """The tables of an artifact, each read when it is asked for by name."""
 
-    def __init__(self, artifact: "Artifact[Tables]") -> None:
+    def __init__(self, artifact: Artifact[Tables]) -> None:
         self._artifact = artifact
 
     def __getitem__(self, name: str) -> pa.Table:
-        return pq.read_table(self._artifact.path(f"{name}.parquet"))
+        return read_table(self._artifact.path(f"{name}.parquet"))
 
 
 class ScoresStage(Stage[Tables]):
@@ -65,7 +68,7 @@ class PageStage(Stage[Path]):
         return ()
 
     @abstractmethod
-    def page(self, attempt: Attempt) -> "Page":
+    def page(self, attempt: Attempt) -> Page:
         """Draw the figures and compose the page."""
 
     def write(self, attempt: Attempt, device: torch.device) -> None:

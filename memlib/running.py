@@ -1,17 +1,21 @@
-"""Running an audit in one process, without Prefect and without Ray."""
+"""Running an audit in one process, without Prefect and without Ray; or only publishing again what is there."""
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from memlib.errors import RunError
 from memlib.publishing import Work, publish_audit
 from memlib.records import RunRecord
 from memlib.results import Tables
 from memlib.specs import Resources, Spec
-from memlib.stage import AnyArtifact, Artifact, Known, Out, Stage
-from memlib.store import Store
+from memlib.stage import AnyArtifact, AnyStage, Artifact, Known, Out, Stage, changed_code
+from memlib.store import Ref, Store
+
+if TYPE_CHECKING:
+    import torch
 
 
 class PlainRunner:
@@ -23,7 +27,7 @@ class PlainRunner:
     """
 
     def __init__(self, store: Store, device: torch.device | None = None) -> None:
-        self._store, self._device = store, device or torch.device("cpu")
+        self._store, self._device = store, device
         self._known, self._work = Known(), Work()
         self.warnings: list[str] = []
 
@@ -47,16 +51,28 @@ class PlainRunner:
         ref = stage.identity.ref
         self._known.add(ref)
         if self._store.artifacts.lookup(ref.stage, ref.key) is None:
-            record = stage.record(self._known.contents_of(self._store, stage.identity.inputs))
-            with self._store.artifacts.write(ref, **record) as attempt:
-                attempt.warn = self.warn
-                stage.write(attempt, self._device)
+            self._make(stage, ref)
             self._work.computed.append(str(ref))
             return Artifact(self._store, ref, type(stage))
         if changed := self._known.changed_since(self._store, self._store.artifacts.manifest(ref)):
             raise RunError(f"{ref} was made from another {changed[0]}, which was made again since; discard it in the store")
-        self._work.reused.append(str(ref))
+        self._reuse(stage, ref)
         return Artifact(self._store, ref, type(stage))
+
+    def _make(self, stage: AnyStage, ref: Ref) -> None:
+        import torch
+
+        record = stage.record(self._known.contents_of(self._store, stage.identity.inputs))
+        with self._store.artifacts.write(ref, **record) as attempt:
+            attempt.warn = self.warn
+            stage.write(attempt, self._device or torch.device("cpu"))
+
+    def _reuse(self, stage: AnyStage, ref: Ref) -> None:
+        self._work.reused.append(str(ref))
+        if said := changed_code(self._store, ref, stage.declared):
+            said = f"{said}; reused (--force-stage {ref.stage_name} computes it again)"
+            if said not in self.warnings:
+                self.warn(said)
 
     def run_all(self, stages: Sequence[Stage[Out]]) -> list[Artifact[Out]]:
         """Run the parts of a step in the order given."""
@@ -71,3 +87,28 @@ class PlainRunner:
     ) -> RunRecord:
         """Publish a run's tables and page, and return its manifest."""
         return publish_audit(self._store, self._work, recipe, scores, report, artifacts)
+
+
+class Unfinished(RunError):
+    """An artifact of the run has to be made."""
+
+
+class FinishedRunner(PlainRunner):
+    """Goes through an audit whose artifacts are all there and publishes it again; it computes nothing.
+
+    Args:
+        store: where artifacts are.
+        resources: machines, for the run's manifest.
+    """
+
+    def __init__(self, store: Store, resources: Resources) -> None:
+        super().__init__(store)
+        self._work = Work(resources)
+
+    @property
+    def reused(self) -> Sequence[str]:
+        """The artifacts that were found, as text."""
+        return self._work.reused
+
+    def _make(self, stage: AnyStage, ref: Ref) -> None:
+        raise Unfinished(f"{ref} is not there")

@@ -9,6 +9,7 @@ notebooks and tests (memlib.running); `tasks` has the one that arranges them wit
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -281,3 +282,12 @@ class Known:
                 return None
             self._contents[ref.key] = content
         return self._contents[ref.key]
+
+
+def changed_code(store: Store, ref: Ref, declared: Declared) -> str:
+    """Return that an artifact was made by other code of the same version, and "" where it was not, or is not there."""
+    with contextlib.suppress(CorruptArtifact):
+        code = store.artifacts.manifest(ref).code
+        if code is not None and code != declared.code:
+            return f"{declared.name}: its code has changed since what is there was made, its version has not"
+    return ""

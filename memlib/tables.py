@@ -54,6 +54,11 @@ def write_table(table: pa.Table, schema: Table, path: Path, *, metadata: Mapping
     pq.write_table(table.cast(arrow), path, compression="zstd", row_group_size=ROW_GROUP)
 
 
+def read_table(path: Path) -> pa.Table:
+    """Reads one of our tables, as a single file: pyarrow's data sets load pandas, and read partitions into the path."""
+    return pq.ParquetFile(path).read()
+
+
 TEXT, INT, FLOAT, FLAG = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 RECTANGLE = pa.list_(pa.int32())
 

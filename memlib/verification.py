@@ -23,7 +23,7 @@ from memlib.records import ArtifactRecord, RunRecord, SignatureRecord, Unreadabl
 from memlib.runs import asks_digest, findings_of, pin_of, results_path, run_name
 from memlib.stage import Identity
 from memlib.store import Ref, Store
-from memlib.tables import RUNS
+from memlib.tables import RUNS, read_table
 
 SIGNATURE = "signature.json"
 SUMMARY_FILE = "summary.parquet"
@@ -115,7 +115,7 @@ def _unlike_itself(store: Store, run: RunRecord) -> Iterator[str]:
     if run_name(run.recipe, scores.key) != run.run:
         yield "its name is not that of its recipe and scores"
     try:
-        summary = pq.read_table(store.artifacts.local_path(scores, SUMMARY_FILE))
+        summary = read_table(store.artifacts.local_path(scores, SUMMARY_FILE))
     except CorruptArtifact as error:
         yield f"its findings cannot be checked: {error}"
         return
@@ -153,7 +153,7 @@ def _same_table(store: Store, path: str, scores: Ref, name: str) -> bool:
         return True  # named as missing
     try:
         said = pq.read_table(pa.BufferReader(content))
-        expected = pq.read_table(store.artifacts.local_path(scores, name)).select(said.column_names)
+        expected = read_table(store.artifacts.local_path(scores, name)).select(said.column_names)
     except (pa.ArrowException, OSError, KeyError, ValueError):
         return False
     if said.num_rows != expected.num_rows:

@@ -10,12 +10,12 @@ import torch
 from rich.console import Console
 
 from memlib.errors import RunError
-from memlib.planning import Plan
+from memlib.journal import Journal
 from memlib.publishing import Work
 from memlib.specs import Resources
 from memlib.stage import Known
 from memlib.store import Ref, Store
-from tasks.progress import Bars, Journal, Mover, bars
+from tasks.progress import Bars, Mover, bars
 
 
 @dataclass
@@ -40,7 +40,6 @@ class Context:
         run: the id under which it was asked for.
         forced: stages that are computed again, though they are there.
         cascade: whether models are trained again whose inputs were made again with another content.
-        plan: where it is noted what would be done, instead of doing it.
         shared: with the other cells of a sweep.
         computed: artifacts it has made, as text.
         work: what it has taken so far.
@@ -53,7 +52,6 @@ class Context:
     title: str = ""
     forced: frozenset[str] = frozenset()
     cascade: bool = False
-    plan: Plan | None = None
     shared: Shared = field(default_factory=Shared)
     computed: list[str] = field(default_factory=list)
 

@@ -20,7 +20,7 @@ from memlib.publishing import publish_audit
 from memlib.records import RunRecord
 from memlib.results import REPORT_FILE, Tables
 from memlib.specs import Resources, Spec
-from memlib.stage import AnyArtifact, AnyStage, Artifact, Out, Stage
+from memlib.stage import AnyArtifact, AnyStage, Artifact, Out, Stage, changed_code
 from memlib.store import Making, Ref, Store
 from tasks.cluster import map_on_ray
 from tasks.display import quietly, shown
@@ -69,7 +69,7 @@ class StageRunner:
         if not stages:
             return []
         kind, work = type(stages[0]), functools.partial(_run_all, self.context, stages)
-        refs: Refs = _planned(self.context, stages) if self.context.plan is not None else as_task(kind.title, work)
+        refs: Refs = as_task(kind.title, work)
         return [Artifact(self.store, ref, kind) for ref in refs]
 
     def warn(self, text: str) -> None:
@@ -78,10 +78,8 @@ class StageRunner:
 
     def publish(
         self, recipe: Spec, scores: Artifact[Tables], report: Artifact[Path], artifacts: Mapping[str, AnyArtifact]
-    ) -> RunRecord | None:
-        """Publish a run's tables and page, show them in Prefect, and return the run's manifest; None in a plan."""
-        if self.context.plan is not None:
-            return None
+    ) -> RunRecord:
+        """Publish a run's tables and page, show them in Prefect, and return the run's manifest."""
 
         def publish() -> RunRecord:
             run = publish_audit(self.store, self.context.work, recipe, scores, report, artifacts)
@@ -111,14 +109,6 @@ def _task_of(name: str) -> Any:
 
     carry_out.__qualname__ = name  # by which Prefect tells tasks apart
     return task(name=name, cache_policy=NO_CACHE)(carry_out)
-
-
-def _planned(context: Context, stages: Sequence[AnyStage]) -> Refs:
-    """Note what would be done; a run that is only planned is no business of Prefect's."""
-    refs = _refs_of(context, stages)
-    for ref, stage in zip(refs, stages, strict=True):
-        _note_planned(context, ref, stage)
-    return refs
 
 
 def _refs_of(context: Context, stages: Sequence[AnyStage]) -> Refs:
@@ -208,37 +198,12 @@ def record_of(context: Context, stage: AnyStage) -> Making:
     return stage.record(context.shared.known.contents_of(context.store, stage.identity.inputs))
 
 
-def _note_planned(context: Context, ref: Ref, stage: AnyStage) -> None:
-    """Add a part of a step to the plan."""
-    assert context.plan is not None
-    stale = False
-    with contextlib.suppress(CorruptArtifact):
-        stale = bool(context.changed_inputs(ref))
-    before = context.shared.known.named_in(stage.identity.inputs)
-    forced = ref.stage_name in context.forced or stale
-    context.plan.note(ref, stage.identity.spec, stage.units, before=before, forced=forced)
-    with contextlib.suppress(CorruptArtifact):
-        there = Artifact(context.store, ref, type(stage)) if context.plan.parts[ref].hit else None
-        context.plan.read.setdefault(stage.title, []).extend(stage.preview() if there is None else stage.described(there))
-    if not stale:
-        _note_code(context, ref, type(stage))
-
-
 def _note_code(context: Context, ref: Ref, kind: type[AnyStage]) -> None:
     """Say once a stage that an artifact is reused though the code that made it was another of the same version."""
-    declared = kind.declared
-    if declared.name in context.shared.old_code:
-        return
-    with contextlib.suppress(CorruptArtifact):
-        code = context.store.artifacts.manifest(ref).code
-        if code is None or code == declared.code:
-            return
-        context.shared.old_code.add(declared.name)
-        said = f"{declared.name}: its code has changed since what is there was made, its version has not"
-        if context.plan is not None:
-            context.plan.limits.append(f"{said}; --force-stage {ref.stage_name} computes it again")
-        else:
-            context.warn(f"{said}; reused (--force-stage {ref.stage_name} computes it again)")
+    name = kind.declared.name
+    if name not in context.shared.old_code and (said := changed_code(context.store, ref, kind.declared)):
+        context.shared.old_code.add(name)
+        context.warn(f"{said}; reused (--force-stage {ref.stage_name} computes it again)")
 
 
 @contextlib.contextmanager

@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import scipy.sparse
-import scipy.sparse.csgraph
+import scipy
 from numpy.typing import NDArray
 from PIL import Image
 
 from memlib.data.examples import open_location
 from memlib.errors import UserError
 from memlib.specs import GroupSpec
-from memlib.stats.neighbors import nearest_neighbors
 
 SMALL = 16  # side of the versions that are compared
 NEIGHBORS = 16  # of each image that may be its copies
@@ -82,6 +80,8 @@ def small_version(image: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 def near_links(entries: Sequence[Mapping[str, Any]], images: NDArray[np.uint8], near: float) -> list[tuple[int, int]]:
     """Pairs of readable examples whose small versions lie at most `near` apart, each example with its nearest ones."""
+    from memlib.stats.neighbors import nearest_neighbors
+
     rows = [i for i, entry in enumerate(entries) if entry["unreadable"] is None]
     if len(rows) < 2:
         return []

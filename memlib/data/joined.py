@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.ndimage import gaussian_filter
 
 from memlib.data.examples import Example, Source, UnreadableImage
 from memlib.errors import UserError
@@ -58,7 +58,7 @@ def changed_image(image: NDArray[np.uint8], change: ChangeSpec) -> NDArray[np.ui
         values = 1 - values
     values = (values**change.gamma - 0.5) * change.contrast + 0.5 + change.brightness
     if change.blur:
-        values = gaussian_filter(values, sigma=(change.blur, change.blur, 0), mode="nearest")
+        values = scipy.ndimage.gaussian_filter(values, sigma=(change.blur, change.blur, 0), mode="nearest")
     if change.pixelate > 1:
         side = change.pixelate
         rows, columns = (np.arange(0, length, side) for length in values.shape[:2])

@@ -5,6 +5,8 @@ class: a model that has not seen the image can only guess (1 in 10), and whateve
 that is memory. Digits are scikit-learn's (UCI, 8 x 8); no download.
 """
 
+from functools import cache, cached_property
+
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
@@ -16,24 +18,29 @@ from memlib.specs import DigitsSource, ScenesSource
 BRIGHTEST = 0.6  # of a background; digits are white
 
 
+@cache
+def _digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """The digits, (1797, 8, 8) in [0, 1], and what they show."""
+    from sklearn.datasets import load_digits  # takes longer to load than a plan may
+
+    bunch = load_digits()
+    return bunch.images / 16.0, bunch.target.astype(np.int64)
+
+
 class Digits:
     """The digits by themselves; example ids are digit-<row>."""
 
     def __init__(self, spec: DigitsSource) -> None:
-        from sklearn.datasets import load_digits
-
-        bunch = load_digits()
         self._spec = spec
-        self._images: NDArray[np.uint8] = (bunch.images / 16.0 * 255).round().astype(np.uint8)
-        self._labels: NDArray[np.int64] = bunch.target.astype(np.int64)
         self.class_names = [str(digit) for digit in range(10)]
 
     def __len__(self) -> int:
-        return len(self._labels)
+        return len(_digits()[1])
 
     def __getitem__(self, index: int) -> Example:
-        image = np.repeat(self._images[index][..., None], 3, axis=2)
-        return Example(f"digit-{index:04d}", image, int(self._labels[index]), NO_BOXES)
+        images, labels = _digits()
+        image = np.repeat((images[index] * 255).round().astype(np.uint8)[..., None], 3, axis=2)
+        return Example(f"digit-{index:04d}", image, int(labels[index]), NO_BOXES)
 
     def content_digest(self) -> str:
         """They come with scikit-learn and do not change."""
@@ -44,17 +51,15 @@ class Scenes:
     """Composed scenes; every scene depends on (seed, index) alone."""
 
     def __init__(self, spec: ScenesSource) -> None:
-        from sklearn.datasets import load_digits
-
-        bunch = load_digits()
-        self._digits: NDArray[np.float64] = bunch.images / 16.0
-        self._labels: NDArray[np.int64] = bunch.target.astype(np.int64)
         self._spec = spec
-        rng = np.random.default_rng(derive_seed(spec.seed, "scenes", "digits"))
-        rounds = -(-spec.num_examples // len(self._labels))
-        order = np.concatenate([rng.permutation(len(self._labels)) for _ in range(rounds)])
-        self._chosen = order[: spec.num_examples]
         self.class_names = [str(digit) for digit in range(10)]
+
+    @cached_property
+    def _chosen(self) -> NDArray[np.int64]:
+        """The digit of each scene."""
+        count, rng = len(_digits()[1]), np.random.default_rng(derive_seed(self._spec.seed, "scenes", "digits"))
+        rounds = -(-self._spec.num_examples // count)
+        return np.concatenate([rng.permutation(count) for _ in range(rounds)])[: self._spec.num_examples]
 
     def __len__(self) -> int:
         return self._spec.num_examples
@@ -67,7 +72,8 @@ class Scenes:
         spec = self._spec
         rng = np.random.default_rng(derive_seed(spec.seed, "scenes", "scene", index))
         scene = draw_background(rng, spec)
-        digit = Image.fromarray((self._digits[self._chosen[index]] * 255).astype(np.uint8))
+        digits, labels = _digits()
+        digit = Image.fromarray((digits[self._chosen[index]] * 255).astype(np.uint8))
         ink = np.asarray(digit.resize((spec.digit_size, spec.digit_size), Image.Resampling.BILINEAR)) / 255.0
         places = _draw_places(rng, spec)
         for x, y in places:
@@ -76,7 +82,7 @@ class Scenes:
         return Example(
             example_id=f"scene-{index:07d}",
             image=(scene * 255).round().astype(np.uint8),
-            label=int(self._labels[self._chosen[index]]),
+            label=int(labels[self._chosen[index]]),
             boxes=np.array([[x, y, x + spec.digit_size, y + spec.digit_size] for x, y in places], dtype=np.int64),
         )
 

@@ -20,7 +20,6 @@ from memlib.errors import UserError
 from memlib.identity import derive_seed
 from memlib.specs import GroupSpec, SetSpec
 from memlib.specs.data import POOL, QUERY
-from memlib.stats.neighbors import nearest_neighbors
 from memlib.stats.randomization import home_labels
 from memlib.tables import SPLITS
 
@@ -245,6 +244,8 @@ def copies_of_pool(
     near: float | None,
 ) -> dict[int, str]:
     """Positions of examples of other sets that are copies of one in the pool, or of its groups, and of which."""
+    from memlib.stats.neighbors import nearest_neighbors
+
     pool = [i for i, row in enumerate(rows) if row["role"] in POOL]
     others = [i for i, row in enumerate(rows) if row["role"] not in (*POOL, LEFT_OUT)]
     known = {entries[i]["digest"]: entries[i]["example_id"] for i in pool}

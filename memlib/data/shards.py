@@ -16,14 +16,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image
 
 from memlib.data.examples import Example, Source, UnreadableImage
 from memlib.errors import UserError
 from memlib.specs import DataSpec
-from memlib.tables import INDEX, write_table
+from memlib.tables import INDEX, read_table, write_table
 
 IMAGES, INDEX_FILE = "images.npy", "index.parquet"
 WINDOWS = "windows.npy"  # of a text; images.npy in earlier stores
@@ -238,4 +237,4 @@ def _write_index(rows: list[dict[str, Any]], folder: Path) -> pa.Table:
 
 def read_index(path: Path) -> pa.Table:
     """The index of a shard (tables.INDEX), a row an image, sorted by example id."""
-    return pq.read_table(path)
+    return read_table(path)

@@ -1,15 +1,15 @@
 """Decoding and splitting as stages, and what reads their artifacts."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
-import torch
 from numpy.typing import NDArray
 
 from memlib.data.datasets import open_source
@@ -32,7 +32,10 @@ from memlib.runs import without_whereabouts
 from memlib.specs import DataSpec, GroupSpec, HoldOutSpec, SplitSpec, TextSpec
 from memlib.stage import Artifact, Stage
 from memlib.store import Attempt, Store
-from memlib.tables import SPLITS, write_table
+from memlib.tables import SPLITS, read_table, write_table
+
+if TYPE_CHECKING:
+    import torch
 
 
 def described_data(spec: DataSpec | TextSpec) -> dict[str, Any]:
@@ -43,7 +46,7 @@ def described_data(spec: DataSpec | TextSpec) -> dict[str, Any]:
 class Shard:
     """Decoded examples and their index, each read when it is first asked for."""
 
-    def __init__(self, artifact: "Artifact[Shard]") -> None:
+    def __init__(self, artifact: Artifact[Shard]) -> None:
         self._artifact = artifact
 
     @cached_property
@@ -136,7 +139,7 @@ class SplitsStage(Stage[pa.Table]):
     @classmethod
     def open(cls, artifact: Artifact[pa.Table]) -> pa.Table:
         """Return the tables.SPLITS."""
-        return pq.read_table(artifact.path(SPLITS_FILE))
+        return read_table(artifact.path(SPLITS_FILE))
 
     @classmethod
     def described(cls, artifact: Artifact[pa.Table]) -> list[str]:

@@ -1,5 +1,7 @@
 """Two moons with an uninformative third coordinate (Hartley 2023, Fig. 3), after the authors' notebook."""
 
+from functools import cached_property
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,22 +16,25 @@ class TwoMoons:
     point_dim = 3
 
     def __init__(self, spec: TwoMoonsSource) -> None:
-        from sklearn.datasets import make_moons
-
-        seed = derive_seed(spec.seed, "two moons") % 2**32  # scikit-learn takes 32 bits
-        points, labels = make_moons(spec.num_examples, noise=spec.noise, random_state=seed)
-        points = points - points.mean(axis=0)
-        z = np.random.default_rng(derive_seed(spec.seed, "two moons", "z")).normal(0, 1, len(points)) * spec.z_noise
-        self._points: NDArray[np.float32] = np.column_stack([points, z]).astype(np.float32)
-        self._labels: NDArray[np.int64] = labels.astype(np.int64)
         self.class_names = ["upper", "lower"]
         self._spec = spec
 
     def __len__(self) -> int:
-        return len(self._labels)
+        return self._spec.num_examples
 
     def __getitem__(self, index: int) -> Example:
-        return Example(f"point-{index:07d}", self._points[index], int(self._labels[index]), NO_BOXES)
+        points, labels = self._drawn
+        return Example(f"point-{index:07d}", points[index], int(labels[index]), NO_BOXES)
+
+    @cached_property
+    def _drawn(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        from sklearn.datasets import make_moons  # takes longer to load than a plan may
+
+        spec, seed = self._spec, derive_seed(self._spec.seed, "two moons") % 2**32  # scikit-learn takes 32 bits
+        points, labels = make_moons(spec.num_examples, noise=spec.noise, random_state=seed)
+        points = points - points.mean(axis=0)
+        z = np.random.default_rng(derive_seed(spec.seed, "two moons", "z")).normal(0, 1, len(points)) * spec.z_noise
+        return np.column_stack([points, z]).astype(np.float32), labels.astype(np.int64)
 
     def content_digest(self) -> str:
         """Points are a function of their spec."""

@@ -26,13 +26,11 @@ import torch
 from torch import Tensor
 
 from memlib.errors import UserError
-from memlib.identity import canonical_json, file_digest
-from memlib.models.own import made, own_digest
+from memlib.models.external import made
 from memlib.specs import HuggingFaceSpec, ProtocolSpec
 
 MAX_STATES = 200_000
 SUMS_TO_ONE = 1e-2  # as bfloat16 gives
-NOT_READ = (".bin", ".pt", ".pth", ".md")  # files of a Hugging Face folder that change nothing here
 
 
 class Answering:
@@ -216,22 +214,6 @@ def load_outside(spec: HuggingFaceSpec | ProtocolSpec) -> HuggingFace | Answerin
     if isinstance(spec, HuggingFaceSpec):
         return HuggingFace(spec.path)
     return Answering(made(spec), name=spec.model)
-
-
-def outside_digest(spec: HuggingFaceSpec | ProtocolSpec) -> str:
-    """What a key says of the model.
-
-    Raises:
-        UserError: when a file is not there.
-    """
-    if isinstance(spec, ProtocolSpec):
-        return own_digest(spec, *spec.files)
-    root = Path(spec.path)
-    if not (root / "config.json").is_file():
-        raise UserError(f"there is no Hugging Face model in {spec.path} (no config.json)")
-    files = {path.relative_to(root): path for path in root.rglob("*") if path.is_file() and path.suffix not in NOT_READ}
-    read = {name: path for name, path in files.items() if not any(part.startswith(".") for part in name.parts)}
-    return canonical_json([[name.as_posix(), file_digest(read[name])] for name in sorted(read)])
 
 
 def _without_message(error: BaseException) -> str:

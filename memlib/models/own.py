@@ -1,7 +1,5 @@
 """Models that were trained elsewhere: a factory of the user's and a file of weights, never unpickled."""
 
-import inspect
-from pathlib import Path
 from typing import Any
 
 import safetensors.torch
@@ -9,11 +7,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from memlib.code import load, source_file
 from memlib.errors import UserError
-from memlib.identity import canonical_json, file_digest
+from memlib.models.external import made
 from memlib.models.vision import MEAN, STD
-from memlib.specs import ProtocolSpec, TrainedSpec
+from memlib.specs import TrainedSpec
 
 
 def load_own(spec: TrainedSpec, weights: str) -> nn.Module:
@@ -34,21 +31,6 @@ def load_own(spec: TrainedSpec, weights: str) -> nn.Module:
     return model.eval()
 
 
-def made(spec: TrainedSpec | ProtocolSpec) -> Any:
-    """What the user's factory returns.
-
-    Raises:
-        UserError: when it cannot be found or fails.
-    """
-    factory = load(spec.model)
-    try:
-        return factory(**spec.options)
-    except UserError:
-        raise
-    except Exception as error:  # the user's code may raise anything
-        raise UserError(f"{spec.model} failed with {spec.options}: {type(error).__name__}: {error}") from error
-
-
 def _read_weights(path: str) -> dict[str, Tensor]:
     try:
         if path.endswith(".safetensors"):
@@ -60,28 +42,6 @@ def _read_weights(path: str) -> dict[str, Tensor]:
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise UserError(f"{path} does not hold a state dict (names and tensors)")
     return dict(state)
-
-
-def own_digest(spec: TrainedSpec | ProtocolSpec, *weights: str) -> str:
-    """What a key says of the model: its weights, its factory's version or source, and how it is used."""
-    version = spec.version
-    if version is None:
-        source = source_file(spec.model) or _source_of(load(spec.model))
-        if source is None:
-            raise UserError(f"the source of {spec.model} cannot be read; declare a version")
-        version = file_digest(Path(source))
-    for path in weights:
-        if not Path(path).is_file():
-            raise UserError(f"there is no file {path}")
-    used = spec.model_dump(mode="json", exclude={"weights", "files", "version"})
-    return canonical_json([used, version, [file_digest(Path(path)) for path in weights]])
-
-
-def _source_of(factory: Any) -> str | None:
-    try:
-        return inspect.getsourcefile(inspect.unwrap(factory))
-    except TypeError:  # a partial, or something built in
-        return None
 
 
 def take_own(spec: TrainedSpec, examples: NDArray[Any], device: torch.device) -> Tensor:

@@ -1,42 +1,50 @@
 """Models that are observed: trained here as one or in chunks, or elsewhere."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
-import pyarrow.parquet as pq
-import safetensors.torch
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from memlib.errors import UserError
-from memlib.models.own import AsLogits, load_own, own_digest, take_own
-from memlib.observe.outputs import Forward
+from memlib.models.external import own_digest
 from memlib.specs import TrainedSpec
 from memlib.stage import Artifact
-from memlib.training.augment import prepare
+from memlib.tables import read_table
 from memlib.training.fit import HISTORY, TrainedModel, build_model
-from memlib.training.stacked import StackedNet
 
-Take = Callable[[NDArray[Any], torch.device], Tensor]
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from memlib.observe.outputs import Forward
+
+Take: TypeAlias = "Callable[[NDArray[Any], torch.device], Tensor]"
 WEIGHTS = "nets.safetensors"
 
 
 class Nets:
     """Small nets that were trained together and are one artifact."""
 
-    def __init__(self, artifact: "Artifact[Nets]") -> None:
+    def __init__(self, artifact: Artifact[Nets]) -> None:
         self._artifact = artifact
 
     def forward(self, *, device: torch.device, layers: int | None = None) -> Forward:
         """Return the forward pass of all nets, or of their first layers."""
+        import safetensors.torch
+
+        from memlib.training.stacked import StackedNet
+
         stacked = StackedNet.load(self._net(), safetensors.torch.load_file(self._artifact.path(WEIGHTS)), device)
         return lambda inputs: stacked.forward(inputs[None], layers=layers)
 
     def net(self, position: int) -> nn.Module:
         """Return one of them, in evaluation mode."""
+        import safetensors.torch
+
         state = safetensors.torch.load_file(self._artifact.path(WEIGHTS))
         net = self._net()
         net.load_state_dict({name: values[position] for name, values in state.items()})
@@ -45,9 +53,11 @@ class Nets:
     @property
     def history(self) -> pa.Table:
         """A tables.NETS_HISTORY."""
-        return pq.read_table(self._artifact.path(HISTORY))
+        return read_table(self._artifact.path(HISTORY))
 
     def _net(self) -> nn.Sequential:
+        from torch import nn
+
         net = build_model(self._artifact.facts["described"], seed=0)
         assert isinstance(net, nn.Sequential)
         return net
@@ -87,17 +97,22 @@ def trained_epochs(models: Trained, epoch: int) -> list[int]:
 
 def model_key(model: Trained | TrainedSpec) -> str:
     """Return what a key says of a model that was trained here or elsewhere."""
+
     return own_digest(model, model.weights or "") if isinstance(model, TrainedSpec) else model.key
 
 
 def load_logits(model: TrainedSpec, weights: str) -> tuple[nn.Module, Take]:
     """Return an external model that returns logits, and how it takes stored examples."""
+    from memlib.models.own import AsLogits, load_own, take_own
+
     own = load_own(model, weights)
     return AsLogits(own) if model.outputs == "probabilities" else own, functools.partial(take_own, model)
 
 
 def load_any(model: Trained | TrainedSpec, epoch: int, num_classes: int, device: torch.device) -> tuple[Forward, Take]:
     """Return the forward pass of a model that was trained here or elsewhere, and how it takes stored examples."""
+    from memlib.training.augment import prepare
+
     if isinstance(model, TrainedSpec):
         own, take = load_logits(model, model.weights or "")
         return checked(single(own, device), num_classes), take
@@ -106,6 +121,7 @@ def load_any(model: Trained | TrainedSpec, epoch: int, num_classes: int, device:
 
 def checked(forward: Forward, num_classes: int) -> Forward:
     """Wrap an external model, and turn the errors of shapes that do not fit into UserError."""
+    import torch
 
     def scores_of(inputs: Tensor) -> Tensor:
         try:

@@ -1,27 +1,28 @@
 """Observing a model as a stage: class scores, and norms of gradients, of stored examples."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from memlib.data.splits import TRAIN, column, members_digest
 from memlib.data.stages import TrainingData
 from memlib.errors import RunError, UserError
-from memlib.models.own import own_digest
-from memlib.observe.gradients import GradientNorms, cross_entropy
+from memlib.models.external import own_digest
 from memlib.observe.models import Take, load_any, load_logits, model_key
-from memlib.observe.outputs import class_scores
 from memlib.provenance import Declared
 from memlib.specs import InfluenceSpec, TrainedSpec
 from memlib.stage import Artifact, Place, Stage
 from memlib.store import Attempt, Ref
-from memlib.training.augment import prepare
 from memlib.training.fit import Canary, TrainedModel
+
+if TYPE_CHECKING:
+    import torch
 
 OUTPUTS, NORMS = "outputs.npy", "norms.npy"
 
@@ -73,6 +74,8 @@ class ModelOutputs(Stage[NDArray[np.float32]]):
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write the class scores."""
+        from memlib.observe.outputs import class_scores
+
         forward, take = load_any(self.model, self.epoch, self.num_classes, device)
         images = self.data.images[column(self.data.members(*self.roles), "row")]
         np.save(attempt.path(OUTPUTS), class_scores(forward, images, num_nets=1, device=device, take=take)[0])
@@ -122,6 +125,7 @@ class CheckpointNorms(Stage[NDArray[np.float64]]):
     @property
     def inputs(self) -> Mapping[str, Any]:
         """The examples and the model."""
+
         if not isinstance(self.model, TrainedSpec):
             return {"model": self.model.key} | self.data.inputs(TRAIN)
         assert self.weights is not None
@@ -139,6 +143,11 @@ class CheckpointNorms(Stage[NDArray[np.float64]]):
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write the norms."""
+        import torch
+
+        from memlib.observe.gradients import GradientNorms, cross_entropy
+        from memlib.training.augment import prepare
+
         take: Take
         if isinstance(self.model, TrainedSpec):
             assert self.weights is not None
@@ -157,7 +166,7 @@ class CheckpointNorms(Stage[NDArray[np.float64]]):
                 images = self.canary.shown(images, rows[part])
             inputs = take(images, device)
             try:
-                values = norms(inputs, torch.from_numpy(labels[part]).to(device))
+                values = norms(inputs, torch.tensor(labels[part], device=device))
             except (RuntimeError, IndexError) as error:
                 if not isinstance(self.model, TrainedSpec) or isinstance(error, torch.OutOfMemoryError):
                     raise

@@ -4,9 +4,7 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-import scipy.sparse
-import scipy.special
-import scipy.stats
+import scipy
 from numpy.typing import NDArray
 
 FEW = 10  # units that are too few for a bootstrap

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
-import scipy.stats
+import scipy
 from numpy.typing import NDArray
 
 

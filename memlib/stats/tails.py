@@ -9,9 +9,7 @@ extrapolated values covered in 3 of 100 cases at 26 bits, so there are none.
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.optimize
-import scipy.special
-import scipy.stats
+import scipy
 from numpy.typing import NDArray
 
 LN2 = float(np.log(2))

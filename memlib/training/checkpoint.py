@@ -13,16 +13,6 @@ from memlib.errors import CorruptArtifact, UserError
 RESUME_FILE = "state.pt"
 
 
-def weights_file(epoch: int) -> str:
-    """The name of the weights after `epoch` epochs."""
-    return f"epoch-{epoch:05d}.safetensors"
-
-
-def step_file(step: int) -> str:
-    """The name of the weights after `step` steps, within an epoch."""
-    return f"step-{step:07d}.safetensors"
-
-
 def save_weights(model: nn.Module, path: Path) -> None:
     """Writes a module's parameters and buffers."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}

@@ -1,46 +1,39 @@
 """One model from its job to a committed artifact: resumes where an earlier attempt stopped, keeps weights, commits."""
 
+from __future__ import annotations
+
 import json
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
-import torch
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
-from torch import nn
 
 from memlib.data.canaries import Feature, TrainingRows, training_rows
 from memlib.data.splits import VALIDATION, column, members_digest, select
 from memlib.data.stages import Shard
 from memlib.errors import CorruptArtifact, RunError, UserError
 from memlib.identity import canonical_json
-from memlib.models.classifiers import build_classifier
-from memlib.models.encoder import build_encoder
-from memlib.models.sequence import build_language_model
-from memlib.objectives import build_objective
 from memlib.private import scratch
 from memlib.provenance import Declared
 from memlib.specs import AnyModelSpec, CanarySpec, ClassifierSpec, LanguageSpec, ModelSpec, TrainingSpec
 from memlib.stage import Artifact, Known, Place, Stage
 from memlib.store import Attempt, Ref, Store
-from memlib.tables import TRAINING, write_table
-from memlib.training.checkpoint import (
-    load_resume_state,
-    load_weights,
-    save_resume_state,
-    save_weights,
-    step_file,
-    weights_file,
-)
-from memlib.training.loop import Training, TrainingSet, Worker, check_training
+from memlib.tables import TRAINING, read_table, write_table
+from memlib.training.files import step_file, weights_file
 from memlib.usage import measuring
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from memlib.training.loop import Training, TrainingSet, Worker
 
 MODELS: TypeAdapter[ModelSpec | ClassifierSpec | LanguageSpec] = TypeAdapter(AnyModelSpec)
 HISTORY, MODEL_FILE = "history.parquet", "model.json"
@@ -52,11 +45,13 @@ Progress = Callable[[dict[str, Any]], None]
 class TrainedModel:
     """A trained model at each of the checkpoints that were kept."""
 
-    def __init__(self, artifact: "Artifact[TrainedModel]") -> None:
+    def __init__(self, artifact: Artifact[TrainedModel]) -> None:
         self._artifact = artifact
 
     def load(self, *, epoch: int, step: int | None = None) -> tuple[nn.Module, ModelSpec | ClassifierSpec | LanguageSpec]:
         """Return the model as it was after `epoch` epochs, or after `step` steps, on the CPU."""
+        from memlib.training.checkpoint import load_weights
+
         described = json.loads(self._artifact.path(MODEL_FILE).read_text())
         model = build_model(described, seed=0)
         load_weights(model, self._artifact.path(weights_file(epoch) if step is None else step_file(step)))
@@ -65,7 +60,7 @@ class TrainedModel:
     @property
     def history(self) -> pa.Table:
         """A tables.TRAINING."""
-        return pq.read_table(self._artifact.path(HISTORY))
+        return read_table(self._artifact.path(HISTORY))
 
 
 @dataclass(frozen=True)
@@ -96,7 +91,7 @@ class Train(Stage[TrainedModel]):
     splits: Artifact[pa.Table]
     roles: tuple[str, ...]
     parent: Artifact[TrainedModel] | None = None
-    canary: "Canary | None" = None
+    canary: Canary | None = None
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -131,6 +126,7 @@ class Train(Stage[TrainedModel]):
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Train in this process alone; see `train_into_store` for a group of workers."""
+        from memlib.training.loop import Worker
 
         def progress(news: Mapping[str, Any]) -> None:
             attempt.progress(news["epoch"], self.training.epochs)
@@ -162,6 +158,8 @@ class Train(Stage[TrainedModel]):
 
     def training_set(self) -> TrainingSet:
         """Return the examples it trains on, with the canary where it has one."""
+        from memlib.training.loop import TrainingSet
+
         images = self.shard.content.images
         rows, labels = column(self.members, "row"), column(self.members, "label")
         if self.canary is None:
@@ -173,6 +171,8 @@ class Train(Stage[TrainedModel]):
 
     def validation_set(self) -> TrainingSet | None:
         """Return the examples on which early stopping watches the loss."""
+        from memlib.training.loop import TrainingSet
+
         if self.training.patience is None:
             return None
         members = self.validation
@@ -231,6 +231,10 @@ def check_jobs(jobs: Sequence[Train], like: Worker) -> None:
     Raises:
         UserError: naming the model, with the setting to change.
     """
+    import torch
+
+    from memlib.training.loop import check_training
+
     seen = set()
     for job in jobs:
         training = job.training.model_dump(mode="json", exclude={"seed"})
@@ -288,6 +292,10 @@ def build_model(described: Mapping[str, Any], *, seed: int) -> nn.Module:
     Raises:
         UserError: when the architecture cannot take such examples.
     """
+    from memlib.models.classifiers import build_classifier
+    from memlib.models.encoder import build_encoder
+    from memlib.models.sequence import build_language_model
+
     spec = MODELS.validate_python(described["model"])
     if isinstance(spec, ModelSpec):
         return build_encoder(spec, num_classes=described["classifier"], seed=seed)
@@ -311,6 +319,10 @@ class _Run:
         resume_seconds: float,
         progress: Progress | None,
     ) -> None:
+        from memlib.objectives import build_objective
+        from memlib.training.checkpoint import load_weights
+        from memlib.training.loop import Training
+
         self.store, self.ref, self.job, self.worker, self.folder = job.store, ref, job, worker, folder
         self.resume_seconds, self.progress = resume_seconds, progress
         self.data = job.training_set()
@@ -330,6 +342,8 @@ class _Run:
         self.started = time.monotonic()
 
     def train(self) -> None:
+        from memlib.training.checkpoint import load_resume_state
+
         state = None
         if self.worker.rank == 0 and self.store.resume.load(self.ref.key, self.folder):
             try:
@@ -351,6 +365,8 @@ class _Run:
             self._keep(self.job.training.epochs)  # the best epoch's weights are the model
 
     def _after_step(self, training: Training) -> None:
+        from memlib.training.checkpoint import save_weights
+
         if self.worker.rank == 0 and training.step in training.spec.checkpoint_steps:
             save_weights(training.model, self.folder / step_file(training.step))
         finished = training.step == training.num_steps
@@ -380,10 +396,14 @@ class _Run:
         self.epoch_started, self.epoch_first_step = now, training.step
 
     def _keep(self, epoch: int) -> None:
+        from memlib.training.checkpoint import save_weights
+
         if self.worker.rank == 0:
             save_weights(self.training.model, self.folder / weights_file(epoch))
 
     def _save(self) -> None:
+        from memlib.training.checkpoint import save_resume_state
+
         seconds = self.seconds + time.monotonic() - self.started
         state = {"training": self.training.state(), "history": self.history, "seconds": seconds}
         save_resume_state(state, self.folder)
@@ -407,6 +427,7 @@ class _Run:
 
     def fill(self, attempt: Attempt) -> None:
         """Fill the artifact with the checkpoints, the history, and what it takes to build the model again."""
+
         job = self.job
         attempt.resumes = True
         kept = [e for e in job.training.kept_epochs if e <= self.training.epoch or e == job.training.epochs]

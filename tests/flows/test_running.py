@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from flows.audits import check_stages
 from flows.cli import main
 from flows.recipes import load_recipe
-from flows.running import check_stages
 from memlib.audits import AUDITS
 from memlib.errors import UserError
 

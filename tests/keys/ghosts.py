@@ -37,7 +37,7 @@ from memlib.specs import Resources, Spec
 from memlib.stage import AnyStage, Artifact, Out, Stage
 from memlib.store import Attempt, Ref, Store
 from memlib.tables import INDEX, SUMMARY, TRAINING, write_table
-from memlib.training.checkpoint import step_file, weights_file
+from memlib.training.files import step_file, weights_file
 from memlib.training.fit import HISTORY, Train
 
 Keys = dict[str, list[str]]

@@ -11,7 +11,7 @@ from flows.cli import main
 from memlib import code
 from memlib.errors import UnknownUntilRun, UserError
 from memlib.identity import file_digest
-from memlib.models.own import own_digest
+from memlib.models.external import own_digest
 from memlib.specs import TrainedSpec
 from memlib.store import Store
 

@@ -11,9 +11,9 @@ import torch
 
 import tasks.stage
 from memlib.errors import RunError
-from memlib.planning import Plan
+from memlib.planning import Plan, PlanRunner
 from memlib.provenance import Declared
-from memlib.stage import Artifact, Stage
+from memlib.stage import Artifact, Runner, Stage
 from memlib.store import Attempt, Ref, Store
 from tasks.runtime import Context
 from tasks.stage import StageRunner, record_of
@@ -61,12 +61,21 @@ def pipeline(
     context: Context, neighbor: int = 1, search: type[Step] = SEARCH, last: type[Step] = SCORE, embed: type[Step] = EMBED
 ) -> list[str]:
     """embed -> search -> score, with what each computes written down in the order of computing."""
-    runner = StageRunner(context)
+    carry_out(StageRunner(context), neighbor, search, last, embed)
+    return [name.split("/")[0] for name in context.computed]
+
+
+def carry_out(
+    runner: Runner,
+    neighbor: int = 1,
+    search: type[Step] = SEARCH,
+    last: type[Step] = SCORE,
+    embed: type[Step] = EMBED,
+) -> None:
     floats = np.ones(3, dtype=np.float32) + np.random.default_rng().uniform()
     embedded = runner.run(embed({"model": "m"}, floats))
     searched = runner.run(search({"queries": embedded.key}, np.array([neighbor])))
     runner.run(last({"searches": [[searched.key]], "other": {"embedded": embedded.key}}, np.array([0])))
-    return [name.split("/")[0] for name in context.computed]
 
 
 def test_nothing_is_made_again_where_nothing_changed(store: Store) -> None:
@@ -93,18 +102,18 @@ def test_changed_code_of_one_version_is_said_and_reused(store: Store, capsys: py
     assert pipeline(Context(store), search=LATER) == []
     assert "search: its code has changed" in capsys.readouterr().err.replace("\n", " ")
     plan = Plan(store)
-    pipeline(Context(store, plan=plan), search=LATER)
+    carry_out(PlanRunner(plan), search=LATER)
     assert any("--force-stage search" in line for line in plan.limits)
 
 
 def test_a_plan_names_the_cascade(store: Store) -> None:
     pipeline(Context(store))
     plan = Plan(store)
-    pipeline(Context(store, plan=plan, forced=frozenset({"embed"})))
+    carry_out(PlanRunner(plan, forced={"embed"}))
     assert plan.cascade() == {"search": ["embed"], "score": ["search", "embed"]}
     assert [part.hit for part in plan.parts.values()] == [False, True, True]
     settled = Plan(store)
-    pipeline(Context(store, plan=settled))
+    carry_out(PlanRunner(settled))
     assert settled.cascade() == {}
 
 
@@ -114,7 +123,7 @@ def test_a_plan_knows_what_has_changed_already(store: Store) -> None:
     embedded = next(iter(context.store.names("artifacts/embed")))
     StageRunner(context).run(SEARCH({"queries": embedded}, np.array([7])))  # by a run that was killed after it
     plan = Plan(store)
-    pipeline(Context(store, plan=plan))
+    carry_out(PlanRunner(plan))
     assert [(part.ref.stage, part.hit) for part in plan.parts.values()] == [
         ("embed", True),
         ("search", True),

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from memlib.audits.deja_vu.recipe import Config
 from memlib.audits.deja_vu.tables import UNITS
-from memlib.stats.neighbors import vote
 
 CATEGORIES = ("memorized", "misrepresented", "correlated", "unassociated")
 Direction = Literal["A", "B"]
@@ -49,6 +48,8 @@ def score(decodings: Iterable[Decoding], class_names: Sequence[str], config: Con
     Returns:
         tables.UNITS.
     """
+    from memlib.stats.neighbors import vote
+
     names = np.asarray(class_names, dtype=object)
     parts = []
     for found in decodings:

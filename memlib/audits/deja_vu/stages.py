@@ -1,5 +1,7 @@
 """The stages of a déjà vu audit after training: embedding, searching, probing, scoring, the page."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 from numpy.typing import NDArray
 
 from memlib.audits.deja_vu.curves import curves
@@ -19,19 +20,17 @@ from memlib.audits.deja_vu.summary import summarize
 from memlib.audits.deja_vu.tables import UNITS
 from memlib.data.splits import REFERENCE, SHARED, TARGET, crop_rectangles, members_digest, select
 from memlib.data.stages import Shard
-from memlib.models.encoder import Encoder
-from memlib.observe.embeddings import embed
-from memlib.observe.search import search
 from memlib.provenance import Declared
 from memlib.results import CURVES_FILE, FINDINGS, PAGES, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
 from memlib.specs import CropSpec, ModelSpec
 from memlib.stage import AnyArtifact, Artifact, Place, Stage
-from memlib.stats.probe import probe_accuracies
 from memlib.store import Attempt, Ref
-from memlib.tables import CURVES, SUMMARY, write_table
+from memlib.tables import CURVES, SUMMARY, read_table, write_table
 from memlib.training.fit import TrainedModel
 
 if TYPE_CHECKING:
+    import torch
+
     from memlib.audits.deja_vu.report import Facts, Shown
     from memlib.report.page import Page
 
@@ -56,13 +55,13 @@ class View:
 class Embeddings:
     """Embeddings of a view at some layers, beside the ids of their rows."""
 
-    def __init__(self, artifact: "Artifact[Embeddings]") -> None:
+    def __init__(self, artifact: Artifact[Embeddings]) -> None:
         self._artifact = artifact
 
     @cached_property
     def ids(self) -> pa.Table:
         """example_id, row, label and, for crops, crop_x0 ... crop_y1."""
-        return pq.read_table(self._artifact.path(IDS))
+        return read_table(self._artifact.path(IDS))
 
     def layer(self, name: str) -> NDArray[np.float32]:
         """Return one layer's embeddings (num_examples, dim), memory-mapped."""
@@ -118,6 +117,9 @@ class Embed(Stage[Embeddings]):
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write ids and embeddings."""
+        from memlib.models.encoder import Encoder
+        from memlib.observe.embeddings import embed
+
         members, crops = self._shown
         ids, boxes = members.select(["example_id", "row", "label"]), None
         if crops is not None:
@@ -150,13 +152,13 @@ class Embed(Stage[Embeddings]):
 class Neighbors:
     """The public images that are nearest to each query."""
 
-    def __init__(self, artifact: "Artifact[Neighbors]") -> None:
+    def __init__(self, artifact: Artifact[Neighbors]) -> None:
         self._artifact = artifact
 
     @cached_property
     def ids(self) -> pa.Table:
         """The ids of the queries, as in `Embeddings.ids`."""
-        return pq.read_table(self._artifact.path(IDS))
+        return read_table(self._artifact.path(IDS))
 
     @cached_property
     def rows(self) -> NDArray[np.int64]:
@@ -194,6 +196,8 @@ class Search(Stage[Neighbors]):
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write neighbours and distances."""
+        from memlib.observe.search import search
+
         queries, public = (side.content.layer(self.layer) for side in (self.queries, self.public))
         found = search(queries, public, self.k, device=device, storage=self.storage, progress=attempt.progress)
         np.save(attempt.path(NEIGHBORS), found[0])
@@ -231,6 +235,8 @@ class Probe(Stage[pa.Table]):
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write accuracies by layer."""
+        from memlib.stats.probe import probe_accuracies
+
         splits, ids = self.splits.content, self.images.content.ids
         own = set(select(splits, ROLE_OF[self.direction], SHARED)["example_id"].to_pylist())
         other = set(select(splits, ROLE_OF["B" if self.direction == "A" else "A"])["example_id"].to_pylist())
@@ -250,7 +256,7 @@ class Probe(Stage[pa.Table]):
     @classmethod
     def open(cls, artifact: Artifact[pa.Table]) -> pa.Table:
         """Return layer, direction, pair, n, train_accuracy, test_accuracy."""
-        return pq.read_table(artifact.path(PROBE))
+        return read_table(artifact.path(PROBE))
 
 
 @dataclass(frozen=True)
@@ -367,7 +373,7 @@ class Report(PageStage):
         """Images and splits."""
         return (self.shard, self.splits)
 
-    def page(self, attempt: Attempt) -> "Page":
+    def page(self, attempt: Attempt) -> Page:
         """Draw the figures and compose the page."""
         from memlib.audits.deja_vu.report import build_page
 
@@ -377,7 +383,7 @@ class Report(PageStage):
             _Pictures(self).show, attempt.path("figures"),
         )  # fmt: skip
 
-    def _facts(self) -> "Facts":
+    def _facts(self) -> Facts:
         from memlib.audits.deja_vu.report import Facts
 
         splits = self.splits.content
@@ -401,7 +407,7 @@ class _Pictures:
     def _read_rows(self, content: Embeddings | Neighbors) -> dict[str, dict[str, Any]]:
         return {row["example_id"]: {**row, "position": i} for i, row in enumerate(content.ids.to_pylist())}
 
-    def show(self, unit: Mapping[str, Any]) -> "Shown":
+    def show(self, unit: Mapping[str, Any]) -> Shown:
         """Return the pictures of one row of the units."""
         from memlib.audits.deja_vu.report import Shown
 

@@ -1,14 +1,14 @@
 """Asking a model: perplexities, ranks by shard of the space, and the search for canaries."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
-import torch
 from numpy.typing import NDArray
 
 from memlib.audits.exposure.models import AskedModel
@@ -18,13 +18,16 @@ from memlib.data.formats import Candidates
 from memlib.data.splits import VALIDATION, column, select
 from memlib.errors import UserError
 from memlib.identity import derive_seed
-from memlib.observe.extraction import Frontier, ShortestPath, beam_search
-from memlib.observe.likelihoods import OutOfWork, Predictor, Work, candidate_costs, leaf_costs, ranks
 from memlib.private import scratch
 from memlib.provenance import Declared
 from memlib.stage import Artifact, Place, Stage
 from memlib.store import Attempt, Ref
-from memlib.tables import write_table
+from memlib.tables import read_table, write_table
+
+if TYPE_CHECKING:
+    import torch
+
+    from memlib.observe.likelihoods import Predictor
 
 _ASKING = (
     "memlib.observe.likelihoods",
@@ -93,6 +96,8 @@ class Perplexities(Stage[Costs]):
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write the costs."""
+        from memlib.observe.likelihoods import candidate_costs
+
         data, model = self.at.data, self.at.load(device)
         space, corpus = data.space, data.corpus.content
         windows = np.array(corpus.windows[column(select(corpus.splits, VALIDATION), "row")])
@@ -161,6 +166,8 @@ class Ranks(Stage[NDArray[np.int64]]):
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write the counts."""
+        from memlib.observe.likelihoods import OutOfWork, Work, leaf_costs, ranks
+
         data, model = self.at.data, self.at.load(device)
         part = list(data.space.shards(self.shards))[self.shard]
         work = Work(self.max_evaluations)
@@ -230,6 +237,9 @@ class Search(Stage[pa.Table]):
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write what was found; a search that was killed goes on from its last saved frontier."""
+        from memlib.observe.extraction import beam_search
+        from memlib.observe.likelihoods import Work
+
         data, model = self.at.data, self.at.load(device)
         space = told(data.space, data.choices(self.canaries[:1])[0], self.known)
         rows = self._shortest_path(model, space, attempt)
@@ -243,6 +253,8 @@ class Search(Stage[pa.Table]):
         write_table(pa.Table.from_pylist(rows, schema=EXTRACTION.arrow), EXTRACTION, attempt.path(FOUND))
 
     def _shortest_path(self, model: Predictor, space: Candidates, attempt: Attempt) -> list[dict[str, Any]]:
+        from memlib.observe.extraction import Frontier, ShortestPath
+
         attempt.resumes = True
         store, key, top = self.at.data.corpus.store, attempt.ref.key, max(self.how.top, len(self.canaries))
         with scratch("search") as folder:
@@ -284,7 +296,7 @@ class Search(Stage[pa.Table]):
     @classmethod
     def open(cls, artifact: Artifact[pa.Table]) -> pa.Table:
         """Return a tables.EXTRACTION."""
-        return pq.read_table(artifact.path(FOUND))
+        return read_table(artifact.path(FOUND))
 
 
 def told(space: Candidates, truth: NDArray[np.int32], known: int) -> Candidates:

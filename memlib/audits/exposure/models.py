@@ -1,16 +1,16 @@
 """The corpus of an exposure audit and the models that are asked, wherever they were trained."""
 
+from __future__ import annotations
+
 import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
-import torch
 from numpy.typing import NDArray
 
 from memlib.data.formats import Candidates, Format, render
@@ -20,13 +20,17 @@ from memlib.data.spelling import spell
 from memlib.data.splits import SPLITS_FILE
 from memlib.data.text import scored_part, text_candidates
 from memlib.errors import UserError
-from memlib.models.outside import Answering, HuggingFace, load_outside
-from memlib.models.sequence import LanguageModel
-from memlib.objectives.language import window_losses
-from memlib.observe.likelihoods import UNITS_PER_BIT, Predictor, sequence_costs
 from memlib.specs import HuggingFaceSpec, ProtocolSpec, SecretsSpec, TextSpec
 from memlib.stage import Artifact
+from memlib.tables import read_table
 from memlib.training.fit import TrainedModel
+
+if TYPE_CHECKING:
+    import torch
+
+    from memlib.models.outside import Answering, HuggingFace
+    from memlib.models.sequence import LanguageModel
+    from memlib.observe.likelihoods import Predictor
 
 VOCABULARY, CANARIES_FILE = "vocabulary.json", "canaries.parquet"
 VALIDATION_BATCH = 256
@@ -36,7 +40,7 @@ OUTSIDE_WINDOWS = 200  # of text whose loss under a model from elsewhere is show
 class StoredCorpus:
     """Windows of text with canaries in them."""
 
-    def __init__(self, artifact: "Artifact[StoredCorpus]") -> None:
+    def __init__(self, artifact: Artifact[StoredCorpus]) -> None:
         self._artifact = artifact
 
     @cached_property
@@ -48,7 +52,7 @@ class StoredCorpus:
     @cached_property
     def canaries(self) -> pa.Table:
         """A tables.CANARIES: the secret list of canaries."""
-        return pq.read_table(self._artifact.path(CANARIES_FILE))
+        return read_table(self._artifact.path(CANARIES_FILE))
 
     @property
     def windows(self) -> NDArray[np.int32]:
@@ -58,7 +62,7 @@ class StoredCorpus:
     @property
     def splits(self) -> pa.Table:
         """A tables.SPLITS of the windows."""
-        return pq.read_table(self._artifact.path(SPLITS_FILE))
+        return read_table(self._artifact.path(SPLITS_FILE))
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,8 @@ class CorpusData:
     @cached_property
     def outside(self) -> HuggingFace | Answering:
         """The model that was trained elsewhere."""
+        from memlib.models.outside import load_outside
+
         assert self.trained is not None
         return load_outside(self.trained)
 
@@ -101,16 +107,21 @@ class CorpusData:
         """The text of every symbol of the model."""
         if self.trained is None:
             return list(self.vocabulary)
+        from memlib.models.outside import HuggingFace
+
         if isinstance(self.outside, HuggingFace):
             return [piece or "" for piece in self.outside.pieces]
         return self.outside.vocabulary
 
     @cached_property
     def _scored(self) -> tuple[Candidates, tuple[int, ...]]:
-        if self.trained is not None and isinstance(self.outside, HuggingFace):
-            known = {"known_prefix": self.canaries.known_prefix, "known_suffix": self.canaries.known_suffix}
-            spelled = spell(self.format, self.outside, **known)
-            return spelled, spelled.context
+        if self.trained is not None:
+            from memlib.models.outside import HuggingFace
+
+            if isinstance(self.outside, HuggingFace):
+                known = {"known_prefix": self.canaries.known_prefix, "known_suffix": self.canaries.known_suffix}
+                spelled = spell(self.format, self.outside, **known)
+                return spelled, spelled.context
         number = {symbol: place for place, symbol in enumerate(self.symbols)}
         candidates = pair_candidates if self.text.paired else text_candidates
         return candidates(self.format, self.canaries, self.text, number)
@@ -221,20 +232,29 @@ class ModelAt:
 
     def load(self, device: torch.device) -> LanguageModel:
         """The model, ready to be asked."""
+        import torch
+
+        from memlib.models.sequence import LanguageModel
+
         model, _ = self.model.content.load(epoch=int(self.epoch), step=self.step)
         assert isinstance(model, LanguageModel)
         if self.quantize:
             quantize_weights(model)
         return model.to(device, getattr(torch, self.precision)).eval()
 
-    @torch.inference_mode()
     def loss(self, model: Predictor, windows: NDArray[np.int32], device: torch.device) -> float:
         """See `AskedModel.loss`."""
+        import torch
+
+        from memlib.models.sequence import LanguageModel
+        from memlib.objectives.language import window_losses
+
         assert isinstance(model, LanguageModel)
         total, count = 0.0, 0
-        for start in range(0, len(windows), VALIDATION_BATCH):
-            losses, scored = window_losses(model, torch.from_numpy(windows[start : start + VALIDATION_BATCH]).to(device))
-            total, count = total + float(losses.sum()), count + int(scored.sum())
+        with torch.inference_mode():
+            for start in range(0, len(windows), VALIDATION_BATCH):
+                losses, scored = window_losses(model, torch.from_numpy(windows[start : start + VALIDATION_BATCH]).to(device))
+                total, count = total + float(losses.sum()), count + int(scored.sum())
         return total / count
 
 
@@ -266,11 +286,18 @@ class OutsideModel:
 
     def load(self, device: torch.device) -> Predictor:
         """The model, ready to be asked."""
+        import torch
+
+        from memlib.models.outside import HuggingFace
+
         model = self.data.outside
         return model.to(device, getattr(torch, self.precision)) if isinstance(model, HuggingFace) else model
 
     def loss(self, model: Predictor, windows: NDArray[np.int32], device: torch.device) -> float:
         """See `AskedModel.loss`; of the first windows only, as the model may be slow."""
+        from memlib.models.outside import HuggingFace
+        from memlib.observe.likelihoods import UNITS_PER_BIT, sequence_costs
+
         windows = windows[:OUTSIDE_WINDOWS]
         symbols = list(self.data.vocabulary)
         texts = [[symbols[token] for token in row] for row in windows.tolist()]
@@ -286,11 +313,13 @@ class OutsideModel:
         return bits * math.log(2) / windows.size
 
 
-@torch.no_grad()
 def quantize_weights(model: torch.nn.Module) -> None:
     """Rounds each tensor of weights to 256 evenly spaced values between its extremes, in place (Carlini 2019, 9.1)."""
-    for values in model.parameters():
-        low, high = values.min(), values.max()
-        if high > low:
-            step = (high - low) / 255
-            values.copy_(low + ((values - low) / step).round() * step)
+    import torch
+
+    with torch.no_grad():
+        for values in model.parameters():
+            low, high = values.min(), values.max()
+            if high > low:
+                step = (high - low) / 255
+                values.copy_(low + ((values - low) / step).round() * step)

@@ -1,5 +1,7 @@
 """The stages of an exposure audit: the corpus, asking models, scores and the page."""
 
+from __future__ import annotations
+
 import json
 import math
 from collections import Counter
@@ -10,15 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import torch
 from numpy.typing import NDArray
 
 from memlib.audits.exposure.asking import Costs, Perplexities, Ranks, Search
-from memlib.audits.exposure.curves import curves, empty_extractions
 from memlib.audits.exposure.models import CANARIES_FILE, VOCABULARY, AskedModel, CorpusData, StoredCorpus
 from memlib.audits.exposure.recipe import Config, Recipe
-from memlib.audits.exposure.scores import Scored, choose_method, score
-from memlib.audits.exposure.summary import summarize
 from memlib.audits.exposure.tables import EXTRACTION, UNITS
 from memlib.data.formats import Format
 from memlib.data.pairs import build_pairs, embedded_pairs
@@ -38,6 +36,8 @@ from memlib.store import Attempt
 from memlib.tables import CANARIES, CURVES, SPLITS, SUMMARY, write_table
 
 if TYPE_CHECKING:
+    import torch
+
     from memlib.report.page import Page
 
 __all__ = ["Asked", "MakeCorpus", "Perplexities", "Ranks", "Report", "Score", "Search", "rank_stages"]
@@ -176,6 +176,8 @@ class Asked:
 
 def rank_stages(models: Sequence[Asked], costs: Sequence[Artifact[Costs]]) -> list[tuple[int, tuple[int, ...], Ranks]]:
     """Return (position of the model, ids of the canaries, stage) of every part of a walk through the space."""
+    from memlib.audits.exposure.scores import choose_method
+
     found: list[tuple[int, tuple[int, ...], Ranks]] = []
     for number, (model, asked) in enumerate(zip(models, costs, strict=True)):
         config, space, seen = model.config, model.at.data.space, asked.content
@@ -253,6 +255,10 @@ class Score(ScoresStage):
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write units, extractions, curves and summary."""
+        from memlib.audits.exposure.curves import curves, empty_extractions
+        from memlib.audits.exposure.scores import Scored, score
+        from memlib.audits.exposure.summary import summarize
+
         recipe, size = self.recipe, self.models[0].at.data.space.size
         exact = self._exact()
         scored = []
@@ -324,7 +330,7 @@ class Report(PageStage):
         """The corpus."""
         return (self.data.corpus,)
 
-    def page(self, attempt: Attempt) -> "Page":
+    def page(self, attempt: Attempt) -> Page:
         """Draw the figures and compose the page."""
         from memlib.audits.exposure.report import build_page
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import scipy.stats
+import scipy
 from numpy.typing import NDArray
 
 from memlib.audits.exposure.evidence import Held, evidence_of_drawn, evidence_of_given, held, largest

@@ -1,5 +1,7 @@
 """The stages of a forgetting audit: sets, mixes, scores and the page."""
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
 from numpy.typing import NDArray
 
 from memlib.audits.forgetting.distances import Distances, Observed, score, score_examples
@@ -32,6 +33,8 @@ from memlib.store import Attempt
 from memlib.tables import CURVES, SPLITS, SUMMARY, write_table
 
 if TYPE_CHECKING:
+    import torch
+
     from memlib.report.page import Page
 
 EXAMPLES_FILE = "examples.parquet"
@@ -209,7 +212,7 @@ class Report(PageStage):
         """Images and sets."""
         return (self.data.shard, self.data.splits)
 
-    def page(self, attempt: Attempt) -> "Page":
+    def page(self, attempt: Attempt) -> Page:
         """Draw the figures and compose the page."""
         from memlib.audits.forgetting.report import build_page, confidences_of, facts_of
 

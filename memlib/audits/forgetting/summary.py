@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import scipy.stats
+import scipy
 from numpy.typing import NDArray
 
 from memlib.audits.forgetting.distances import Distances, Observed, likelihoods

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.stats
+import scipy
 from numpy.typing import NDArray
 
 from memlib.specs.data import KNOWN, QUERY, WITHHELD

@@ -1,11 +1,12 @@
 """The stages of a self-influence audit after the gradient norms: their sum over checkpoints, and the page."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from memlib.audits.self_influence.recipe import Recipe
@@ -22,6 +23,8 @@ from memlib.store import Attempt
 from memlib.tables import CURVES, SUMMARY, write_table
 
 if TYPE_CHECKING:
+    import torch
+
     from memlib.report.page import Page
 
 _HERE = "memlib.audits.self_influence"
@@ -90,7 +93,7 @@ class Report(PageStage):
         """Images and splits."""
         return (self.data.shard, self.data.splits)
 
-    def page(self, attempt: Attempt) -> "Page":
+    def page(self, attempt: Attempt) -> Page:
         """Draw the figure and compose the page."""
         from memlib.audits.self_influence.report import build_page
 

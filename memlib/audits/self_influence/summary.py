@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import scipy.stats
+import scipy
 from numpy.typing import NDArray
 
 from memlib.findings import DESCRIPTIVE, Interval, Row, Verdict, diagnostic, estimate, summary_table

@@ -1,16 +1,15 @@
 """Many small nets trained as one."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-import safetensors.torch
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from memlib.audits.unique_feature.measures import m_of_label
 from memlib.audits.unique_feature.recipe import Config, Output
@@ -19,14 +18,18 @@ from memlib.data.canaries import probe_rows
 from memlib.data.splits import TRAIN, VALIDATION, column
 from memlib.data.stages import TrainingData
 from memlib.observe.models import WEIGHTS, Nets
-from memlib.observe.outputs import Forward, class_scores
 from memlib.provenance import Declared
 from memlib.specs import ClassifierSpec, TrainingSpec
 from memlib.stage import Artifact, Place, Stage
 from memlib.store import Attempt
 from memlib.tables import write_table
 from memlib.training.fit import HISTORY, Canary
-from memlib.training.stacked import Examples, NetJob, measure_stack_size, train_nets
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from memlib.observe.outputs import Forward
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,11 @@ class TrainNets(Stage[Nets]):
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Train the nets, and write their weights and history."""
+        import safetensors.torch
+        import torch
+
+        from memlib.training.stacked import Examples, NetJob, measure_stack_size, train_nets
+
         started = time.monotonic()
         members = self.data.members(TRAIN)
         validation = column(self.data.members(VALIDATION), "row") if self.training.patience else np.zeros(0, dtype=np.int64)
@@ -131,7 +139,7 @@ class TrainNets(Stage[Nets]):
         return Nets(artifact)
 
 
-def _history(results: Sequence[Any], watch: "_Watch | None") -> Any:
+def _history(results: Sequence[Any], watch: _Watch | None) -> Any:
     for net, result in enumerate(results):
         for epoch, (loss, accuracy, validation) in enumerate(result.history.tolist(), start=1):
             row = {
@@ -164,6 +172,10 @@ class _Watch:
 
     def look(self, epoch: int, nets: Sequence[int], forward: Forward, known: Tensor | None) -> None:
         """Scores the nets; `known` are the class scores of all training rows, so that only x_u is computed."""
+        import torch
+
+        from memlib.observe.outputs import class_scores
+
         for label, (clean, featured) in self.examples.items():
             mine = [i for i, net in enumerate(nets) if self.labels[net] == label]
             if not mine:

@@ -1,14 +1,14 @@
 """Nets and what they are shown, to M scores."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
-import torch
 from numpy.typing import NDArray
 
 from memlib.audits.unique_feature.recipe import Config
@@ -20,13 +20,17 @@ from memlib.data.stages import Shard, TrainingData
 from memlib.errors import UserError
 from memlib.identity import derive_seed
 from memlib.observe.models import Nets, Take, Trained, load_any, model_key, trained_epochs
-from memlib.observe.outputs import Forward, class_scores
 from memlib.provenance import Declared
 from memlib.results import UNITS_FILE
 from memlib.specs import FeatureSpec, ProbeSpec, TrainedSpec
 from memlib.stage import Artifact, Place, Stage
 from memlib.store import Attempt, Ref
-from memlib.tables import write_table
+from memlib.tables import read_table, write_table
+
+if TYPE_CHECKING:
+    import torch
+
+    from memlib.observe.outputs import Forward
 
 BY_LABEL, LATENT = "by_label.npz", "latent.npy"
 
@@ -34,13 +38,13 @@ BY_LABEL, LATENT = "by_label.npz", "latent.npy"
 class NetTables:
     """What the nets of one artifact scored."""
 
-    def __init__(self, artifact: "Artifact[NetTables]") -> None:
+    def __init__(self, artifact: Artifact[NetTables]) -> None:
         self._artifact = artifact
 
     @property
     def units(self) -> pa.Table:
         """A tables.UNITS, not calibrated yet."""
-        return pq.read_table(self._artifact.path(UNITS_FILE))
+        return read_table(self._artifact.path(UNITS_FILE))
 
     @property
     def by_label(self) -> tuple[list[str], NDArray[np.float64]]:
@@ -167,6 +171,8 @@ class ScoreNets(Stage[NetTables]):
 
     def _write_latent(self, attempt: Attempt, device: torch.device) -> None:
         """latent.npy (2, num_nets, num_units): share of probe examples that excite a unit only with feature, partner."""
+        from memlib.observe.outputs import class_scores
+
         assert not isinstance(self.models, TrainedSpec)
         nets = self.models.content
         assert isinstance(nets, Nets), "layers within large models are not looked at"
@@ -228,6 +234,8 @@ class _Show:
         return Shown(job.labels, by_label, other, random_by_label, random_other)
 
     def _scores(self, examples: NDArray[Any]) -> NDArray[np.float32]:
+        from memlib.observe.outputs import class_scores
+
         return class_scores(self._forward, examples, num_nets=len(self._job.nets), device=self._device, take=self._take)
 
 

@@ -1,5 +1,7 @@
 """The stages of a unique-feature audit: canaries, many nets, their scores, the page."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -7,9 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 
-from memlib.audits.unique_feature.curves import canary_curves, draw_curves, epoch_curves, latent_curves, removal_curves
 from memlib.audits.unique_feature.maxima import ByLabel, maxima
 from memlib.audits.unique_feature.nets import TrainNets
 from memlib.audits.unique_feature.own import own_units, summarize_own
@@ -27,9 +27,11 @@ from memlib.results import CURVES_FILE, FINDINGS, PAGES, SUMMARY_FILE, UNITS_FIL
 from memlib.specs import CanarySpec
 from memlib.stage import AnyArtifact, Artifact, Stage
 from memlib.store import Attempt
-from memlib.tables import CURVES, SUMMARY, write_table
+from memlib.tables import CURVES, SUMMARY, read_table, write_table
 
 if TYPE_CHECKING:
+    import torch
+
     from memlib.report.page import Page
 
 __all__ = ["ChooseCanaries", "Report", "Score", "ScoreNets", "ScoreOwn", "Scored", "TrainNets"]
@@ -79,7 +81,7 @@ class ChooseCanaries(Stage[list[dict[str, Any]]]):
     @classmethod
     def open(cls, artifact: Artifact[list[dict[str, Any]]]) -> list[dict[str, Any]]:
         """Return the chosen examples: example_id, row, label, class_name, self_influence."""
-        rows: list[dict[str, Any]] = pq.read_table(artifact.path(CANARIES)).to_pylist()
+        rows: list[dict[str, Any]] = read_table(artifact.path(CANARIES)).to_pylist()
         return rows
 
 
@@ -148,6 +150,8 @@ class Score(ScoresStage):
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write units, summary and curves."""
+        from memlib.audits.unique_feature.curves import canary_curves, draw_curves, epoch_curves, removal_curves
+
         cells, config = self.cells, self.config
         by_label = {(cell.variant, cell.data_seed): _by_label(cell) for cell in cells}
         units = pa.concat_tables([_units(cell, by_label[cell.variant, cell.data_seed], config) for cell in cells])
@@ -204,6 +208,8 @@ def _who(units: pa.Table) -> list[tuple[int, bool]]:
 
 def _latent(cell: Scored) -> pa.Table:
     """The units that only the feature excites, in canary nets and in controls."""
+    from memlib.audits.unique_feature.curves import latent_curves
+
     sides: dict[bool, list[Any]] = {False: [], True: []}
     for scores, nets in zip(cell.scores, cell.nets, strict=True):
         sides[nets[0].control].append(scores.content.latent)
@@ -289,7 +295,7 @@ class Report(PageStage):
         """Images and splits of the first draw of the data."""
         return (self.cells[0].data.shard, self.cells[0].data.splits)
 
-    def page(self, attempt: Attempt) -> "Page":
+    def page(self, attempt: Attempt) -> Page:
         """Draw the figures and compose the page."""
         from memlib.audits.unique_feature.material import material_of
         from memlib.audits.unique_feature.report import build_page

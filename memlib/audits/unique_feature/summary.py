@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import scipy.stats
+import scipy
 from numpy.typing import NDArray
 
 from memlib.audits.unique_feature.analysis import Analysis, level_of, settings, unit_means

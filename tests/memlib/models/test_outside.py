@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from memlib.data.formats import Format
 from memlib.data.spelling import Spelled, spell
 from memlib.errors import RunError, UserError
-from memlib.models.outside import Answering, HuggingFace, load_outside, outside_digest
+from memlib.models.external import outside_digest
+from memlib.models.outside import Answering, HuggingFace, load_outside
 from memlib.observe.extraction import ShortestPath, beam_search
 from memlib.observe.likelihoods import UNITS_PER_BIT, leaf_costs, ranks, sequence_costs
 from memlib.specs import HuggingFaceSpec, ProtocolSpec

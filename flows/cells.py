@@ -1,0 +1,143 @@
+"""The cells of a sweep, carried out side by side as sub-flows of one run, and the comparison of them."""
+
+import contextvars
+import logging
+import time
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import asdict
+from typing import Any
+
+from prefect.artifacts import create_table_artifact
+from prefect.context import FlowRunContext
+
+import memlib
+from flows.audits import stage_names
+from flows.planned import finished
+from flows.running import flow_of, sharing, through_prefect
+from flows.sweep import Cells
+from memlib.audit import Audit
+from memlib.audits.sweep.recipe import Recipe
+from memlib.audits.sweep.report import build_page
+from memlib.audits.sweep.scores import Outcome, score, summarize, verdict
+from memlib.audits.sweep.tables import SWEEP
+from memlib.errors import RunError, UserError
+from memlib.identity import content_key, file_digest
+from memlib.private import scratch
+from memlib.publishing import publish_run
+from memlib.records import Finding, RunRecord, VerdictRecord
+from memlib.report.page import render
+from memlib.results import REPORT_FILE
+from memlib.runs import NAME_LENGTH, results_path
+from memlib.specs import Spec
+from memlib.stage import Runner
+from memlib.tables import write_table
+from tasks.cluster import stop_ray
+from tasks.display import quietly
+from tasks.reporting import ARTIFACT_ROWS
+from tasks.runtime import Context
+from tasks.stage import StageRunner
+
+log = logging.getLogger("memlib")
+
+
+def carry_out_cells(runner: Runner, recipe: Recipe, cells: Cells) -> RunRecord:
+    """Carry out the cells and compare them; return the sweep's manifest.
+
+    Raises:
+        RunError: naming the cells that broke, after all others have ended and the comparison is published.
+    """
+    assert isinstance(runner, StageRunner)
+    context = runner.context
+    outcomes = _carry_out_cells(context, recipe, cells)
+    run = _publish(context, recipe, [outcomes[name] for name in cells])
+    broken = [outcome for outcome in outcomes.values() if outcome.run is None]
+    if broken:
+        named = "; ".join(f"{outcome.cell}: {outcome.problem}" for outcome in broken[:3])
+        more = f"; and {len(broken) - 3} more" if len(broken) > 3 else ""
+        raise RunError(
+            f"{len(broken)} of {len(cells)} cells broke ({named}{more}); the others are compared in {run.report}. "
+            "Run the same command again to do just those"
+        )
+    return run
+
+
+def _carry_out_cells(context: Context, recipe: Recipe, cells: Cells) -> dict[str, Outcome]:
+    done: dict[str, Outcome] = {}
+    pool = ThreadPoolExecutor(recipe.concurrent_cells)
+    with context.counter("cells") as progress, sharing(context.shared):
+        running: dict[Future[Outcome], str] = {}
+        for name, (audit, spec, changes) in cells.items():
+            here = contextvars.copy_context()  # so that a cell is a sub-flow of the sweep, and takes its turns with others
+            running[pool.submit(here.run, _cell, context, name, audit, spec, changes)] = name
+        try:
+            while running:
+                ended, _ = wait(running, return_when=FIRST_COMPLETED)
+                done |= {running.pop(future): future.result() for future in ended}
+                progress(len(done), len(cells))
+        except BaseException:
+            context.shared.stopped.set()
+            stop_ray()  # what the cells wait for
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    pool.shutdown()
+    return done
+
+
+def _cell(context: Context, name: str, audit: Audit, spec: Spec, changes: dict[str, Any]) -> Outcome:
+    """A cell's audit; whatever goes wrong in it is its own."""
+    kind = str(getattr(spec, "audit", ""))
+    try:
+        forced = tuple(context.forced & {stage.rpartition("/")[2] for stage in stage_names(audit)})
+        if not forced and (found := finished(audit, spec, context.store, context.resources, say=context.warn)) is not None:
+            return Outcome(name, kind, changes, found)
+        run = through_prefect(flow_of(audit), spec, context.store.uri, context.resources, True, forced, context.cascade)
+    except (UserError, RunError, OSError) as error:
+        return Outcome(name, kind, changes, None, str(error))
+    except Exception as error:
+        log.exception("cell %s", name)
+        return Outcome(name, kind, changes, None, f"{type(error).__name__}: {error}")
+    return Outcome(name, kind, changes, run)
+
+
+def _publish(context: Context, recipe: Recipe, outcomes: list[Outcome]) -> RunRecord:
+    """The comparison: a table below results/, a page and the sweep's manifest below runs/."""
+    store = context.store
+    done = [(outcome.cell, outcome.run) for outcome in outcomes if outcome.run is not None]
+    spec = recipe.model_dump(mode="json", exclude={"concurrent_cells"})
+    run = content_key("sweep", version=1, spec=spec, inputs={})[:NAME_LENGTH]
+    with scratch("sweep") as folder:
+        said = verdict(outcomes)
+        metadata = {"memlib.run": run, "memlib.software": memlib.__version__, "memlib.sentence": said.sentence}
+        write_table(score(outcomes), SWEEP, folder / "sweep.parquet", metadata=metadata)
+        path = results_path(SWEEP.name, "sweep", run)
+        results = {"sweep": store.publish(path, folder / "sweep.parquet")}
+        (folder / "page").mkdir()
+        (folder / "page" / REPORT_FILE).write_text(render(build_page(recipe, run, outcomes, folder / "page")))
+        pages = {
+            file.name: store.publish(f"runs/{run}/{file.name}", file, secret=True)
+            for file in sorted((folder / "page").iterdir())
+        }
+        published = {f"runs/{run}/{file.name}": file_digest(file) for file in (folder / "page").iterdir()}
+        published[path] = file_digest(folder / "sweep.parquet")
+    compared = RunRecord(
+        run=run,
+        audit="sweep",
+        title=recipe.title,
+        finished=time.time(),
+        recipe=recipe.model_dump(mode="json"),
+        verdict=VerdictRecord(**asdict(said)),
+        findings=[Finding(**row) for row in summarize(outcomes)],
+        results=results,
+        report=pages[REPORT_FILE],
+        cells={o.cell: None if o.run is None else o.run.run for o in outcomes},
+        problems={o.cell: o.problem for o in outcomes if o.run is None},
+        artifacts={f"{cell}: {name}": ref for cell, one in done for name, ref in one.artifacts.items()},
+        published=published,
+        computed=sorted({ref for _, one in done for ref in one.computed}),
+        reused=sorted({ref for _, one in done for ref in one.reused}),
+    )
+    found = publish_run(context.store, context.work, compared)
+    if FlowRunContext.get() is not None:
+        rows = [{"cell": o.cell, "run": None if o.run is None else o.run.run, "problem": o.problem} for o in outcomes]
+        quietly(create_table_artifact, table=rows[:ARTIFACT_ROWS], key=f"sweep-{run}-cells", description=recipe.title)
+    return found

@@ -1,0 +1,100 @@
+"""What an audit would do, and an audit in which nothing is left to do: neither Prefect nor PyTorch is loaded."""
+
+import os
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from flows.audits import body_of, stage_names
+from flows.requests import announced
+from memlib import code
+from memlib.audit import Audit
+from memlib.errors import RunError
+from memlib.journal import Journal
+from memlib.planning import Plan, PlanRunner
+from memlib.records import RunRecord
+from memlib.results import Tables
+from memlib.running import FinishedRunner
+from memlib.runs import asks_digest, list_runs
+from memlib.specs import Resources, Spec
+from memlib.stage import AnyArtifact, Artifact
+from memlib.store import Ref, Store
+
+OWN_SERVER = "ephemeral"  # the profile of Prefect's in which a run starts a server of its own
+
+
+def plan(audit: Audit, recipe: Spec, store: str, resources: Resources, *, force: Sequence[str] = ()) -> Plan:
+    """Return what an audit would do: its flow, run without computing anything, as far as that can be known."""
+    found = Plan(Store(store))
+    found.limits += audit.limits(recipe)
+    with found.following(stage_names(audit)), code.planning():
+        body_of(audit)(PlanRunner(found, resources, frozenset(force)), recipe)
+    return found
+
+
+def finished(
+    audit: Audit, recipe: Spec, store: Store, resources: Resources, *, say: Callable[[str], None]
+) -> RunRecord | None:
+    """Publish a run again of which nothing is left to compute; return its manifest, None where anything is left.
+
+    Whatever is missing, damaged, or made from what has changed since is for the audit's flow, which says so and mends it.
+
+    Args:
+        audit: of the recipe.
+        recipe, resources: what is asked for.
+        store: where it may be.
+        say: told what a run's user must see.
+    """
+    asked = asks_digest(recipe.model_dump(mode="json"))
+    if audit.holds_others or all(entry["asks"] != asked for entry in list_runs(store).entries):
+        return None
+    runner = _Announcing(audit, store, resources, say)
+    try:
+        found = body_of(audit)(runner, recipe)
+    except RunError:
+        return None
+    for line in (*audit.limits(recipe), *runner.warnings):
+        say(line)
+    return found
+
+
+class _Announcing(FinishedRunner):
+    """Publishes as a run does: announced while it is under way, and noted in the log."""
+
+    def __init__(self, audit: Audit, store: Store, resources: Resources, say: Callable[[str], None]) -> None:
+        super().__init__(store, resources)
+        self._audit, self._say = audit, say
+
+    def publish(
+        self, recipe: Spec, scores: Artifact[Tables], report: Artifact[Path], artifacts: Mapping[str, AnyArtifact]
+    ) -> RunRecord:
+        """Publish a run's tables and page, and return its manifest."""
+        with announced(self.store, self._audit.name, recipe, self.resources, [], say=self._say) as run:
+            journal = Journal(self.store, run, {})
+            for ref in map(Ref.parse, self.reused):
+                journal.note("cached", ref.stage, ref.key)
+            found = super().publish(recipe, scores, report, artifacts)
+            journal.end("completed")
+        return found
+
+
+def has_server() -> bool:
+    """Whether Prefect may be told of a server, which is to show every run: in the environment or in one of its files."""
+    if os.environ.get("PREFECT_API_URL") or os.environ.get("PREFECT_PROFILE"):
+        return True
+    for path in (Path(".env"), Path("prefect.toml"), Path("pyproject.toml")):
+        with suppress(OSError, UnicodeDecodeError):
+            if any(word in path.read_text(encoding="utf-8") for word in ("PREFECT_", "[api]", "[tool.prefect")):
+                return True
+    home = Path(os.environ.get("PREFECT_HOME", Path.home() / ".prefect"))
+    try:
+        said = tomllib.loads(
+            Path(os.environ.get("PREFECT_PROFILES_PATH", home / "profiles.toml")).read_text(encoding="utf-8")
+        )
+    except OSError:  # there are no profiles
+        return False
+    except ValueError:
+        return True
+    active = said.get("active", OWN_SERVER)
+    return bool(said.get("profiles", {}).get(active, {"PREFECT_API_URL": active != OWN_SERVER}).get("PREFECT_API_URL"))

@@ -1,0 +1,65 @@
+"""Models that were trained elsewhere: the user's factory, and what keys say of them. Nothing of PyTorch is loaded here."""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+from memlib.code import load, source_file
+from memlib.errors import UserError
+from memlib.identity import canonical_json, file_digest
+from memlib.specs import HuggingFaceSpec, ProtocolSpec, TrainedSpec
+
+NOT_READ = (".bin", ".pt", ".pth", ".md")  # files of a Hugging Face folder that change nothing here
+
+
+def made(spec: TrainedSpec | ProtocolSpec) -> Any:
+    """What the user's factory returns.
+
+    Raises:
+        UserError: when it cannot be found or fails.
+    """
+    factory = load(spec.model)
+    try:
+        return factory(**spec.options)
+    except UserError:
+        raise
+    except Exception as error:  # the user's code may raise anything
+        raise UserError(f"{spec.model} failed with {spec.options}: {type(error).__name__}: {error}") from error
+
+
+def own_digest(spec: TrainedSpec | ProtocolSpec, *weights: str) -> str:
+    """What a key says of the model: its weights, its factory's version or source, and how it is used."""
+    version = spec.version
+    if version is None:
+        source = source_file(spec.model) or _source_of(load(spec.model))
+        if source is None:
+            raise UserError(f"the source of {spec.model} cannot be read; declare a version")
+        version = file_digest(Path(source))
+    for path in weights:
+        if not Path(path).is_file():
+            raise UserError(f"there is no file {path}")
+    used = spec.model_dump(mode="json", exclude={"weights", "files", "version"})
+    return canonical_json([used, version, [file_digest(Path(path)) for path in weights]])
+
+
+def _source_of(factory: Any) -> str | None:
+    try:
+        return inspect.getsourcefile(inspect.unwrap(factory))
+    except TypeError:  # a partial, or something built in
+        return None
+
+
+def outside_digest(spec: HuggingFaceSpec | ProtocolSpec) -> str:
+    """What a key says of the model.
+
+    Raises:
+        UserError: when a file is not there.
+    """
+    if isinstance(spec, ProtocolSpec):
+        return own_digest(spec, *spec.files)
+    root = Path(spec.path)
+    if not (root / "config.json").is_file():
+        raise UserError(f"there is no Hugging Face model in {spec.path} (no config.json)")
+    files = {path.relative_to(root): path for path in root.rglob("*") if path.is_file() and path.suffix not in NOT_READ}
+    read = {name: path for name, path in files.items() if not any(part.startswith(".") for part in name.parts)}
+    return canonical_json([[name.as_posix(), file_digest(read[name])] for name in sorted(read)])

@@ -1,0 +1,154 @@
+"""A finished audit is published again, and an audit is planned, without Prefect, PyTorch or a server."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.audits import body_of
+from flows.planned import finished, has_server
+from flows.recipes import load_recipe, validate
+from memlib.audits import AUDITS
+from memlib.records import RunRecord
+from memlib.running import PlainRunner
+from memlib.runs import list_runs
+from memlib.specs import Resources
+from memlib.store import Store
+
+RECIPE = """
+audit: self_influence
+title: two moons
+data: {source: {kind: two_moons, num_examples: 40}}
+split: {train_per_class: 15}
+model: {architecture: mlp, widths: [4]}
+training: {objective: {kind: supervised}, epochs: 2, batch_size: 5, augment: null}
+influence: {checkpoints: 1}
+"""
+LOADED = """
+import sys
+from flows.cli import main
+status = main(sys.argv[1:])
+heavy = [name for name in ("torch", "prefect", "ray", "scipy.stats", "matplotlib", "faiss", "sklearn") if name in sys.modules]
+print(status, *heavy, file=sys.stderr)
+"""
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A recipe, and a store in which it has run."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "moons.yaml").write_text(RECIPE)
+    audit = AUDITS["self-influence"]
+    spec = validate(audit.recipe, load_recipe(str(folder / "moons.yaml"))[0])
+    body_of(audit)(PlainRunner(Store(str(folder / "store"))), spec)
+    return folder / "moons.yaml", folder / "store"
+
+
+@pytest.fixture
+def again(ran: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Store]:
+    """The same, to be spoilt."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ran[1], tmp_path / "store", symlinks=True)
+    return ran[0], Store(str(tmp_path / "store"))
+
+
+def publish_again(recipe: Path, store: Store, *settings: str) -> RunRecord | None:
+    audit = AUDITS["self-influence"]
+    spec = validate(audit.recipe, load_recipe(str(recipe), settings)[0])
+    return finished(audit, spec, store, Resources(), say=lambda line: None)
+
+
+def in_a_process(*arguments: str, folder: Path) -> tuple[str, str]:
+    """What a command prints, and its status with the heavy libraries that it loaded."""
+    command = [sys.executable, "-c", LOADED, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+    return done.stdout, done.stderr.splitlines()[-1]
+
+
+def test_a_finished_run_is_published_again_and_noted(again: tuple[Path, Store]) -> None:
+    recipe, store = again
+    before = list_runs(store).entries[0]["run"]
+    found = publish_again(recipe, store)
+    assert found is not None
+    assert (found.run, found.computed, len(found.history)) == (before, [], 2)
+    assert len(found.reused) == len(set(found.reused)) > 4
+    assert not list(Path(store.root).glob("requests/*"))
+    assert not list(Path(store.root).glob("status/*"))
+
+
+def test_the_title_is_another_page(again: tuple[Path, Store]) -> None:
+    recipe, store = again
+    assert publish_again(recipe, store, "title=another") is None  # the page has to be drawn
+
+
+@pytest.mark.parametrize("settings", [("training.epochs=3",), ("data.source.num_examples=41",)])
+def test_another_question_has_not_been_answered(again: tuple[Path, Store], settings: tuple[str, ...]) -> None:
+    assert publish_again(*again, *settings) is None
+
+
+@pytest.mark.parametrize("stage", ["decode", "hold_out", "train", "report"])
+@pytest.mark.parametrize("fault", ["gone", "broken"])
+def test_what_is_missing_or_damaged_is_left_to_the_flow(again: tuple[Path, Store], stage: str, fault: str) -> None:
+    recipe, store = again
+    manifest = next(Path(store.root, "artifacts").glob(f"**/{stage}/*/manifest.json"))
+    manifest.unlink() if fault == "gone" else manifest.write_text("{")
+    assert publish_again(recipe, store) is None
+    assert not list(Path(store.root).glob("requests/*"))
+
+
+def test_what_was_made_from_another_input_is_left_to_the_flow(again: tuple[Path, Store]) -> None:
+    recipe, store = again
+    manifest = next(Path(store.root, "artifacts").glob("**/hold_out/*/manifest.json"))
+    told: dict[str, Any] = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(told | {"content": "0" * 32}))
+    assert publish_again(recipe, store) is None
+
+
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_neither_command_loads_what_is_heavy(again: tuple[Path, Store], command: str) -> None:
+    recipe, store = again
+    asked = (command, "self-influence", "--recipe", str(recipe), "--store", str(store.root), "--json")
+    printed, loaded = in_a_process(*asked, folder=Path(store.root).parent)
+    assert loaded == "0"
+    told = json.loads(printed)
+    assert all(part["hit"] for part in told["parts"]) if command == "plan" else told["computed"] == []
+
+
+@pytest.mark.parametrize("recipe", ["smoke", "exposure_smoke", "forgetting_smoke", "two_moons"])
+def test_planning_an_audit_of_which_nothing_is_there_loads_nothing_heavy(recipe: str, tmp_path: Path) -> None:
+    audit = str(load_recipe(recipe)[0]["audit"]).replace("_", "-")
+    _, loaded = in_a_process("plan", audit, "--recipe", recipe, "--store", str(tmp_path / "s"), folder=tmp_path)
+    assert loaded.split()[0] == "0"
+    assert not {"torch", "prefect", "ray", "faiss"} & set(loaded.split())
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "expected"),
+    [
+        ("none", "", False),
+        ("profiles.toml", 'active = "ephemeral"\n[profiles.ephemeral]\nPREFECT_SERVER_ALLOW_EPHEMERAL_MODE = "true"', False),
+        ("profiles.toml", '[profiles.other]\nPREFECT_API_URL = "http://127.0.0.1:4200/api"', False),
+        ("profiles.toml", 'active = "other"\n[profiles.other]\nPREFECT_API_URL = "http://127.0.0.1:4200/api"', True),
+        ("profiles.toml", 'active = "local"', True),
+        ("profiles.toml", "= broken", True),
+        ("prefect.toml", '[api]\nurl = "http://127.0.0.1:4200/api"', True),
+        (".env", "PREFECT_API_URL=http://127.0.0.1:4200/api", True),
+        ("pyproject.toml", '[tool.prefect.api]\nurl = "http://127.0.0.1:4200/api"', True),
+        ("pyproject.toml", "[project]", False),
+    ],
+)
+def test_a_configured_server_shows_every_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, content: str, expected: bool
+) -> None:
+    for name in ("PREFECT_API_URL", "PREFECT_PROFILE", "PREFECT_PROFILES_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / file).write_text(content)
+    assert has_server() is expected
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4200/api")
+    assert has_server()
