@@ -24,16 +24,15 @@ def periphery_crop(content: Box, boxes: NDArray[np.int64], spec: CropSpec) -> Bo
         boxes: (num_boxes, 4) int, the objects.
         spec: which crop, and its minimum side as a fraction of the content's shorter side.
     """
-    width, height = content[2] - content[0], content[3] - content[1]
-    min_side = max(1, int(np.ceil(spec.min_side * min(width, height) - 1e-9)))
     if spec.mode == "corner":
-        return corner_crop(content, min_side=min_side)
+        return corner_crop(content)
+    least = spec.min_side * min(content[2] - content[0], content[3] - content[1])
     if not len(boxes):
         return None
     inside = [_clip((int(b[0]), int(b[1]), int(b[2]), int(b[3])), content) for b in boxes]
     if spec.mode == "official":
-        return official_crop(content, inside, min_side=min_side)
-    return maximal_crop(content, inside, min_side=min_side)
+        return official_crop(content, inside, threshold=least)
+    return maximal_crop(content, inside, min_side=max(1, int(np.ceil(least - 1e-9))))
 
 
 def maximal_crop(content: Box, boxes: Sequence[Box], *, min_side: int = 1) -> Box | None:
@@ -72,28 +71,32 @@ def _free_gaps(content: Box, boxes: Sequence[Box]) -> list[tuple[int, int]]:
     return gaps
 
 
-def official_crop(content: Box, boxes: Sequence[Box], *, min_side: int = 1) -> Box | None:
-    """The largest full-width or full-height strip between box edges, as in the authors' code.
+def official_crop(content: Box, boxes: Sequence[Box], *, threshold: float = 0.0) -> Box | None:
+    """The free rectangle of the largest shorter side between neighbouring box edges, as in the authors' code.
 
-    The image is cut at every box edge; strips that touch a box are dropped and neighbours are never joined,
-    so the result can be smaller than `maximal_crop` or missing altogether.
+    The image is cut into columns at every left and right edge of a box, and neighbours are never joined. In each, the rows
+    that no box of the column takes are candidates. So the crop can be smaller than `maximal_crop`, or missing. The first of
+    equals is taken, from the left and from the top. The authors' code finds none where a box ends beyond the right edge;
+    here boxes end at the edge.
+
+    Args:
+        content: the part of the stored image that shows the picture.
+        boxes: the objects, within it.
+        threshold: pixels that the shorter side must exceed.
     """
-    strips: list[Box] = []
-    for axis in (0, 1):
-        cuts = sorted({content[axis], content[axis + 2], *(b[axis] for b in boxes), *(b[axis + 2] for b in boxes)})
-        for low, high in itertools.pairwise(cuts):
-            if any(box[axis] < high and box[axis + 2] > low for box in boxes):
-                continue
-            strips.append((low, content[1], high, content[3]) if axis == 0 else (content[0], low, content[2], high))
-    large = [s for s in strips if min(s[2] - s[0], s[3] - s[1]) >= min_side]
-    return max(large, key=lambda s: ((s[2] - s[0]) * (s[3] - s[1]), -s[1], -s[0]), default=None)
+    cuts = sorted({content[0], content[2], *(box[0] for box in boxes), *(box[2] for box in boxes)})
+    found, best = None, threshold
+    for left, right in itertools.pairwise(cuts):
+        for top, bottom in _free_gaps(content, [b for b in boxes if b[0] < right and b[2] > left]):
+            if (shorter := min(right - left, bottom - top)) > best:
+                found, best = (left, top, right, bottom), shorter
+    return found
 
 
-def corner_crop(content: Box, *, min_side: int = 1) -> Box | None:
-    """The lower-left 0.3 width x 0.3 height, whatever the boxes (Meehan 2023, A.8)."""
-    width, height = content[2] - content[0], content[3] - content[1]
-    crop = (content[0], content[3] - round(CORNER * height), content[0] + round(CORNER * width), content[3])
-    return crop if min(crop[2] - crop[0], crop[3] - crop[1]) >= min_side else None
+def corner_crop(content: Box) -> Box | None:
+    """The lower-left 0.3 width x 0.3 height, truncated to pixels, whatever the boxes (Meehan 2023, A.8, and its code)."""
+    width, height = int(CORNER * (content[2] - content[0])), int(CORNER * (content[3] - content[1]))
+    return (content[0], content[3] - height, content[0] + width, content[3]) if width and height else None
 
 
 def _clip(box: Box, content: Box) -> Box:

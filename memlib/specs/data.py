@@ -260,16 +260,21 @@ class CropSpec(Spec):
     """The background (periphery) crop that is shown to the models."""
 
     mode: CropMode = "maximal"
-    """maximal: the largest rectangle that meets no box; official: the largest strip beside the boxes;
-    corner: the lower-left 0.3 x 0.3 (Meehan 2023, A.8)."""
+    """maximal: the largest rectangle that meets no box; official: the one with the largest shorter side between
+    neighbouring edges of boxes, as in the authors' code; corner: the lower-left 0.3 x 0.3 (Meehan 2023, A.8)."""
     min_side: float = Field(default=0.25, gt=0, le=1)
-    """Smallest acceptable shorter side, as a fraction of the image's side."""
+    """Smallest acceptable shorter side, as a fraction of the image's shorter side; official wants more than that."""
 
     @model_validator(mode="after")
     def _corner_is_large_enough(self) -> "CropSpec":
         if self.mode == "corner" and self.min_side > CORNER:
             raise ValueError(f"a corner crop has {CORNER} of the image's side; min_side {self.min_side} leaves none")
         return self
+
+    @property
+    def rule(self) -> dict[str, int]:
+        """What a key says besides: the modes that have cut otherwise than the authors say so."""
+        return {} if self.mode == "maximal" else {"crop_rule": 2}
 
     def of_mode(self, mode: CropMode) -> "CropSpec":
         """The same with another mode; a corner asks for no more than it has."""

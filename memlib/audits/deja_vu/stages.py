@@ -49,7 +49,7 @@ class View:
 
     def spec(self) -> dict[str, Any]:
         """Return what a key says of it; the examples are named by their digest."""
-        return {"crop": None if self.crop is None else self.crop.model_dump(mode="json")}
+        return {"crop": None if self.crop is None else self.crop.model_dump(mode="json") | self.crop.rule}
 
 
 class Embeddings:

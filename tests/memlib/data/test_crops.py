@@ -43,35 +43,57 @@ def test_maximal_is_the_largest_rectangle_that_meets_no_box(boxes: list[Box], mi
     assert all(x1 <= b[0] or b[2] <= x0 or y1 <= b[1] or b[3] <= y0 for b in boxes)
 
 
-@given(boxes_strategy())
-@settings(max_examples=100, deadline=None)
-def test_official_meets_no_box_and_is_never_larger_than_maximal(boxes: list[Box]) -> None:
-    official, maximal = official_crop(WHOLE, boxes), maximal_crop(WHOLE, boxes)
-    if official is not None:
-        assert maximal is not None
-        area = [(c[2] - c[0]) * (c[3] - c[1]) for c in (official, maximal)]
-        assert area[0] <= area[1]
-        assert all(official[2] <= b[0] or b[2] <= official[0] or official[3] <= b[1] or b[3] <= official[1] for b in boxes)
+def official_by_pixels(boxes: list[Box], threshold: float) -> Box | None:
+    """The rule of the authors' code, pixel by pixel: in each column between neighbouring edges, runs of free rows."""
+    taken = np.zeros((9, 9), dtype=bool)
+    for x0, y0, x1, y1 in boxes:
+        taken[y0:y1, x0:x1] = True
+    cuts, found = sorted({0, 9, *(b[0] for b in boxes), *(b[2] for b in boxes)}), []
+    for left, right in zip(cuts, cuts[1:], strict=False):
+        top = 0
+        for row in range(10):
+            if row == 9 or taken[row, left:right].any():
+                found.append((left, top, right, row))
+                top = row + 1
+    large = [(x0, y0, x1, y1) for x0, y0, x1, y1 in found if y1 > y0 and min(x1 - x0, y1 - y0) > threshold]
+    return max(large, key=lambda crop: min(crop[2] - crop[0], crop[3] - crop[1]), default=None)
 
 
-def test_official_never_joins_strips() -> None:
+@given(boxes_strategy(), st.sampled_from([0.0, 1.0, 2.25, 3.0]))
+@settings(max_examples=150, deadline=None)
+def test_official_is_the_authors_rule(boxes: list[Box], threshold: float) -> None:
+    crop = official_crop(WHOLE, boxes, threshold=threshold)
+    assert crop == official_by_pixels(boxes, threshold)
+    if crop is not None:
+        assert all(crop[2] <= b[0] or b[2] <= crop[0] or crop[3] <= b[1] or b[3] <= crop[1] for b in boxes)
+
+
+def test_official_never_joins_columns_and_wants_more_than_the_threshold() -> None:
     boxes = [(0, 0, 2, 2), (6, 0, 8, 2)]  # below both, rows 2 to 9 are free; columns are cut at 2, 6 and 8
     assert maximal_crop(WHOLE, boxes) == (0, 2, 9, 9)
-    boxes = [(0, 0, 4, 4), (4, 5, 9, 9)]  # free strips: only row 4
-    assert official_crop(WHOLE, boxes) == (0, 4, 9, 5)
-    assert official_crop(WHOLE, boxes, min_side=2) is None
-    assert maximal_crop(WHOLE, boxes, min_side=2) == (4, 0, 9, 5)
+    assert official_crop(WHOLE, boxes) == (2, 0, 6, 9)
+    assert official_crop(WHOLE, boxes, threshold=3.9) == (2, 0, 6, 9)
+    assert official_crop(WHOLE, boxes, threshold=4) is None
+    assert official_crop((0, 0, 30, 10), [(10, 4, 30, 6)]) == (0, 0, 10, 10)  # of area 100; the row above has 80
 
 
-def test_corner_is_the_lower_left() -> None:
+def test_official_asks_for_more_than_a_share_of_the_side() -> None:
+    box = np.array([[3, 0, 9, 9]])
+    assert periphery_crop(WHOLE, box, CropSpec(mode="official", min_side=0.33)) == (0, 0, 3, 9)
+    assert periphery_crop(WHOLE, box, CropSpec(mode="official", min_side=1 / 3)) is None
+    assert periphery_crop(WHOLE, box, CropSpec(min_side=1 / 3)) == (0, 0, 3, 9)
+
+
+def test_corner_is_the_lower_left_truncated() -> None:
     assert corner_crop((0, 0, 100, 50)) == (0, 35, 30, 50)
-    assert corner_crop((10, 10, 20, 20), min_side=4) is None
+    assert corner_crop((0, 0, 9, 6)) == (0, 5, 2, 6)  # 2.7 and 1.8 pixels
+    assert corner_crop((0, 0, 100, 3)) is None
 
 
 def test_an_image_without_boxes_has_only_a_corner() -> None:
     none = np.zeros((0, 4), dtype=np.int64)
     assert periphery_crop(WHOLE, none, CropSpec()) is None
-    assert periphery_crop(WHOLE, none, CropSpec(mode="corner")) == (0, 6, 3, 9)
+    assert periphery_crop(WHOLE, none, CropSpec(mode="corner")) == (0, 7, 2, 9)
 
 
 @pytest.mark.parametrize(("min_side", "expected"), [(0.25, (0, 0, 3, 9)), (0.34, None)])
