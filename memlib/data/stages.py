@@ -199,7 +199,7 @@ class HoldOut(SplitsStage):
     @property
     def spec(self) -> Mapping[str, Any]:
         """Roles and their sizes."""
-        return self.split.model_dump(mode="json") | (self.split.crop.rule if self.split.crop.mode == "official" else {})
+        return self.split.model_dump(mode="json")
 
     @property
     def inputs(self) -> Mapping[str, Any]:
