@@ -21,6 +21,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
+import memlib.models.outside  # noqa: F401  its function is replaced
 from flows import sweep
 from flows.audits import body_of
 from flows.recipes import load_recipe, validate
@@ -142,7 +143,7 @@ def _ghosts() -> Iterator[None]:
     replaced = {"open_source": _open, "read_text": lambda source: _text(), "load_outside": _load_outside}
     with contextlib.ExitStack() as stack:
         for name, module in list(sys.modules.items()):
-            if name in ("memlib.data.stages", "memlib.audits.exposure.stages", "memlib.audits.exposure.models"):
+            if name in ("memlib.data.stages", "memlib.audits.exposure.stages", "memlib.models.outside"):
                 for what in replaced.keys() & vars(module).keys():
                     stack.enter_context(mock.patch.object(module, what, replaced[what]))
         yield
