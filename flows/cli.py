@@ -22,8 +22,6 @@ from flows import first_steps, store_commands
 from flows.audits import check_stages, resolved
 from flows.first_steps import check_prefect
 from flows.gate import check
-from flows.planned import finished, has_server
-from flows.planned import plan as planned
 from flows.recipes import load_recipe, origin_of, overridden, printed_recipe, shipped_recipes, validate
 from flows.store_commands import DEFAULT_STORE, JsonOption, StoreOption, find_asked, opened_store, print_run
 from flows.supervised import TRY_AGAIN
@@ -136,6 +134,8 @@ def _carry_out(
     opened = Store(store)
     opened.check_writable()
     check_stages(AUDITS[audit], [*force, *resources.stages])
+    from flows.planned import finished, has_server  # loads the audits
+
     run = None
     if not force and not has_server():
         run = finished(AUDITS[audit], spec, opened, resources, say=lambda line: _say(f"warning: {line}"))
@@ -188,6 +188,8 @@ def plan(
     """
     spec, resources = _asked(audit, recipe, set_)
     check_stages(AUDITS[audit], [*force_stage, *resources.stages])
+    from flows.planned import plan as planned
+
     found = planned(AUDITS[audit], spec, store, resources, force=force_stage)
     if json_:
         print(json.dumps(found.as_json(), indent=1))
