@@ -74,7 +74,7 @@ def load(named: str) -> Any:
         )
     try:
         found = getattr(importlib.import_module(module), name, None)
-    except Exception as error:  # the user's code may raise anything
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
         problem = f"{type(error).__name__}: {error}"
         raise UserError(f"cannot import {module!r} ({problem}); is its folder on PYTHONPATH?") from error
     if not callable(found):

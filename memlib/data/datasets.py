@@ -199,7 +199,7 @@ def import_source(spec: ImportSource) -> Source:
     function, module_name = load(spec.function), spec.function.split(":")[0]
     try:
         source = function(**spec.options)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"{spec.function} failed with {spec.options}: {type(error).__name__}: {error}") from error
     missing = [part for part in ("__len__", "__getitem__") if not hasattr(source, part)]
     missing += [] if hasattr(source, "class_names") or hasattr(source, "classes") else ["class_names (or classes)"]

@@ -132,7 +132,7 @@ def read_secrets(path: str, form: Format, unit: str) -> list[Secret]:
     Raises:
         UserError: for a line that does not fill the format, or that stands twice.
     """
-    lines = [line for line in _read_file(path).splitlines() if line]
+    lines = [line for line in _read_file(path).removeprefix("\ufeff").splitlines() if line]  # a byte order mark is no secret
     known = []
     for number, line in enumerate(lines, start=1):
         text, tab, times = line.partition("\t")

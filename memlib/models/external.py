@@ -23,7 +23,7 @@ def made(spec: TrainedSpec | ProtocolSpec) -> Any:
         return factory(**spec.options)
     except UserError:
         raise
-    except Exception as error:  # the user's code may raise anything
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise UserError(f"{spec.model} failed with {spec.options}: {type(error).__name__}: {error}") from error
 
 

@@ -77,7 +77,7 @@ class Answering:
         asked = prefixes.numpy().copy()  # the user's to change
         try:
             found, states = self._model.next_log_probs(asked, None if all(s is None for s in known) else known)
-        except Exception as error:  # the user's code may raise anything, and say a secret
+        except (Exception, SystemExit) as error:  # the user's code may raise anything, and say a secret
             raise UserError(f"next_log_probs of {self._name} failed: {_without_message(error)}") from None
         try:
             log_probs = torch.as_tensor(found).detach().to("cpu", torch.float64)

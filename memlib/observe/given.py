@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -88,14 +89,16 @@ def _read(spec: OutputsSpec) -> pa.Table:
     for name in (spec.id_column, spec.scores_column, *([spec.label_column] if spec.label_column else [])):
         if name not in table.column_names:
             raise UserError(f"{spec.path} has no column {name!r}; it has {', '.join(table.column_names)}")
-    if not (pa.types.is_list(table.schema.field(spec.scores_column).type) or _is_fixed(table, spec.scores_column)):
-        raise UserError(f"{spec.path}: {spec.scores_column} should hold a list of numbers, one a class")
+    kind = table.schema.field(spec.scores_column).type
+    if not _is_list(kind) or not (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)):
+        raise UserError(f"{spec.path}: {spec.scores_column} should hold a list of numbers, one a class; it holds {kind}")
+    if pc.list_flatten(table[spec.scores_column]).null_count:
+        raise UserError(f"{spec.path}: {spec.scores_column} has lists with numbers missing")
     return table
 
 
-def _is_fixed(table: pa.Table, name: str) -> bool:
-    kind = table.schema.field(name).type
-    return bool(pa.types.is_fixed_size_list(kind) or pa.types.is_large_list(kind))
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind) or pa.types.is_large_list(kind))
 
 
 def _check_labels(spec: OutputsSpec, table: pa.Table, rows: list[int], members: pa.Table) -> None:
@@ -116,6 +119,8 @@ def _check_probabilities(spec: OutputsSpec, scores: NDArray[np.float64]) -> None
     sums = scores.sum(axis=1)
     if scores.min() >= 0 and np.abs(sums - 1).max() <= _tolerance(scores):
         return
+    if scores.min() >= 0 and np.abs(sums / 100 - 1).max() <= _tolerance(scores / 100):
+        raise UserError(f"{spec.path}: {spec.scores_column} sums to 100; these are percentages, divide them by 100")
     if scores.min() < 0 or sums.max() > 1.5:
         seen = f"{spec.scores_column} runs from {scores.min():.3g} to {scores.max():.3g}"
         raise UserError(f"{spec.path}: {seen}; these are logits, set outputs.kind to logits")
@@ -143,5 +148,8 @@ def _tolerance(scores: NDArray[np.float64]) -> float:
 
 
 def _refuse_probabilities(spec: OutputsSpec, scores: NDArray[np.float64]) -> None:
+    if scores.min() >= 0 and scores.shape[1] > 1 and np.abs(scores.sum(axis=1) / 100 - 1).max() <= _tolerance(scores / 100):
+        said = "these are percentages, divide them by 100 and set outputs.kind to probabilities"
+        raise UserError(f"{spec.path}: {spec.scores_column} sums to 100; {said}")
     if scores.min() >= 0 and scores.max() <= 1 and np.abs(scores.sum(axis=1) - 1).max() <= _tolerance(scores):
         raise UserError(f"{spec.path}: {spec.scores_column} sums to 1; these are probabilities, set outputs.kind to that")

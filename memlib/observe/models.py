@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
@@ -13,6 +14,7 @@ from memlib.errors import UserError
 from memlib.models.external import own_digest
 from memlib.specs import TrainedSpec
 from memlib.stage import Artifact
+from memlib.store import Attempt
 from memlib.tables import read_table
 from memlib.training.fit import HISTORY, TrainedModel, build_model
 
@@ -97,16 +99,39 @@ def trained_epochs(models: Trained, epoch: int) -> list[int]:
 
 def model_key(model: Trained | TrainedSpec) -> str:
     """Return what a key says of a model that was trained here or elsewhere."""
+    if not isinstance(model, TrainedSpec):
+        return model.key
+    return own_digest(model) if model.weights is None else own_digest(model, model.weights)
 
-    return own_digest(model, model.weights or "") if isinstance(model, TrainedSpec) else model.key
+
+def check_varied(model: Trained | TrainedSpec, scores: NDArray[np.float32], attempt: Attempt) -> None:
+    """Refuse an external model that says the same of every example; of one that was trained here, warn.
+
+    Args:
+        model: which.
+        scores: (num_nets, num_examples, num_classes).
+        attempt: of whose artifact it is.
+
+    Raises:
+        UserError: for an external model.
+    """
+    from memlib.observe.outputs import is_constant
+
+    if not is_constant(scores):
+        return
+    if isinstance(model, TrainedSpec):
+        raise UserError(
+            f"{model.model} returns the same scores for all {scores.shape[1]} examples: are its weights those that were "
+            f"trained, and are its inputs {model.inputs!r} (trained.inputs)?"
+        )
+    attempt.warn(f"{model} gives all {scores.shape[1]} examples the same scores: it has learnt nothing of them")
 
 
-def load_logits(model: TrainedSpec, weights: str) -> tuple[nn.Module, Take]:
+def load_logits(model: TrainedSpec, weights: str | None, num_classes: int) -> tuple[nn.Module, Take]:
     """Return an external model that returns logits, and how it takes stored examples."""
-    from memlib.models.own import AsLogits, load_own, take_own
+    from memlib.models.own import ClassScores, load_own, take_own
 
-    own = load_own(model, weights)
-    return AsLogits(own) if model.outputs == "probabilities" else own, functools.partial(take_own, model)
+    return ClassScores(load_own(model, weights), model, num_classes).eval(), functools.partial(take_own, model)
 
 
 def load_any(model: Trained | TrainedSpec, epoch: int, num_classes: int, device: torch.device) -> tuple[Forward, Take]:
@@ -114,30 +139,6 @@ def load_any(model: Trained | TrainedSpec, epoch: int, num_classes: int, device:
     from memlib.training.augment import prepare
 
     if isinstance(model, TrainedSpec):
-        own, take = load_logits(model, model.weights or "")
-        return checked(single(own, device), num_classes), take
+        own, take = load_logits(model, model.weights, num_classes)
+        return single(own, device), take
     return forward_of(model, epoch=epoch, device=device), prepare
-
-
-def checked(forward: Forward, num_classes: int) -> Forward:
-    """Wrap an external model, and turn the errors of shapes that do not fit into UserError."""
-    import torch
-
-    def scores_of(inputs: Tensor) -> Tensor:
-        try:
-            scores = forward(inputs)
-        except torch.OutOfMemoryError:
-            raise
-        except (RuntimeError, ValueError, TypeError) as error:
-            said = str(error).splitlines()[0]
-            raise UserError(
-                f"the model cannot take examples of shape {tuple(inputs.shape[1:])}: {said}; see data and trained.inputs"
-            ) from error
-        if scores.dim() != 3 or scores.shape[1] != len(inputs) or scores.shape[2] < num_classes:
-            seen = " x ".join(str(side) for side in scores.shape[1:])
-            raise UserError(
-                f"the model returns {seen} for {len(inputs)} examples, not class scores of at least {num_classes} classes"
-            )
-        return scores
-
-    return scores_of

@@ -52,3 +52,15 @@ def class_scores(
             "learning rate too high?"
         )
     return scores
+
+
+def is_constant(scores: NDArray[np.float32]) -> bool:
+    """Whether any net gives all examples the same scores, but for rounding: it says nothing of them.
+
+    Args:
+        scores: (num_nets, num_examples, num_classes).
+    """
+    if scores.shape[1] < 2:
+        return False
+    spread = np.ptp(scores, axis=1).max(axis=1)
+    return bool((spread <= 1e-6 * np.maximum(1.0, np.abs(scores).max(axis=(1, 2)))).any())

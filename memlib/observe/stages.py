@@ -14,7 +14,7 @@ from memlib.data.splits import TRAIN, column, members_digest
 from memlib.data.stages import TrainingData
 from memlib.errors import RunError, UserError
 from memlib.models.external import own_digest
-from memlib.observe.models import Take, load_any, load_logits, model_key
+from memlib.observe.models import Take, check_varied, load_any, load_logits, model_key
 from memlib.provenance import Declared
 from memlib.specs import InfluenceSpec, TrainedSpec
 from memlib.stage import Artifact, Place, Stage
@@ -78,7 +78,9 @@ class ModelOutputs(Stage[NDArray[np.float32]]):
 
         forward, take = load_any(self.model, self.epoch, self.num_classes, device)
         images = self.data.images[column(self.data.members(*self.roles), "row")]
-        np.save(attempt.path(OUTPUTS), class_scores(forward, images, num_nets=1, device=device, take=take)[0])
+        scores = class_scores(forward, images, num_nets=1, device=device, take=take)
+        check_varied(self.model, scores, attempt)
+        np.save(attempt.path(OUTPUTS), scores[0])
 
     @classmethod
     def open(cls, artifact: Artifact[NDArray[np.float32]]) -> NDArray[np.float32]:
@@ -125,7 +127,6 @@ class CheckpointNorms(Stage[NDArray[np.float64]]):
     @property
     def inputs(self) -> Mapping[str, Any]:
         """The examples and the model."""
-
         if not isinstance(self.model, TrainedSpec):
             return {"model": self.model.key} | self.data.inputs(TRAIN)
         assert self.weights is not None
@@ -151,7 +152,7 @@ class CheckpointNorms(Stage[NDArray[np.float64]]):
         take: Take
         if isinstance(self.model, TrainedSpec):
             assert self.weights is not None
-            model, take = load_logits(self.model, self.weights)
+            model, take = load_logits(self.model, self.weights, self.data.num_classes)
         else:
             (model, _), take = self.model.content.load(epoch=self.epoch), prepare
         loss = functools.partial(cross_entropy, label_smoothing=self.label_smoothing)

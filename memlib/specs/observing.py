@@ -1,6 +1,6 @@
 """Specs of what models are shown, and of models that were trained elsewhere."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -44,21 +44,42 @@ class ProbeSpec(Spec):
         return self
 
 
+WEIGHTLESS = "trained.weights says where the model's weights are; a factory that loads them itself needs trained.version"
+
+
 class TrainedSpec(Spec):
     """A classifier that was trained elsewhere."""
 
+    added_later: ClassVar[frozenset[str]] = frozenset({"classes"})
+
     model: str = Field(pattern=r"^\w+(\.\w+)*:\w+$")
-    """package.module:factory, a function that returns the torch module; its outputs are class scores (logits)."""
+    """package.module:factory, a function that returns the torch module. Its outputs are class scores, a tensor of (batch,
+    classes), or something that has them as `logits`, like the outputs of Hugging Face's models."""
     options: dict[str, Any] = Field(default={})
     """Keyword arguments of the factory (plain JSON)."""
     weights: str | None = None
-    """Its state dict: .safetensors, or a .pt file that holds nothing but tensors."""
+    """Its state dict: .safetensors, or a .pt file that holds nothing but tensors. null where the factory loads them itself;
+    `version` then says which they are."""
     version: str | None = None
     """Part of the content key; by default the digest of the factory's module."""
     inputs: Literal["unit", "imagenet", "raw"] = "unit"
     """What the model takes: pixels in [0, 1], ImageNet-normalised pixels, or grey values from 0 to 255."""
     outputs: Literal["logits", "probabilities"] = "logits"
-    """What it returns."""
+    """What it returns: logits, or probabilities in [0, 1]."""
+    classes: tuple[Annotated[int, Field(ge=0, lt=MOST_EXAMPLES)], ...] | None = None
+    """Its output for each class of the data, in the data's order (that of `memlib plan`); by default it has one for each, in
+    that order. A model that knows more classes than the data hold needs it."""
+
+    @model_validator(mode="after")
+    def _has_a_name(self) -> "TrainedSpec":
+        if self.classes is not None and len(set(self.classes)) < len(self.classes):
+            raise ValueError(f"trained.classes names an output twice: {list(self.classes)}")
+        return self
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it says which weights the model has."""
+        return self.weights is not None or self.version is not None
 
 
 class InfluenceSpec(Spec):

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from memlib.specs import ClassifierSpec, DataSpec, GroupSpec, OutputsSpec, SetSpec, Spec, TrainedSpec, TrainingSpec
 from memlib.specs.data import CALIBRATION, KNOWN, POOL, PROVIDER, QUERY, WITHHELD
 from memlib.specs.limits import MOST_DRAWS, MOST_MODELS, MOST_NUMBER, MOST_SEED
+from memlib.specs.observing import WEIGHTLESS
 
 RETAINED, REVERSED, FORGOTTEN = "retained", "unlearned too hard", "forgotten"
 NO_TRACE, UNDECIDED = "no trace found", "undecided"
@@ -34,8 +35,8 @@ class TargetSpec(Spec):
         given = [name for name in ("mix", "trained", "outputs") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"give one of mix, trained and outputs, not {' and '.join(given) or 'none'}")
-        if self.trained is not None and self.trained.weights is None:
-            raise ValueError("trained.weights says where the model's weights are")
+        if self.trained is not None and not self.trained.is_whole:
+            raise ValueError(WEIGHTLESS)
         return self
 
 

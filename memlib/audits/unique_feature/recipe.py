@@ -20,6 +20,7 @@ from memlib.specs import (
     changed,
 )
 from memlib.specs.limits import MOST_DRAWS, MOST_MODELS, MOST_NUMBER, MOST_PIXELS, MOST_SEED
+from memlib.specs.observing import WEIGHTLESS
 from memlib.specs.subject import TrainIt
 
 Output = Literal["probability", "logit"]
@@ -130,8 +131,8 @@ class Recipe(Spec):
         return self.trained
 
     def _check_external(self, trained: TrainedSpec) -> None:
-        if trained.weights is None:
-            raise ValueError("trained.weights says where the model's weights are")
+        if not trained.is_whole:
+            raise ValueError(WEIGHTLESS)
         idle = {
             "variants": self.variants, "data_seeds": self.data_seeds > 1, "nets": self.nets != NetsSpec(),
             "influence": self.influence != InfluenceSpec(), "score.per_epoch": self.score.per_epoch,

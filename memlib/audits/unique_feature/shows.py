@@ -19,7 +19,7 @@ from memlib.data.splits import HELD_OUT, TRAIN, column
 from memlib.data.stages import Shard, TrainingData
 from memlib.errors import UserError
 from memlib.identity import derive_seed
-from memlib.observe.models import Nets, Take, Trained, load_any, model_key, trained_epochs
+from memlib.observe.models import Nets, Take, Trained, check_varied, load_any, model_key, trained_epochs
 from memlib.provenance import Declared
 from memlib.results import UNITS_FILE
 from memlib.specs import FeatureSpec, ProbeSpec, TrainedSpec
@@ -146,6 +146,7 @@ class ScoreNets(Stage[NetTables]):
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Show the nets everything, and write their scores."""
         show = _Show(self, *load_any(self.models, self.epoch, self.data.num_classes, device), device)
+        check_varied(self.models, show.clean, attempt)
         whole = show.everything(self.feature, random=True)
         parts = [score(self.nets, whole, self.config)]
         by_label = {"canary": score_by_label(whole, self.config)}
@@ -211,6 +212,11 @@ class _Show:
         self._other = probe_examples(job.data, job.probe, job.other, seed=config.seed)
         self._clean = {label: self._scores(job.feature.clean(images)) for label, images in self._examples.items()}
         self._clean_other = self._scores(job.feature.clean(self._other))
+
+    @property
+    def clean(self) -> NDArray[np.float32]:
+        """The class scores of the examples without the feature, (num_nets, num_examples, num_classes)."""
+        return np.concatenate(list(self._clean.values()), axis=1)
 
     def white(self, feature: Feature) -> Shown:
         """The class scores of the canaries' own labels alone."""
