@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -22,6 +22,7 @@ from flows import first_steps, store_commands
 from flows.audits import check_stages, resolved
 from flows.first_steps import check_prefect
 from flows.gate import check
+from flows.owner import ids
 from flows.recipes import load_recipe, origin_of, overridden, printed_recipe, shipped_recipes, validate
 from flows.store_commands import DEFAULT_STORE, JsonOption, StoreOption, find_asked, opened_store, print_run
 from flows.supervised import TRY_AGAIN
@@ -58,7 +59,8 @@ app = App(
 console = Console(highlight=False, markup=False)
 
 
-for name, function in {**store_commands.COMMANDS, **first_steps.COMMANDS, "check": check}.items():
+COMMANDS: dict[str, Callable[..., Any]] = {**store_commands.COMMANDS, **first_steps.COMMANDS, "check": check, "ids": ids}
+for name, function in COMMANDS.items():
     app.command(function, name=name)
 
 
@@ -308,6 +310,16 @@ def schema(what: str | None = None, /, *, json_: JsonOption = False) -> None:
 def _described(audit: str, table: Any) -> dict[str, Any]:
     columns = [{"name": c.name, "type": str(c.type), "unit": c.unit, "meaning": c.meaning} for c in table.columns]
     return {"audit": audit, "version": table.version, "meaning": table.meaning, "keys": list(table.keys), "columns": columns}
+
+
+@app.command
+def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
+    """Print what completes memlib's commands in a shell.
+
+    For this shell alone: eval "$(memlib completion bash)", or zsh; memlib completion fish | source. To keep it, write it to
+    where your shell looks for completions.
+    """
+    print(app.generate_completion(shell=shell))
 
 
 @contextlib.contextmanager

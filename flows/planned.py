@@ -18,7 +18,7 @@ from memlib.results import Tables
 from memlib.running import FinishedRunner
 from memlib.runs import asks_digest, list_runs
 from memlib.specs import Resources, Spec
-from memlib.stage import AnyArtifact, Artifact
+from memlib.stage import AnyArtifact, Artifact, in_words
 from memlib.store import Ref, Store
 
 OWN_SERVER = "ephemeral"  # the profile of Prefect's in which a run starts a server of its own
@@ -54,7 +54,7 @@ def finished(
         found = body_of(audit)(runner, recipe)
     except RunError:
         return None
-    for line in (*audit.limits(recipe), *runner.warnings):
+    for line in (*audit.limits(recipe), *runner.warnings, *([in_words(runner.old_code)] if runner.old_code else [])):
         say(line)
     return found
 

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterator
 
 from flows.supervised import tell
-from memlib.errors import UserError
+from memlib.errors import ResourcesError, UserError
 from memlib.heartbeat import SILENT_SECONDS, beating
 from memlib.identity import content_key
 from memlib.records import RequestRecord, Unreadable, parse
@@ -30,7 +30,7 @@ def announced(
     *,
     say: Callable[[str], None] = lambda text: None,
 ) -> Iterator[str]:
-    """Notes what is asked for while it is under way, and yields its id; what ends well or cannot even begin is forgotten.
+    """Notes what is asked for while it is under way, and yields its id; what ends well or is refused is forgotten.
 
     Each driver has a note of its own, which beats while the driver lives.
 
@@ -38,7 +38,7 @@ def announced(
         store: where it runs.
         audit: its name on the command line.
         recipe, resources: what is asked for.
-        computed: what it has made so far; a run that has made something is worth going on with.
+        computed: what it has made so far; what machines cannot do is worth going on with, with others, once it has begun.
         say: told when it has to wait.
     """
     asked = {"audit": audit, "recipe": recipe.model_dump(mode="json")}
@@ -53,8 +53,8 @@ def announced(
         with beating(store, path, json.dumps(note, indent=1).encode()):
             wait_for_clearing(store, say)
             yield key
-    except UserError:
-        if not computed:
+    except UserError as error:  # a recipe that is refused will be refused again
+        if not computed or not isinstance(error, ResourcesError):
             store.drop(path)
         raise
     store.drop(path)

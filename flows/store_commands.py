@@ -51,6 +51,7 @@ StoreOption = Annotated[str, Parameter(name="--store", env_var="MEMLIB_STORE")]
 JsonOption = Annotated[bool, Parameter(name="--json", negative="")]
 
 QUIET_SECONDS = 60  # after which a running run is said not to have been heard of
+WIDE = 100  # columns of a terminal that has room for every p-value
 
 console = Console(highlight=False, markup=False)
 
@@ -263,7 +264,7 @@ def print_plan(found: Plan) -> None:
         console.print(f"not known before {ref.stage} {ref.key[:12]} is there: {', '.join(later)}", soft_wrap=True)
     for cell, problem in found.problems.items():
         console.print(f"cell {cell} cannot run: {problem}", soft_wrap=True)
-    for line in found.limits:
+    for line in found.all_limits:
         console.print(line, soft_wrap=True)
     if unknown and not total:
         console.print("no estimate of cost: this store has nothing alike yet")
@@ -539,20 +540,12 @@ def adopt(*, mode: Literal["private", "group", "open"] | None = None, store: Sto
 def print_run(store: Store, run: RunRecord, *, whole: bool = False) -> None:
     """Print the verdict and findings of a run, and where its results and report are, wherever the store is by now."""
     said = run.verdict
-    table = Table(box=None, pad_edge=False, title=run.title, title_justify="left")
-    for heading in ("metric", "value", "95 % interval", "p", "p adjusted", "n", "verdict"):
-        table.add_column(heading, justify="left" if heading in ("metric", "verdict") else "right")
     rows = [(row, json.loads(row.params)) for row in run.findings]
     if not whole:
         headline, audit = rows[0][1], AUDITS[audit_of(run.audit)]
         rows = [(row, params) for row, params in rows if audit.in_brief(params, headline)]
-    varying = _varying([params for _, params in rows])
-    for row, params in rows:
-        at = ", ".join(_setting(name, params[name]) for name in varying if name in params)
-        name = f"{row.metric} {at}".strip()
-        cells = (name, _value(row.value), _interval(row), _p(row.p_value), _p(row.p_adjusted), str(row.n))
-        table.add_row(*cells, row.verdict or "")
-    console.print(table)
+    console.print(run.title, style="italic", soft_wrap=True)
+    _print_findings(rows)
     if said is not None:
         console.print(f"\n{said.sentence}\n{said.explanation}", soft_wrap=True)
     if earlier := run.ledger.earlier:
@@ -562,6 +555,41 @@ def print_run(store: Store, run: RunRecord, *, whole: bool = False) -> None:
     table_name = "summary" if "summary" in run.results else next(iter(run.results), "summary")
     console.print(f"results {store.uri.rstrip('/')}/{results_path(table_name, run.audit, run.run)}", soft_wrap=True)
     console.print(f"report  {store.uri.rstrip('/')}/{_page_of(run)}", soft_wrap=True)
+
+
+def _print_findings(rows: Sequence[tuple[Finding, dict[str, Any]]]) -> None:
+    """Print findings below the setting that they share; a narrow terminal has adjusted p-values alone."""
+    varying = _varying([params for _, params in rows])
+    is_wide = console.width >= WIDE or not any(row.p_adjusted is not None for row, _ in rows)
+    adjusted = "p adjusted" if is_wide else "p adj."
+    groups: dict[str, list[dict[str, str]]] = {}
+    for row, params in rows:
+        setting = ", ".join(_setting(name, params[name]) for name in varying if name in params)
+        cells = {"metric": row.metric, "value": _value(row.value), "95 % interval": _interval(row)}
+        cells |= {"p": _p(row.p_value)} if is_wide else {}
+        cells |= {adjusted: _p(row.p_adjusted), "n": str(row.n), "verdict": row.verdict or ""}
+        groups.setdefault(setting, []).append(cells)
+    every = [cells for group in groups.values() for cells in group]
+    filled = [name for name in every[0] if any(cells[name] for cells in every)]
+    widths = {name: max(len(name), *(len(cells[name]) for cells in every)) for name in filled}
+    others = sum(widths[name] + 2 for name in filled[1:])
+    widths["metric"] = min(widths["metric"], max(20, console.width - others))
+    console.print(_columns(widths, header=True))
+    for setting, group in groups.items():
+        if setting:
+            console.print(setting, style="dim", soft_wrap=True)
+        table = _columns(widths)
+        for cells in group:
+            table.add_row(*(cells[name] for name in widths))
+        console.print(table)
+
+
+def _columns(widths: Mapping[str, int], *, header: bool = False) -> Table:
+    """A table without rows, whose columns are as wide as those of others like it."""
+    table = Table(box=None, pad_edge=False, show_header=header)
+    for name, width in widths.items():
+        table.add_column(name, justify="left" if name in ("metric", "verdict") else "right", width=width, overflow="fold")
+    return table
 
 
 def _value(value: float | None) -> str:

@@ -1,6 +1,7 @@
 """Recipes as text: YAML 1.2, strict, with two tags; and printed again with the comments that their authors wrote."""
 
 import re
+import warnings
 from collections.abc import Mapping
 from io import StringIO
 from typing import Any
@@ -64,7 +65,9 @@ def read_yaml(text: str, where: str) -> Any:
     loader = YAML(typ="safe", pure=True)
     loader.Constructor = _Constructor
     try:
-        content = loader.load(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an anchor that is set twice; they quote the text
+            content = loader.load(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark
         place = "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}"

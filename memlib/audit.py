@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from numpy.typing import NDArray
+
 from memlib.specs import Spec
 from memlib.store import Store
 from memlib.tables import Table
@@ -29,6 +31,8 @@ class Audit:
         limits: what a recipe cannot show, whatever the data: tests that are too small to reject, controls that are missing.
         revealed: the secrets of a run in plain text, where an audit has any: takes store, recipe and artifacts of its
             manifest, and gives rows by title.
+        asked: the examples that the owner of a model is asked about, where outputs can be supplied: takes a runner and the
+            recipe, and gives stored examples and the row of each by id.
         holds_others: whether its recipes hold, or name, recipes of other audits.
     """
 
@@ -39,6 +43,7 @@ class Audit:
     in_brief: Callable[[Params, Params], bool]
     limits: Callable[[Any], Iterable[str]] = _none
     revealed: Callable[[Store, Params, Mapping[str, str]], Revealed] | None = None
+    asked: Callable[[Any, Any], tuple[NDArray[Any], dict[str, int]]] | None = None
     holds_others: bool = False
 
     @property

@@ -10,6 +10,10 @@ class UserError(ValueError):
     """A mistake the user can mend: the message says what was seen and what to do."""
 
 
+class ResourcesError(UserError):
+    """Machines that cannot do the work; the same recipe goes on with others."""
+
+
 class RunError(RuntimeError):
     """An expected fault of the world (a diverged loss, a lost store): said plainly, no traceback."""
 

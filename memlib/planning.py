@@ -11,7 +11,7 @@ from memlib.comparison import flat
 from memlib.errors import CorruptArtifact, MissingArtifact, UnknownUntilRun
 from memlib.results import Tables
 from memlib.specs import Resources, Spec
-from memlib.stage import AnyArtifact, AnyStage, Artifact, Known, Out, Stage, changed_code
+from memlib.stage import AnyArtifact, AnyStage, Artifact, Known, Out, Stage, has_changed_code, in_words
 from memlib.store import Ref, Store
 
 SAMPLE, NEIGHBORS = 50, 5
@@ -74,6 +74,7 @@ class Plan:
         problems: cells of a sweep that cannot run, and why.
         limits: what the recipe cannot show, whatever the data.
         read: lines about what the data hold, or seem to hold, by stage.
+        old_code: stages that are reused though their code has changed since, their version not.
     """
 
     store: Store
@@ -82,6 +83,7 @@ class Plan:
     problems: dict[str, str] = field(default_factory=dict)
     limits: list[str] = field(default_factory=list)
     read: dict[str, list[str]] = field(default_factory=dict)
+    old_code: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._costs = Costs(self.store)
@@ -126,6 +128,11 @@ class Plan:
         for stage in dict.fromkeys(ref.stage for ref in self.parts):
             yield stage, [part for part in self.parts.values() if part.ref.stage == stage]
 
+    @property
+    def all_limits(self) -> list[str]:
+        """What the recipe cannot show, and what is reused though its code has changed."""
+        return [*self.limits, in_words(self.old_code)] if self.old_code else self.limits
+
     def cascade(self) -> dict[str, list[str]]:
         """Stages that are there and are computed again if stages before them come out otherwise, with these."""
         found: dict[str, dict[str, None]] = {}
@@ -147,7 +154,8 @@ class Plan:
             for part in self.parts.values()
         ]
         blocked = {str(ref): list(stages) for ref, stages in self.blocked.items()}
-        return {"parts": parts, "blocked": blocked, "problems": self.problems, "limits": self.limits, "read": self.read}
+        said = {"blocked": blocked, "problems": self.problems, "limits": self.all_limits, "read": self.read}
+        return {"parts": parts, **said}
 
 
 class PlanRunner:
@@ -162,7 +170,6 @@ class PlanRunner:
     def __init__(self, plan: Plan, resources: Resources | None = None, forced: Collection[str] = ()) -> None:
         self.plan, self._resources, self._forced = plan, resources or Resources(), forced
         self._known = Known()
-        self._old_code: set[str] = set()
 
     @property
     def store(self) -> Store:
@@ -205,7 +212,5 @@ class PlanRunner:
         with contextlib.suppress(CorruptArtifact):
             there = Artifact(self.store, ref, type(stage)) if plan.parts[ref].hit else None
             plan.read.setdefault(stage.title, []).extend(stage.preview() if there is None else stage.described(there))
-        name = stage.declared.name
-        if not stale and name not in self._old_code and (said := changed_code(self.store, ref, stage.declared)):
-            self._old_code.add(name)
-            plan.limits.append(f"{said}; --force-stage {ref.stage_name} computes it again")
+        if not stale and ref.stage_name not in plan.old_code and has_changed_code(self.store, ref, stage.declared):
+            plan.old_code.append(ref.stage_name)

@@ -11,7 +11,7 @@ from memlib.publishing import Work, publish_audit
 from memlib.records import RunRecord
 from memlib.results import Tables
 from memlib.specs import Resources, Spec
-from memlib.stage import AnyArtifact, AnyStage, Artifact, Known, Out, Stage, changed_code
+from memlib.stage import AnyArtifact, AnyStage, Artifact, Known, Out, Stage, has_changed_code
 from memlib.store import Ref, Store
 
 if TYPE_CHECKING:
@@ -24,12 +24,17 @@ class PlainRunner:
     Args:
         store: where artifacts are.
         device: where to compute; the CPU by default.
+
+    Attributes:
+        warnings: lines that must be seen.
+        old_code: stages that were reused though their code has changed since, their version not.
     """
 
     def __init__(self, store: Store, device: torch.device | None = None) -> None:
         self._store, self._device = store, device
         self._known, self._work = Known(), Work()
         self.warnings: list[str] = []
+        self.old_code: list[str] = []
 
     @property
     def store(self) -> Store:
@@ -69,10 +74,8 @@ class PlainRunner:
 
     def _reuse(self, stage: AnyStage, ref: Ref) -> None:
         self._work.reused.append(str(ref))
-        if said := changed_code(self._store, ref, stage.declared):
-            said = f"{said}; reused (--force-stage {ref.stage_name} computes it again)"
-            if said not in self.warnings:
-                self.warn(said)
+        if ref.stage_name not in self.old_code and has_changed_code(self._store, ref, stage.declared):
+            self.old_code.append(ref.stage_name)
 
     def run_all(self, stages: Sequence[Stage[Out]]) -> list[Artifact[Out]]:
         """Run the parts of a step in the order given."""

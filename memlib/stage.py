@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -284,10 +284,22 @@ class Known:
         return self._contents[ref.key]
 
 
-def changed_code(store: Store, ref: Ref, declared: Declared) -> str:
-    """Return that an artifact was made by other code of the same version, and "" where it was not, or is not there."""
+def has_changed_code(store: Store, ref: Ref, declared: Declared) -> bool:
+    """Whether an artifact that is there was made by other code of the same version."""
     with contextlib.suppress(CorruptArtifact):
         code = store.artifacts.manifest(ref).code
-        if code is not None and code != declared.code:
-            return f"{declared.name}: its code has changed since what is there was made, its version has not"
-    return ""
+        return code is not None and code != declared.code
+    return False
+
+
+def in_words(changed: Collection[str]) -> str:
+    """Return a line about stages whose artifacts are reused though their code has changed.
+
+    Args:
+        changed: their names, as --force-stage takes them.
+    """
+    first, *others = changed
+    whose = "its code has changed since what is there was made, its version has not"
+    if others:
+        whose = "their code has changed since what is there was made, their versions have not"
+    return f"{', '.join(changed)}: {whose}; reused (--force-stage {first} computes it again)"

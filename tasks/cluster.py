@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from memlib import code
-from memlib.errors import CorruptArtifact, EngineLost, RunError, UserError
+from memlib.errors import CorruptArtifact, EngineLost, ResourcesError, RunError, UserError
 from memlib.private import scratch
 from tasks.runtime import Context
 
@@ -244,7 +244,9 @@ def _near(remote: Any, node: str | None) -> Any:
 def _refuse_without_room(ray: Any, context: Context, stage: str, needs: Mapping[str, float]) -> None:
     """On our own machine no node will join: what does not fit never will."""
     if context.resources.ray_address is None and places(ray, needs) < 1:
-        raise UserError(f"{stage} needs {in_words(needs)} a part, which this machine does not have; see resources.stages")
+        raise ResourcesError(
+            f"{stage} needs {in_words(needs)} a part, which this machine does not have; see resources.stages"
+        )
 
 
 def _failure(ray: Any, task: Any) -> Exception | None:

@@ -16,13 +16,15 @@ from memlib.journal import Journal
 from tasks.display import is_gone
 
 PREFECT_SECONDS = 5.0  # between two updates of a task's progress
+LINE_SECONDS = 30.0  # between two lines where there is no terminal
 
 
 class Bars:
     """Named progress bars that appear when they first move, and their sum as progress of the Prefect task."""
 
-    def __init__(self, progress: Progress | None, stage: str, journal: Journal) -> None:
-        self._progress, self._stage, self._journal = progress, stage, journal
+    def __init__(self, progress: Progress | None, stage: str, journal: Journal, say: Callable[[str], None]) -> None:
+        self._progress, self._stage, self._journal, self._say = progress, stage, journal, say
+        self._started = self._said = time.monotonic()
         self._tasks: dict[str, TaskID] = {}
         self._moved: dict[str, tuple[int, int]] = {}
         self._lock = threading.Lock()
@@ -39,6 +41,11 @@ class Bars:
             all_done, all_total = (sum(moved[side] for moved in self._moved.values()) for side in (0, 1))
         if self._progress is not None:
             self._progress.update(self._tasks[name], completed=done, total=total, note=note)
+        elif (now := time.monotonic()) >= self._said + LINE_SECONDS:
+            self._said, left = now, (now - self._started) * (all_total - all_done) / max(all_done, 1)
+            self._say(
+                f"{self._stage}: {all_done:,} of {all_total:,}" + (f", some {left / 60:.0f} min left" if left > 60 else "")
+            )
         self._journal.note("progress", self._stage, done=all_done, total=all_total, note=note)
         self._prefect.move(all_done / max(all_total, 1))
 
@@ -67,10 +74,19 @@ class _PrefectProgress:
 
 
 @contextmanager
-def bars(console: Console | None, stage: str, journal: Journal) -> Iterator[Bars]:
-    """Progress bars, visible where there is a terminal."""
+def bars(
+    console: Console | None, stage: str, journal: Journal, say: Callable[[str], None] = lambda line: None
+) -> Iterator[Bars]:
+    """Progress bars where there is a terminal; elsewhere lines, now and then, for who reads a log.
+
+    Args:
+        console: the terminal.
+        stage: what moves.
+        journal: is told, too.
+        say: takes a line.
+    """
     if console is None:
-        yield Bars(None, stage, journal)
+        yield Bars(None, stage, journal, say)
         return
     columns = (
         TextColumn("{task.description:<24}"),
@@ -80,7 +96,7 @@ def bars(console: Console | None, stage: str, journal: Journal) -> Iterator[Bars
         TextColumn("{task.fields[note]}"),
     )
     with Progress(*columns, console=console, transient=True) as progress:
-        yield Bars(progress, stage, journal)
+        yield Bars(progress, stage, journal, say)
 
 
 Mover = Callable[[int, int], None]

@@ -1,5 +1,6 @@
 """What a run carries from task to task: its store, resources, journal, and what it found and made."""
 
+import os
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
@@ -92,13 +93,18 @@ class Context:
         if self.live:
             self._console.print(text, style="dim", highlight=False)
 
+    def note(self, text: str) -> None:
+        """A line for who reads a log; there are bars on a terminal, and events in a log of JSON."""
+        if not (self.live or self.quiet or os.environ.get("MEMLIB_LOG")):
+            self._console.print(text, highlight=False, soft_wrap=True)
+
     def warn(self, text: str) -> None:
         """A line that must be seen, also in a log."""
         self._console.print(f"warning: {text}", style="yellow" if self.live else None, highlight=False, soft_wrap=True)
 
     def bars(self, stage: str) -> AbstractContextManager[Bars]:
-        """Progress bars on a terminal; elsewhere only the journal and Prefect are told."""
-        return bars(self._console if self.live else None, stage, self.journal)
+        """Progress bars on a terminal, lines elsewhere; the journal and Prefect are told anyway."""
+        return bars(self._console if self.live else None, stage, self.journal, self.note)
 
     @contextmanager
     def counter(self, stage: str) -> Iterator[Mover]:

@@ -20,10 +20,11 @@ from memlib.publishing import publish_audit
 from memlib.records import RunRecord
 from memlib.results import REPORT_FILE, Tables
 from memlib.specs import Resources, Spec
-from memlib.stage import AnyArtifact, AnyStage, Artifact, Out, Stage, changed_code
+from memlib.stage import AnyArtifact, AnyStage, Artifact, Out, Stage, has_changed_code, in_words
 from memlib.store import Making, Ref, Store
 from tasks.cluster import map_on_ray
 from tasks.display import quietly, shown
+from tasks.progress import LINE_SECONDS
 from tasks.remote import compute_there
 from tasks.reporting import show_in_prefect
 from tasks.runtime import Context
@@ -201,9 +202,9 @@ def record_of(context: Context, stage: AnyStage) -> Making:
 def _note_code(context: Context, ref: Ref, kind: type[AnyStage]) -> None:
     """Say once a stage that an artifact is reused though the code that made it was another of the same version."""
     name = kind.declared.name
-    if name not in context.shared.old_code and (said := changed_code(context.store, ref, kind.declared)):
+    if name not in context.shared.old_code and has_changed_code(context.store, ref, kind.declared):
         context.shared.old_code.add(name)
-        context.warn(f"{said}; reused (--force-stage {ref.stage_name} computes it again)")
+        context.warn(in_words([ref.stage_name]))
 
 
 @contextlib.contextmanager
@@ -220,8 +221,11 @@ def _at_work(context: Context, refs: Sequence[Ref]) -> Iterator[None]:
         if isinstance(error, CorruptArtifact) and error.ref is not None and _is_damaged(context.store, error.ref):
             context.discard(error.ref)  # found by who read it; the next run makes it anew
         raise
+    seconds = time.monotonic() - started
     context.work.computed += [str(ref) for ref in refs]
-    context.journal.note("computed", stage, key, count=len(refs), seconds=round(time.monotonic() - started, 2))
+    context.journal.note("computed", stage, key, count=len(refs), seconds=round(seconds, 2))
+    if seconds >= LINE_SECONDS:
+        context.note(f"{stage}: computed in {seconds / 60:.1f} min")
 
 
 def _is_damaged(store: Store, ref: Ref) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from memlib.errors import CorruptArtifact, RunError, UserError
+from memlib.errors import CorruptArtifact, ResourcesError, RunError
 from memlib.specs import Resources
 from memlib.stage import AnyStage
 from memlib.store import Ref, Store
@@ -56,7 +56,7 @@ def train_on_ray(context: Context, jobs: Sequence[Train]) -> None:
     resources = context.resources
     needs = needs_of(ray, context, STAGE)
     if 0 < needs.get("GPU", 0) < 1:
-        raise UserError(f"resources.stages.{STAGE}.gpus is {needs['GPU']:g}; workers in training need whole GPUs")
+        raise ResourcesError(f"resources.stages.{STAGE}.gpus is {needs['GPU']:g}; workers in training need whole GPUs")
     groups = min(_groups(ray, context, needs), len(jobs))
     if resources.of(STAGE).cpus is None and resources.threads_per_worker is None:
         needs["CPU"] = _threads(ray.cluster_resources(), resources, groups)

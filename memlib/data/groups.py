@@ -9,17 +9,21 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import scipy
 from numpy.typing import NDArray
 from PIL import Image
 
 from memlib.data.examples import open_location
+from memlib.data.splits import LEFT_OUT
 from memlib.errors import UserError
 from memlib.specs import GroupSpec
 
 SMALL = 16  # side of the versions that are compared
 NEIGHBORS = 16  # of each image that may be its copies
+ALIKE = 2.0  # grey levels between small versions of images that look alike
+ASKED, AMONG = 500, 10_000  # images of a look for copies: of each role, of all
 
 
 def groups_of(
@@ -90,6 +94,46 @@ def near_links(entries: Sequence[Mapping[str, Any]], images: NDArray[np.uint8], 
     closest, distances = nearest_neighbors(small, [(np.arange(len(rows)), small)], count)
     apart = np.sqrt(distances / small.shape[1])
     return [(rows[i], rows[int(j)]) for i in range(len(rows)) for j in closest[i][apart[i] <= near] if i != j]
+
+
+def near_copies(splits: pa.Table, images: NDArray[np.uint8]) -> list[tuple[str, str]]:
+    """Pairs of images that look alike and have different roles, the nearest of each that was looked at.
+
+    A look, not a search: at most 500 images of each role against at most 10,000 of all others, drawn evenly.
+
+    Args:
+        splits: a tables.SPLITS.
+        images: (num_images, height, width, channels) as stored.
+
+    Returns:
+        example ids, those of which the small versions are at most `ALIKE` grey levels apart.
+    """
+    from memlib.stats.neighbors import nearest_neighbors
+
+    used = splits.filter(pc.field("role") != LEFT_OUT)
+    ids, rows = used["example_id"].to_pylist(), used["row"].to_numpy()
+    roles = np.array(used["role"].to_pylist())
+    if len(set(roles.tolist())) < 2:
+        return []
+    asked = np.concatenate([_evenly(np.flatnonzero(roles == role), ASKED) for role in np.unique(roles)])
+    among = _evenly(np.arange(len(ids)), AMONG)
+    small = {int(place): small_version(images[rows[place]]) for place in {*asked.tolist(), *among.tolist()}}
+    base = np.stack([small[place] for place in among.tolist()])
+    queries = np.stack([small[place] for place in asked.tolist()])
+    count = min(NEIGHBORS + 1, len(among))
+    closest, distances = nearest_neighbors(queries, [(among, base)], count)
+    apart = np.sqrt(distances / base.shape[1])
+    found: dict[frozenset[str], tuple[str, str]] = {}
+    for place, others, far in zip(asked.tolist(), closest, apart, strict=True):
+        other = next((int(o) for o, f in zip(others, far, strict=True) if f <= ALIKE and roles[o] != roles[place]), None)
+        if other is not None:
+            found.setdefault(frozenset((ids[place], ids[other])), (ids[place], ids[other]))
+    return list(found.values())
+
+
+def _evenly(places: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    found: NDArray[np.int64] = places[np.unique(np.linspace(0, len(places) - 1, min(most, len(places))).astype(int))]
+    return found
 
 
 def joined(groups: NDArray[np.int64], links: Sequence[tuple[int, int]]) -> NDArray[np.int64]:

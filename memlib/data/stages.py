@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from memlib.data.datasets import open_source
 from memlib.data.examples import Source
-from memlib.data.groups import groups_digest, groups_of
+from memlib.data.groups import groups_digest, groups_of, near_copies
 from memlib.data.shards import INDEX_FILE, examples_file, read_images, read_index, write_shard
 from memlib.data.splits import (
     MOST_NAMED,
@@ -141,14 +141,49 @@ class SplitsStage(Stage[pa.Table]):
         """Return the tables.SPLITS."""
         return read_table(artifact.path(SPLITS_FILE))
 
+    def _write(self, table: pa.Table, attempt: Attempt, shard: Shard) -> None:
+        """Write the table, and warn of images that look like one of another role."""
+        write_table(table, SPLITS, attempt.path(SPLITS_FILE))
+        copies = near_copies(table, shard.images) if shard.images.ndim == 4 else []
+        attempt.facts |= {"near_copies": copies[:MOST_NAMED], "num_near_copies": len(copies)}
+        for line in _of_copies(attempt.facts):
+            attempt.warn(f"data: {line}")
+
     @classmethod
     def described(cls, artifact: Artifact[pa.Table]) -> list[str]:
-        """Return how many examples have which role, and how many groups there are."""
+        """Return how many examples have which role, how many groups there are, and how large the background crops are."""
         splits = artifact.content
         roles = Counter(splits["role"].to_pylist())
         counts = ", ".join(f"{count:,} {role.replace('_', ' ')}" for role, count in roles.items())
         groups = set(splits["group"].to_pylist()) - {None} if "group" in splits.column_names else set()
-        return [f"examples by role: {counts}" + (f"; in {len(groups):,} groups" if groups else "")]
+        said = [f"examples by role: {counts}" + (f"; in {len(groups):,} groups" if groups else "")]
+        return [*said, *_of_crops(splits), *_of_copies(artifact.facts)]
+
+
+def _of_crops(splits: pa.Table) -> list[str]:
+    """Return how large the background crops are, in stored pixels; nothing where there are none."""
+    if "crop_x0" not in splits.column_names:
+        return []
+    sides = [splits[f"crop_{end}"].drop_null().to_numpy() for end in ("x0", "y0", "x1", "y1")]
+    if not len(sides[0]):
+        return []
+    wide, high = sides[2] - sides[0], sides[3] - sides[1]
+    area = int(np.median(wide * high))
+    size = f"{int(np.median(wide))} x {int(np.median(high))}"
+    return [f"{len(wide):,} images have a background crop, of {area:,} stored pixels in the median ({size})"]
+
+
+def _of_copies(facts: Mapping[str, Any]) -> list[str]:
+    """Return which images look like one of another role, where any was seen to."""
+    count = facts.get("num_near_copies", 0)
+    if not count:
+        return []
+    named = "; ".join(f"{one} and {other}" for one, other in facts["near_copies"])
+    more = f"; and {count - MOST_NAMED:,} more" if count > MOST_NAMED else ""
+    return [
+        f"{count:,} pairs of images look alike and have different roles, which may make a model that never saw one of them "
+        f"know it: {named}{more}. A group (group.near) keeps such images together"
+    ]
 
 
 @dataclass(frozen=True)
@@ -174,7 +209,7 @@ class Split(SplitsStage):
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write splits.parquet."""
         table = split_examples(self.shard.content.index, self.split, _groups(self.shard, self.split.group))
-        write_table(table, SPLITS, attempt.path(SPLITS_FILE))
+        self._write(table, attempt, self.shard.content)
 
     def preview(self) -> list[str]:
         """Return which classes are too small, where the images are there."""
@@ -209,7 +244,7 @@ class HoldOut(SplitsStage):
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write splits.parquet."""
         table = hold_out(self.shard.content.index, self.split, _groups(self.shard, self.split.group))
-        write_table(table, SPLITS, attempt.path(SPLITS_FILE))
+        self._write(table, attempt, self.shard.content)
 
 
 def _groups(shard: Artifact[Shard], spec: GroupSpec | None) -> NDArray[np.int64] | None:

@@ -10,7 +10,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from memlib.data.examples import open_location
+from memlib.data.secret import read_secret
 from memlib.errors import UserError
+from memlib.observe.names import asked_as
 from memlib.specs import OutputsSpec
 from memlib.stats.likelihood import decimals_of
 
@@ -34,7 +36,7 @@ class GivenOutputs:
 
 
 def read_outputs(spec: OutputsSpec, members: pa.Table, num_classes: int) -> GivenOutputs:
-    """The outputs for every member, by id; rows of other examples are left aside.
+    """The outputs for every member, by id or by the name of `memlib ids`; rows of other examples are left aside.
 
     Args:
         spec: file, columns and kind.
@@ -51,6 +53,9 @@ def read_outputs(spec: OutputsSpec, members: pa.Table, num_classes: int) -> Give
     if len(place) < len(ids):
         raise UserError(f"{spec.path} has {len(ids) - len(place)} repeated ids in column {spec.id_column}")
     wanted = members["example_id"].to_pylist()
+    if not any(name in place for name in wanted):  # they may have been asked for under names that say nothing
+        secret = read_secret()
+        place = {name: place[asked_as(name, secret)] for name in wanted if asked_as(name, secret) in place}
     missing = [name for name in wanted if name not in place]
     if missing:
         raise UserError(

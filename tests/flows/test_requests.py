@@ -11,7 +11,7 @@ from flows.cli import main
 from flows.recipes import load_recipe, validate
 from flows.requests import announced, unfinished
 from memlib.audits.exposure.recipe import Recipe
-from memlib.errors import RunError, UserError
+from memlib.errors import ResourcesError, RunError, UserError
 from memlib.publishing import Work, _history
 from memlib.specs import Resources
 from memlib.store import Store
@@ -33,7 +33,9 @@ def recipe() -> Recipe:
     [
         (None, ["a"], 0),
         (UserError("no"), [], 0),
-        (UserError("no room"), ["a"], 1),  # with other machines it can go on
+        (UserError("no image has that crop"), ["a"], 0),  # nor would it be if it were resumed
+        (ResourcesError("no such GPU"), [], 0),
+        (ResourcesError("no such GPU"), ["a"], 1),  # with other machines it can go on
         (RunError("lost"), [], 1),
         (KeyboardInterrupt(), [], 1),
     ],

@@ -94,7 +94,8 @@ def test_a_process_that_is_lost_is_a_line_and_a_mark(tmp_path: Path, body: str, 
 
 
 @pytest.mark.parametrize("command", ["run", "runs"])
-def test_a_defect_keeps_its_traceback_and_is_said_to_be_one(command: str) -> None:
+@pytest.mark.parametrize("is_writable", [True, False])
+def test_a_defect_is_a_line_and_its_traceback_a_private_log(command: str, is_writable: bool, tmp_path: Path) -> None:
     script = f"""
 import sys, flows.cli
 from flows.entry import command
@@ -105,10 +106,41 @@ def main():
 flows.cli.main, sys.argv = main, ["memlib", "{command}"]
 sys.exit(command())
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    cache = tmp_path / "cache"
+    cache.mkdir() if is_writable else cache.write_text("in the way")
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=environment)
     assert done.returncode == 70
-    assert "KeyError: 'inner'" in done.stderr
-    assert done.stderr.splitlines()[-1] == "memlib: this is a defect of memlib's; please report it with the lines above"
+    line = done.stderr.splitlines()[-1]
+    said = "memlib: this is a defect of memlib's (KeyError); please report it with "
+    if is_writable:
+        (log,) = cache.glob("memlib/defects/*.log")
+        assert done.stderr == f"{said}the log {log}\n"
+        assert "KeyError: 'inner'" in log.read_text()
+        assert (log.stat().st_mode & 0o777, log.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    else:
+        assert line == f"{said}the lines above"
+        assert "KeyError: 'inner'" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "runs"])
+def test_an_interrupt_while_libraries_are_loaded_is_a_line(command: str) -> None:
+    script = f"""
+import sys
+from flows.entry import command
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "flows.cli":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupting())
+sys.argv = ["memlib", "{command}"]
+sys.exit(command())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 130
+    assert done.stderr == "memlib: stopped; run the same command to go on, or memlib resume\n"
 
 
 def test_what_crashes_after_the_end_is_no_news(tmp_path: Path) -> None:

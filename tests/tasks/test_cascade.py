@@ -103,7 +103,7 @@ def test_changed_code_of_one_version_is_said_and_reused(store: Store, capsys: py
     assert "search: its code has changed" in capsys.readouterr().err.replace("\n", " ")
     plan = Plan(store)
     carry_out(PlanRunner(plan), search=LATER)
-    assert any("--force-stage search" in line for line in plan.limits)
+    assert any("--force-stage search" in line for line in plan.all_limits)
 
 
 def test_a_plan_names_the_cascade(store: Store) -> None:

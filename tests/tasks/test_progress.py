@@ -37,6 +37,19 @@ def test_a_status_counts_what_was_computed_and_found(store: Store) -> None:
     assert read_status(store, "r1") is None  # the run's manifest says it all
 
 
+def test_without_a_terminal_there_is_a_line_now_and_then(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, said = [0.0], list[str]()
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with bars(None, "train", Journal(store, "", {}), said.append) as shown:
+        for now[0], name, done in ((1, "a", 1), (29, "b", 1), (31, "a", 3), (45, "a", 4), (70, "b", 98), (300, "b", 99)):
+            shown.move(name, done, 100)
+    assert said == [
+        "train: 4 of 200, some 25 min left",
+        "train: 102 of 200, some 1 min left",
+        "train: 103 of 200, some 5 min left",
+    ]
+
+
 def test_stages_that_take_long_have_progress_in_prefect(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, float]] = []
     now = [0.0]

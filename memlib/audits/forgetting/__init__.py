@@ -19,12 +19,19 @@ drawn from one pool U, H was given to nobody, and the target is asked for both.
     undecided           nothing was withheld
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memlib.audit import Audit
 from memlib.audits.forgetting.recipe import Recipe
 from memlib.audits.forgetting.tables import EXAMPLES, UNITS
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from memlib.stage import Runner
 
 
 def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
@@ -38,6 +45,18 @@ def _limits(recipe: Recipe) -> Iterable[str]:
     return limits(recipe)
 
 
+def _asked(runner: Runner, recipe: Recipe) -> tuple[NDArray[Any], dict[str, int]]:
+    """Return the stored examples, and the rows of D_Q and of those drawn with it, by id."""
+    from memlib.audits.forgetting.stages import DrawSets
+    from memlib.data.splits import select
+    from memlib.data.stages import Decode
+    from memlib.specs.data import POOL
+
+    shard = runner.run(Decode(recipe.data))
+    members = select(runner.run(DrawSets(recipe, shard)).content, *POOL)
+    return shard.content.images, dict(zip(members["example_id"].to_pylist(), members["row"].to_pylist(), strict=True))
+
+
 AUDIT = Audit(
     name="forgetting",
     question="Has a model used, or forgotten, this data set?",
@@ -45,4 +64,5 @@ AUDIT = Audit(
     tables={"units": UNITS, "examples": EXAMPLES},
     in_brief=_in_brief,
     limits=_limits,
+    asked=_asked,
 )

@@ -21,6 +21,11 @@ from memlib.stats.divergence import ks_gap
 COLOURS = {QUERY: "#7a3b9a", CALIBRATION: REFERENCE, NULL: "#5f8f6b", RETAINED: "#b07d2b", TARGET: TARGET_COLOUR}
 SHOWN_TARGETS = 4
 EDGE = 1e-7
+_FORGEABLE = (
+    "The outputs of {} were supplied by who has the model. Outputs can be forged: an owner who can tell D_Q from the "
+    "withheld examples can make them say anything. They say what is said here if the owner was asked for all examples "
+    "of the pool at once, in mixed order and under names that say nothing (memlib ids), or if the auditor ran the model."
+)
 TICKS = (0.001, 0.1, 0.5, 0.9, 0.999, 0.99999)
 
 
@@ -49,7 +54,7 @@ def build_page(
     rows = with_params(tables["summary"])
     said = verdict_of(rows)
     sections = [
-        _trace_section(rows),
+        _trace_section(rows, [name for name, target in recipe.targets.items() if target.outputs is not None]),
         _rho_section(rows),
         _distribution_section(recipe, confidences, folder),
         _mix_section(tables["curves"], recipe, folder),
@@ -118,7 +123,7 @@ def _interval(row: Mapping[str, Any]) -> str:
     return "" if row["ci_low"] is None else f"95 %: {row['ci_low']:.2f} to {row['ci_high']:.2f}"
 
 
-def _trace_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
+def _trace_section(rows: Sequence[Mapping[str, Any]], supplied: Sequence[str]) -> Section | None:
     traces = [row for row in rows if row["metric"] == "trace"]
     if not traces:
         return None
@@ -147,7 +152,8 @@ def _trace_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
             "Trace: how much higher the model ranks D_Q than withheld examples of the same pool, beyond what models that saw "
             "neither lead one to expect, in normal scores of ranks, weighted towards hard examples. If D_Q was not used, who "
             "was drawn into it changes nothing, so the p-value holds for any model, however it was trained. Adjusted: over "
-            "all targets (Holm)."
+            "all targets (Holm).",
+            *([_FORGEABLE.format(", ".join(supplied))] if supplied else []),
         ],
         table=TableView(headings, table),
     )

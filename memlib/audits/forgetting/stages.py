@@ -19,14 +19,14 @@ from memlib.audits.forgetting.tables import EXAMPLES, UNITS
 from memlib.audits.forgetting.trace import Pool, follows
 from memlib.data.groups import groups_digest, groups_in
 from memlib.data.sets import draw_sets, mix_members
-from memlib.data.splits import LEFT_OUT, SPLITS_FILE
+from memlib.data.splits import LEFT_OUT, SPLITS_FILE, select
 from memlib.data.stages import Shard, SplitsStage, TrainingData
 from memlib.errors import UserError
 from memlib.identity import canonical_json
 from memlib.observe.given import GivenOutputs
 from memlib.provenance import Declared
 from memlib.results import CURVES_FILE, FINDINGS, PAGES, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
-from memlib.specs.data import POOL
+from memlib.specs.data import POOL, QUERY
 from memlib.stage import AnyArtifact, Artifact
 from memlib.stats.likelihood import decimals_of, log_odds, odds_of
 from memlib.store import Attempt
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from memlib.report.page import Page
 
 EXAMPLES_FILE = "examples.parquet"
+NAMED = 3  # examples of D_Q that a page names
 STRANGERS = 0.01  # outputs that follow the examples no better than this share of shuffled ones are refused
 _HERE = "memlib.audits.forgetting"
 
@@ -72,6 +73,13 @@ class DrawSets(SplitsStage):
             shard.index, shard.images, recipe.sets, seed=recipe.split_seed, near=recipe.near_duplicates, group=recipe.group
         )
         write_table(drawn, SPLITS, attempt.path(SPLITS_FILE))
+
+    @classmethod
+    def described(cls, artifact: Artifact[pa.Table]) -> list[str]:
+        """Return the sizes of the sets, and which examples D_Q is."""
+        members = select(artifact.content, QUERY)["example_id"].to_pylist()
+        more = f", ... {members[-1]}" if len(members) > NAMED else ""
+        return [*super().described(artifact), f"D_Q: {len(members):,} examples, {', '.join(members[:NAMED])}{more}"]
 
 
 @dataclass(frozen=True)
@@ -193,7 +201,7 @@ class Score(ScoresStage):
 class Report(PageStage):
     """Draw the page of a forgetting audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 3, (*PAGES, f"{_HERE}.report", f"{_HERE}.stages"))
+    declared: ClassVar[Declared] = Declared("report", 4, (*PAGES, f"{_HERE}.report", f"{_HERE}.stages"))
     title: ClassVar[str] = "report forgetting"
 
     recipe: Recipe

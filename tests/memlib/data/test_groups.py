@@ -8,14 +8,14 @@ import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
-from memlib.data.groups import groups_digest, groups_in, groups_of, joined
+from memlib.data.groups import groups_digest, groups_in, groups_of, joined, near_copies
 from memlib.data.sets import draw_sets
 from memlib.data.splits import hold_out, select, split_examples
 from memlib.errors import UserError
 from memlib.specs import CropSpec, GroupSpec, HoldOutSpec, SetSpec, SplitSpec
 from memlib.specs.data import KNOWN, QUERY, WITHHELD
 from memlib.stats.randomization import Design, two_sided_p
-from memlib.tables import INDEX
+from memlib.tables import INDEX, SPLITS
 
 RNG = np.random.default_rng(0)
 
@@ -189,3 +189,32 @@ def test_every_set_of_the_pool_has_every_class() -> None:
     specs = {"calibration": SetSpec(per_class=2), "query": SetSpec(), "withheld": SetSpec(per_class=4)}
     with pytest.raises(UserError, match="needs 5 examples of class 'c2', but 4 are left"):
         draw_sets(index(names, labels), images, specs, seed=0, near=None)
+
+
+def make_splits(roles: list[str]) -> pa.Table:
+    rows = [
+        {"example_id": f"image-{n}", "row": n, "role": role, "label": 0, "class_name": "a"} for n, role in enumerate(roles)
+    ]
+    return pa.Table.from_pylist(rows, schema=SPLITS.arrow)
+
+
+def test_images_that_look_alike_in_other_roles_are_seen() -> None:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, size=(8, 32, 32, 3), dtype=np.uint8)
+    images[5] = np.clip(images[0].astype(int) + rng.integers(-3, 4, size=images[0].shape), 0, 255)  # a copy in the public set
+    images[6] = images[1]  # in the same role
+    images[7] = images[2]  # left out
+    splits = make_splits(["target", "target", "target", "reference", "public", "public", "target", "left_out"])
+    assert near_copies(splits, images) == [("image-5", "image-0")]  # once, whichever side is asked first
+    images[4] = images[0]
+    assert {frozenset(pair) for pair in near_copies(splits, images)} == {
+        frozenset(("image-0", "image-4")), frozenset(("image-0", "image-5")),
+    }  # fmt: skip
+
+
+def test_a_look_for_copies_needs_two_roles_and_is_no_search() -> None:
+    images = np.zeros((2000, 16, 16, 1), dtype=np.uint8)
+    assert near_copies(make_splits(["train"] * 2000), images) == []
+    assert near_copies(make_splits([]), images) == []
+    found = near_copies(make_splits(["train", "validation"] * 1000), images)
+    assert 0 < len(found) <= 1000

@@ -1,0 +1,96 @@
+"""What a model's owner is asked says nothing of who is D_Q, and what comes back is joined by it."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from flows.cli import main
+from memlib.data.secret import read_secret
+from memlib.observe.given import read_outputs
+from memlib.observe.names import asked_as
+from memlib.specs import OutputsSpec
+
+
+@pytest.fixture
+def secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    (tmp_path / "secret").write_bytes(bytes(range(32)))
+    (tmp_path / "secret").chmod(0o600)
+    monkeypatch.setenv("MEMLIB_SECRET_FILE", str(tmp_path / "secret"))
+    return read_secret()
+
+
+def listed(folder: Path) -> list[str]:
+    with (folder / "ids.csv").open() as file:
+        return [row["example_id"] for row in csv.DictReader(file)]
+
+
+def test_all_of_the_pool_is_asked_for_under_names_that_say_nothing(tmp_path: Path, secret: bytes) -> None:
+    def ask(folder: str) -> int:
+        return main(
+            ["ids", "--recipe", "forgetting_smoke", "--output", str(tmp_path / folder), "--store", str(tmp_path / "s")]
+        )
+
+    assert ask("asked") == 0
+    names = listed(tmp_path / "asked")
+    splits = pq.ParquetFile(next((tmp_path / "s").glob("artifacts/sets/*/*/splits.parquet"))).read().to_pylist()
+    pool = {row["example_id"]: row["role"] for row in splits if row["role"] in ("query", "known", "withheld")}
+    assert len(set(pool.values())) == 3
+    assert names == sorted(asked_as(name, secret) for name in pool)
+    assert not any(name in shown for name in pool for shown in names)
+    real = {asked_as(name, secret): name for name in pool}
+    ranks = {role: [n for n, name in enumerate(names) if pool[real[name]] == role] for role in set(pool.values())}
+    for places in ranks.values():  # spread over the list as at random
+        assert abs(np.mean(places) / len(names) - 0.5) < 4 * np.sqrt(1 / 12 / len(places))
+    rows = {row["example_id"]: row["row"] for row in splits}
+    stored = np.load(next((tmp_path / "s").glob("artifacts/decode/*/*/images.npy")))
+    for name in names[:20]:
+        picture = np.asarray(Image.open(tmp_path / "asked" / "images" / f"{name}.png"))
+        assert np.array_equal(picture.reshape(stored[0].shape), stored[rows[real[name]]])
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "asked").rglob("*") if path.is_file()} == {0o600}
+    assert ask("again") == 0
+    assert listed(tmp_path / "again") == names
+
+
+def test_a_folder_that_is_there_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "there").mkdir()
+    asked: list[Any] = [
+        "ids",
+        "--recipe",
+        "forgetting_smoke",
+        "--output",
+        str(tmp_path / "there"),
+        "--store",
+        str(tmp_path / "s"),
+    ]
+    assert main(asked) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert main(["ids", "--recipe", "smoke", "--output", str(tmp_path / "new")]) == 2
+    assert "for the deja-vu audit; owners are asked for outputs by forgetting alone" in capsys.readouterr().err
+
+
+def test_outputs_are_joined_by_these_names(tmp_path: Path, secret: bytes) -> None:
+    scores = [[0.75, 0.25], [0.5, 0.5], [0.125, 0.875]]
+    members = pa.table({"example_id": ["a", "b", "c"], "label": [0, 1, 1], "class_name": ["x", "y", "y"]})
+    plain = pa.table({"example_id": ["a", "b", "c"], "scores": scores})
+    named = pa.table(
+        {"example_id": [asked_as(name, secret) for name in ("c", "a", "b")], "scores": [scores[n] for n in (2, 0, 1)]}
+    )
+    found = []
+    for table in (plain, named):
+        pq.write_table(table, tmp_path / "outputs.parquet")
+        found.append(read_outputs(OutputsSpec(path=str(tmp_path / "outputs.parquet")), members, 2))
+    np.testing.assert_array_equal(found[0].scores, found[1].scores)
+    assert found[0].digest == found[1].digest
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_commands(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert all(command in script for command in ("plan", "resume", "forgetting", "--recipe"))
