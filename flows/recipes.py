@@ -16,6 +16,8 @@ from memlib.plain import is_plain, plain
 from memlib.private import read_plain
 
 MOST_BYTES = 10 * 2**20  # of a recipe
+EMBEDDED = ("scenes", "digits", "two_moons")  # sources whose size is known, and that budgets of examples are made for
+BUDGETS = ("split", "sets")
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -36,15 +38,41 @@ def load_recipe(name_or_file: str, overrides: Sequence[str] = ()) -> tuple[dict[
         UserError: when there is no such recipe or it is not YAML.
     """
     content: dict[str, Any] = {}
+    left: dict[str, str] = {}
+    before = ""
     for part in reversed(_parts(name_or_file)):
-        content = inherited(content, part.content, part.name)
+        unfit = _unfit(content, part.content)
+        left |= dict.fromkeys(unfit, before)
+        content, before = inherited(_without(content, unfit), part.content, part.name), part.name
     content = overridden(content, overrides)
+    for section, base in left.items():
+        if section not in content:
+            raise UserError(
+                f"{name_or_file} names other data than {base}, whose {section} was made for its own embedded examples; say "
+                f"{section} yourself (memlib recipes {base} shows how)"
+            )
     resources = content.pop("resources", None) or {}
     if not isinstance(resources, dict):
         raise UserError(f"resources is {resources!r}; it is a section, as in resources.gpu=false")
     if content.get("audit") == "sweep" and isinstance(content.get("recipe"), str):  # its machines hold for the sweep
         resources = inherited(load_recipe(content["recipe"])[1], resources, name_or_file)
     return content, resources
+
+
+def _unfit(base: Mapping[str, Any], change: Mapping[str, Any]) -> list[str]:
+    """Return sections that say how many examples have which role, of embedded data that a change replaces by others."""
+    kinds = [_kind_of_source(content) for content in (base, change)]
+    return [name for name in BUDGETS if name in base] if kinds[0] in EMBEDDED and kinds[1] not in (None, kinds[0]) else []
+
+
+def _kind_of_source(content: Mapping[str, Any]) -> Any:
+    for name in ("data", "source", "kind"):
+        content = content.get(name) if isinstance(content, Mapping) else None  # type: ignore[assignment]
+    return content
+
+
+def _without(content: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: value for name, value in content.items() if name not in names}
 
 
 def printed_recipe(name_or_file: str) -> str:
@@ -58,6 +86,8 @@ def printed_recipe(name_or_file: str) -> str:
         return base.text
     found = read_commented(base.text)
     for part in reversed(own):
+        for name in _unfit(found, part.content):
+            found.pop(name)
         found = inherited_commented(found, read_commented(part.text))
     found.pop("extends", None)
     return print_yaml(found)

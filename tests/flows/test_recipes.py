@@ -64,6 +64,29 @@ def test_setting_another_kind_drops_the_old_ones_values(minimal: str) -> None:
     assert content["training"]["objective"] == {"kind": "vicreg", "invariance": 10, "variance": 3}
 
 
+def test_budgets_of_embedded_data_are_not_those_of_others(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    own = "extends: smoke\ndata: {source: {kind: image_folder, path: images}}\n"
+    mine.write_text(own)
+    with pytest.raises(
+        UserError, match="names other data than smoke, whose split was made for its own embedded examples; say"
+    ):
+        load_recipe(str(mine))
+    assert load_recipe(str(mine), ["split.train_per_class=7"])[0]["split"] == {"train_per_class": 7}
+    mine.write_text(own + "split: {train_per_class: 5}\n")
+    content, _ = load_recipe(str(mine))
+    assert content["split"] == {"train_per_class": 5}  # nothing of the 160 public images of each digit
+    assert content["training"]["epochs"] == 90
+    assert "public_per_class" not in printed_recipe(str(mine))
+    mine.write_text("extends: smoke\ndata: {source: {kind: scenes, num_examples: 5000}}\n")
+    assert load_recipe(str(mine))[0]["split"]["public_per_class"] == 160
+    mine.write_text("extends: forgetting_smoke\ndata: {source: {kind: image_folder, path: images}}\n")
+    with pytest.raises(UserError, match="whose sets was made"):
+        load_recipe(str(mine))
+    mine.write_text("extends: deja_vu_tiny_imagenet\ndata: {source: {kind: npz, path: a.npz}}\n")
+    assert load_recipe(str(mine))[0]["split"]["train_per_class"] > 0  # of real data: the reader knows what they extend
+
+
 def test_a_recipe_extends_another(tmp_path: Path, minimal: str) -> None:
     child = tmp_path / "child.yaml"
     child.write_text(f"extends: {minimal}\ntraining: {{epochs: 9}}\n")
