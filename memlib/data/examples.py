@@ -23,6 +23,7 @@ from memlib.identity import canonical_json, file_digest
 from memlib.private import PRIVATE, make_folder, user_folder
 
 REHASH = "MEMLIB_REHASH"
+MEMO_ROWS = 2_000  # files whose digests are written down together
 MOST_CLASSES = 1_000_000
 NO_BOXES: NDArray[np.int64] = np.zeros((0, 4), dtype=np.int64)
 
@@ -226,7 +227,13 @@ def look_at_image(path: str) -> Collection[str]:
 
 
 class _HashMemo:
-    """What was found out about local files, remembered in the user's cache folder: sha256, oddities of their images."""
+    """What was found out about local files, remembered in the user's cache folder: sha256, oddities of their images.
+
+    It is written down many files at a time: a commit each would take longer than reading a small file.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[str, list[tuple[str, str]]] = {"digests": [], "oddities": []}
 
     def __enter__(self) -> "_HashMemo":
         try:
@@ -244,6 +251,8 @@ class _HashMemo:
         self._db.execute("create table if not exists oddities (mark text primary key, said text)")
 
     def __exit__(self, *_: object) -> None:
+        for table in self._found:
+            self._write_down(table)
         self._db.close()
 
     def digest(self, path: Path) -> str:
@@ -263,6 +272,14 @@ class _HashMemo:
         if row is not None and not os.environ.get(REHASH):
             return str(row[0])
         found = find()
-        with contextlib.suppress(sqlite3.Error):  # another process is writing: it is only a memo
-            self._db.execute(f"insert or replace into {table} values (?, ?)", (mark, found))
+        self._found[table].append((mark, found))
+        if len(self._found[table]) >= MEMO_ROWS:
+            self._write_down(table)
         return found
+
+    def _write_down(self, table: str) -> None:
+        rows, self._found[table] = self._found[table], []
+        with contextlib.suppress(sqlite3.Error):  # another process is writing: it is only a memo
+            self._db.execute("begin immediate")
+            self._db.executemany(f"insert or replace into {table} values (?, ?)", rows)
+            self._db.execute("commit")
