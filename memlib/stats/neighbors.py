@@ -2,12 +2,13 @@
 
 The result is a pure function of the vectors: neighbours are ordered by (squared L2 distance, id), and neither the
 batch of queries nor the size or order of the shards can change it. A fast search proposes candidates in float32
-(or float16); their distances are then computed again pair by pair, and a query whose k-th neighbour is too close
-to the last candidate for the proposal's rounding is searched by brute force.
+(or float16); their distances are then computed again pair by pair. A query whose k-th neighbour may be further away than
+a vector that was not proposed, for all that the proposal's rounding says, is asked again in float32 for more candidates,
+and in the end for all.
 """
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import faiss
 import numpy as np
@@ -20,8 +21,13 @@ from memlib.specs import Tie
 Backend = Literal["faiss", "torch"]
 
 MARGIN = 8  # candidates beyond k
+WIDENING = 8  # how many times more of them a query that is not settled is asked for
 FAISS_GPU_K = 2048  # the most neighbours that faiss finds on a GPU
-ROUNDING = {"float32": 1e-5, "float16": 2e-2}  # of a proposed distance, relative to |query|^2 + |vector|^2
+GPU_SCRATCH = 2**29  # bytes that a search takes beside the vectors
+ROUNDING = 1e-5  # of a proposed distance, relative to |query|^2 + |vector|^2
+HALF = 1.01 * 2.0**-11  # of a number stored in float16, relative to it
+LEAST_HALF = 2.0**-25  # the same of the least of them
+LARGEST_HALF = 6.0e4
 _ID_BITS = np.uint64(32)
 _PAIRS = 2**18  # pairs recomputed at a time by the torch backend
 
@@ -83,18 +89,60 @@ def _search_shard(
     engine: "_Faiss | _Torch",
 ) -> NDArray[np.uint64]:
     """The k smallest keys (distance, id) of one shard for each query: (num_queries, k), sorted."""
-    wanted = min(k + MARGIN, len(vectors))
-    proposed, candidates = engine.propose(queries, wanted)
-    keys = _keys(engine.distances(queries, candidates), ids[candidates])
-    keys.sort(axis=1)
-    keys = keys[:, :k]
-    if wanted == len(vectors):
-        return keys
-    kth = (keys[:, -1] >> _ID_BITS).astype(np.uint32).view(np.float32)
-    norms = engine.squared_norms(queries)
-    unsafe = np.flatnonzero(~(kth < proposed[:, -1] - engine.rounding * (norms + engine.largest_norm)))
-    everything = np.arange(len(vectors), dtype=np.int64)[None]
-    for row in unsafe:
+    keys = np.empty((len(queries), k), dtype=np.uint64)
+    left, margin = np.arange(len(queries)), MARGIN
+    while len(left):
+        wanted = min(k + margin, len(vectors))
+        if wanted > engine.most_candidates:
+            return _with_all(keys, left, queries, ids, k, engine)
+        asked = queries[left]
+        proposed, candidates = engine.propose(asked, wanted)
+        found = _keys(engine.distances(asked, candidates), ids[candidates])
+        found.sort(axis=1)
+        keys[left] = found[:, :k]
+        if wanted == len(vectors):
+            break
+        kth = (found[:, k - 1] >> _ID_BITS).astype(np.uint32).view(np.float32)
+        left = left[~(kth < _least_left(engine, asked, proposed[:, -1], kth))]
+        margin *= WIDENING
+        engine.use_float32()
+    return keys
+
+
+def _least_left(
+    engine: "_Faiss | _Torch", queries: NDArray[np.float32], proposed: NDArray[np.float32], kth: NDArray[np.float32]
+) -> NDArray[np.float64]:
+    """What a vector that was not proposed is at least away from each query, where it could be among its k nearest at all.
+
+    A vector so long that it must be further away than the k-th neighbour does not count, however badly rounded: one long
+    vector in the public set makes no query unsafe.
+
+    Args:
+        engine: who proposed.
+        queries: (num_queries, dim).
+        proposed: (num_queries,) squared distances of the last candidates, as they were proposed.
+        kth: (num_queries,) exact squared distances of the k-th neighbours.
+    """
+    norms = engine.squared_norms(queries).astype(np.float64)
+    reach = np.sqrt(norms) + np.sqrt(kth.astype(np.float64))
+    longest = np.minimum(engine.largest_norm, reach**2 * 1.001)
+    least = np.sqrt(np.maximum(proposed - ROUNDING * (norms + longest), 0.0))
+    stored = engine.half * (np.sqrt(norms) + np.sqrt(longest)) + 2 * engine.least_half * np.sqrt(queries.shape[1])
+    found: NDArray[np.float64] = np.maximum(least - stored, 0.0) ** 2
+    return found
+
+
+def _with_all(
+    keys: NDArray[np.uint64],
+    left: NDArray[np.int64],
+    queries: NDArray[np.float32],
+    ids: NDArray[np.uint64],
+    k: int,
+    engine: "_Faiss | _Torch",
+) -> NDArray[np.uint64]:
+    """The keys, with those of the queries that are left found among all vectors."""
+    everything = np.arange(len(ids), dtype=np.int64)[None]
+    for row in left:
         row_keys = _keys(engine.distances(queries[row : row + 1], everything), ids[None])
         keys[row] = np.sort(np.partition(row_keys[0], k - 1)[:k])
     return keys
@@ -116,18 +164,36 @@ def _engine(
 
 
 class _Faiss:
-    """Candidates by faiss's brute-force search on its GPU or the CPU; distances by its pairwise kernel."""
+    """Candidates by faiss's brute-force search on its GPU or the CPU; distances by its pairwise kernel, or on that GPU.
+
+    Args:
+        vectors: (n, dim) float32.
+        storage: of the vectors while candidates are proposed.
+        on_gpu: whether faiss has one.
+    """
 
     def __init__(self, vectors: NDArray[np.float32], storage: str, *, on_gpu: bool) -> None:
-        self._vectors = vectors
-        self._on_gpu = on_gpu
+        self._vectors, self._on_gpu = vectors, on_gpu
         self._centre = vectors.mean(axis=0, dtype=np.float64).astype(np.float32)  # distances do not depend on it
         self._centred = vectors - self._centre
-        self.rounding = ROUNDING["float32"]
-        if storage == "float16" and self._on_gpu:
-            self._centred = self._centred.astype(np.float16)
-            self.rounding = ROUNDING["float16"]
         self.largest_norm = float(np.einsum("ij,ij->i", self._centred, self._centred, dtype=np.float32).max())
+        self.most_candidates = FAISS_GPU_K if on_gpu else len(vectors)
+        self.half = self.least_half = 0.0
+        if storage == "float16" and np.abs(self._centred).max() < LARGEST_HALF:
+            self._stored: NDArray[np.floating] = self._centred.astype(np.float16)
+            self.half, self.least_half = HALF, LEAST_HALF
+        else:
+            self._stored = self._centred
+        self._resources: Any = None
+        self._exact: torch.Tensor | None = None
+        if on_gpu:
+            self._resources = faiss.StandardGpuResources()
+            self._resources.setTempMemory(GPU_SCRATCH)
+            self._exact = torch.from_numpy(vectors).to("cuda")
+
+    def use_float32(self) -> None:
+        """Propose in float32 from now on."""
+        self._stored, self.half, self.least_half = self._centred, 0.0, 0.0
 
     def squared_norms(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
         centred = queries - self._centre
@@ -135,20 +201,21 @@ class _Faiss:
         return norms
 
     def propose(self, queries: NDArray[np.float32], count: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        centred = queries - self._centre
+        centred = (queries - self._centre).astype(self._stored.dtype)
         if self._on_gpu:
-            resources = faiss.StandardGpuResources()
-            proposed, candidates = faiss.knn_gpu(resources, centred.astype(self._centred.dtype), self._centred, count)
-        else:
-            proposed, candidates = faiss.knn(centred, self._centred, count)
+            proposed, candidates = faiss.knn_gpu(self._resources, centred, self._stored, count)
+        else:  # faiss's CPU knows float32 alone
+            proposed, candidates = faiss.knn(centred.astype(np.float32), self._stored.astype(np.float32, copy=False), count)
         return proposed, candidates.astype(np.int64)
 
     def distances(self, queries: NDArray[np.float32], candidates: NDArray[np.int64]) -> NDArray[np.float32]:
+        if self._exact is not None:
+            return _distances(self._exact, queries, candidates)
         result = np.empty(candidates.shape, dtype=np.float32)
         candidates = np.ascontiguousarray(candidates)
         faiss.fvec_L2sqr_by_idx(  # type: ignore[attr-defined]
             faiss.swig_ptr(result),
-            faiss.swig_ptr(queries),
+            faiss.swig_ptr(np.ascontiguousarray(queries)),
             faiss.swig_ptr(self._vectors),
             faiss.swig_ptr(candidates),
             queries.shape[1],
@@ -160,7 +227,7 @@ class _Faiss:
 class _Torch:
     """The same in plain torch, for machines whose GPU faiss cannot use."""
 
-    rounding = ROUNDING["float32"]
+    half = least_half = 0.0
 
     def __init__(self, vectors: NDArray[np.float32], device: torch.device) -> None:
         self._device = device
@@ -169,6 +236,10 @@ class _Torch:
         self._centred = self._vectors - self._centre
         self._norms = self._centred.square().sum(dim=1)
         self.largest_norm = float(self._norms.max())
+        self.most_candidates = len(vectors)
+
+    def use_float32(self) -> None:
+        """It always does."""
 
     def squared_norms(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
         centred = torch.from_numpy(queries).to(self._device) - self._centre
@@ -186,14 +257,19 @@ class _Torch:
         return proposed, candidates
 
     def distances(self, queries: NDArray[np.float32], candidates: NDArray[np.int64]) -> NDArray[np.float32]:
-        rows = max(1, _PAIRS // candidates.shape[1])
-        parts = []
-        for start in range(0, len(queries), rows):
-            chosen = torch.from_numpy(candidates[start : start + rows]).to(self._device)
-            asked = torch.from_numpy(queries[start : start + rows]).to(self._device)
-            difference = self._vectors[chosen].double() - asked[:, None].double()
-            parts.append(difference.square().sum(dim=2).float().cpu().numpy())
-        return np.concatenate(parts)
+        return _distances(self._vectors, queries, candidates)
+
+
+def _distances(vectors: torch.Tensor, queries: NDArray[np.float32], candidates: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Squared distances (num_queries, num_candidates) between each query and its candidates, on the vectors' device."""
+    rows = max(1, _PAIRS // candidates.shape[1])
+    parts = []
+    for start in range(0, len(queries), rows):
+        chosen = torch.from_numpy(candidates[start : start + rows]).to(vectors.device)
+        asked = torch.from_numpy(queries[start : start + rows]).to(vectors.device)
+        difference = vectors[chosen].double() - asked[:, None].double()
+        parts.append(difference.square().sum(dim=2).float().cpu().numpy())
+    return np.concatenate(parts)
 
 
 def vote(

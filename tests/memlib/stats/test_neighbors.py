@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memlib.errors import UserError
+from memlib.stats import neighbors
 from memlib.stats.neighbors import nearest_neighbors, vote
 
 
@@ -64,6 +65,62 @@ def test_a_common_offset_costs_no_precision(backend: str) -> None:
     queries = (1000 + rng.integers(-8, 8, size=(20, 6)) / 8).astype(np.float32)
     found, _ = nearest_neighbors(queries, [(np.arange(400), public)], 15, backend=backend)
     assert np.array_equal(found, slow_neighbors(queries, public, np.arange(400), 15))
+
+
+class Asked:
+    """An engine that notes how many queries it was asked for how many candidates."""
+
+    def __init__(self, public: np.ndarray, storage: str = "float32", most: int | None = None) -> None:
+        self.engine, self.calls = neighbors._Faiss(public, storage, on_gpu=False), []
+        self.engine.most_candidates = most or len(public)
+        self._propose = self.engine.propose
+        self.engine.propose = self.propose  # type: ignore[method-assign]
+
+    def propose(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+        self.calls.append((len(queries), count))
+        return self._propose(queries, count)
+
+    def search(self, queries: np.ndarray, public: np.ndarray, k: int) -> np.ndarray:
+        keys = neighbors._search_shard(queries, np.arange(len(public), dtype=np.uint64), public, k, self.engine)
+        return (keys & np.uint64(2**32 - 1)).astype(np.int64)
+
+
+def test_a_long_vector_makes_no_query_unsafe(vectors: tuple[np.ndarray, np.ndarray]) -> None:
+    queries, public = vectors
+    longer = public.copy()
+    longer[3] *= 1000
+    asked = Asked(longer)
+    found = asked.search(queries, longer, 20)
+    assert asked.calls == [(50, 28)]  # once, and for no more than ever
+    assert np.array_equal(found, slow_neighbors(queries, longer, np.arange(700), 20))
+
+
+@given(seed=st.integers(0, 1000), lattice=st.booleans(), scale=st.sampled_from([1e-6, 1.0, 3e3, 1e6]))
+@settings(max_examples=40, deadline=None)
+def test_float16_proposes_and_float32_decides(seed: int, lattice: bool, scale: float) -> None:
+    rng = np.random.default_rng(seed)
+    queries, public = rng.normal(size=(30, 8)), rng.normal(size=(300, 8))
+    if lattice:  # ties everywhere
+        queries, public = queries.round(), public.round()
+    queries, public = (queries * scale).astype(np.float32), (public * scale).astype(np.float32)
+    plain, half = Asked(public), Asked(public, "float16")
+    assert np.array_equal(half.search(queries, public, 10), plain.search(queries, public, 10))
+    assert (half.calls[0], half.engine.half) == ((30, 18), 0.0) or len(half.calls) == 1
+
+
+def test_a_query_that_is_not_settled_is_asked_for_more_and_in_the_end_for_all() -> None:
+    rng = np.random.default_rng(0)
+    public = rng.normal(size=(2000, 4)).astype(np.float32)
+    public /= np.linalg.norm(public, axis=1, keepdims=True)  # all as far from the middle
+    queries = np.concatenate([np.zeros((1, 4)), rng.normal(size=(5, 4))]).astype(np.float32)
+    for most in (None, 100):  # as many candidates as faiss finds on a GPU, then by brute force
+        asked = Asked(public, most=most)
+        found = asked.search(queries, public, 10)
+        distances = neighbors._Faiss(public, "float32", on_gpu=False).distances(queries, np.tile(np.arange(2000), (6, 1)))
+        expected = np.array([np.lexsort((np.arange(2000), row))[:10] for row in distances])
+        assert np.array_equal(found, expected)
+        widened = [(6, 18), (1, 74), (1, 522), (1, 2000)]
+        assert asked.calls == (widened if most is None else widened[:2])
 
 
 def test_more_neighbors_than_examples_are_refused() -> None:
