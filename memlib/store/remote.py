@@ -181,11 +181,16 @@ class Remote(Backend):
     @override
     def local(self, path: str, expected: FileRecord) -> Path:
         copy = self._copies.path(expected)
-        problem = self._problem(copy, expected)
-        for _ in range(FETCHES):  # no copy, or a damaged one: the remote file decides
-            if not problem or not self._fetch(path, expected):
-                break
-            problem = self._problem(copy, expected)
+        if self._copies.is_seen(expected):
+            return copy
+        with self._copies.turn(expected):
+            problem = "" if self._copies.is_seen(expected) else self._problem(copy, expected)
+            for _ in range(FETCHES):  # no copy, or a damaged one: the remote file decides
+                if not problem or not self._fetch(path, expected):
+                    break
+                problem = self._problem(copy, expected)
+            if not problem:
+                self._copies.note_seen(expected)
         if problem:
             self._copies.forget(expected)
             if self._is_sound_there(path, expected):

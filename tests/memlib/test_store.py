@@ -1,10 +1,14 @@
 import errno
+import hashlib
 import json
 import logging
+import multiprocessing
 import os
 import pickle
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -13,8 +17,9 @@ from botocore.exceptions import ClientError
 
 from memlib.errors import CorruptArtifact, RunError, UserError
 from memlib.logs import recording
-from memlib.records import sealed
-from memlib.store import MARKER, Ref, Store
+from memlib.records import FileRecord, sealed
+from memlib.store import MARKER, Ref, Store, backend
+from memlib.store.copies import Copies
 from memlib.store.remote import Remote
 
 REF = Ref("decode", "0" * 32)
@@ -251,6 +256,84 @@ def test_the_cache_of_remote_files_keeps_to_its_size(tmp_path: Path) -> None:
     store.backend._copies.make_room(0)
     assert [path.name for path in tmp_path.glob("*.part")] == ["under_way.part"]
     assert len(store.artifacts.local_path(refs[0], "data.bin").read_bytes()) == 1000
+
+
+def _fetch_in_a_process(folder: str, number: int, fetched: Any, ready: Any) -> None:
+    store = Store("memory://bucket", cache=f"{folder}/cache")
+    remote = store.backend
+    assert isinstance(remote, Remote)
+
+    def get(there: str, part: str) -> None:
+        fetched.put(number)
+        Path(part).write_bytes(Path(folder, "there").read_bytes())
+
+    remote.file_system = SimpleNamespace(get_file=get)
+    ready.wait()
+    data = Path(folder, "there").read_bytes()
+    copy = remote.local("there", FileRecord(size=len(data), sha256=hashlib.sha256(data).hexdigest()))
+    assert copy.read_bytes() == data
+
+
+def test_processes_that_want_one_file_fetch_it_once(tmp_path: Path) -> None:
+    (tmp_path / "there").write_bytes(os.urandom(1_000_000))
+    spawn = multiprocessing.get_context("fork")
+    fetched, ready = spawn.Queue(), spawn.Barrier(4)
+    processes = [spawn.Process(target=_fetch_in_a_process, args=(str(tmp_path), n, fetched, ready)) for n in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert fetched.get(timeout=5) in range(4)
+    assert fetched.empty()
+
+
+def test_a_copy_is_read_once_a_machine_unless_it_was_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsspec.filesystem("memory").store.clear()
+    fsspec.filesystem("memory").pseudo_dirs[:] = [""]
+    commit(Store("memory://bucket", cache=str(tmp_path / "other")))
+    read: list[Path] = []
+    hashing = backend.file_digest
+    monkeypatch.setattr(backend, "file_digest", lambda path: read.append(path) or hashing(path))
+
+    def fresh() -> Path:  # as another process
+        return Store("memory://bucket", cache=str(tmp_path / "mine")).artifacts.local_path(REF, "data.bin")
+
+    copy = fresh()
+    assert fresh() == copy
+    assert read == [copy]
+    copy.write_bytes(b"CONTENT")
+    assert fresh().read_bytes() == b"content"
+    assert read == [copy] * 3  # damaged, so fetched and read again
+
+
+def test_a_file_that_is_larger_than_all_copies_may_be_is_refused(tmp_path: Path) -> None:
+    fsspec.filesystem("memory").store.clear()
+    fsspec.filesystem("memory").pseudo_dirs[:] = [""]
+    commit(Store("memory://bucket", cache=str(tmp_path / "other")), b"x" * 2000)
+    small = Store("memory://bucket", cache=str(tmp_path / "small"), cache_bytes=1000)
+    with pytest.raises(UserError, match="raise MEMLIB_CACHE_GB"):
+        small.artifacts.local_path(REF, "data.bin")
+
+
+def test_room_that_is_given_away_is_not_given_twice(tmp_path: Path) -> None:
+    copies, under_way, most = Copies(tmp_path, 2500), [0], [0]
+    (tmp_path / "killed.room").write_bytes(b"")
+    os.truncate(tmp_path / "killed.room", 2500)  # nobody holds it any more
+
+    def get(part: Path) -> None:
+        under_way[0] += 1
+        most[0] = max(most[0], under_way[0])
+        part.write_bytes(b"x" * 1000)
+        time.sleep(0.3)
+        under_way[0] -= 1
+
+    with ThreadPoolExecutor(4) as pool:
+        files = [FileRecord(size=1000, sha256=str(n) * 64) for n in range(4)]
+        assert list(pool.map(lambda file: copies.fetch(get, file), files)) == [True] * 4
+    assert most == [2]
+    assert sum(path.stat().st_size for path in tmp_path.iterdir() if not path.suffix) <= 2500
+    assert not list(tmp_path.glob("*.room"))
 
 
 def test_what_was_left_to_resume_goes_when_the_artifact_is_committed(tmp_path: Path) -> None:
