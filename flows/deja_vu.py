@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from memlib.audits.deja_vu.recipe import Recipe
 from memlib.audits.deja_vu.scores import DIRECTIONS, Direction
-from memlib.audits.deja_vu.stages import ROLE_OF, Embed, Embeddings, Probe, Report, Score, Search, Searches, View
+from memlib.audits.deja_vu.stages import ROLE_OF, Embed, EmbeddedView, Found, Probe, Report, Score, Search, Searches, View
 from memlib.data.splits import PUBLIC, REFERENCE, SHARED, TARGET, crop_rectangles, select
 from memlib.data.stages import Decode, Shard, Split
 from memlib.errors import UserError
@@ -21,6 +21,7 @@ from memlib.training.fit import Train, TrainedModel
 STAGES = (Decode, Split, Train, Embed, Search, Probe, Score, Report)
 Side = tuple[int, Direction]
 Models = Mapping[Side, Artifact[TrainedModel]]
+PUBLIC_VIEW, PROBED_VIEW = View((PUBLIC,)), View((TARGET, REFERENCE, SHARED))
 
 
 def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
@@ -77,47 +78,69 @@ def _training(recipe: Recipe, shard: Artifact[Shard], splits: Artifact[pa.Table]
 
 
 class _Observations:
-    """Embeddings, searches and probes of all models."""
+    """Embeddings, searches and probes of all models; each step is submitted at once, whatever it is made of."""
 
     def __init__(
         self, runner: Runner, recipe: Recipe, shard: Artifact[Shard], splits: Artifact[pa.Table], models: Models
     ) -> None:
         self.runner, self.recipe, self.shard, self.splits, self.models = runner, recipe, shard, splits, models
-        self._embedded: dict[tuple[Artifact[TrainedModel], int, View], Artifact[Embeddings]] = {}
         self.layers = recipe.model_layers
+        self._views = self._embed()
 
-    def embed(
-        self, model: Artifact[TrainedModel], epoch: int, *roles: str, crop: CropSpec | None = None
-    ) -> Artifact[Embeddings]:
-        view = View(roles, crop)
-        if (model, epoch, view) not in self._embedded:  # once a run, however many layers and searches read it
-            stage = Embed(model, epoch, view, self.shard, self.splits, self.layers)
-            self._embedded[model, epoch, view] = self.runner.run(stage)
-        return self._embedded[model, epoch, view]
+    def _embed(self) -> dict[tuple[Side, int, View], EmbeddedView]:
+        """Every view of every model, once a run, however many layers and searches read it."""
+        epochs, last = self.recipe.epochs, self.recipe.training.epochs
+        wanted = [(epoch, view) for epoch in epochs for view in (*map(_queries, self.recipe.crops), PUBLIC_VIEW)]
+        stages = {
+            (side, epoch, view): Embed(model, epoch, view, self.shard, self.splits, self.layers).in_parts()
+            for side, model in self.models.items()
+            for epoch, view in dict.fromkeys([*wanted, (last, PROBED_VIEW)])
+        }
+        made = iter(self.runner.run_all([part for parts in stages.values() for part in parts]))
+        return {which: EmbeddedView([next(made) for _ in parts]) for which, parts in stages.items()}
 
     def searches(self) -> list[Searches]:
         """Every layer, epoch, crop and pair; the headline's setting first."""
         recipe, k = self.recipe, max(self.recipe.decode.k)
         storage: Any = "float16" if self.runner.resources.index_float16 else "float32"
-        found = []
-        for epoch in recipe.epochs:
-            for crop in recipe.crops:
-                for layer in recipe.layers:
-                    for pair in range(recipe.pairs):
-                        neighbors, public = [], []
-                        for direction in DIRECTIONS:
-                            model = self.models[pair, direction]
-                            queries = self.embed(model, epoch, TARGET, REFERENCE, crop=crop)
-                            public.append(self.embed(model, epoch, PUBLIC))
-                            neighbors.append(self.runner.run(Search(queries, public[-1], layer, k, storage)))
-                        found.append(Searches(pair, layer, epoch, crop.mode, (neighbors[0], neighbors[1]), public[0]))
-        return found
+        settings = [
+            (pair, layer, epoch, crop)
+            for epoch in recipe.epochs
+            for crop in recipe.crops
+            for layer in recipe.layers
+            for pair in range(recipe.pairs)
+        ]
+        stages = {
+            (setting, direction): [
+                Search(part, self._views[(pair, direction), epoch, PUBLIC_VIEW], layer, k, storage)
+                for part in self._views[(pair, direction), epoch, _queries(crop)].parts
+            ]
+            for setting in settings
+            for pair, layer, epoch, crop in [setting]
+            for direction in DIRECTIONS
+        }
+        made = iter(self.runner.run_all([part for parts in stages.values() for part in parts]))
+        found = {which: Found([next(made) for _ in parts]) for which, parts in stages.items()}
+        return [
+            Searches(
+                pair, layer, epoch, crop.mode,
+                (found[setting, DIRECTIONS[0]], found[setting, DIRECTIONS[1]]),
+                self._views[(pair, DIRECTIONS[0]), epoch, PUBLIC_VIEW],
+            )
+            for setting in settings
+            for pair, layer, epoch, crop in [setting]
+        ]  # fmt: skip
 
     def probes(self) -> list[Artifact[pa.Table]]:
         """A linear probe on the backbone and the last layer of each model."""
         layers = tuple(dict.fromkeys(("backbone", self.layers[-1])))
-        found = []
-        for (pair, direction), model in self.models.items():
-            images = self.embed(model, self.recipe.training.epochs, TARGET, REFERENCE, SHARED)
-            found.append(self.runner.run(Probe(images, self.splits, direction, pair, layers)))
-        return found
+        last = self.recipe.training.epochs
+        stages = [
+            Probe(self._views[(pair, direction), last, PROBED_VIEW], self.splits, direction, pair, layers)
+            for pair, direction in self.models
+        ]
+        return self.runner.run_all(stages)
+
+
+def _queries(crop: CropSpec) -> View:
+    return View((TARGET, REFERENCE), crop)

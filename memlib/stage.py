@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
@@ -176,6 +176,9 @@ class Stage(ABC, Generic[Out]):
     def preview(self) -> list[str]:
         """Return the same of an artifact that is not there yet, as far as a look at what it would read tells."""
         return []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]  # nothing it worked out
 
     @cached_property
     def identity(self) -> Identity:

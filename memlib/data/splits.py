@@ -205,9 +205,8 @@ def column(table: pa.Table, name: str) -> NDArray[Any]:
 
 def crop_rectangles(index: pa.Table, example_ids: Sequence[str], crop: CropSpec) -> dict[str, Box]:
     """The background crop of each of the examples that has one, in stored pixels."""
-    wanted = set(example_ids)
-    entries = [entry for entry in index.to_pylist() if entry["example_id"] in wanted]
-    crops = {entry["example_id"]: crop_of(entry, crop) for entry in entries}
+    wanted = index.filter(pc.is_in(index["example_id"], value_set=pa.array(example_ids, type=pa.string())))
+    crops = {entry["example_id"]: crop_of(entry, crop) for entry in wanted.to_pylist()}
     return {name: box for name, box in crops.items() if box is not None}
 
 

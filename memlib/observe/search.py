@@ -1,6 +1,6 @@
 """Neighbours of one set of embeddings among another, from arrays on disk."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -14,7 +14,7 @@ SHARD_BYTES = 512 * 2**20  # of public vectors in memory at a time
 
 def search(
     queries: NDArray[np.float32],
-    public: NDArray[np.float32],
+    public: Sequence[NDArray[np.float32]],
     k: int,
     *,
     device: torch.device | None = None,
@@ -26,7 +26,7 @@ def search(
 
     Args:
         queries: (num_queries, dim) float32.
-        public: (num_public, dim) float32, usually memory-mapped; rows are in order of example id.
+        public: arrays (num_public, dim) float32, one below the other, usually memory-mapped; in order of example id.
         k: how many.
         device: where to search.
         storage: float32, or float16 for the candidate search on a GPU.
@@ -36,13 +36,16 @@ def search(
     Returns:
         rows of `public` (num_queries, k) int64 and squared distances (num_queries, k) float32.
     """
-    rows = max(k, shard_bytes // (4 * public.shape[1]))
+    rows, total = max(k, shard_bytes // (4 * queries.shape[1])), sum(len(part) for part in public)
 
     def shards() -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
-        for start in range(0, len(public), rows):
-            stop = min(start + rows, len(public))
-            yield np.arange(start, stop), np.asarray(public[start:stop])
-            if progress is not None:
-                progress(stop, len(public))
+        done = 0
+        for part in public:
+            for start in range(0, len(part), rows):
+                vectors = np.asarray(part[start : start + rows])
+                yield np.arange(done, done + len(vectors)), vectors
+                done += len(vectors)
+                if progress is not None:
+                    progress(done, total)
 
     return nearest_neighbors(np.asarray(queries), shards(), k, device=device, storage=storage)

@@ -30,9 +30,9 @@ def probe_accuracies(
         device: where to fit.
     """
     device = device or torch.device("cpu")
-    x, y = torch.from_numpy(np.array(train)).to(device), torch.from_numpy(train_labels).to(device)
+    x, y = torch.tensor(train, device=device), torch.from_numpy(train_labels).to(device)
     mean, scale = x.mean(dim=0), x.std(dim=0).clamp(min=1e-6)
-    x = (x - mean) / scale
+    x.sub_(mean).div_(scale)  # in place: the training set may be most of what memory holds
     weight = torch.zeros(num_classes, x.shape[1], device=device, requires_grad=True)
     bias = torch.zeros(num_classes, device=device, requires_grad=True)
     optimizer = torch.optim.LBFGS([weight, bias], max_iter=iterations, line_search_fn="strong_wolfe")
@@ -45,7 +45,7 @@ def probe_accuracies(
 
     optimizer.step(closure)  # type: ignore[no-untyped-call]
     with torch.no_grad():
-        held_out = (torch.from_numpy(np.array(test)).to(device) - mean) / scale
+        held_out = torch.tensor(test, device=device).sub_(mean).div_(scale)
         on_train = F.linear(x, weight, bias).argmax(dim=1) == y
         on_test = F.linear(held_out, weight, bias).argmax(dim=1) == torch.from_numpy(test_labels).to(device)
     return float(on_train.float().mean()), float(on_test.float().mean())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -40,6 +40,9 @@ ROLE_OF: dict[str, str] = {"A": TARGET, "B": REFERENCE}
 _HERE = "memlib.audits.deja_vu"
 
 
+BLOCK_ROWS = 2**16  # images of a part of an embedding; whole batches, so that parts round as the whole does
+
+
 @dataclass(frozen=True)
 class View:
     """Which images a model is shown, and how: whole, or one background crop each."""
@@ -53,7 +56,7 @@ class View:
 
 
 class Embeddings:
-    """Embeddings of a view at some layers, beside the ids of their rows."""
+    """Embeddings of a view at some layers, or of a part of one, beside the ids of their rows."""
 
     def __init__(self, artifact: Artifact[Embeddings]) -> None:
         self._artifact = artifact
@@ -67,6 +70,39 @@ class Embeddings:
         """Return one layer's embeddings (num_examples, dim), memory-mapped."""
         array: NDArray[np.float32] = np.load(self._artifact.path(f"{name}.npy"), mmap_mode="r")
         return array
+
+
+class EmbeddedView:
+    """A view of a model whose embeddings are in parts, each a block of rows.
+
+    Args:
+        parts: in order of their rows.
+    """
+
+    def __init__(self, parts: Sequence[Artifact[Embeddings]]) -> None:
+        self.parts = tuple(parts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (EmbeddedView, (self.parts,))  # without what was read of them here
+
+    @property
+    def key(self) -> Any:
+        """What stages that read it name: a key, or a list of them where there are several parts."""
+        return joint_key(self.parts)
+
+    @cached_property
+    def ids(self) -> pa.Table:
+        """The ids of all parts, as in `Embeddings.ids`."""
+        return pa.concat_tables([part.content.ids for part in self.parts])
+
+    def layer(self, name: str) -> list[NDArray[np.float32]]:
+        """Return one layer's embeddings, an array (num_examples, dim) a part, memory-mapped."""
+        return [part.content.layer(name) for part in self.parts]
+
+
+def joint_key(parts: Sequence[AnyArtifact]) -> Any:
+    """Return what a key says of several artifacts that are read as one; of a single one its key, as if it were no part."""
+    return parts[0].key if len(parts) == 1 else [part.key for part in parts]
 
 
 @dataclass(frozen=True)
@@ -83,11 +119,22 @@ class Embed(Stage[Embeddings]):
     shard: Artifact[Shard]
     splits: Artifact[pa.Table]
     layers: tuple[str, ...]
+    rows: tuple[int, int] | None = None
+
+    def in_parts(self) -> list[Embed]:
+        """Return the stages that make these embeddings a block of rows each; itself where one block is enough."""
+        count = select(self.splits.content, *self.view.roles).num_rows
+        if count <= BLOCK_ROWS:
+            return [self]
+        starts = range(0, count, BLOCK_ROWS)
+        parts = [replace(self, rows=(start, min(start + BLOCK_ROWS, count))) for start in starts]
+        return [part for part in parts if part.units]  # but for blocks without any crop
 
     @property
     def spec(self) -> Mapping[str, Any]:
         """Checkpoint, layers and crop."""
-        return {"epoch": self.epoch, "layers": list(self.layers), **self.view.spec()}
+        rows = {} if self.rows is None else {"rows": list(self.rows)}
+        return {"epoch": self.epoch, "layers": list(self.layers), **self.view.spec(), **rows}
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -105,15 +152,10 @@ class Embed(Stage[Embeddings]):
         """The model."""
         return self.model.ref
 
-    @cached_property
+    @property
     def _shown(self) -> tuple[pa.Table, Mapping[str, tuple[int, int, int, int]] | None]:
         """The rows of the splits that are shown, and their crops by example id."""
-        members = select(self.splits.content, *self.view.roles)
-        if self.view.crop is None:
-            return members, None
-        crops = crop_rectangles(self.shard.content.index, members["example_id"].to_pylist(), self.view.crop)
-        has_crop = pa.array([name in crops for name in members["example_id"].to_pylist()], type=pa.bool_())
-        return members.filter(has_crop), crops
+        return _shown(self.splits, self.shard, self.view, self.rows)
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write ids and embeddings."""
@@ -149,6 +191,20 @@ class Embed(Stage[Embeddings]):
         return Embeddings(artifact)
 
 
+@lru_cache(maxsize=256)  # models are shown the same views
+def _shown(
+    splits: Artifact[pa.Table], shard: Artifact[Shard], view: View, rows: tuple[int, int] | None
+) -> tuple[pa.Table, Mapping[str, tuple[int, int, int, int]] | None]:
+    members = select(splits.content, *view.roles)
+    if rows is not None:
+        members = members.slice(rows[0], rows[1] - rows[0])
+    if view.crop is None:
+        return members, None
+    crops = crop_rectangles(shard.content.index, members["example_id"].to_pylist(), view.crop)
+    has_crop = pa.array([name in crops for name in members["example_id"].to_pylist()], type=pa.bool_())
+    return members.filter(has_crop), crops
+
+
 class Neighbors:
     """The public images that are nearest to each query."""
 
@@ -169,7 +225,7 @@ class Neighbors:
 
 @dataclass(frozen=True)
 class Search(Stage[Neighbors]):
-    """Find the k nearest public images of each query, at one layer; neighbours for fewer are its first columns.
+    """Find the k nearest public images of each query of a part, at one layer; neighbours for fewer are its first columns.
 
     Files: ids.parquet (of the queries), neighbors.npy (num_queries, k) int64 rows of the public ids,
     distances.npy (num_queries, k) float32 squared L2.
@@ -177,9 +233,10 @@ class Search(Stage[Neighbors]):
 
     declared: ClassVar[Declared] = Declared("search", 1, ("memlib.observe.search", "memlib.stats.neighbors"))
     title: ClassVar[str] = "search neighbours"
+    place: ClassVar[Place] = "anywhere"
 
     queries: Artifact[Embeddings]
-    public: Artifact[Embeddings]
+    public: EmbeddedView
     layer: str
     k: int
     storage: Literal["float32", "float16"] = "float32"  # changes nothing but speed and memory
@@ -198,7 +255,7 @@ class Search(Stage[Neighbors]):
         """Write neighbours and distances."""
         from memlib.observe.search import search
 
-        queries, public = (side.content.layer(self.layer) for side in (self.queries, self.public))
+        queries, public = self.queries.content.layer(self.layer), self.public.layer(self.layer)
         found = search(queries, public, self.k, device=device, storage=self.storage, progress=attempt.progress)
         np.save(attempt.path(NEIGHBORS), found[0])
         np.save(attempt.path(DISTANCES), found[1])
@@ -216,8 +273,9 @@ class Probe(Stage[pa.Table]):
 
     declared: ClassVar[Declared] = Declared("probe", 1, ("memlib.stats.probe", f"{_HERE}.stages"))
     title: ClassVar[str] = "linear probe"
+    place: ClassVar[Place] = "anywhere"
 
-    images: Artifact[Embeddings]
+    images: EmbeddedView
     splits: Artifact[pa.Table]
     direction: Direction
     pair: int
@@ -237,7 +295,7 @@ class Probe(Stage[pa.Table]):
         """Write accuracies by layer."""
         from memlib.stats.probe import probe_accuracies
 
-        splits, ids = self.splits.content, self.images.content.ids
+        splits, ids = self.splits.content, self.images.ids
         own = set(select(splits, ROLE_OF[self.direction], SHARED)["example_id"].to_pylist())
         other = set(select(splits, ROLE_OF["B" if self.direction == "A" else "A"])["example_id"].to_pylist())
         names, labels = ids["example_id"].to_pylist(), ids["label"].to_numpy()
@@ -245,10 +303,10 @@ class Probe(Stage[pa.Table]):
         test = np.array([name in other for name in names])
         rows = []
         for layer in self.layers:
-            array = self.images.content.layer(layer)
-            accuracies = probe_accuracies(
-                array[train], labels[train], array[test], labels[test], num_classes=int(labels.max()) + 1, device=device
-            )
+            arrays = self.images.layer(layer)
+            inner, outer = _rows_of(arrays, train), _rows_of(arrays, test)
+            num_classes = int(labels.max()) + 1
+            accuracies = probe_accuracies(inner, labels[train], outer, labels[test], num_classes=num_classes, device=device)
             row = {"layer": layer, "direction": self.direction, "pair": self.pair, "n": int(test.sum())}
             rows.append({**row, "train_accuracy": accuracies[0], "test_accuracy": accuracies[1]})
         pq.write_table(pa.Table.from_pylist(rows), attempt.path(PROBE))
@@ -259,6 +317,43 @@ class Probe(Stage[pa.Table]):
         return read_table(artifact.path(PROBE))
 
 
+def _rows_of(arrays: Sequence[NDArray[np.float32]], wanted: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """Return the wanted rows of arrays that are one below the other, (num_wanted, dim)."""
+    found = np.empty((int(wanted.sum()), arrays[0].shape[1]), dtype=np.float32)
+    start = put = 0
+    for array in arrays:
+        chosen = wanted[start : start + len(array)]
+        found[put : put + int(chosen.sum())] = array[chosen]
+        start, put = start + len(array), put + int(chosen.sum())
+    return found
+
+
+class Found:
+    """The neighbours of all queries under one model, in parts.
+
+    Args:
+        parts: in order of the queries' rows.
+    """
+
+    def __init__(self, parts: Sequence[Artifact[Neighbors]]) -> None:
+        self.parts = tuple(parts)
+
+    @property
+    def key(self) -> Any:
+        """What stages that read it name."""
+        return joint_key(self.parts)
+
+    @property
+    def ids(self) -> pa.Table:
+        """The ids of the queries, as in `Embeddings.ids`; read anew, a setting at a time."""
+        return pa.concat_tables([part.open().ids for part in self.parts])
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """Rows of the public ids (num_queries, k), the nearest first."""
+        return np.concatenate([part.open().rows for part in self.parts])
+
+
 @dataclass(frozen=True)
 class Searches:
     """What was found for one setting of one pair: the searches under A's and B's model, and the public embeddings."""
@@ -267,8 +362,8 @@ class Searches:
     layer: str
     epoch: int
     crop: str
-    by_model: tuple[Artifact[Neighbors], Artifact[Neighbors]]  # under the model trained on A, on B
-    public: Artifact[Embeddings]
+    by_model: tuple[Found, Found]  # under the model trained on A, on B
+    public: EmbeddedView
 
 
 @dataclass(frozen=True)
@@ -318,12 +413,11 @@ class Score(ScoresStage):
 
     def _decodings(self) -> Iterator[Decoding]:
         for found in self.searches:
-            public_labels = found.public.content.ids["label"].to_numpy()
-            seen = [neighbors.open() for neighbors in found.by_model]  # not kept: a setting at a time
-            ids = seen[0].ids
-            assert ids.equals(seen[1].ids), "the two models were shown different crops"
+            public_labels = found.public.ids["label"].to_numpy()
+            ids = found.by_model[0].ids
+            assert ids.equals(found.by_model[1].ids), "the two models were shown different crops"
             names, labels = ids["example_id"].to_pylist(), ids["label"].to_numpy()
-            classes = [public_labels[neighbors.rows] for neighbors in seen]
+            classes = [public_labels[neighbors.rows] for neighbors in found.by_model]
             for direction in DIRECTIONS:
                 audited = select(self.splits.content, ROLE_OF[direction])
                 group_of = dict(zip(audited["example_id"].to_pylist(), _groups(audited), strict=True))
@@ -402,9 +496,9 @@ class _Pictures:
         self._searches = {(s.pair, s.layer, s.epoch, s.crop): s for s in stage.searches}
         self._most, self._images, splits = stage.recipe.report.neighbors, stage.shard.content.images, stage.splits.content
         self._class_names = dict(zip(splits["label"].to_pylist(), splits["class_name"].to_pylist(), strict=True))
-        self._rows_of = lru_cache(self._read_rows)
+        self._rows_of, self._nearest_of = lru_cache(self._read_rows), lru_cache(lambda found: found.rows[:, : self._most])
 
-    def _read_rows(self, content: Embeddings | Neighbors) -> dict[str, dict[str, Any]]:
+    def _read_rows(self, content: EmbeddedView | Found) -> dict[str, dict[str, Any]]:
         return {row["example_id"]: {**row, "position": i} for i, row in enumerate(content.ids.to_pylist())}
 
     def show(self, unit: Mapping[str, Any]) -> Shown:
@@ -413,13 +507,13 @@ class _Pictures:
 
         found = self._searches[unit["pair"], unit["layer"], unit["epoch"], unit["crop"]]
         target, reference = found.by_model if unit["direction"] == "A" else found.by_model[::-1]
-        entry = self._rows_of(target.content)[unit["example_id"]]
+        entry = self._rows_of(target)[unit["example_id"]]
         x0, y0, x1, y1 = (entry[side] for side in CROP)
-        public = list(self._rows_of(found.public.content).values())
+        public = list(self._rows_of(found.public).values())
 
-        def nearest(side: Artifact[Neighbors]) -> list[tuple[Any, str]]:
-            position = self._rows_of(side.content)[unit["example_id"]]["position"]
-            chosen = [public[row] for row in side.content.rows[position][: self._most]]
+        def nearest(side: Found) -> list[tuple[Any, str]]:
+            position = self._rows_of(side)[unit["example_id"]]["position"]
+            chosen = [public[row] for row in self._nearest_of(side)[position]]
             return [(self._images[c["row"]], self._class_names[c["label"]]) for c in chosen]
 
         return Shown(self._images[entry["row"]], (x0, y0, x1, y1), nearest(target), nearest(reference))

@@ -1,0 +1,112 @@
+"""Embeddings and searches in parts: the same votes, whatever the blocks, and the same keys where one block is enough."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flows.audits import body_of
+from flows.recipes import load_recipe, validate
+from memlib.audits import AUDITS
+from memlib.audits.deja_vu import stages
+from memlib.audits.deja_vu.stages import Embed, View, _rows_of
+from memlib.data.splits import PUBLIC, REFERENCE, TARGET
+from memlib.observe.search import search
+from memlib.running import PlainRunner
+from memlib.stage import AnyStage
+from memlib.store import Store
+
+SETTINGS = [
+    "data.source.num_examples=700", "split.train_per_class=8", "split.public_per_class=20", "training.epochs=2",
+    "training.batch_size=20", "model.projector=[16, 16]", "decode.k=[10]", "decode.layers=[last, backbone]",
+    "decode.crops=[maximal, corner]",
+]  # fmt: skip
+
+
+class Watching(PlainRunner):
+    """Notes the stages that are run."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.stages: list[AnyStage] = []
+
+    def run_all(self, stages):  # type: ignore[no-untyped-def]
+        self.stages += stages
+        return super().run_all(stages)
+
+
+def carried_out(folder: Path) -> tuple[Watching, pa.Table, set[str]]:
+    audit = AUDITS["deja-vu"]
+    spec = validate(audit.recipe, load_recipe("smoke", SETTINGS)[0])
+    runner = Watching(Store(str(folder)))
+    run = body_of(audit)(runner, spec)
+    assert run is not None
+    return runner, pq.ParquetFile(run.results["units"]).read(), {str(stage.identity.ref) for stage in runner.stages}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Watching, pa.Table, set[str]]:
+    return carried_out(tmp_path_factory.mktemp("whole") / "store")
+
+
+def test_small_audits_have_no_parts(whole: tuple[Watching, pa.Table, set[str]]) -> None:
+    embeds = [stage for stage in whole[0].stages if isinstance(stage, Embed)]
+    assert embeds
+    assert all(stage.rows is None and "rows" not in stage.spec for stage in embeds)
+    search_of = next(stage for stage in whole[0].stages if stage.declared.name == "search")
+    assert isinstance(search_of.inputs["public"], str)  # a key, as before there were parts
+
+
+@pytest.mark.parametrize("block", [64, 7])
+def test_blocks_change_no_vote(
+    whole: tuple[Watching, pa.Table, set[str]], block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "BLOCK_ROWS", block)
+    runner, units, _ = carried_out(tmp_path / "store")
+    parts = [stage for stage in runner.stages if isinstance(stage, Embed)]
+    assert all(stage.rows is not None for stage in parts)
+    assert len(parts) >= 4 * 360 // block / 2
+    expected = whole[1]
+    assert units.num_rows == expected.num_rows
+    keys = [(name, "ascending") for name in ("layer", "crop", "direction", "example_id")]
+    mine, theirs = (table.sort_by(keys) for table in (units, expected))
+    for name in expected.column_names:
+        if pa.types.is_floating(expected.schema.field(name).type):
+            np.testing.assert_allclose(mine[name].to_numpy(), theirs[name].to_numpy(), rtol=1e-6, atol=1e-9)
+        else:
+            assert mine[name].equals(theirs[name]), name
+    assert list((tmp_path / "store").glob("runs/*/report.html"))
+
+
+def test_a_part_shows_its_rows_alone(whole: tuple[Watching, pa.Table, set[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = next(s for s in whole[0].stages if isinstance(s, Embed) and s.view.crop is not None)
+    monkeypatch.setattr(stages, "BLOCK_ROWS", 30)
+    parts = stage.in_parts()
+    shown = [name for part in parts for name in part._shown[0]["example_id"].to_pylist()]
+    assert shown == stage._shown[0]["example_id"].to_pylist()
+    assert len({part.identity.ref for part in parts}) == len(parts)
+    assert {role for part in parts for role in part._shown[0]["role"].to_pylist()} == {TARGET, REFERENCE}
+    assert stage.view != View((PUBLIC,))
+
+
+def test_what_travels_is_what_a_stage_was_given(whole: tuple[Watching, pa.Table, set[str]]) -> None:
+    for stage in whole[0].stages:
+        assert stage.identity  # worked out here
+        sent = pickle.dumps(stage)
+        assert len(sent) < 20_000
+        assert pickle.loads(sent).identity == stage.identity
+
+
+def test_public_parts_are_one_below_the_other() -> None:
+    rng = np.random.default_rng(0)
+    queries, public = rng.normal(size=(20, 8)).astype(np.float32), rng.normal(size=(300, 8)).astype(np.float32)
+    cuts = [public[:1], public[1:150], public[150:]]
+    for shard_bytes in (512, 2**20):
+        found, whole_ = search(queries, cuts, 5, shard_bytes=shard_bytes), search(queries, [public], 5)
+        assert np.array_equal(found[0], whole_[0])
+        assert np.array_equal(found[1], whole_[1])
+    wanted = rng.random(300) < 0.3
+    assert np.array_equal(_rows_of(cuts, wanted), public[wanted])
