@@ -1,10 +1,11 @@
 """The units of one setting as arrays, their bootstrap, and redraws of the sides."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from memlib.audits.deja_vu.recipe import Config
@@ -27,9 +28,23 @@ PAIRS_FOR_TRAINING = 3  # pairs of models from which an interval can speak of tr
 def settings(units: pa.Table) -> Iterator[tuple[dict[str, Any], pa.Table]]:
     """The units of each layer, epoch, crop and k, in order of appearance."""
     names = ("layer", "epoch", "crop", "k")
-    keys = list(zip(*(units[name].to_pylist() for name in names), strict=True))
-    for key in dict.fromkeys(keys):
-        yield dict(zip(names, key, strict=True)), units.filter(pa.array([k == key for k in keys]))
+    for key, rows in split_by(units, names):
+        yield dict(zip(names, key, strict=True)), units.take(rows)
+
+
+def split_by(units: pa.Table, names: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], NDArray[np.int64]]]:
+    """The values of some columns that occur together, in order of appearance, and the rows that have them."""
+    if not units.num_rows:
+        return
+    codes = np.zeros(units.num_rows, dtype=np.int64)
+    for name in names:
+        encoded = pc.dictionary_encode(units[name].combine_chunks())
+        codes = codes * len(encoded.dictionary) + encoded.indices.to_numpy()
+    _, first, group = np.unique(codes, return_index=True, return_inverse=True)
+    rows = np.split(np.argsort(group, kind="stable"), np.cumsum(np.bincount(group))[:-1])
+    for number in np.argsort(first):
+        place = int(first[number])
+        yield tuple(units[name][place].as_py() for name in names), rows[number]
 
 
 class Analysis:
@@ -47,8 +62,8 @@ class Analysis:
         self.direction: NDArray[Any] = shaped("direction")[0]
         self.label: NDArray[np.int64] = shaped("label")[0]
         self.class_name: NDArray[Any] = shaped("class_name")[0]
-        names = shaped("group")[0] if "group" in units.column_names else [None] * len(self.label)
-        self.groups = np.unique([f"{i}" if n is None else f"group {n}" for i, n in enumerate(names)], return_inverse=True)[1]
+        names = units["group"].slice(0, len(self.label)) if "group" in units.column_names else None
+        self.groups = _groups(names, len(self.label))
         self.right = {side: shaped(f"{side}_prediction") == shaped("label") for side in ("target", "reference")}
         self.confidence = {side: shaped(f"{side}_confidence") for side in ("target", "reference")}
         self.config = config
@@ -164,6 +179,16 @@ class Analysis:
     def value(self, name: str) -> float:
         """The mean over pairs."""
         return float(self.observed[name].mean())
+
+
+def _groups(names: pa.ChunkedArray | None, count: int) -> NDArray[np.int64]:
+    """Numbers of groups (num_units,), which redraws follow, in order of their names; a unit without one is one by itself."""
+    found = np.arange(count).astype(str)
+    if names is not None and names.null_count < count:
+        named = pc.is_valid(names).to_numpy()
+        found = np.where(named, np.char.add("group ", pc.fill_null(names, "").to_numpy().astype(str)), found)
+    numbers: NDArray[np.int64] = np.unique(found, return_inverse=True)[1]
+    return numbers
 
 
 def _strata(label: NDArray[np.int64], direction: NDArray[Any]) -> NDArray[np.int64]:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from memlib.audits.deja_vu.analysis import settings
+from memlib.audits.deja_vu.analysis import settings, split_by
 from memlib.stats.inference import accuracy_curve
 from memlib.tables import CURVES
 
@@ -24,9 +24,8 @@ def curves(units: pa.Table) -> pa.Table:
     for setting, part in settings(units):
         for side in ("target", "reference"):
             lines = []
-            groups = list(zip(part["pair"].to_pylist(), part["direction"].to_pylist(), strict=True))
-            for group in dict.fromkeys(groups):
-                mine = part.filter(pa.array([g == group for g in groups]))
+            for _, group in split_by(part, ("pair", "direction")):
+                mine = part.take(group)
                 right = mine[f"{side}_prediction"].to_numpy() == mine["label"].to_numpy()
                 x, y = accuracy_curve(mine[f"{side}_confidence"].to_numpy(), right)
                 chosen = np.maximum(1, np.round(shares * len(x))).astype(int)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -416,12 +417,13 @@ class Score(ScoresStage):
             public_labels = found.public.ids["label"].to_numpy()
             ids = found.by_model[0].ids
             assert ids.equals(found.by_model[1].ids), "the two models were shown different crops"
-            names, labels = ids["example_id"].to_pylist(), ids["label"].to_numpy()
+            labels = ids["label"].to_numpy()
             classes = [public_labels[neighbors.rows] for neighbors in found.by_model]
             for direction in DIRECTIONS:
                 audited = select(self.splits.content, ROLE_OF[direction])
-                group_of = dict(zip(audited["example_id"].to_pylist(), _groups(audited), strict=True))
-                rows = np.flatnonzero([name in group_of for name in names])
+                places = pc.index_in(ids["example_id"], value_set=audited["example_id"].combine_chunks())
+                rows = np.flatnonzero(pc.is_valid(places).to_numpy())
+                names = ids["example_id"].take(rows).to_pylist()
                 target, reference = classes if direction == "A" else classes[::-1]
                 yield Decoding(
                     direction=direction,
@@ -429,11 +431,11 @@ class Score(ScoresStage):
                     layer=found.layer,
                     epoch=found.epoch,
                     crop=found.crop,
-                    example_ids=[names[i] for i in rows],
+                    example_ids=names,
                     labels=labels[rows],
                     target=target[rows],
                     reference=reference[rows],
-                    groups=[group_of[names[i]] for i in rows],
+                    groups=_groups(audited.take(places.take(rows))),
                 )
 
 
