@@ -7,8 +7,20 @@ import pyarrow as pa
 
 from memlib.audits.deja_vu.recipe import Recipe
 from memlib.audits.deja_vu.scores import DIRECTIONS, Direction
-from memlib.audits.deja_vu.stages import ROLE_OF, Embed, EmbeddedView, Found, Probe, Report, Score, Search, Searches, View
-from memlib.data.splits import PUBLIC, REFERENCE, SHARED, TARGET, crop_rectangles, select
+from memlib.audits.deja_vu.stages import (
+    ROLE_OF,
+    Embed,
+    EmbeddedView,
+    Found,
+    Probe,
+    Report,
+    Score,
+    Search,
+    Searches,
+    View,
+    shown_rows,
+)
+from memlib.data.splits import PUBLIC, REFERENCE, SHARED, TARGET, select
 from memlib.data.stages import Decode, Shard, Split
 from memlib.errors import UserError
 from memlib.identity import derive_seed
@@ -28,7 +40,7 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     """Carry out the audit from data to a page; return the run's manifest, None in a plan."""
     shard = runner.run(Decode(recipe.data))
     splits = runner.run(Split(recipe.split, shard))
-    _refuse_the_impossible(recipe, splits.content, shard.content)
+    _refuse_the_impossible(recipe, splits, shard)
 
     training = _training(recipe, shard, splits)
     models = dict(zip(training, runner.run_all(list(training.values())), strict=True))
@@ -42,14 +54,13 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     return runner.publish(recipe, scores, report, {"shard": shard, "splits": splits, **named})
 
 
-def _refuse_the_impossible(recipe: Recipe, splits: pa.Table, shard: Shard) -> None:
+def _refuse_the_impossible(recipe: Recipe, splits: Artifact[pa.Table], shard: Artifact[Shard]) -> None:
     """Before hours are spent on training: more neighbours than images, crop modes that no image has."""
     for crop in recipe.crops:
         for direction in DIRECTIONS:
-            members = select(splits, ROLE_OF[direction])["example_id"].to_pylist()
-            if not crop_rectangles(shard.index, members, crop):
+            if not shown_rows(splits, shard, View((ROLE_OF[direction],), crop)).crops:
                 raise UserError(f"no audited image has a {crop.mode} crop; take it out of decode.crops")
-    public = select(splits, PUBLIC).num_rows
+    public = select(splits.content, PUBLIC).num_rows
     if max(recipe.decode.k) > public:
         raise UserError(f"decode.k is {max(recipe.decode.k)}, but the public set has only {public} images; lower decode.k")
 

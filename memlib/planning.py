@@ -105,6 +105,10 @@ class Plan:
             again = [other for other in before if other in self.parts and not self.parts[other].is_settled]
             self.parts[ref] = Planned(ref, hit, seconds, tuple(dict.fromkeys(other.stage for other in again)) if hit else ())
 
+    def saw(self, stage: str) -> None:
+        """Note that a flow has come to a stage."""
+        self._seen.add(stage)
+
     @contextlib.contextmanager
     def following(self, stages: Sequence[str]) -> Iterator[None]:
         """Follows one flow, whose stages these are in order, to its end or to what it cannot do without."""
@@ -170,6 +174,7 @@ class PlanRunner:
     def __init__(self, plan: Plan, resources: Resources | None = None, forced: Collection[str] = ()) -> None:
         self.plan, self._resources, self._forced = plan, resources or Resources(), forced
         self._known = Known()
+        self._artifacts: dict[Ref, AnyArtifact] = {}
 
     @property
     def store(self) -> Store:
@@ -191,7 +196,14 @@ class PlanRunner:
             self._known.add(stage.identity.ref)
         for stage in stages:
             self._note(stage)
-        return [Artifact(self.store, stage.identity.ref, type(stage)) for stage in stages]
+        return [self._artifact(stage) for stage in stages]
+
+    def _artifact(self, stage: Stage[Out]) -> Artifact[Out]:
+        """The artifact of a stage, one for all cells of a sweep: what was read of it is read once."""
+        found: Artifact[Out] = self._artifacts.setdefault(
+            stage.identity.ref, Artifact(self.store, stage.identity.ref, type(stage))
+        )
+        return found
 
     def warn(self, text: str) -> None:
         """Note a line among the limits of the plan."""
@@ -204,13 +216,16 @@ class PlanRunner:
 
     def _note(self, stage: AnyStage) -> None:
         ref, plan = stage.identity.ref, self.plan
+        if ref in plan.parts:  # another cell of a sweep has it, too
+            plan.saw(ref.stage)
+            return
         stale = False
         with contextlib.suppress(CorruptArtifact):
             stale = bool(self._known.changed_since(self.store, self.store.artifacts.manifest(ref)))
         before = self._known.named_in(stage.identity.inputs)
         plan.note(ref, stage.identity.spec, stage.units, before=before, forced=ref.stage_name in self._forced or stale)
         with contextlib.suppress(CorruptArtifact):
-            there = Artifact(self.store, ref, type(stage)) if plan.parts[ref].hit else None
+            there = self._artifact(stage) if plan.parts[ref].hit else None
             plan.read.setdefault(stage.title, []).extend(stage.preview() if there is None else stage.described(there))
         if not stale and ref.stage_name not in plan.old_code and has_changed_code(self.store, ref, stage.declared):
             plan.old_code.append(ref.stage_name)

@@ -56,7 +56,7 @@ class Identity:
         version = manifest.version
         return None if version is None else cls(ref.stage, version, manifest.spec, manifest.inputs)
 
-    @property
+    @cached_property
     def ref(self) -> Ref:
         """The address of the artifact."""
         return Ref(self.stage, content_key(self.stage, version=self.version, spec=self.spec, inputs=self.inputs))

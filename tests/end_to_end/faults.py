@@ -63,7 +63,19 @@ RECIPES = {
     "forgetting": FORGETTING,
     "exposure": EXPOSURE,
 }
-ON_RAY = ("train", "embed", "search", "probe", "train_nets", "score_nets", "gradient_norms", "outputs", "perplexities", "ranks", "secret/extract")
+ON_RAY = (
+    "train",
+    "embed",
+    "search",
+    "probe",
+    "train_nets",
+    "score_nets",
+    "gradient_norms",
+    "outputs",
+    "perplexities",
+    "ranks",
+    "secret/extract",
+)
 ENGINES = {"raylet": "raylet/raylet", "gcs": "gcs/gcs_server", "prefect": "prefect.server.api.server:create_app"}
 FAULTS = ("driver", "byte", "truncated", "worker", "spare", "node", *ENGINES, "hangup")
 WITH_ENGINES = ("deja-vu", "exposure")  # in which engines are lost

@@ -19,6 +19,7 @@ from memlib.audits.deja_vu.recipe import Config, Recipe
 from memlib.audits.deja_vu.scores import DIRECTIONS, Decoding, Direction, score
 from memlib.audits.deja_vu.summary import summarize
 from memlib.audits.deja_vu.tables import UNITS
+from memlib.data.crops import Box
 from memlib.data.splits import REFERENCE, SHARED, TARGET, crop_rectangles, members_digest, select
 from memlib.data.stages import Shard
 from memlib.provenance import Declared
@@ -140,13 +141,12 @@ class Embed(Stage[Embeddings]):
     @property
     def inputs(self) -> Mapping[str, Any]:
         """The model and the examples."""
-        members, _ = self._shown
-        return {"model": self.model.key, "shard": self.shard.key, "examples": members_digest(members)}
+        return {"model": self.model.key, "shard": self.shard.key, "examples": self._shown.digest}
 
     @property
     def units(self) -> float:
         """Examples."""
-        return float(self._shown[0].num_rows)
+        return float(self._shown.members.num_rows)
 
     @property
     def near(self) -> Ref | None:
@@ -154,16 +154,15 @@ class Embed(Stage[Embeddings]):
         return self.model.ref
 
     @property
-    def _shown(self) -> tuple[pa.Table, Mapping[str, tuple[int, int, int, int]] | None]:
-        """The rows of the splits that are shown, and their crops by example id."""
-        return _shown(self.splits, self.shard, self.view, self.rows)
+    def _shown(self) -> ShownRows:
+        return shown_rows(self.splits, self.shard, self.view, self.rows)
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write ids and embeddings."""
         from memlib.models.encoder import Encoder
         from memlib.observe.embeddings import embed
 
-        members, crops = self._shown
+        members, crops = self._shown.members, self._shown.crops
         ids, boxes = members.select(["example_id", "row", "label"]), None
         if crops is not None:
             cut = [crops[name] for name in members["example_id"].to_pylist()]
@@ -192,18 +191,34 @@ class Embed(Stage[Embeddings]):
         return Embeddings(artifact)
 
 
-@lru_cache(maxsize=256)  # models are shown the same views
-def _shown(
-    splits: Artifact[pa.Table], shard: Artifact[Shard], view: View, rows: tuple[int, int] | None
-) -> tuple[pa.Table, Mapping[str, tuple[int, int, int, int]] | None]:
-    members = select(splits.content, *view.roles)
+@dataclass(frozen=True)
+class ShownRows:
+    """What a view shows.
+
+    Attributes:
+        members: rows of the splits.
+        crops: their background crops by example id; None where whole images are shown.
+        digest: of the members.
+    """
+
+    members: pa.Table
+    crops: Mapping[str, Box] | None
+    digest: str
+
+
+@lru_cache(maxsize=256)  # models, and cells of a sweep, are shown the same views
+def shown_rows(
+    splits: Artifact[pa.Table], shard: Artifact[Shard], view: View, rows: tuple[int, int] | None = None
+) -> ShownRows:
+    """Return the rows of the splits that a view shows, or a block of them; of crops those images that have one."""
+    members, crops = select(splits.content, *view.roles), None
     if rows is not None:
         members = members.slice(rows[0], rows[1] - rows[0])
-    if view.crop is None:
-        return members, None
-    crops = crop_rectangles(shard.content.index, members["example_id"].to_pylist(), view.crop)
-    has_crop = pa.array([name in crops for name in members["example_id"].to_pylist()], type=pa.bool_())
-    return members.filter(has_crop), crops
+    if view.crop is not None:
+        crops = crop_rectangles(shard.content.index, members["example_id"].to_pylist(), view.crop)
+        has_crop = pa.array([name in crops for name in members["example_id"].to_pylist()], type=pa.bool_())
+        members = members.filter(has_crop)
+    return ShownRows(members, crops, members_digest(members))
 
 
 class Neighbors:

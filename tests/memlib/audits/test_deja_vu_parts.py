@@ -85,10 +85,10 @@ def test_a_part_shows_its_rows_alone(whole: tuple[Watching, pa.Table, set[str]],
     stage = next(s for s in whole[0].stages if isinstance(s, Embed) and s.view.crop is not None)
     monkeypatch.setattr(stages, "BLOCK_ROWS", 30)
     parts = stage.in_parts()
-    shown = [name for part in parts for name in part._shown[0]["example_id"].to_pylist()]
-    assert shown == stage._shown[0]["example_id"].to_pylist()
+    shown = [name for part in parts for name in part._shown.members["example_id"].to_pylist()]
+    assert shown == stage._shown.members["example_id"].to_pylist()
     assert len({part.identity.ref for part in parts}) == len(parts)
-    assert {role for part in parts for role in part._shown[0]["role"].to_pylist()} == {TARGET, REFERENCE}
+    assert {role for part in parts for role in part._shown.members["role"].to_pylist()} == {TARGET, REFERENCE}
     assert stage.view != View((PUBLIC,))
 
 
