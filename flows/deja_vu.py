@@ -21,7 +21,7 @@ from memlib.audits.deja_vu.stages import (
     shown_rows,
 )
 from memlib.data.splits import PUBLIC, REFERENCE, SHARED, TARGET, select
-from memlib.data.stages import Decode, Shard, Split
+from memlib.data.stages import Decode, DecodeBlock, Shard, Split, decode
 from memlib.errors import UserError
 from memlib.identity import derive_seed
 from memlib.publishing import run_id
@@ -30,7 +30,7 @@ from memlib.specs import CropSpec
 from memlib.stage import Artifact, Runner
 from memlib.training.fit import Train, TrainedModel
 
-STAGES = (Decode, Split, Train, Embed, Search, Probe, Score, Report)
+STAGES = (DecodeBlock, Decode, Split, Train, Embed, Search, Probe, Score, Report)
 Side = tuple[int, Direction]
 Models = Mapping[Side, Artifact[TrainedModel]]
 PUBLIC_VIEW, PROBED_VIEW = View((PUBLIC,)), View((TARGET, REFERENCE, SHARED))
@@ -38,7 +38,7 @@ PUBLIC_VIEW, PROBED_VIEW = View((PUBLIC,)), View((TARGET, REFERENCE, SHARED))
 
 def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     """Carry out the audit from data to a page; return the run's manifest, None in a plan."""
-    shard = runner.run(Decode(recipe.data))
+    shard = decode(runner, recipe.data)
     splits = runner.run(Split(recipe.split, shard))
     _refuse_the_impossible(recipe, splits, shard)
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from memlib.audits.forgetting.recipe import NULL, RETAINED, TARGET, Recipe
 from memlib.audits.forgetting.stages import DrawMixes, DrawSets, Report, Score, Shown
-from memlib.data.stages import Decode, TrainingData
+from memlib.data.stages import Decode, DecodeBlock, TrainingData, decode
 from memlib.identity import derive_seed
 from memlib.observe.given import GivenOutputs, read_outputs
 from memlib.observe.stages import ModelOutputs
@@ -18,12 +18,12 @@ from memlib.specs.data import CALIBRATION, POOL, QUERY
 from memlib.stage import Artifact, Runner
 from memlib.training.fit import Train, TrainedModel
 
-STAGES = (Decode, DrawSets, DrawMixes, Train, ModelOutputs, Score, Report)
+STAGES = (DecodeBlock, Decode, DrawSets, DrawMixes, Train, ModelOutputs, Score, Report)
 
 
 def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     """Carry out the audit from data to a page; return the run's manifest, None in a plan."""
-    shard = runner.run(Decode(recipe.data))
+    shard = decode(runner, recipe.data)
     sets = runner.run(DrawSets(recipe, shard))
     data = TrainingData(shard, sets)
     num_classes = len(set(data.labels.tolist()))

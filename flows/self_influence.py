@@ -6,7 +6,7 @@ from memlib.audits.self_influence.recipe import CheckpointSpec, Recipe
 from memlib.audits.self_influence.scores import choose_checkpoints
 from memlib.audits.self_influence.stages import Report, Score
 from memlib.data.splits import TRAIN
-from memlib.data.stages import Decode, HoldOut, TrainingData
+from memlib.data.stages import Decode, DecodeBlock, HoldOut, TrainingData, decode
 from memlib.observe.stages import CheckpointNorms
 from memlib.publishing import run_id
 from memlib.records import RunRecord
@@ -16,12 +16,12 @@ from memlib.specs.subject import TrainIt
 from memlib.stage import Artifact, Runner
 from memlib.training.fit import Canary, Train, TrainedModel
 
-STAGES = (Decode, HoldOut, Train, CheckpointNorms, Score, Report)
+STAGES = (DecodeBlock, Decode, HoldOut, Train, CheckpointNorms, Score, Report)
 
 
 def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     """Carry out the audit from data to a page; return the run's manifest, None in a plan."""
-    shard = runner.run(Decode(recipe.data))
+    shard = decode(runner, recipe.data)
     splits = runner.run(HoldOut(recipe.split, shard))
     data = TrainingData(shard, splits)
     match recipe.subject:

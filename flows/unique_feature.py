@@ -21,7 +21,7 @@ from memlib.audits.unique_feature.stages import (
 )
 from memlib.data.canaries import Feature, build_feature
 from memlib.data.splits import TRAIN
-from memlib.data.stages import Decode, HoldOut, Shard, TrainingData
+from memlib.data.stages import Decode, DecodeBlock, HoldOut, Shard, TrainingData, decode
 from memlib.errors import UserError
 from memlib.observe.models import Trained
 from memlib.observe.stages import CheckpointNorms
@@ -32,7 +32,8 @@ from memlib.stage import AnyArtifact, Artifact, Runner
 from memlib.training.fit import Canary, Train
 
 STAGES = (
-    Decode, HoldOut, Train, CheckpointNorms, SelfInfluence, ChooseCanaries, TrainNets, ScoreNets, Score, ScoreOwn, Report
+    DecodeBlock, Decode, HoldOut, Train, CheckpointNorms, SelfInfluence, ChooseCanaries, TrainNets, ScoreNets, Score,
+    ScoreOwn, Report,
 )  # fmt: skip
 NULL_FEATURES = 99  # features that a model trained elsewhere is compared on, when the recipe names no number
 
@@ -123,9 +124,9 @@ def _prepare(runner: Runner, cell: Cell) -> _Prepared:
 
 def _data(runner: Runner, recipe: Recipe) -> tuple[TrainingData, Artifact[Shard] | None]:
     """The examples and their roles, and the probe data where they are another source."""
-    shard = runner.run(Decode(recipe.data))
+    shard = decode(runner, recipe.data)
     splits = runner.run(HoldOut(recipe.split, shard))
-    probe = runner.run(Decode(recipe.probe.data)) if recipe.probe.data is not None else None
+    probe = decode(runner, recipe.probe.data) if recipe.probe.data is not None else None
     return TrainingData(shard, splits), probe
 
 

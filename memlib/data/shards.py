@@ -2,13 +2,14 @@
 
 `images.npy` is (num_examples, size, size, channels) uint8, or (num_examples, dim) float32 for points; `index.parquet`
 (tables.INDEX) has a row an image, sorted by example id, with label, boxes and the picture's rectangle in stored pixels.
-Training, embedding and every sweep read this shard; nothing decodes an image twice.
+Training, embedding and every sweep read this shard; nothing decodes an image twice. Of a large source the images stay in the
+blocks in which they were decoded: `blocks.json` names these artifacts, and `Blocks` reads them like one array.
 """
 
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -24,7 +26,7 @@ from memlib.errors import UserError
 from memlib.specs import DataSpec
 from memlib.tables import INDEX, read_table, write_table
 
-IMAGES, INDEX_FILE = "images.npy", "index.parquet"
+IMAGES, INDEX_FILE, BLOCKS_FILE = "images.npy", "index.parquet", "blocks.json"
 WINDOWS = "windows.npy"  # of a text; images.npy in earlier stores
 PAD_GREY = 128
 CUT = "a box that reached outside was cut"
@@ -50,15 +52,17 @@ def write_shard(
     spec: DataSpec,
     folder: Path,
     *,
+    rows: range | None = None,
     threads: int = 2,
     progress: Callable[[int, int], None] | None = None,
 ) -> Written:
-    """Decodes every image of `source` into `folder`.
+    """Decodes every image of `source` into `folder`, or a block of them.
 
     Args:
         source: the images.
         spec: stored size, how to resize, and what to do with unreadable images.
         folder: gets images.npy and index.parquet.
+        rows: the block; in its index rows count from 0.
         threads: images decoded side by side.
         progress: called with (images done, images in all).
 
@@ -66,25 +70,26 @@ def write_shard(
         UserError: for unreadable images and boxes far outside their image (unless left out), labels out of range,
             repeated ids; the message names the first few.
     """
-    count, size = len(source), spec.image_size
+    chosen, size = range(len(source)) if rows is None else rows, spec.image_size
+    count = len(chosen)
     if count == 0:
         raise UserError("the source has no images")
     dim: int | None = getattr(source, "point_dim", None)
     shape = (count, size, size, spec.channels) if dim is None else (count, dim)
     dtype = np.uint8 if dim is None else np.float32
     pixels = np.lib.format.open_memmap(folder / IMAGES, mode="w+", dtype=dtype, shape=shape)
-    rows: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     broken: list[UnreadableImage] = []
     oddities: Counter[str] = Counter()
-    for position, item in enumerate(_decoded(source, threads)):
+    for position, item in enumerate(_decoded(source, chosen, threads)):
         if isinstance(item, UnreadableImage):
             broken.append(item)
-            rows.append(_unreadable_row(item, source.class_names))
+            entries.append(_unreadable_row(item, source.class_names))
         else:
             _check_example(item, source.class_names, dim)
             stored, row = _stored(item, spec, source.class_names) if dim is None else _point(item, source.class_names)
             pixels[position] = stored
-            rows.append(row)
+            entries.append(row)
             oddities.update(item.oddities)
         if progress is not None:
             progress(position + 1, count)
@@ -92,11 +97,98 @@ def write_shard(
         names = "; ".join(str(error) for error in broken[:NAMED])
         more = f" and {len(broken) - NAMED} more" if len(broken) > NAMED else ""
         raise UserError(f"{len(broken)} unreadable images: {names}{more}. Mend them, or set data.unreadable to leave_out")
-    empty = sorted(set(source.class_names) - {row["class_name"] for row in rows})
+    if rows is None:
+        _refuse_empty_classes(source.class_names, {entry["class_name"] for entry in entries})
+    pixels.flush()
+    return Written(_write_index(entries, folder), oddities)
+
+
+def join_blocks(indexes: Sequence[pa.Table], class_names: Sequence[str], folder: Path) -> pa.Table:
+    """Write the index of a shard whose images stay in blocks, and return it.
+
+    Args:
+        indexes: tables.INDEX of the blocks, in the order of the source.
+        class_names: of the source.
+        folder: gets index.parquet.
+
+    Raises:
+        UserError: for classes without images, and repeated ids.
+    """
+    before = np.cumsum([0, *(index.num_rows for index in indexes)])
+    place = indexes[0].schema.get_field_index("row")
+    moved = [
+        index.set_column(place, "row", pa.array(index["row"].to_numpy() + start))
+        for index, start in zip(indexes, before, strict=False)
+    ]
+    table = pa.concat_tables(moved).sort_by("example_id").combine_chunks()
+    ids = table["example_id"]
+    twice = pc.equal(ids.slice(1), ids.slice(0, len(ids) - 1)).to_numpy()
+    if twice.any():
+        raise UserError(f"two examples are called {ids[int(twice.argmax())].as_py()!r}; ids must be unique")
+    _refuse_empty_classes(class_names, set(pc.unique(table["class_name"]).to_pylist()))
+    write_table(table, INDEX, folder / INDEX_FILE)
+    return table
+
+
+def _refuse_empty_classes(class_names: Sequence[str], found: Collection[str]) -> None:
+    empty = sorted(set(class_names) - set(found))
     if empty:
         raise UserError(f"class {empty[0]!r} has no image ({len(empty)} empty classes in all); every class needs some")
-    pixels.flush()
-    return Written(_write_index(rows, folder), oddities)
+
+
+class Blocks:
+    """Images that lie in blocks, one below the other, read like one array: each block when a row of it is asked for first.
+
+    Args:
+        counts: images of each block.
+        read: opens a block, memory-mapped.
+    """
+
+    def __init__(self, counts: Sequence[int], read: Callable[[int], NDArray[Any]]) -> None:
+        self._starts, self._read = np.cumsum([0, *counts]), read
+        self._open: dict[int, NDArray[Any]] = {}
+
+    def _block(self, number: int) -> NDArray[Any]:
+        if number not in self._open:
+            self._open[number] = self._read(number)
+        return self._open[number]
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As of the array that it is read like."""
+        return (len(self), *self._block(0).shape[1:])
+
+    @property
+    def ndim(self) -> int:
+        """As above."""
+        return self._block(0).ndim
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """As above."""
+        return self._block(0).dtype
+
+    def __getitem__(self, rows: Any) -> NDArray[Any]:
+        if isinstance(rows, slice):
+            rows = np.arange(*rows.indices(len(self)))
+        wanted = np.asarray(rows)
+        if wanted.dtype == bool:
+            wanted = np.flatnonzero(wanted)
+        flat = np.where(wanted < 0, wanted + len(self), wanted).reshape(-1).astype(np.int64)
+        if len(flat) and (flat.min() < 0 or flat.max() >= len(self)):
+            raise IndexError(f"row {rows} of {len(self)} images")
+        found = np.empty((len(flat), *self.shape[1:]), dtype=self.dtype)
+        blocks = np.searchsorted(self._starts, flat, side="right") - 1
+        for number in np.unique(blocks):
+            here = blocks == number
+            found[here] = self._block(int(number))[flat[here] - self._starts[number]]
+        return found.reshape(*wanted.shape, *self.shape[1:])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.asarray(self[:], dtype=dtype)
 
 
 def examples_file(names: Collection[str]) -> str:
@@ -114,7 +206,7 @@ def read_images(path: Path) -> NDArray[Any]:
     return images
 
 
-def _decoded(source: Source, threads: int) -> Iterator[Example | UnreadableImage]:
+def _decoded(source: Source, rows: range, threads: int) -> Iterator[Example | UnreadableImage]:
     def read(index: int) -> Example | UnreadableImage:
         try:
             return _fitted(source[index])
@@ -123,8 +215,8 @@ def _decoded(source: Source, threads: int) -> Iterator[Example | UnreadableImage
 
     block = 256
     with ThreadPoolExecutor(threads) as pool:
-        for start in range(0, len(source), block):
-            yield from pool.map(read, range(start, min(start + block, len(source))))
+        for start in range(0, len(rows), block):
+            yield from pool.map(read, rows[start : start + block])
 
 
 def _fitted(example: Example) -> Example:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +17,17 @@ from numpy.typing import NDArray
 from memlib.data.datasets import open_source
 from memlib.data.examples import Source
 from memlib.data.groups import groups_digest, groups_of, near_copies
-from memlib.data.shards import INDEX_FILE, examples_file, read_images, read_index, write_shard
+from memlib.data.shards import (
+    BLOCKS_FILE,
+    INDEX_FILE,
+    Blocks,
+    Written,
+    examples_file,
+    join_blocks,
+    read_images,
+    read_index,
+    write_shard,
+)
 from memlib.data.splits import (
     MOST_NAMED,
     SPLITS_FILE,
@@ -27,11 +39,12 @@ from memlib.data.splits import (
     split_examples,
 )
 from memlib.data.understood import Understood, described, preview, understood, warnings
+from memlib.errors import CorruptArtifact
 from memlib.provenance import Declared
 from memlib.runs import without_whereabouts
 from memlib.specs import DataSpec, GroupSpec, HoldOutSpec, SplitSpec, TextSpec
-from memlib.stage import Artifact, Stage
-from memlib.store import Attempt, Store
+from memlib.stage import Artifact, Place, Runner, Stage
+from memlib.store import Attempt, Ref, Store
 from memlib.tables import SPLITS, read_table, write_table
 
 if TYPE_CHECKING:
@@ -51,8 +64,12 @@ class Shard:
 
     @cached_property
     def images(self) -> NDArray[Any]:
-        """Examples (num_stored, ...), memory-mapped."""
-        return read_images(self._artifact.path(examples_file(self._artifact.files)))
+        """Examples (num_stored, ...), memory-mapped; of a large source in blocks, each read when it is asked for."""
+        if BLOCKS_FILE not in self._artifact.files:
+            return read_images(self._artifact.path(examples_file(self._artifact.files)))
+        listed = json.loads(self._artifact.path(BLOCKS_FILE).read_text(encoding="utf-8"))
+        blocks = [Artifact(self._artifact.store, Ref.parse(one["block"]), DecodeBlock) for one in listed]
+        return cast(NDArray[Any], Blocks([one["images"] for one in listed], lambda number: blocks[number].content.images))
 
     @cached_property
     def index(self) -> pa.Table:
@@ -67,37 +84,110 @@ class Shard:
         return labels
 
 
+_READING = (
+    "memlib.data.datasets",
+    "memlib.data.examples",
+    "memlib.data.shards",
+    "memlib.data.formats",
+    "memlib.data.arrays",
+    "memlib.data.csv_images",
+    "memlib.data.dicom",
+    "memlib.data.image_folder",
+    "memlib.data.intensities",
+    "memlib.data.joined",
+    "memlib.data.parquet",
+    "memlib.data.pictures",
+    "memlib.data.scenes",
+    "memlib.data.two_moons",
+)
+BLOCK_BYTES = 2**30  # of stored images; a source that has more is decoded in blocks of so many
+
+
+def decode(runner: Runner, data: DataSpec) -> Artifact[Shard]:
+    """Decode a source, in blocks side by side where it is large; a shard that is there as a whole is taken as it is."""
+    whole = Decode(data)
+    blocks = [] if _is_whole(runner.store, whole) else whole.in_blocks()
+    return runner.run(replace(whole, blocks=tuple(runner.run_all(blocks))) if blocks else whole)
+
+
+def _is_whole(store: Store, stage: Decode) -> bool:
+    with contextlib.suppress(CorruptArtifact):
+        return BLOCKS_FILE not in store.artifacts.manifest(stage.identity.ref).files
+    return False
+
+
+@dataclass(frozen=True)
+class DecodeBlock(Stage[Shard]):
+    """Decode a block of a source: images.npy and index.parquet, whose rows count from 0.
+
+    Attributes:
+        data: the source.
+        digest: of the source's content.
+        first, last: rows of the source, the last one not included.
+    """
+
+    declared: ClassVar[Declared] = Declared("decode_block", 1, _READING)
+    title: ClassVar[str] = "decode a block of images"
+    place: ClassVar[Place] = "anywhere"
+
+    data: DataSpec
+    digest: str
+    first: int
+    last: int
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """The data but for where its files lie, and the rows."""
+        return {**described_data(self.data), "rows": [self.first, self.last]}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """A digest of the source's content."""
+        return {"source": self.digest}
+
+    @property
+    def units(self) -> float:
+        """Images."""
+        return float(self.last - self.first)
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write images.npy and index.parquet."""
+        source, rows = open_source(self.data.source, self.data.intensities), range(self.first, self.last)
+        written = write_shard(source, self.data, attempt.folder, rows=rows, progress=attempt.progress)
+        attempt.facts |= {"num_examples": written.index.num_rows, "oddities": dict(written.oddities)}
+
+    @classmethod
+    def open(cls, artifact: Artifact[Shard]) -> Shard:
+        """Return images and index."""
+        return Shard(artifact)
+
+
 @dataclass(frozen=True)
 class Decode(Stage[Shard]):
-    """Decode a source into a shard that everything else reads."""
+    """Decode a source into a shard that everything else reads.
 
-    declared: ClassVar[Declared] = Declared(
-        "decode",
-        1,
-        (
-            "memlib.data.datasets",
-            "memlib.data.examples",
-            "memlib.data.shards",
-            "memlib.data.formats",
-            "memlib.data.arrays",
-            "memlib.data.csv_images",
-            "memlib.data.dicom",
-            "memlib.data.image_folder",
-            "memlib.data.intensities",
-            "memlib.data.joined",
-            "memlib.data.parquet",
-            "memlib.data.pictures",
-            "memlib.data.scenes",
-            "memlib.data.two_moons",
-        ),
-    )
+    Attributes:
+        data: the source.
+        blocks: in which its images were decoded, where it is large. How they were decoded is part of no key.
+    """
+
+    declared: ClassVar[Declared] = Declared("decode", 1, _READING)
     title: ClassVar[str] = "decode images"
 
     data: DataSpec
+    blocks: tuple[Artifact[Shard], ...] = ()
 
     @cached_property
     def _source(self) -> Source:
         return open_source(self.data.source, self.data.intensities)
+
+    def in_blocks(self) -> list[DecodeBlock]:
+        """Return the stages that decode the source block by block; none where it is small, or holds points."""
+        count, most = len(self._source), max(1, BLOCK_BYTES // (self.data.image_size**2 * self.data.channels))
+        if count <= most or getattr(self._source, "point_dim", None) is not None:
+            return []
+        digest, starts = self.identity.inputs["source"], range(0, count, most)
+        return [DecodeBlock(self.data, digest, start, min(start + most, count)) for start in starts]
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -110,12 +200,24 @@ class Decode(Stage[Shard]):
         return {"source": self._source.content_digest()}
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
-        """Write images.npy and index.parquet."""
-        written = write_shard(self._source, self.data, attempt.folder, progress=attempt.progress)
+        """Write images.npy and index.parquet; of blocks their list in place of images."""
+        if self.blocks:
+            written = self._join(attempt)
+        else:
+            written = write_shard(self._source, self.data, attempt.folder, progress=attempt.progress)
         said = understood(written.index, written.oddities, getattr(self._source, "remarks", ()))
         attempt.facts |= {"num_examples": written.index.num_rows, "understood": said}
         for line in warnings(said):
             attempt.warn(f"data: {line}")
+
+    def _join(self, attempt: Attempt) -> Written:
+        indexes = [block.content.index for block in self.blocks]
+        listed = [{"block": str(block), "images": index.num_rows} for block, index in zip(self.blocks, indexes, strict=True)]
+        attempt.path(BLOCKS_FILE).write_text(json.dumps(listed), encoding="utf-8")
+        oddities: Counter[str] = Counter()
+        for block in self.blocks:
+            oddities.update(block.facts["oddities"])
+        return Written(join_blocks(indexes, self._source.class_names, attempt.folder), oddities)
 
     @classmethod
     def open(cls, artifact: Artifact[Shard]) -> Shard:

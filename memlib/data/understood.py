@@ -6,12 +6,17 @@ from typing import Any, TypedDict
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from memlib.data.examples import Source, UnreadableImage
+from memlib.tables import INDEX
 
 LOOKED_AT = 50  # examples of a preview
 THIN = 1.5  # pixels: boxes that are thinner hide nothing
+SEEN = pa.schema([INDEX.arrow.field(name) for name in (
+    "unreadable", "class_name", "original_width", "original_height", "boxes", "content", "digest",
+)])  # fmt: skip
 
 
 class Understood(TypedDict):
@@ -43,7 +48,7 @@ def preview(source: Source) -> list[str]:
         try:
             example = source[place]
         except UnreadableImage as error:
-            rows.append({"unreadable": error.reason, "class_name": ""})
+            rows.append({"unreadable": error.reason})
             continue
         height, width = example.image.shape[:2] if example.image.ndim > 1 else (0, 0)
         oddities.update(example.oddities)
@@ -55,10 +60,10 @@ def preview(source: Source) -> list[str]:
                 "original_height": height,
                 "boxes": example.boxes.reshape(-1).tolist(),
                 "content": [0, 0, width, height],
-                "digest": place,
+                "digest": str(place),
             }
         )
-    said = _understood(rows, oddities, getattr(source, "remarks", ()))
+    said = understood(pa.Table.from_pylist(rows, schema=SEEN), oddities, getattr(source, "remarks", ()))
     seen = f"{count:,} examples of {len(source.class_names):,} classes; of {len(rows)} that were looked at:"
     return (
         [f"{seen} {'; '.join([*described(said)[1:], *warnings(said)])}"] if said["images"] else [seen + " none can be read"]
@@ -73,36 +78,37 @@ def understood(index: pa.Table, oddities: Mapping[str, int], remarks: Sequence[s
         oddities: what was put right in how many images.
         remarks: of the source.
     """
-    return _understood(index.to_pylist(), oddities, remarks)
-
-
-def _understood(rows: Sequence[Mapping[str, Any]], oddities: Mapping[str, int], remarks: Sequence[str]) -> Understood:
-    whole = [row for row in rows if row["unreadable"] is None]
-    repeated = Counter(row["digest"] for row in whole)
+    whole = index.filter(pc.is_null(index["unreadable"]))
+    classes = {entry["values"]: entry["counts"] for entry in pc.value_counts(whole["class_name"]).to_pylist()}
+    repeated = pc.value_counts(whole["digest"]).field("counts").to_numpy() if whole.num_rows else np.zeros(0)
     return {
-        "images": len(whole),
-        "unreadable": len(rows) - len(whole),
-        "classes": dict(Counter(row["class_name"] for row in whole).most_common()),
-        "widths": _spread([row["original_width"] for row in whole]),
-        "heights": _spread([row["original_height"] for row in whole]),
-        "boxed": sum(bool(row["boxes"]) for row in whole),
-        "thin": sum(int((_sides(row) < THIN).any(axis=1).sum()) for row in whole if row["boxes"]),
-        "repeated": sum(count for count in repeated.values() if count > 1),
+        "images": whole.num_rows,
+        "unreadable": index.num_rows - whole.num_rows,
+        "classes": dict(sorted(classes.items(), key=lambda item: -item[1])),  # of equals the first one first
+        "widths": _spread(whole["original_width"].to_numpy()),
+        "heights": _spread(whole["original_height"].to_numpy()),
+        "boxed": int((pc.list_value_length(whole["boxes"]).to_numpy() > 0).sum()),
+        "thin": int((_sides(whole) < THIN).any(axis=1).sum()),
+        "repeated": int(repeated[repeated > 1].sum()),
         "oddities": dict(sorted(oddities.items())),
         "remarks": list(remarks),
     }
 
 
-def _spread(sizes: Sequence[int]) -> list[int]:
-    return [int(np.quantile(sizes, q, method="nearest")) for q in (0, 0.5, 1)] if any(sizes) else []
+def _spread(sizes: NDArray[np.int64]) -> list[int]:
+    return [int(np.quantile(sizes, q, method="nearest")) for q in (0, 0.5, 1)] if sizes.any() else []
 
 
-def _sides(row: Mapping[str, Any]) -> NDArray[np.float64]:
-    """Return widths and heights (num_boxes, 2) of boxes in pixels of the image as it came."""
-    boxes = np.array(row["boxes"], dtype=np.float64).reshape(-1, 4)
-    left, top, right, bottom = row["content"]
-    scale = np.array([row["original_width"] / (right - left), row["original_height"] / (bottom - top)])
-    found: NDArray[np.float64] = (boxes[:, 2:] - boxes[:, :2]) * scale
+def _sides(index: pa.Table) -> NDArray[np.float64]:
+    """Return widths and heights (num_boxes, 2) of all boxes in pixels of the images as they came."""
+    if not index.num_rows:
+        return np.zeros((0, 2))
+    boxes = pc.list_flatten(index["boxes"]).to_numpy().reshape(-1, 4).astype(np.float64)
+    content = pc.list_flatten(index["content"]).to_numpy().reshape(-1, 4).astype(np.float64)
+    came = np.stack([index["original_width"].to_numpy(), index["original_height"].to_numpy()], axis=1)
+    counts = pc.list_value_length(index["boxes"]).to_numpy() // 4
+    scale = came / np.maximum(content[:, 2:] - content[:, :2], 1)
+    found: NDArray[np.float64] = (boxes[:, 2:] - boxes[:, :2]) * np.repeat(scale, counts, axis=0)
     return found
 
 

@@ -16,7 +16,7 @@ def test_stages_are_those_of_the_audit_or_of_any_cell() -> None:
     check_stages(AUDITS["exposure"], ["corpus", "train"])
     check_stages(AUDITS["sweep"], ["corpus", "train_nets", "embed"])
     for audit in ("deja-vu", "sweep"):
-        with pytest.raises(UserError, match="has no stage 'scor_nets'; it has decode, "):
+        with pytest.raises(UserError, match="has no stage 'scor_nets'; it has decode_block, decode, "):
             check_stages(AUDITS[audit], ["scor_nets"])
 
 

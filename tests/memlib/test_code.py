@@ -100,7 +100,7 @@ def test_a_plan_runs_no_code_and_says_what_it_does_not_know(
     assert main(["plan", "deja-vu", "--recipe", str(recipe(tmp_path)), *where]) == 0, capsys.readouterr().err
     said = capsys.readouterr().out
     assert "not known before it runs: what planted:make makes" in said
-    assert "after it come decode, split, train" in said
+    assert "after it come decode_block, decode, split, train" in said
     assert not mark.exists()
 
 

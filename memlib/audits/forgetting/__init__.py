@@ -49,10 +49,10 @@ def _asked(runner: Runner, recipe: Recipe) -> tuple[NDArray[Any], dict[str, int]
     """Return the stored examples, and the rows of D_Q and of those drawn with it, by id."""
     from memlib.audits.forgetting.stages import DrawSets
     from memlib.data.splits import select
-    from memlib.data.stages import Decode
+    from memlib.data.stages import decode
     from memlib.specs.data import POOL
 
-    shard = runner.run(Decode(recipe.data))
+    shard = decode(runner, recipe.data)
     members = select(runner.run(DrawSets(recipe, shard)).content, *POOL)
     return shard.content.images, dict(zip(members["example_id"].to_pylist(), members["row"].to_pylist(), strict=True))
 

@@ -61,8 +61,8 @@ def test_the_public_set_streams_through_in_any_number_of_shards() -> None:
     rng = np.random.default_rng(0)
     queries, public = rng.normal(size=(9, 6)).astype(np.float32), rng.normal(size=(300, 6)).astype(np.float32)
     seen: list[tuple[int, int]] = []
-    whole = search(queries, public, 7)
-    parts = search(queries, public, 7, shard_bytes=40 * 24, progress=lambda done, total: seen.append((done, total)))
+    whole = search(queries, [public], 7)
+    parts = search(queries, [public], 7, shard_bytes=40 * 24, progress=lambda done, total: seen.append((done, total)))
     assert np.array_equal(whole[0], parts[0])
     assert np.array_equal(whole[1], parts[1])
     assert seen[-1] == (300, 300)

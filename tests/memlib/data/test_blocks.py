@@ -1,0 +1,115 @@
+"""A large source is decoded in blocks, which are read like the one array that a small source is."""
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from memlib.data import stages
+from memlib.data.shards import Blocks
+from memlib.data.stages import Decode, DecodeBlock, Shard, decode
+from memlib.data.understood import understood
+from memlib.errors import CorruptArtifact, UserError
+from memlib.running import PlainRunner
+from memlib.specs import DataSpec
+from memlib.stage import Artifact
+from memlib.store import Store
+from memlib.tables import INDEX
+
+SIZE = 8
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    for number in range(53):
+        path = tmp_path / "images" / f"class-{number % 3}" / f"{number:03d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (10, 12 + number % 2, 3), dtype=np.uint8)).save(path)
+    return tmp_path
+
+
+def spec(folder: Path, **more: object) -> DataSpec:
+    source = {"kind": "image_folder", "path": str(folder / "images")}
+    return DataSpec.model_validate({"source": source, "image_size": SIZE, **more})
+
+
+def decoded(folder: Path, name: str, data: DataSpec) -> tuple[PlainRunner, Artifact[Shard]]:
+    runner = PlainRunner(Store(str(folder / name)))
+    return runner, decode(runner, data)
+
+
+@pytest.mark.parametrize("images", [1, 7, 50])
+def test_blocks_hold_what_one_array_holds(folder: Path, images: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, whole = decoded(folder, "whole", spec(folder))
+    assert whole.path("images.npy").exists()
+    monkeypatch.setattr(stages, "BLOCK_BYTES", images * SIZE * SIZE * 3)
+    runner, parted = decoded(folder, "parted", spec(folder))
+    assert parted.ref == whole.ref  # how it was decoded is part of no key
+    assert "images.npy" not in parted.files
+    assert len(list((folder / "parted" / "artifacts" / "decode_block").iterdir())) == -(-53 // images)
+    assert parted.content.index.equals(whole.content.index)
+    assert parted.facts["understood"] == whole.facts["understood"]
+    one, other = whole.content.images, parted.content.images
+    assert (one.shape, one.ndim, one.dtype, len(one)) == (other.shape, other.ndim, other.dtype, len(other))
+    rows = np.random.default_rng(1).integers(0, 53, size=200)
+    for chosen in (rows, rows.reshape(20, 10), 5, -1, slice(3, 40, 4), slice(None), rows[:0], np.arange(53) % 2 == 0):
+        assert np.array_equal(one[chosen], other[chosen])
+    assert np.array_equal(np.asarray(other), one)
+    with pytest.raises(IndexError):
+        other[[53]]
+    again = PlainRunner(runner.store)
+    assert decode(again, spec(folder)).ref == whole.ref
+    assert len(again._work.reused) == -(-53 // images) + 1  # a run names its blocks, so that they are kept
+    assert not again._work.computed
+
+
+def test_a_shard_that_is_there_as_a_whole_is_taken_as_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded(folder, "store", spec(folder))
+    monkeypatch.setattr(stages, "BLOCK_BYTES", 10 * SIZE * SIZE * 3)
+    runner, shard = decoded(folder, "store", spec(folder))
+    assert shard.path("images.npy").exists()
+    assert not (folder / "store" / "artifacts" / "decode_block").exists()
+    assert runner._work.reused == [str(shard)]
+
+
+def test_a_block_that_was_lost_is_made_again_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "BLOCK_BYTES", 10 * SIZE * SIZE * 3)
+    runner, shard = decoded(folder, "store", spec(folder))
+    before = np.asarray(shard.content.images)
+    lost = sorted((folder / "store" / "artifacts" / "decode_block").iterdir())[2]
+    lost.joinpath("manifest.json").unlink()
+    with pytest.raises(CorruptArtifact, match="decode_block"):
+        np.asarray(Artifact(runner.store, shard.ref, Decode).content.images)
+    again, shard = decoded(folder, "store", spec(folder))
+    assert [name.split("/")[0] for name in again._work.computed] == ["decode_block"]
+    assert np.array_equal(np.asarray(shard.content.images), before)
+
+
+def test_what_is_wrong_is_said_as_of_a_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "BLOCK_BYTES", 10 * SIZE * SIZE * 3)
+    (folder / "images" / "class-1" / "004.png").write_bytes(b"no picture")
+    with pytest.raises(UserError, match="1 unreadable images: "):
+        decoded(folder, "store", spec(folder))
+    runner, shard = decoded(folder, "other", spec(folder, unreadable="leave_out"))
+    assert shard.facts["understood"]["unreadable"] == 1
+    assert shard.content.index["unreadable"].null_count == 52
+    assert json.loads(shard.path("blocks.json").read_text())[0]["images"] == 10
+    small = {"kind": "image_folder", "path": str(folder / "images"), "num_classes": None}
+    assert DataSpec.model_validate({"source": small})
+    assert runner.warnings
+
+
+def test_a_block_travels(folder: Path) -> None:
+    block = DecodeBlock(spec(folder), "digest", 0, 5)
+    assert pickle.loads(pickle.dumps(block)).identity == block.identity
+    assert (block.units, block.spec["rows"]) == (5.0, [0, 5])
+
+
+def test_empty_blocks_and_indexes() -> None:
+    blocks = Blocks([2, 0, 3], lambda number: np.full((3, 2), number))
+    assert blocks[[0, 1, 2, 4]].tolist() == [[0, 0], [0, 0], [2, 2], [2, 2]]
+    assert understood(INDEX.arrow.empty_table(), {}, ())["images"] == 0
