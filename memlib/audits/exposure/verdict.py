@@ -93,8 +93,9 @@ def _stands_out(most: Row, head: Row, recipe: Recipe) -> str:
     unseen, times = head["params"]["unseen"], most["params"]["insertions"]
     alike = round((1 + unseen) * 2 ** -most["value"]) - 1
     over = f", summed over {recipe.seeds} nets" if recipe.seeds > 1 else ""
+    stood = "stood" if recipe.trained is None else "is listed as having stood"  # nobody here has seen that text
     return (
-        f"The one that stands out most stood {times} {_times(times)} in the training data. Of {unseen} secrets of its kind "
+        f"The one that stands out most {stood} {times} {_times(times)} in the training data. Of {unseen} secrets of its kind "
         f"that were never seen, {alike or 'none'} {'is' if alike < 2 else 'are'} as likely{over}. Whoever can ask the model "
         "how likely a text is can tell such a secret from others of its kind."
     )
