@@ -28,35 +28,44 @@ def verdict(rows: Sequence[Mapping[str, Any]]) -> Verdict:
     numbers = _numbers(excess)
     if excess["verdict"] == SHOWN:
         text = (
-            f"Shown nothing but the background, the model names the object in {numbers}. Whoever holds the model and the "
-            "background of a photo can do the same."
+            f"Shown nothing but the background, {numbers}. Whoever holds the model and the background of a photo can do the "
+            "same."
         )
         return Verdict(SHOWN, "The model has memorized individual training images.", text)
     if excess["value"] < 0 and (excess["ci_high"] or 0) < 0:
         text = (
-            f"{numbers}. The model that never saw the images names their objects more often than the one that did, which is "
-            "not memory; look for a fault in the data or the training before relying on this run."
+            f"{_sentence(numbers)}, which is not memory. Chance alone gives about one of forty runs such an interval; if it "
+            "comes again with other seeds, look for a fault in the data or the training."
         )
         return Verdict(INCONCLUSIVE, "The comparison is upside down.", text)
     if excess["verdict"] == BOUNDED:
         sentence = f"Memory of individual training images is below {_percent(excess['bound'])} of the images."
-        text = f"{numbers}; with 95 % confidence at most {_percent(excess['upper_bound'])}. {_missed(excess)}"
+        text = f"{_sentence(numbers)}; with 95 % confidence at most {_percent(excess['upper_bound'])}. {_missed(excess)}"
         return Verdict(BOUNDED, sentence, text)
     if cannot_reject(excess):
-        text = f"{numbers}. On these {excess['n']} images the models differ so little that no test could have shown memory."
+        text = (
+            f"{_sentence(numbers)}. On these {excess['n']} images the models differ so little that no test could have shown "
+            "memory."
+        )
         return Verdict(
             INCONCLUSIVE, "The models differ on too few images to tell whether training images are memorized.", text
         )
     limit = "" if excess["upper_bound"] is None else f"; memory of up to {_percent(excess['upper_bound'])} is not excluded"
-    text = f"{numbers}{limit}. {_missed(excess)}"
+    text = f"{_sentence(numbers)}{limit}. {_missed(excess)}"
     return Verdict(INCONCLUSIVE, "No memorization of individual training images was shown, and none is excluded.", text)
 
 
 def _numbers(row: Mapping[str, Any]) -> str:
+    more = "more" if row["value"] >= 0 else "fewer"
     return (
-        f"{_percent(row['value'])} more of its training images than a model that never saw them (95 % interval "
-        f"{_percent(row['ci_low'])} to {_percent(row['ci_high'])} over {row['interval']}; p = {row['p_adjusted']:.2g})"
+        f"the model names the object in {_percent(abs(row['value']))} {more} of its training images than a model that never "
+        f"saw them (95 % interval {_percent(row['ci_low'])} to {_percent(row['ci_high'])} over {row['interval']}; "
+        f"p = {row['p_adjusted']:.2g})"
     )
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def _missed(row: Mapping[str, Any]) -> str:
