@@ -198,54 +198,68 @@ def paired_interval(gains: NDArray[np.float64], *, level: float = 0.95) -> tuple
     return max(-1.0, float(centre) - half), min(1.0, float(centre) + half)
 
 
-class ConfidenceLevels:
-    """Units grouped by confidence, so that weighted top shares cost a sum a level.
+class CutOff(Exception):
+    """The cut-off of a share lies beyond the levels of confidence that are told apart."""
+
+
+class TopShare:
+    """Accuracy among the share of most confident units under many weightings, from totals of few columns.
+
+    Far from the cut-off, levels of confidence need not be told apart: those above it are one column, those below it none.
 
     Args:
         confidences: (num_units,) float64; equal numbers are ties.
         hits: (num_units,) bool, whether the unit's prediction is right.
+        share: in (0, 1]; the number chosen is round(share * weight of all units), at least 1.
+        weight: of all units under a weighting, about; the fewer, the further cut-offs spread.
+        width: how far from the share levels are told apart, in standard deviations of the share of so many units.
+
+    Attributes:
+        columns: (num_units, 2 * num_levels) float32, the wrong and the right units of each level, the highest first.
     """
 
-    def __init__(self, confidences: NDArray[np.float64], hits: NDArray[np.bool_], *, levels: NDArray[np.float64]) -> None:
-        place = np.searchsorted(-levels, -confidences)  # levels run from the highest confidence down
-        units = np.arange(len(confidences))
-        ones = np.ones(len(units), dtype=np.float32)
-        shape = (len(units), len(levels))
-        self._members = scipy.sparse.csr_array((ones, (units, place)), shape=shape)
-        self._right = scipy.sparse.csr_array((hits.astype(np.float32), (units, place)), shape=shape)
+    def __init__(
+        self, confidences: NDArray[np.float64], hits: NDArray[np.bool_], share: float, *, weight: float, width: float
+    ) -> None:
+        _, level, count = np.unique(-confidences, return_inverse=True, return_counts=True)
+        ends = np.cumsum(count) / len(hits)
+        beside = width * (math.sqrt(share * (1 - share) / weight) + 1 / weight)
+        first = int(np.searchsorted(ends, share - beside))
+        last = min(len(ends) - 1, int(np.searchsorted(ends, share + beside)))
+        self._joined, self._whole, self._share = first > 1, last == len(ends) - 1, share
+        start = max(0, first - 1)  # the level that those above are joined with
+        units = np.flatnonzero(level <= last)
+        place = 2 * np.maximum(0, level[units] - start) + hits[units]
+        entries = (np.ones(len(units), dtype=np.float32), (units, place))
+        self.columns = scipy.sparse.csr_array(entries, shape=(len(hits), 2 * (last - start + 1)))
 
-    def totals(self, weights: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Weight and right weight of each level: two (num_replicates, num_levels)."""
-        count = np.asarray((self._members.T @ weights.T).T, dtype=np.float64)
-        right = np.asarray((self._right.T @ weights.T).T, dtype=np.float64)
-        return count, right
+    def accuracy(self, totals: NDArray[np.float64], weight: NDArray[np.float64] | float) -> NDArray[np.float64]:
+        """Return the accuracy under each weighting; ties at the cut-off count in expectation.
 
+        Args:
+            totals: (num_weightings, num_columns) of the columns.
+            weight: of all units, of each weighting or of all alike.
 
-def confidence_levels(*confidences: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The distinct confidences, highest first."""
-    return np.unique(np.concatenate(confidences))[::-1]
+        Returns:
+            (num_weightings,) float64.
 
-
-def top_share_accuracy(count: NDArray[np.float64], right: NDArray[np.float64], share: float) -> NDArray[np.float64]:
-    """Accuracy among the `share` most confident units; ties at the cut-off count in expectation.
-
-    Args:
-        count: (num_replicates, num_levels) units of each confidence level, highest level first.
-        right: (num_replicates, num_levels) those that are right.
-        share: in (0, 1]; the number chosen is round(share * units), at least 1.
-
-    Returns:
-        (num_replicates,) float64.
-    """
-    above = np.cumsum(count, axis=1)
-    total = above[:, -1]
-    chosen = np.minimum(np.maximum(1.0, np.round(share * total)), total)
-    last = (above < chosen[:, None] - _ROUNDING).sum(axis=1)  # the level in which the cut falls
-    rows = np.arange(len(count))
-    before = above[rows, last] - count[rows, last]
-    right_before = np.cumsum(right, axis=1)[rows, last] - right[rows, last]
-    accuracy: NDArray[np.float64] = (right_before + (chosen - before) * right[rows, last] / count[rows, last]) / chosen
-    return accuracy
+        Raises:
+            CutOff: where a wider range of levels is needed.
+        """
+        right = totals[:, 1::2]
+        count = totals[:, ::2] + right
+        above = np.cumsum(count, axis=1)
+        chosen = np.minimum(np.maximum(1.0, np.round(self._share * weight)), weight)
+        last = (above < np.reshape(chosen, (-1, 1)) - _ROUNDING).sum(axis=1)  # the level in which the cut falls
+        if self._whole:
+            last = np.minimum(last, count.shape[1] - 1)
+        if (last == count.shape[1]).any() or (self._joined and (last == 0).any()):
+            raise CutOff
+        rows = np.arange(len(count))
+        before = above[rows, last] - count[rows, last]
+        right_before = np.cumsum(right, axis=1)[rows, last] - right[rows, last]
+        accuracy: NDArray[np.float64] = (right_before + (chosen - before) * right[rows, last] / count[rows, last]) / chosen
+        return accuracy
 
 
 def accuracy_curve(

@@ -30,6 +30,7 @@ LEAST_HALF = 2.0**-25  # the same of the least of them
 LARGEST_HALF = 6.0e4
 _ID_BITS = np.uint64(32)
 _PAIRS = 2**18  # pairs recomputed at a time by the torch backend
+_VOTES = 2**16  # rows that are counted at a time
 
 
 def nearest_neighbors(
@@ -272,37 +273,42 @@ def _distances(vectors: torch.Tensor, queries: NDArray[np.float32], candidates: 
     return np.concatenate(parts)
 
 
-def vote(
-    labels: NDArray[np.int64], num_classes: int, *, tie: Tie = "nearest"
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def vote(labels: NDArray[np.int64], *, tie: Tie = "nearest") -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Majority vote of the neighbours, and its confidence (Meehan 2023, section 4).
 
     Args:
         labels: (num_queries, k), the neighbours' classes, nearest first.
-        num_classes: classes are 0 ... num_classes - 1.
         tie: among classes with equally many votes, the one whose nearest member is nearest, or the lowest index.
 
     Returns:
         predictions (num_queries,) int64 and confidences (num_queries,) float64: the negative entropy in nats of
         the share of votes; equal votes give equal numbers, to the last bit.
     """
-    num_queries, k = labels.shape
-    predictions = np.empty(num_queries, dtype=np.int64)
-    confidences = np.empty(num_queries, dtype=np.float64)
+    k = labels.shape[1]
     # c ln c in units of 2^-40: integers add up to the same sum in any order
     weights = np.array([0.0] + [c * np.log(c) for c in range(1, k + 1)])
     table = np.round(weights * 2.0**40).astype(np.int64)
-    block = max(1, 2**22 // num_classes)
-    for start in range(0, num_queries, block):
-        part = labels[start : start + block]
-        rows = len(part)
-        flat = (np.arange(rows)[:, None] * num_classes + part).ravel()
-        counts = np.bincount(flat, minlength=rows * num_classes).reshape(rows, num_classes)
-        if tie == "nearest":
-            own = np.take_along_axis(counts, part, axis=1)
-            winner = np.take_along_axis(part, own.argmax(axis=1)[:, None], axis=1)[:, 0]
-        else:
-            winner = counts.argmax(axis=1)
-        predictions[start : start + rows] = winner
-        confidences[start : start + rows] = (table[counts].sum(axis=1) - table[k]) / 2.0**40 / k
-    return predictions, confidences
+    found = [_vote(labels[start : start + _VOTES], table, tie) for start in range(0, len(labels), _VOTES)]
+    if not found:
+        return np.empty(0, dtype=np.int64), np.empty(0)
+    winners, sums = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return winners, (sums - table[k]) / 2.0**40 / k
+
+
+def _vote(labels: NDArray[np.int64], table: NDArray[np.int64], tie: Tie) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The winner of each row, and the sum of the table at its counts of votes."""
+    num_queries, k = labels.shape
+    order = np.argsort(labels, axis=1, kind="stable")  # votes for a class beside each other, the nearest first
+    ordered = np.take_along_axis(labels, order, axis=1)
+    begins = np.ones((num_queries, k), dtype=bool)
+    begins[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    starts = np.flatnonzero(begins)  # of a run of votes for one class
+    count = np.diff([*starts, num_queries * k])
+    row = starts // k
+    first = np.searchsorted(row, np.arange(num_queries))
+    sums = np.add.reduceat(table[count], first)
+    early = order.ravel()[starts] if tie == "nearest" else starts % k
+    merit = count * k - early  # most votes, then the nearest member or the lowest class
+    best = np.maximum.reduceat(merit, first)
+    winner = starts[merit == best[row]]
+    return ordered.ravel()[winner], sums

@@ -1,16 +1,52 @@
 """A linear probe: multinomial logistic regression on frozen embeddings."""
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
+WHOLE = 2**23  # scores of training rows, one a class, up to which each step sees all of them
+BLOCK_ROWS = 2**14  # rows in memory at a time
+EPOCHS, BATCH, LEARNING_RATE = 10, 4096, 0.01  # of fits that do not
+
+
+class Rows:
+    """Rows of arrays that lie one below the other, usually memory-mapped, and their classes.
+
+    Args:
+        arrays: (num_rows of each, dim) float32.
+        labels: (num_rows,) int64 of all.
+        wanted: (num_rows,) bool, which count.
+    """
+
+    def __init__(self, arrays: Sequence[NDArray[np.float32]], labels: NDArray[np.int64], wanted: NDArray[np.bool_]) -> None:
+        self._arrays, self._labels, self._wanted = arrays, labels, wanted
+        self.dim = arrays[0].shape[1]
+
+    def __len__(self) -> int:
+        return int(self._wanted.sum())
+
+    def blocks(self, most: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the rows (at most so many, dim) and their classes; each time of the same rows."""
+        start = 0
+        for array in self._arrays:
+            chosen = np.flatnonzero(self._wanted[start : start + len(array)])
+            for first in range(0, len(chosen), most):
+                part = chosen[first : first + most]
+                yield torch.from_numpy(array[part]), torch.from_numpy(self._labels[start + part])
+            start += len(array)
+
+    def whole(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """All rows and their classes."""
+        parts = list(self.blocks(max(1, len(self._labels))))
+        return torch.cat([rows for rows, _ in parts]), torch.cat([labels for _, labels in parts])
+
 
 def probe_accuracies(
-    train: NDArray[np.float32],
-    train_labels: NDArray[np.int64],
-    test: NDArray[np.float32],
-    test_labels: NDArray[np.int64],
+    train: Rows,
+    test: Rows,
     *,
     num_classes: int,
     weight_decay: float = 1e-3,
@@ -19,22 +55,42 @@ def probe_accuracies(
 ) -> tuple[float, float]:
     """Accuracy of the probe on the examples it was fitted to, and on others.
 
-    Features are standardised by the training set; the fit is full-batch L-BFGS from zero, so it has no seed.
+    Features are standardised by the training set. The fit is full-batch L-BFGS from zero; of more than 8 million rows times
+    classes, which stay on disk but for a block of them, it is Adam over batches for ten epochs. Neither has a seed.
 
     Args:
-        train, test: (num_examples, dim) float32 embeddings.
-        train_labels, test_labels: (num_examples,) int64.
-        num_classes: classes are 0 ... num_classes - 1.
+        train, test: embeddings and classes 0 ... num_classes - 1.
+        num_classes: how many.
         weight_decay: L2 penalty on the weights, relative to the mean loss.
         iterations: of L-BFGS.
         device: where to fit.
     """
     device = device or torch.device("cpu")
-    x, y = torch.tensor(train, device=device), torch.from_numpy(train_labels).to(device)
-    mean, scale = x.mean(dim=0), x.std(dim=0).clamp(min=1e-6)
-    x.sub_(mean).div_(scale)  # in place: the training set may be most of what memory holds
-    weight = torch.zeros(num_classes, x.shape[1], device=device, requires_grad=True)
+    weight = torch.zeros(num_classes, train.dim, device=device, requires_grad=True)
     bias = torch.zeros(num_classes, device=device, requires_grad=True)
+    if len(train) * num_classes <= WHOLE:
+        x, y = (part.to(device) for part in train.whole())
+        mean, scale = x.mean(dim=0), x.std(dim=0).clamp(min=1e-6)
+        x.sub_(mean).div_(scale)
+        _fit_whole(x, y, weight, bias, weight_decay, iterations)
+    else:
+        mean, scale = _moments(train, device)
+        _fit_in_batches(train, mean, scale, weight, bias, weight_decay)
+
+    def accuracy(rows: Rows) -> float:
+        right = 0
+        with torch.no_grad():
+            for x, y in rows.blocks(BLOCK_ROWS):
+                scores = F.linear(x.to(device).sub(mean).div_(scale), weight, bias)
+                right += int((scores.argmax(dim=1) == y.to(device)).sum())
+        return right / len(rows)
+
+    return accuracy(train), accuracy(test)
+
+
+def _fit_whole(
+    x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, weight_decay: float, iterations: int
+) -> None:
     optimizer = torch.optim.LBFGS([weight, bias], max_iter=iterations, line_search_fn="strong_wolfe")
 
     def closure() -> torch.Tensor:
@@ -44,8 +100,32 @@ def probe_accuracies(
         return loss
 
     optimizer.step(closure)  # type: ignore[no-untyped-call]
-    with torch.no_grad():
-        held_out = torch.tensor(test, device=device).sub_(mean).div_(scale)
-        on_train = F.linear(x, weight, bias).argmax(dim=1) == y
-        on_test = F.linear(held_out, weight, bias).argmax(dim=1) == torch.from_numpy(test_labels).to(device)
-    return float(on_train.float().mean()), float(on_test.float().mean())
+
+
+def _moments(rows: Rows, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and standard deviation of each feature, (dim,)."""
+    count, total = len(rows), torch.zeros(rows.dim, dtype=torch.float64, device=device)
+    for x, _ in rows.blocks(BLOCK_ROWS):
+        total += x.to(device).double().sum(dim=0)
+    mean, squares = total / count, torch.zeros_like(total)
+    for x, _ in rows.blocks(BLOCK_ROWS):
+        squares += (x.to(device).double() - mean).square().sum(dim=0)
+    return mean.float(), (squares / (count - 1)).sqrt().float().clamp(min=1e-6)
+
+
+def _fit_in_batches(
+    rows: Rows, mean: torch.Tensor, scale: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, weight_decay: float
+) -> None:
+    optimizer = torch.optim.Adam([weight, bias], lr=LEARNING_RATE)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)
+    order = torch.Generator().manual_seed(0)
+    for _ in range(EPOCHS):
+        for x, y in rows.blocks(BLOCK_ROWS):
+            for chosen in torch.split(torch.randperm(len(x), generator=order), BATCH):
+                batch = x[chosen].to(mean.device).sub_(mean).div_(scale)
+                loss = F.cross_entropy(F.linear(batch, weight, bias), y[chosen].to(mean.device))
+                loss = loss + weight_decay * weight.square().sum()
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+        schedule.step()

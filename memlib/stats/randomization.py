@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 _CELLS = 2**23  # sides drawn at a time
 POWER = 0.8
 MOST_WORK = 3e8  # steps of an exact count
+SIGNED_WORK = 10.0  # steps of a count of ones and minus ones, for each pair of their numbers
+MOST_REDRAWN = 2**28  # sides that are redrawn one by one
+LEAST = 1e-300  # a probability below which nothing is kept
 
 
 @dataclass(frozen=True)
@@ -47,15 +50,31 @@ class Design:
         return cls(first, home_labels(labels, numbers)[numbers], numbers)
 
     def __post_init__(self) -> None:
-        _, start = np.unique(self.group, return_index=True)
         for name, values in (("side", self.first), ("stratum", self.stratum)):
-            if not (values[start][np.unique(self.group, return_inverse=True)[1]] == values).all():
+            if not (values[self._start][self._number] == values).all():
                 raise ValueError(f"a group has more than one {name}")
 
-    @property
+    @functools.cached_property
     def num_groups(self) -> int:
         """Groups that are drawn as one."""
-        return len(np.unique(self.group))
+        return int(self._number.max(initial=-1)) + 1
+
+    @functools.cached_property
+    def membership(self) -> scipy.sparse.csr_array:
+        """Which group each unit is in: (num_units, num_groups) of ones."""
+        entries = (np.ones(len(self.group), dtype=np.float32), (np.arange(len(self.group)), self._number))
+        return scipy.sparse.csr_array(entries, shape=(len(self.group), self.num_groups))
+
+    @functools.cached_property
+    def strata_of_groups(self) -> NDArray[np.int64]:
+        """The number of each group's stratum, (num_groups,) from 0."""
+        return np.unique(self.stratum[self._start], return_inverse=True)[1]
+
+    @functools.cached_property
+    def chosen_by_stratum(self) -> NDArray[np.int64]:
+        """How many groups of each stratum are on the first side, (num_strata,)."""
+        found: NDArray[np.int64] = np.bincount(self.strata_of_groups, weights=self.first[self._start]).astype(np.int64)
+        return found
 
     def redraws(self, count: int, *, seed: int) -> Iterator[NDArray[np.bool_]]:
         """Yield (some redraws, num_units) bool, who would be on the first side.
@@ -79,9 +98,11 @@ class Design:
             (count,) or (count, num_statistics).
         """
         table = values.reshape(len(values), -1)
-        by_group = np.stack([np.bincount(self._number, weights=column) for column in table.T], axis=1)
-        drawn = [sides.astype(np.float64) @ by_group for sides in self._group_redraws(count, seed=seed)]
-        return np.concatenate(drawn).reshape(count, *values.shape[1:])
+        by_group = np.stack([np.bincount(self._number, weights=column) for column in table.T], axis=1).astype(np.float64)
+        return self._redrawn(by_group, count, seed=seed).reshape(count, *values.shape[1:])
+
+    def _redrawn(self, by_group: NDArray[np.float64], count: int, *, seed: int) -> NDArray[np.float64]:
+        return np.concatenate([sides.astype(np.float64) @ by_group for sides in self._group_redraws(count, seed=seed)])
 
     def tail_p(self, values: NDArray[np.int64], *, permutations: int, seed: int) -> float:
         """The share of all draws whose sum on the first side is at least the observed one, counted exactly.
@@ -97,13 +118,20 @@ class Design:
         by_group = np.rint(np.bincount(self._number, weights=values)).astype(np.int64)
         strata = [(by_group[members], chosen) for members, chosen in self._strata]
         if sum(_work(own, chosen) for own, chosen in strata) > MOST_WORK:
-            null = self.redrawn_sums(values.astype(np.float64), permutations, seed=seed)
+            null = self._null_of(by_group, permutations, seed=seed)
             return (1 + int((null >= observed - 1e-9).sum())) / (1 + permutations)
-        total, lowest = np.ones(1), 0
-        for own, chosen in strata:
-            part, start = sum_distribution(own, chosen)
-            total, lowest = np.convolve(total, part), lowest + start
+        total, lowest = _convolved([_distribution(own, chosen) for own, chosen in strata])
         return float(min(1.0, total[max(0, observed - lowest) :].sum()))
+
+    def _null_of(self, by_group: NDArray[np.int64], permutations: int, *, seed: int) -> NDArray[np.float64]:
+        """Sums of integers on the first side under redraws; where these are many, of how often each integer is drawn."""
+        if permutations * self.num_groups <= MOST_REDRAWN:
+            return self._redrawn(by_group[:, None].astype(np.float64), permutations, seed=seed)[:, 0]
+        rng, null = np.random.default_rng(seed), np.zeros(permutations)
+        for members, chosen in self._strata:
+            distinct, counts = np.unique(by_group[members], return_counts=True)
+            null += rng.multivariate_hypergeometric(counts, chosen, size=permutations, method="marginals") @ distinct
+        return null
 
     def smallest_p(self, values: NDArray[np.float64]) -> float:
         """The share of all draws that make the sum on the first side largest: no p-value can lie below.
@@ -143,12 +171,18 @@ class Design:
         return np.unique(self.group, return_inverse=True)[1]
 
     @functools.cached_property
+    def _start(self) -> NDArray[np.int64]:
+        """The first unit of each group."""
+        return np.unique(self.group, return_index=True)[1]
+
+    @functools.cached_property
     def _strata(self) -> tuple[tuple[NDArray[np.int64], int], ...]:
         """The groups of each stratum, and how many of them are on the first side."""
-        _, start = np.unique(self.group, return_index=True)
-        stratum, first = self.stratum[start], self.first[start]
-        members = (np.flatnonzero(stratum == which) for which in np.unique(stratum))
-        return tuple((mine, int(first[mine].sum())) for mine in members)
+        strata, chosen = self.strata_of_groups, self.chosen_by_stratum.tolist()
+        if not len(strata):
+            return ()
+        members = np.split(np.argsort(strata, kind="stable"), np.cumsum(np.bincount(strata))[:-1])
+        return tuple(zip(members, chosen, strict=True))
 
     def _group_redraws(self, count: int, *, seed: int) -> Iterator[NDArray[np.bool_]]:
         rng = np.random.default_rng(seed)
@@ -191,7 +225,59 @@ def sum_distribution(values: NDArray[np.int64], chosen: int) -> tuple[NDArray[np
     return table.sum(axis=0), low
 
 
+def _distribution(values: NDArray[np.int64], chosen: int) -> tuple[NDArray[np.float64], int]:
+    """As `sum_distribution`; where no value is beyond 1, from how many are above and below 0 alone."""
+    if np.abs(values).max(initial=0) > 1:
+        return sum_distribution(values, chosen)
+    return signed_distribution(len(values), int((values > 0).sum()), int((values < 0).sum()), chosen)
+
+
+@functools.lru_cache(maxsize=4096)
+def signed_distribution(count: int, ones: int, minus: int, chosen: int) -> tuple[NDArray[np.float64], int]:
+    """The distribution of a sum of ones, minus ones and zeros drawn without replacement: a sum of hypergeometric terms."""
+    up, down = _likely(count, ones, chosen)[:, None], _likely(count, minus, chosen)[None]
+    logs = _log_binomials(ones, up) + _log_binomials(minus, down) - _log_binomials(count, np.array(chosen))
+    logs = logs + _log_binomials(count - ones - minus, chosen - up - down)
+    sums = (up - down + minus).ravel()
+    found = np.bincount(sums, weights=np.exp(logs).ravel(), minlength=ones + minus + 1)
+    return found.astype(np.float64), -minus
+
+
+@functools.lru_cache(maxsize=4096)
+def _likely(count: int, marked: int, chosen: int) -> NDArray[np.int64]:
+    """How many marked units may be among those chosen of all, but for what is next to impossible."""
+    taken = np.arange(marked + 1)
+    logs = _log_binomials(marked, taken) + _log_binomials(count - marked, chosen - taken)
+    return taken[logs - _log_binomials(count, np.array(chosen)) > math.log(LEAST)]
+
+
+def _log_binomials(total: int, taken: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The logarithms of binomial coefficients, minus infinity where they are 0."""
+    possible = (taken >= 0) & (taken <= total)
+    inside = np.where(possible, taken, 0)
+    log_factorial = scipy.special.gammaln
+    found = log_factorial(total + 1) - log_factorial(inside + 1) - log_factorial(total - inside + 1)
+    return np.where(possible, found, -np.inf)
+
+
+def _convolved(parts: list[tuple[NDArray[np.float64], int]]) -> tuple[NDArray[np.float64], int]:
+    """The distribution of a sum of independent terms, two by two, without ends that have no probability."""
+    while len(parts) > 1:
+        pairs = zip(parts[::2], parts[1::2], strict=False)  # the last one may be left
+        joined = [_trimmed(np.convolve(a, b), low + start) for (a, low), (b, start) in pairs]
+        parts = joined + parts[len(joined) * 2 :]
+    return parts[0] if parts else (np.ones(1), 0)
+
+
+def _trimmed(probabilities: NDArray[np.float64], lowest: int) -> tuple[NDArray[np.float64], int]:
+    there = np.flatnonzero(probabilities > LEAST)
+    return probabilities[there[0] : there[-1] + 1], lowest + int(there[0])
+
+
 def _work(values: NDArray[np.int64], chosen: int) -> float:
+    if np.abs(values).max(initial=0) <= 1:
+        up, down = (len(_likely(len(values), int(side.sum()), chosen)) for side in (values > 0, values < 0))
+        return SIGNED_WORK * up * down
     moving = values[values != 0]
     return float(len(moving) * (min(chosen, len(moving)) + 1) * (np.abs(moving).sum() + 1))
 
@@ -238,12 +324,13 @@ def _least_favourable(design: Design, own: NDArray[np.int64]) -> NDArray[np.int6
     """The order in which answers are taken: other answers right too first, by stratum, groups of each side in turn."""
     numbers = np.unique(design.group, return_inverse=True)[1]
     mean = (np.bincount(numbers, weights=own) / np.bincount(numbers))[numbers]
-    turn = np.zeros(len(own), dtype=np.int64)
-    for stratum in np.unique(design.stratum):
-        for side in (True, False):
-            mine = (design.stratum == stratum) & (design.first == side)
-            turn[mine] = np.unique(numbers[mine], return_inverse=True)[1]
-    return np.lexsort((own, numbers, turn, design.stratum, mean))
+    _, start = np.unique(numbers, return_index=True)
+    place = np.lexsort((np.arange(len(start)), design.first[start], design.stratum[start]))
+    changes = np.diff(design.stratum[start][place]).astype(bool) | np.diff(design.first[start][place])
+    begins = np.flatnonzero(np.concatenate([[True], changes]))
+    turns = np.empty(len(start), dtype=np.int64)  # of each group among those of its stratum and side
+    turns[place] = np.arange(len(start)) - np.repeat(begins, np.diff([*begins, len(start)]))
+    return np.lexsort((own, numbers, turns[numbers], design.stratum, mean))
 
 
 def home_labels(labels: NDArray[np.int64], groups: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -256,10 +343,12 @@ def home_labels(labels: NDArray[np.int64], groups: NDArray[np.int64]) -> NDArray
     Returns:
         (num_groups,).
     """
-    classes, place = np.unique(labels, return_inverse=True)
-    counts = np.zeros((int(groups.max()) + 1, len(classes)), dtype=np.int64)
-    np.add.at(counts, (groups, place), 1)
-    found: NDArray[np.int64] = classes[counts.argmax(axis=1)]
+    order = np.lexsort((labels, groups))
+    changes = np.diff(groups[order]).astype(bool) | np.diff(labels[order]).astype(bool)
+    begins = np.flatnonzero(np.concatenate([[True], changes]))  # of the units of a group that are of one class
+    group, label, counts = groups[order][begins], labels[order][begins], np.diff([*begins, len(labels)])
+    best = np.lexsort((label, -counts, group))
+    found: NDArray[np.int64] = label[best][np.unique(group[best], return_index=True)[1]]
     return found
 
 

@@ -1,3 +1,5 @@
+import contextlib
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -6,10 +8,10 @@ from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
 
 from memlib.stats.inference import (
-    ConfidenceLevels,
+    CutOff,
+    TopShare,
     accuracy_curve,
     bootstrap_weights,
-    confidence_levels,
     exact_interval,
     exceedance_p,
     exchanges,
@@ -21,10 +23,9 @@ from memlib.stats.inference import (
     permutation_p,
     sign_flips,
     threshold_rank,
-    top_share_accuracy,
     widened_interval,
 )
-from memlib.stats.probe import probe_accuracies
+from memlib.stats.probe import Rows, probe_accuracies
 
 
 def slow_top_share(confidences: np.ndarray, hits: np.ndarray, share: float, rng: np.random.Generator) -> float:
@@ -41,8 +42,7 @@ def slow_top_share(confidences: np.ndarray, hits: np.ndarray, share: float, rng:
 def test_ties_at_the_cut_count_in_expectation(share: float) -> None:
     rng = np.random.default_rng(0)
     confidences, hits = rng.integers(0, 4, size=30) / 4.0, rng.random(30) < 0.5
-    levels = ConfidenceLevels(confidences, hits, levels=confidence_levels(confidences))
-    found = top_share_accuracy(*levels.totals(np.ones((1, 30), dtype=np.float32)), share)[0]
+    found = top_share(confidences, hits, np.ones(30), share)
     assert found == pytest.approx(slow_top_share(confidences, hits, share, rng), abs=0.015)
     _, accuracies = accuracy_curve(confidences, hits)
     assert found == pytest.approx(accuracies[max(1, round(share * 30)) - 1])
@@ -55,11 +55,34 @@ def test_weights_act_as_copies(seed: int) -> None:
     confidences, hits = rng.integers(0, 5, size=20) / 5.0, rng.random(20) < 0.5
     weights = rng.integers(0, 4, size=20)
     weights[0] += 1
-    common = confidence_levels(confidences)
-    weighted = ConfidenceLevels(confidences, hits, levels=common).totals(weights[None].astype(np.float32))
-    copies = ConfidenceLevels(np.repeat(confidences, weights), np.repeat(hits, weights), levels=common)
-    copied = copies.totals(np.ones((1, int(weights.sum())), dtype=np.float32))
-    assert top_share_accuracy(*weighted, 0.3)[0] == pytest.approx(top_share_accuracy(*copied, 0.3)[0])
+    weighted = top_share(confidences, hits, weights, 0.3)
+    copies = np.repeat(confidences, weights), np.repeat(hits, weights)
+    assert weighted == pytest.approx(top_share(*copies, np.ones(int(weights.sum())), 0.3))
+
+
+def top_share(confidences: np.ndarray, hits: np.ndarray, weights: np.ndarray, share: float, width: float = np.inf) -> float:
+    """The accuracy of the most confident share under one weighting."""
+    top = TopShare(confidences, hits, share, weight=len(hits), width=width)
+    return float(top.accuracy(weights[None] @ top.columns, float(weights.sum()))[0])
+
+
+@given(seed=st.integers(0, 200), share=st.floats(0.05, 1.0))
+@settings(max_examples=60, deadline=None)
+def test_levels_far_from_the_cut_need_not_be_told_apart(seed: int, share: float) -> None:
+    rng = np.random.default_rng(seed)
+    confidences, hits = rng.integers(0, 60, size=200) / 60.0, rng.random(200) < 0.5
+    weights = rng.multinomial(200, np.full(200, 1 / 200)).astype(float)
+    whole = top_share(confidences, hits, weights, share)
+    assert top_share(confidences, hits, weights, share, width=7.0) == pytest.approx(whole)
+    with contextlib.suppress(CutOff):  # which it says rather than to be wrong
+        assert top_share(confidences, hits, weights, share, width=0.1) == pytest.approx(whole)
+
+
+def test_a_cut_beyond_the_levels_is_said() -> None:
+    confidences, hits = np.arange(100.0), np.arange(100) % 2 == 0
+    for weights in (np.repeat([0.0, 2.0], 50), np.repeat([2.0, 0.0], 50)):  # all on one half of the levels
+        with pytest.raises(CutOff):
+            top_share(confidences, hits, weights, 0.5, width=1.0)
 
 
 def test_row_order_changes_no_curve() -> None:
@@ -130,7 +153,8 @@ def test_the_probe_is_logistic_regression() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(300, 5)).astype(np.float32)
     y = (x @ rng.normal(size=(5, 3)) + rng.normal(size=(300, 3))).argmax(axis=1)
-    found = probe_accuracies(x[:200], y[:200], x[200:], y[200:], num_classes=3, weight_decay=1e-4)
+    train = np.arange(len(x)) < 200
+    found = probe_accuracies(Rows([x], y, train), Rows([x], y, ~train), num_classes=3, weight_decay=1e-4)
     oracle = LogisticRegression(C=50, max_iter=500).fit(x[:200], y[:200])
     assert found[0] == pytest.approx(oracle.score(x[:200], y[:200]), abs=0.02)
     assert found[1] == pytest.approx(oracle.score(x[200:], y[200:]), abs=0.03)

@@ -148,7 +148,7 @@ def slow_vote(labels: list[int], tie: str) -> tuple[int, float]:
 )
 @settings(deadline=None)
 def test_votes_equal_the_slow_count(labels: list[list[int]], tie: str) -> None:
-    predictions, confidences = vote(np.array(labels), 5, tie=tie)
+    predictions, confidences = vote(np.array(labels), tie=tie)
     for row, prediction, confidence in zip(labels, predictions, confidences, strict=True):
         expected = slow_vote(row, tie)
         assert prediction == expected[0]
@@ -159,5 +159,5 @@ def test_equal_votes_have_equal_confidence_to_the_last_bit() -> None:
     rng = np.random.default_rng(0)
     base = np.repeat(np.arange(6), [7, 5, 5, 3, 2, 1])
     rows = np.array([rng.permutation(rng.permutation(6)[base]) for _ in range(200)])
-    assert len(set(vote(rows, 6)[1].tolist())) == 1
-    assert vote(np.zeros((1, 5), dtype=int), 3)[1][0] == 0
+    assert len(set(vote(rows)[1].tolist())) == 1
+    assert vote(np.zeros((1, 5), dtype=int))[1][0] == 0

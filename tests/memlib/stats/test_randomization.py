@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memlib.stats import randomization
 from memlib.stats.randomization import (
     Design,
     attributable_bound,
     detectable,
     home_labels,
+    signed_distribution,
     sum_distribution,
     two_sided_p,
 )
@@ -69,9 +71,38 @@ def test_the_distribution_of_a_sum_without_replacement(values: list[int], share:
 def test_large_designs_are_drawn_at_random() -> None:
     labels = np.zeros(40_000, dtype=np.int64)
     first = np.arange(40_000) % 2 == 0
-    values = RNG.integers(-1, 2, size=40_000)
+    values = RNG.integers(-2, 3, size=40_000)
     p = Design.of(first, labels).tail_p(values, permutations=99, seed=0)
     assert 100 * p == pytest.approx(round(100 * p))
+
+
+@settings(max_examples=60, deadline=None)
+@given(values=st.lists(st.integers(-1, 1), min_size=1, max_size=40), share=st.floats(0, 1))
+def test_sums_of_signs_are_counted_as_any_others(values: list[int], share: float) -> None:
+    own, chosen = np.array(values), round(share * len(values))
+    whole, start = sum_distribution(own, chosen)
+    found, lowest = signed_distribution(len(own), int((own > 0).sum()), int((own < 0).sum()), chosen)
+    assert lowest <= start + int(np.flatnonzero(whole)[0])
+    for place, probability in enumerate(whole):
+        here = start + place - lowest
+        assert (found[here] if 0 <= here < len(found) else 0.0) == pytest.approx(probability, abs=1e-12)
+
+
+def test_tails_of_many_strata_are_those_of_one_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = np.repeat(np.arange(30), 20)
+    first, values = np.arange(600) % 2 == 0, np.random.default_rng(1).integers(-1, 2, size=600)
+    design = Design.of(first, labels)
+    total = np.ones(1)
+    for label in range(30):
+        total = np.convolve(total, sum_distribution(values[labels == label], 10)[0])
+    at = int(values[first].sum()) + int((values < 0).sum())
+    assert design.tail_p(values, permutations=9, seed=0) == pytest.approx(total[at:].sum(), rel=1e-9)
+    monkeypatch.setattr(randomization, "MOST_WORK", 0.0)
+    slow = design.tail_p(values, permutations=20_000, seed=0)
+    monkeypatch.setattr(randomization, "MOST_REDRAWN", 0)
+    fast = design.tail_p(values, permutations=20_000, seed=0)  # by how often each value is drawn
+    for p in (slow, fast):
+        assert p == pytest.approx(total[at:].sum(), abs=0.015)
 
 
 def test_redraws_keep_counts_and_groups() -> None:

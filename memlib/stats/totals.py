@@ -1,0 +1,126 @@
+"""Totals of many units under many weightings at once: resamples of a bootstrap, redraws of a design.
+
+What is summed are sparse columns, an entry or two a unit; no array of weightings by units is larger than a block. Up to
+`KEPT` weights they are drawn as they always were, so that results stay what they are; more than that are drawn a stratum at a
+time by something faster, of the same distribution.
+"""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from memlib.stats.inference import bootstrap_weights
+from memlib.stats.randomization import Design
+
+KEPT = 2**28
+_BLOCK = 2**23  # weights in memory at a time
+
+
+def resampled_totals(
+    columns: scipy.sparse.csr_array, strata: NDArray[np.int64], replicates: int, *, seed: int
+) -> NDArray[np.float64]:
+    """Weighted sums of columns in each replicate of a stratified bootstrap; see `bootstrap_weights`.
+
+    Args:
+        columns: (num_units, num_columns) float32, what is summed.
+        strata: (num_units,), units of a stratum are resampled among themselves.
+        replicates: how many.
+        seed: of the draws.
+
+    Returns:
+        (replicates, num_columns).
+    """
+    if replicates * len(strata) <= KEPT:
+        weights = bootstrap_weights(strata, replicates, seed=seed)
+        return np.concatenate([np.asarray((columns.T @ part.T).T, dtype=np.float64) for part in weights])
+    return _by_block(columns, strata, replicates, seed, lambda rng, rows, size: _resampled(rng, len(rows), size))
+
+
+def redrawn_totals(columns: scipy.sparse.csr_array, design: Design, count: int, *, seed: int) -> NDArray[np.float64]:
+    """Sums of columns over the units on the first side in each redraw of a design.
+
+    Args:
+        columns: (num_units, num_columns) float32, what is summed.
+        design: the draw.
+        count: redraws.
+        seed: of the draws.
+
+    Returns:
+        (count, num_columns).
+    """
+    if count * len(design.first) <= KEPT:
+        sides = (part.T.astype(np.float32) for part in design.redraws(count, seed=seed))
+        return np.concatenate([np.asarray((columns.T @ part).T, dtype=np.float64) for part in sides])
+    by_group = design.membership.T @ columns
+    strata, chosen = design.strata_of_groups, design.chosen_by_stratum
+    return _by_block(
+        by_group, strata, count, seed, lambda rng, rows, size: _subsets(rng, len(rows), int(chosen[strata[rows[0]]]), size)
+    )
+
+
+def _by_block(
+    columns: scipy.sparse.csr_array,
+    strata: NDArray[np.int64],
+    count: int,
+    seed: int,
+    draw: Callable[[np.random.Generator, NDArray[np.int64], int], NDArray[np.float32]],
+) -> NDArray[np.float64]:
+    """Draw some strata at a time, and add up; a block of strata has a seed of its own."""
+    total = np.zeros((columns.shape[1], count))
+    for number, block in enumerate(_blocks_of(strata, max(1, _BLOCK // count))):
+        rng = np.random.default_rng((seed, number))
+        weights = np.concatenate([draw(rng, rows, count) for rows in block], axis=1)
+        part = columns[np.concatenate(block)].tocoo()
+        unit, column = (np.unique(axis, return_inverse=True) for axis in part.coords)  # those that have entries
+        shape = (len(column[0]), len(unit[0]))
+        rows = scipy.sparse.csr_array((part.data, (column[1], unit[1])), shape=shape, dtype=np.float32)
+        total[column[0]] += rows @ np.ascontiguousarray(weights[:, unit[0]].T)
+    return total.T
+
+
+def _blocks_of(strata: NDArray[np.int64], most: int) -> Iterator[list[NDArray[np.int64]]]:
+    """The members of strata, some strata together that have about so many; one that has more is alone."""
+    order = np.argsort(strata, kind="stable")
+    block: list[NDArray[np.int64]] = []
+    for rows in np.split(order, np.flatnonzero(np.diff(strata[order])) + 1):
+        if block and sum(map(len, block)) + len(rows) > most:
+            yield block
+            block = []
+        block.append(rows)
+    yield block
+
+
+def _resampled(rng: np.random.Generator, count: int, replicates: int) -> NDArray[np.float32]:
+    """Weights (replicates, count) of n - 1 draws from n units, n / (n - 1) each; one alone keeps its unit."""
+    draws = max(1, count - 1)
+    found = np.empty((replicates, count), dtype=np.float32)
+    size = max(1, _BLOCK // count)
+    for start in range(0, replicates, size):
+        rows = min(size, replicates - start)
+        drawn = rng.integers(0, count, size=(rows, draws), dtype=np.uint16 if count <= 2**16 else np.uint32).astype(np.int64)
+        drawn += np.arange(rows)[:, None] * count
+        found[start : start + rows] = np.bincount(drawn.ravel(), minlength=rows * count).reshape(rows, count)
+    found *= count / draws
+    return found
+
+
+def _subsets(rng: np.random.Generator, count: int, chosen: int, draws: int) -> NDArray[np.float32]:
+    """Indicators (draws, count) of uniform subsets of so many of the units.
+
+    Each unit is thrown in by a coin; as any subset of a size is as likely as any other, it stays so when as many as are too
+    many are taken out at random, or as many as are missing are put in.
+    """
+    threshold = round(256 * chosen / count)
+    inside = np.frombuffer(rng.bytes(draws * count), dtype=np.uint8).reshape(draws, count) < threshold
+    surplus = inside.sum(axis=1) - chosen
+    rows = np.flatnonzero(surplus)
+    while len(rows):
+        tried = rng.integers(0, count, size=len(rows))
+        hit = inside[rows, tried] == (surplus[rows] > 0)
+        changed = rows[hit]
+        inside[changed, tried[hit]] ^= True
+        surplus[changed] -= np.sign(surplus[changed])
+        rows = rows[surplus[rows] != 0]
+    return inside.astype(np.float32)
