@@ -49,7 +49,7 @@ def plain_scores(labels: NDArray[np.int64], truth: NDArray[np.int64], classes: i
 
 
 def our_scores(labels: NDArray[np.int64], truth: NDArray[np.int64], classes: int) -> tuple[list[float], NDArray[np.int64]]:
-    predictions, confidences = vote(labels, classes, tie="lowest_class")
+    predictions, confidences = vote(labels, tie="lowest_class")
     _, accuracies = accuracy_curve(confidences, predictions == truth)
     places = np.maximum(1, np.round(THRESHOLDS * len(truth))).astype(int) - 1
     return accuracies[places].tolist(), predictions
@@ -86,7 +86,7 @@ def main() -> None:
     plain, ours = plain_search(queries, public, k), our_search(queries, public, k)
     labels = public_labels[ours]
     a, b = plain_scores(labels, truth, classes), our_scores(labels, truth, classes)
-    votes = np.mean(vote(public_labels[plain], classes)[0] == vote(labels, classes)[0])
+    votes = np.mean(vote(public_labels[plain])[0] == vote(labels)[0])
     print(
         f"|X| {options.public}, queries {options.queries}, d {options.dim}, C {classes}, k {k}, {faiss.omp_get_max_threads()} threads"
     )

