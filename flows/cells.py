@@ -12,7 +12,7 @@ from prefect.context import FlowRunContext
 
 import memlib
 from flows.audits import stage_names
-from flows.planned import finished
+from flows.planned import finished_cells
 from flows.running import flow_of, sharing, through_prefect
 from flows.sweep import Cells
 from memlib.audit import Audit
@@ -62,11 +62,13 @@ def carry_out_cells(runner: Runner, recipe: Recipe, cells: Cells) -> RunRecord:
 
 
 def _carry_out_cells(context: Context, recipe: Recipe, cells: Cells) -> dict[str, Outcome]:
-    done: dict[str, Outcome] = {}
+    done = _finished(context, cells)
     pool = ThreadPoolExecutor(recipe.concurrent_cells)
     with context.counter("cells") as progress, sharing(context.shared):
         running: dict[Future[Outcome], str] = {}
         for name, (audit, spec, changes) in cells.items():
+            if name in done:
+                continue
             here = contextvars.copy_context()  # so that a cell is a sub-flow of the sweep, and takes its turns with others
             running[pool.submit(here.run, _cell, context, name, audit, spec, changes)] = name
         try:
@@ -83,13 +85,22 @@ def _carry_out_cells(context: Context, recipe: Recipe, cells: Cells) -> dict[str
     return done
 
 
+def _finished(context: Context, cells: Cells) -> dict[str, Outcome]:
+    """The cells in which nothing is left to do, but for those of which a stage is to be computed again."""
+    left = {name: (audit, spec) for name, (audit, spec, _) in cells.items() if not _forced(context, audit)}
+    found = finished_cells(left, context.store, context.resources, say=context.warn)
+    return {name: Outcome(name, run.audit, cells[name][2], run) for name, run in found.items()}
+
+
+def _forced(context: Context, audit: Audit) -> tuple[str, ...]:
+    return tuple(context.forced & {stage.rpartition("/")[2] for stage in stage_names(audit)})
+
+
 def _cell(context: Context, name: str, audit: Audit, spec: Spec, changes: dict[str, Any]) -> Outcome:
     """A cell's audit; whatever goes wrong in it is its own."""
     kind = str(getattr(spec, "audit", ""))
     try:
-        forced = tuple(context.forced & {stage.rpartition("/")[2] for stage in stage_names(audit)})
-        if not forced and (found := finished(audit, spec, context.store, context.resources, say=context.warn)) is not None:
-            return Outcome(name, kind, changes, found)
+        forced = _forced(context, audit)
         run = through_prefect(flow_of(audit), spec, context.store.uri, context.resources, True, forced, context.cascade)
     except (UserError, RunError, OSError) as error:
         return Outcome(name, kind, changes, None, str(error))

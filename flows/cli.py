@@ -297,7 +297,7 @@ def schema(what: str | None = None, /, *, json_: JsonOption = False) -> None:
         for audit, table in published[name].items():
             of = f", audit {audit}" if audit else ""
             console.print(f"{name} (version {table.version}{of}): {table.meaning}", style="bold")
-            console.print(f"results/table={name}/audit={audit or '*'}/run=*/part-0.parquet", style="dim")
+            console.print(f"results/table={name}/audit={audit or '*'}/run=*/part-*.parquet", style="dim")
             grid = Table(box=None, pad_edge=False)
             for heading in ("column", "type", "unit", "meaning"):
                 grid.add_column(heading)

@@ -1,6 +1,7 @@
 """The déjà vu audit (Meehan 2023) from images to a page."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -15,22 +16,24 @@ from memlib.audits.deja_vu.stages import (
     Probe,
     Report,
     Score,
+    ScoreSetting,
     Search,
     Searches,
     View,
     shown_rows,
 )
-from memlib.data.splits import PUBLIC, REFERENCE, SHARED, TARGET, select
-from memlib.data.stages import Decode, DecodeBlock, Shard, Split, decode
+from memlib.data.splits import PUBLIC, REFERENCE, SHARED, TARGET
+from memlib.data.stages import Decode, DecodeBlock, Shard, Split, class_names_of, decode, members_of
 from memlib.errors import UserError
 from memlib.identity import derive_seed
 from memlib.publishing import run_id
 from memlib.records import RunRecord
+from memlib.results import Tables
 from memlib.specs import CropSpec
 from memlib.stage import Artifact, Runner
 from memlib.training.fit import Train, TrainedModel
 
-STAGES = (DecodeBlock, Decode, Split, Train, Embed, Search, Probe, Score, Report)
+STAGES = (DecodeBlock, Decode, Split, Train, Embed, Search, Probe, ScoreSetting, Score, Report)
 Side = tuple[int, Direction]
 Models = Mapping[Side, Artifact[TrainedModel]]
 PUBLIC_VIEW, PROBED_VIEW = View((PUBLIC,)), View((TARGET, REFERENCE, SHARED))
@@ -47,27 +50,27 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
 
     observations = _Observations(runner, recipe, shard, splits, models)
     searches, probes = observations.searches(), observations.probes()
-    scores = runner.run(Score(searches, probes, splits, _class_names(splits.content), recipe.decode))
+    scores = _score(runner, Score(searches, probes, splits, class_names_of(splits), recipe.decode))
 
     named = {stage.name: models[side] for side, stage in training.items()}
     report = runner.run(Report(recipe, run_id(recipe, scores), scores, searches, shard, splits, named))
     return runner.publish(recipe, scores, report, {"shard": shard, "splits": splits, **named})
 
 
+def _score(runner: Runner, whole: Score) -> Artifact[Tables]:
+    """Score all settings, side by side where they are large."""
+    return runner.run(replace(whole, parts=tuple(runner.run_all(whole.in_parts()))))
+
+
 def _refuse_the_impossible(recipe: Recipe, splits: Artifact[pa.Table], shard: Artifact[Shard]) -> None:
     """Before hours are spent on training: more neighbours than images, crop modes that no image has."""
     for crop in recipe.crops:
         for direction in DIRECTIONS:
-            if not shown_rows(splits, shard, View((ROLE_OF[direction],), crop)).crops:
+            if not shown_rows(splits, shard, View((ROLE_OF[direction],), crop)).members.num_rows:
                 raise UserError(f"no audited image has a {crop.mode} crop; take it out of decode.crops")
-    public = select(splits.content, PUBLIC).num_rows
+    public = members_of(splits, PUBLIC).num_rows
     if max(recipe.decode.k) > public:
         raise UserError(f"decode.k is {max(recipe.decode.k)}, but the public set has only {public} images; lower decode.k")
-
-
-def _class_names(splits: pa.Table) -> list[str]:
-    names = dict(zip(splits["label"].to_pylist(), splits["class_name"].to_pylist(), strict=True))
-    return [names[label] for label in sorted(names)]
 
 
 def _training(recipe: Recipe, shard: Artifact[Shard], splits: Artifact[pa.Table]) -> dict[Side, Train]:
@@ -80,7 +83,7 @@ def _training(recipe: Recipe, shard: Artifact[Shard], splits: Artifact[pa.Table]
                 name=f"model {direction}{pair}",
                 model=recipe.model,
                 training=recipe.training.model_copy(update={"seed": seed}),
-                num_classes=len(_class_names(splits.content)),
+                num_classes=len(class_names_of(splits)),
                 shard=shard,
                 splits=splits,
                 roles=(ROLE_OF[direction], SHARED),
@@ -96,6 +99,7 @@ class _Observations:
     ) -> None:
         self.runner, self.recipe, self.shard, self.splits, self.models = runner, recipe, shard, splits, models
         self.layers = recipe.model_layers
+        self._probed = tuple(dict.fromkeys(("backbone", self.layers[-1])))
         self._views = self._embed()
 
     def _embed(self) -> dict[tuple[Side, int, View], EmbeddedView]:
@@ -103,7 +107,9 @@ class _Observations:
         epochs, last = self.recipe.epochs, self.recipe.training.epochs
         wanted = [(epoch, view) for epoch in epochs for view in (*map(_queries, self.recipe.crops), PUBLIC_VIEW)]
         stages = {
-            (side, epoch, view): Embed(model, epoch, view, self.shard, self.splits, self.layers).in_parts()
+            (side, epoch, view): Embed(model, epoch, view, self.shard, self.splits, self.layers).in_parts(
+                self._probed if view == PROBED_VIEW else self.recipe.layers
+            )
             for side, model in self.models.items()
             for epoch, view in dict.fromkeys([*wanted, (last, PROBED_VIEW)])
         }
@@ -144,10 +150,9 @@ class _Observations:
 
     def probes(self) -> list[Artifact[pa.Table]]:
         """A linear probe on the backbone and the last layer of each model."""
-        layers = tuple(dict.fromkeys(("backbone", self.layers[-1])))
         last = self.recipe.training.epochs
         stages = [
-            Probe(self._views[(pair, direction), last, PROBED_VIEW], self.splits, direction, pair, layers)
+            Probe(self._views[(pair, direction), last, PROBED_VIEW], self.splits, direction, pair, self._probed)
             for pair, direction in self.models
         ]
         return self.runner.run_all(stages)

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from prefect import flow, runtime, tags
-from prefect.states import Failed
+from prefect.states import Crashed, Failed
 
 from flows.audits import resolved
 from flows.recipes import load_recipe, validate
 from flows.running import TAG, flow_of
 from memlib.audits import AUDITS, audit_of
-from memlib.errors import RunError, UserError
+from memlib.errors import EngineLost, RunError, StoreUnreachable, UserError
 from memlib.specs import Resources, Spec, merged
 
 
@@ -34,13 +34,16 @@ def audit(
         resources: Machines. What differs from the defaults takes precedence over the recipe's own. Changes no result.
 
     Returns:
-        The run's manifest; or the state Failed with the error in one line, when it is the user's or the world's fault.
+        The run's manifest; or the error in one line: in the state Crashed, from which an automation runs it again, where a
+        machine or the store went away, else in the state Failed.
     """
     try:
         name, spec, machines = asked_for(recipe, changes, resources)
         _check_lasting(store)
         with tags(TAG):
             return flow_of(AUDITS[name])(spec, store, machines, True)
+    except (EngineLost, StoreUnreachable) as error:
+        return Crashed(message=str(error), data=error)
     except (UserError, RunError) as error:
         return Failed(message=str(error), data=error)
 

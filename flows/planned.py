@@ -10,15 +10,16 @@ from flows.audits import body_of, stage_names
 from flows.requests import announced
 from memlib import code
 from memlib.audit import Audit
-from memlib.errors import RunError
+from memlib.errors import RunError, UserError
 from memlib.journal import Journal
 from memlib.planning import Plan, PlanRunner
+from memlib.publishing import run_id
 from memlib.records import RunRecord
 from memlib.results import Tables
 from memlib.running import FinishedRunner
-from memlib.runs import asks_digest, list_runs
+from memlib.runs import asks_digest, list_runs, read_run
 from memlib.specs import Resources, Spec
-from memlib.stage import AnyArtifact, Artifact, in_words
+from memlib.stage import AnyArtifact, Artifact, Out, Stage, in_words
 from memlib.store import Ref, Store
 
 OWN_SERVER = "ephemeral"  # the profile of Prefect's in which a run starts a server of its own
@@ -57,6 +58,64 @@ def finished(
     for line in (*audit.limits(recipe), *runner.warnings, *([in_words(runner.old_code)] if runner.old_code else [])):
         say(line)
     return found
+
+
+def finished_cells(
+    cells: Mapping[str, tuple[Audit, Spec]], store: Store, resources: Resources, *, say: Callable[[str], None]
+) -> dict[str, RunRecord]:
+    """Return the runs of those cells of a sweep in which nothing is left to do, as they were published.
+
+    One plan for all, and one listing of what is published; of artifacts only what a plan needs is read. Damage within one is
+    named by `memlib verify`, and by whatever opens it.
+
+    Args:
+        cells: audit and recipe of each by name.
+        store: where they may be.
+        resources: machines.
+        say: told what a run's user must see.
+    """
+    known = {entry["asks"] for entry in list_runs(store).entries}
+    asked = {name: cell for name, cell in cells.items() if asks_digest(cell[1].model_dump(mode="json")) in known}
+    if not asked:
+        return {}
+    there = {**store.listing("runs"), **store.listing("results")}
+    found, runner = {}, _Naming(Plan(store), resources)
+    with code.planning():
+        for name, (audit, recipe) in asked.items():
+            run = runner.run_of(audit, recipe)
+            if run is not None and all(path in there for path in run.published):
+                found[name] = run.model_copy(update={"computed": [], "reused": sorted({*run.computed, *run.reused})})
+    limits = [line for name in found for line in asked[name][0].limits(asked[name][1])]
+    for line in dict.fromkeys([*limits, *([in_words(runner.plan.old_code)] if found and runner.plan.old_code else [])]):
+        say(line)
+    return found
+
+
+class _Naming(PlanRunner):
+    """Finds out which run an audit's would be."""
+
+    def run_of(self, audit: Audit, recipe: Spec) -> RunRecord | None:
+        """Return an audit's finished run; None where anything of it is missing, or made from what has changed since."""
+        self._refs: list[Ref] = []
+        self._run = ""
+        try:
+            body_of(audit)(self, recipe)
+            if self._run and all(self.plan.parts[ref].is_settled for ref in self._refs):
+                return read_run(self.store, self._run)
+        except (RunError, UserError):  # said by whoever carries it out
+            pass
+        return None
+
+    def run_all(self, stages: Sequence[Stage[Out]]) -> list[Artifact[Out]]:
+        """Note the parts of a step."""
+        self._refs += [stage.identity.ref for stage in stages]
+        return super().run_all(stages)
+
+    def publish(
+        self, recipe: Spec, scores: Artifact[Tables], report: Artifact[Path], artifacts: Mapping[str, AnyArtifact]
+    ) -> None:
+        """Note the name of the run."""
+        self._run = run_id(recipe, scores)
 
 
 class _Announcing(FinishedRunner):

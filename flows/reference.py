@@ -17,9 +17,10 @@ def schema_page() -> str:
     lines = [
         "# Results",
         "",
-        "Parquet below `<store>/results/table=<table>/audit=<audit>/run=<run>/part-0.parquet`: one glob a table reads",
-        "all audits and runs (hive partitions `table`, `audit`, `run`). Each file carries the table's name and version,",
-        "the run, and the key of the stage that made it; each column its unit and meaning. `memlib schema` prints the same.",
+        "Parquet below `<store>/results/table=<table>/audit=<audit>/run=<run>/part-0.parquet`, and `part-1.parquet` and so",
+        "on where a run's table is large: one glob a table (`*.parquet`) reads all audits and runs (hive partitions `table`,",
+        "`audit`, `run`). Each file carries the table's name and version, the run, and the key of the stage that made it;",
+        "each column its unit and meaning. `memlib schema` prints the same.",
         "",
     ]
     for name, tables in published_tables().items():

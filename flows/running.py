@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from prefect import flow
+from prefect.runtime import flow_run
 from rich.console import Console
 
 from flows.audits import Body, body_of, check_stages
@@ -23,6 +24,7 @@ from tasks.display import is_gone
 from tasks.runtime import Context, Shared
 from tasks.stage import StageRunner
 
+LONGEST_NAME = 120  # characters
 TAG = "memlib"  # of runs on a Prefect server; deployments/automations.yaml looks after these
 _finished: ContextVar[list[RunRecord] | None] = ContextVar("finished", default=None)
 _shared: ContextVar[Shared | None] = ContextVar("shared", default=None)
@@ -56,7 +58,13 @@ def flow_of(audit: Audit) -> Any:
     run.__name__ = run.__qualname__ = audit.name.replace("-", "_")
     run.__annotations__["recipe"] = audit.recipe
     run.__doc__ = f"{audit.question}\n\n{inspect.cleandoc(run.__doc__ or '')}"
-    return flow(name=audit.name, validate_parameters=True)(run)
+    return flow(name=audit.name, flow_run_name=_title, validate_parameters=True)(run)
+
+
+def _title() -> str:
+    """What Prefect calls a run: as its recipe does."""
+    recipe = flow_run.parameters.get("recipe")
+    return str(getattr(recipe, "title", recipe))[:LONGEST_NAME]
 
 
 def carry_out(

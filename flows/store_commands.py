@@ -192,6 +192,7 @@ def status(
             print(json.dumps({"run": found.run, "state": "completed", "stages": rows}, indent=1))
         else:
             console.print(_metrics_table(found, rows))
+            console.print(_in_all(rows))
         return
     seen = _progress(opened, found)
     if json_:
@@ -238,6 +239,12 @@ def _metrics_table(run: RunRecord, rows: Sequence[Mapping[str, Any]]) -> Table:
         times = (f"{row['seconds']:.1f}", f"{row['cpu_seconds']:.1f}", f"{row['peak_memory_bytes'] / 2**30:.2f}")
         table.add_row(row["stage"], str(row["artifacts"]), *times, gpu, *sizes, f"{row['units']:g}")
     return table
+
+
+def _in_all(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What a run took, in what is paid for."""
+    cores, gpus, written = (sum(row[name] for row in rows) for name in ("cpu_seconds", "gpu_seconds", "bytes_out"))
+    return f"in all {cores / 3600:.2f} CPU-hours, {gpus / 3600:.2f} GPU-hours, {written / 2**30:.2f} GiB written"
 
 
 def print_plan(found: Plan) -> None:

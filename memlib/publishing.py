@@ -74,13 +74,16 @@ def publish_audit(
     run = run_id(recipe, scores)
     named = {**artifacts, "scores": scores, "report": report}
     metadata = {"memlib.run": run, "memlib.stage_key": scores.key, "memlib.software": memlib.__version__}
-    results, pages, published = {}, {}, {}
+    results: dict[str, str] = {}
+    pages, published = {}, {}
     with scratch("publish") as folder:
         for name, schema in tables_of(recipe.audit).items():
-            part = folder / f"{name}.parquet"
-            write_table(scores.content[name], schema, part, metadata=metadata)
-            path = results_path(name, recipe.audit, run)
-            results[name], published[path] = store.publish(path, part), file_digest(part)
+            for number, table in enumerate(scores.content.parts(name)):
+                part = folder / f"{name}.parquet"
+                write_table(table, schema, part, metadata=metadata)
+                path = results_path(name, recipe.audit, run, number)
+                place, published[path] = store.publish(path, part), file_digest(part)
+                results.setdefault(name, place)
     for name, file in report.files.items():
         path = f"runs/{run}/{name}"
         pages[name] = store.publish(path, report.path(name), secret=True)
@@ -104,6 +107,36 @@ def publish_audit(
         published=published,
     )
     return publish_run(store, work, found)
+
+
+def publish_again(store: Store, work: Work, recipe: Any, scores: Artifact[Tables]) -> RunRecord | None:
+    """Note that a run was found finished; None where it has to be published anew, as what it published is not all there.
+
+    Files in a folder are compared with what was published; of a remote store they are only looked for.
+
+    Args:
+        store: where.
+        work: what the run has taken, which computed nothing.
+        recipe: what was run.
+        scores: its tables.
+
+    Returns:
+        the manifest.
+    """
+    run = _published_before(store, run_id(recipe, scores))
+    if run is None or run.recipe != recipe.model_dump(mode="json") or run.pins != pins_of(store, refs_of(run)):
+        return None
+    folders = {path.rpartition("/")[0] for path in run.published}
+    there = {path for folder in folders for path in store.listing(folder)}
+    if not run.published or not run.published.keys() <= there:
+        return None
+    if store.is_local and any(_digest(store, path) != digest for path, digest in run.published.items()):
+        return None
+    return publish_run(store, work, run.model_copy(update={"computed": [], "reused": work.reused}))
+
+
+def _digest(store: Store, path: str) -> str:
+    return hashlib.sha256(store.published(path) or b"").hexdigest()
 
 
 def _ledger(store: Store, run: str, artifacts: Iterable[AnyArtifact]) -> Ledger:

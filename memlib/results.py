@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ import pyarrow as pa
 
 from memlib.specs import Spec
 from memlib.stage import AnyArtifact, Artifact, Stage
-from memlib.store import Attempt
+from memlib.store import Attempt, Ref, Store
 from memlib.tables import read_table
 
 if TYPE_CHECKING:
@@ -20,19 +21,32 @@ if TYPE_CHECKING:
 
     from memlib.report.page import Page
 
+PARTS_FILE = "parts.json"  # the artifacts in which parts of tables lie, by table
 UNITS_FILE, SUMMARY_FILE, CURVES_FILE, REPORT_FILE = "units.parquet", "summary.parquet", "curves.parquet", "report.html"
 FINDINGS = ("memlib.findings", "memlib.stats")  # modules whose code decides every audit's scores
 PAGES = ("memlib.report.page", "memlib.report.figures", "memlib.report.read", "memlib.data.understood")  # and pages
 
 
 class Tables:
-    """The tables of an artifact, each read when it is asked for by name."""
+    """The tables of an artifact, each read when it is asked for by name; a large one lies in parts in other artifacts."""
 
-    def __init__(self, artifact: Artifact[Tables]) -> None:
-        self._artifact = artifact
+    def __init__(self, store: Store, ref: Ref) -> None:
+        self._artifacts, self._ref = store.artifacts, ref
 
     def __getitem__(self, name: str) -> pa.Table:
-        return read_table(self._artifact.path(f"{name}.parquet"))
+        return pa.concat_tables(self.parts(name))
+
+    def parts(self, name: str) -> Iterator[pa.Table]:
+        """Yield the parts of a table; of most there is one."""
+        return map(read_table, self.paths(name))
+
+    def paths(self, name: str) -> Iterator[Path]:
+        """Yield local files with the parts of a table."""
+        here, listed = self._artifacts, {}
+        if PARTS_FILE in here.manifest(self._ref).files:
+            listed = json.loads(here.local_path(self._ref, PARTS_FILE).read_text(encoding="utf-8"))
+        for ref in map(Ref.parse, listed.get(name, [str(self._ref)])):
+            yield here.local_path(ref, f"{name}.parquet")
 
 
 class ScoresStage(Stage[Tables]):
@@ -41,7 +55,7 @@ class ScoresStage(Stage[Tables]):
     @classmethod
     def open(cls, artifact: Artifact[Tables]) -> Tables:
         """Return the tables by name."""
-        return Tables(artifact)
+        return Tables(artifact.store, artifact.ref)
 
 
 class PageStage(Stage[Path]):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memlib.errors import RunError
-from memlib.publishing import Work, publish_audit
+from memlib.publishing import Work, publish_again, publish_audit
 from memlib.records import RunRecord
 from memlib.results import Tables
 from memlib.specs import Resources, Spec
@@ -112,6 +112,13 @@ class FinishedRunner(PlainRunner):
     def reused(self) -> Sequence[str]:
         """The artifacts that were found, as text."""
         return self._work.reused
+
+    def publish(
+        self, recipe: Spec, scores: Artifact[Tables], report: Artifact[Path], artifacts: Mapping[str, AnyArtifact]
+    ) -> RunRecord:
+        """Note that the run was found finished, or publish again what is not there."""
+        found = publish_again(self._store, self._work, recipe, scores)
+        return super().publish(recipe, scores, report, artifacts) if found is None else found
 
     def _make(self, stage: AnyStage, ref: Ref) -> None:
         raise Unfinished(f"{ref} is not there")

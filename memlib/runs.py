@@ -208,13 +208,7 @@ def run_name(recipe: Mapping[str, Any], scores: str) -> str:
 
 def pins_of(store: Store, refs: Iterable[Ref]) -> dict[str, Pin]:
     """By artifact which attempt it is, and a digest of its files, so that it can be told from another one."""
-    paths = {f"artifacts/{ref}/{MANIFEST}": ref for ref in refs}
-    found: dict[str, Pin] = {}
-    for start in range(0, len(paths), BATCH):
-        for path, content in store.published_together(list(paths)[start : start + BATCH]).items():
-            with contextlib.suppress(Unreadable):
-                found[str(paths[path])] = pin_of(parse(ArtifactRecord, content))
-    return dict(sorted(found.items()))
+    return {str(ref): pin_of(manifest) for ref, manifest in sorted(store.artifacts.manifests_of(refs).items(), key=str)}
 
 
 def pin_of(manifest: ArtifactRecord) -> Pin:
@@ -233,9 +227,9 @@ def findings_of(summary: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [dict(row) for row in summary if '"class"' not in row["params"]]
 
 
-def results_path(table: str, audit: str, run: str) -> str:
-    """Where a run's part of a published table lies, below the store's root."""
-    return f"results/table={table}/audit={audit}/run={run}/part-0.parquet"
+def results_path(table: str, audit: str, run: str, part: int = 0) -> str:
+    """Where a run's part of a published table lies, below the store's root; large tables are in several files."""
+    return f"results/table={table}/audit={audit}/run={run}/part-{part}.parquet"
 
 
 def rows_of(entries: Iterable[RunEntry]) -> dict[str, dict[str, Any]]:

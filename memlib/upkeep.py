@@ -34,7 +34,7 @@ PATTERNS = {
     "requests": re.compile(r"requests/[0-9a-f]{12}(-[0-9a-f]{8})?\.json"),
     "status": re.compile(r"status/[0-9a-f]{12}\.json"),
     "runs": re.compile(r"runs/[0-9a-f]{12}/[^/]+"),
-    "results": re.compile(r"results/table=\w+/audit=\w+/run=[0-9a-f]{12}/part-0\.parquet"),
+    "results": re.compile(r"results/table=\w+/audit=\w+/run=[0-9a-f]{12}/part-\d+\.parquet"),
     "tmp": re.compile(r"tmp/[0-9a-f]{32}\.part"),
 }
 Kind = Literal["artifact", "attempt", "resume", "ray", "log", "request", "status", "run", "part"]
@@ -60,13 +60,17 @@ class Garbage:
 
 
 def metrics_by_stage(store: Store, run: RunRecord) -> list[dict[str, Any]]:
-    """What the artifacts of a run took, a row a stage: sums, and of memory the most that any of them took."""
+    """What the artifacts of a run took, a row a stage: sums, and of memory the most that any of them took.
+
+    `gpu_seconds` are those of artifacts that were made on a GPU.
+    """
     rows: dict[str, dict[str, Any]] = {}
     for ref in sorted(refs_of(run), key=str):
         with contextlib.suppress(CorruptArtifact):
             taken = store.artifacts.manifest(ref).metrics.model_dump()
             row = rows.setdefault(ref.stage, {"stage": ref.stage, "artifacts": 0})
             row["artifacts"] += 1
+            row["gpu_seconds"] = row.get("gpu_seconds", 0) + (taken["seconds"] if taken["gpu_peak_memory_bytes"] else 0)
             for name in SUMMED:
                 row[name] = row.get(name, 0) + taken[name]
             for name in HIGHEST:

@@ -20,6 +20,7 @@ from memlib.errors import CorruptArtifact, MissingArtifact, RunError, UserError
 from memlib.findings import verdict_of
 from memlib.identity import canonical_json
 from memlib.records import ArtifactRecord, RunRecord, SignatureRecord, Unreadable, parse
+from memlib.results import Tables
 from memlib.runs import asks_digest, findings_of, pin_of, results_path, run_name
 from memlib.stage import Identity
 from memlib.store import Ref, Store
@@ -127,10 +128,15 @@ def _unlike_itself(store: Store, run: RunRecord) -> Iterator[str]:
     if said is None or (said.word, said.sentence, said.explanation) != astuple(expected):
         yield "its verdict is not that of its scores"
     published = published_tables()
-    for table in run.results:
-        path = results_path(table, run.audit, run.run)
-        if table in published and path in run.published and not _same_table(store, path, scores, f"{table}.parquet"):
-            yield f"{path} is not what its scores say"
+    for table in published.keys() & run.results.keys():
+        try:
+            parts = list(Tables(store, scores).paths(table))
+        except (CorruptArtifact, KeyError, ValueError):  # named by check_artifacts; else not its table
+            continue
+        for number, part in enumerate(parts):
+            path = results_path(table, run.audit, run.run, number)
+            if path in run.published and not _same_table(store, path, part):
+                yield f"{path} is not what its scores say"
 
 
 def _alike(said: Any, expected: Any) -> bool:
@@ -147,13 +153,13 @@ def _plain(value: Any) -> Any:
     return float(value) if is_number else value
 
 
-def _same_table(store: Store, path: str, scores: Ref, name: str) -> bool:
+def _same_table(store: Store, path: str, part: Path) -> bool:
     content = store.published(path)
     if content is None:
         return True  # named as missing
     try:
         said = pq.read_table(pa.BufferReader(content))
-        expected = read_table(store.artifacts.local_path(scores, name)).select(said.column_names)
+        expected = read_table(part).select(said.column_names)
     except (pa.ArrowException, OSError, KeyError, ValueError):
         return False
     if said.num_rows != expected.num_rows:

@@ -29,6 +29,7 @@ WORKER_SETTINGS = {  # freed memory is kept: returning it to the system after ev
     "MALLOC_TRIM_THRESHOLD_": "1073741824",
 }
 OBJECT_STORE_BYTES = 128 * 2**20  # nothing large travels through Ray's own store
+MOST_ASKED = 1000  # parts that wait in a cluster, which may grow for them
 LOOK_SECONDS = 5.0  # between two looks at the cluster while nothing ends
 LONGEST_SOCKET, OWN_SOCKET = 107, 91  # characters of a socket's path; of what Ray puts below its folder
 _starting = threading.Lock()
@@ -108,13 +109,18 @@ def _check_address(address: str | None) -> None:
         raise RunError(f"cannot reach the Ray cluster at {address} ({error}); see resources.ray_address") from error
 
 
-def needs_of(ray: Any, context: Context, stage: str) -> dict[str, float]:
-    """What a part of a stage asks a node for, as Ray counts it: CPU, GPU, memory in bytes, and the site's own names."""
+def needs_of(ray: Any, context: Context, stage: str, *, gpu: bool = True) -> dict[str, float]:
+    """What a part of a stage asks a node for, as Ray counts it: CPU, GPU, memory in bytes, and the site's own names.
+
+    Args:
+        ray, context, stage: the cluster, the run, the stage.
+        gpu: whether it can use one.
+    """
     asked, resources = context.resources.of(stage), context.resources
     gpus = asked.gpus
     if gpus is None:
         wanted = resources.gpu if resources.gpu is not None else ray.cluster_resources().get("GPU", 0) >= 1
-        gpus = 1.0 if wanted else 0.0
+        gpus = 1.0 if wanted and gpu else 0.0
     needs: dict[str, float] = {"CPU": float(asked.cpus or resources.threads_per_worker or 1)}
     needs |= {"GPU": gpus} if gpus else {}
     needs |= {"memory": asked.memory_gb * 2**30} if asked.memory_gb else {}
@@ -183,19 +189,32 @@ def map_on_ray(
     calls: Sequence[tuple[Any, ...]],
     progress: Callable[[int, int], None],
     near: Sequence[str | None] = (),
-) -> None:
+    *,
+    gpu: bool = True,
+) -> list[str]:
     """Calls a function once for each tuple of arguments, in Ray tasks of one thread, or of a GPU each.
 
     The function gets its number of threads as a last argument. Killed workers and lost nodes are survived by trying
-    again; no more tasks are submitted than keep the cluster busy, however many calls there are. `near` are ids of the
-    nodes that have what the calls read; they go there when there is room.
+    again; no more tasks are submitted than keep the cluster busy and let it grow, however many calls there are.
+
+    Args:
+        context: of the run.
+        stage: whose needs the calls have.
+        function: returns lines that must be seen.
+        calls: its arguments.
+        progress: called with (calls done, calls in all).
+        near: ids of the nodes that have what the calls read; they go there when there is room.
+        gpu: whether the calls can use one.
+
+    Returns:
+        the lines that must be seen, each once.
 
     Raises:
         UserError, RunError: the first that a call raised, once all have ended, with the number of failures; or at once
             when the stage's time is over, or the cluster has lost all nodes that could carry it.
     """
     ray = start_ray(context)
-    needs = needs_of(ray, context, stage)
+    needs = needs_of(ray, context, stage, gpu=gpu)
     _refuse_without_room(ray, context, stage, needs)
     threads = int(needs["CPU"])
     asked = context.resources.of(stage)
@@ -209,19 +228,25 @@ def map_on_ray(
     waiting = list(zip(calls, near or [None] * len(calls), strict=True))[::-1]
     running: list[Any] = []
     failures: list[Exception] = []
+    said: list[str] = []
     looked, slots = -LOOK_SECONDS, 1
+    asked_for = MOST_ASKED if context.resources.ray_address is not None else 1  # a cluster grows for tasks that wait
     try:
         while waiting or running:
             if time.monotonic() - looked >= LOOK_SECONDS:
                 context.check_going()
                 watch.look()
-                room = 2 * max(1, places(ray, needs))  # the next parts wait beside those under way
+                room = max(2 * places(ray, needs), asked_for, 2)  # the next parts wait beside those under way
                 looked, slots = time.monotonic(), min(room, limit or room)
             while waiting and len(running) < slots:
                 call, node = waiting.pop()
                 running.append(_near(remote, node).remote(*call, threads))
             finished, running = ray.wait(running, num_returns=1, timeout=LOOK_SECONDS)
-            failures += [failure for failure in (_failure(ray, done) for done in finished) if failure is not None]
+            for done in finished:
+                try:
+                    said += ray.get(done)
+                except ray.exceptions.RayError as error:
+                    failures.append(_cause(ray, error))
             progress(len(calls) - len(waiting) - len(running), len(calls))
     except BaseException:
         with contextlib.suppress(Exception):  # Ray may be gone
@@ -230,6 +255,7 @@ def map_on_ray(
         raise
     if failures:
         raise _joined(failures, len(calls))
+    return list(dict.fromkeys(said))
 
 
 def _near(remote: Any, node: str | None) -> Any:
@@ -249,19 +275,15 @@ def _refuse_without_room(ray: Any, context: Context, stage: str, needs: Mapping[
         )
 
 
-def _failure(ray: Any, task: Any) -> Exception | None:
-    """What went wrong in a task that has ended, None when nothing did."""
-    try:
-        ray.get(task)
-    except ray.exceptions.RayTaskError as error:
+def _cause(ray: Any, error: Exception) -> Exception:
+    """What went wrong in a task, as whoever runs the audit should hear of it."""
+    if isinstance(error, ray.exceptions.RayTaskError):
         cause = error.cause  # what Ray makes of it begins with a traceback
         if isinstance(cause, OSError):  # a full disk
             return RunError(f"{type(cause).__name__}: {cause}")
         found: Exception = cause if isinstance(cause, UserError | RunError) else error.as_instanceof_cause()
         return found
-    except ray.exceptions.RayError as error:
-        return RunError(f"a worker was lost again and again ({str(error).strip().splitlines()[0]})")
-    return None
+    return RunError(f"a worker was lost again and again ({str(error).strip().splitlines()[0]})")
 
 
 def _joined(failures: Sequence[Exception], count: int) -> Exception:

@@ -13,21 +13,39 @@ from memlib.errors import CorruptArtifact, RunError, UserError
 from memlib.logs import recorded, recording
 from memlib.store import Attempt, Ref, Store
 
+REACH_SECONDS = 10.0  # that a store is given to answer
+
 
 def compute_there(
     store: Store, ref: Ref, record: Mapping[str, Any], compute: Callable[[Attempt, torch.device], None], threads: int
-) -> None:
-    """Fills an artifact that is not there; what it makes goes to the store from there, and so does what it prints."""
+) -> list[str]:
+    """Fills an artifact that is not there; what it makes goes to the store from there, and so does what it prints.
+
+    Returns:
+        lines that must be seen.
+    """
+    said: list[str] = []
     if store.artifacts.has(ref):
-        return  # by another driver meanwhile, or by a worker that was lost before it could say so
+        return said  # made by another driver meanwhile, or by a worker that was lost before it could say so
     import ray  # here, as who imports this module may still have to say how Ray is to start
 
     granted = bool(ray.get_runtime_context().get_accelerator_ids().get("GPU"))  # Ray hides none from who asked for none
     device = torch.device("cuda" if granted and torch.cuda.is_available() else "cpu")
     torch.set_num_threads(threads)
     with log_kept(store, ref), store.artifacts.write(ref, **record) as attempt:
-        attempt.facts["worker"] = whereabouts()
+        attempt.facts["worker"], attempt.warn = whereabouts(), said.append
         compute(attempt, device)
+    return said
+
+
+def reach(store: Store) -> str:
+    """Says why the store cannot be read from here, "" where it can: other nodes may lack credentials, or the folder."""
+    try:
+        there = store.waiting(REACH_SECONDS).marker() is not None
+    except Exception as error:  # whatever a client of S3 raises
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return f"{type(error).__name__}: {said}"
+    return "" if there else "there is no store at that place"
 
 
 @contextlib.contextmanager

@@ -177,13 +177,16 @@ def committed(context: Context, ref: Ref, kind: type[AnyStage]) -> bool:
 
 
 def _compute(context: Context, kind: type[AnyStage], missing: Mapping[Ref, AnyStage]) -> None:
-    if kind.place == "fleet":
+    (where,) = {stage.where for stage in missing.values()}
+    if where == "fleet":
         train_missing(context, missing)
-    elif kind.place == "anywhere" and (len(missing) > 1 or context.resources.ray_address is not None):
+    elif where in ("anywhere", "cores") and (len(missing) > 1 or context.resources.ray_address is not None):
         calls = [(context.store, ref, record_of(context, stage), stage.write) for ref, stage in missing.items()]
         with context.counter(kind.declared.name) as progress:
             near = _nodes_near(context, list(missing.values()))
-            map_on_ray(context, kind.declared.name, compute_there, calls, progress, near)
+            gpu = where == "anywhere"
+            for line in map_on_ray(context, kind.declared.name, compute_there, calls, progress, near, gpu=gpu):
+                context.warn(line)
     else:
         for ref, stage in missing.items():
             record = record_of(context, stage)

@@ -18,11 +18,14 @@ from memlib.training.fit import Train, check_jobs
 from memlib.training.loop import Worker
 from tasks.board import Board
 from tasks.cluster import LOOK_SECONDS, Watch, demand, in_words, needs_of, places, start_ray
+from tasks.remote import reach
 from tasks.runtime import Context
 
 STAGE = Train.declared.name
 LONGEST_SECONDS = 30 * 86_400
 SHOWN_PROBLEMS = 2
+GROWING_SECONDS = 60.0  # after its last node, that a cluster which grows is given for the next one
+MOST_STARTS = 10  # of all workers, for each failure that a model may have
 ENDING_SECONDS = 30.0  # for a fit that was ended to say so
 
 
@@ -57,11 +60,12 @@ def train_on_ray(context: Context, jobs: Sequence[Train]) -> None:
     needs = needs_of(ray, context, STAGE)
     if 0 < needs.get("GPU", 0) < 1:
         raise ResourcesError(f"resources.stages.{STAGE}.gpus is {needs['GPU']:g}; workers in training need whole GPUs")
-    groups = min(_groups(ray, context, needs), len(jobs))
+    groups = min(_groups(ray, context, needs, len(jobs)), len(jobs))
+    _check_reach(ray, context)
     if resources.of(STAGE).cpus is None and resources.threads_per_worker is None:
         needs["CPU"] = _threads(ray.cluster_resources(), resources, groups)
     context.say(f"training {', '.join(job.name for job in jobs)}: {groups} side by side")
-    board = _board(ray)
+    board = _board(ray, [job.name for job in jobs], resources.max_failures)
     done = threading.Event()
     with context.bars(STAGE) as bars:
         here = contextvars.copy_context()  # by which Prefect knows whose progress it is
@@ -89,6 +93,22 @@ def train_on_ray(context: Context, jobs: Sequence[Train]) -> None:
         raise RunError(str(fit.result()))
 
 
+def _check_reach(ray: Any, context: Context) -> None:
+    """On a cluster, whose nodes may have other credentials or folders than the driver, look whether one reaches the store.
+
+    Raises:
+        RunError: when it does not, in a line; Ray's own error would be its hundreds.
+    """
+    if context.resources.ray_address is None:
+        return
+    problem = ray.get(ray.remote(num_cpus=1, max_retries=3)(reach).remote(context.store))
+    if problem:
+        raise RunError(
+            f"a worker of the Ray cluster cannot read the store {context.store.uri} ({problem}); give the workers the "
+            "credentials and addresses that the driver has, or a folder that all nodes share"
+        )
+
+
 def _in_a_line(problems: Sequence[tuple[str, str]]) -> str:
     more = len(problems) - SHOWN_PROBLEMS
     said = "; ".join(f"{name}: {problem}" for name, problem in problems[:SHOWN_PROBLEMS])
@@ -109,26 +129,31 @@ def _begin(function: Callable[..., str | None], *arguments: Any) -> "Future[str 
     return future
 
 
-def _board(ray: Any) -> Any:
+def _board(ray: Any, names: list[str], max_failures: int) -> Any:
     """On this node: on another one it would be lost with that."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    return ray.remote(num_cpus=0, scheduling_strategy=here)(Board).remote()
+    return ray.remote(num_cpus=0, scheduling_strategy=here)(Board).remote(names, max_failures)
 
 
-def _groups(ray: Any, context: Context, needs: Mapping[str, float]) -> int:
-    """How many models fit side by side.
+def _groups(ray: Any, context: Context, needs: Mapping[str, float], count: int) -> int:
+    """How many of so many models fit side by side; a cluster without room for one is asked for room for all, and waited for.
 
     Raises:
         RunError: when there is no room for a single model's workers.
     """
     size = context.resources.workers_per_model
     if context.resources.ray_address is not None and places(ray, needs) < size:  # nodes may be on their way
-        end = time.monotonic() + context.resources.room_timeout
-        with demand(needs, size):
-            while places(ray, needs) < size and time.monotonic() < end:
+        wanted, room, grown = size * _most(context.resources, count), 0, time.monotonic()
+        with demand(needs, wanted):
+            while room < wanted:
                 context.check_going()
+                before, room = room, places(ray, needs)
+                grown = time.monotonic() if room > before else grown
+                patience = context.resources.room_timeout if room < size else GROWING_SECONDS
+                if room >= wanted or time.monotonic() - grown > patience:
+                    break
                 time.sleep(LOOK_SECONDS)
     workers = places(ray, needs)
     if workers < size:
@@ -183,7 +208,7 @@ def _fit(
         run_config=RunConfig(
             name=name,
             failure_config=FailureConfig(
-                max_failures=resources.max_failures,
+                max_failures=MOST_STARTS * (resources.max_failures + 1) * len(jobs),  # the board counts those of each model
                 controller_failure_limit=5,  # type: ignore[call-arg]
             ),
             **_ray_storage(store),

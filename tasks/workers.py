@@ -1,6 +1,7 @@
 """What runs inside Ray's training workers; apart from the tasks, so that workers load neither Prefect nor FAISS."""
 
 import errno
+import uuid
 from typing import Any
 
 import ray
@@ -19,7 +20,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # trying again would not help
 
 
 def train_worker(config: dict[str, Any]) -> None:
-    """What each Ray worker runs: its group's share of the jobs, one after another.
+    """What each Ray worker runs: its group takes one job after another, until none is left.
 
     A job that cannot succeed is reported and does not stop the others; a worker that dies is replaced by Ray, and
     all groups go on from their newest saved states.
@@ -33,9 +34,26 @@ def train_worker(config: dict[str, Any]) -> None:
     groups = max(1, context.get_world_size() // size)  # of a cluster that shrank, some workers may be left over
     members = [dist.new_group(list(range(g * size, (g + 1) * size))) for g in range(groups)] if size > 1 else []
     worker = Worker(rank, size, device, members[number] if number < len(members) else None)
-    for job in config["jobs"][number::groups] if number < groups else ():
-        _train_one(job, worker, config)
+    board, start = config["board"], [uuid.uuid4().hex]
+    dist.broadcast_object_list(start, src=0, device=device)  # the first worker's
+    ray.get(board.begin.remote(start[0]))
+    while number < groups and (taken := _take(board, number, worker, config)) is not None:
+        if taken >= 0:
+            _train_one(config["jobs"][taken], worker, config)
     dist.barrier()  # a worker that leaves early would look like a failure
+
+
+def _take(board: Any, group: int, worker: Worker, config: dict[str, Any]) -> int | None:
+    """The number of the job that a group is to do next: None where none is left, -1 where that one has failed too often."""
+    taken = None
+    if worker.rank == 0:
+        taken = ray.get(board.take.remote(group))
+        if taken is not None:
+            job = config["jobs"][taken]
+            step = max((int(name.partition("-")[0]) for name in job.store.names(f"resume/{job.identity.ref.key}")), default=0)
+            taken = taken if ray.get(board.may_start.remote(taken, step)) else -1
+    found: int | None = worker.share(taken)
+    return found
 
 
 def _train_one(job: Train, worker: Worker, config: dict[str, Any]) -> None:

@@ -9,11 +9,98 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from memlib.specs import CORNER, CropSpec
 
 Box = tuple[int, int, int, int]
+NONE = (-1, -1, -1, -1)
+
+
+def periphery_crops(index: pa.Table, spec: CropSpec) -> NDArray[np.int64]:
+    """The crops of many images, as `periphery_crop` finds each.
+
+    Args:
+        index: tables.INDEX, or its columns unreadable, content and boxes.
+        spec: which crop.
+
+    Returns:
+        (num_images, 4) int64; -1 where there is none, as for what could not be read.
+    """
+    count = index.num_rows
+    content = pc.list_flatten(index["content"]).to_numpy().reshape(count, 4).astype(np.int64)
+    readable = pc.is_null(index["unreadable"]).to_numpy(zero_copy_only=False) if count else np.zeros(0, dtype=bool)
+    if spec.mode == "corner":
+        found = _corner_crops(content)
+        found[~readable] = -1
+        return found
+    boxes = pc.list_flatten(index["boxes"]).to_numpy().reshape(-1, 4).astype(np.int64)
+    counts = pc.list_value_length(index["boxes"]).to_numpy() // 4
+    starts = np.cumsum(counts) - counts
+    found = np.full((count, 4), -1, dtype=np.int64)
+    alone = np.flatnonzero(readable & (counts == 1))
+    inside = _clipped(boxes[starts[alone]], content[alone])
+    plain = ((inside[:, :2] < inside[:, 2:]).all(axis=1)) if len(alone) else np.zeros(0, dtype=bool)
+    of_one_box = _official_crops if spec.mode == "official" else _maximal_crops
+    found[alone[plain]] = of_one_box(content[alone[plain]], inside[plain], spec.min_side)
+    for row in np.concatenate([np.flatnonzero(readable & (counts > 1)), alone[~plain]]).tolist():
+        x0, y0, x1, y1 = content[row].tolist()
+        found[row] = periphery_crop((x0, y0, x1, y1), boxes[starts[row] : starts[row] + counts[row]], spec) or NONE
+    return found
+
+
+def _maximal_crops(content: NDArray[np.int64], box: NDArray[np.int64], min_side: float) -> NDArray[np.int64]:
+    """As `maximal_crop` of one box each: the strip beside it on one of its four sides."""
+    least = np.maximum(1, np.ceil(_least(content, min_side) - 1e-9).astype(np.int64))
+    found = np.full_like(content, -1)
+    best = np.full((len(content), 4), -1, dtype=np.int64)
+    for strip in _strips(content, box, "left", "above", "below", "right"):
+        sides = strip[:, 2:] - strip[:, :2]
+        size = np.stack([sides.prod(axis=1), sides.min(axis=1), -strip[:, 1], -strip[:, 0]], axis=1)
+        differs = size != best
+        first = differs.argmax(axis=1)
+        rows = np.arange(len(content))
+        better = differs.any(axis=1) & (size[rows, first] > best[rows, first]) & (sides.min(axis=1) >= least)
+        found[better], best[better] = strip[better], size[better]
+    return found
+
+
+def _official_crops(content: NDArray[np.int64], box: NDArray[np.int64], min_side: float) -> NDArray[np.int64]:
+    """As `official_crop` of one box each: beside it over the whole height, above or below it only as wide as it is."""
+    found, best = np.full_like(content, -1), _least(content, min_side)
+    for strip in _strips(content, box, "left", "over", "under", "right"):
+        shorter = (strip[:, 2:] - strip[:, :2]).min(axis=1)
+        better = shorter > best
+        found[better], best[better] = strip[better], shorter[better]
+    return found
+
+
+def _strips(content: NDArray[np.int64], box: NDArray[np.int64], *names: str) -> list[NDArray[np.int64]]:
+    (c0, c1, c2, c3), (b0, b1, b2, b3) = content.T, box.T
+    strips = {
+        "left": (c0, c1, b0, c3), "right": (b2, c1, c2, c3),
+        "above": (c0, c1, c2, b1), "below": (c0, b3, c2, c3), "over": (b0, c1, b2, b1), "under": (b0, b3, b2, c3),
+    }  # fmt: skip
+    return [np.stack(strips[name], axis=1) for name in names]
+
+
+def _least(content: NDArray[np.int64], min_side: float) -> NDArray[np.float64]:
+    sides: NDArray[np.float64] = min_side * (content[:, 2:] - content[:, :2]).min(axis=1)
+    return sides
+
+
+def _corner_crops(content: NDArray[np.int64]) -> NDArray[np.int64]:
+    sides = (CORNER * (content[:, 2:] - content[:, :2])).astype(np.int64)
+    x0, y1 = content[:, 0], content[:, 3]
+    found = np.stack([x0, y1 - sides[:, 1], x0 + sides[:, 0], y1], axis=1)
+    found[(sides <= 0).any(axis=1)] = -1
+    return found
+
+
+def _clipped(boxes: NDArray[np.int64], content: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([np.maximum(boxes[:, :2], content[:, :2]), np.minimum(boxes[:, 2:], content[:, 2:])], axis=1)
 
 
 def periphery_crop(content: Box, boxes: NDArray[np.int64], spec: CropSpec) -> Box | None:

@@ -111,9 +111,9 @@ def near_copies(splits: pa.Table, images: NDArray[np.uint8]) -> list[tuple[str, 
     from memlib.stats.neighbors import nearest_neighbors
 
     used = splits.filter(pc.field("role") != LEFT_OUT)
-    ids, rows = used["example_id"].to_pylist(), used["row"].to_numpy()
-    roles = np.array(used["role"].to_pylist())
-    if len(set(roles.tolist())) < 2:
+    ids, rows = used["example_id"], used["row"].to_numpy()
+    roles = pc.rank(used["role"].combine_chunks(), tiebreaker="dense").to_numpy()  # in order of their names
+    if len(np.unique(roles)) < 2:
         return []
     asked = np.concatenate([_evenly(np.flatnonzero(roles == role), ASKED) for role in np.unique(roles)])
     among = _evenly(np.arange(len(ids)), AMONG)
@@ -123,11 +123,11 @@ def near_copies(splits: pa.Table, images: NDArray[np.uint8]) -> list[tuple[str, 
     count = min(NEIGHBORS + 1, len(among))
     closest, distances = nearest_neighbors(queries, [(among, base)], count)
     apart = np.sqrt(distances / base.shape[1])
-    found: dict[frozenset[str], tuple[str, str]] = {}
+    found: dict[frozenset[int], tuple[str, str]] = {}
     for place, others, far in zip(asked.tolist(), closest, apart, strict=True):
         other = next((int(o) for o, f in zip(others, far, strict=True) if f <= ALIKE and roles[o] != roles[place]), None)
         if other is not None:
-            found.setdefault(frozenset((ids[place], ids[other])), (ids[place], ids[other]))
+            found.setdefault(frozenset((place, other)), (ids[place].as_py(), ids[other].as_py()))
     return list(found.values())
 
 

@@ -156,6 +156,12 @@ class Blocks:
     def __len__(self) -> int:
         return int(self._starts[-1])
 
+    def are_in_few(self, rows: NDArray[np.int64], most: int) -> NDArray[np.bool_]:
+        """Return which rows are in one of at most so many blocks, chosen evenly: looking at these fetches no others."""
+        count = len(self._starts) - 1
+        chosen = np.unique(np.linspace(0, count - 1, min(most, count)).astype(int))
+        return np.isin(np.searchsorted(self._starts, rows, side="right") - 1, chosen)
+
     @property
     def shape(self) -> tuple[int, ...]:
         """As of the array that it is read like."""

@@ -7,7 +7,6 @@ both up to the training budget and is seen by both models; X is seen by neither 
 import hashlib
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from memlib.data.crops import Box, periphery_crop
+from memlib.data.crops import periphery_crops
 from memlib.errors import UserError
 from memlib.identity import canonical_json, derive_seed
 from memlib.specs import CropSpec, HoldOutSpec, SplitSpec
@@ -26,16 +25,32 @@ SPLITS_FILE = "splits.parquet"
 MOST_NAMED = 3  # classes of a message
 TARGET, REFERENCE, SHARED, PUBLIC, LEFT_OUT = "target", "reference", "shared", "public", "left_out"
 TRAIN, VALIDATION, HELD_OUT = "train", "validation", "held_out"
+Places = NDArray[np.int64]  # of examples in the index
+_ROWS = 2**16  # that are written as JSON at a time
 ROLES = {TARGET, REFERENCE, SHARED, PUBLIC, LEFT_OUT, TRAIN, VALIDATION, HELD_OUT}
 
 
-@dataclass
-class _Candidate:
-    entry: dict[str, Any]
-    crop: Box | None
-    group: int
-    role: str = LEFT_OUT
-    reason: str | None = None
+class _Candidates:
+    """The examples of an index as columns, and the roles that they are given."""
+
+    def __init__(self, index: pa.Table, groups: NDArray[np.int64] | None, crop: CropSpec | None) -> None:
+        self.index = index
+        self.label: NDArray[np.int64] = index["label"].to_numpy()
+        self.crop = None if crop is None else periphery_crops(index, crop)
+        self.has_crop = np.zeros(index.num_rows, dtype=bool) if self.crop is None else self.crop[:, 0] >= 0
+        self.group = np.arange(index.num_rows) if groups is None else groups
+        self.role = np.full(index.num_rows, LEFT_OUT, dtype=object)
+        self.reason: NDArray[Any] = np.full(index.num_rows, None, dtype=object)
+        self.names = named_classes(index)
+
+    def give(self, members: Places | Sequence[int], role: str, reason: str | None = None) -> None:
+        """Give some examples a role."""
+        self.role[members], self.reason[members] = role, reason
+
+    @property
+    def usable(self) -> Places:
+        """Those that nothing excludes."""
+        return np.flatnonzero([reason is None for reason in self.reason])
 
 
 def split_examples(index: pa.Table, spec: SplitSpec, groups: NDArray[np.int64] | None = None) -> pa.Table:
@@ -57,34 +72,32 @@ def split_examples(index: pa.Table, spec: SplitSpec, groups: NDArray[np.int64] |
             what they have.
     """
     crop = spec.crop
-    candidates = _candidates(index, groups, crop)
-    _exclude(candidates, drop_duplicates=spec.drop_duplicates)
-    usable = [c for c in candidates if c.reason is None]
-    if usable and not any(c.crop for c in usable):
+    found = _Candidates(index, groups, crop)
+    _exclude(found, drop_duplicates=spec.drop_duplicates)
+    usable = found.usable
+    if len(usable) and not found.has_crop[usable].any():
         wanted = f"a {crop.mode} crop whose shorter side is at least {crop.min_side:.0%} of the image's"
         hint = "give the source boxes, lower split.crop.min_side, or set split.crop.mode to corner"
         raise UserError(f"none of the {len(usable)} images has {wanted}; {hint}")
-    names = {c.entry["label"]: c.entry["class_name"] for c in candidates}
-    blocks = _blocks(usable)
+    blocks = _blocks(found, usable)
     small: list[str] = []
-    for label in sorted(names):
+    for label in sorted(found.names):
         mine = blocks.get(label, [])
         try:
             if spec.group is None:
-                _assign_class([block[0] for block in mine], names[label], label, spec)
+                _assign_class(found, np.array([block[0] for block in mine], dtype=np.int64), label, spec)
             else:
-                _assign_blocks(mine, names[label], label, spec)
+                _assign_blocks(found, mine, label, spec)
         except UserError as error:
             small.append(str(error))
-            for candidate in (candidate for block in mine for candidate in block):
-                candidate.role, candidate.reason = LEFT_OUT, "of a class that is too small"
-    if small and (spec.small_classes != "leave_out" or len(small) == len(names)):
+            found.give([member for block in mine for member in block], LEFT_OUT, "of a class that is too small")
+    if small and (spec.small_classes != "leave_out" or len(small) == len(found.names)):
         more = f"; {len(small) - MOST_NAMED} more classes are too small" if len(small) > MOST_NAMED else ""
         hint = "" if spec.small_classes == "leave_out" else "; or say split.small_classes: less, or leave_out"
         raise UserError(f"{'; '.join(small[:MOST_NAMED])}{more}{hint}")
     if spec.group is None:
-        _check_balance(candidates)
-    return _table(candidates)
+        _check_balance(found)
+    return _table(found)
 
 
 def small_classes(index: pa.Table, spec: SplitSpec) -> list[str]:
@@ -101,51 +114,52 @@ def small_classes(index: pa.Table, spec: SplitSpec) -> list[str]:
     return [f"{name} ({count})" for name, count in sorted(counts.items(), key=lambda item: item[1]) if count < needed]
 
 
-def _candidates(index: pa.Table, groups: NDArray[np.int64] | None, crop: CropSpec | None) -> list[_Candidate]:
-    numbers = range(index.num_rows) if groups is None else groups.tolist()
-    return [
-        _Candidate(entry, None if crop is None else crop_of(entry, crop), group)
-        for entry, group in zip(index.to_pylist(), numbers, strict=True)
-    ]
+def named_classes(table: pa.Table) -> dict[int, str]:
+    """The name of each class of a table with columns label and class_name, by label."""
+    labels, places = np.unique(table["label"].to_numpy(), return_index=True)
+    return dict(zip(labels.tolist(), table["class_name"].take(places).to_pylist(), strict=True))
 
 
-def _blocks(usable: Sequence[_Candidate]) -> dict[int, list[list[_Candidate]]]:
+def _blocks(found: _Candidates, usable: Places) -> dict[int, list[list[int]]]:
     """The groups by the class that most of their examples have, in order of their first example.
 
     Of a group with background crops only these count, as they alone are audited.
     """
-    if not usable:
+    if not len(usable):
         return {}
-    numbers = np.unique([c.group for c in usable], return_inverse=True)[1]
-    cropped = {c.group for c in usable if c.crop is not None}
-    counted = np.array([c.crop is not None or c.group not in cropped for c in usable])
-    homes = home_labels(np.array([c.entry["label"] for c in usable])[counted], numbers[counted])
-    members: dict[int, list[_Candidate]] = {}
-    for candidate, number in zip(usable, numbers.tolist(), strict=True):
-        members.setdefault(number, []).append(candidate)
-    found: dict[int, list[list[_Candidate]]] = {}
+    numbers = np.unique(found.group[usable], return_inverse=True)[1]
+    cropped = np.zeros(int(numbers.max()) + 1, dtype=bool)
+    cropped[numbers[found.has_crop[usable]]] = True
+    counted = found.has_crop[usable] | ~cropped[numbers]
+    homes = home_labels(found.label[usable][counted], numbers[counted])
+    members: dict[int, list[int]] = {}
+    for place, number in zip(usable.tolist(), numbers.tolist(), strict=True):
+        members.setdefault(number, []).append(place)
+    blocks: dict[int, list[list[int]]] = {}
     for number, block in members.items():
-        found.setdefault(int(homes[number]), []).append(block)
-    return found
+        blocks.setdefault(int(homes[number]), []).append(block)
+    return blocks
 
 
-def _table(candidates: Sequence[_Candidate]) -> pa.Table:
+def _table(found: _Candidates) -> pa.Table:
     """tables.SPLITS; a group is named by its first example's id."""
-    sizes = Counter(c.group for c in candidates)
-    first: dict[int, str] = {}
-    for candidate in candidates:
-        first.setdefault(candidate.group, candidate.entry["example_id"])
-    rows = [_row(c) | {"group": first[c.group] if sizes[c.group] > 1 else None} for c in candidates]
-    table = pa.Table.from_pylist(rows, schema=SPLITS.arrow)
+    _, first, number, size = np.unique(found.group, return_index=True, return_inverse=True, return_counts=True)
+    names = pa.array(first[number], mask=size[number] == 1)  # of one alone: none
+    ids = found.index["example_id"].combine_chunks()
+    columns = {name: found.index[name] for name in ("example_id", "row", "label", "class_name")}
+    columns |= {"role": pa.array(found.role, type=pa.string()), "reason": pa.array(found.reason, type=pa.string())}
+    crop = np.full((len(ids), 4), -1) if found.crop is None else found.crop
+    columns |= {f"crop_{end}": pa.array(crop[:, i], mask=crop[:, 0] < 0) for i, end in enumerate(("x0", "y0", "x1", "y1"))}
+    columns["group"] = ids.take(names)
+    table = pa.table([columns[name] for name in SPLITS.arrow.names], names=SPLITS.arrow.names).cast(SPLITS.arrow)
     assert_disjoint(table)
     return table
 
 
 def assert_disjoint(splits: pa.Table, roles: Collection[str] = ROLES) -> None:
     """Every example has exactly one role: the promise that everything else rests on."""
-    ids = splits["example_id"].to_pylist()
-    assert len(set(ids)) == len(ids), "an example has two roles"
-    assert set(splits["role"].to_pylist()) <= set(roles)
+    assert pc.count_distinct(splits["example_id"]).as_py() == splits.num_rows, "an example has two roles"
+    assert set(pc.unique(splits["role"]).to_pylist()) <= set(roles)
 
 
 def hold_out(index: pa.Table, spec: HoldOutSpec, groups: NDArray[np.int64] | None = None) -> pa.Table:
@@ -162,18 +176,17 @@ def hold_out(index: pa.Table, spec: HoldOutSpec, groups: NDArray[np.int64] | Non
     Raises:
         UserError: when a class has too few examples; the message names it.
     """
-    candidates = _candidates(index, groups, None)
-    _exclude(candidates, drop_duplicates=False)
-    names = {c.entry["label"]: c.entry["class_name"] for c in candidates}
-    blocks = _blocks([c for c in candidates if c.reason is None])
-    for label in sorted(names):
+    found = _Candidates(index, groups, None)
+    _exclude(found, drop_duplicates=False)
+    blocks = _blocks(found, found.usable)
+    for label, name in sorted(found.names.items()):
         rng = np.random.default_rng(derive_seed(spec.seed, "hold out", label))
         mine = blocks.get(label, [])
-        _assign_roles([mine[i] for i in rng.permutation(len(mine))], names[label], spec)
-    return _table(candidates)
+        _assign_roles(found, [mine[i] for i in rng.permutation(len(mine))], name, spec)
+    return _table(found)
 
 
-def _assign_roles(shuffled: Sequence[Sequence[_Candidate]], name: str, spec: HoldOutSpec) -> None:
+def _assign_roles(found: _Candidates, shuffled: Sequence[Sequence[int]], name: str, spec: HoldOutSpec) -> None:
     """Fills validation, held out and train in turn with whole groups."""
     available = sum(map(len, shuffled))
     kept = spec.validation_per_class + spec.held_out_per_class
@@ -187,8 +200,7 @@ def _assign_roles(shuffled: Sequence[Sequence[_Candidate]], name: str, spec: Hol
     for block in shuffled:
         role = next((role for role, left in budgets.items() if left > 0), LEFT_OUT)
         budgets[role] = budgets.get(role, 0) - len(block)
-        for candidate in block:
-            candidate.role, candidate.reason = role, None if role != LEFT_OUT else "surplus"
+        found.give(block, role, None if role != LEFT_OUT else "surplus")
 
 
 def select(splits: pa.Table, *roles: str) -> pa.Table:
@@ -202,55 +214,46 @@ def column(table: pa.Table, name: str) -> NDArray[Any]:
     return values
 
 
-def crop_rectangles(index: pa.Table, example_ids: Sequence[str], crop: CropSpec) -> dict[str, Box]:
-    """The background crop of each of the examples that has one, in stored pixels."""
-    wanted = index.filter(pc.is_in(index["example_id"], value_set=pa.array(example_ids, type=pa.string())))
-    crops = {entry["example_id"]: crop_of(entry, crop) for entry in wanted.to_pylist()}
-    return {name: box for name, box in crops.items() if box is not None}
-
-
 def members_digest(members: pa.Table) -> str:
     """A digest of which examples, with which labels: what a model's key says of its training set."""
-    rows = [members["example_id"].to_pylist(), members["label"].to_pylist()]
-    return hashlib.sha256(canonical_json(rows).encode()).hexdigest()
+    digest, separator = hashlib.sha256(), canonical_json([0, 0])[2:-2].encode()
+    for start, name in (("[[", "example_id"), ("]" + separator.decode() + "[", "label")):
+        digest.update(start.encode())
+        for place in range(0, members.num_rows, _ROWS):
+            part = canonical_json(members[name].slice(place, _ROWS).to_pylist())[1:-1].encode()
+            digest.update(separator + part if place else part)
+    digest.update(b"]]")
+    return digest.hexdigest()
 
 
-def crop_of(entry: dict[str, Any], crop: CropSpec) -> Box | None:
-    """The background crop of a row of the index, None where there is none."""
-    if entry["unreadable"] is not None:
-        return None
-    x0, y0, x1, y1 = entry["content"]
-    boxes = np.array(entry["boxes"], dtype=np.int64).reshape(-1, 4)
-    return periphery_crop((x0, y0, x1, y1), boxes, crop)
+def _exclude(found: _Candidates, *, drop_duplicates: bool) -> None:
+    unreadable = pc.is_valid(found.index["unreadable"]).to_numpy()
+    for place in np.flatnonzero(unreadable).tolist():
+        found.reason[place] = f"unreadable: {found.index['unreadable'][place].as_py()}"
+    if not drop_duplicates:
+        return
+    readable = np.flatnonzero(~unreadable)
+    digests = pc.dictionary_encode(found.index["digest"].take(readable).combine_chunks()).indices.to_numpy()
+    _, first, number = np.unique(digests, return_index=True, return_inverse=True)
+    again = np.flatnonzero(first[number] != np.arange(len(readable)))
+    ids = found.index["example_id"]
+    for place, of in zip(readable[again].tolist(), readable[first[number[again]]].tolist(), strict=True):
+        found.reason[place] = f"duplicate of {ids[of].as_py()}"
 
 
-def _exclude(candidates: list[_Candidate], *, drop_duplicates: bool) -> None:
-    first_with: dict[str, str] = {}
-    for candidate in candidates:
-        entry = candidate.entry
-        if entry["unreadable"] is not None:
-            candidate.reason = f"unreadable: {entry['unreadable']}"
-        elif drop_duplicates and entry["digest"] in first_with:
-            candidate.reason = f"duplicate of {first_with[entry['digest']]}"
-        else:
-            first_with[entry["digest"]] = entry["example_id"]
-
-
-def _assign_class(members: list[_Candidate], name: str, label: int, spec: SplitSpec) -> None:
-    if not members:
+def _assign_class(found: _Candidates, members: Places, label: int, spec: SplitSpec) -> None:
+    name = found.names[label]
+    if not len(members):
         raise UserError(f"class {name!r} has no usable image; remove it or mend its images")
     rng = np.random.default_rng(derive_seed(spec.seed, "split", label))
-    shuffled = [members[i] for i in rng.permutation(len(members))]
-    auditable = [c for c in shuffled if c.crop is not None]
-    others = [c for c in shuffled if c.crop is None]
+    shuffled = members[rng.permutation(len(members))]
+    auditable, others = shuffled[found.has_crop[shuffled]], shuffled[~found.has_crop[shuffled]]
     if len(auditable) < 2:
         raise UserError(f"class {name!r} has {len(auditable)} images with a large enough background crop; it needs 2")
     share = min(len(auditable) // 2, spec.train_per_class)
-    for candidate in auditable[:share]:
-        candidate.role = TARGET
-    for candidate in auditable[share : 2 * share]:
-        candidate.role = REFERENCE
-    rest = others + auditable[2 * share :]
+    found.give(auditable[:share], TARGET)
+    found.give(auditable[share : 2 * share], REFERENCE)
+    rest = np.concatenate([others, auditable[2 * share :]])
     num_shared = spec.train_per_class - share
     num_public = spec.public_per_class or max(1, len(rest) - num_shared)
     if spec.small_classes == "less":
@@ -261,24 +264,23 @@ def _assign_class(members: list[_Candidate], name: str, label: int, spec: SplitS
             f"class {name!r} has {len(members)} usable images ({len(auditable)} with a large enough crop), but the "
             f"split needs {needed}; lower split.train_per_class or split.public_per_class"
         )
-    for candidate in rest[:num_shared]:
-        candidate.role = SHARED
-    for candidate in rest[num_shared : num_shared + num_public]:
-        candidate.role = PUBLIC
-    for candidate in rest[num_shared + num_public :]:
-        candidate.reason = "surplus"
+    found.give(rest[:num_shared], SHARED)
+    found.give(rest[num_shared : num_shared + num_public], PUBLIC)
+    found.give(rest[num_shared + num_public :], LEFT_OUT, "surplus")
 
 
-def _assign_blocks(blocks: Sequence[Sequence[_Candidate]], name: str, label: int, spec: SplitSpec) -> None:
+def _assign_blocks(found: _Candidates, blocks: Sequence[Sequence[int]], label: int, spec: SplitSpec) -> None:
     """Draws whole groups: an even number of auditable ones for A and B, half each, then C and X from the rest.
 
     Which groups are audited depends on the order of the draw and their sizes together, not on the side that each gets; the
     sides are then drawn among them, so that any half is as likely as any other.
     """
+    name = found.names[label]
     rng = np.random.default_rng(derive_seed(spec.seed, "split", label))
-    shuffled = [blocks[i] for i in rng.permutation(len(blocks))]
-    audited = [block for block in shuffled if any(c.crop for c in block)]
-    sizes = np.cumsum([sum(c.crop is not None for c in block) for block in audited])
+    shuffled = [np.array(blocks[i], dtype=np.int64) for i in rng.permutation(len(blocks))]
+    cropped = [int(found.has_crop[block].sum()) for block in shuffled]
+    audited = [block for block, crops in zip(shuffled, cropped, strict=True) if crops]
+    sizes = np.cumsum([crops for crops in cropped if crops])
     fitting = int(np.searchsorted(sizes, 2 * spec.train_per_class, side="right"))
     chosen = audited[: fitting - fitting % 2]
     if len(chosen) < 2:
@@ -286,47 +288,33 @@ def _assign_blocks(blocks: Sequence[Sequence[_Candidate]], name: str, label: int
             f"class {name!r} has {len(audited)} groups with a large enough background crop that fit twice "
             f"split.train_per_class {spec.train_per_class}; it needs 2"
         )
+    targets = 0
     for place, position in enumerate(rng.permutation(len(chosen)).tolist()):
-        for candidate in chosen[position]:
-            candidate.role = TARGET if place < len(chosen) // 2 else REFERENCE
-            if candidate.crop is None:
-                candidate.role, candidate.reason = LEFT_OUT, "no background crop, in the group of an audited image"
+        has_crop = found.has_crop[chosen[position]]
+        found.give(chosen[position][has_crop], TARGET if place < len(chosen) // 2 else REFERENCE)
+        found.give(chosen[position][~has_crop], LEFT_OUT, "no background crop, in the group of an audited image")
+        targets += int(has_crop.sum()) if place < len(chosen) // 2 else 0
     taken = {id(block) for block in chosen}
     rest = [block for block in shuffled if id(block) not in taken]
-    shared = max(0, spec.train_per_class - sum(c.role == TARGET for block in chosen for c in block))
-    _fill_shared_and_public(rest, shared, name, spec)
+    _fill_shared_and_public(found, rest, max(0, spec.train_per_class - targets), name, spec)
 
 
-def _fill_shared_and_public(rest: Sequence[Sequence[_Candidate]], shared: int, name: str, spec: SplitSpec) -> None:
-    public = spec.public_per_class
+def _fill_shared_and_public(found: _Candidates, rest: Sequence[Places], shared: int, name: str, spec: SplitSpec) -> None:
+    public, has_public = spec.public_per_class, False
     for block in rest:
         role = SHARED if shared > 0 else PUBLIC if public is None or public > 0 else LEFT_OUT
         shared -= len(block) if role == SHARED else 0
         public = public - len(block) if role == PUBLIC and public is not None else public
-        for candidate in block:
-            candidate.role, candidate.reason = role, "surplus" if role == LEFT_OUT else None
-    if shared > 0 or not any(c.role == PUBLIC for block in rest for c in block):
+        found.give(block, role, "surplus" if role == LEFT_OUT else None)
+        has_public |= role == PUBLIC
+    if shared > 0 or not has_public:
         raise UserError(
             f"class {name!r} has too few groups besides the audited ones for split.train_per_class {spec.train_per_class} "
             "and public images; lower it"
         )
 
 
-def _check_balance(candidates: list[_Candidate]) -> None:
-    targets: dict[str, int] = {}
-    for candidate in candidates:
-        if candidate.role in (TARGET, SHARED):
-            name = candidate.entry["class_name"]
-            targets[name] = targets.get(name, 0) + 1
-    assert len(set(targets.values())) == 1, f"training classes are not balanced: {targets}"
-
-
-def _row(candidate: _Candidate) -> dict[str, Any]:
-    x0, y0, x1, y1 = candidate.crop or (None, None, None, None)
-    entry = candidate.entry
-    return {
-        **{name: entry[name] for name in ("example_id", "row", "label", "class_name")},
-        "role": candidate.role,
-        **{"crop_x0": x0, "crop_y0": y0, "crop_x1": x1, "crop_y1": y1},
-        "reason": candidate.reason,
-    }
+def _check_balance(found: _Candidates) -> None:
+    training = np.isin(found.role, (TARGET, SHARED))
+    counts = np.unique(found.label[training], return_counts=True)[1]
+    assert len(set(counts.tolist())) == 1, f"training classes are not balanced: {counts.tolist()}"

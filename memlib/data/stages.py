@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from memlib.data.datasets import open_source
@@ -34,6 +36,7 @@ from memlib.data.splits import (
     TRAIN,
     hold_out,
     members_digest,
+    named_classes,
     select,
     small_classes,
     split_examples,
@@ -100,7 +103,8 @@ _READING = (
     "memlib.data.scenes",
     "memlib.data.two_moons",
 )
-BLOCK_BYTES = 2**30  # of stored images; a source that has more is decoded in blocks of so many
+LOOKED_BLOCKS = 4  # in which copies are looked for
+BLOCK_BYTES, BLOCK_IMAGES = 2**30, 2**16  # of stored images; a source that has more is decoded in blocks of at most these
 
 
 def decode(runner: Runner, data: DataSpec) -> Artifact[Shard]:
@@ -128,7 +132,7 @@ class DecodeBlock(Stage[Shard]):
 
     declared: ClassVar[Declared] = Declared("decode_block", 1, _READING)
     title: ClassVar[str] = "decode a block of images"
-    place: ClassVar[Place] = "anywhere"
+    place: ClassVar[Place] = "cores"
 
     data: DataSpec
     digest: str
@@ -177,17 +181,23 @@ class Decode(Stage[Shard]):
     data: DataSpec
     blocks: tuple[Artifact[Shard], ...] = ()
 
+    @property
+    def where(self) -> Place:
+        """With blocks on a worker, which reads them; else where the run is started, which may alone have the source."""
+        return "cores" if self.blocks else "driver"
+
     @cached_property
     def _source(self) -> Source:
         return open_source(self.data.source, self.data.intensities)
 
     def in_blocks(self) -> list[DecodeBlock]:
         """Return the stages that decode the source block by block; none where it is small, or holds points."""
-        count, most = len(self._source), max(1, BLOCK_BYTES // (self.data.image_size**2 * self.data.channels))
+        fitting = BLOCK_BYTES // (self.data.image_size**2 * self.data.channels)
+        count, most = len(self._source), max(1, min(BLOCK_IMAGES, fitting))
         if count <= most or getattr(self._source, "point_dim", None) is not None:
             return []
-        digest, starts = self.identity.inputs["source"], range(0, count, most)
-        return [DecodeBlock(self.data, digest, start, min(start + most, count)) for start in starts]
+        digest, size = self.identity.inputs["source"], math.ceil(count / math.ceil(count / most))  # blocks of equal size
+        return [DecodeBlock(self.data, digest, start, min(start + size, count)) for start in range(0, count, size)]
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -235,6 +245,24 @@ class Decode(Stage[Shard]):
         return preview(self._source)
 
 
+@lru_cache(maxsize=64)  # the cells of a sweep ask for the same ones
+def members_of(splits: Artifact[pa.Table], *roles: str) -> pa.Table:
+    """Return the rows of the splits with one of the roles, in order of example id."""
+    return select(splits.content, *roles)
+
+
+@lru_cache(maxsize=64)
+def digest_of(splits: Artifact[pa.Table], *roles: str) -> str:
+    """Return what a key says of the examples with one of the roles."""
+    return members_digest(members_of(splits, *roles))
+
+
+@lru_cache(maxsize=64)
+def class_names_of(splits: Artifact[pa.Table]) -> tuple[str, ...]:
+    """Return the names of the classes, by label."""
+    return tuple(named_classes(splits.content).values())
+
+
 class SplitsStage(Stage[pa.Table]):
     """A stage that says who may see which example: splits.parquet, a tables.SPLITS."""
 
@@ -246,7 +274,7 @@ class SplitsStage(Stage[pa.Table]):
     def _write(self, table: pa.Table, attempt: Attempt, shard: Shard) -> None:
         """Write the table, and warn of images that look like one of another role."""
         write_table(table, SPLITS, attempt.path(SPLITS_FILE))
-        copies = near_copies(table, shard.images) if shard.images.ndim == 4 else []
+        copies = _near_copies(table, shard.images) if shard.images.ndim == 4 else []
         attempt.facts |= {"near_copies": copies[:MOST_NAMED], "num_near_copies": len(copies)}
         for line in _of_copies(attempt.facts):
             attempt.warn(f"data: {line}")
@@ -255,11 +283,18 @@ class SplitsStage(Stage[pa.Table]):
     def described(cls, artifact: Artifact[pa.Table]) -> list[str]:
         """Return how many examples have which role, how many groups there are, and how large the background crops are."""
         splits = artifact.content
-        roles = Counter(splits["role"].to_pylist())
-        counts = ", ".join(f"{count:,} {role.replace('_', ' ')}" for role, count in roles.items())
-        groups = set(splits["group"].to_pylist()) - {None} if "group" in splits.column_names else set()
-        said = [f"examples by role: {counts}" + (f"; in {len(groups):,} groups" if groups else "")]
+        roles = pc.value_counts(splits["role"]).to_pylist()
+        counts = ", ".join(f"{role['counts']:,} {role['values'].replace('_', ' ')}" for role in roles)
+        groups = pc.count_distinct(splits["group"], mode="only_valid").as_py() if "group" in splits.column_names else 0
+        said = [f"examples by role: {counts}" + (f"; in {groups:,} groups" if groups else "")]
         return [*said, *_of_crops(splits), *_of_copies(artifact.facts)]
+
+
+def _near_copies(table: pa.Table, images: Any) -> list[tuple[str, str]]:
+    """As `near_copies`; where the images lie in many blocks, only in some of these."""
+    if isinstance(images, Blocks):
+        table = table.filter(pa.array(images.are_in_few(table["row"].to_numpy(), LOOKED_BLOCKS)))
+    return near_copies(table, images)
 
 
 def _of_crops(splits: pa.Table) -> list[str]:
@@ -294,6 +329,7 @@ class Split(SplitsStage):
 
     declared: ClassVar[Declared] = Declared("split", 1, ("memlib.data.splits", "memlib.data.groups", "memlib.data.crops"))
     title: ClassVar[str] = "split examples"
+    place: ClassVar[Place] = "cores"
 
     split: SplitSpec
     shard: Artifact[Shard]
@@ -329,6 +365,7 @@ class HoldOut(SplitsStage):
 
     declared: ClassVar[Declared] = Declared("hold_out", 1, ("memlib.data.splits", "memlib.data.groups"))
     title: ClassVar[str] = "hold out examples"
+    place: ClassVar[Place] = "cores"
 
     split: HoldOutSpec
     shard: Artifact[Shard]

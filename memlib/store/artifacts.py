@@ -5,7 +5,7 @@ import json
 import socket
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,24 +30,42 @@ class Artifacts:
 
     def __init__(self, place: Place, resume: ResumeStates) -> None:
         self._place, self._backend, self._resume = place, place.backend, resume
+        self._known: dict[Ref, ArtifactRecord] = {}  # of a store that is far away
 
     # -- finding --------------------------------------------------------------------------------------
 
     def manifest(self, ref: Ref) -> ArtifactRecord:
-        """Return what was recorded when the artifact was committed.
+        """Return what was recorded when the artifact was committed; of a remote store as it was when it was asked for first.
 
         Raises:
             MissingArtifact: when there is none.
             CorruptArtifact: when it is damaged, or names files outside the artifact.
         """
+        if ref in self._known:
+            return self._known[ref]
         try:
             content = self._backend.read(f"{ref.folder}/{MANIFEST}")
             if content is None:
                 raise MissingArtifact(ref)
-            return parse(ArtifactRecord, content)
+            return self._noted(ref, parse(ArtifactRecord, content))
         except Unreadable as error:
             problem = f"the manifest of artifact {ref} is damaged ({error}); it must be computed again"
             raise CorruptArtifact(problem, ref) from error
+
+    def manifests_of(self, refs: Iterable[Ref]) -> dict[Ref, ArtifactRecord]:
+        """Return the manifests of those artifacts that have a whole one; on S3 they are asked for side by side."""
+        wanted = list(dict.fromkeys(refs))
+        found = {ref: self._known[ref] for ref in wanted if ref in self._known}
+        paths = {f"{ref.folder}/{MANIFEST}": ref for ref in wanted if ref not in found}
+        for path, content in self._backend.read_together(list(paths)).items():
+            with contextlib.suppress(Unreadable):
+                found[paths[path]] = self._noted(paths[path], parse(ArtifactRecord, content))
+        return found
+
+    def _noted(self, ref: Ref, manifest: ArtifactRecord) -> ArtifactRecord:
+        if not self._backend.is_local:
+            self._known[ref] = manifest
+        return manifest
 
     def manifests(self, stage: str, *, limit: int) -> list[ArtifactRecord]:
         """Return the manifests of some of a stage's artifacts; whole ones, in no particular order."""
@@ -68,12 +86,16 @@ class Artifacts:
         return True
 
     def lookup(self, stage: str, key: str) -> Ref | None:
-        """Return the committed artifact of this stage and key, checked to the last byte; None when there is none.
+        """Return the committed artifact of this stage and key, None when there is none.
+
+        In a folder it is checked to the last byte. Of a remote one only the presence and sizes of its files are: their bytes
+        are checked by whoever opens them, once a node.
 
         Raises:
             CorruptArtifact: when a manifest is there but it, or a file it names, is damaged.
         """
         ref = Ref(stage, key)
+        self._known.pop(ref, None)
         try:
             manifest = self.manifest(ref)
         except MissingArtifact:
@@ -82,7 +104,7 @@ class Artifacts:
             self._backend.check_there(f"{ref.folder}/{manifest.attempt}", manifest.files)
         except Damaged as error:
             raise CorruptArtifact(f"artifact {ref}: {error}", ref) from error
-        for name in manifest.files:
+        for name in manifest.files if self._backend.is_local else ():
             self._verified(ref, manifest, name)
         return ref
 
@@ -105,6 +127,7 @@ class Artifacts:
         try:
             return self._backend.local(f"{ref.folder}/{manifest.attempt}/{name}", manifest.files[name])
         except Damaged as error:
+            self._known.pop(ref, None)
             raise CorruptArtifact(f"artifact {ref}: file {name} is {error}", ref) from error
 
     def problems(self, ref: Ref) -> list[str]:
@@ -113,6 +136,7 @@ class Artifacts:
         Raises:
             CorruptArtifact: when there is no whole manifest.
         """
+        self._known.pop(ref, None)
         manifest, found = self.manifest(ref), []
         for name, expected in manifest.files.items():
             try:
@@ -183,6 +207,7 @@ class Artifacts:
                 if not self._is_named(ref, name):
                     self._backend.remove(target)
                 raise
+            self._known.pop(ref, None)
             if won:
                 self._backend.keep(folder, files)
         if not won:
@@ -222,10 +247,12 @@ class Artifacts:
 
         Other attempts at it, which may be under way, are left alone.
         """
+        self._known.pop(ref, None)
         try:
             attempt = self.manifest(ref).attempt
         except CorruptArtifact:
             attempt = ""
+        self._known.pop(ref, None)
         self._backend.remove(f"{ref.folder}/{MANIFEST}")
         if attempt:
             self._backend.remove(f"{ref.folder}/{attempt}")

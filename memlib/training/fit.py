@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from memlib.data.canaries import Feature, TrainingRows, training_rows
-from memlib.data.splits import VALIDATION, column, members_digest, select
-from memlib.data.stages import Shard
+from memlib.data.splits import VALIDATION, column
+from memlib.data.stages import Shard, digest_of, members_of
 from memlib.errors import CorruptArtifact, RunError, UserError
 from memlib.identity import canonical_json
 from memlib.private import scratch
@@ -105,11 +105,11 @@ class Train(Stage[TrainedModel]):
     @property
     def inputs(self) -> Mapping[str, Any]:
         """What it is made from: the examples themselves, not the split they came from."""
-        inputs = {"shard": self.shard.key, "examples": members_digest(self.members)}
+        inputs = {"shard": self.shard.key, "examples": digest_of(self.splits, *self.roles)}
         if self.parent is not None:
             inputs["parent"] = self.parent.key
         if self.training.patience is not None:
-            inputs["validation"] = members_digest(self.validation)
+            inputs["validation"] = digest_of(self.splits, VALIDATION)
         if self.canary is not None:
             inputs["canary"] = self.canary.digest
         return inputs
@@ -149,12 +149,12 @@ class Train(Stage[TrainedModel]):
     @property
     def members(self) -> pa.Table:
         """The rows of the splits it trains on, in order of example id."""
-        return select(self.splits.content, *self.roles)
+        return members_of(self.splits, *self.roles)
 
     @property
     def validation(self) -> pa.Table:
         """The rows of the splits on which early stopping watches the loss."""
-        return select(self.splits.content, VALIDATION)
+        return members_of(self.splits, VALIDATION)
 
     def training_set(self) -> TrainingSet:
         """Return the examples it trains on, with the canary where it has one."""

@@ -59,8 +59,10 @@ def test_artifacts_are_committed_once_and_damage_is_found(store: Store, tmp_path
     data = next(name for name in store.file_system.find(store.root) if name.endswith("data.bin"))
     store.file_system.pipe_file(data, b"FAST")
     fresh = Store(store.uri, cache=str(tmp_path / "other"))
+    assert fresh.artifacts.lookup(REF.stage, REF.key) == REF  # a look fetches nothing: who opens a file checks it
     with pytest.raises(CorruptArtifact, match="damaged"):
-        fresh.artifacts.lookup(REF.stage, REF.key)
+        fresh.artifacts.local_path(REF, "sub/data.bin")
+    assert fresh.artifacts.problems(REF)
     fresh.artifacts.discard(REF)
     assert fresh.artifacts.lookup(REF.stage, REF.key) is None
 

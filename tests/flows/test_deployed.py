@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from flows.deployed import asked_for, audit
-from memlib.errors import UserError
+from memlib.errors import EngineLost, RunError, StoreUnreachable, UserError
 from memlib.specs import Resources
 
 
@@ -63,3 +63,19 @@ def test_a_store_in_the_workers_own_folder_is_refused(monkeypatch: pytest.Monkey
     assert state.is_failed()
     assert "absolute" in state.message
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("error", "crashed"),
+    [(EngineLost("Ray has died"), True), (StoreUnreachable("no answer"), True), (RunError("a loss is not finite"), False)],
+)
+def test_what_a_machine_did_is_a_crash_and_is_run_again(
+    error: RunError, crashed: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def broken(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr("flows.deployed.flow_of", lambda audit: broken)
+    state = audit.fn(store=str(tmp_path / "store"))
+    assert (state.is_crashed(), state.is_failed()) == (crashed, not crashed)
+    assert state.message == str(error)

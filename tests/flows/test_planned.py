@@ -1,5 +1,6 @@
 """A finished audit is published again, and an audit is planned, without Prefect, PyTorch or a server."""
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -7,17 +8,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
 from flows.audits import body_of
-from flows.planned import finished, has_server
+from flows.planned import finished, finished_cells, has_server
 from flows.recipes import load_recipe, validate
 from memlib.audits import AUDITS
-from memlib.records import RunRecord
+from memlib.records import RunRecord, sealed
 from memlib.running import PlainRunner
 from memlib.runs import list_runs
 from memlib.specs import Resources
 from memlib.store import Store
+from memlib.store.local import Local
 
 RECIPE = """
 audit: self_influence
@@ -80,6 +83,51 @@ def test_a_finished_run_is_published_again_and_noted(again: tuple[Path, Store]) 
     assert not list(Path(store.root).glob("status/*"))
 
 
+def test_what_was_published_is_not_written_again(again: tuple[Path, Store]) -> None:
+    recipe, store = again
+    run = list_runs(store).entries[0]["run"]
+    page, results = Path(store.root, "runs", run, "report.html"), Path(store.root, "results")
+    files = {path: path.stat().st_mtime_ns for path in results.rglob("part-*.parquet") if "table=runs" not in str(path)}
+    found = publish_again(recipe, store)
+    assert found is not None
+    assert {path: path.stat().st_mtime_ns for path in files} == files
+    for spoil in (lambda: page.write_text("something else"), page.unlink, next(iter(files)).unlink):
+        spoil()
+        mended = publish_again(recipe, store)
+        assert mended is not None
+        assert hashlib.sha256(page.read_bytes()).hexdigest() == mended.published[f"runs/{run}/report.html"]
+        assert all(path.exists() for path in files)
+
+
+def test_a_finished_run_far_away_is_a_few_requests(ran: tuple[Path, Path], tmp_path: Path) -> None:
+    """A look at each artifact: its manifest, and a list of its files; of its bytes only what keys are made from."""
+    memory = fsspec.filesystem("memory")
+    memory.store.clear()
+    memory.put(str(ran[1]) + "/", "/far/store", recursive=True)
+    store = Store("memory://far/store", cache=str(tmp_path / "cache"))
+    asked: list[tuple[str, str]] = []
+    real = store.file_system
+
+    class Counting:
+        def __getattr__(self, name: str) -> Any:
+            def call(*arguments: Any, **options: Any) -> Any:
+                paths = arguments[0] if isinstance(arguments[0], list) else arguments[:1]
+                asked.extend((name, str(path)) for path in paths)
+                return getattr(real, name)(*arguments, **options)
+
+            return call if name in ("cat_file", "cat", "get_file", "find", "info", "ls") else getattr(real, name)
+
+    store.backend.file_system = Counting()  # type: ignore[attr-defined]
+    found = publish_again(ran[0], store)
+    assert found is not None
+    artifacts = {path.split("/artifacts/")[1].split("/")[1] for _, path in asked if "/artifacts/" in path}
+    assert len(artifacts) >= len(found.reused)
+    of_artifacts = [entry for entry in asked if "/artifacts/" in entry[1]]
+    fetched = {path.rpartition("/")[2] for name, path in of_artifacts if name == "get_file"}
+    assert fetched <= {"splits.parquet", "history.parquet"}
+    assert len(of_artifacts) <= 3 * len(found.reused)
+
+
 def test_the_title_is_another_page(again: tuple[Path, Store]) -> None:
     recipe, store = again
     assert publish_again(recipe, store, "title=another") is None  # the page has to be drawn
@@ -106,6 +154,55 @@ def test_what_was_made_from_another_input_is_left_to_the_flow(again: tuple[Path,
     told: dict[str, Any] = json.loads(manifest.read_text())
     manifest.write_text(json.dumps(told | {"content": "0" * 32}))
     assert publish_again(recipe, store) is None
+
+
+def as_a_cell(recipe: Path, store: Store, *settings: str) -> RunRecord | None:
+    audit = AUDITS["self-influence"]
+    spec = validate(audit.recipe, load_recipe(str(recipe), settings)[0])
+    cells = {"other": (audit, spec.model_copy(update={"title": "never run", "seed": 7})), "mine": (audit, spec)}
+    return finished_cells(cells, store, Resources(), say=lambda line: None).get("mine")
+
+
+def test_a_finished_cell_is_read_and_no_more(again: tuple[Path, Store], monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, store = again
+    files = {path: path.stat().st_mtime_ns for path in Path(store.root).rglob("*") if path.is_file()}
+    opened: list[str] = []
+    local = Local.local
+    monkeypatch.setattr(Local, "local", lambda self, path, expected: opened.append(path) or local(self, path, expected))
+    found = as_a_cell(recipe, store)
+    assert found is not None
+    assert {path.rpartition("/")[2] for path in opened} <= {
+        "splits.parquet",
+        "index.parquet",
+        "history.parquet",
+    }  # which a plan reads
+    assert found.run == list_runs(store).entries[0]["run"]
+    assert found.computed == []
+    assert len(found.reused) > 4
+    there = {path: path.stat().st_mtime_ns for path in Path(store.root).rglob("*") if path.is_file()}
+    index = Path(store.root, "index", "runs.json")
+    assert {**there, index: 0} == {**files, index: 0}
+
+
+@pytest.mark.parametrize("stage", ["decode", "train", "report"])
+@pytest.mark.parametrize("fault", ["gone", "broken", "changed"])
+def test_a_cell_with_something_left_to_do_is_carried_out(again: tuple[Path, Store], stage: str, fault: str) -> None:
+    recipe, store = again
+    manifest = next(Path(store.root, "artifacts").glob(f"**/{stage}/*/manifest.json"))
+    if fault == "gone":
+        manifest.unlink()
+    else:
+        told: dict[str, Any] = json.loads(manifest.read_text())
+        manifest.write_text("{" if fault == "broken" else json.dumps(sealed(told | {"content": "0" * 32})))
+    expected_whole = fault == "changed" and stage == "report"  # nothing is made from it
+    assert (as_a_cell(recipe, store) is not None) == expected_whole
+
+
+def test_a_cell_without_its_page_is_carried_out(again: tuple[Path, Store]) -> None:
+    recipe, store = again
+    next(Path(store.root, "runs").glob("*/report.html")).unlink()
+    assert as_a_cell(recipe, store) is None
+    assert as_a_cell(recipe, store, "title=another") is None
 
 
 @pytest.mark.parametrize("command", ["plan", "run"])

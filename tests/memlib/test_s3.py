@@ -64,8 +64,10 @@ def test_artifacts_on_s3(bucket: str, tmp_path: Path) -> None:
     assert len(files) == 1
     store.file_system.pipe_file(files[0], b"FAST")
     fresh = Store(f"{bucket}/some/prefix", cache=str(tmp_path / "other"))
+    assert fresh.artifacts.lookup(REF.stage, REF.key) == REF  # a look fetches nothing: who opens a file checks it
     with pytest.raises(CorruptArtifact, match="damaged"):
-        fresh.artifacts.lookup(REF.stage, REF.key)
+        fresh.artifacts.local_path(REF, "sub/data.bin")
+    assert fresh.artifacts.problems(REF)
     fresh.artifacts.discard(REF)
     assert fresh.artifacts.lookup(REF.stage, REF.key) is None
 

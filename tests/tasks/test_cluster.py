@@ -13,6 +13,7 @@ from memlib.errors import RunError, UserError
 from memlib.specs import Resources
 from memlib.store import Store
 from tasks import cluster, training
+from tasks.board import Board
 from tasks.cluster import Watch, in_words, needs_of, places
 from tasks.runtime import Context
 
@@ -121,12 +122,54 @@ def test_a_cluster_that_grows_is_asked_for_nodes_and_waited_for(context: Any, mo
     monkeypatch.setattr(training.time, "sleep", sleep)
     mine = context(ray_address="auto", gpu=True, workers_per_model=4)
     needs = needs_of(ray, mine, "train")
-    assert training._groups(ray, mine, needs) == 2
+    assert training._groups(ray, mine, needs, 1) == 2
     assert asked == [[{"CPU": 1, "GPU": 1}] * 4, []]  # and nothing more is asked for once it is there
     ray.found = []
     mine.shared.stopped.set()
     with pytest.raises(RunError, match="stopped with its sweep"):
-        training._groups(ray, mine, needs)
+        training._groups(ray, mine, needs, 1)
+
+
+def test_a_cluster_that_grows_is_asked_for_all_models_at_once(
+    context: Any, monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
+    ray, asked = FakeRay(), []
+    monkeypatch.setattr("ray.autoscaler.sdk.request_resources", lambda bundles: asked.append(len(bundles)))
+    nodes = iter([1, 1, 3, 3])
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+        ray.found = [{"Alive": True, "Resources": {"CPU": 4}}] * next(nodes, 3)
+
+    monkeypatch.setattr(training.time, "sleep", sleep)
+    mine = context(ray_address="auto", gpu=False)
+    assert training._groups(ray, mine, needs_of(ray, mine, "train"), 50) == 12  # as far as it grew
+    assert asked == [50, 0]
+    assert training.GROWING_SECONDS < clock[0] < 2 * training.GROWING_SECONDS
+    before = clock[0]
+    assert training._groups(ray, mine, needs_of(ray, mine, "train"), 50) == 12  # what has room is not waited for
+    assert clock[0] == before
+
+
+def test_groups_take_the_next_model_and_failures_are_a_models_own() -> None:
+    board = Board(["a", "b", "c"], max_failures=1)
+    board.begin("first")
+    board.begin("first")  # every worker says so
+    assert (board.take(0), board.take(1)) == (0, 1)
+    assert board.may_start(0, 0)
+    assert board.may_start(1, 0)
+    assert board.take(1) == 2  # b has ended
+    assert board.may_start(2, 0)
+    board.begin("second")  # a worker was lost
+    assert (board.take(0), board.take(1), board.take(2)) == (0, 2, None)
+    assert board.may_start(0, 0)
+    assert board.may_start(2, 7)  # c got further
+    board.begin("third")
+    assert not board.may_start(board.take(0), 0)
+    assert board.may_start(board.take(1), 7)
+    assert board.take(0) is None
+    assert list(board.problems()) == ["a"]
+    assert "lost 2 times at step 0" in board.problems()["a"][0]
 
 
 def test_a_cluster_that_wants_a_token_is_said_in_a_line(context: Any) -> None:
@@ -145,10 +188,7 @@ def test_what_a_part_ran_into_is_said_in_a_line(error: Exception) -> None:
     class Ray:
         exceptions = ray_exceptions
 
-        def get(self, task: object) -> None:
-            raise ray_exceptions.RayTaskError("compute_there", "Traceback ...", error)
-
-    found = cluster._failure(Ray(), None)
+    found = cluster._cause(Ray(), ray_exceptions.RayTaskError("compute_there", "Traceback ...", error))
     assert isinstance(found, RunError)
     assert str(error) in str(found)
     assert "Traceback" not in str(found)
@@ -169,3 +209,25 @@ def test_the_end_of_the_process_waits_for_no_fit() -> None:
         training._begin(cluster._check_address, "127.0.0.1:1").result(timeout=30)
     code = "import time; from tasks.training import _begin; _begin(time.sleep, 3600)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def test_workers_that_cannot_read_the_store_are_said_before_the_fit(
+    context: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ray:  # whose worker is this process
+        def remote(self, **options: Any) -> Any:
+            return lambda function: type("Remote", (), {"remote": staticmethod(function)})
+
+        def get(self, found: str) -> str:
+            return found
+
+    mine = context(ray_address="auto")
+    with pytest.raises(RunError, match=r"cannot read the store .* \(there is no store at that place\); give the workers"):
+        training._check_reach(Ray(), mine)
+    mine.store.begin()
+    training._check_reach(Ray(), mine)
+    monkeypatch.setattr(Store, "marker", lambda self: (_ for _ in ()).throw(PermissionError("no credentials\nmore")))
+    with pytest.raises(RunError, match=r"\(PermissionError: no credentials\); give") as caught:
+        training._check_reach(Ray(), mine)
+    assert "\n" not in str(caught.value)
+    training._check_reach(Ray(), context())  # all is on this machine

@@ -1,11 +1,17 @@
 """The units of one setting as arrays, their bootstrap, and redraws of the sides."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import scipy
 from numpy.typing import NDArray
 
 from memlib.audits.deja_vu.recipe import Config
@@ -13,14 +19,15 @@ from memlib.audits.deja_vu.scores import DIRECTIONS
 from memlib.findings import Interval
 from memlib.identity import derive_seed
 from memlib.stats.inference import (
-    ConfidenceLevels,
-    bootstrap_weights,
-    confidence_levels,
+    CutOff,
+    TopShare,
     percentile_interval,
-    top_share_accuracy,
     widened_interval,
 )
 from memlib.stats.randomization import Design
+from memlib.stats.totals import redrawn_totals, resampled_totals
+
+Found = TypeVar("Found")
 
 PAIRS_FOR_TRAINING = 3  # pairs of models from which an interval can speak of training itself
 
@@ -47,84 +54,73 @@ def split_by(units: pa.Table, names: Sequence[str]) -> Iterator[tuple[tuple[Any,
         yield tuple(units[name][place].as_py() for name in names), rows[number]
 
 
+SIDES = ("target", "reference")
+SHARES = ("memorized", "misrepresented", "correlated")  # of the categories; the fourth is what is left
+WIDTHS = (7.0, 30.0, math.inf)  # of the levels of confidence about a cut-off, from which wider ones are tried
+MOST_TOTALS = 2**26  # in memory at a time
+Weigh = Callable[[scipy.sparse.csr_array], NDArray[np.float64]]  # sums columns under many weightings of the units
+
+
 class Analysis:
     """The units of one setting as arrays (num_pairs, num_units), and what the bootstrap says of them."""
 
     def __init__(self, units: pa.Table, config: Config) -> None:
         units = units.sort_by([("pair", "ascending"), ("direction", "ascending"), ("example_id", "ascending")])
-        self.num_pairs = len(set(units["pair"].to_pylist()))
+        self.num_pairs = len(pc.unique(units["pair"]))
+        self.num_units = units.num_rows // self.num_pairs
+        first = units.slice(0, self.num_units)
+        for start in range(0, units.num_rows, self.num_units):
+            others = units["example_id"].slice(start, self.num_units)
+            assert others.equals(first["example_id"]), "pairs audit different examples"
 
         def shaped(name: str) -> NDArray[Any]:
-            values: NDArray[Any] = units[name].to_numpy(zero_copy_only=False)
+            values: NDArray[Any] = units[name].to_numpy()
             return values.reshape(self.num_pairs, -1)
 
-        assert (shaped("example_id") == shaped("example_id")[:1]).all(), "pairs audit different examples"
-        self.direction: NDArray[Any] = shaped("direction")[0]
-        self.label: NDArray[np.int64] = shaped("label")[0]
-        self.class_name: NDArray[Any] = shaped("class_name")[0]
-        names = units["group"].slice(0, len(self.label)) if "group" in units.column_names else None
-        self.groups = _groups(names, len(self.label))
-        self.right = {side: shaped(f"{side}_prediction") == shaped("label") for side in ("target", "reference")}
-        self.confidence = {side: shaped(f"{side}_confidence") for side in ("target", "reference")}
+        self.of_a: NDArray[np.bool_] = pc.equal(first["direction"], "A").to_numpy()
+        self.label: NDArray[np.int64] = first["label"].to_numpy()
+        labels, places = np.unique(self.label, return_index=True)
+        self.class_names = dict(zip(labels.tolist(), first["class_name"].take(places).to_pylist(), strict=True))
+        self.groups = _groups(first["group"] if "group" in first.column_names else None, self.num_units)
+        self.right = {side: shaped(f"{side}_prediction") == shaped("label") for side in SIDES}
+        self.confidence = {side: shaped(f"{side}_confidence") for side in SIDES}
         self.config = config
-        self.num_units = self.right["target"].shape[1]
-        self._levels = {
-            (pair, direction): self._group(pair, direction) for pair in range(self.num_pairs) for direction in DIRECTIONS
+        self.observed = self._statistics(lambda columns: columns.sum(axis=0, dtype=np.float64)[None])
+        strata, seed = _strata(self.label, self.of_a), derive_seed(config.seed, "bootstrap")
+        self.replicates = self._statistics(lambda columns: resampled_totals(columns, strata, config.replicates, seed=seed))
+
+    def units_of(self, direction: str) -> NDArray[np.bool_]:
+        """Which units are of a direction, (num_units,)."""
+        return self.of_a if direction == "A" else ~self.of_a
+
+    def _statistics(self, weigh: Weigh) -> dict[str, NDArray[np.float64]]:
+        """Every statistic by name, (num_pairs, num_weightings); a weighting keeps the weight of a direction."""
+
+        def within(width: float) -> dict[str, NDArray[np.float64]]:
+            parts = [self._of_pair(pair, direction, width) for pair in range(self.num_pairs) for direction in DIRECTIONS]
+            totals = _totals([part.columns for part in parts], weigh, self.config.replicates)
+            found = [part.statistics(mine) for part, mine in zip(parts, totals, strict=True)]
+            result: dict[str, NDArray[np.float64]] = {}
+            for name in found[0]:
+                a, b = (np.stack([part[name] for part in found[side::2]]) for side in (0, 1))
+                result |= {f"{name}/A": a, f"{name}/B": b, f"{name}/both": (a + b) / 2}
+            return result
+
+        return _wide_enough(within)
+
+    def _of_pair(self, pair: int, direction: str, width: float) -> _Direction:
+        mine = self.units_of(direction)
+        right = {side: values[pair, mine] for side, values in self.right.items()}
+        top = {
+            side: TopShare(values[pair, mine], right[side], self.config.p, weight=int(mine.sum()), width=width)
+            for side, values in self.confidence.items()
         }
-        self.observed = self.statistics(np.ones((1, self.num_units), dtype=np.float32))
-        strata = _strata(self.label, self.direction)
-        seed = derive_seed(config.seed, "bootstrap")
-        drawn = [self.statistics(w) for w in bootstrap_weights(strata, config.replicates, seed=seed)]
-        self.replicates = {name: np.concatenate([part[name] for part in drawn], axis=1) for name in self.observed}
+        return _Direction(mine, right, top, self.config.p)
 
-    def _group(self, pair: int, direction: str) -> dict[str, ConfidenceLevels]:
-        mine = self.direction == direction
-        confidence = {side: values[pair, mine] for side, values in self.confidence.items()}
-        levels = confidence_levels(*confidence.values())
-        return {side: ConfidenceLevels(confidence[side], self.right[side][pair, mine], levels=levels) for side in confidence}
-
-    def statistics(self, weights: NDArray[np.float32]) -> dict[str, NDArray[np.float64]]:
-        """Every statistic under unit weights: name -> (num_pairs, num_replicates)."""
-        found: dict[str, list[NDArray[np.float64]]] = {}
-        for pair in range(self.num_pairs):
-            for name, values in self._of_pair(pair, weights).items():
-                found.setdefault(name, []).append(values)
-        return {name: np.stack(values) for name, values in found.items()}
-
-    def _of_pair(self, pair: int, weights: NDArray[np.float32]) -> dict[str, NDArray[np.float64]]:
-        target, reference = self.right["target"][pair], self.right["reference"][pair]
-        shares = {
-            "share_memorized": target & ~reference,
-            "share_misrepresented": ~target & reference,
-            "share_correlated": target & reference,
-            "share_unassociated": ~target & ~reference,
-        }
-        result: dict[str, NDArray[np.float64]] = {}
-        for direction in DIRECTIONS:
-            mine = self.direction == direction
-            part = weights[:, mine]
-            total = part.sum(axis=1, dtype=np.float64)
-            for name, member in shares.items():
-                result[f"{name}/{direction}"] = (part @ member[mine].astype(np.float32)) / total
-            result[f"share_excess/{direction}"] = (
-                result[f"share_memorized/{direction}"] - result[f"share_misrepresented/{direction}"]
-            )
-            for side, levels in self._levels[pair, direction].items():
-                count, right = levels.totals(part)
-                for share in {1.0, self.config.p}:
-                    result[f"accuracy_{side}@{share:g}/{direction}"] = top_share_accuracy(count, right, share)
-            for share in {1.0, self.config.p}:
-                result[f"deja_vu_score@{share:g}/{direction}"] = (
-                    result[f"accuracy_target@{share:g}/{direction}"] - result[f"accuracy_reference@{share:g}/{direction}"]
-                )
-        for name in {name.split("/")[0] for name in result}:
-            result[f"{name}/both"] = (result[f"{name}/A"] + result[f"{name}/B"]) / 2
-        return result
-
-    @property
+    @cached_property
     def design(self) -> Design:
         """The draw of sides: which images the model of A was trained on, and which that of B."""
-        return Design.of(self.direction == "A", self.label, self.groups)
+        return Design.of(self.of_a, self.label, self.groups)
 
     @property
     def gains(self) -> NDArray[np.int64]:
@@ -133,34 +129,40 @@ class Analysis:
         Which side an image is on changes none of them, if nothing is memorized.
         """
         own = (self.right["target"].astype(np.int64) - self.right["reference"]).sum(axis=0)
-        found: NDArray[np.int64] = np.where(self.direction == "A", own, -own)
+        found: NDArray[np.int64] = np.where(self.of_a, own, -own)
         return found
 
     def redrawn_scores(self, count: int, *, seed: int) -> NDArray[np.float64]:
         """Déjà vu scores at p under redraws of the sides: (count,), mean over pairs and directions."""
-        pooled = [self._by_model(pair) for pair in range(self.num_pairs)]
-        found = []
-        for sides in self.design.redraws(count, seed=seed):
-            first, second = sides.astype(np.float32), (~sides).astype(np.float32)
-            total = np.zeros(len(sides))
-            for a, b in pooled:
-                for mine, own, other in ((first, a, b), (second, b, a)):
-                    hits = (top_share_accuracy(*model.totals(mine), self.config.p) for model in (own, other))
-                    total += next(hits) - next(hits)
-            found.append(total / 2 / self.num_pairs)
-        return np.concatenate(found)
+        sizes = self.design.membership.sum(axis=0)  # of groups
 
-    def _by_model(self, pair: int) -> tuple[ConfidenceLevels, ConfidenceLevels]:
+        def weigh(columns: scipy.sparse.csr_array) -> NDArray[np.float64]:
+            return redrawn_totals(columns, self.design, count, seed=seed)
+
+        whole = scipy.sparse.csr_array(np.ones((self.num_units, 1), dtype=np.float32))
+        first = np.full(count, float(self.of_a.sum())) if (sizes == 1).all() else weigh(whole)[:, 0]
+
+        def within(width: float) -> NDArray[np.float64]:
+            models = [model for pair in range(self.num_pairs) for model in self._by_model(pair, width)]
+            totals = _totals([model.columns for model in models], weigh, count)
+            score = np.zeros(count)
+            for place, (model, on_first) in enumerate(zip(models, totals, strict=True)):
+                on_second = model.columns.sum(axis=0, dtype=np.float64) - on_first
+                gain = model.accuracy(on_first, first) - model.accuracy(on_second, self.num_units - first)
+                score += gain if place % 2 == 0 else -gain  # its own side is the first for the model of A
+            return score / len(models)
+
+        return _wide_enough(within)
+
+    def _by_model(self, pair: int, width: float) -> tuple[TopShare, TopShare]:
         """All images under the model trained on A and under the one trained on B, whichever side they are on."""
-        of_a = self.direction == "A"
+        smaller = float(min(self.of_a.sum(), (~self.of_a).sum()))
         models = []
-        for own in (of_a, ~of_a):
+        for own in (self.of_a, ~self.of_a):
             confidence = np.where(own, self.confidence["target"][pair], self.confidence["reference"][pair])
             right = np.where(own, self.right["target"][pair], self.right["reference"][pair])
-            models.append((confidence, right))
-        levels = confidence_levels(*(confidence for confidence, _ in models))
-        a, b = (ConfidenceLevels(confidence, right, levels=levels) for confidence, right in models)
-        return a, b
+            models.append(TopShare(confidence, right, self.config.p, weight=smaller, width=width))
+        return models[0], models[1]
 
     def interval(self, name: str) -> Interval:
         """Over examples; over trainings too for both directions when there are pairs enough. It enters no verdict."""
@@ -181,6 +183,60 @@ class Analysis:
         return float(self.observed[name].mean())
 
 
+class _Direction:
+    """What is summed of the units of one direction of a pair, and the statistics that follow."""
+
+    def __init__(
+        self, mine: NDArray[np.bool_], right: Mapping[str, NDArray[np.bool_]], top: Mapping[str, TopShare], p: float
+    ) -> None:
+        self._weight, self._p, self._top = float(mine.sum()), p, top
+        target, reference = right["target"], right["reference"]
+        category = np.where(target, np.where(reference, 2, 0), np.where(reference, 1, 3))
+        known = np.flatnonzero(category < len(SHARES))
+        ones = np.ones(len(known), dtype=np.float32)
+        shares = scipy.sparse.csr_array((ones, (known, category[known])), shape=(len(target), len(SHARES)))
+        joint = scipy.sparse.hstack([shares, *(one.columns for one in top.values())], format="coo")
+        entries = (joint.data, (np.flatnonzero(mine)[joint.coords[0]], joint.coords[1]))
+        self.columns = scipy.sparse.csr_array(entries, shape=(len(mine), joint.shape[1]))
+
+    def statistics(self, totals: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+        """Every statistic by name, (num_weightings,), of totals (num_weightings, num_columns)."""
+        shares = {name: totals[:, place] / self._weight for place, name in enumerate(SHARES)}
+        found = {f"share_{name}": values for name, values in shares.items()}
+        found["share_unassociated"] = 1 - np.sum(list(shares.values()), axis=0)
+        found["share_excess"] = shares["memorized"] - shares["misrepresented"]
+        found["accuracy_target@1"] = shares["memorized"] + shares["correlated"]
+        found["accuracy_reference@1"] = shares["misrepresented"] + shares["correlated"]
+        start = len(SHARES)
+        if self._p < 1:
+            for side, top in self._top.items():
+                end = start + top.columns.shape[1]
+                found[f"accuracy_{side}@{self._p:g}"] = top.accuracy(totals[:, start:end], self._weight)
+                start = end
+        for share in {1.0, self._p}:
+            found[f"deja_vu_score@{share:g}"] = found[f"accuracy_target@{share:g}"] - found[f"accuracy_reference@{share:g}"]
+        return found
+
+
+def _totals(parts: Sequence[scipy.sparse.csr_array], weigh: Weigh, weightings: int) -> Iterator[NDArray[np.float64]]:
+    """The totals of columns of several things under the same weightings, as many things at a time as memory holds."""
+    start = 0
+    while start < len(parts):
+        widths = np.cumsum([part.shape[1] for part in parts[start:]])
+        end = start + max(1, int(np.searchsorted(widths, MOST_TOTALS // weightings, side="right")))
+        totals = weigh(scipy.sparse.hstack(parts[start:end], format="csr"))
+        yield from np.split(totals, widths[: end - start - 1], axis=1)
+        start = end
+
+
+def _wide_enough(within: Callable[[float], Found]) -> Found:
+    """What is found with levels of confidence told apart as widely as it takes."""
+    for width in WIDTHS[:-1]:
+        with contextlib.suppress(CutOff):
+            return within(width)
+    return within(WIDTHS[-1])
+
+
 def _groups(names: pa.ChunkedArray | None, count: int) -> NDArray[np.int64]:
     """Numbers of groups (num_units,), which redraws follow, in order of their names; a unit without one is one by itself."""
     found = np.arange(count).astype(str)
@@ -191,9 +247,9 @@ def _groups(names: pa.ChunkedArray | None, count: int) -> NDArray[np.int64]:
     return numbers
 
 
-def _strata(label: NDArray[np.int64], direction: NDArray[Any]) -> NDArray[np.int64]:
+def _strata(label: NDArray[np.int64], of_a: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Class and direction; classes with a single unit in a direction share a stratum, as one cannot be resampled."""
-    side = (direction == "B").astype(np.int64)
+    side = (~of_a).astype(np.int64)
     strata = label * 2 + side
     alone = np.bincount(strata)[strata] == 1
     merged: NDArray[np.int64] = np.where(alone, -1 - side, strata)

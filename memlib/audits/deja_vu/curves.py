@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from memlib.audits.deja_vu.analysis import settings, split_by
 from memlib.stats.inference import accuracy_curve
@@ -49,7 +50,7 @@ def most_correlated(units: pa.Table, count: int) -> pa.Table:
 
 
 def _chosen(units: pa.Table, category: str, count: int, merit: Any) -> pa.Table:
-    mine = units.filter(pa.array([c == category for c in units["category"].to_pylist()], type=pa.bool_()))
+    mine = units.filter(pc.field("category") == category)
     value = merit(mine["target_confidence"].to_numpy(), mine["reference_confidence"].to_numpy())
-    order = sorted(range(len(value)), key=lambda i: (-value[i], mine["example_id"][i].as_py()))
-    return mine.take(pa.array(order[:count], type=pa.int64()))
+    keys = pa.table({"merit": pa.array(-value), "example_id": mine["example_id"]})
+    return mine.take(pc.sort_indices(keys, [(name, "ascending") for name in keys.column_names])[:count])

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from memlib.audits.deja_vu.curves import most_correlated, most_memorized
@@ -87,7 +88,8 @@ def build_page(
     Args:
         recipe: what was run.
         run: its id.
-        units, summary, curves: tables.DEJA_VU_UNITS, SUMMARY and CURVES.
+        units: tables.UNITS, those of the headline among them.
+        summary, curves: tables.SUMMARY and CURVES.
         facts: sizes and times.
         show: gives the pictures of a row of the units.
         folder: gets the figures.
@@ -96,8 +98,8 @@ def build_page(
     said = verdict_of(findings.rows)
     first = findings.headline
     headline = {name: first[name] for name in ("layer", "epoch", "crop", "k")}
-    mine = np.logical_and.reduce([np.array(units[n].to_pylist()) == v for n, v in headline.items()])
-    units = units.filter(pa.array(mine))
+    for name, value in headline.items():
+        units = units.filter(pc.field(name) == value)
     sections = [
         _curve_section(findings, curves, headline, recipe, folder),
         _category_section(findings, folder),

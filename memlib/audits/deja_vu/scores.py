@@ -26,7 +26,7 @@ class Decoding:
         crop: the crop mode.
         example_ids: (num_examples,) str.
         labels: (num_examples,) int64.
-        target, reference: (num_examples, k_max) int64 classes of the neighbours, nearest first.
+        target, reference: (num_examples, k_max) integer classes of the neighbours, nearest first.
         groups: (num_examples,) names of the groups that were drawn as one, None for an example by itself.
     """
 
@@ -35,11 +35,11 @@ class Decoding:
     layer: str
     epoch: int
     crop: str
-    example_ids: Sequence[str]
+    example_ids: Sequence[str] | pa.ChunkedArray
     labels: NDArray[np.int64]
     target: NDArray[np.int64]
     reference: NDArray[np.int64]
-    groups: Sequence[str | None] | None = None
+    groups: Sequence[str | None] | pa.ChunkedArray | None = None
 
 
 def score(decodings: Iterable[Decoding], class_names: Sequence[str], config: Config) -> pa.Table:
@@ -50,29 +50,26 @@ def score(decodings: Iterable[Decoding], class_names: Sequence[str], config: Con
     """
     from memlib.stats.neighbors import vote
 
-    names = np.asarray(class_names, dtype=object)
+    names, categories = pa.array(class_names, type=pa.string()), pa.array(CATEGORIES)
     parts = []
     for found in decodings:
         for k in config.k:
-            target, target_confidence = vote(found.target[:, :k], len(class_names), tie=config.tie)
-            reference, reference_confidence = vote(found.reference[:, :k], len(class_names), tie=config.tie)
+            target, target_confidence = vote(found.target[:, :k], tie=config.tie)
+            reference, reference_confidence = vote(found.reference[:, :k], tie=config.tie)
             count = len(found.labels)
+            same = {"direction": found.direction, "pair": found.pair, "layer": found.layer, "epoch": found.epoch}
+            category = _categories(target == found.labels, reference == found.labels)
             columns: dict[str, Any] = {
-                "example_id": list(found.example_ids),
-                "direction": [found.direction] * count,
-                "pair": [found.pair] * count,
-                "layer": [found.layer] * count,
-                "epoch": [found.epoch] * count,
-                "crop": [found.crop] * count,
-                "k": [k] * count,
+                **{name: pa.repeat(value, count) for name, value in {**same, "crop": found.crop, "k": k}.items()},
+                "example_id": found.example_ids,
                 "label": found.labels,
-                "class_name": list(names[found.labels]),
+                "class_name": names.take(pa.array(found.labels)),
                 "target_prediction": target,
                 "reference_prediction": reference,
                 "target_confidence": target_confidence,
                 "reference_confidence": reference_confidence,
-                "group": [None] * count if found.groups is None else list(found.groups),
-                "category": categorize(target == found.labels, reference == found.labels),
+                "group": pa.nulls(count, pa.string()) if found.groups is None else found.groups,
+                "category": categories.take(pa.array(category)),
             }
             parts.append(pa.table(columns, schema=UNITS.arrow))
     return pa.concat_tables(parts)
@@ -80,5 +77,9 @@ def score(decodings: Iterable[Decoding], class_names: Sequence[str], config: Con
 
 def categorize(target_right: NDArray[np.bool_], reference_right: NDArray[np.bool_]) -> list[str]:
     """The category of each example (section 4.2)."""
-    place = np.where(target_right, np.where(reference_right, 2, 0), np.where(reference_right, 1, 3))
-    return [CATEGORIES[i] for i in place]
+    return [CATEGORIES[i] for i in _categories(target_right, reference_right)]
+
+
+def _categories(target_right: NDArray[np.bool_], reference_right: NDArray[np.bool_]) -> NDArray[np.int64]:
+    found: NDArray[np.int64] = np.where(target_right, np.where(reference_right, 2, 0), np.where(reference_right, 1, 3))
+    return found

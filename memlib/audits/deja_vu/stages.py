@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -17,13 +19,24 @@ from numpy.typing import NDArray
 from memlib.audits.deja_vu.curves import curves
 from memlib.audits.deja_vu.recipe import Config, Recipe
 from memlib.audits.deja_vu.scores import DIRECTIONS, Decoding, Direction, score
-from memlib.audits.deja_vu.summary import summarize
+from memlib.audits.deja_vu.summary import probe_rows, rows_of, settled
 from memlib.audits.deja_vu.tables import UNITS
-from memlib.data.crops import Box
-from memlib.data.splits import REFERENCE, SHARED, TARGET, crop_rectangles, members_digest, select
-from memlib.data.stages import Shard
+from memlib.data.crops import periphery_crops
+from memlib.data.splits import REFERENCE, SHARED, TARGET, members_digest, named_classes, select
+from memlib.data.stages import Shard, members_of
+from memlib.findings import Row
 from memlib.provenance import Declared
-from memlib.results import CURVES_FILE, FINDINGS, PAGES, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
+from memlib.results import (
+    CURVES_FILE,
+    FINDINGS,
+    PAGES,
+    PARTS_FILE,
+    SUMMARY_FILE,
+    UNITS_FILE,
+    PageStage,
+    ScoresStage,
+    Tables,
+)
 from memlib.specs import CropSpec, ModelSpec
 from memlib.stage import AnyArtifact, Artifact, Place, Stage
 from memlib.store import Attempt, Ref
@@ -42,7 +55,8 @@ ROLE_OF: dict[str, str] = {"A": TARGET, "B": REFERENCE}
 _HERE = "memlib.audits.deja_vu"
 
 
-BLOCK_ROWS = 2**16  # images of a part of an embedding; whole batches, so that parts round as the whole does
+BLOCK_ROWS = 2**16  # images of a part of an embedding, at most
+BATCH_ROWS = 256  # parts are of whole batches, so that they round as the whole does
 
 
 @dataclass(frozen=True)
@@ -123,13 +137,18 @@ class Embed(Stage[Embeddings]):
     layers: tuple[str, ...]
     rows: tuple[int, int] | None = None
 
-    def in_parts(self) -> list[Embed]:
-        """Return the stages that make these embeddings a block of rows each; itself where one block is enough."""
-        count = select(self.splits.content, *self.view.roles).num_rows
+    def in_parts(self, layers: Collection[str]) -> list[Embed]:
+        """Return the stages that make these embeddings a block of rows each; itself where one block is enough.
+
+        Args:
+            layers: those that will be read. Of a large view no others are kept.
+        """
+        count = members_of(self.splits, *self.view.roles).num_rows
         if count <= BLOCK_ROWS:
             return [self]
-        starts = range(0, count, BLOCK_ROWS)
-        parts = [replace(self, rows=(start, min(start + BLOCK_ROWS, count))) for start in starts]
+        kept, unit = tuple(layer for layer in self.layers if layer in layers), min(BATCH_ROWS, BLOCK_ROWS)
+        size = unit * math.ceil(count / math.ceil(count / BLOCK_ROWS) / unit)  # blocks of about equal size
+        parts = [replace(self, rows=(start, min(start + size, count)), layers=kept) for start in range(0, count, size)]
         return [part for part in parts if part.units]  # but for blocks without any crop
 
     @property
@@ -162,11 +181,9 @@ class Embed(Stage[Embeddings]):
         from memlib.models.encoder import Encoder
         from memlib.observe.embeddings import embed
 
-        members, crops = self._shown.members, self._shown.crops
-        ids, boxes = members.select(["example_id", "row", "label"]), None
-        if crops is not None:
-            cut = [crops[name] for name in members["example_id"].to_pylist()]
-            boxes = np.array(cut, dtype=np.int64).reshape(-1, 4)
+        members, boxes = self._shown.members, self._shown.crops
+        ids = members.select(["example_id", "row", "label"])
+        if boxes is not None:
             for side, name in enumerate(CROP):
                 ids = ids.append_column(name, pa.array(boxes[:, side], type=pa.int32()))
         pq.write_table(ids, attempt.path(IDS), compression="zstd")
@@ -181,6 +198,7 @@ class Embed(Stage[Embeddings]):
             folder=attempt.folder,
             layers=self.layers,
             rectangles=boxes,
+            batch_size=BATCH_ROWS,
             device=device,
             progress=attempt.progress,
         )
@@ -197,12 +215,12 @@ class ShownRows:
 
     Attributes:
         members: rows of the splits.
-        crops: their background crops by example id; None where whole images are shown.
+        crops: their background crops (num_members, 4) x0, y0, x1, y1 in stored pixels; None where whole images are shown.
         digest: of the members.
     """
 
     members: pa.Table
-    crops: Mapping[str, Box] | None
+    crops: NDArray[np.int64] | None
     digest: str
 
 
@@ -211,13 +229,15 @@ def shown_rows(
     splits: Artifact[pa.Table], shard: Artifact[Shard], view: View, rows: tuple[int, int] | None = None
 ) -> ShownRows:
     """Return the rows of the splits that a view shows, or a block of them; of crops those images that have one."""
-    members, crops = select(splits.content, *view.roles), None
+    members, crops = members_of(splits, *view.roles), None
     if rows is not None:
         members = members.slice(rows[0], rows[1] - rows[0])
     if view.crop is not None:
-        crops = crop_rectangles(shard.content.index, members["example_id"].to_pylist(), view.crop)
-        has_crop = pa.array([name in crops for name in members["example_id"].to_pylist()], type=pa.bool_())
-        members = members.filter(has_crop)
+        index = shard.content.index
+        index = index.take(pc.index_in(members["example_id"], value_set=index["example_id"].combine_chunks()))
+        crops = periphery_crops(index.select(["unreadable", "content", "boxes"]), view.crop)
+        has_crop = crops[:, 0] >= 0
+        members, crops = members.filter(pa.array(has_crop)), crops[has_crop]
     return ShownRows(members, crops, members_digest(members))
 
 
@@ -287,7 +307,7 @@ class Search(Stage[Neighbors]):
 class Probe(Stage[pa.Table]):
     """Fit a linear probe on a model's own training images and test it on the other model's: probe.parquet."""
 
-    declared: ClassVar[Declared] = Declared("probe", 1, ("memlib.stats.probe", f"{_HERE}.stages"))
+    declared: ClassVar[Declared] = Declared("probe", 2, ("memlib.stats.probe", f"{_HERE}.stages"))
     title: ClassVar[str] = "linear probe"
     place: ClassVar[Place] = "anywhere"
 
@@ -309,20 +329,17 @@ class Probe(Stage[pa.Table]):
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write accuracies by layer."""
-        from memlib.stats.probe import probe_accuracies
+        from memlib.stats.probe import Rows, probe_accuracies
 
         splits, ids = self.splits.content, self.images.ids
-        own = set(select(splits, ROLE_OF[self.direction], SHARED)["example_id"].to_pylist())
-        other = set(select(splits, ROLE_OF["B" if self.direction == "A" else "A"])["example_id"].to_pylist())
-        names, labels = ids["example_id"].to_pylist(), ids["label"].to_numpy()
-        train = np.array([name in own for name in names])
-        test = np.array([name in other for name in names])
+        labels = ids["label"].to_numpy()
+        own, other = (ROLE_OF[self.direction], SHARED), (ROLE_OF["B" if self.direction == "A" else "A"],)
+        train, test = (_is_of(ids, select(splits, *roles)) for roles in (own, other))
         rows = []
         for layer in self.layers:
             arrays = self.images.layer(layer)
-            inner, outer = _rows_of(arrays, train), _rows_of(arrays, test)
-            num_classes = int(labels.max()) + 1
-            accuracies = probe_accuracies(inner, labels[train], outer, labels[test], num_classes=num_classes, device=device)
+            own_rows, others = Rows(arrays, labels, train), Rows(arrays, labels, test)
+            accuracies = probe_accuracies(own_rows, others, num_classes=int(labels.max()) + 1, device=device)
             row = {"layer": layer, "direction": self.direction, "pair": self.pair, "n": int(test.sum())}
             rows.append({**row, "train_accuracy": accuracies[0], "test_accuracy": accuracies[1]})
         pq.write_table(pa.Table.from_pylist(rows), attempt.path(PROBE))
@@ -333,14 +350,9 @@ class Probe(Stage[pa.Table]):
         return read_table(artifact.path(PROBE))
 
 
-def _rows_of(arrays: Sequence[NDArray[np.float32]], wanted: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """Return the wanted rows of arrays that are one below the other, (num_wanted, dim)."""
-    found = np.empty((int(wanted.sum()), arrays[0].shape[1]), dtype=np.float32)
-    start = put = 0
-    for array in arrays:
-        chosen = wanted[start : start + len(array)]
-        found[put : put + int(chosen.sum())] = array[chosen]
-        start, put = start + len(array), put + int(chosen.sum())
+def _is_of(ids: pa.Table, members: pa.Table) -> NDArray[np.bool_]:
+    """Which rows are of the members, (num_rows,)."""
+    found: NDArray[np.bool_] = pc.is_in(ids["example_id"], value_set=members["example_id"].combine_chunks()).to_numpy()
     return found
 
 
@@ -382,81 +394,162 @@ class Searches:
     public: EmbeddedView
 
 
+_SCORING = (
+    *(f"{_HERE}.{room}" for room in ("analysis", "curves", "recipe", "scores", "stages", "summary", "verdict")),
+    *FINDINGS,
+)
+MOST_UNITS = 2**20  # rows of units that are scored in one go
+
+
+@dataclass(frozen=True)
+class ScoreSetting(ScoresStage):
+    """Score one layer, epoch, crop and k of a large audit: units, curves, and findings that are not settled yet.
+
+    Attributes:
+        searches: of all pairs.
+        config: with this k alone.
+        headline: whether it is the run's first setting.
+    """
+
+    declared: ClassVar[Declared] = Declared("score_setting", 1, _SCORING)
+    title: ClassVar[str] = "score a setting of déjà vu"
+    place: ClassVar[Place] = "cores"
+
+    searches: Sequence[Searches]
+    splits: Artifact[pa.Table]
+    class_names: Sequence[str]
+    config: Config
+    headline: bool
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """How to decode, and which setting it is."""
+        return _scored(self) | {"headline": self.headline}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """Searches and splits."""
+        return _read(self)
+
+    @property
+    def units(self) -> float:
+        """Pairs of models."""
+        return float(len(self.searches))
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write units, the rows of the summary, and curves."""
+        units = score(_decodings(self), self.class_names, self.config)
+        rows = rows_of(units, self.config, num_classes=len(self.class_names), headline=self.headline)
+        write_table(units, UNITS, attempt.path(UNITS_FILE))
+        write_table(pa.Table.from_pylist(rows, schema=SUMMARY.arrow), SUMMARY, attempt.path(SUMMARY_FILE))
+        write_table(curves(units), CURVES, attempt.path(CURVES_FILE))
+
+
 @dataclass(frozen=True)
 class Score(ScoresStage):
-    """Take votes, categories, curves and findings from the neighbours."""
+    """Take votes, categories, curves and findings from the neighbours.
 
-    declared: ClassVar[Declared] = Declared(
-        "score",
-        4,
-        (
-            *(f"{_HERE}.{room}" for room in ("analysis", "curves", "recipe", "scores", "stages", "summary", "verdict")),
-            *FINDINGS,
-        ),
-    )
+    Attributes:
+        parts: the settings of a large audit, which are scored side by side. How they were scored is part of no key.
+    """
+
+    declared: ClassVar[Declared] = Declared("score", 5, _SCORING)
     title: ClassVar[str] = "score déjà vu"
+    place: ClassVar[Place] = "cores"
 
     searches: Sequence[Searches]
     probes: Sequence[Artifact[pa.Table]]
     splits: Artifact[pa.Table]
     class_names: Sequence[str]
     config: Config
+    parts: tuple[Artifact[Tables], ...] = ()
+
+    def in_parts(self) -> list[ScoreSetting]:
+        """Return the stages that score a setting each; none of an audit that is small."""
+        audited = members_of(self.splits, TARGET, REFERENCE).num_rows
+        if audited * len(self.searches) * len(self.config.k) <= MOST_UNITS:
+            return []
+        settings: dict[tuple[Any, ...], list[Searches]] = {}
+        for one in self.searches:
+            settings.setdefault((one.layer, one.epoch, one.crop), []).append(one)
+        return [
+            ScoreSetting(
+                found, self.splits, self.class_names, self.config.model_copy(update={"k": (k,)}), number == place == 0
+            )
+            for number, found in enumerate(settings.values())
+            for place, k in enumerate(self.config.k)
+        ]
+
+    def _of(self, k: int) -> Config:
+        return self.config.model_copy(update={"k": (k,)})
 
     @property
     def spec(self) -> Mapping[str, Any]:
         """How to decode, and what the settings are."""
-        described = [[s.pair, s.layer, s.epoch, s.crop] for s in self.searches]
-        return {"config": self.config.model_dump(mode="json"), "classes": list(self.class_names), "searches": described}
+        return _scored(self)
 
     @property
     def inputs(self) -> Mapping[str, Any]:
         """Searches, probes and splits."""
-        return {
-            "searches": [[found.key for found in s.by_model] for s in self.searches],
-            "public": [s.public.key for s in self.searches],
-            "probes": [probe.key for probe in self.probes],
-            "splits": self.splits.key,
-        }
+        return _read(self) | {"probes": [probe.key for probe in self.probes]}
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
-        """Write units, summary and curves."""
-        units = score(self._decodings(), self.class_names, self.config)
-        probed = pa.concat_tables([probe.content for probe in self.probes])
-        summary = summarize(units, self.config, num_classes=len(self.class_names), probes=probed)
-        write_table(units, UNITS, attempt.path(UNITS_FILE))
-        write_table(summary, SUMMARY, attempt.path(SUMMARY_FILE))
-        write_table(curves(units), CURVES, attempt.path(CURVES_FILE))
-
-    def _decodings(self) -> Iterator[Decoding]:
-        for found in self.searches:
-            public_labels = found.public.ids["label"].to_numpy()
-            ids = found.by_model[0].ids
-            assert ids.equals(found.by_model[1].ids), "the two models were shown different crops"
-            labels = ids["label"].to_numpy()
-            classes = [public_labels[neighbors.rows] for neighbors in found.by_model]
-            for direction in DIRECTIONS:
-                audited = select(self.splits.content, ROLE_OF[direction])
-                places = pc.index_in(ids["example_id"], value_set=audited["example_id"].combine_chunks())
-                rows = np.flatnonzero(pc.is_valid(places).to_numpy())
-                names = ids["example_id"].take(rows).to_pylist()
-                target, reference = classes if direction == "A" else classes[::-1]
-                yield Decoding(
-                    direction=direction,
-                    pair=found.pair,
-                    layer=found.layer,
-                    epoch=found.epoch,
-                    crop=found.crop,
-                    example_ids=names,
-                    labels=labels[rows],
-                    target=target[rows],
-                    reference=reference[rows],
-                    groups=_groups(audited.take(places.take(rows))),
-                )
+        """Write units, summary and curves; of settings that were scored apart, where their units are."""
+        rows: list[Row] = []
+        if self.parts:
+            listed = {"units": [str(part) for part in self.parts]}
+            attempt.path(PARTS_FILE).write_text(json.dumps(listed), encoding="utf-8")
+            found = pa.concat_tables([part.content["curves"] for part in self.parts])
+            for part in self.parts:
+                rows += part.content["summary"].to_pylist()
+        else:
+            units = score(_decodings(self), self.class_names, self.config)
+            write_table(units, UNITS, attempt.path(UNITS_FILE))
+            rows += rows_of(units, self.config, num_classes=len(self.class_names))
+            found = curves(units)
+        rows += probe_rows(pa.concat_tables([probe.content for probe in self.probes]))
+        write_table(settled(rows, self.config), SUMMARY, attempt.path(SUMMARY_FILE))
+        write_table(found, CURVES, attempt.path(CURVES_FILE))
 
 
-def _groups(splits: pa.Table) -> list[str | None]:
-    """Return names of groups; artifacts of before groups have none."""
-    return splits["group"].to_pylist() if "group" in splits.column_names else [None] * splits.num_rows
+def _scored(stage: Score | ScoreSetting) -> dict[str, Any]:
+    described = [[s.pair, s.layer, s.epoch, s.crop] for s in stage.searches]
+    return {"config": stage.config.model_dump(mode="json"), "classes": list(stage.class_names), "searches": described}
+
+
+def _read(stage: Score | ScoreSetting) -> dict[str, Any]:
+    return {
+        "searches": [[found.key for found in s.by_model] for s in stage.searches],
+        "public": [s.public.key for s in stage.searches],
+        "splits": stage.splits.key,
+    }
+
+
+def _decodings(stage: Score | ScoreSetting) -> Iterator[Decoding]:
+    for found in stage.searches:
+        public_labels = found.public.ids["label"].to_numpy().astype(np.int32)  # half the memory of a vote for each neighbour
+        ids = found.by_model[0].ids
+        assert ids.equals(found.by_model[1].ids), "the two models were shown different crops"
+        labels = ids["label"].to_numpy()
+        classes = [public_labels[neighbors.rows[:, : max(stage.config.k)]] for neighbors in found.by_model]
+        for direction in DIRECTIONS:
+            audited = select(stage.splits.content, ROLE_OF[direction])
+            places = pc.index_in(ids["example_id"], value_set=audited["example_id"].combine_chunks())
+            rows = np.flatnonzero(pc.is_valid(places).to_numpy())
+            target, reference = (side[rows] for side in (classes if direction == "A" else classes[::-1]))
+            members = audited.take(places.take(rows))
+            yield Decoding(
+                direction=direction,
+                pair=found.pair,
+                layer=found.layer,
+                epoch=found.epoch,
+                crop=found.crop,
+                example_ids=ids["example_id"].take(rows),
+                labels=labels[rows],
+                target=target,
+                reference=reference,
+                groups=members["group"] if "group" in members.column_names else None,  # artifacts of before groups have none
+            )
 
 
 @dataclass(frozen=True)
@@ -465,6 +558,7 @@ class Report(PageStage):
 
     declared: ClassVar[Declared] = Declared("report", 3, (*PAGES, f"{_HERE}.report", f"{_HERE}.stages"))
     title: ClassVar[str] = "report déjà vu"
+    place: ClassVar[Place] = "cores"
 
     recipe: Recipe
     run: str
@@ -490,7 +584,7 @@ class Report(PageStage):
 
         tables = self.scores.content
         return build_page(
-            self.recipe, self.run, tables["units"], tables["summary"], tables["curves"], self._facts(),
+            self.recipe, self.run, next(tables.parts("units")), tables["summary"], tables["curves"], self._facts(),
             _Pictures(self).show, attempt.path("figures"),
         )  # fmt: skip
 
@@ -498,9 +592,9 @@ class Report(PageStage):
         from memlib.audits.deja_vu.report import Facts
 
         splits = self.splits.content
-        reasons = [reason.split(" of ")[0].split(":")[0] for reason in splits["reason"].to_pylist() if reason]
+        reasons = [reason.split(" of ")[0].split(":")[0] for reason in splits["reason"].drop_null().to_pylist() if reason]
         return Facts(
-            counts=Counter(splits["role"].to_pylist()),
+            counts={entry["values"]: entry["counts"] for entry in pc.value_counts(splits["role"]).to_pylist()},
             left_out=Counter(reasons),
             seconds={name: model.facts["training_seconds"] for name, model in self.models.items()},
         )
@@ -512,11 +606,8 @@ class _Pictures:
     def __init__(self, stage: Report) -> None:
         self._searches = {(s.pair, s.layer, s.epoch, s.crop): s for s in stage.searches}
         self._most, self._images, splits = stage.recipe.report.neighbors, stage.shard.content.images, stage.splits.content
-        self._class_names = dict(zip(splits["label"].to_pylist(), splits["class_name"].to_pylist(), strict=True))
-        self._rows_of, self._nearest_of = lru_cache(self._read_rows), lru_cache(lambda found: found.rows[:, : self._most])
-
-    def _read_rows(self, content: EmbeddedView | Found) -> dict[str, dict[str, Any]]:
-        return {row["example_id"]: {**row, "position": i} for i, row in enumerate(content.ids.to_pylist())}
+        self._class_names = named_classes(splits)
+        self._ids_of, self._nearest_of = lru_cache(lambda content: content.ids), lru_cache(lambda found: found.rows)
 
     def show(self, unit: Mapping[str, Any]) -> Shown:
         """Return the pictures of one row of the units."""
@@ -524,13 +615,13 @@ class _Pictures:
 
         found = self._searches[unit["pair"], unit["layer"], unit["epoch"], unit["crop"]]
         target, reference = found.by_model if unit["direction"] == "A" else found.by_model[::-1]
-        entry = self._rows_of(target)[unit["example_id"]]
+        place = pc.index(self._ids_of(target)["example_id"], unit["example_id"]).as_py()
+        (entry,) = self._ids_of(target).slice(place, 1).to_pylist()
         x0, y0, x1, y1 = (entry[side] for side in CROP)
-        public = list(self._rows_of(found.public).values())
 
         def nearest(side: Found) -> list[tuple[Any, str]]:
-            position = self._rows_of(side)[unit["example_id"]]["position"]
-            chosen = [public[row] for row in self._nearest_of(side)[position]]
+            mine = pc.index(self._ids_of(side)["example_id"], unit["example_id"]).as_py()
+            chosen = self._ids_of(found.public).take(self._nearest_of(side)[mine, : self._most]).to_pylist()
             return [(self._images[c["row"]], self._class_names[c["label"]]) for c in chosen]
 
         return Shown(self._images[entry["row"]], (x0, y0, x1, y1), nearest(target), nearest(reference))

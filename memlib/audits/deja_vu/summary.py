@@ -1,6 +1,6 @@
 """The findings of a déjà vu audit: tests that redraw the sides, estimates with intervals, and one verdict."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -40,16 +40,30 @@ def summarize(units: pa.Table, config: Config, *, num_classes: int, probes: pa.T
     Returns:
         tables.SUMMARY.
     """
+    rows = rows_of(units, config, num_classes=num_classes)
+    return settled([*rows, *([] if probes is None else probe_rows(probes))], config)
+
+
+def rows_of(units: pa.Table, config: Config, *, num_classes: int, headline: bool = True) -> list[Row]:
+    """The rows of some settings, not yet settled; see `summarize`.
+
+    Args:
+        units, config, num_classes: as there.
+        headline: whether the headline's setting is the first of them.
+    """
     rows: list[Row] = []
     for number, (setting, part) in enumerate(settings(units)):
         analysis = Analysis(part, config)
-        rows += _rows_of_setting(analysis, setting, config, num_classes, headline=number == 0)
-        rows += _class_rows(analysis, setting, config, headline=number == 0)
-    if probes is not None:
-        rows += _probe_rows(probes)
+        rows += _rows_of_setting(analysis, setting, config, num_classes, headline=headline and number == 0)
+        rows += _class_rows(analysis, setting, config, headline=headline and number == 0)
+    return rows
+
+
+def settled(rows: Iterable[Row], config: Config) -> pa.Table:
+    """The rows of all settings and probes as tables.SUMMARY: tests adjusted together, the verdict on the first row."""
     adjust = {SETTINGS: "benjamini-hochberg", CLASSES: "benjamini-hochberg"}
-    settled = settle(rows, alpha=config.alpha, adjust=adjust)
-    return summary_table(settled, verdict(settled))
+    found = settle(rows, alpha=config.alpha, adjust=adjust)
+    return summary_table(found, verdict(found))
 
 
 def _rows_of_setting(
@@ -61,7 +75,7 @@ def _rows_of_setting(
 
     def row(name: str, direction: str = "both", p: float | None = None, **more: Any) -> Row:
         key = f"{name}@{p:g}/{direction}" if p is not None else f"{name}/{direction}"
-        n = analysis.num_units if direction == "both" else int((analysis.direction == direction).sum())
+        n = analysis.num_units if direction == "both" else int(analysis.units_of(direction).sum())
         params = at(name, direction, p) | more
         return estimate(name, params, analysis.value(key), n=n, interval=analysis.interval(key))
 
@@ -121,24 +135,24 @@ def _class_rows(analysis: Analysis, setting: Mapping[str, Any], config: Config, 
     """The excess within each class; at the headline's setting tested, over all classes together."""
     own = (analysis.right["target"].astype(float) - analysis.right["reference"]).mean(axis=0)
     gains, design = analysis.gains, analysis.design
-    for label in np.unique(analysis.label):
-        mine = analysis.label == label
-        name = str(analysis.class_name[mine][0])
-        params = {**setting, "direction": "both", "pairs": analysis.num_pairs, "class": name, "label": int(label)}
+    order = np.argsort(analysis.label, kind="stable")
+    members = np.split(order, np.cumsum(np.unique(analysis.label, return_counts=True)[1])[:-1])
+    for mine, (label, name) in zip(members, analysis.class_names.items(), strict=True):
+        params = {**setting, "direction": "both", "pairs": analysis.num_pairs, "class": name, "label": label}
         value, interval = float(own[mine].mean()), Interval(*paired_interval(own[mine]), "examples")
         if not headline:
-            yield estimate("share_excess", params, value, n=int(mine.sum()), interval=interval)
+            yield estimate("share_excess", params, value, n=len(mine), interval=interval)
             continue
         part = Design(design.first[mine], design.stratum[mine], design.group[mine])
-        p = part.tail_p(gains[mine], permutations=config.permutations, seed=derive_seed(config.seed, "class", int(label)))
-        deviation = 2 * part.null_deviation(gains[mine].astype(np.float64)) / (int(mine.sum()) * analysis.num_pairs)
+        p = part.tail_p(gains[mine], permutations=config.permutations, seed=derive_seed(config.seed, "class", label))
+        deviation = 2 * part.null_deviation(gains[mine].astype(np.float64)) / (len(mine) * analysis.num_pairs)
         yield tested(
-            "share_excess", params, value, n=int(mine.sum()), interval=interval, family=CLASSES, p_value=p,
+            "share_excess", params, value, n=len(mine), interval=interval, family=CLASSES, p_value=p,
             detectable=detectable(deviation, config.alpha), smallest_p=part.smallest_p(gains[mine].astype(np.float64)),
         )  # fmt: skip
 
 
-def _probe_rows(probes: pa.Table) -> Iterator[Row]:
+def probe_rows(probes: pa.Table) -> Iterator[Row]:
     """Train minus test accuracy of a linear probe, mean of the directions and pairs; it does not see déjà vu.
 
     The interval is over examples, as if there were no more training images than test images.

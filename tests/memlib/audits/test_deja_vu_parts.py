@@ -1,6 +1,7 @@
 """Embeddings and searches in parts: the same votes, whatever the blocks, and the same keys where one block is enough."""
 
 import pickle
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,18 +13,23 @@ from flows.audits import body_of
 from flows.recipes import load_recipe, validate
 from memlib.audits import AUDITS
 from memlib.audits.deja_vu import stages
-from memlib.audits.deja_vu.stages import Embed, View, _rows_of
+from memlib.audits.deja_vu.stages import Embed, ScoreSetting, View
 from memlib.data.splits import PUBLIC, REFERENCE, TARGET
 from memlib.observe.search import search
 from memlib.running import PlainRunner
+from memlib.runs import list_runs, read_run, rows_of
 from memlib.stage import AnyStage
 from memlib.store import Store
+from memlib.verification import check_run
 
 SETTINGS = [
     "data.source.num_examples=700", "split.train_per_class=8", "split.public_per_class=20", "training.epochs=2",
-    "training.batch_size=20", "model.projector=[16, 16]", "decode.k=[10]", "decode.layers=[last, backbone]",
+    "training.batch_size=20", "model.projector=[16, 16]", "decode.k=[10, 5]", "decode.layers=[last, backbone]",
     "decode.crops=[maximal, corner]",
 ]  # fmt: skip
+
+KEYS = [("metric", "ascending"), ("params", "ascending")]
+KEYS_OF_CURVES = [("series", "ascending"), ("params", "ascending"), ("x", "ascending")]
 
 
 class Watching(PlainRunner):
@@ -44,7 +50,12 @@ def carried_out(folder: Path) -> tuple[Watching, pa.Table, set[str]]:
     runner = Watching(Store(str(folder)))
     run = body_of(audit)(runner, spec)
     assert run is not None
-    return runner, pq.ParquetFile(run.results["units"]).read(), {str(stage.identity.ref) for stage in runner.stages}
+    parts = sorted(Path(run.results["units"]).parent.glob("part-*.parquet"))
+    return (
+        runner,
+        pa.concat_tables([pq.ParquetFile(part).read() for part in parts]),
+        {str(stage.identity.ref) for stage in runner.stages},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +71,17 @@ def test_small_audits_have_no_parts(whole: tuple[Watching, pa.Table, set[str]]) 
     assert isinstance(search_of.inputs["public"], str)  # a key, as before there were parts
 
 
+def assert_same_units(units: pa.Table, expected: pa.Table) -> None:
+    assert units.num_rows == expected.num_rows
+    keys = [(name, "ascending") for name in ("layer", "crop", "k", "direction", "example_id")]
+    mine, theirs = (table.sort_by(keys) for table in (units, expected))
+    for name in expected.column_names:
+        if pa.types.is_floating(expected.schema.field(name).type):
+            np.testing.assert_allclose(mine[name].to_numpy(), theirs[name].to_numpy(), rtol=1e-6, atol=1e-9)
+        else:
+            assert mine[name].equals(theirs[name]), name
+
+
 @pytest.mark.parametrize("block", [64, 7])
 def test_blocks_change_no_vote(
     whole: tuple[Watching, pa.Table, set[str]], block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -69,22 +91,46 @@ def test_blocks_change_no_vote(
     parts = [stage for stage in runner.stages if isinstance(stage, Embed)]
     assert all(stage.rows is not None for stage in parts)
     assert len(parts) >= 4 * 360 // block / 2
-    expected = whole[1]
-    assert units.num_rows == expected.num_rows
-    keys = [(name, "ascending") for name in ("layer", "crop", "direction", "example_id")]
-    mine, theirs = (table.sort_by(keys) for table in (units, expected))
-    for name in expected.column_names:
-        if pa.types.is_floating(expected.schema.field(name).type):
-            np.testing.assert_allclose(mine[name].to_numpy(), theirs[name].to_numpy(), rtol=1e-6, atol=1e-9)
-        else:
-            assert mine[name].equals(theirs[name]), name
+    assert_same_units(units, whole[1])
     assert list((tmp_path / "store").glob("runs/*/report.html"))
+
+
+def test_settings_scored_apart_say_the_same(
+    whole: tuple[Watching, pa.Table, set[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "MOST_UNITS", 100)
+    runner, units, refs = carried_out(tmp_path / "store")
+    parts = [stage for stage in runner.stages if isinstance(stage, ScoreSetting)]
+    assert len(parts) == 8  # layers, crops and k
+    assert [part.headline for part in parts] == [True] + [False] * 7
+    assert_same_units(units, whole[1])
+    assert whole[2] <= refs  # nothing else has another key: how the scores were taken is part of none
+    summaries = [published(store, "summary") for store in (runner.store, whole[0].store)]
+    assert summaries[0].sort_by(KEYS).equals(summaries[1].sort_by(KEYS))
+    assert summaries[0].slice(0, 1).equals(summaries[1].slice(0, 1))  # the headline
+    curves = [published(store, "curves").sort_by([*KEYS_OF_CURVES]) for store in (runner.store, whole[0].store)]
+    assert curves[0].equals(curves[1])
+    (entry,) = list_runs(runner.store).entries
+    assert {str(part.identity.ref) for part in parts} <= set(entry["refs"])  # or gc would take them
+    run = read_run(runner.store, entry["run"])
+    assert len([path for path in run.published if "table=units" in path]) == 8
+    assert not list(check_run(runner.store, run, rows_of([entry])))
+    last = Path(run.results["units"]).with_name("part-7.parquet")
+    shutil.copy(last.with_name("part-6.parquet"), last)
+    said = [str(problem) for problem in check_run(runner.store, run, rows_of([entry]))]
+    assert any("part-7.parquet" in line and "not what its scores say" in line for line in said)
+
+
+def published(store: Store, table: str) -> pa.Table:
+    (path,) = Path(store.uri).glob(f"results/table={table}/audit=deja_vu/run=*/part-0.parquet")
+    return pq.ParquetFile(path).read().replace_schema_metadata()
 
 
 def test_a_part_shows_its_rows_alone(whole: tuple[Watching, pa.Table, set[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     stage = next(s for s in whole[0].stages if isinstance(s, Embed) and s.view.crop is not None)
     monkeypatch.setattr(stages, "BLOCK_ROWS", 30)
-    parts = stage.in_parts()
+    parts = stage.in_parts(["backbone"])
+    assert {part.layers for part in parts} == {("backbone",)}  # of a large view
     shown = [name for part in parts for name in part._shown.members["example_id"].to_pylist()]
     assert shown == stage._shown.members["example_id"].to_pylist()
     assert len({part.identity.ref for part in parts}) == len(parts)
@@ -108,5 +154,3 @@ def test_public_parts_are_one_below_the_other() -> None:
         found, whole_ = search(queries, cuts, 5, shard_bytes=shard_bytes), search(queries, [public], 5)
         assert np.array_equal(found[0], whole_[0])
         assert np.array_equal(found[1], whole_[1])
-    wanted = rng.random(300) < 0.3
-    assert np.array_equal(_rows_of(cuts, wanted), public[wanted])

@@ -5,6 +5,7 @@ import pickle
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from PIL import Image
 
@@ -17,7 +18,7 @@ from memlib.running import PlainRunner
 from memlib.specs import DataSpec
 from memlib.stage import Artifact
 from memlib.store import Store
-from memlib.tables import INDEX
+from memlib.tables import INDEX, SPLITS
 
 SIZE = 8
 
@@ -97,7 +98,7 @@ def test_what_is_wrong_is_said_as_of_a_whole(folder: Path, monkeypatch: pytest.M
     runner, shard = decoded(folder, "other", spec(folder, unreadable="leave_out"))
     assert shard.facts["understood"]["unreadable"] == 1
     assert shard.content.index["unreadable"].null_count == 52
-    assert json.loads(shard.path("blocks.json").read_text())[0]["images"] == 10
+    assert json.loads(shard.path("blocks.json").read_text())[0]["images"] == 9  # of six blocks
     small = {"kind": "image_folder", "path": str(folder / "images"), "num_classes": None}
     assert DataSpec.model_validate({"source": small})
     assert runner.warnings
@@ -113,3 +114,24 @@ def test_empty_blocks_and_indexes() -> None:
     blocks = Blocks([2, 0, 3], lambda number: np.full((3, 2), number))
     assert blocks[[0, 1, 2, 4]].tolist() == [[0, 0], [0, 0], [2, 2], [2, 2]]
     assert understood(INDEX.arrow.empty_table(), {}, ())["images"] == 0
+
+
+def test_a_look_for_copies_opens_few_blocks() -> None:
+    opened: list[int] = []
+
+    def read(number: int) -> np.ndarray:
+        opened.append(number)
+        return np.full((10, SIZE, SIZE, 3), number // 2, dtype=np.uint8)  # two blocks each hold the same pictures
+
+    images = Blocks([10] * 30, read)
+    assert images.are_in_few(np.arange(300), 3).sum() == 30
+    assert images.are_in_few(np.arange(300), 100).all()
+    rows = np.arange(300)
+    entries = [
+        {"example_id": f"{row:03d}", "row": row, "role": "target" if row % 2 else "public", "label": 0, "class_name": "a"}
+        for row in rows.tolist()
+    ]
+    copies = stages._near_copies(pa.Table.from_pylist(entries, schema=SPLITS.arrow), images)
+    assert len(set(opened)) == stages.LOOKED_BLOCKS
+    assert copies
+    assert stages._near_copies(pa.Table.from_pylist(entries[:40], schema=SPLITS.arrow), np.asarray(images[:40]))

@@ -1,12 +1,14 @@
 import itertools
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memlib.data.crops import Box, corner_crop, maximal_crop, official_crop, periphery_crop
-from memlib.specs import CropSpec
+from memlib.data.crops import Box, corner_crop, maximal_crop, official_crop, periphery_crop, periphery_crops
+from memlib.specs import CropMode, CropSpec
+from memlib.tables import INDEX
 
 SIDE = 9
 WHOLE = (0, 0, SIDE, SIDE)
@@ -100,3 +102,30 @@ def test_an_image_without_boxes_has_only_a_corner() -> None:
 def test_the_minimum_side_is_a_fraction_of_the_image(min_side: float, expected: Box | None) -> None:
     box = np.array([[3, 0, 9, 9]])
     assert periphery_crop(WHOLE, box, CropSpec(min_side=min_side)) == expected
+
+
+@pytest.mark.parametrize("mode", ["maximal", "official", "corner"])
+def test_many_crops_are_those_of_one_image_at_a_time(mode: CropMode) -> None:
+    """1,500 layouts: none, one or several boxes, some at or beyond the edge, padded pictures, unreadable ones."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for number in range(1500):
+        left, top = rng.integers(0, 4, size=2)
+        width, height = rng.integers(6, 14, size=2)
+        corners = rng.integers(-1, 15, size=(int(rng.choice([0, 1, 1, 1, 2, 3])), 2, 2))
+        boxes = np.concatenate([corners.min(axis=1), corners.max(axis=1) + 1], axis=1)
+        content = [int(left), int(top), int(left + width), int(top + height)]
+        unreadable = "broken" if number % 50 == 7 else None
+        rows.append({"unreadable": unreadable, "content": content, "boxes": boxes.reshape(-1).tolist()})
+    fields = [INDEX.arrow.field(name) for name in ("unreadable", "content", "boxes")]
+    for min_side in (0.05, 0.2, 0.3):
+        spec = CropSpec(mode=mode, min_side=min_side)
+        found = periphery_crops(pa.Table.from_pylist(rows, schema=pa.schema(fields)), spec)
+        crops = 0
+        for row, crop in zip(rows, found.tolist(), strict=True):
+            boxes = np.array(row["boxes"], dtype=np.int64).reshape(-1, 4)
+            expected = None if row["unreadable"] else periphery_crop(tuple(row["content"]), boxes, spec)
+            assert tuple(crop) == (expected or (-1, -1, -1, -1)), row
+            crops += expected is not None
+        assert crops > 300
+    assert periphery_crops(pa.Table.from_pylist([], schema=pa.schema(fields)), spec).shape == (0, 4)
