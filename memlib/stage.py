@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Out = TypeVar("Out")
 Other = TypeVar("Other")
-Place = Literal["driver", "anywhere", "fleet"]
+Place = Literal["driver", "cores", "anywhere", "fleet"]
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Artifact(Generic[Out]):
         stage: the class that made it, which knows how to open it.
     """
 
-    store: Store = field(compare=False, repr=False)
+    store: Store = field(repr=False)
     ref: Ref
     stage: type[Stage[Out]] = field(compare=False, repr=False)
 
@@ -126,8 +126,8 @@ class Stage(ABC, Generic[Out]):
     Attributes:
         declared: the name in keys, the version, and the modules whose code decides the results.
         title: what people read; no other stage of any audit has the same.
-        place: where it is computed: by the driver; anywhere, as parts of a step side by side; or by a fleet of workers
-            that train together.
+        place: where it is computed: by the driver; anywhere, as parts of a step side by side, or there on cores alone, as
+            no GPU would help; or by a fleet of workers that train together.
     """
 
     declared: ClassVar[Declared]
@@ -148,6 +148,11 @@ class Stage(ABC, Generic[Out]):
     def units(self) -> float:
         """How much work it is, in what the stage counts; relates its cost to that of others."""
         return 1.0
+
+    @property
+    def where(self) -> Place:
+        """Where this part of the step is computed: as `place` says, unless the part knows better."""
+        return self.place
 
     @property
     def near(self) -> Ref | None:
