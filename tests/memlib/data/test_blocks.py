@@ -6,18 +6,20 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 from memlib.data import stages
 from memlib.data.shards import Blocks
-from memlib.data.stages import Decode, DecodeBlock, Shard, decode
+from memlib.data.splits import SPLITS_FILE
+from memlib.data.stages import Decode, DecodeBlock, Shard, Split, decode, members_of
 from memlib.data.understood import understood
-from memlib.errors import CorruptArtifact, UserError
+from memlib.errors import CorruptArtifact, MissingArtifact, UserError
 from memlib.running import PlainRunner
 from memlib.specs import DataSpec
 from memlib.stage import Artifact
-from memlib.store import Store
+from memlib.store import Ref, Store
 from memlib.tables import INDEX, SPLITS
 
 SIZE = 8
@@ -135,3 +137,13 @@ def test_a_look_for_copies_opens_few_blocks() -> None:
     assert len(set(opened)) == stages.LOOKED_BLOCKS
     assert copies
     assert stages._near_copies(pa.Table.from_pylist(entries[:40], schema=SPLITS.arrow), np.asarray(images[:40]))
+
+
+def test_what_was_read_of_one_store_is_not_taken_for_another(tmp_path: Path) -> None:
+    here, ref = Store(str(tmp_path / "here")), Ref("split", "0" * 20)
+    with here.artifacts.write(ref) as attempt:
+        table = pa.table({"example_id": ["a"], "role": ["target"], "label": [0], "class_name": ["cat"]})
+        pq.write_table(table, attempt.path(SPLITS_FILE))
+    assert members_of(Artifact(here, ref, Split), "target").num_rows == 1
+    with pytest.raises(MissingArtifact):
+        members_of(Artifact(Store(str(tmp_path / "there")), ref, Split), "target")
