@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from memlib.data.bounds import check_pixels
 from memlib.data.dicom import is_dicom, read_dicom
@@ -85,6 +85,8 @@ def read_picture(data: bytes | Image.Image) -> Picture:
         return _read(image, 1 if opened else _orientation(image))
     except (Undecodable, UserError):
         raise
+    except UnidentifiedImageError as error:  # its own words hold an address in memory, another one each time
+        raise Undecodable("cannot be decoded (not a known format of images)") from error
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, ... for broken files
         raise Undecodable(f"cannot be decoded ({error})") from error
 

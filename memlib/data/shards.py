@@ -1,9 +1,10 @@
 """Decoding once: a source becomes one memory-mapped uint8 array and an index that travels with it.
 
-`images.npy` is (num_examples, size, size, channels) uint8, or (num_examples, dim) float32 for points; `index.parquet`
-(tables.INDEX) has a row an image, sorted by example id, with label, boxes and the picture's rectangle in stored pixels.
-Training, embedding and every sweep read this shard; nothing decodes an image twice. Of a large source the images stay in the
-blocks in which they were decoded: `blocks.json` names these artifacts, and `Blocks` reads them like one array.
+`images.npy` is (num_examples, size, size, channels) uint8, or (num_examples, dim) float32 for points; where the recipe wants
+them encoded, `images.arrow` holds a PNG or JPEG file an image. `index.parquet` (tables.INDEX) has a row an image, sorted by
+example id, with label, boxes and the picture's rectangle in stored pixels. Training, embedding and every sweep read this
+shard, and never the source. Of a large source the images stay in the blocks in which they were decoded: `blocks.json` names
+these artifacts. See `memlib.data.stored` for how images are read.
 """
 
 import hashlib
@@ -11,9 +12,10 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -22,11 +24,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from memlib.data.examples import Example, Source, UnreadableImage
+from memlib.data.stored import ENCODED, IMAGES, encoded, storing_encoded
 from memlib.errors import UserError
 from memlib.specs import DataSpec
 from memlib.tables import INDEX, read_table, write_table
 
-IMAGES, INDEX_FILE, BLOCKS_FILE = "images.npy", "index.parquet", "blocks.json"
+INDEX_FILE, BLOCKS_FILE = "index.parquet", "blocks.json"
 WINDOWS = "windows.npy"  # of a text; images.npy in earlier stores
 PAD_GREY = 128
 CUT = "a box that reached outside was cut"
@@ -61,7 +64,7 @@ def write_shard(
     Args:
         source: the images.
         spec: stored size, how to resize, and what to do with unreadable images.
-        folder: gets images.npy and index.parquet.
+        folder: gets images.npy, or images.arrow, and index.parquet.
         rows: the block; in its index rows count from 0.
         threads: images decoded side by side.
         progress: called with (images done, images in all).
@@ -70,36 +73,32 @@ def write_shard(
         UserError: for unreadable images and boxes far outside their image (unless left out), labels out of range,
             repeated ids; the message names the first few.
     """
-    chosen, size = range(len(source)) if rows is None else rows, spec.image_size
+    chosen = range(len(source)) if rows is None else rows
     count = len(chosen)
     if count == 0:
         raise UserError("the source has no images")
     dim: int | None = getattr(source, "point_dim", None)
-    shape = (count, size, size, spec.channels) if dim is None else (count, dim)
-    dtype = np.uint8 if dim is None else np.float32
-    pixels = np.lib.format.open_memmap(folder / IMAGES, mode="w+", dtype=dtype, shape=shape)
     entries: list[dict[str, Any]] = []
     broken: list[UnreadableImage] = []
     oddities: Counter[str] = Counter()
-    for position, item in enumerate(_decoded(source, chosen, threads)):
-        if isinstance(item, UnreadableImage):
-            broken.append(item)
-            entries.append(_unreadable_row(item, source.class_names))
-        else:
-            _check_example(item, source.class_names, dim)
-            stored, row = _stored(item, spec, source.class_names) if dim is None else _point(item, source.class_names)
-            pixels[position] = stored
-            entries.append(row)
-            oddities.update(item.oddities)
-        if progress is not None:
-            progress(position + 1, count)
+    with _storing(spec, folder, count, dim) as store:
+        for position, item in enumerate(_decoded(source, chosen, spec, dim, threads)):
+            if isinstance(item, UnreadableImage):
+                broken.append(item)
+                entries.append(_unreadable_row(item, source.class_names))
+                store(position, None)
+            else:
+                entries.append(item.row)
+                oddities.update(item.oddities)
+                store(position, item.stored)
+            if progress is not None:
+                progress(position + 1, count)
     if broken and spec.unreadable == "error":
         names = "; ".join(str(error) for error in broken[:NAMED])
         more = f" and {len(broken) - NAMED} more" if len(broken) > NAMED else ""
         raise UserError(f"{len(broken)} unreadable images: {names}{more}. Mend them, or set data.unreadable to leave_out")
     if rows is None:
         _refuse_empty_classes(source.class_names, {entry["class_name"] for entry in entries})
-    pixels.flush()
     return Written(_write_index(entries, folder), oddities)
 
 
@@ -136,88 +135,54 @@ def _refuse_empty_classes(class_names: Sequence[str], found: Collection[str]) ->
         raise UserError(f"class {empty[0]!r} has no image ({len(empty)} empty classes in all); every class needs some")
 
 
-class Blocks:
-    """Images that lie in blocks, one below the other, read like one array: each block when a row of it is asked for first.
-
-    Args:
-        counts: images of each block.
-        read: opens a block, memory-mapped.
-    """
-
-    def __init__(self, counts: Sequence[int], read: Callable[[int], NDArray[Any]]) -> None:
-        self._starts, self._read = np.cumsum([0, *counts]), read
-        self._open: dict[int, NDArray[Any]] = {}
-
-    def _block(self, number: int) -> NDArray[Any]:
-        if number not in self._open:
-            self._open[number] = self._read(number)
-        return self._open[number]
-
-    def __len__(self) -> int:
-        return int(self._starts[-1])
-
-    def are_in_few(self, rows: NDArray[np.int64], most: int) -> NDArray[np.bool_]:
-        """Return which rows are in one of at most so many blocks, chosen evenly: looking at these fetches no others."""
-        count = len(self._starts) - 1
-        chosen = np.unique(np.linspace(0, count - 1, min(most, count)).astype(int))
-        return np.isin(np.searchsorted(self._starts, rows, side="right") - 1, chosen)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """As of the array that it is read like."""
-        return (len(self), *self._block(0).shape[1:])
-
-    @property
-    def ndim(self) -> int:
-        """As above."""
-        return self._block(0).ndim
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """As above."""
-        return self._block(0).dtype
-
-    def __getitem__(self, rows: Any) -> NDArray[Any]:
-        if isinstance(rows, slice):
-            rows = np.arange(*rows.indices(len(self)))
-        wanted = np.asarray(rows)
-        if wanted.dtype == bool:
-            wanted = np.flatnonzero(wanted)
-        flat = np.where(wanted < 0, wanted + len(self), wanted).reshape(-1).astype(np.int64)
-        if len(flat) and (flat.min() < 0 or flat.max() >= len(self)):
-            raise IndexError(f"row {rows} of {len(self)} images")
-        found = np.empty((len(flat), *self.shape[1:]), dtype=self.dtype)
-        blocks = np.searchsorted(self._starts, flat, side="right") - 1
-        for number in np.unique(blocks):
-            here = blocks == number
-            found[here] = self._block(int(number))[flat[here] - self._starts[number]]
-        return found.reshape(*wanted.shape, *self.shape[1:])
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        return np.asarray(self[:], dtype=dtype)
-
-
 def examples_file(names: Collection[str]) -> str:
-    """Return which of an artifact's files holds its stored examples: windows of a text, or images and points."""
-    return WINDOWS if WINDOWS in names else IMAGES
+    """Return which of an artifact's files holds its examples: windows of a text, encoded images, or images and points."""
+    return next((name for name in (WINDOWS, ENCODED) if name in names), IMAGES)
 
 
-def read_images(path: Path) -> NDArray[Any]:
-    """The stored examples, memory-mapped.
+@contextmanager
+def _storing(
+    spec: DataSpec, folder: Path, count: int, dim: int | None
+) -> Iterator[Callable[[int, NDArray[Any] | bytes | None], None]]:
+    """Yield a function that stores what is at a position, which are told in order; None is an image that is black."""
+    size = spec.image_size
+    if dim is None and spec.storage != "raw":
+        with storing_encoded(folder / ENCODED, size, spec.channels) as add:
+            yield lambda position, file: add(b"" if file is None else cast(bytes, file))
+        return
+    shape = (count, size, size, spec.channels) if dim is None else (count, dim)
+    dtype = np.uint8 if dim is None else np.float32
+    pixels = np.lib.format.open_memmap(folder / IMAGES, mode="w+", dtype=dtype, shape=shape)
 
-    Images are (num_examples, size, size, channels) uint8, points (num_examples, dim) float32, windows of a text (num_windows,
-    window) int32.
-    """
-    images: NDArray[Any] = np.load(path, mmap_mode="r")
-    return images
+    def store(position: int, stored: NDArray[Any] | bytes | None) -> None:
+        if stored is not None:
+            pixels[position] = stored
+
+    yield store
+    pixels.flush()
 
 
-def _decoded(source: Source, rows: range, threads: int) -> Iterator[Example | UnreadableImage]:
-    def read(index: int) -> Example | UnreadableImage:
+@dataclass(frozen=True)
+class _Item:
+    """An image, or a point, as it is stored; its row of the index, and what was put right in it."""
+
+    stored: NDArray[Any] | bytes
+    row: dict[str, Any]
+    oddities: Sequence[str]
+
+
+def _decoded(source: Source, rows: range, spec: DataSpec, dim: int | None, threads: int) -> Iterator[_Item | UnreadableImage]:
+    names = source.class_names
+
+    def read(index: int) -> _Item | UnreadableImage:
         try:
-            return _fitted(source[index])
+            example = _fitted(source[index])
         except UnreadableImage as error:
             return error
+        _check_example(example, names, dim)
+        stored, row = _stored(example, spec, names) if dim is None else _point(example, names)
+        is_raw = dim is not None or spec.storage == "raw"
+        return _Item(stored if is_raw else encoded(stored, spec.storage), row, example.oddities)
 
     block = 256
     with ThreadPoolExecutor(threads) as pool:

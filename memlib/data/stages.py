@@ -22,11 +22,9 @@ from memlib.data.groups import groups_digest, groups_of, near_copies
 from memlib.data.shards import (
     BLOCKS_FILE,
     INDEX_FILE,
-    Blocks,
     Written,
     examples_file,
     join_blocks,
-    read_images,
     read_index,
     write_shard,
 )
@@ -41,6 +39,7 @@ from memlib.data.splits import (
     small_classes,
     split_examples,
 )
+from memlib.data.stored import Blocks, read_images
 from memlib.data.understood import Understood, described, preview, understood, warnings
 from memlib.errors import CorruptArtifact
 from memlib.provenance import Declared
@@ -91,6 +90,7 @@ _READING = (
     "memlib.data.datasets",
     "memlib.data.examples",
     "memlib.data.shards",
+    "memlib.data.stored",
     "memlib.data.formats",
     "memlib.data.arrays",
     "memlib.data.csv_images",
@@ -122,7 +122,7 @@ def _is_whole(store: Store, stage: Decode) -> bool:
 
 @dataclass(frozen=True)
 class DecodeBlock(Stage[Shard]):
-    """Decode a block of a source: images.npy and index.parquet, whose rows count from 0.
+    """Decode a block of a source: images.npy (or images.arrow) and index.parquet, whose rows count from 0.
 
     Attributes:
         data: the source.
@@ -155,7 +155,7 @@ class DecodeBlock(Stage[Shard]):
         return float(self.last - self.first)
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
-        """Write images.npy and index.parquet."""
+        """Write images and index."""
         source, rows = open_source(self.data.source, self.data.intensities), range(self.first, self.last)
         written = write_shard(source, self.data, attempt.folder, rows=rows, progress=attempt.progress)
         attempt.facts |= {"num_examples": written.index.num_rows, "oddities": dict(written.oddities)}
@@ -210,7 +210,7 @@ class Decode(Stage[Shard]):
         return {"source": self._source.content_digest()}
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
-        """Write images.npy and index.parquet; of blocks their list in place of images."""
+        """Write images and index; of blocks their list in place of images."""
         if self.blocks:
             written = self._join(attempt)
         else:

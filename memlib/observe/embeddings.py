@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,10 +26,11 @@ def embed(
     layers: Sequence[str],
     rectangles: NDArray[np.int64] | None = None,
     batch_size: int = 256,
+    dtype: np.dtype[Any] = np.dtype(np.float32),
     device: torch.device | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Writes one array a layer, `<layer>.npy` (num_examples, dim) float32, in the order of `rows`.
+    """Writes one array a layer, `<layer>.npy` (num_examples, dim), in the order of `rows`.
 
     Args:
         encoder: the model; it is put in eval mode.
@@ -39,15 +41,17 @@ def embed(
         layers: which layers to keep, as named by `Encoder.layers`.
         rectangles: (num_examples, 4) int64 x0, y0, x1, y1 in stored pixels; None embeds whole images.
         batch_size: images in one pass (changes nothing but rounding).
+        dtype: float32, or float16.
         device: where to run.
         progress: called with (examples done, examples in all).
 
     Raises:
-        RunError: when an embedding is not finite.
+        RunError: when an embedding is not finite, or too large for the type.
     """
     device = device or torch.device("cpu")
     encoder = encoder.to(device).to(memory_format=torch.channels_last).eval()
-    arrays: dict[str, NDArray[np.float32]] = {}
+    arrays: dict[str, NDArray[np.floating]] = {}
+    most = float(np.finfo(dtype).max)
     for start in range(0, len(rows), batch_size):
         part = slice(start, min(start + batch_size, len(rows)))
         pixels = torch.from_numpy(images[rows[part]]).to(device).permute(0, 3, 1, 2).float().div_(255)
@@ -56,12 +60,15 @@ def embed(
         for name, values in encoder.layers(views):
             if name not in layers:
                 continue
+            values = values.float()
             if not bool(torch.isfinite(values).all()):
                 raise RunError(f"the {name} embeddings are not finite: the model's weights are unusable")
+            if dtype != np.float32 and bool((values.abs() > most).any()):
+                raise RunError(f"the {name} embeddings are too large for {dtype}; set decode.embeddings to float32")
             if name not in arrays:
                 shape = (len(rows), values.shape[1])
-                arrays[name] = np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=np.float32, shape=shape)
-            arrays[name][part] = values.float().cpu().numpy()
+                arrays[name] = np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=dtype, shape=shape)
+            arrays[name][part] = values.cpu().numpy()
         if progress is not None:
             progress(part.stop, len(rows))
     for array in arrays.values():

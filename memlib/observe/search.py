@@ -13,8 +13,8 @@ SHARD_BYTES = 512 * 2**20  # of public vectors in memory at a time
 
 
 def search(
-    queries: NDArray[np.float32],
-    public: Sequence[NDArray[np.float32]],
+    queries: NDArray[np.floating],
+    public: Sequence[NDArray[np.floating]],
     k: int,
     *,
     device: torch.device | None = None,
@@ -25,8 +25,8 @@ def search(
     """The k nearest public rows of each query row, the public set streaming through in shards.
 
     Args:
-        queries: (num_queries, dim) float32.
-        public: arrays (num_public, dim) float32, one below the other, usually memory-mapped; in order of example id.
+        queries: (num_queries, dim) float32, or float16.
+        public: arrays (num_public, dim) of the same type, one below the other, usually memory-mapped; in order of example id.
         k: how many.
         device: where to search.
         storage: float32, or float16 for the candidate search on a GPU.
@@ -42,10 +42,10 @@ def search(
         done = 0
         for part in public:
             for start in range(0, len(part), rows):
-                vectors = np.asarray(part[start : start + rows])
+                vectors = np.asarray(part[start : start + rows], dtype=np.float32)
                 yield np.arange(done, done + len(vectors)), vectors
                 done += len(vectors)
                 if progress is not None:
                     progress(done, total)
 
-    return nearest_neighbors(np.asarray(queries), shards(), k, device=device, storage=storage)
+    return nearest_neighbors(np.asarray(queries, dtype=np.float32), shards(), k, device=device, storage=storage)

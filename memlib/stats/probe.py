@@ -16,12 +16,12 @@ class Rows:
     """Rows of arrays that lie one below the other, usually memory-mapped, and their classes.
 
     Args:
-        arrays: (num_rows of each, dim) float32.
+        arrays: (num_rows of each, dim) float32, or float16.
         labels: (num_rows,) int64 of all.
         wanted: (num_rows,) bool, which count.
     """
 
-    def __init__(self, arrays: Sequence[NDArray[np.float32]], labels: NDArray[np.int64], wanted: NDArray[np.bool_]) -> None:
+    def __init__(self, arrays: Sequence[NDArray[np.floating]], labels: NDArray[np.int64], wanted: NDArray[np.bool_]) -> None:
         self._arrays, self._labels, self._wanted = arrays, labels, wanted
         self.dim = arrays[0].shape[1]
 
@@ -35,7 +35,7 @@ class Rows:
             chosen = np.flatnonzero(self._wanted[start : start + len(array)])
             for first in range(0, len(chosen), most):
                 part = chosen[first : first + most]
-                yield torch.from_numpy(array[part]), torch.from_numpy(self._labels[start + part])
+                yield torch.from_numpy(array[part]).float(), torch.from_numpy(self._labels[start + part])
             start += len(array)
 
     def whole(self) -> tuple[torch.Tensor, torch.Tensor]:

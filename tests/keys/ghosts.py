@@ -30,7 +30,8 @@ from memlib.audits import AUDITS, audit_of
 from memlib.audits.exposure.asking import COSTS
 from memlib.data.datasets import open_source
 from memlib.data.secret import VARIABLE
-from memlib.data.shards import IMAGES, INDEX_FILE
+from memlib.data.shards import INDEX_FILE
+from memlib.data.stored import IMAGES
 from memlib.identity import canonical_json
 from memlib.results import PageStage
 from memlib.runs import run_name, without_whereabouts

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from memlib.data.shards import read_images
+from memlib.data.stored import read_images
 from memlib.errors import CorruptArtifact, UserError
 from memlib.models.own import load_own
 from memlib.observe.extraction import Frontier

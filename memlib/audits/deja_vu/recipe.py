@@ -11,7 +11,7 @@ from memlib.specs.limits import MOST_DRAWS, MOST_EXAMPLES, MOST_MODELS, MOST_SEE
 class Config(Spec):
     """How the embeddings are decoded and scored."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"alpha", "bound"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"alpha", "bound", "embeddings"})
 
     layers: tuple[str, ...] = ("last",)
     """Embeddings to decode: last, backbone, projector_1, ..., classifier; the first is the headline."""
@@ -23,6 +23,8 @@ class Config(Spec):
     """Crop modes to decode; the first is the headline. By default the split's own."""
     p: float = Field(default=0.2, gt=0, le=1)
     """Share of most confident examples at which the déjà vu score is taken."""
+    embeddings: Literal["float32", "float16"] = "float32"
+    """How embeddings are stored; in float16 they take half the room, and near ties between neighbours may fall otherwise."""
     tie: Tie = "nearest"
     """Which of several classes with equally many votes wins."""
     replicates: int = Field(default=2000, ge=100, le=MOST_DRAWS)

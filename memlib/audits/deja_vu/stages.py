@@ -82,9 +82,9 @@ class Embeddings:
         """example_id, row, label and, for crops, crop_x0 ... crop_y1."""
         return read_table(self._artifact.path(IDS))
 
-    def layer(self, name: str) -> NDArray[np.float32]:
+    def layer(self, name: str) -> NDArray[np.floating]:
         """Return one layer's embeddings (num_examples, dim), memory-mapped."""
-        array: NDArray[np.float32] = np.load(self._artifact.path(f"{name}.npy"), mmap_mode="r")
+        array: NDArray[np.floating] = np.load(self._artifact.path(f"{name}.npy"), mmap_mode="r")
         return array
 
 
@@ -111,7 +111,7 @@ class EmbeddedView:
         """The ids of all parts, as in `Embeddings.ids`."""
         return pa.concat_tables([part.content.ids for part in self.parts])
 
-    def layer(self, name: str) -> list[NDArray[np.float32]]:
+    def layer(self, name: str) -> list[NDArray[np.floating]]:
         """Return one layer's embeddings, an array (num_examples, dim) a part, memory-mapped."""
         return [part.content.layer(name) for part in self.parts]
 
@@ -136,6 +136,7 @@ class Embed(Stage[Embeddings]):
     splits: Artifact[pa.Table]
     layers: tuple[str, ...]
     rows: tuple[int, int] | None = None
+    dtype: Literal["float32", "float16"] = "float32"
 
     def in_parts(self, layers: Collection[str]) -> list[Embed]:
         """Return the stages that make these embeddings a block of rows each; itself where one block is enough.
@@ -155,7 +156,8 @@ class Embed(Stage[Embeddings]):
     def spec(self) -> Mapping[str, Any]:
         """Checkpoint, layers and crop."""
         rows = {} if self.rows is None else {"rows": list(self.rows)}
-        return {"epoch": self.epoch, "layers": list(self.layers), **self.view.spec(), **rows}
+        stored = {} if self.dtype == "float32" else {"dtype": self.dtype}
+        return {"epoch": self.epoch, "layers": list(self.layers), **self.view.spec(), **rows, **stored}
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -199,6 +201,7 @@ class Embed(Stage[Embeddings]):
             layers=self.layers,
             rectangles=boxes,
             batch_size=BATCH_ROWS,
+            dtype=np.dtype(self.dtype),
             device=device,
             progress=attempt.progress,
         )

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from memlib.data.formats import Candidates, Format, render
 from memlib.data.pairs import pair_candidates
-from memlib.data.shards import examples_file, read_images
+from memlib.data.shards import examples_file
 from memlib.data.spelling import spell
 from memlib.data.splits import SPLITS_FILE
+from memlib.data.stored import read_images
 from memlib.data.text import scored_part, text_candidates
 from memlib.errors import UserError
 from memlib.specs import HuggingFaceSpec, ProtocolSpec, SecretsSpec, TextSpec

@@ -18,7 +18,7 @@ from memlib.data.splits import PUBLIC, REFERENCE, TARGET
 from memlib.observe.search import search
 from memlib.running import PlainRunner
 from memlib.runs import list_runs, read_run, rows_of
-from memlib.stage import AnyStage
+from memlib.stage import AnyStage, Artifact
 from memlib.store import Store
 from memlib.verification import check_run
 
@@ -44,9 +44,9 @@ class Watching(PlainRunner):
         return super().run_all(stages)
 
 
-def carried_out(folder: Path) -> tuple[Watching, pa.Table, set[str]]:
+def carried_out(folder: Path, *settings: str) -> tuple[Watching, pa.Table, set[str]]:
     audit = AUDITS["deja-vu"]
-    spec = validate(audit.recipe, load_recipe("smoke", SETTINGS)[0])
+    spec = validate(audit.recipe, load_recipe("smoke", [*SETTINGS, *settings])[0])
     runner = Watching(Store(str(folder)))
     run = body_of(audit)(runner, spec)
     assert run is not None
@@ -93,6 +93,25 @@ def test_blocks_change_no_vote(
     assert len(parts) >= 4 * 360 // block / 2
     assert_same_units(units, whole[1])
     assert list((tmp_path / "store").glob("runs/*/report.html"))
+
+
+def test_images_stored_as_png_files_change_no_vote(whole: tuple[Watching, pa.Table, set[str]], tmp_path: Path) -> None:
+    _, units, refs = carried_out(tmp_path / "store", "data.storage=png")
+    assert not refs & whole[2]  # what is stored otherwise has other keys
+    assert_same_units(units, whole[1])
+
+
+def test_embeddings_in_half_the_room_change_next_to_no_vote(
+    whole: tuple[Watching, pa.Table, set[str]], tmp_path: Path
+) -> None:
+    runner, units, refs = carried_out(tmp_path / "store", "decode.embeddings=float16")
+    assert {ref.split("/")[0] for ref in refs - whole[2]} == {"embed", "search", "probe"}
+    for stage in runner.stages:
+        if isinstance(stage, Embed):
+            assert Embed.open(Artifact(runner.store, stage.identity.ref, Embed)).layer("backbone").dtype == np.float16
+    keys = [(name, "ascending") for name in ("layer", "crop", "k", "direction", "example_id")]
+    mine, theirs = (table.sort_by(keys)["pred_target"].to_numpy() for table in (units, whole[1]))
+    assert (mine == theirs).mean() > 0.97
 
 
 def test_settings_scored_apart_say_the_same(

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 from memlib.data import stages
-from memlib.data.shards import Blocks
 from memlib.data.splits import SPLITS_FILE
 from memlib.data.stages import Decode, DecodeBlock, Shard, Split, decode, members_of
+from memlib.data.stored import Blocks
 from memlib.data.understood import understood
 from memlib.errors import CorruptArtifact, MissingArtifact, UserError
 from memlib.running import PlainRunner
@@ -68,6 +69,43 @@ def test_blocks_hold_what_one_array_holds(folder: Path, images: int, monkeypatch
     assert decode(again, spec(folder)).ref == whole.ref
     assert len(again._work.reused) == -(-53 // images) + 1  # a run names its blocks, so that they are kept
     assert not again._work.computed
+
+
+@pytest.mark.parametrize("images", [10, 1000])  # in blocks, and as a whole
+def test_encoded_images_are_read_like_raw_ones(folder: Path, images: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "images" / "class-1" / "004.png").write_bytes(b"no picture")
+    _, raw = decoded(folder, "raw", spec(folder, unreadable="leave_out"))
+    monkeypatch.setattr(stages, "BLOCK_BYTES", images * SIZE * SIZE * 3)
+    one = raw.content.images
+    rows = np.random.default_rng(1).integers(0, 53, size=200)
+    for storage, most in (("png", 0), ("jpeg", 40)):  # of noise; photos lose less
+        _, shard = decoded(folder, storage, spec(folder, unreadable="leave_out", storage=storage))
+        assert shard.ref != raw.ref
+        assert shard.content.index.equals(raw.content.index)
+        other = shard.content.images
+        assert (one.shape, one.ndim, one.dtype, len(one)) == (other.shape, other.ndim, other.dtype, len(other))
+        for chosen in (rows, rows.reshape(20, 10), 5, -1, slice(3, 40, 4), slice(None), rows[:0], np.arange(53) % 2 == 0):
+            assert other[chosen].shape == one[chosen].shape
+            assert np.abs(other[chosen].astype(int) - one[chosen]).max(initial=0) <= most
+        black = int(shard.content.index.filter(pc.is_valid(shard.content.index["unreadable"]))["row"][0].as_py())
+        assert not other[black].any()
+        with pytest.raises(IndexError):
+            other[[53]]
+
+
+@pytest.mark.parametrize("threads", ["1", "3"])
+def test_grey_images_are_encoded_too(folder: Path, threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    _, raw = decoded(folder, "raw", spec(folder, channels=1))
+    _, png = decoded(folder, "png", spec(folder, channels=1, storage="png"))
+    assert np.array_equal(png.content.images, raw.content.images)
+    assert png.content.images.shape == (53, SIZE, SIZE, 1)
+    assert not list((folder / "png").glob("artifacts/decode/*/*/images.npy"))
+
+
+def test_points_are_stored_as_they_are(tmp_path: Path) -> None:
+    data = DataSpec.model_validate({"source": {"kind": "two_moons", "num_examples": 20}, "storage": "png"})
+    assert decode(PlainRunner(Store(str(tmp_path))), data).content.images.shape == (20, 3)
 
 
 def test_a_shard_that_is_there_as_a_whole_is_taken_as_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,8 @@ import pytest
 from PIL import Image
 
 from memlib.data.datasets import open_source
-from memlib.data.shards import read_images, read_index, write_shard
+from memlib.data.shards import read_index, write_shard
+from memlib.data.stored import read_images
 from memlib.errors import UserError
 from memlib.specs import DataSpec, ImageFolderSource, ImportSource, ParquetSource, ScenesSource, TorchvisionSource
 

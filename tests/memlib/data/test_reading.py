@@ -16,7 +16,8 @@ from PIL import Image
 from memlib.data.datasets import open_source
 from memlib.data.examples import Source, UnreadableImage
 from memlib.data.pictures import DEEP, ROTATED, SEVERAL, TRANSPARENT
-from memlib.data.shards import CUT, read_images, write_shard
+from memlib.data.shards import CUT, write_shard
+from memlib.data.stored import read_images
 from memlib.data.understood import described, preview, understood, warnings
 from memlib.errors import UserError
 from memlib.specs import DataSpec, ImageFolderSource, IntensitySpec, ParquetSource, SourceSpec

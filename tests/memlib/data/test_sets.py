@@ -12,8 +12,9 @@ from PIL import Image
 from memlib.data.datasets import open_source
 from memlib.data.joined import changed_image
 from memlib.data.sets import draw_sets, mix_members
-from memlib.data.shards import read_images, write_shard
+from memlib.data.shards import write_shard
 from memlib.data.splits import LEFT_OUT, select
+from memlib.data.stored import read_images
 from memlib.errors import UserError
 from memlib.specs import ChangeSpec, DataSpec, ImageFolderSource, JoinedSource, SetSpec
 from memlib.tables import INDEX

@@ -1,0 +1,201 @@
+"""Stored images that are read like one array though they lie in blocks, or as PNG or JPEG files."""
+
+import io
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from PIL import Image
+
+Storage = Literal["raw", "png", "jpeg"]
+IMAGES, ENCODED = "images.npy", "images.arrow"
+QUALITY = 95  # of JPEG files; colours are kept at full resolution
+BATCH = 256  # files that are written, or given to a thread, at a time
+FEW = 8  # files that are not worth a thread
+
+
+class ReadRows(ABC):
+    """Rows of an array that are read when they are asked for."""
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """As of the array that it is read like."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> np.dtype[Any]:
+        """As above."""
+
+    @property
+    def ndim(self) -> int:
+        """As above."""
+        return len(self.shape)
+
+    @abstractmethod
+    def read(self, rows: NDArray[np.int64], found: NDArray[Any]) -> None:
+        """Read rows, each from 0 to below the length, into an array."""
+
+    def __getitem__(self, rows: Any) -> NDArray[Any]:
+        if isinstance(rows, slice):
+            rows = np.arange(*rows.indices(len(self)))
+        wanted = np.asarray(rows)
+        if wanted.dtype == bool:
+            wanted = np.flatnonzero(wanted)
+        flat = np.where(wanted < 0, wanted + len(self), wanted).reshape(-1).astype(np.int64)
+        if len(flat) and (flat.min() < 0 or flat.max() >= len(self)):
+            raise IndexError(f"row {rows} of {len(self)} images")
+        found = np.empty((len(flat), *self.shape[1:]), dtype=self.dtype)
+        self.read(flat, found)
+        return found.reshape(*wanted.shape, *self.shape[1:])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.asarray(self[:], dtype=dtype)
+
+
+class Blocks(ReadRows):
+    """Images that lie in blocks, one below the other: each block is opened when a row of it is asked for first.
+
+    Args:
+        counts: images of each block.
+        read: opens a block, memory-mapped.
+    """
+
+    def __init__(self, counts: Sequence[int], read: Callable[[int], NDArray[Any]]) -> None:
+        self._starts, self._read = np.cumsum([0, *counts]), read
+        self._open: dict[int, NDArray[Any]] = {}
+
+    def _block(self, number: int) -> NDArray[Any]:
+        if number not in self._open:
+            self._open[number] = self._read(number)
+        return self._open[number]
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def are_in_few(self, rows: NDArray[np.int64], most: int) -> NDArray[np.bool_]:
+        """Return which rows are in one of at most so many blocks, chosen evenly: looking at these fetches no others."""
+        count = len(self._starts) - 1
+        chosen = np.unique(np.linspace(0, count - 1, min(most, count)).astype(int))
+        return np.isin(np.searchsorted(self._starts, rows, side="right") - 1, chosen)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As of the array that it is read like."""
+        return (len(self), *self._block(0).shape[1:])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """As above."""
+        return self._block(0).dtype
+
+    def read(self, rows: NDArray[np.int64], found: NDArray[Any]) -> None:
+        """Read rows, block by block."""
+        blocks = np.searchsorted(self._starts, rows, side="right") - 1
+        for number in np.unique(blocks):
+            here = blocks == number
+            found[here] = self._block(int(number))[rows[here] - self._starts[number]]
+
+
+class Encoded(ReadRows):
+    """Images that are stored as PNG or JPEG files in one Arrow file, memory-mapped, and decoded when they are asked for.
+
+    Args:
+        path: an Arrow file with the column `image` (binary; empty for an image that could not be read, which is black) and
+            the side and the channels of all images among its metadata.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with pa.memory_map(str(path)) as source:
+            table = pa.ipc.open_file(source).read_all()
+        self._files, said = table["image"], table.schema.metadata
+        self._image_shape = (int(said[b"side"]), int(said[b"side"]), int(said[b"channels"]))
+
+    @cached_property
+    def _threads(self) -> int:
+        return int(os.environ.get("OMP_NUM_THREADS") or 0) or os.cpu_count() or 1  # Ray sets it to a part's cores
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Images, side, side, channels."""
+        return (len(self._files), *self._image_shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """uint8."""
+        return np.dtype(np.uint8)
+
+    def read(self, rows: NDArray[np.int64], found: NDArray[Any]) -> None:
+        """Decode rows, several at a time where there are cores for it."""
+
+        def decode(places: range) -> None:
+            for place in places:
+                file = self._files[int(rows[place])].as_buffer()
+                if not file.size:
+                    found[place] = 0
+                    continue
+                with Image.open(pa.BufferReader(file), formats=("PNG", "JPEG")) as image:
+                    found[place] = np.asarray(image).reshape(self._image_shape)
+
+        every = range(len(rows))
+        if len(rows) <= FEW or self._threads == 1:
+            decode(every)
+            return
+        size = min(BATCH, -(-len(rows) // self._threads))
+        with ThreadPoolExecutor(self._threads) as pool:
+            list(pool.map(decode, (every[start : start + size] for start in every[::size])))
+
+
+def encoded(image: NDArray[np.uint8], storage: Storage) -> bytes:
+    """Return an image (side, side, channels) as a PNG or JPEG file."""
+    with io.BytesIO() as file:
+        picture = Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
+        if storage == "png":
+            picture.save(file, "PNG")
+        else:
+            picture.save(file, "JPEG", quality=QUALITY, subsampling=0)
+        return file.getvalue()
+
+
+@contextmanager
+def storing_encoded(path: Path, side: int, channels: int) -> Iterator[Callable[[bytes], None]]:
+    """Yield a function that appends a file to an Arrow file that `Encoded` reads."""
+    schema = pa.schema([pa.field("image", pa.binary())], metadata={"side": str(side), "channels": str(channels)})
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        waiting: list[bytes] = []
+
+        def send() -> None:
+            if waiting:
+                writer.write_batch(pa.record_batch([pa.array(waiting, pa.binary())], schema=schema))
+                waiting.clear()
+
+        def add(file: bytes) -> None:
+            waiting.append(file)
+            if len(waiting) == BATCH:
+                send()
+
+        yield add
+        send()
+
+
+def read_images(path: Path) -> NDArray[Any]:
+    """The stored examples, memory-mapped.
+
+    Images are (num_examples, size, size, channels) uint8, points (num_examples, dim) float32, windows of a text (num_windows,
+    window) int32.
+    """
+    if path.name == ENCODED:
+        return Encoded(path)  # type: ignore[return-value]
+    images: NDArray[Any] = np.load(path, mmap_mode="r")
+    return images
