@@ -28,6 +28,8 @@ class Shared:
     stopped: threading.Event = field(default_factory=threading.Event)
     renewed: set[Ref] = field(default_factory=set)
     old_code: set[str] = field(default_factory=set)
+    spent: float = 0.0  # seconds of workers
+    spending: threading.Lock = field(default_factory=threading.Lock)
 
 
 @dataclass
@@ -78,6 +80,21 @@ class Context:
         """Ends this cell where its sweep was stopped."""
         if self.shared.stopped.is_set():
             raise RunError("stopped with its sweep")
+
+    def spend(self, workers: int, seconds: float) -> None:
+        """Count what workers have taken, of all cells together.
+
+        Raises:
+            RunError: when that is more than the run may take.
+        """
+        with self.shared.spending:
+            self.shared.spent += workers * seconds
+        limit, hours = self.resources.max_hours, self.shared.spent / 3600
+        if limit is not None and hours > limit:
+            raise RunError(
+                f"workers have taken {hours:.3g} hours, and resources.max_hours allows {limit:g}; what is done is kept: "
+                "run the same command again, or allow more"
+            )
 
     def changed_inputs(self, ref: Ref) -> list[Ref]:
         """Artifacts of this run that an artifact was made from, and which hold something else now."""

@@ -189,10 +189,11 @@ def _compute(context: Context, kind: type[AnyStage], missing: Mapping[Ref, AnySt
                 context.warn(line)
     else:
         for ref, stage in missing.items():
-            record = record_of(context, stage)
+            record, started = record_of(context, stage), time.monotonic()
             with context.counter(kind.declared.name) as progress, context.store.artifacts.write(ref, **record) as attempt:
                 attempt.progress, attempt.warn = progress, context.warn
                 stage.write(attempt, context.device)
+            context.spend(1, time.monotonic() - started)
             for line in kind.described(Artifact(context.store, ref, kind)):
                 log.info("%s: %s", kind.title, line, extra={"run": context.run, "stage": ref.stage, "key": ref.key})
 

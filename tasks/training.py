@@ -74,8 +74,12 @@ def train_on_ray(context: Context, jobs: Sequence[Train]) -> None:
         fit = _begin(_fit, context.store, resources, list(jobs), groups, board, needs)
         watch = Watch(ray, context, STAGE, needs, parts=resources.workers_per_model * (1 if resources.elastic else groups))
         try:
+            looked = time.monotonic()
             while wait([fit], timeout=LOOK_SECONDS).not_done:
                 context.check_going()
+                now = time.monotonic()
+                context.spend(groups * resources.workers_per_model, now - looked)
+                looked = now
                 watch.look()
         except BaseException:  # an interrupt, or too late: end the fit
             done.set()

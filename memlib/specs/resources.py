@@ -61,6 +61,9 @@ class Resources(Spec):
     """Hold the public set in float16 in the GPU search; distances are recomputed, so results are the same."""
     room_timeout: float = Field(default=300.0, gt=0, le=MOST_NUMBER)
     """Seconds to wait for a node that can carry what is to be done, where the cluster has lost all of them."""
+    max_hours: float | None = Field(default=None, gt=0, le=MOST_NUMBER)
+    """Hours that workers may take in all, in one go (a worker has the cores or the GPU of a part); then the run stops. What
+    is done is kept, and running it again goes on."""
     elastic: bool = False
     """Train with as many models side by side as the cluster holds at the time: fewer where nodes are lost, more when
     they come. By default a fit keeps the size that it started with."""

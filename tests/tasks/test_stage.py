@@ -10,15 +10,16 @@ import fsspec
 import pytest
 
 from memlib.audits.unique_feature.stages import TrainNets
+from memlib.data.stages import Decode
 from memlib.errors import CorruptArtifact, RunError
 from memlib.logs import LONGEST, recorded, recording
-from memlib.specs import Resources
+from memlib.specs import DataSpec, Resources
 from memlib.store import Ref, Store
 from memlib.store.artifacts import Artifacts
 from memlib.upkeep import garbage
 from tasks.remote import compute_there, log_kept
-from tasks.runtime import Context
-from tasks.stage import _at_work, _nodes_near, committed
+from tasks.runtime import Context, Shared
+from tasks.stage import StageRunner, _at_work, _nodes_near, committed
 
 MODEL = Ref("train_nets", "0" * 32)
 
@@ -128,3 +129,24 @@ def test_of_what_is_printed_without_end_the_end_is_kept() -> None:
             print(f"line {line}")
         assert recorded().endswith("line 299999\n")
         assert len(recorded()) == LONGEST
+
+
+def test_a_run_stops_where_its_hours_are_spent_and_keeps_what_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.display.is_gone", lambda: True)  # without Prefect
+    data = Decode(DataSpec.model_validate({"source": {"kind": "two_moons", "num_examples": 20}}))
+    store = Store(str(tmp_path))
+    with pytest.raises(RunError, match=r"resources\.max_hours allows 1e-09; what is done is kept"):
+        StageRunner(Context(store, Resources(max_hours=1e-9), quiet=True)).run(data)
+    context = Context(store, Resources(max_hours=1e-9), quiet=True)
+    assert StageRunner(context).run(data).content.images.shape == (20, 3)  # takes no worker
+    assert not context.work.computed
+
+
+def test_hours_are_those_of_all_workers_of_all_cells(tmp_path: Path) -> None:
+    shared, limit = Shared(), Resources(max_hours=2)
+    cells = [Context(Store(str(tmp_path)), limit, shared=shared) for _ in range(2)]
+    cells[0].spend(3, 1800)
+    with pytest.raises(RunError, match="workers have taken 2.5 hours"):
+        cells[1].spend(1, 3600)

@@ -110,7 +110,7 @@ def test_embeddings_in_half_the_room_change_next_to_no_vote(
         if isinstance(stage, Embed):
             assert Embed.open(Artifact(runner.store, stage.identity.ref, Embed)).layer("backbone").dtype == np.float16
     keys = [(name, "ascending") for name in ("layer", "crop", "k", "direction", "example_id")]
-    mine, theirs = (table.sort_by(keys)["pred_target"].to_numpy() for table in (units, whole[1]))
+    mine, theirs = (table.sort_by(keys)["target_prediction"].to_numpy() for table in (units, whole[1]))
     assert (mine == theirs).mean() > 0.97
 
 
