@@ -54,12 +54,14 @@ class Measured:
 
     Attributes:
         seconds: of the whole.
+        busy: of the steps whose parts fill all cores, the parts' seconds by those of the cores between the step's ends.
         stages: seconds of each stage: from the beginning of its first part to the end of its last.
         peaks: bytes of memory of the driver, and of the largest worker.
     """
 
     seconds: float = 0.0
     stages: dict[str, float] = field(default_factory=dict)
+    busy: dict[str, float] = field(default_factory=dict)
     peaks: dict[str, int] = field(default_factory=lambda: {"driver": 0, "worker": 0})
 
 
@@ -136,9 +138,6 @@ def audit(folder: Path, count: int, address: str, *, untrained: bool, kill_in: s
         lines.append(line)
         with contextlib.suppress(ValueError, KeyError):
             event = json.loads(line)
-            if event["event"] == "computed":
-                seconds = event["facts"]["seconds"]
-                measured.stages[event["stage"]] = measured.stages.get(event["stage"], 0.0) + seconds
             if event["stage"] == kill_in and event["event"] == "computing":
                 time.sleep(KILL_SECONDS)  # some parts may be done, others are under way
                 for process in [*psutil.Process(driver.pid).children(recursive=True), psutil.Process(driver.pid)]:
@@ -147,19 +146,25 @@ def audit(folder: Path, count: int, address: str, *, untrained: bool, kill_in: s
                 break
     driver.wait()
     measured.seconds = time.monotonic() - started
-    measured.stages = measured.stages or _spans(store)
+    if not kill_in:
+        measured.stages, measured.busy = _spans(store)
     assert driver.returncode == 0 or kill_in, "".join(lines[-20:])
     return measured
 
 
-def _spans(store: Path) -> dict[str, float]:
-    """Seconds of each stage by the manifests of its artifacts, in order: from its first part's beginning to its last one's end."""
+def _spans(store: Path) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds of each stage by the manifests of its artifacts, in order: from its first part's beginning to its last one's end.
+
+    And which share of the cores' time between these the parts took, where there are several.
+    """
     times: dict[str, list[tuple[float, float]]] = {}
     for path in store.glob("artifacts/*/*/manifest.json"):
         said = json.loads(path.read_text())
         times.setdefault(said["stage"], []).append((said["finished"] - said["metrics"]["seconds"], said["finished"]))
     spans = {stage: (min(begun for begun, _ in of), max(ended for _, ended in of)) for stage, of in times.items()}
-    return {stage: ended - begun for stage, (begun, ended) in sorted(spans.items(), key=lambda item: item[1])}
+    ordered = {stage: ended - begun for stage, (begun, ended) in sorted(spans.items(), key=lambda item: item[1])}
+    work = {stage: sum(ended - begun for begun, ended in of) for stage, of in times.items() if len(of) > 1}
+    return ordered, {stage: work[stage] / (ordered[stage] * (os.cpu_count() or 1)) for stage in work}
 
 
 def _watch(driver: subprocess.Popen[str], measured: Measured) -> None:
@@ -275,7 +280,8 @@ def measure(sizes: Sequence[int], largest: int, folder: Path) -> None:
             found[count] = audit(folder, count, address, untrained=untrained)
             print(f"{count:,} images: {found[count].seconds:.0f} s; {_memory(found[count])}", flush=True)
             for stage, seconds in found[count].stages.items():
-                print(f"    {stage}: {seconds:.1f} s", flush=True)
+                share = f", cores busy for {found[count].busy[stage]:.0%}" if stage in found[count].busy else ""
+                print(f"    {stage}: {seconds:.1f} s{share}", flush=True)
     _print_exponents({size: found[size] for size in sizes})
 
 

@@ -147,7 +147,7 @@ def _read(image: Image.Image, orientation: int) -> Picture:
     if image.has_transparency_data:
         seen = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen)
-    return Picture(np.asarray(image.convert("RGB")), size, orientation, 8, oddities)
+    return Picture(np.asarray(image if image.mode == "RGB" else image.convert("RGB")), size, orientation, 8, oddities)
 
 
 def _intensities(image: Image.Image) -> NDArray[Any]:

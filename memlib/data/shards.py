@@ -9,13 +9,12 @@ these artifacts. See `memlib.data.stored` for how images are read.
 
 import hashlib
 import itertools
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from memlib.data.examples import Example, Source, UnreadableImage
-from memlib.data.stored import ENCODED, IMAGES, encoded, storing_encoded
+from memlib.data.stored import ENCODED, IMAGES, Storing, storing
 from memlib.errors import UserError
 from memlib.specs import DataSpec
 from memlib.tables import INDEX, read_table, write_table
@@ -34,6 +33,7 @@ WINDOWS = "windows.npy"  # of a text; images.npy in earlier stores
 PAD_GREY = 128
 CUT = "a box that reached outside was cut"
 OUTSIDE_PIXELS, OUTSIDE_SHARE = 2, 0.01  # of a side: so far may a box reach outside
+TOGETHER, AHEAD = 16, 16  # images that a thread reads one after another; how many times as many are under way, or wait
 NAMED = 5  # how many offenders an error names
 
 
@@ -81,16 +81,17 @@ def write_shard(
     entries: list[dict[str, Any]] = []
     broken: list[UnreadableImage] = []
     oddities: Counter[str] = Counter()
-    with _storing(spec, folder, count, dim) as store:
-        for position, item in enumerate(_decoded(source, chosen, spec, dim, threads)):
+    shape = (count, spec.image_size, spec.image_size, spec.channels) if dim is None else (count, dim)
+    with storing(folder, shape, spec.storage if dim is None else "raw") as storage:
+        for position, item in enumerate(_decoded(source, chosen, spec, dim, storage, threads)):
             if isinstance(item, UnreadableImage):
                 broken.append(item)
                 entries.append(_unreadable_row(item, source.class_names))
-                store(position, None)
+                storage.add(b"")
             else:
                 entries.append(item.row)
                 oddities.update(item.oddities)
-                store(position, item.stored)
+                storage.add(item.file)
             if progress is not None:
                 progress(position + 1, count)
     if broken and spec.unreadable == "error":
@@ -140,38 +141,18 @@ def examples_file(names: Collection[str]) -> str:
     return next((name for name in (WINDOWS, ENCODED) if name in names), IMAGES)
 
 
-@contextmanager
-def _storing(
-    spec: DataSpec, folder: Path, count: int, dim: int | None
-) -> Iterator[Callable[[int, NDArray[Any] | bytes | None], None]]:
-    """Yield a function that stores what is at a position, which are told in order; None is an image that is black."""
-    size = spec.image_size
-    if dim is None and spec.storage != "raw":
-        with storing_encoded(folder / ENCODED, size, spec.channels) as add:
-            yield lambda position, file: add(b"" if file is None else cast(bytes, file))
-        return
-    shape = (count, size, size, spec.channels) if dim is None else (count, dim)
-    dtype = np.uint8 if dim is None else np.float32
-    pixels = np.lib.format.open_memmap(folder / IMAGES, mode="w+", dtype=dtype, shape=shape)
-
-    def store(position: int, stored: NDArray[Any] | bytes | None) -> None:
-        if stored is not None:
-            pixels[position] = stored
-
-    yield store
-    pixels.flush()
-
-
 @dataclass(frozen=True)
 class _Item:
-    """An image, or a point, as it is stored; its row of the index, and what was put right in it."""
+    """What an image, or a point, became: a file, where it is encoded; its row of the index; what was put right in it."""
 
-    stored: NDArray[Any] | bytes
+    file: bytes
     row: dict[str, Any]
     oddities: Sequence[str]
 
 
-def _decoded(source: Source, rows: range, spec: DataSpec, dim: int | None, threads: int) -> Iterator[_Item | UnreadableImage]:
+def _decoded(
+    source: Source, rows: range, spec: DataSpec, dim: int | None, storage: Storing, threads: int
+) -> Iterator[_Item | UnreadableImage]:
     names = source.class_names
 
     def read(index: int) -> _Item | UnreadableImage:
@@ -181,13 +162,23 @@ def _decoded(source: Source, rows: range, spec: DataSpec, dim: int | None, threa
             return error
         _check_example(example, names, dim)
         stored, row = _stored(example, spec, names) if dim is None else _point(example, names)
-        is_raw = dim is not None or spec.storage == "raw"
-        return _Item(stored if is_raw else encoded(stored, spec.storage), row, example.oddities)
+        return _Item(storage.keep(rows.index(index), stored), row, example.oddities)
 
-    block = 256
+    def read_some(some: range) -> list[_Item | UnreadableImage]:
+        return [read(index) for index in some]
+
     with ThreadPoolExecutor(threads) as pool:
-        for start in range(0, len(rows), block):
-            yield from pool.map(read, rows[start : start + block])
+        waiting: deque[Future[list[_Item | UnreadableImage]]] = deque()
+        try:
+            for start in range(0, len(rows), TOGETHER):
+                waiting.append(pool.submit(read_some, rows[start : start + TOGETHER]))
+                if len(waiting) == AHEAD:
+                    yield from waiting.popleft().result()
+            while waiting:
+                yield from waiting.popleft().result()
+        finally:  # where one was refused, the others need not be read
+            for left in waiting:
+                left.cancel()
 
 
 def _fitted(example: Example) -> Example:
@@ -238,8 +229,10 @@ def _stored(example: Example, spec: DataSpec, class_names: list[str]) -> tuple[N
     image = example.image
     if (new_width, new_height) != (width, height):
         image = np.asarray(Image.fromarray(image).resize((new_width, new_height), Image.Resampling.BICUBIC))
-    stored = np.full((size, size, 3), PAD_GREY, dtype=np.uint8)
-    stored[top : top + new_height, left : left + new_width] = image
+    stored = image
+    if (new_width, new_height) != (size, size):
+        stored = np.full((size, size, 3), PAD_GREY, dtype=np.uint8)
+        stored[top : top + new_height, left : left + new_width] = image
     if spec.channels == 1:
         stored = np.asarray(Image.fromarray(stored).convert("L"))[..., None]
     scale = np.array([new_width / width, new_height / height] * 2)
@@ -264,7 +257,7 @@ def _row(example: Example, class_names: list[str], stored: NDArray[Any]) -> dict
         "content": [0, 0, 0, 0],
         "original_width": 0,
         "original_height": 0,
-        "digest": hashlib.sha256(stored.tobytes()).hexdigest(),
+        "digest": hashlib.sha256(np.ascontiguousarray(stored)).hexdigest(),
         "unreadable": None,
     }
 

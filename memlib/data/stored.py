@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -157,22 +158,42 @@ class Encoded(ReadRows):
             list(pool.map(decode, (every[start : start + size] for start in every[::size])))
 
 
-def encoded(image: NDArray[np.uint8], storage: Storage) -> bytes:
-    """Return an image (side, side, channels) as a PNG or JPEG file."""
-    with io.BytesIO() as file:
-        picture = Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
-        if storage == "png":
-            picture.save(file, "PNG")
-        else:
-            picture.save(file, "JPEG", quality=QUALITY, subsampling=0)
-        return file.getvalue()
+@dataclass(frozen=True)
+class Storing:
+    """How examples go to a file.
+
+    Attributes:
+        keep: store an example at a position, from any thread; or return the file that it became, which is to be added.
+        add: add such a file; called once an example, in order, with b"" where there is none.
+    """
+
+    keep: Callable[[int, NDArray[Any]], bytes]
+    add: Callable[[bytes], None]
 
 
 @contextmanager
-def storing_encoded(path: Path, side: int, channels: int) -> Iterator[Callable[[bytes], None]]:
-    """Yield a function that appends a file to an Arrow file that `Encoded` reads."""
-    schema = pa.schema([pa.field("image", pa.binary())], metadata={"side": str(side), "channels": str(channels)})
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+def storing(folder: Path, shape: tuple[int, ...], storage: Storage) -> Iterator[Storing]:
+    """Make the file that `read_images` reads.
+
+    Args:
+        folder: gets it.
+        shape: (num_examples, side, side, channels) of images, which are uint8, or (num_examples, dim) of points, float32.
+        storage: of images; points are raw.
+    """
+    if storage == "raw":
+        dtype = np.uint8 if len(shape) == 4 else np.float32
+        pixels = np.lib.format.open_memmap(folder / IMAGES, mode="w+", dtype=dtype, shape=shape)
+
+        def keep(position: int, example: NDArray[Any]) -> bytes:
+            pixels[position] = example
+            return b""
+
+        yield Storing(keep, lambda file: None)
+        pixels.flush()
+        return
+    said = {"side": str(shape[1]), "channels": str(shape[3])}
+    schema = pa.schema([pa.field("image", pa.binary())], metadata=said)
+    with pa.OSFile(str(folder / ENCODED), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         waiting: list[bytes] = []
 
         def send() -> None:
@@ -185,8 +206,19 @@ def storing_encoded(path: Path, side: int, channels: int) -> Iterator[Callable[[
             if len(waiting) == BATCH:
                 send()
 
-        yield add
+        yield Storing(lambda position, image: _encoded(image, storage), add)
         send()
+
+
+def _encoded(image: NDArray[np.uint8], storage: Storage) -> bytes:
+    """An image (side, side, channels) as a PNG or JPEG file."""
+    with io.BytesIO() as file:
+        picture = Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
+        if storage == "png":
+            picture.save(file, "PNG")
+        else:
+            picture.save(file, "JPEG", quality=QUALITY, subsampling=0)
+        return file.getvalue()
 
 
 def read_images(path: Path) -> NDArray[Any]:
