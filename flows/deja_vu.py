@@ -54,6 +54,7 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
 
     named = {stage.name: models[side] for side, stage in training.items()}
     report = runner.run(Report(recipe, run_id(recipe, scores), scores, searches, shard, splits, named))
+    runner.let_go(observations.embedded)
     return runner.publish(recipe, scores, report, {"shard": shard, "splits": splits, **named})
 
 
@@ -113,7 +114,8 @@ class _Observations:
             for side, model in self.models.items()
             for epoch, view in dict.fromkeys([*wanted, (last, PROBED_VIEW)])
         }
-        made = iter(self.runner.run_all([part for parts in stages.values() for part in parts]))
+        self.embedded = self.runner.run_all([part for parts in stages.values() for part in parts])
+        made = iter(self.embedded)
         return {which: EmbeddedView([next(made) for _ in parts]) for which, parts in stages.items()}
 
     def searches(self) -> list[Searches]:

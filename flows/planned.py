@@ -21,6 +21,7 @@ from memlib.runs import asks_digest, list_runs, read_run
 from memlib.specs import Resources, Spec
 from memlib.stage import AnyArtifact, Artifact, Out, Stage, in_words
 from memlib.store import Ref, Store
+from memlib.upkeep import let_go
 
 OWN_SERVER = "ephemeral"  # the profile of Prefect's in which a run starts a server of its own
 
@@ -55,6 +56,7 @@ def finished(
         found = body_of(audit)(runner, recipe)
     except RunError:
         return None
+    let_go(store, runner.passing, resources, say=say)
     for line in (*audit.limits(recipe), *runner.warnings, *([in_words(runner.old_code)] if runner.old_code else [])):
         say(line)
     return found

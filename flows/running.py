@@ -13,6 +13,7 @@ from rich.console import Console
 
 from flows.audits import Body, body_of, check_stages
 from flows.requests import announced
+from memlib import upkeep
 from memlib.audit import Audit
 from memlib.audits import AUDITS
 from memlib.errors import RunError, UserError
@@ -126,6 +127,8 @@ def carry_out(
             if within is None:
                 stop_ray()
         context.journal.end("completed")
+    if within is None:
+        upkeep.let_go(opened, shared.passing, resources, say=context.note)
     if (finished := _finished.get()) is not None:
         finished.append(manifest)
     return manifest

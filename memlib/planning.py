@@ -105,6 +105,10 @@ class Plan:
             again = [other for other in before if other in self.parts and not self.parts[other].is_settled]
             self.parts[ref] = Planned(ref, hit, seconds, tuple(dict.fromkeys(other.stage for other in again)) if hit else ())
 
+    def again(self, ref: Ref, spec: Any, units: float) -> None:
+        """Note that an artifact is made again, as somebody reads what was let go of it."""
+        self.parts[ref] = Planned(ref, False, self._costs.estimate(ref.stage, spec, units))
+
     def saw(self, stage: str) -> None:
         """Note that a flow has come to a stage."""
         self._seen.add(stage)
@@ -175,6 +179,7 @@ class PlanRunner:
         self.plan, self._resources, self._forced = plan, resources or Resources(), forced
         self._known = Known()
         self._artifacts: dict[Ref, AnyArtifact] = {}
+        self._stages: dict[Ref, AnyStage] = {}
 
     @property
     def store(self) -> Store:
@@ -205,6 +210,9 @@ class PlanRunner:
         )
         return found
 
+    def let_go(self, artifacts: Sequence[AnyArtifact]) -> None:
+        """Let nothing go."""
+
     def warn(self, text: str) -> None:
         """Note a line among the limits of the plan."""
         self.plan.limits.append(text)
@@ -224,6 +232,12 @@ class PlanRunner:
             stale = bool(self._known.changed_since(self.store, self.store.artifacts.manifest(ref)))
         before = self._known.named_in(stage.identity.inputs)
         plan.note(ref, stage.identity.spec, stage.units, before=before, forced=ref.stage_name in self._forced or stale)
+        if stage.passing:
+            self._stages[ref] = stage
+        for artifact in () if plan.parts[ref].hit else stage.reads_passing:
+            if plan.parts[artifact.ref].hit and self.store.artifacts.let_go_of(artifact.ref):
+                gone = self._stages[artifact.ref]
+                plan.again(artifact.ref, gone.identity.spec, gone.units)
         with contextlib.suppress(CorruptArtifact):
             there = self._artifact(stage) if plan.parts[ref].hit else None
             plan.read.setdefault(stage.title, []).extend(stage.preview() if there is None else stage.described(there))

@@ -27,14 +27,17 @@ class PlainRunner:
 
     Attributes:
         warnings: lines that must be seen.
+        passing: artifacts whose files may be let go, see `memlib.upkeep.let_go`.
         old_code: stages that were reused though their code has changed since, their version not.
     """
 
     def __init__(self, store: Store, device: torch.device | None = None) -> None:
         self._store, self._device = store, device
         self._known, self._work = Known(), Work()
+        self._stages: dict[Ref, AnyStage] = {}
         self.warnings: list[str] = []
         self.old_code: list[str] = []
+        self.passing: list[AnyArtifact] = []
 
     @property
     def store(self) -> Store:
@@ -55,6 +58,7 @@ class PlainRunner:
         """
         ref = stage.identity.ref
         self._known.add(ref)
+        self._stages[ref] = stage
         if self._store.artifacts.lookup(ref.stage, ref.key) is None:
             self._make(stage, ref)
             self._work.computed.append(str(ref))
@@ -67,6 +71,11 @@ class PlainRunner:
     def _make(self, stage: AnyStage, ref: Ref) -> None:
         import torch
 
+        for artifact in stage.reads_passing:
+            if self._store.artifacts.let_go_of(artifact.ref):
+                self._store.artifacts.discard(artifact.ref)
+                self._known.forget_content(artifact.ref)
+                self._make(self._stages[artifact.ref], artifact.ref)
         record = stage.record(self._known.contents_of(self._store, stage.identity.inputs))
         with self._store.artifacts.write(ref, **record) as attempt:
             attempt.warn = self.warn
@@ -80,6 +89,10 @@ class PlainRunner:
     def run_all(self, stages: Sequence[Stage[Out]]) -> list[Artifact[Out]]:
         """Run the parts of a step in the order given."""
         return [self.run(stage) for stage in stages]
+
+    def let_go(self, artifacts: Sequence[AnyArtifact]) -> None:
+        """Keep them in `passing`."""
+        self.passing += artifacts
 
     def warn(self, text: str) -> None:
         """Keep a line that must be seen in `warnings`."""

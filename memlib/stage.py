@@ -128,11 +128,13 @@ class Stage(ABC, Generic[Out]):
         title: what people read; no other stage of any audit has the same.
         place: where it is computed: by the driver; anywhere, as parts of a step side by side, or there on cores alone, as
             no GPU would help; or by a fleet of workers that train together.
+        passing: a pattern of file names; such files may be let go once those who read them are done.
     """
 
     declared: ClassVar[Declared]
     title: ClassVar[str]
     place: ClassVar[Place] = "driver"
+    passing: ClassVar[str] = ""
 
     @property
     @abstractmethod
@@ -158,6 +160,11 @@ class Stage(ABC, Generic[Out]):
     def near(self) -> Ref | None:
         """The largest artifact that it alone reads: the node that made it has a copy."""
         return None
+
+    @property
+    def reads_passing(self) -> Sequence[AnyArtifact]:
+        """Artifacts of which it reads files that may have been let go."""
+        return ()
 
     @abstractmethod
     def write(self, attempt: Attempt, device: torch.device) -> None:
@@ -228,6 +235,10 @@ class Runner(Protocol):
 
     def warn(self, text: str) -> None:
         """Say a line that must be seen."""
+        ...
+
+    def let_go(self, artifacts: Sequence[AnyArtifact]) -> None:
+        """Take files away that nobody will read, once the run has ended, where the resources say so."""
         ...
 
     def publish(

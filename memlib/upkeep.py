@@ -7,12 +7,15 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from typing import Any, Literal
 
 from memlib.errors import CorruptArtifact, RunError
 from memlib.heartbeat import SILENT_SECONDS, beating
 from memlib.records import RequestRecord, RunRecord, StatusRecord, Unreadable, parse
 from memlib.runs import list_runs, publish_rows, refs_of
+from memlib.specs import Resources
+from memlib.stage import AnyArtifact
 from memlib.store import MANIFEST, Ref, Store
 
 SUMMED = ("seconds", "cpu_seconds", "bytes_in", "bytes_out", "units")
@@ -57,6 +60,28 @@ class Garbage:
     kind: Kind
     path: str
     size: int
+
+
+def let_go(store: Store, artifacts: Sequence[AnyArtifact], resources: Resources, *, say: Callable[[str], None]) -> None:
+    """Take the passing files of artifacts away, where the resources say so and no run is under way that may read them.
+
+    Args:
+        store: of the artifacts.
+        artifacts: of a run that has ended; their stages say which of their files pass.
+        resources: of that run.
+        say: told what went.
+    """
+    if resources.keep_embeddings or not artifacts:
+        return
+    if under_way(store, days=1):
+        say("embeddings stay, as other runs are under way (resources.keep_embeddings)")
+        return
+    freed = 0
+    for artifact in dict.fromkeys(artifacts):
+        names = [name for name in artifact.files if artifact.stage.passing and fnmatch(name, artifact.stage.passing)]
+        freed += store.artifacts.let_go(artifact.ref, names)
+    if freed:
+        say(f"{freed / 2**20:.1f} MiB of embeddings were let go (resources.keep_embeddings)")
 
 
 def metrics_by_stage(store: Store, run: RunRecord) -> list[dict[str, Any]]:

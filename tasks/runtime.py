@@ -14,7 +14,7 @@ from memlib.errors import RunError
 from memlib.journal import Journal
 from memlib.publishing import Work
 from memlib.specs import Resources
-from memlib.stage import Known
+from memlib.stage import AnyArtifact, AnyStage, Known
 from memlib.store import Ref, Store
 from tasks.progress import Bars, Mover, bars
 
@@ -28,6 +28,8 @@ class Shared:
     stopped: threading.Event = field(default_factory=threading.Event)
     renewed: set[Ref] = field(default_factory=set)
     old_code: set[str] = field(default_factory=set)
+    stages: dict[Ref, AnyStage] = field(default_factory=dict)  # those that make what may be let go
+    passing: list[AnyArtifact] = field(default_factory=list)
     spent: float = 0.0  # seconds of workers
     spending: threading.Lock = field(default_factory=threading.Lock)
 

@@ -73,6 +73,10 @@ class StageRunner:
         refs: Refs = as_task(kind.title, work)
         return [Artifact(self.store, ref, kind) for ref in refs]
 
+    def let_go(self, artifacts: Sequence[AnyArtifact]) -> None:
+        """Note what may be let go once the run, or its sweep, has ended."""
+        self.context.shared.passing += artifacts
+
     def warn(self, text: str) -> None:
         """Print a line that must be seen, also in a log."""
         self.context.warn(text)
@@ -115,8 +119,10 @@ def _task_of(name: str) -> Any:
 def _refs_of(context: Context, stages: Sequence[AnyStage]) -> Refs:
     assert len({type(stage) for stage in stages}) == 1, "parts of one step are of one class"
     refs = [stage.identity.ref for stage in stages]
-    for ref in refs:
+    for ref, stage in zip(refs, stages, strict=True):
         context.shared.known.add(ref)
+        if stage.passing:
+            context.shared.stages[ref] = stage
     return refs
 
 
@@ -130,6 +136,7 @@ def _run_all(context: Context, stages: Sequence[AnyStage]) -> Refs | State[Refs]
         if reused:
             _note_code(context, reused[0], kind)
         if missing:
+            _make_again(context, list(missing.values()))
             what = f"{len(missing)} of {len(set(refs))}" if len(set(refs)) > 1 else refs[0].key[:8]
             context.say(f"{name}: {what} to compute")
             with _at_work(context, list(missing)):
@@ -196,6 +203,20 @@ def _compute(context: Context, kind: type[AnyStage], missing: Mapping[Ref, AnySt
             context.spend(1, time.monotonic() - started)
             for line in kind.described(Artifact(context.store, ref, kind)):
                 log.info("%s: %s", kind.title, line, extra={"run": context.run, "stage": ref.stage, "key": ref.key})
+
+
+def _make_again(context: Context, readers: Sequence[AnyStage]) -> None:
+    """Make artifacts anew whose files were let go, and are now read again."""
+    read = {artifact.ref for stage in readers for artifact in stage.reads_passing}
+    gone = {ref: context.shared.stages[ref] for ref in sorted(read, key=str) if context.store.artifacts.let_go_of(ref)}
+    if not gone:
+        return
+    kind = type(next(iter(gone.values())))
+    context.say(f"{kind.declared.name}: {len(gone)} to compute again, as they were let go")
+    for ref in gone:
+        context.discard(ref)
+    with _at_work(context, list(gone)):
+        _compute(context, kind, gone)
 
 
 def record_of(context: Context, stage: AnyStage) -> Making:

@@ -257,7 +257,7 @@ def _row(example: Example, class_names: list[str], stored: NDArray[Any]) -> dict
         "content": [0, 0, 0, 0],
         "original_width": 0,
         "original_height": 0,
-        "digest": hashlib.sha256(np.ascontiguousarray(stored)).hexdigest(),
+        "digest": hashlib.sha256(np.ascontiguousarray(stored).data).hexdigest(),
         "unreadable": None,
     }
 

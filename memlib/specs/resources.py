@@ -64,6 +64,9 @@ class Resources(Spec):
     max_hours: float | None = Field(default=None, gt=0, le=MOST_NUMBER)
     """Hours that workers may take in all, in one go (a worker has the cores or the GPU of a part); then the run stops. What
     is done is kept, and running it again goes on."""
+    keep_embeddings: bool = True
+    """False: the embeddings, which are most of a store, go when the run has ended and no other is under way; they are made
+    again where a later run reads them in another way."""
     elastic: bool = False
     """Train with as many models side by side as the cluster holds at the time: fewer where nodes are lost, more when
     they come. By default a fit keeps the size that it started with."""

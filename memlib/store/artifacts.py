@@ -5,7 +5,7 @@ import json
 import socket
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from memlib.store.place import Place
 from memlib.store.refs import Attempt, Ref
 from memlib.store.resume import ResumeStates
 from memlib.usage import measuring, note_read
+
+LET_GO = "let-go.json"  # beside an artifact's files: names of those that were taken away once they had been read
 
 
 class Artifacts:
@@ -101,12 +103,22 @@ class Artifacts:
         except MissingArtifact:
             return None
         try:
-            self._backend.check_there(f"{ref.folder}/{manifest.attempt}", manifest.files)
+            self._check_there(ref, manifest, manifest.files)
+        except CorruptArtifact:
+            gone = self.let_go_of(ref)
+            if not gone:
+                raise
+            kept = {name: file for name, file in manifest.files.items() if name not in gone}
+            self._check_there(ref, manifest, kept)
+        return ref
+
+    def _check_there(self, ref: Ref, manifest: ArtifactRecord, files: Mapping[str, FileRecord]) -> None:
+        try:
+            self._backend.check_there(f"{ref.folder}/{manifest.attempt}", files)
         except Damaged as error:
             raise CorruptArtifact(f"artifact {ref}: {error}", ref) from error
-        for name in manifest.files if self._backend.is_local else ():
+        for name in files if self._backend.is_local else ():
             self._verified(ref, manifest, name)
-        return ref
 
     # -- reading --------------------------------------------------------------------------------------
 
@@ -128,7 +140,8 @@ class Artifacts:
             return self._backend.local(f"{ref.folder}/{manifest.attempt}/{name}", manifest.files[name])
         except Damaged as error:
             self._known.pop(ref, None)
-            raise CorruptArtifact(f"artifact {ref}: file {name} is {error}", ref) from error
+            why = "was let go; run its audit again" if name in self.let_go_of(ref) else f"is {error}"
+            raise CorruptArtifact(f"artifact {ref}: file {name} {why}", ref) from error
 
     def problems(self, ref: Ref) -> list[str]:
         """Return what is wrong with an artifact's files, read to the last byte where they are, not from a copy.
@@ -142,12 +155,39 @@ class Artifacts:
             try:
                 digest = self._backend.digest(f"{ref.folder}/{manifest.attempt}/{name}")
             except FileNotFoundError:
-                found.append(f"file {name} is missing")
+                if name not in self.let_go_of(ref):
+                    found.append(f"file {name} is missing")
                 continue
             if digest != expected.sha256:
                 found.append(f"file {name} is damaged (its sha256 differs from the manifest)")
                 self._backend.forget(expected)
         return found
+
+    # -- letting go ----------------------------------------------------------------------------------
+
+    def let_go(self, ref: Ref, names: Collection[str]) -> int:
+        """Take some files of an artifact away, which stays committed without them; return how many bytes that were.
+
+        Whoever needs them makes the artifact anew: see `let_go_of`.
+        """
+        manifest = self.manifest(ref)
+        folder, gone = f"{ref.folder}/{manifest.attempt}", self.let_go_of(ref)
+        going = sorted(name for name in names if name in manifest.files and name not in gone)
+        if not going:
+            return 0
+        self._place.publish(f"{folder}/{LET_GO}", json.dumps(sorted({*gone, *going})).encode(), secret=True)
+        for name in going:
+            self._backend.remove(f"{folder}/{name}")
+            self._backend.forget(manifest.files[name])
+        return sum(manifest.files[name].size for name in going)
+
+    def let_go_of(self, ref: Ref) -> frozenset[str]:
+        """Return the files that were taken away from an artifact; none where there is no artifact."""
+        try:
+            content = self._backend.read(f"{ref.folder}/{self.manifest(ref).attempt}/{LET_GO}")
+            return frozenset(json.loads(content)) if content is not None else frozenset()
+        except (CorruptArtifact, Unreadable, ValueError, TypeError):  # then they are missing
+            return frozenset()
 
     # -- writing --------------------------------------------------------------------------------------
 

@@ -53,7 +53,7 @@ def test_a_plan_says_what_a_run_then_does(
     assert sorted(path for path in copy.rglob("*")) == files  # nothing was written
     empty = plan(tmp_path / "nothing")
     assert misses(empty) == {"decode", "split"}
-    assert list(empty["blocked"].values()) == [["train", "embed", "search", "probe", "score", "report"]]
+    assert list(empty["blocked"].values()) == [["train", "embed", "search", "probe", "score_setting", "score", "report"]]
     assert {part["seconds"] for part in empty["parts"]} == {None}
     assert not (tmp_path / "nothing").exists()
     command = ("plan", "deja-vu", "--recipe", str(standalone.recipe), "--store", str(copy), "--set", "decode.k=[3]")
@@ -70,6 +70,24 @@ def test_a_forced_stage_is_computed_again_and_nothing_else(memlib: Memlib, finis
     assert [ref.split("/")[0] for ref in manifest["computed"]] == ["score"]
     assert published(copy, newest(copy)).keys() == published(*finished).keys()
     assert memlib.call(*command[:-2], "nonsense").returncode == 2
+
+
+def test_embeddings_go_where_they_need_not_stay_and_come_again_where_they_are_read(
+    memlib: Memlib, finished: Finished, copy: Path
+) -> None:
+    command = ("run", "deja-vu", "--recipe", str(memlib.recipe), "--store", str(copy), "--json")
+    spare = ("--set", "resources.keep_embeddings=false")
+    done = memlib.call(*command, *spare)
+    assert done.returncode == 0, done.stderr
+    assert not list(copy.glob("artifacts/embed/**/*.npy"))
+    assert memlib.call("verify", "--store", str(copy)).returncode == 0
+    assert json.loads(memlib.call(*command).stdout)["computed"] == []
+    more = memlib.call(*command, *spare, "--set", "decode.k=[6]")
+    assert more.returncode == 0, more.stderr
+    stages = [ref.split("/")[0] for ref in json.loads(more.stdout)["computed"]]
+    assert set(stages) == {"embed", "search", "score", "report"}
+    assert not list(copy.glob("artifacts/embed/**/*.npy"))  # gone again
+    assert memlib.call("verify", "--store", str(copy)).returncode == 0
 
 
 def test_what_the_stages_took_is_told(memlib: Memlib, finished: Finished) -> None:

@@ -128,6 +128,7 @@ class Embed(Stage[Embeddings]):
     declared: ClassVar[Declared] = Declared("embed", 2, ("memlib.observe.embeddings", "memlib.models", "memlib.data.crops"))
     title: ClassVar[str] = "embed images"
     place: ClassVar[Place] = "anywhere"
+    passing: ClassVar[str] = "*.npy"  # ids stay: scores and pages read them
 
     model: Artifact[TrainedModel]
     epoch: int
@@ -290,6 +291,11 @@ class Search(Stage[Neighbors]):
         """Both sides."""
         return {"queries": self.queries.key, "public": self.public.key}
 
+    @property
+    def reads_passing(self) -> Sequence[AnyArtifact]:
+        """The embeddings of both sides."""
+        return (self.queries, *self.public.parts)
+
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write neighbours and distances."""
         from memlib.observe.search import search
@@ -329,6 +335,11 @@ class Probe(Stage[pa.Table]):
     def inputs(self) -> Mapping[str, Any]:
         """Embeddings and splits."""
         return {"images": self.images.key, "splits": self.splits.key}
+
+    @property
+    def reads_passing(self) -> Sequence[AnyArtifact]:
+        """The embeddings."""
+        return self.images.parts
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write accuracies by layer."""

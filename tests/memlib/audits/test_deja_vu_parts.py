@@ -6,21 +6,27 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
 from flows.audits import body_of
+from flows.deja_vu import PROBED_VIEW
+from flows.planned import plan
 from flows.recipes import load_recipe, validate
 from memlib.audits import AUDITS
 from memlib.audits.deja_vu import stages
 from memlib.audits.deja_vu.stages import Embed, ScoreSetting, View
 from memlib.data.splits import PUBLIC, REFERENCE, TARGET
+from memlib.errors import CorruptArtifact
 from memlib.observe.search import search
 from memlib.running import PlainRunner
 from memlib.runs import list_runs, read_run, rows_of
+from memlib.specs import Resources
 from memlib.stage import AnyStage, Artifact
 from memlib.store import Store
-from memlib.verification import check_run
+from memlib.upkeep import garbage, let_go
+from memlib.verification import check_artifacts, check_run
 
 SETTINGS = [
     "data.source.num_examples=700", "split.train_per_class=8", "split.public_per_class=20", "training.epochs=2",
@@ -173,3 +179,48 @@ def test_public_parts_are_one_below_the_other() -> None:
         found, whole_ = search(queries, cuts, 5, shard_bytes=shard_bytes), search(queries, [public], 5)
         assert np.array_equal(found[0], whole_[0])
         assert np.array_equal(found[1], whole_[1])
+
+
+def test_embeddings_that_were_let_go_are_made_again_for_who_reads_them(
+    whole: tuple[Watching, pa.Table, set[str]], tmp_path: Path
+) -> None:
+    shutil.copytree(whole[0].store.uri, tmp_path / "store", symlinks=True)
+    store, said = Store(str(tmp_path / "store")), list[str]()
+    passing = [Artifact(store, artifact.ref, Embed) for artifact in whole[0].passing]
+    let_go(store, passing, Resources(), say=said.append)
+    assert not said  # by default they stay
+    arrays = set((tmp_path / "store" / "artifacts" / "embed").rglob("*.npy"))
+    note = tmp_path / "store" / "requests" / f"{'0' * 12}.json"
+    note.parent.mkdir(exist_ok=True)
+    note.write_text("{}")
+    let_go(store, passing, Resources(keep_embeddings=False), say=said.append)
+    assert "other runs are under way" in said.pop()
+    note.unlink()
+    let_go(store, passing, Resources(keep_embeddings=False), say=said.append)
+    assert "MiB of embeddings were let go" in said.pop()
+    assert arrays
+    assert not any(path.exists() for path in arrays)
+    assert not list(check_artifacts(store, {artifact.ref for artifact in passing}))
+    assert not garbage(store, days=0)
+    let_go(store, passing, Resources(keep_embeddings=False), say=said.append)
+    assert not said  # there is nothing left
+    with pytest.raises(CorruptArtifact, match="was let go"):
+        passing[0].open().layer("backbone")
+
+    again, units, _ = carried_out(tmp_path / "store")
+    assert not again._work.computed
+    assert_same_units(units, whole[1])
+
+    wider = ["decode.k=[12, 5]"]
+    audit = AUDITS["deja-vu"]
+    planned = plan(audit, validate(audit.recipe, load_recipe("smoke", [*SETTINGS, *wider])[0]), store.uri, Resources())
+    anew = {ref.stage for ref, part in planned.parts.items() if not part.hit}
+    assert anew == {"embed", "search", "score", "report"}
+    probed = {s.identity.ref for s in whole[0].stages if isinstance(s, Embed) and s.view == PROBED_VIEW}
+    assert probed
+    assert not any(not planned.parts[ref].hit for ref in probed)  # nobody reads these
+    more, units, _ = carried_out(tmp_path / "store", *wider)
+    assert {ref.split("/")[0] for ref in more._work.computed} == {"search", "score", "report"}
+    assert not any(store.artifacts.let_go_of(ref) for ref in planned.parts if ref.stage == "embed" and ref not in probed)
+    five = [units.filter(pc.equal(units["k"], 5)), whole[1].filter(pc.equal(whole[1]["k"], 5))]
+    assert_same_units(*five)
