@@ -3,6 +3,8 @@ nothing heavy."""
 
 from typing import Any
 
+LONGEST_SECONDS = 30 * 86_400  # that workers wait for one another
+
 
 class Board:
     """Which models wait, how far each of the others is, and what went wrong.

@@ -32,10 +32,17 @@ def compute_there(
     granted = bool(ray.get_runtime_context().get_accelerator_ids().get("GPU"))  # Ray hides none from who asked for none
     device = torch.device("cuda" if granted and torch.cuda.is_available() else "cpu")
     torch.set_num_threads(threads)
+    be_exact()
     with log_kept(store, ref), store.artifacts.write(ref, **record) as attempt:
         attempt.facts["worker"], attempt.warn = whereabouts(), said.append
         compute(attempt, device)
     return said
+
+
+def be_exact() -> None:
+    """Have GPUs compute in float32 where a recipe says so; by default cuDNN rounds factors to 10 bits (TF32)."""
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False
 
 
 def reach(store: Store) -> str:

@@ -16,13 +16,12 @@ from memlib.stage import AnyStage
 from memlib.store import Ref, Store
 from memlib.training.fit import Train, check_jobs
 from memlib.training.loop import Worker
-from tasks.board import Board
+from tasks.board import LONGEST_SECONDS, Board
 from tasks.cluster import LOOK_SECONDS, Watch, demand, in_words, needs_of, places, start_ray
 from tasks.remote import reach
 from tasks.runtime import Context
 
 STAGE = Train.declared.name
-LONGEST_SECONDS = 30 * 86_400
 SHOWN_PROBLEMS = 2
 GROWING_SECONDS = 60.0  # after its last node, that a cluster which grows is given for the next one
 MOST_STARTS = 10  # of all workers, for each failure that a model may have

@@ -2,6 +2,7 @@
 
 import errno
 import uuid
+from datetime import timedelta
 from typing import Any
 
 import ray
@@ -14,7 +15,8 @@ from memlib.errors import CorruptArtifact, RunError, StoreRefused, StoreUnreacha
 from memlib.specs import Resources
 from memlib.training.fit import Train, train_into_store
 from memlib.training.loop import Worker
-from tasks.remote import log_kept, whereabouts
+from tasks.board import LONGEST_SECONDS
+from tasks.remote import be_exact, log_kept, whereabouts
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # trying again would not help
 
@@ -28,11 +30,13 @@ def train_worker(config: dict[str, Any]) -> None:
     context = ray.train.get_context()
     resources: Resources = config["resources"]
     torch.set_num_threads(config["threads"])
+    be_exact()
     device = ray.train.torch.get_device() if config["use_gpu"] else torch.device("cpu")
     size = resources.workers_per_model
     number, rank = divmod(context.get_world_rank(), size)
     groups = max(1, context.get_world_size() // size)  # of a cluster that shrank, some workers may be left over
-    members = [dist.new_group(list(range(g * size, (g + 1) * size))) for g in range(groups)] if size > 1 else []
+    ranks = [list(range(group * size, (group + 1) * size)) for group in range(groups)] if size > 1 else []
+    members = [dist.new_group(group, timeout=timedelta(seconds=LONGEST_SECONDS)) for group in ranks]
     worker = Worker(rank, size, device, members[number] if number < len(members) else None)
     board, start = config["board"], [uuid.uuid4().hex]
     dist.broadcast_object_list(start, src=0, device=device)  # the first worker's
@@ -40,7 +44,8 @@ def train_worker(config: dict[str, Any]) -> None:
     while number < groups and (taken := _take(board, number, worker, config)) is not None:
         if taken >= 0:
             _train_one(config["jobs"][taken], worker, config)
-    dist.barrier()  # a worker that leaves early would look like a failure
+    # a worker that leaves early would look like a failure
+    dist.barrier(device_ids=[device.index or 0] if device.type == "cuda" else None)
 
 
 def _take(board: Any, group: int, worker: Worker, config: dict[str, Any]) -> int | None:

@@ -4,6 +4,7 @@ The draws depend on (seed, step, view) and on the place in the global batch alon
 many workers share the batch, and a resumed training needs no other state than its step.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -126,7 +127,7 @@ def apply_view(images: Tensor, draws: ViewDraws, *, side: int, max_shift: int = 
     views = views * contrast[:, None, None, None] + ((1 - contrast) * grey_mean)[:, None, None, None]
     views = views.clamp(0, 1)
     if bool((draws.blur > 0).any()):
-        views = _blur(views, draws.blur.to(device) * side / 224)
+        views = _blur(views, draws.blur * side / 224)
     if bool(draws.solarize.any()):
         solarize = draws.solarize.to(device)[:, None, None, None]
         views = torch.where(solarize & (views >= 0.5), 1 - views, views)
@@ -185,14 +186,21 @@ def normalise(images: Tensor) -> Tensor:
     """Subtracts ImageNet's mean and divides by its standard deviation, a channel each; grey images stay in [0, 1]."""
     if images.shape[1] == 1:
         return images
-    mean = torch.tensor(MEAN, device=images.device).view(1, 3, 1, 1)
-    std = torch.tensor(STD, device=images.device).view(1, 3, 1, 1)
+    mean, std = _scale(images.device)
     return (images - mean) / std
 
 
+@functools.lru_cache(maxsize=8)
+def _scale(device: torch.device) -> tuple[Tensor, Tensor]:
+    """ImageNet's mean and standard deviation (1, 3, 1, 1), sent to a device once."""
+    with torch.inference_mode(False):  # whoever asks first, they are for training too
+        return torch.tensor(MEAN, device=device).view(1, 3, 1, 1), torch.tensor(STD, device=device).view(1, 3, 1, 1)
+
+
 def _blur(images: Tensor, sigma: Tensor) -> Tensor:
-    """Gaussian blur with one sigma (pixels) an image; sigma 0 leaves the image as it is."""
+    """Gaussian blur with one sigma (pixels, on the CPU) an image; sigma 0 leaves the image as it is."""
     radius = max(1, math.ceil(2 * float(sigma.max())))
+    sigma = sigma.to(images.device)
     offsets = torch.arange(-radius, radius + 1, device=images.device, dtype=torch.float32)
     kernel = torch.exp(-offsets.square() / (2 * sigma.clamp(min=1e-3)[:, None].square()))
     kernel = kernel / kernel.sum(dim=1, keepdim=True)

@@ -6,7 +6,7 @@ scaler, objective and step: stopping and resuming equals never having stopped, b
 
 import itertools
 import math
-from collections import defaultdict
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -31,6 +31,7 @@ from memlib.training.optim import build_optimizer, learning_rate
 from memlib.training.privacy import Spent, make_private, plan, poisson_sample, use_private_layers
 
 VALIDATION_BATCH = 512
+TOLD_STEPS, TOLD_AFTER = 50, {"cpu": 1}  # steps after which their losses are waited for: each wait leaves a GPU idle
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,8 @@ class Training:
         self.scaler = torch.amp.GradScaler(self.worker.device.type, enabled=spec.precision == "float16")
         self.step = 0
         self.rate = 0.0
-        self.epoch_sums: dict[str, float] = {}
+        self._sums: dict[str, float] = {}
+        self._untold: list[tuple[int, tuple[str, ...], Tensor]] = []  # means of terms of steps, still on the device
         self.best: dict[str, Any] = {"loss": math.inf, "epoch": 0, "weights": {}}  # with patience: the model
 
     @property
@@ -155,6 +157,23 @@ class Training:
     def epoch(self) -> int:
         """Epochs finished."""
         return self.step // max(1, self.steps_per_epoch)
+
+    @property
+    def epoch_sums(self) -> dict[str, float]:
+        """The sum of each loss term over the epoch's steps so far; waits for the device.
+
+        Raises:
+            RunError: when one of them is not finite.
+        """
+        told, self._untold = self._untold, []
+        if told:
+            values = torch.stack([means for _, _, means in told]).tolist()
+            for (step, names, _), row in zip(told, values, strict=True):
+                terms = dict(zip(names, row, strict=True))
+                if not all(math.isfinite(value) for value in row):
+                    raise RunError(self._divergence(step, terms))
+                self._sums = {name: self._sums.get(name, 0.0) + value for name, value in terms.items()}
+        return self._sums
 
     def state(self) -> dict[str, Any]:
         """All that a resumed training needs; random state and loader position are functions of the step."""
@@ -176,7 +195,7 @@ class Training:
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(state["scaler"])
         self.step = int(state["step"])
-        self.epoch_sums = dict(state["epoch_sums"])
+        self._sums, self._untold = dict(state["epoch_sums"]), []
         self.best = dict(state["best"])
 
     def run(
@@ -209,7 +228,7 @@ class Training:
                 after_step(self)
             if self.step % self.steps_per_epoch == 0:
                 means = {name: value / self.steps_per_epoch for name, value in self.epoch_sums.items()}
-                self.epoch_sums = {}
+                self._sums = {}
                 if self.validation is not None:
                     means["validation_loss"] = self._validate(self.validation)
                 if after_epoch is not None:
@@ -256,10 +275,10 @@ class Training:
         dtype = torch.float32 if spec.precision == "float32" else getattr(torch, spec.precision)
         with torch.autocast(worker.device.type, dtype=dtype, enabled=spec.precision != "float32"):
             terms = self.objective(self._forward, views, labels)
-        means = worker.mean(torch.stack([value.detach().float() for value in terms.values()])).tolist()
-        values = dict(zip(terms, means, strict=True))
-        if not all(math.isfinite(value) for value in values.values()):
-            raise RunError(self._divergence(values))
+        means = worker.mean(torch.stack([value.detach().float() for value in terms.values()]))
+        self._untold.append((self.step, tuple(terms), means))
+        if len(self._untold) >= TOLD_AFTER.get(worker.device.type, TOLD_STEPS):
+            _ = self.epoch_sums
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(terms["loss"]).backward()
         for parameter in self.objective.parameters():  # the model's are averaged by DistributedDataParallel
@@ -269,10 +288,6 @@ class Training:
         self.scaler.update()
         self.step += 1
         self.objective.after_step(self.model, progress=self.step / self.num_steps)
-        sums = defaultdict(float, self.epoch_sums)
-        for name, value in values.items():
-            sums[name] += value
-        self.epoch_sums = dict(sums)
 
     def _views(self, images: Tensor) -> list[Tensor]:
         augment, batch = self.spec.augment, self.batch_size
@@ -297,13 +312,14 @@ class Training:
             scaled = F.interpolate(scaled, size=(self.input_size, self.input_size), mode="bilinear", antialias=True)
         return normalise(scaled).contiguous(memory_format=torch.channels_last)
 
-    def _divergence(self, values: Mapping[str, float]) -> str:
-        done = self.step % self.steps_per_epoch
-        means = {name: value / done for name, value in self.epoch_sums.items()} if done else {}
+    def _divergence(self, step: int, values: Mapping[str, float]) -> str:
+        done = step % self.steps_per_epoch
+        means = {name: value / done for name, value in self._sums.items()} if done else {}
         seen = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
         before = ", ".join(f"{name} {value:.4g}" for name, value in means.items()) or "none in this epoch"
+        epoch = step // self.steps_per_epoch + 1
         return (
-            f"the loss is not finite at step {self.step} (epoch {self.epoch + 1}): {seen}; means before it: {before}; "
+            f"the loss is not finite at step {step} (epoch {epoch}): {seen}; means before it: {before}; "
             f"learning rate {self.rate:.3g}. Lower training.optimizer.learning_rate or raise the precision"
         )
 
@@ -345,7 +361,7 @@ def epoch_order(num_examples: int, *, seed: int, epoch: int) -> NDArray[np.int64
 
 
 class Prefetcher:
-    """Iterates over this worker's part of each global batch, reading the next one while the last is trained on.
+    """Iterates over this worker's part of each global batch, reading the next ones while the last is trained on.
 
     Yields:
         images (batch / world size, size, size, 3) uint8 and labels (batch / world size,) int64.
@@ -358,9 +374,10 @@ class Prefetcher:
         self._steps = range(first_step, last_step)
         self._depth = depth
         self._order: tuple[int, NDArray[np.int64]] = (-1, np.zeros(0, dtype=np.int64))
+        self._ordering = threading.Lock()
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        with ThreadPoolExecutor(1) as reader:
+        with ThreadPoolExecutor(self._depth) as reader:
             steps = iter(self._steps)
             pending = [reader.submit(self._read, step) for step in itertools.islice(steps, self._depth)]
             while pending:
@@ -374,13 +391,17 @@ class Prefetcher:
         if self._spec.privacy is not None:
             chosen = poisson_sample(len(self._data), batch / len(self._data), seed=self._spec.seed, step=step)
         else:
-            if self._order[0] != epoch:
-                shuffle, count = self._spec.shuffle, len(self._data)
-                order = epoch_order(count, seed=self._spec.seed, epoch=epoch) if shuffle else np.arange(count)
-                self._order = (epoch, order)
-            chosen = self._order[1][place * batch : (place + 1) * batch][_part(batch, self._worker)]
+            chosen = self._order_of(epoch)[place * batch : (place + 1) * batch][_part(batch, self._worker)]
         images = torch.from_numpy(self._data.read(chosen))
         labels = torch.from_numpy(self._data.labels[chosen])
         if self._worker.device.type == "cuda":
             return images.pin_memory(), labels.pin_memory()
         return images, labels
+
+    def _order_of(self, epoch: int) -> NDArray[np.int64]:
+        with self._ordering:  # at the end of an epoch readers are in two
+            if self._order[0] != epoch:
+                shuffle, count = self._spec.shuffle, len(self._data)
+                order = epoch_order(count, seed=self._spec.seed, epoch=epoch) if shuffle else np.arange(count)
+                self._order = (epoch, order)
+            return self._order[1]

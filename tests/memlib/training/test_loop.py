@@ -15,6 +15,7 @@ from memlib.errors import RunError, UserError
 from memlib.models.encoder import build_encoder
 from memlib.objectives import Objective, build_objective
 from memlib.specs import AugmentSpec, ModelSpec, OptimizerSpec, TrainingSpec
+from memlib.training import loop
 from memlib.training.loop import Prefetcher, Training, TrainingSet, Worker, epoch_order
 
 MODEL = ModelSpec(width=8, projector=(16, 16), input_size=16)
@@ -145,6 +146,32 @@ def test_a_loss_that_is_not_finite_stops_with_what_led_there() -> None:
     with pytest.raises(
         RunError, match=r"not finite at step 4 \(epoch 2\): loss nan, size .*; means before it: loss .*learning rate"
     ):
+        training.run()
+
+
+@pytest.mark.parametrize("steps", [1, 3, 1000])
+def test_losses_that_are_waited_for_later_are_the_same(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[list[dict[str, float]]] = []
+    states = []
+    for after in (1, steps):  # as on a CPU, as on a GPU
+        monkeypatch.setattr(loop, "TOLD_AFTER", {"cpu": after})
+        training, means = make_training(epochs=3), list[dict[str, float]]()
+        training.run(stop_after=training.steps_per_epoch + 1)
+        states.append(training.state())  # in the middle of an epoch
+        resumed = make_training(epochs=3)
+        resumed.load_state(states[-1])
+        resumed.run(after_epoch=lambda _, found, means=means: means.append(found))  # type: ignore[misc]
+        told.append(means)
+    assert told[0] == told[1]
+    assert len(told[0]) == 2
+    assert states[0]["epoch_sums"] == states[1]["epoch_sums"] != {}
+
+
+def test_a_loss_that_is_waited_for_later_names_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "TOLD_AFTER", {"cpu": 1000})
+    training = make_training(epochs=3)
+    training.model.load_state_dict({name: value * float("nan") for name, value in training.model.state_dict().items()})
+    with pytest.raises(RunError, match=r"not finite at step 0 \(epoch 1\)"):
         training.run()
 
 

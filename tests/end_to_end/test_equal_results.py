@@ -1,0 +1,130 @@
+"""One audit cut into 1, 3 and about 1,000 parts, on one node and three, in a folder and on S3: the same votes and findings."""
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from faults import ray_cluster
+from harness import Memlib, published
+from swift_server import SwiftServer
+from test_s3_server import s3_manifest, s3_tables
+
+pytestmark = pytest.mark.slow
+# the command, with parts of another size, which says at its end what it asked of S3
+COMMAND = """
+import collections, json, sys
+from memlib.audits.deja_vu import stages
+from memlib.data import stages as data
+rows, settings = int(sys.argv[1]), int(sys.argv[2])
+if rows:
+    stages.BLOCK_ROWS, data.BLOCK_IMAGES, stages.MOST_UNITS = rows, 2 * rows, settings
+import s3fs
+asked, call = collections.Counter(), s3fs.S3FileSystem._call_s3
+async def counted(self, method, *arguments, **options):
+    key = options.get("Key", "") or (arguments[0].get("Key", "") if arguments else "")
+    asked[f"{method} {key}"] += 1
+    return await call(self, method, *arguments, **options)
+s3fs.S3FileSystem._call_s3 = counted
+from flows.cli import main
+status = main(sys.argv[3:])
+print(json.dumps(asked), file=sys.stderr)
+sys.exit(status)
+"""
+
+
+def run(memlib: Memlib, store: str, rows: int, *settings: str, **environment: str) -> tuple[dict[str, Any], Counter[str]]:
+    """An audit in parts of so many images; its manifest, and what the driver asked of S3."""
+    command = [sys.executable, "-c", COMMAND, str(rows), "1", "run", "deja-vu", "--recipe", str(memlib.recipe)]
+    options = [part for setting in ("resources.threads_per_worker=1", *settings) for part in ("--set", setting)]
+    done = subprocess.run(
+        [*command, "--store", store, "--json", *options], capture_output=True, text=True,
+        env=memlib.environment | environment, timeout=1800,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), Counter(json.loads(done.stderr.splitlines()[-1]))
+
+
+def assert_same(tables: dict[str, pa.Table], expected: dict[str, pa.Table]) -> None:
+    """Tables that are equal but for the order of rows and the rounding of floats."""
+    for name in ("units", "summary"):
+        keys = [
+            (k, "ascending")
+            for k in ("metric", "params", "layer", "k", "direction", "example_id")
+            if k in expected[name].column_names
+        ]
+        mine, theirs = (table[name].sort_by(keys) for table in (tables, expected))
+        assert mine.num_rows == theirs.num_rows
+        for column in theirs.column_names:
+            if pa.types.is_floating(theirs.schema.field(column).type):
+                np.testing.assert_allclose(mine[column].to_numpy(), theirs[column].to_numpy(), rtol=1e-6, atol=1e-9)
+            else:
+                assert mine[column].equals(theirs[column]), (name, column)
+
+
+def local_tables(store: Path, manifest: dict[str, Any]) -> dict[str, pa.Table]:
+    whole = published(store, manifest)
+    files = sorted(Path(manifest["results"]["units"]).parent.glob("part-*.parquet"))
+    whole["units"] = pa.concat_tables([pq.ParquetFile(file).read().replace_schema_metadata() for file in files])
+    return whole
+
+
+@pytest.fixture(scope="module")
+def whole(standalone: Memlib, tmp_path_factory: pytest.TempPathFactory) -> dict[str, pa.Table]:
+    """The tables of the audit in one part, on this machine's own Ray."""
+    store = tmp_path_factory.mktemp("whole") / "store"
+    return local_tables(store, run(standalone, str(store), 0)[0])
+
+
+@pytest.mark.parametrize(("rows", "nodes"), [(40, 3), (40, 1), (1, 3)])
+def test_parts_and_nodes_change_nothing(
+    standalone: Memlib, whole: dict[str, pa.Table], tmp_path: Path, rows: int, nodes: int
+) -> None:
+    with ray_cluster(nodes) as (cluster, _, environment):
+        address = f"resources.ray_address={cluster.address}"
+        manifest, _ = run(standalone, str(tmp_path / "store"), rows, address, **environment)
+    made = Counter(ref.split("/")[0] for ref in manifest["computed"])
+    assert made["search"] == 2 * -(-72 // rows)
+    assert made["embed"] > 500 if rows == 1 else made["embed"] > 6
+    print(f"{sum(made.values())} parts on {nodes} nodes: {dict(made)}")
+    workers = {json.loads(path.read_text())["facts"].get("worker", {}).get("node_id")
+               for path in (tmp_path / "store").glob("artifacts/embed/*/manifest.json")}  # fmt: skip
+    assert len(workers) == nodes
+    assert_same(local_tables(tmp_path / "store", manifest), whole)
+
+
+def test_s3_changes_nothing_and_a_finished_run_costs_a_few_requests(
+    standalone: Memlib, whole: dict[str, pa.Table], swift: SwiftServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in swift.environment.items():
+        monkeypatch.setenv(name, value)
+    bucket = f"audits-{uuid.uuid4().hex[:8]}"
+    swift.make_bucket(bucket)
+    uri = f"s3://{bucket}/here"
+    with ray_cluster(3) as (cluster, _, environment):
+        settings = dict(swift.environment) | environment
+        address = f"resources.ray_address={cluster.address}"
+        manifest, first = run(standalone, uri, 40, address, **settings)
+    mine = s3_tables(s3_manifest(uri, manifest["run"]))
+    s3 = fsspec.filesystem("s3")
+    files = sorted(s3.find(os.path.dirname(manifest["results"]["units"])))
+    mine["units"] = pa.concat_tables([pq.ParquetFile(s3.open(file)).read().replace_schema_metadata() for file in files])
+    assert_same(mine, whole)
+    again, asked = run(standalone, uri, 40, **swift.environment)
+    assert again["computed"] == []
+    artifacts = len(again["reused"])
+    print(
+        f"{artifacts} artifacts: {sum(first.values())} requests of the driver in the run, {sum(asked.values())} in the finished one"
+    )
+    assert sum(asked.values()) <= 3 * artifacts
+    read = [name for name in asked if name.startswith("get_object") and "/artifacts/" in name]
+    assert not [name for name in read if not name.endswith("/manifest.json")]  # no artifact's bytes
