@@ -16,3 +16,9 @@ prefect deploy --all --prefect-file prefect.yaml
 if ! prefect automation inspect "A run without a heartbeat has crashed" >/dev/null 2>&1; then
   prefect automation create --from-file automations.yaml
 fi
+if [[ -n ${MEMLIB_ALERT_BLOCK:-} ]] && ! prefect automation inspect "Tell of an audit that failed" >/dev/null 2>&1; then
+  alerts=$(mktemp --suffix=.yaml)
+  sed "s/MEMLIB_ALERT_BLOCK/$MEMLIB_ALERT_BLOCK/" alerts.yaml >"$alerts"
+  prefect automation create --from-file "$alerts"
+  rm "$alerts"
+fi

@@ -125,6 +125,24 @@ def test_set_up_makes_every_work_pool() -> None:
 # -- automations --------------------------------------------------------------------------------------
 
 
+def test_alerts_are_as_prefect_reads_them() -> None:
+    text = (DEPLOYMENTS / "alerts.yaml").read_text()
+    block = "3f0e2a52-6b8f-4d0e-9d5b-0c7a1c2f4e11"
+    assert "s/MEMLIB_ALERT_BLOCK/" in (DEPLOYMENTS / "set-up.sh").read_text()
+    found = [
+        AutomationCore.model_validate(one)
+        for one in yaml.safe_load(text.replace(" MEMLIB_ALERT_BLOCK", f" {block}"))["automations"]
+    ]
+    expected = [{f"prefect.flow-run.{state}"} for state in ("Failed", "Crashed")]
+    assert [one.trigger.expect for one in found[:2]] == expected
+    assert found[2].trigger.after == {"prefect.flow-run.Late"}
+    for one in found:
+        assert [str(action.block_document_id) for action in one.actions] == [block]
+        assert {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{TAG}"} in [
+            match.model_dump() for match in one.trigger.match_related
+        ]
+
+
 def test_automations_are_as_prefect_reads_them() -> None:
     triggers = []
     for content in read("automations.yaml")["automations"]:
