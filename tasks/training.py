@@ -52,13 +52,15 @@ def train_on_ray(context: Context, jobs: Sequence[Train]) -> None:
 
     Raises:
         RunError: when a worker kept failing, a job diverged, the time limit passed, or the cluster has no room, or none left.
-        UserError: when a model is to have a part of a GPU.
+        UserError: when workers that train one model together are to have parts of a GPU.
     """
     ray = start_ray(context)
     resources = context.resources
     needs = needs_of(ray, context, STAGE)
-    if 0 < needs.get("GPU", 0) < 1:
-        raise ResourcesError(f"resources.stages.{STAGE}.gpus is {needs['GPU']:g}; workers in training need whole GPUs")
+    if 0 < needs.get("GPU", 0) < 1 < resources.workers_per_model:
+        raise ResourcesError(
+            f"resources.stages.{STAGE}.gpus is {needs['GPU']:g}; workers that train one model together need whole GPUs"
+        )
     groups = min(_groups(ray, context, needs, len(jobs)), len(jobs))
     _check_reach(ray, context)
     if resources.of(STAGE).cpus is None and resources.threads_per_worker is None:
@@ -206,8 +208,9 @@ def _fit(
             use_gpu=use_gpu,
             resources_per_worker=dict(needs),
         ),
-        # groups that are done wait for the last one; that a worker died is for Ray to notice
-        torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo", timeout_s=LONGEST_SECONDS),
+        # groups that are done wait for the last one; that a worker died is for Ray to notice. NCCL wants whole GPUs, of which
+        # models of one worker each need but a part
+        torch_config=TorchConfig(backend="nccl" if use_gpu and size > 1 else "gloo", timeout_s=LONGEST_SECONDS),
         run_config=RunConfig(
             name=name,
             failure_config=FailureConfig(

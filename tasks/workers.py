@@ -39,13 +39,14 @@ def train_worker(config: dict[str, Any]) -> None:
     members = [dist.new_group(group, timeout=timedelta(seconds=LONGEST_SECONDS)) for group in ranks]
     worker = Worker(rank, size, device, members[number] if number < len(members) else None)
     board, start = config["board"], [uuid.uuid4().hex]
-    dist.broadcast_object_list(start, src=0, device=device)  # the first worker's
+    meeting = device if dist.get_backend() == "nccl" else torch.device("cpu")
+    dist.broadcast_object_list(start, src=0, device=meeting)  # the first worker's
     ray.get(board.begin.remote(start[0]))
     while number < groups and (taken := _take(board, number, worker, config)) is not None:
         if taken >= 0:
             _train_one(config["jobs"][taken], worker, config)
     # a worker that leaves early would look like a failure
-    dist.barrier(device_ids=[device.index or 0] if device.type == "cuda" else None)
+    dist.barrier(device_ids=[device.index or 0] if meeting.type == "cuda" else None)
 
 
 def _take(board: Any, group: int, worker: Worker, config: dict[str, Any]) -> int | None:

@@ -75,6 +75,15 @@ def test_places_are_counted_by_node_and_only_on_living_ones() -> None:
     assert places(ray, {"CPU": 1, "licence": 1}) == 0
 
 
+def test_models_of_one_worker_share_a_gpu_and_others_do_not(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = FakeRay({"CPU": 8, "GPU": 1})
+    monkeypatch.setattr(training, "start_ray", lambda context: ray)
+    half = {"train": {"gpus": 0.5}}
+    assert training._groups(ray, context(stages=half), needs_of(ray, context(stages=half), "train"), 10) == 2
+    with pytest.raises(UserError, match="train one model together need whole GPUs"):
+        training.train_on_ray(context(stages=half, workers_per_model=2), [])
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [0.0]
