@@ -152,6 +152,11 @@ class Stage(ABC, Generic[Out]):
         return 1.0
 
     @property
+    def label(self) -> str:
+        """Which model, checkpoint or setting this part is about, for people; empty where there is but one."""
+        return ""
+
+    @property
     def where(self) -> Place:
         """Where this part of the step is computed: as `place` says, unless the part knows better."""
         return self.place

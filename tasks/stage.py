@@ -31,6 +31,7 @@ from tasks.runtime import Context
 from tasks.training import train_missing
 
 log = logging.getLogger("memlib")
+SHOWN_LABELS = 4
 Refs = list[Ref]
 
 
@@ -70,7 +71,7 @@ class StageRunner:
         if not stages:
             return []
         kind, work = type(stages[0]), functools.partial(_run_all, self.context, stages)
-        refs: Refs = as_task(kind.title, work)
+        refs: Refs = as_task(kind.title, work, label=_label(stages))
         return [Artifact(self.store, ref, kind) for ref in refs]
 
     def let_go(self, artifacts: Sequence[AnyArtifact]) -> None:
@@ -97,13 +98,23 @@ class StageRunner:
         return published
 
 
-def as_task(name: str, work: Callable[[], Any]) -> Any:
+def _label(stages: Sequence[AnyStage]) -> str:
+    """What Prefect calls a step of a run: which models, checkpoints or settings it is about."""
+    title, labels = type(stages[0]).title, list(dict.fromkeys(stage.label for stage in stages if stage.label))
+    more = [f"and {len(labels) - SHOWN_LABELS} more"] if len(labels) > SHOWN_LABELS else []
+    named = "; ".join([*labels[:SHOWN_LABELS], *more])
+    parts = f" ({len(stages)} parts)" if len(stages) > 1 else ""
+    return f"{title}: {named}{parts}" if named else f"{title}{parts}"
+
+
+def as_task(name: str, work: Callable[[], Any], *, label: str = "") -> Any:
     """Do some work as a Prefect task, or without where Prefect has gone.
 
     Prefect's own caching is off: its records know nothing of the store, so they could vouch for what is gone.
     """
     with TagsContext(current_tags=set()):  # each tag of a task costs two calls
-        found = shown(lambda within: _task_of(name)(within, return_state=True).result(), work)
+        named = _task_of(name).with_options(task_run_name=(label or name).replace("{", "{{").replace("}", "}}"))
+        found = shown(lambda within: named(within, return_state=True).result(), work)
     return found.data if isinstance(found, State) else found
 
 

@@ -87,7 +87,7 @@ class Api:
             tasks = [task for task in self._tasks(run) if (task["start_time"] or "9") >= since]
             states: dict[str, set[str]] = {}
             for task in tasks:
-                states.setdefault(task["name"].rpartition("-")[0], set()).add(task["state_name"])
+                states.setdefault(step_of(task["name"]), set()).add(task["state_name"])
             return states if tasks and all(task["state_type"] in TERMINAL for task in tasks) else None
 
         wait_for(settled, f"the stages of run {run}", seconds=60)
@@ -106,3 +106,8 @@ class Api:
         answer = self.ask(f"/flow_runs/{run}/set_state", {"state": state, "force": True})
         if answer["status"] != "ACCEPT":
             raise Unexpected(f"the retry of run {run} was answered with {answer['status']}: {answer['details']}")
+
+
+def step_of(name: str) -> str:
+    """The step of an audit that a task run is named after, as in `train models: model A0; model B0 (2 parts)`."""
+    return name.partition(": ")[0].partition(" (")[0]

@@ -78,7 +78,16 @@ class Train(Stage[TrainedModel]):
     """
 
     declared: ClassVar[Declared] = Declared(
-        "train", 2, ("memlib.training", "memlib.objectives", "memlib.models", "memlib.data.shards", "memlib.data.canaries")
+        "train",
+        2,
+        (
+            "memlib.training",
+            "memlib.objectives",
+            "memlib.models",
+            "memlib.data.shards",
+            "memlib.data.stored",
+            "memlib.data.canaries",
+        ),
     )
     title: ClassVar[str] = "train models"
     place: ClassVar[Place] = "fleet"
@@ -92,6 +101,11 @@ class Train(Stage[TrainedModel]):
     roles: tuple[str, ...]
     parent: Artifact[TrainedModel] | None = None
     canary: Canary | None = None
+
+    @property
+    def label(self) -> str:
+        """The model's name."""
+        return self.name
 
     @property
     def spec(self) -> Mapping[str, Any]:

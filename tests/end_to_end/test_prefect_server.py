@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from harness import Memlib, prefect_server
 
+from deployments.local.api import step_of
+
 
 @pytest.fixture
 def api(standalone: Memlib, tmp_path: Path) -> Iterator[str]:
@@ -31,13 +33,16 @@ def test_a_run_reports_to_the_server(memlib: Memlib, finished: tuple[Path, dict[
     assert [flow["state_name"] for flow in flows] == ["Completed"]
     states: dict[str, str] = {}
     for _ in range(30):  # the server takes task states in as events, a little later
-        states = {run["name"].rsplit("-", 1)[0]: run["state_name"] for run in ask(f"{api}/task_runs/filter")}
+        runs = ask(f"{api}/task_runs/filter")
+        states = {step_of(run["name"]): run["state_name"] for run in runs}
         if len(states) == 9 and set(states.values()) == {"Cached", "Completed"}:
             break
         time.sleep(1)
     assert {name for name, state in states.items() if state == "Cached"} == {
-        "decode images", "split examples", "train models", "embed", "search", "linear probe", "score", "report",
+        "decode images", "split examples", "train models", "embed images", "search neighbours", "linear probe",
+        "score déjà vu", "report déjà vu",
     }  # fmt: skip
+    assert "train models: model A0; model B0 (2 parts)" in {run["name"] for run in runs}
     artifacts = {artifact["key"]: artifact for artifact in ask(f"{api}/artifacts/filter")}
     assert {artifact["key"].rpartition("-")[2]: artifact["type"] for artifact in artifacts.values()} == {
         "summary": "table", "report": "markdown", "figure": "markdown"

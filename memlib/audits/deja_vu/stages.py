@@ -171,6 +171,11 @@ class Embed(Stage[Embeddings]):
         return float(self._shown.members.num_rows)
 
     @property
+    def label(self) -> str:
+        """Checkpoint and view."""
+        return f"epoch {self.epoch}, {' and '.join(self.view.roles)}, {self.view.crop.mode if self.view.crop else 'whole'}"
+
+    @property
     def near(self) -> Ref | None:
         """The model."""
         return self.model.ref
@@ -290,6 +295,11 @@ class Search(Stage[Neighbors]):
     def inputs(self) -> Mapping[str, Any]:
         """Both sides."""
         return {"queries": self.queries.key, "public": self.public.key}
+
+    @property
+    def label(self) -> str:
+        """The layer."""
+        return self.layer
 
     @property
     def reads_passing(self) -> Sequence[AnyArtifact]:
@@ -444,6 +454,12 @@ class ScoreSetting(ScoresStage):
     def inputs(self) -> Mapping[str, Any]:
         """Searches and splits."""
         return _read(self)
+
+    @property
+    def label(self) -> str:
+        """The setting."""
+        first = self.searches[0]
+        return f"{first.layer}, epoch {first.epoch}, {first.crop}, k {self.config.k[0]}"
 
     @property
     def units(self) -> float:

@@ -54,6 +54,7 @@ class TrainNets(Stage[Nets]):
             "memlib.objectives",
             "memlib.training",
             "memlib.data.shards",
+            "memlib.data.stored",
             "memlib.data.canaries",
             "memlib.audits.unique_feature.nets",
         ),
