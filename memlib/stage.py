@@ -21,7 +21,7 @@ from memlib.errors import CorruptArtifact
 from memlib.identity import content_key
 from memlib.provenance import Declared
 from memlib.records import ArtifactRecord, FileRecord, RunRecord
-from memlib.store import Attempt, Facts, Making, Ref, Store
+from memlib.store import Attempt, Facts, Making, RangeFile, Ref, Store
 
 if TYPE_CHECKING:
     import torch
@@ -114,6 +114,10 @@ class Artifact(Generic[Out]):
     def seen_as(self, stage: type[Stage[Other]]) -> Artifact[Other]:
         """Return the same artifact as that of another stage, whose files it also has."""
         return Artifact(self.store, self.ref, stage)
+
+    def opened(self, name: str) -> RangeFile:
+        """Return one of its files to read parts of, which nobody has verified."""
+        return self.store.artifacts.opened(self.ref, name)
 
     def path(self, name: str) -> Path:
         """Return a local file with the verified bytes of one of its files, safe to memory-map."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from functools import cache, cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -39,7 +40,7 @@ from memlib.data.splits import (
     small_classes,
     split_examples,
 )
-from memlib.data.stored import Blocks, read_images
+from memlib.data.stored import Blocks, Ranges, read_images
 from memlib.data.understood import Understood, described, preview, understood, warnings
 from memlib.errors import CorruptArtifact
 from memlib.provenance import Declared
@@ -68,10 +69,42 @@ class Shard:
     def images(self) -> NDArray[Any]:
         """Examples (num_stored, ...), memory-mapped; of a large source in blocks, each read when it is asked for."""
         if BLOCKS_FILE not in self._artifact.files:
-            return read_images(self._artifact.path(examples_file(self._artifact.files)))
+            name = examples_file(self._artifact.files)
+            return read_images(self._artifact.path(name), name)
         listed = json.loads(self._artifact.path(BLOCKS_FILE).read_text(encoding="utf-8"))
         blocks = [Artifact(self._artifact.store, Ref.parse(one["block"]), DecodeBlock) for one in listed]
         return cast(NDArray[Any], Blocks([one["images"] for one in listed], lambda number: blocks[number].content.images))
+
+    @cached_property
+    def pictures(self) -> Callable[[int], NDArray[np.uint8]]:
+        """Returns one image by its stored row; of a large source it is read alone, and neither its block nor any other.
+
+        Raises (each call):
+            CorruptArtifact: when it is not the image of which the index has the digest.
+        """
+        if BLOCKS_FILE not in self._artifact.files:
+            return lambda row: self.images[row]
+        listed = json.loads(self._artifact.path(BLOCKS_FILE).read_text(encoding="utf-8"))
+        blocks = [Artifact(self._artifact.store, Ref.parse(one["block"]), DecodeBlock) for one in listed]
+        starts = np.cumsum([0, *(one["images"] for one in listed)])
+        digests, places = self.index["digest"], np.argsort(self.index["row"].to_numpy())
+        is_exact = self._artifact.store.artifacts.manifest(self._artifact.ref).spec.get("storage") != "jpeg"
+
+        @cache
+        def opened(number: int) -> Ranges:
+            name = examples_file(blocks[number].files)
+            return Ranges(cast(BinaryIO, blocks[number].opened(name)), name)
+
+        def picture(row: int) -> NDArray[np.uint8]:
+            number = int(np.searchsorted(starts, row, side="right")) - 1
+            found: NDArray[np.uint8] = opened(number)[row - starts[number]]
+            digest = digests[int(places[row])].as_py()
+            if is_exact and digest and hashlib.sha256(found.data).hexdigest() != digest:
+                block = blocks[number].ref
+                raise CorruptArtifact(f"artifact {block}: image {row - starts[number]} is damaged", block)
+            return found
+
+        return picture
 
     @cached_property
     def index(self) -> pa.Table:

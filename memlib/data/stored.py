@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,7 @@ from PIL import Image
 Storage = Literal["raw", "png", "jpeg"]
 IMAGES, ENCODED = "images.npy", "images.arrow"
 QUALITY = 95  # of JPEG files; colours are kept at full resolution
-BATCH = 256  # files that are written, or given to a thread, at a time
+BATCH = 16  # files that are written, or given to a thread, at a time; who wants one of them reads these
 FEW = 8  # files that are not worth a thread
 
 
@@ -109,6 +109,65 @@ class Blocks(ReadRows):
             found[here] = self._block(int(number))[rows[here] - self._starts[number]]
 
 
+class Ranges(ReadRows):
+    """A few images of a file, each read by its range, which nobody has verified.
+
+    Args:
+        file: as `storing` made it.
+        name: of the file.
+    """
+
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        self._file, self._batches = file, None
+        self._shape: tuple[int, ...]
+        if name == ENCODED:
+            self._batches = pa.ipc.open_file(pa.PythonFile(file, mode="r"))
+            side, channels = _image_shape(self._batches.schema)
+            first = self._batches.get_batch(0).num_rows
+            count = first * (self._batches.num_record_batches - 1)
+            count += self._batches.get_batch(self._batches.num_record_batches - 1).num_rows
+            self._shape, self._dtype = (count, side, side, channels), np.dtype(np.uint8)
+            return
+        version = np.lib.format.read_magic(file)
+        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        self._shape, _, self._dtype = read_header(file)
+        self._start = file.tell()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As of the whole file."""
+        return self._shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """As above."""
+        return self._dtype
+
+    def read(self, rows: NDArray[np.int64], found: NDArray[Any]) -> None:
+        """Read rows, one after another."""
+        for place, row in enumerate(rows.tolist()):
+            if self._batches is None:
+                size = found[place].nbytes
+                self._file.seek(self._start + row * size)
+                data = self._file.read(size)
+                found[place] = np.frombuffer(data, dtype=self._dtype).reshape(self._shape[1:])
+            else:
+                file = self._batches.get_batch(row // BATCH)["image"][row % BATCH].as_buffer()
+                found[place] = _decoded(file, self._shape[1:])
+
+
+def _image_shape(schema: pa.Schema) -> tuple[int, int]:
+    said = schema.metadata
+    return int(said[b"side"]), int(said[b"channels"])
+
+
+def _decoded(file: pa.Buffer, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    if not file.size:
+        return np.zeros(shape, dtype=np.uint8)
+    with Image.open(pa.BufferReader(file), formats=("PNG", "JPEG")) as image:
+        return np.asarray(image).reshape(shape)
+
+
 class Encoded(ReadRows):
     """Images that are stored as PNG or JPEG files in one Arrow file, memory-mapped, and decoded when they are asked for.
 
@@ -120,8 +179,9 @@ class Encoded(ReadRows):
     def __init__(self, path: Path) -> None:
         with pa.memory_map(str(path)) as source:
             table = pa.ipc.open_file(source).read_all()
-        self._files, said = table["image"], table.schema.metadata
-        self._image_shape = (int(said[b"side"]), int(said[b"side"]), int(said[b"channels"]))
+        self._files = table["image"]
+        side, channels = _image_shape(table.schema)
+        self._image_shape = (side, side, channels)
 
     @cached_property
     def _threads(self) -> int:
@@ -142,12 +202,7 @@ class Encoded(ReadRows):
 
         def decode(places: range) -> None:
             for place in places:
-                file = self._files[int(rows[place])].as_buffer()
-                if not file.size:
-                    found[place] = 0
-                    continue
-                with Image.open(pa.BufferReader(file), formats=("PNG", "JPEG")) as image:
-                    found[place] = np.asarray(image).reshape(self._image_shape)
+                found[place] = _decoded(self._files[int(rows[place])].as_buffer(), self._image_shape)
 
         every = range(len(rows))
         if len(rows) <= FEW or self._threads == 1:
@@ -221,13 +276,17 @@ def _encoded(image: NDArray[np.uint8], storage: Storage) -> bytes:
         return file.getvalue()
 
 
-def read_images(path: Path) -> NDArray[Any]:
+def read_images(path: Path, name: str = IMAGES) -> NDArray[Any]:
     """The stored examples, memory-mapped.
 
     Images are (num_examples, size, size, channels) uint8, points (num_examples, dim) float32, windows of a text (num_windows,
     window) int32.
+
+    Args:
+        path: of a file, or of a copy of it that is called otherwise.
+        name: of the file.
     """
-    if path.name == ENCODED:
+    if name == ENCODED:
         return Encoded(path)  # type: ignore[return-value]
     images: NDArray[Any] = np.load(path, mmap_mode="r")
     return images

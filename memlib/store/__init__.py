@@ -2,8 +2,9 @@
 
 from memlib.records import MANIFEST
 from memlib.store.place import MARKER
+from memlib.store.ranges import RangeFile
 from memlib.store.refs import Attempt, Facts, Making, Ref
 from memlib.store.resume import KEPT_RESUME_STATES
 from memlib.store.store import Store
 
-__all__ = ["KEPT_RESUME_STATES", "MANIFEST", "MARKER", "Attempt", "Facts", "Making", "Ref", "Store"]
+__all__ = ["KEPT_RESUME_STATES", "MANIFEST", "MARKER", "Attempt", "Facts", "Making", "RangeFile", "Ref", "Store"]

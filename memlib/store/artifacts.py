@@ -15,6 +15,7 @@ from memlib.provenance import content_digest
 from memlib.records import MANIFEST, ArtifactRecord, FileRecord, Unreadable, parse, sealed
 from memlib.store.backend import Damaged
 from memlib.store.place import Place
+from memlib.store.ranges import RangeFile
 from memlib.store.refs import Attempt, Ref
 from memlib.store.resume import ResumeStates
 from memlib.usage import measuring, note_read
@@ -132,6 +133,23 @@ class Artifacts:
         path = self._verified(ref, manifest, name)
         note_read(str(path), manifest.files[name].size)
         return path
+
+    def opened(self, ref: Ref, name: str) -> RangeFile:
+        """Return a file of an artifact of which but some parts are read, where they are; who reads them checks them.
+
+        Raises:
+            CorruptArtifact: when there is no whole manifest.
+        """
+        manifest = self.manifest(ref)
+        path = f"{ref.folder}/{manifest.attempt}/{name}"
+
+        def read(start: int, end: int) -> bytes:
+            try:
+                return self._backend.read_range(path, start, end)
+            except FileNotFoundError as error:
+                raise CorruptArtifact(f"artifact {ref}: file {name} is missing", ref) from error
+
+        return RangeFile(read, manifest.files[name].size)
 
     def _verified(self, ref: Ref, manifest: ArtifactRecord, name: str) -> Path:
         if name not in manifest.files:

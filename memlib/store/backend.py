@@ -67,6 +67,14 @@ class Backend(ABC):
         """
 
     @abstractmethod
+    def read_range(self, path: str, start: int, end: int) -> bytes:
+        """Return the bytes of a file from one place to before another.
+
+        Raises:
+            FileNotFoundError: when there is none.
+        """
+
+    @abstractmethod
     def entries(self, folder: str) -> list[str] | None:
         """Return the names directly below a folder; None when there is no such folder."""
 

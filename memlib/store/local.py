@@ -59,6 +59,12 @@ class Local(Backend):
         return file_digest(Path(self.at(path)))
 
     @override
+    def read_range(self, path: str, start: int, end: int) -> bytes:
+        with open(self.at(path), "rb") as file:
+            file.seek(start)
+            return file.read(end - start)
+
+    @override
     def entries(self, folder: str) -> list[str] | None:
         at = Path(self.root, folder)
         if not folder and at.is_file():

@@ -67,6 +67,10 @@ class Remote(Backend):
         return digest.hexdigest()
 
     @override
+    def read_range(self, path: str, start: int, end: int) -> bytes:
+        return bytes(self.file_system.cat_file(self.at(path), start=start, end=end))
+
+    @override
     def entries(self, folder: str) -> list[str] | None:
         self.file_system.invalidate_cache()
         try:

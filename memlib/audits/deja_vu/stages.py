@@ -635,7 +635,7 @@ class _Pictures:
 
     def __init__(self, stage: Report) -> None:
         self._searches = {(s.pair, s.layer, s.epoch, s.crop): s for s in stage.searches}
-        self._most, self._images, splits = stage.recipe.report.neighbors, stage.shard.content.images, stage.splits.content
+        self._most, self._picture, splits = stage.recipe.report.neighbors, stage.shard.content.pictures, stage.splits.content
         self._class_names = named_classes(splits)
         self._ids_of, self._nearest_of = lru_cache(lambda content: content.ids), lru_cache(lambda found: found.rows)
 
@@ -652,6 +652,6 @@ class _Pictures:
         def nearest(side: Found) -> list[tuple[Any, str]]:
             mine = pc.index(self._ids_of(side)["example_id"], unit["example_id"]).as_py()
             chosen = self._ids_of(found.public).take(self._nearest_of(side)[mine, : self._most]).to_pylist()
-            return [(self._images[c["row"]], self._class_names[c["label"]]) for c in chosen]
+            return [(self._picture(c["row"]), self._class_names[c["label"]]) for c in chosen]
 
-        return Shown(self._images[entry["row"]], (x0, y0, x1, y1), nearest(target), nearest(reference))
+        return Shown(self._picture(entry["row"]), (x0, y0, x1, y1), nearest(target), nearest(reference))

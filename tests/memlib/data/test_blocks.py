@@ -3,6 +3,7 @@
 import json
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,7 @@ from memlib.running import PlainRunner
 from memlib.specs import DataSpec
 from memlib.stage import Artifact
 from memlib.store import Ref, Store
+from memlib.store.artifacts import Artifacts
 from memlib.tables import INDEX, SPLITS
 
 SIZE = 8
@@ -91,6 +93,47 @@ def test_encoded_images_are_read_like_raw_ones(folder: Path, images: int, monkey
         assert not other[black].any()
         with pytest.raises(IndexError):
             other[[53]]
+
+
+@pytest.mark.parametrize("storage", ["raw", "png", "jpeg"])
+@pytest.mark.parametrize("uri", ["local", "memory://audits/ranges"])
+def test_a_picture_is_read_alone(folder: Path, uri: str, storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "BLOCK_BYTES", 30 * SIZE * SIZE * 3)
+    (folder / "images" / "class-1" / "004.png").write_bytes(b"no picture")
+    place = str(folder / "store") if uri == "local" else f"{uri}-{storage}"
+    runner = PlainRunner(Store(place, cache=str(folder / "cache")))
+    shard = decode(runner, spec(folder, storage=storage, unreadable="leave_out"))
+    whole = np.asarray(shard.content.images)
+    monkeypatch.setattr(Artifacts, "local_path", only(Artifacts.local_path, "index.parquet", "blocks.json"))
+    pictures = Artifact(runner.store, shard.ref, Decode).content.pictures
+    for row in (0, 52, 17, 26, 27, 3):
+        assert np.array_equal(pictures(row), whole[row])
+    with pytest.raises(IndexError):
+        pictures(53)
+
+
+def only(read: Any, *names: str) -> Any:
+    """A reader of whole files that reads no others."""
+
+    def local_path(self: Artifacts, ref: Ref, name: str) -> Path:
+        assert name in names
+        return read(self, ref, name)
+
+    return local_path
+
+
+def test_a_picture_that_is_damaged_is_not_shown(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "BLOCK_BYTES", 30 * SIZE * SIZE * 3)
+    _, shard = decoded(folder, "store", spec(folder))
+    pictures = shard.content.pictures
+    for file in (folder / "store").glob("artifacts/decode_block/*/*/images.npy"):
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.chmod(0o600)
+        file.write_bytes(data)
+    assert pictures(0).shape == (SIZE, SIZE, 3)
+    with pytest.raises(CorruptArtifact, match="image 25 is damaged"):
+        pictures(52)
 
 
 @pytest.mark.parametrize("threads", ["1", "3"])
