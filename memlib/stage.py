@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar
 
 from memlib.errors import CorruptArtifact
 from memlib.identity import content_key
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 Out = TypeVar("Out")
 Other = TypeVar("Other")
+Asked = ParamSpec("Asked")
+Found = TypeVar("Found")
 Place = Literal["driver", "cores", "anywhere", "fleet"]
 
 
@@ -72,7 +74,7 @@ class Artifact(Generic[Out]):
         stage: the class that made it, which knows how to open it.
     """
 
-    store: Store = field(repr=False)
+    store: Store = field(compare=False, repr=False)
     ref: Ref
     stage: type[Stage[Out]] = field(compare=False, repr=False)
 
@@ -122,6 +124,25 @@ class Artifact(Generic[Out]):
     def path(self, name: str) -> Path:
         """Return a local file with the verified bytes of one of its files, safe to memory-map."""
         return self.store.artifacts.local_path(self.ref, name)
+
+
+def remembered(
+    work: Callable[Concatenate[Artifact[Out], Asked], Found],
+) -> Callable[Concatenate[Artifact[Out], Asked], Found]:
+    """Have a function of an artifact, and of whatever else has a hash, work out each answer once.
+
+    Answers are kept as long as the reference is: not for another store, nor for what is made anew under the same key.
+    """
+
+    @wraps(work)
+    def asked(artifact: Artifact[Out], /, *others: Asked.args, **named: Asked.kwargs) -> Found:
+        known: dict[Any, Found] = artifact.__dict__.setdefault("_remembered", {})
+        question = (work, others, tuple(named.items()))
+        if question not in known:
+            known[question] = work(artifact, *others, **named)
+        return known[question]
+
+    return asked
 
 
 class Stage(ABC, Generic[Out]):

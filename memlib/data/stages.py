@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, cast
 
 import numpy as np
@@ -46,7 +46,7 @@ from memlib.errors import CorruptArtifact
 from memlib.provenance import Declared
 from memlib.runs import without_whereabouts
 from memlib.specs import DataSpec, GroupSpec, HoldOutSpec, SplitSpec, TextSpec
-from memlib.stage import Artifact, Place, Runner, Stage
+from memlib.stage import Artifact, Place, Runner, Stage, remembered
 from memlib.store import Attempt, Ref, Store
 from memlib.tables import SPLITS, read_table, write_table
 
@@ -278,19 +278,19 @@ class Decode(Stage[Shard]):
         return preview(self._source)
 
 
-@lru_cache(maxsize=64)  # the cells of a sweep ask for the same ones
+@remembered
 def members_of(splits: Artifact[pa.Table], *roles: str) -> pa.Table:
     """Return the rows of the splits with one of the roles, in order of example id."""
     return select(splits.content, *roles)
 
 
-@lru_cache(maxsize=64)
+@remembered
 def digest_of(splits: Artifact[pa.Table], *roles: str) -> str:
     """Return what a key says of the examples with one of the roles."""
     return members_digest(members_of(splits, *roles))
 
 
-@lru_cache(maxsize=64)
+@remembered
 def class_names_of(splits: Artifact[pa.Table]) -> tuple[str, ...]:
     """Return the names of the classes, by label."""
     return tuple(named_classes(splits.content).values())

@@ -38,7 +38,7 @@ from memlib.results import (
     Tables,
 )
 from memlib.specs import CropSpec, ModelSpec
-from memlib.stage import AnyArtifact, Artifact, Place, Stage
+from memlib.stage import AnyArtifact, Artifact, Place, Stage, remembered
 from memlib.store import Attempt, Ref
 from memlib.tables import CURVES, SUMMARY, read_table, write_table
 from memlib.training.fit import TrainedModel
@@ -233,7 +233,7 @@ class ShownRows:
     digest: str
 
 
-@lru_cache(maxsize=256)  # models, and cells of a sweep, are shown the same views
+@remembered  # models are shown the same views
 def shown_rows(
     splits: Artifact[pa.Table], shard: Artifact[Shard], view: View, rows: tuple[int, int] | None = None
 ) -> ShownRows:
