@@ -34,6 +34,7 @@ from memlib.stage import Artifact, Runner
 from memlib.training.fit import Train, TrainedModel
 
 STAGES = (DecodeBlock, Decode, Split, Train, Embed, Search, Probe, ScoreSetting, Score, Report)
+LOOKED_ROWS = 1024  # in which a crop is looked for at a time
 Side = tuple[int, Direction]
 Models = Mapping[Side, Artifact[TrainedModel]]
 PUBLIC_VIEW, PROBED_VIEW = View((PUBLIC,)), View((TARGET, REFERENCE, SHARED))
@@ -67,7 +68,10 @@ def _refuse_the_impossible(recipe: Recipe, splits: Artifact[pa.Table], shard: Ar
     """Before hours are spent on training: more neighbours than images, crop modes that no image has."""
     for crop in recipe.crops:
         for direction in DIRECTIONS:
-            if not shown_rows(splits, shard, View((ROLE_OF[direction],), crop)).members.num_rows:
+            view = View((ROLE_OF[direction],), crop)
+            count = members_of(splits, *view.roles).num_rows
+            looks = (shown_rows(splits, shard, view, (at, at + LOOKED_ROWS)) for at in range(0, count, LOOKED_ROWS))
+            if not any(shown.members.num_rows for shown in looks):
                 raise UserError(f"no audited image has a {crop.mode} crop; take it out of decode.crops")
     public = members_of(splits, PUBLIC).num_rows
     if max(recipe.decode.k) > public:

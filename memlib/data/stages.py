@@ -87,7 +87,7 @@ class Shard:
         listed = json.loads(self._artifact.path(BLOCKS_FILE).read_text(encoding="utf-8"))
         blocks = [Artifact(self._artifact.store, Ref.parse(one["block"]), DecodeBlock) for one in listed]
         starts = np.cumsum([0, *(one["images"] for one in listed)])
-        digests, places = self.index["digest"], np.argsort(self.index["row"].to_numpy())
+        digests = self.index["digest"]
         is_exact = self._artifact.store.artifacts.manifest(self._artifact.ref).spec.get("storage") != "jpeg"
 
         @cache
@@ -98,7 +98,7 @@ class Shard:
         def picture(row: int) -> NDArray[np.uint8]:
             number = int(np.searchsorted(starts, row, side="right")) - 1
             found: NDArray[np.uint8] = opened(number)[row - starts[number]]
-            digest = digests[int(places[row])].as_py()
+            digest = digests[int(self.places[row])].as_py()
             if is_exact and digest and hashlib.sha256(found.data).hexdigest() != digest:
                 block = blocks[number].ref
                 raise CorruptArtifact(f"artifact {block}: image {row - starts[number]} is damaged", block)
@@ -110,6 +110,12 @@ class Shard:
     def index(self) -> pa.Table:
         """A tables.INDEX, sorted by example id."""
         return read_index(self._artifact.path(INDEX_FILE))
+
+    @cached_property
+    def places(self) -> NDArray[np.int64]:
+        """Positions in the index (num_stored,) by stored row."""
+        places: NDArray[np.int64] = np.argsort(self.index["row"].to_numpy())
+        return places
 
     @cached_property
     def labels(self) -> NDArray[np.int64]:

@@ -242,9 +242,8 @@ def shown_rows(
     if rows is not None:
         members = members.slice(rows[0], rows[1] - rows[0])
     if view.crop is not None:
-        index = shard.content.index
-        index = index.take(pc.index_in(members["example_id"], value_set=index["example_id"].combine_chunks()))
-        crops = periphery_crops(index.select(["unreadable", "content", "boxes"]), view.crop)
+        index = shard.content.index.select(["unreadable", "content", "boxes"])
+        crops = periphery_crops(index.take(pa.array(shard.content.places[members["row"].to_numpy()])), view.crop)
         has_crop = crops[:, 0] >= 0
         members, crops = members.filter(pa.array(has_crop)), crops[has_crop]
     return ShownRows(members, crops, members_digest(members))
