@@ -34,7 +34,7 @@ from PIL import Image
 
 CLASSES, SIDE, PER_FILE, K = 1000, 32, 20_000, 30
 PARTS = ("decode_block", "embed", "search", "score")  # stages in which the driver is killed
-KILL_SECONDS = 2.0  # after their beginning
+KILL_SECONDS = 2.0  # after a stage of one part has begun
 RECIPE: dict[str, Any] = {
     "audit": "deja_vu",
     "title": "as large as ImageNet",
@@ -139,7 +139,7 @@ def audit(folder: Path, count: int, address: str, *, untrained: bool, kill_in: s
         with contextlib.suppress(ValueError, KeyError):
             event = json.loads(line)
             if event["stage"] == kill_in and event["event"] == "computing":
-                time.sleep(KILL_SECONDS)  # some parts may be done, others are under way
+                _wait_for_a_part(store, kind=kill_in, count=event["facts"]["count"])
                 for process in [*psutil.Process(driver.pid).children(recursive=True), psutil.Process(driver.pid)]:
                     with contextlib.suppress(psutil.Error):
                         process.send_signal(signal.SIGKILL)
@@ -150,6 +150,15 @@ def audit(folder: Path, count: int, address: str, *, untrained: bool, kill_in: s
         measured.stages, measured.busy = _spans(store)
     assert driver.returncode == 0 or kill_in, "".join(lines[-20:])
     return measured
+
+
+def _wait_for_a_part(store: Path, *, kind: str, count: int) -> None:
+    """Until one part of a stage is done and others are under way; of a single part until it is."""
+    if count == 1:
+        time.sleep(KILL_SECONDS)
+        return
+    while not any(store.glob(f"artifacts/{kind}/*/manifest.json")):
+        time.sleep(0.05)
 
 
 def _spans(store: Path) -> tuple[dict[str, float], dict[str, float]]:
