@@ -218,16 +218,19 @@ def _compute(context: Context, kind: type[AnyStage], missing: Mapping[Ref, AnySt
 
 def _make_again(context: Context, readers: Sequence[AnyStage]) -> None:
     """Make artifacts anew whose files were let go, and are now read again."""
-    read = {artifact.ref for stage in readers for artifact in stage.reads_passing}
-    gone = {ref: context.shared.stages[ref] for ref in sorted(read, key=str) if context.store.artifacts.let_go_of(ref)}
-    if not gone:
-        return
-    kind = type(next(iter(gone.values())))
-    context.say(f"{kind.declared.name}: {len(gone)} to compute again, as they were let go")
-    for ref in gone:
-        context.discard(ref)
-    with _at_work(context, list(gone)):
-        _compute(context, kind, gone)
+    read = sorted({artifact.ref for stage in readers for artifact in stage.reads_passing}, key=str)
+    for name in dict.fromkeys(ref.stage for ref in read):
+        with context.turn(name):  # another cell may be about to
+            gone = {
+                ref: context.shared.stages[ref] for ref in read if ref.stage == name if context.store.artifacts.let_go_of(ref)
+            }
+            if not gone:
+                continue
+            context.say(f"{name}: {len(gone)} to compute again, as they were let go")
+            for ref in gone:
+                context.discard(ref)
+            with _at_work(context, list(gone)):
+                _compute(context, type(next(iter(gone.values()))), gone)
 
 
 def record_of(context: Context, stage: AnyStage) -> Making:

@@ -9,6 +9,7 @@ from typing import Any
 import fsspec
 import pytest
 
+from deployments.local.api import step_of
 from memlib.audits.unique_feature.stages import TrainNets
 from memlib.data.stages import Decode
 from memlib.errors import CorruptArtifact, RunError
@@ -19,7 +20,7 @@ from memlib.store.artifacts import Artifacts
 from memlib.upkeep import garbage
 from tasks.remote import compute_there, log_kept
 from tasks.runtime import Context, Shared
-from tasks.stage import StageRunner, _at_work, _nodes_near, committed
+from tasks.stage import StageRunner, _at_work, _label, _nodes_near, committed
 
 MODEL = Ref("train_nets", "0" * 32)
 
@@ -150,3 +151,19 @@ def test_hours_are_those_of_all_workers_of_all_cells(tmp_path: Path) -> None:
     cells[0].spend(3, 1800)
     with pytest.raises(RunError, match="workers have taken 2.5 hours"):
         cells[1].spend(1, 3600)
+
+
+def test_a_step_is_named_by_what_it_is_about() -> None:
+    @dataclass
+    class Step:
+        label: str
+        title = "train models"
+
+    def named(*labels: str) -> str:
+        return _label([Step(label) for label in labels])  # type: ignore[misc]
+
+    assert named("") == "train models"
+    assert named("model A0") == "train models: model A0"
+    assert named("model A0", "model B0", "model A0") == "train models: model A0; model B0 (3 parts)"
+    assert named(*"abcdef") == "train models: a; b; c; d; and 2 more (6 parts)"
+    assert {step_of(named(*labels)) for labels in ([""], ["a"], ["a", "b"], ["", ""])} == {"train models"}
