@@ -25,7 +25,7 @@ from memlib.runs import asks_digest, findings_of, list_runs, pins_of, publish_ro
 from memlib.specs import Resources
 from memlib.stage import AnyArtifact, Artifact
 from memlib.store import MANIFEST, Store
-from memlib.tables import write_table
+from memlib.tables import copy_table
 
 DATA_STAGES = ("decode", "secret/corpus")
 
@@ -78,9 +78,9 @@ def publish_audit(
     pages, published = {}, {}
     with scratch("publish") as folder:
         for name, schema in tables_of(recipe.audit).items():
-            for number, table in enumerate(scores.content.parts(name)):
+            for number, source in enumerate(scores.content.paths(name)):
                 part = folder / f"{name}.parquet"
-                write_table(table, schema, part, metadata=metadata)
+                copy_table(source, schema, part, metadata=metadata)
                 path = results_path(name, recipe.audit, run, number)
                 place, published[path] = store.publish(path, part), file_digest(part)
                 results.setdefault(name, place)

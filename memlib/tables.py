@@ -5,7 +5,7 @@ column's own. A change that readers would notice raises the version.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,14 +49,25 @@ class Table:
 
 def write_table(table: pa.Table, schema: Table, path: Path, *, metadata: Mapping[str, str] | None = None) -> None:
     """Writes a table as Parquet: zstd, row groups of 131,072, schema version and extra metadata in the file."""
+    pq.write_table(table.cast(_described(schema, metadata)), path, compression="zstd", row_group_size=ROW_GROUP)
+
+
+def copy_table(source: Path, schema: Table, path: Path, *, metadata: Mapping[str, str] | None = None) -> None:
+    """Writes a table that is in a file as `write_table` does, a row group after the other, however large it is."""
+    arrow, file = _described(schema, metadata), pq.ParquetFile(source)
+    with pq.ParquetWriter(path, arrow, compression="zstd") as writer:
+        for number in range(file.num_row_groups):
+            writer.write_table(file.read_row_group(number).cast(arrow), row_group_size=ROW_GROUP)
+
+
+def _described(schema: Table, metadata: Mapping[str, str] | None) -> pa.Schema:
     arrow = schema.arrow
-    arrow = arrow.with_metadata({**arrow.metadata, **{k.encode(): v.encode() for k, v in (metadata or {}).items()}})
-    pq.write_table(table.cast(arrow), path, compression="zstd", row_group_size=ROW_GROUP)
+    return arrow.with_metadata({**arrow.metadata, **{k.encode(): v.encode() for k, v in (metadata or {}).items()}})
 
 
-def read_table(path: Path) -> pa.Table:
+def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """Reads one of our tables, as a single file: pyarrow's data sets load pandas, and read partitions into the path."""
-    return pq.ParquetFile(path).read()
+    return pq.ParquetFile(path).read(columns=columns)
 
 
 TEXT, INT, FLOAT, FLAG = pa.string(), pa.int64(), pa.float64(), pa.bool_()
@@ -68,7 +79,7 @@ INDEX = Table(
     meaning="The images of a source as they were decoded, a row each, sorted by example id.",
     columns=(
         Column("example_id", TEXT, "", "path or row within the source"),
-        Column("row", INT, "row", "position in images.npy"),
+        Column("row", INT, "row", "position among the stored images"),
         Column("label", INT, "class index", "the object's class"),
         Column("class_name", TEXT, "", "its name"),
         Column("boxes", RECTANGLE, "pixel", "x0, y0, x1, y1 of each object, half open, in the stored image"),

@@ -291,6 +291,6 @@ def _write_index(rows: list[dict[str, Any]], folder: Path) -> pa.Table:
     return table
 
 
-def read_index(path: Path) -> pa.Table:
-    """The index of a shard (tables.INDEX), a row an image, sorted by example id."""
-    return read_table(path)
+def read_index(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """The index of a shard (tables.INDEX) or some columns of it, a row an image, sorted by example id."""
+    return read_table(path, columns)

@@ -114,8 +114,14 @@ class Shard:
     @cached_property
     def places(self) -> NDArray[np.int64]:
         """Positions in the index (num_stored,) by stored row."""
-        places: NDArray[np.int64] = np.argsort(self.index["row"].to_numpy())
+        rows = self.geometry if "index" not in self.__dict__ else self.index
+        places: NDArray[np.int64] = np.argsort(rows["row"].to_numpy())
         return places
+
+    @cached_property
+    def geometry(self) -> pa.Table:
+        """Those columns of the index that say where things are: row, boxes, content, unreadable; a third of its size."""
+        return read_index(self._artifact.path(INDEX_FILE), ["row", "boxes", "content", "unreadable"])
 
     @cached_property
     def labels(self) -> NDArray[np.int64]:

@@ -242,8 +242,8 @@ def shown_rows(
     if rows is not None:
         members = members.slice(rows[0], rows[1] - rows[0])
     if view.crop is not None:
-        index = shard.content.index.select(["unreadable", "content", "boxes"])
-        crops = periphery_crops(index.take(pa.array(shard.content.places[members["row"].to_numpy()])), view.crop)
+        places = shard.content.places[members["row"].to_numpy()]
+        crops = periphery_crops(shard.content.geometry.take(pa.array(places)), view.crop)
         has_crop = crops[:, 0] >= 0
         members, crops = members.filter(pa.array(has_crop)), crops[has_crop]
     return ShownRows(members, crops, members_digest(members))
