@@ -36,7 +36,7 @@ from memlib.identity import canonical_json
 from memlib.results import PageStage
 from memlib.runs import run_name, without_whereabouts
 from memlib.specs import Resources, Spec
-from memlib.stage import AnyStage, Artifact, Out, Stage
+from memlib.stage import AnyArtifact, AnyStage, Artifact, Out, Stage
 from memlib.store import Attempt, Ref, Store
 from memlib.tables import INDEX, SUMMARY, TRAINING, write_table
 from memlib.training.files import step_file, weights_file
@@ -105,6 +105,9 @@ class GhostRunner:
 
     def run(self, stage: Stage[Out]) -> Artifact[Out]:
         return self._run(stage)
+
+    def let_go(self, artifacts: Sequence[AnyArtifact]) -> None:
+        pass
 
     def warn(self, text: str) -> None:
         pass
