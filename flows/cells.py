@@ -88,7 +88,7 @@ def _carry_out_cells(context: Context, recipe: Recipe, cells: Cells) -> dict[str
 def _finished(context: Context, cells: Cells) -> dict[str, Outcome]:
     """The cells in which nothing is left to do, but for those of which a stage is to be computed again."""
     left = {name: (audit, spec) for name, (audit, spec, _) in cells.items() if not _forced(context, audit)}
-    found = finished_cells(left, context.store, context.resources, say=context.warn)
+    found = finished_cells(left, context.store, context.resources, say=context.warn, passing=context.shared.passing)
     return {name: Outcome(name, run.audit, cells[name][2], run) for name, run in found.items()}
 
 

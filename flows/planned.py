@@ -63,7 +63,12 @@ def finished(
 
 
 def finished_cells(
-    cells: Mapping[str, tuple[Audit, Spec]], store: Store, resources: Resources, *, say: Callable[[str], None]
+    cells: Mapping[str, tuple[Audit, Spec]],
+    store: Store,
+    resources: Resources,
+    *,
+    say: Callable[[str], None],
+    passing: list[AnyArtifact] | None = None,
 ) -> dict[str, RunRecord]:
     """Return the runs of those cells of a sweep in which nothing is left to do, as they were published.
 
@@ -75,6 +80,7 @@ def finished_cells(
         store: where they may be.
         resources: machines.
         say: told what a run's user must see.
+        passing: gets the artifacts whose files may be let go.
     """
     known = {entry["asks"] for entry in list_runs(store).entries}
     asked = {name: cell for name, cell in cells.items() if asks_digest(cell[1].model_dump(mode="json")) in known}
@@ -86,6 +92,8 @@ def finished_cells(
         for name, (audit, recipe) in asked.items():
             run = runner.run_of(audit, recipe)
             if run is not None and all(path in there for path in run.published):
+                if passing is not None:
+                    passing += runner.passing
                 found[name] = run.model_copy(update={"computed": [], "reused": sorted({*run.computed, *run.reused})})
     limits = [line for name in found for line in asked[name][0].limits(asked[name][1])]
     for line in dict.fromkeys([*limits, *([in_words(runner.plan.old_code)] if found and runner.plan.old_code else [])]):
@@ -100,6 +108,7 @@ class _Naming(PlanRunner):
         """Return an audit's finished run; None where anything of it is missing, or made from what has changed since."""
         self._refs: list[Ref] = []
         self._run = ""
+        self.passing: list[AnyArtifact] = []
         try:
             body_of(audit)(self, recipe)
             if self._run and all(self.plan.parts[ref].is_settled for ref in self._refs):
@@ -112,6 +121,10 @@ class _Naming(PlanRunner):
         """Note the parts of a step."""
         self._refs += [stage.identity.ref for stage in stages]
         return super().run_all(stages)
+
+    def let_go(self, artifacts: Sequence[AnyArtifact]) -> None:
+        """Note what may be let go."""
+        self.passing += artifacts
 
     def publish(
         self, recipe: Spec, scores: Artifact[Tables], report: Artifact[Path], artifacts: Mapping[str, AnyArtifact]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memlib.errors import RunError
+from memlib.exact import be_exact
 from memlib.publishing import Work, publish_again, publish_audit
 from memlib.records import RunRecord
 from memlib.results import Tables
@@ -72,10 +73,11 @@ class PlainRunner:
         import torch
 
         for artifact in stage.reads_passing:
-            if self._store.artifacts.let_go_of(artifact.ref):
+            if not self._store.artifacts.is_whole(artifact.ref):
                 self._store.artifacts.discard(artifact.ref)
                 self._known.forget_content(artifact.ref)
                 self._make(self._stages[artifact.ref], artifact.ref)
+        be_exact()
         record = stage.record(self._known.contents_of(self._store, stage.identity.inputs))
         with self._store.artifacts.write(ref, **record) as attempt:
             attempt.warn = self.warn

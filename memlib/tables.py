@@ -86,7 +86,12 @@ INDEX = Table(
         Column("content", RECTANGLE, "pixel", "x0, y0, x1, y1 of the picture in the stored (maybe padded) image"),
         Column("original_width", INT, "pixel", "before resizing"),
         Column("original_height", INT, "pixel", "before resizing"),
-        Column("digest", TEXT, "sha256", "of the stored pixels: equal for duplicates"),
+        Column(
+            "digest",
+            TEXT,
+            "sha256",
+            "of the stored pixels, before they became JPEG: equal for duplicates",
+        ),
         Column("unreadable", TEXT, "", "why the image could not be decoded; null when it was"),
     ),
     keys=("example_id",),

@@ -200,7 +200,7 @@ def map_on_ray(
     Args:
         context: of the run.
         stage: whose needs the calls have.
-        function: returns lines that must be seen.
+        function: returns lines that must be seen, and the seconds that it took.
         calls: its arguments.
         progress: called with (calls done, calls in all).
         near: ids of the nodes that have what the calls read; they go there when there is room.
@@ -229,27 +229,24 @@ def map_on_ray(
     running: list[Any] = []
     failures: list[Exception] = []
     said: list[str] = []
-    looked, slots, at_once, counted = -LOOK_SECONDS, 1, 1, time.monotonic()
+    looked, slots = -LOOK_SECONDS, 1
     asked_for = MOST_ASKED if context.resources.ray_address is not None else 1  # a cluster grows for tasks that wait
     try:
         while waiting or running:
             if time.monotonic() - looked >= LOOK_SECONDS:
                 context.check_going()
                 watch.look()
-                at_once = places(ray, needs)
-                room = max(2 * at_once, asked_for, 2)  # the next parts wait beside those under way
+                room = max(2 * places(ray, needs), asked_for, 2)  # the next parts wait beside those under way
                 looked, slots = time.monotonic(), min(room, limit or room)
             while waiting and len(running) < slots:
                 call, node = waiting.pop()
                 running.append(_near(remote, node).remote(*call, threads))
-            under_way = min(len(running), at_once)
             finished, running = ray.wait(running, num_returns=1, timeout=LOOK_SECONDS)
-            now = time.monotonic()
-            context.spend(under_way, now - counted)
-            counted = now
             for done in finished:
                 try:
-                    said += ray.get(done)
+                    lines, seconds = ray.get(done)
+                    said += lines
+                    context.spend(1, seconds)
                 except ray.exceptions.RayError as error:
                     failures.append(_cause(ray, error))
             progress(len(calls) - len(waiting) - len(running), len(calls))

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from memlib.errors import CorruptArtifact, RunError, UserError
+from memlib.exact import be_exact
 from memlib.logs import recorded, recording
 from memlib.store import Attempt, Ref, Store
 
@@ -18,15 +20,16 @@ REACH_SECONDS = 10.0  # that a store is given to answer
 
 def compute_there(
     store: Store, ref: Ref, record: Mapping[str, Any], compute: Callable[[Attempt, torch.device], None], threads: int
-) -> list[str]:
+) -> tuple[list[str], float]:
     """Fills an artifact that is not there; what it makes goes to the store from there, and so does what it prints.
 
     Returns:
-        lines that must be seen.
+        lines that must be seen, and seconds that it took.
     """
     said: list[str] = []
     if store.artifacts.has(ref):
-        return said  # made by another driver meanwhile, or by a worker that was lost before it could say so
+        return said, 0.0  # made by another driver meanwhile, or by a worker that was lost before it could say so
+    started = time.monotonic()
     import ray  # here, as who imports this module may still have to say how Ray is to start
 
     granted = bool(ray.get_runtime_context().get_accelerator_ids().get("GPU"))  # Ray hides none from who asked for none
@@ -36,13 +39,7 @@ def compute_there(
     with log_kept(store, ref), store.artifacts.write(ref, **record) as attempt:
         attempt.facts["worker"], attempt.warn = whereabouts(), said.append
         compute(attempt, device)
-    return said
-
-
-def be_exact() -> None:
-    """Have GPUs compute in float32 where a recipe says so; by default cuDNN rounds factors to 10 bits (TF32)."""
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cuda.matmul.allow_tf32 = False
+    return said, time.monotonic() - started
 
 
 def reach(store: Store) -> str:

@@ -84,7 +84,7 @@ class Context:
             raise RunError("stopped with its sweep")
 
     def spend(self, workers: int, seconds: float) -> None:
-        """Count what workers have taken, of all cells together.
+        """Count what workers have taken for what is done, of all cells together.
 
         Raises:
             RunError: when that is more than the run may take.

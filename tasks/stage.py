@@ -16,6 +16,7 @@ from prefect.context import TagsContext
 from prefect.states import Completed
 
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError, UserError
+from memlib.exact import be_exact
 from memlib.publishing import publish_audit
 from memlib.records import RunRecord
 from memlib.results import REPORT_FILE, Tables
@@ -206,6 +207,7 @@ def _compute(context: Context, kind: type[AnyStage], missing: Mapping[Ref, AnySt
             for line in map_on_ray(context, kind.declared.name, compute_there, calls, progress, near, gpu=gpu):
                 context.warn(line)
     else:
+        be_exact()
         for ref, stage in missing.items():
             record, started = record_of(context, stage), time.monotonic()
             with context.counter(kind.declared.name) as progress, context.store.artifacts.write(ref, **record) as attempt:
@@ -221,14 +223,14 @@ def _make_again(context: Context, readers: Sequence[AnyStage]) -> None:
     read = sorted({artifact.ref for stage in readers for artifact in stage.reads_passing}, key=str)
     for name in dict.fromkeys(ref.stage for ref in read):
         with context.turn(name):  # another cell may be about to
-            gone = {
-                ref: context.shared.stages[ref] for ref in read if ref.stage == name if context.store.artifacts.let_go_of(ref)
-            }
+            there = {ref: context.store.artifacts.is_whole(ref) for ref in read if ref.stage == name}
+            gone = {ref: context.shared.stages[ref] for ref, is_whole in there.items() if not is_whole}
             if not gone:
                 continue
             context.say(f"{name}: {len(gone)} to compute again, as they were let go")
             for ref in gone:
-                context.discard(ref)
+                if not context.store.artifacts.is_whole(ref):  # and no other driver has made it meanwhile
+                    context.discard(ref)
             with _at_work(context, list(gone)):
                 _compute(context, type(next(iter(gone.values()))), gone)
 

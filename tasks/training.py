@@ -76,11 +76,13 @@ def train_on_ray(context: Context, jobs: Sequence[Train]) -> None:
         watch = Watch(ray, context, STAGE, needs, parts=resources.workers_per_model * (1 if resources.elastic else groups))
         try:
             looked = time.monotonic()
-            while wait([fit], timeout=LOOK_SECONDS).not_done:
+            while True:
+                is_done = not wait([fit], timeout=LOOK_SECONDS).not_done
+                looked, before = time.monotonic(), looked
+                context.spend(groups * resources.workers_per_model, looked - before)
+                if is_done:
+                    break
                 context.check_going()
-                now = time.monotonic()
-                context.spend(groups * resources.workers_per_model, now - looked)
-                looked = now
                 watch.look()
         except BaseException:  # an interrupt, or too late: end the fit
             done.set()

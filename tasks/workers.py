@@ -12,11 +12,12 @@ import torch
 import torch.distributed as dist
 
 from memlib.errors import CorruptArtifact, RunError, StoreRefused, StoreUnreachable, UserError
+from memlib.exact import be_exact
 from memlib.specs import Resources
 from memlib.training.fit import Train, train_into_store
 from memlib.training.loop import Worker
 from tasks.board import LONGEST_SECONDS
-from tasks.remote import be_exact, log_kept, whereabouts
+from tasks.remote import log_kept, whereabouts
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # trying again would not help
 

@@ -42,7 +42,7 @@ from memlib.data.splits import (
 )
 from memlib.data.stored import Blocks, Ranges, read_images
 from memlib.data.understood import Understood, described, preview, understood, warnings
-from memlib.errors import CorruptArtifact
+from memlib.errors import CorruptArtifact, RunError
 from memlib.provenance import Declared
 from memlib.runs import without_whereabouts
 from memlib.specs import DataSpec, GroupSpec, HoldOutSpec, SplitSpec, TextSpec
@@ -75,12 +75,18 @@ class Shard:
         blocks = [Artifact(self._artifact.store, Ref.parse(one["block"]), DecodeBlock) for one in listed]
         return cast(NDArray[Any], Blocks([one["images"] for one in listed], lambda number: blocks[number].content.images))
 
+    @property
+    def has_images(self) -> bool:
+        """Whether these are images, and no points or windows of a text; of a large source nothing is opened for that."""
+        return BLOCKS_FILE in self._artifact.files or self.images.ndim == 4
+
     @cached_property
     def pictures(self) -> Callable[[int], NDArray[np.uint8]]:
         """Returns one image by its stored row; of a large source it is read alone, and neither its block nor any other.
 
         Raises (each call):
-            CorruptArtifact: when it is not the image of which the index has the digest.
+            CorruptArtifact: when it cannot be decoded, or is not the image of which the index has the digest (of one that
+                was stored as JPEG nobody can tell).
         """
         if BLOCKS_FILE not in self._artifact.files:
             return lambda row: self.images[row]
@@ -96,12 +102,19 @@ class Shard:
             return Ranges(cast(BinaryIO, blocks[number].opened(name)), name)
 
         def picture(row: int) -> NDArray[np.uint8]:
+            if not 0 <= row < starts[-1]:
+                raise IndexError(f"row {row} of {starts[-1]} images")
             number = int(np.searchsorted(starts, row, side="right")) - 1
-            found: NDArray[np.uint8] = opened(number)[row - starts[number]]
-            digest = digests[int(self.places[row])].as_py()
+            block, digest = blocks[number].ref, digests[int(self.places[row])].as_py()
+            damage = f"artifact {block}: image {row - starts[number]} is damaged"
+            try:
+                found: NDArray[np.uint8] = opened(number)[row - starts[number]]
+            except RunError:  # the store cannot be reached, or what it holds is gone
+                raise
+            except Exception as error:  # bytes that nobody has verified: Pillow, Arrow and NumPy raise what they like
+                raise CorruptArtifact(f"{damage} ({type(error).__name__})", block) from error
             if is_exact and digest and hashlib.sha256(found.data).hexdigest() != digest:
-                block = blocks[number].ref
-                raise CorruptArtifact(f"artifact {block}: image {row - starts[number]} is damaged", block)
+                raise CorruptArtifact(damage, block)
             return found
 
         return picture

@@ -26,12 +26,12 @@ def what_was_read(artifacts: Sequence[AnyArtifact]) -> Section | None:
 def _pictures(artifact: AnyArtifact) -> list[tuple[str, str]]:
     """Return images of the first classes, drawn evenly from each."""
     content: Any = artifact.content
-    if not isinstance(content, Shard) or content.images.ndim != 4:
+    if not isinstance(content, Shard) or not content.has_images:
         return []
     found = []
     index = content.index.filter(pc.field("unreadable").is_null())
     for name in sorted(pc.unique(index["class_name"]).to_pylist())[:CLASSES]:
         rows = index.filter(pc.field("class_name") == name)["row"].to_pylist()
         for place in np.linspace(0, len(rows) - 1, min(EACH, len(rows))).astype(int):
-            found.append((data_uri(content.images[rows[place]]), name))
+            found.append((data_uri(content.pictures(rows[place])), name))
     return found

@@ -191,13 +191,17 @@ class Artifacts:
         manifest = self.manifest(ref)
         folder, gone = f"{ref.folder}/{manifest.attempt}", self.let_go_of(ref)
         going = sorted(name for name in names if name in manifest.files and name not in gone)
-        if not going:
-            return 0
-        self._place.publish(f"{folder}/{LET_GO}", json.dumps(sorted({*gone, *going})).encode(), secret=True)
-        for name in going:
+        if going:
+            self._place.publish(f"{folder}/{LET_GO}", json.dumps(sorted({*gone, *going})).encode(), secret=True)
+        for name in going if not self._backend.is_local else names:  # who was killed over it has left some
             self._backend.remove(f"{folder}/{name}")
             self._backend.forget(manifest.files[name])
         return sum(manifest.files[name].size for name in going)
+
+    def is_whole(self, ref: Ref) -> bool:
+        """Return whether an artifact is committed, as far as its manifest tells, and no file of it was let go."""
+        self._known.pop(ref, None)
+        return self.has(ref) and not self.let_go_of(ref)
 
     def let_go_of(self, ref: Ref) -> frozenset[str]:
         """Return the files that were taken away from an artifact; none where there is no artifact."""

@@ -386,7 +386,7 @@ class _Run:
         finished = training.step == training.num_steps
         if self.worker.rank or finished or time.monotonic() - self.saved < self.resume_seconds:
             return
-        if training.step % training.steps_per_epoch == 0:
+        if training.step % training.steps_per_epoch == 0 or not training.can_save:
             return  # the epoch's own call saves, after it has kept its weights
         self._save()
 

@@ -175,6 +175,11 @@ class Training:
                 self._sums = {name: self._sums.get(name, 0.0) + value for name, value in terms.items()}
         return self._sums
 
+    @property
+    def can_save(self) -> bool:
+        """Whether one worker may ask for the state alone: not where it would learn of a loss that others do not know yet."""
+        return self.worker.world_size == 1 or not self._untold
+
     def state(self) -> dict[str, Any]:
         """All that a resumed training needs; random state and loader position are functions of the step."""
         return {
@@ -277,7 +282,7 @@ class Training:
             terms = self.objective(self._forward, views, labels)
         means = worker.mean(torch.stack([value.detach().float() for value in terms.values()]))
         self._untold.append((self.step, tuple(terms), means))
-        if len(self._untold) >= TOLD_AFTER.get(worker.device.type, TOLD_STEPS):
+        if (self.step + 1) % TOLD_AFTER.get(worker.device.type, TOLD_STEPS) == 0:  # at the same steps on all workers
             _ = self.epoch_sums
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(terms["loss"]).backward()

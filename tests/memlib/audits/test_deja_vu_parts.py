@@ -206,6 +206,12 @@ def test_embeddings_that_were_let_go_are_made_again_for_who_reads_them(
     assert not said  # there is nothing left
     with pytest.raises(CorruptArtifact, match="was let go"):
         passing[0].open().layer("backbone")
+    assert not store.artifacts.is_whole(passing[0].ref)
+    left = passing[0].store.artifacts
+    file = tmp_path / "store" / passing[0].ref.folder / left.manifest(passing[0].ref).attempt / "backbone.npy"
+    file.write_bytes(b"left by who was killed over it")
+    let_go(store, passing, Resources(keep_embeddings=False), say=said.append)
+    assert not file.exists()
 
     again, units, _ = carried_out(tmp_path / "store")
     assert not again._work.computed

@@ -136,6 +136,29 @@ def test_a_picture_that_is_damaged_is_not_shown(folder: Path, monkeypatch: pytes
         pictures(52)
 
 
+@pytest.mark.parametrize("storage", ["png", "jpeg"])
+def test_damage_of_an_encoded_picture_is_named_whatever_it_does(
+    folder: Path, storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "BLOCK_BYTES", 30 * SIZE * SIZE * 3)
+    _, shard = decoded(folder, "store", spec(folder, storage=storage))
+    whole = np.asarray(shard.content.images)
+    (file, _) = sorted((folder / "store").glob("artifacts/decode_block/*/*/images.arrow"))
+    data, named = file.read_bytes(), 0
+    file.chmod(0o600)
+    rng = np.random.default_rng(0)
+    for place in rng.integers(0, len(data), size=60):
+        file.write_bytes(data[:place] + bytes([data[place] ^ 0x10]) + data[place + 1 :])
+        pictures = Artifact(shard.store, shard.ref, Decode).content.pictures
+        for row in range(53):
+            try:
+                found = pictures(row)
+                assert storage == "jpeg" or np.array_equal(found, whole[row])
+            except CorruptArtifact:
+                named += 1
+    assert named
+
+
 @pytest.mark.parametrize("threads", ["1", "3"])
 def test_grey_images_are_encoded_too(folder: Path, threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", threads)
