@@ -85,8 +85,32 @@ def cut(images: Tensor, rectangles: NDArray[np.int64] | None, *, side: int) -> T
     """
     if rectangles is None:
         return _resize(images, side)
+    if images.device.type == "cuda":
+        return cut_together(images, rectangles, side=side)
     parts = zip(images, rectangles.tolist(), strict=True)
     return torch.cat([_resize(image[None, :, y0:y1, x0:x1], side) for image, (x0, y0, x1, y1) in parts])
+
+
+def cut_together(images: Tensor, rectangles: NDArray[np.int64], *, side: int) -> Tensor:
+    """Does what `cut` does in two products of matrices for all images, where a GPU would wait for thousands of small kernels.
+
+    Resizing with antialiasing is linear in rows and in columns: each pixel of the result is a weighted mean, by a triangle as
+    wide as the reduction, of pixels inside the rectangle. Equal to PyTorch's own but for rounding.
+    """
+    boxes = torch.from_numpy(rectangles).to(images.device)
+    across = _weights(boxes[:, 0], boxes[:, 2], images.shape[3], side)
+    down = _weights(boxes[:, 1], boxes[:, 3], images.shape[2], side)
+    return down[:, None] @ (images @ across[:, None].transpose(2, 3))
+
+
+def _weights(first: Tensor, last: Tensor, length: int, side: int) -> Tensor:
+    """Weights (batch, side, length) of the pixels along one side; none of those outside first ... last - 1."""
+    scale = (last - first).double()[:, None, None] / side
+    pixel = torch.arange(length, device=first.device, dtype=torch.float64) - first[:, None, None]  # (batch, 1, length)
+    centre = scale * (torch.arange(side, device=first.device, dtype=torch.float64)[:, None] + 0.5)  # (batch, side, 1)
+    weights = (1 - (pixel + 0.5 - centre).abs() / scale.clamp(min=1)).clamp(min=0)
+    weights = weights * ((pixel >= 0) & (pixel < (last - first)[:, None, None]))
+    return (weights / weights.sum(dim=2, keepdim=True)).float()
 
 
 def _resize(images: Tensor, side: int) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 
 from memlib.errors import RunError
 from memlib.models.encoder import build_encoder
-from memlib.observe.embeddings import cut, embed
+from memlib.observe.embeddings import cut, cut_together, embed
 from memlib.observe.search import search
 from memlib.specs import ModelSpec
 
@@ -25,6 +25,23 @@ def test_nothing_outside_the_rectangle_has_any_influence() -> None:
         image[:, y0:y1, x0:x1] = keep
     assert torch.equal(cut(images, boxes, side=16), cut(changed, boxes, side=16))
     assert torch.equal(cut(images[:, :, :16, :16], None, side=16), images[:, :, :16, :16])
+
+
+@pytest.mark.parametrize("side", [4, 7, 16, 33])
+def test_crops_cut_together_are_those_cut_one_by_one(side: int) -> None:
+    rng = np.random.default_rng(1)
+    images = torch.from_numpy(rng.random((200, 3, 20, 27), dtype=np.float32))
+    x0, y0 = rng.integers(0, 26, size=200), rng.integers(0, 19, size=200)
+    boxes = np.stack([x0, y0, rng.integers(x0 + 1, 28), rng.integers(y0 + 1, 21)], axis=1)
+    expected, found = cut(images, boxes, side=side), cut_together(images, boxes, side=side)
+    assert found.shape == expected.shape
+    assert float((found - expected).abs().max()) < 2e-6
+    changed = images.clone()
+    for image, (left, top, right, bottom) in zip(changed, boxes, strict=True):
+        keep = image[:, top:bottom, left:right].clone()
+        image.fill_(9.0)
+        image[:, top:bottom, left:right] = keep
+    assert torch.equal(cut_together(changed, boxes, side=side), found)  # nothing outside has any influence
 
 
 @pytest.fixture
