@@ -34,6 +34,7 @@ from PIL import Image
 
 CLASSES, SIDE, PER_FILE, K = 1000, 32, 20_000, 30
 PARTS = ("decode_block", "embed", "search", "score")  # stages in which the driver is killed
+ALIKE = ("decode_block", "decode", "split", "report")  # stages that an untrained run has as any other
 KILL_SECONDS = 2.0  # after a stage of one part has begun
 RECIPE: dict[str, Any] = {
     "audit": "deja_vu",
@@ -291,19 +292,20 @@ def measure(sizes: Sequence[int], largest: int, folder: Path) -> None:
             for stage, seconds in found[count].stages.items():
                 share = f", cores busy for {found[count].busy[stage]:.0%}" if stage in found[count].busy else ""
                 print(f"    {stage}: {seconds:.1f} s{share}", flush=True)
-    _print_exponents({size: found[size] for size in sizes})
+    _print_exponents(found, sizes)
 
 
 def _memory(measured: Measured) -> str:
     return ", ".join(f"{who} at most {peak / 2**30:.2f} GiB" for who, peak in measured.peaks.items())
 
 
-def _print_exponents(found: Mapping[int, Measured]) -> None:
-    if len(found) < 2:
+def _print_exponents(found: Mapping[int, Measured], trained: Sequence[int]) -> None:
+    """Of stages that the untrained run has in just the same way, from that one, too: its blocks fill the cores better."""
+    if len(trained) < 2:
         return
-    for stage in next(iter(found.values())).stages:
-        seconds = [measured.stages.get(stage, math.nan) for measured in found.values()]
-        slope = exponent(list(found), seconds)
+    for stage in found[trained[0]].stages:
+        counts = list(found) if stage in ALIKE else list(trained)
+        slope = exponent(counts, [found[count].stages.get(stage, math.nan) for count in counts])
         said = f" ({slope / 2:.2f} for each pair of a query and a public image)" if stage == "search" else ""
         print(f"{stage}: seconds grow with images to the power of {slope:.2f}{said}")
 
