@@ -65,15 +65,21 @@ class Shard:
     def __init__(self, artifact: Artifact[Shard]) -> None:
         self._artifact = artifact
 
+    @property
+    def _blocks(self) -> tuple[list[int], list[Artifact[Shard]]]:
+        """How many images each block of a large source has, and the blocks."""
+        listed = json.loads(self._artifact.path(BLOCKS_FILE).read_text(encoding="utf-8"))
+        blocks = [Artifact(self._artifact.store, Ref.parse(one["block"]), DecodeBlock) for one in listed]
+        return [one["images"] for one in listed], blocks
+
     @cached_property
     def images(self) -> NDArray[Any]:
         """Examples (num_stored, ...), memory-mapped; of a large source in blocks, each read when it is asked for."""
         if BLOCKS_FILE not in self._artifact.files:
             name = examples_file(self._artifact.files)
             return read_images(self._artifact.path(name), name)
-        listed = json.loads(self._artifact.path(BLOCKS_FILE).read_text(encoding="utf-8"))
-        blocks = [Artifact(self._artifact.store, Ref.parse(one["block"]), DecodeBlock) for one in listed]
-        return cast(NDArray[Any], Blocks([one["images"] for one in listed], lambda number: blocks[number].content.images))
+        counts, blocks = self._blocks
+        return cast(NDArray[Any], Blocks(counts, lambda number: blocks[number].content.images))
 
     @property
     def has_images(self) -> bool:
@@ -90,9 +96,8 @@ class Shard:
         """
         if BLOCKS_FILE not in self._artifact.files:
             return lambda row: self.images[row]
-        listed = json.loads(self._artifact.path(BLOCKS_FILE).read_text(encoding="utf-8"))
-        blocks = [Artifact(self._artifact.store, Ref.parse(one["block"]), DecodeBlock) for one in listed]
-        starts = np.cumsum([0, *(one["images"] for one in listed)])
+        counts, blocks = self._blocks
+        starts = np.cumsum([0, *counts])
         digests = self.index["digest"]
         is_exact = self._artifact.store.artifacts.manifest(self._artifact.ref).spec.get("storage") != "jpeg"
 
@@ -127,8 +132,7 @@ class Shard:
     @cached_property
     def places(self) -> NDArray[np.int64]:
         """Positions in the index (num_stored,) by stored row."""
-        rows = self.geometry if "index" not in self.__dict__ else self.index
-        places: NDArray[np.int64] = np.argsort(rows["row"].to_numpy())
+        places: NDArray[np.int64] = np.argsort(self.geometry["row"].to_numpy())
         return places
 
     @cached_property
