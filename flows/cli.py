@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import logging
 import os
 import secrets
 import signal
@@ -29,6 +28,7 @@ from flows.supervised import TRY_AGAIN
 from memlib import code
 from memlib.audits import AUDITS, PACKAGES, audit_of, published_tables
 from memlib.errors import EngineLost, RunError, StoreUnreachable, UserError
+from memlib.journal import log_as_asked
 from memlib.plain import brief
 from memlib.specs import Resources, Spec
 from memlib.store import Store
@@ -132,7 +132,7 @@ def _carry_out(
     cascade: bool = False,
     as_json: bool = False,
 ) -> None:
-    _log_as_asked()
+    log_as_asked()
     opened = Store(store)
     opened.check_writable()
     check_stages(AUDITS[audit], [*force, *resources.stages])
@@ -378,21 +378,6 @@ def _reach_this_machine_directly() -> None:
     if "*" not in hosts:
         hosts += [host for host in ("127.0.0.1", "localhost", "::1") if host not in hosts]
         os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(hosts)
-
-
-def _log_as_asked() -> None:
-    """With MEMLIB_LOG=json, what happens in a run as lines of JSON on standard error."""
-    asked = os.environ.get("MEMLIB_LOG", "")
-    if asked not in ("", "json"):
-        raise UserError(f"MEMLIB_LOG is {asked!r}; it can be json, or not set")
-    if asked:
-        from memlib.journal import JsonLines
-
-        handler = logging.StreamHandler()
-        handler.setFormatter(JsonLines())
-        logger = logging.getLogger("memlib")
-        logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(logging.INFO)
 
 
 def _interrupt(*_: object) -> None:

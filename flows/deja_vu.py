@@ -113,7 +113,14 @@ class _Observations:
         wanted = [(epoch, view) for epoch in epochs for view in (*map(_queries, self.recipe.crops), PUBLIC_VIEW)]
         stages = {
             (side, epoch, view): Embed(
-                model, epoch, view, self.shard, self.splits, self.layers, dtype=self.recipe.decode.embeddings
+                model,
+                epoch,
+                view,
+                self.shard,
+                self.splits,
+                self.layers,
+                dtype=self.recipe.decode.embeddings,
+                precision=self.recipe.decode.precision,
             ).in_parts(self._probed if view == PROBED_VIEW else self.recipe.layers)
             for side, model in self.models.items()
             for epoch, view in dict.fromkeys([*wanted, (last, PROBED_VIEW)])

@@ -3,15 +3,17 @@
 import contextlib
 import json
 import logging
+import os
 import threading
 import time
 from typing import Any
 
-from memlib.errors import RunError, StoreRefused, StoreUnreachable
+from memlib.errors import RunError, StoreRefused, StoreUnreachable, UserError
 from memlib.records import StatusRecord, Unreadable, parse
 from memlib.store import Store
 
 STATUS = "status"
+LOG_VARIABLE = "MEMLIB_LOG"
 LOCAL_SECONDS, REMOTE_SECONDS = 2.0, 10.0  # between two writes of a status
 OUTAGE_SECONDS = 60.0  # until it is tried again after an outage
 TELLING_SECONDS = 5.0  # that an outage may hold up a run which only tells how far it is
@@ -89,6 +91,22 @@ def read_status(store: Store, run: str) -> StatusRecord | None:
     with contextlib.suppress(Unreadable):
         return None if content is None else parse(StatusRecord, content)
     return None
+
+
+def log_as_asked() -> None:
+    """Write what happens as lines of JSON on standard error where MEMLIB_LOG is json; on workers, into Ray's log of each.
+
+    Raises:
+        UserError: where it is anything else.
+    """
+    asked = os.environ.get(LOG_VARIABLE, "")
+    if asked not in ("", "json"):
+        raise UserError(f"{LOG_VARIABLE} is {asked!r}; it can be json, or not set")
+    if asked:
+        handler = logging.StreamHandler()
+        handler.setFormatter(JsonLines())
+        log.handlers, log.propagate = [handler], False
+        log.setLevel(logging.INFO)
 
 
 class JsonLines(logging.Formatter):

@@ -14,6 +14,7 @@ from typing import Any
 
 from memlib import code
 from memlib.errors import CorruptArtifact, EngineLost, ResourcesError, RunError, UserError
+from memlib.journal import LOG_VARIABLE
 from memlib.private import scratch
 from tasks.runtime import Context
 
@@ -221,8 +222,9 @@ def map_on_ray(
     options: dict[str, Any] = {"num_cpus": threads, "num_gpus": needs.get("GPU", 0), "resources": dict(asked.custom)}
     options |= {"memory": needs["memory"]} if "memory" in needs else {}
     options |= {"accelerator_type": asked.accelerator_type} if asked.accelerator_type else {}
-    allowed = os.environ.get(code.VARIABLE)  # without one, the cluster's own machines decide
-    settings = WORKER_SETTINGS | ({code.VARIABLE: allowed} if allowed else {})
+    # where one is not set, the cluster's own machines decide
+    here = {name: os.environ[name] for name in (code.VARIABLE, LOG_VARIABLE) if os.environ.get(name)}
+    settings = WORKER_SETTINGS | here
     remote = ray.remote(**options, max_retries=3, runtime_env={"env_vars": settings})(function)
     watch, limit = Watch(ray, context, stage, needs), asked.parallel
     waiting = list(zip(calls, near or [None] * len(calls), strict=True))[::-1]

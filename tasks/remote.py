@@ -12,6 +12,7 @@ import torch
 
 from memlib.errors import CorruptArtifact, RunError, UserError
 from memlib.exact import be_exact
+from memlib.journal import log, log_as_asked
 from memlib.logs import recorded, recording
 from memlib.store import Attempt, Ref, Store
 
@@ -36,10 +37,28 @@ def compute_there(
     device = torch.device("cuda" if granted and torch.cuda.is_available() else "cpu")
     torch.set_num_threads(threads)
     be_exact()
-    with log_kept(store, ref), store.artifacts.write(ref, **record) as attempt:
+    with telling(ref), log_kept(store, ref), store.artifacts.write(ref, **record) as attempt:
         attempt.facts["worker"], attempt.warn = whereabouts(), said.append
         compute(attempt, device)
     return said, time.monotonic() - started
+
+
+@contextlib.contextmanager
+def telling(ref: Ref) -> Iterator[None]:
+    """Log on this worker which artifact it begins, and how that ended."""
+    log_as_asked()
+    event, started = "failed", time.monotonic()
+    _log(ref, "computing", {})
+    try:
+        yield
+        event = "computed"
+    finally:
+        _log(ref, event, {"seconds": round(time.monotonic() - started, 3)})
+
+
+def _log(ref: Ref, event: str, facts: Mapping[str, Any]) -> None:
+    about = {"stage": ref.stage, "key": ref.key, "event": event, "facts": {**whereabouts(), **facts}}
+    log.info("%s %s %s", ref.stage, event, ref.key[:8], extra=about)
 
 
 def reach(store: Store) -> str:

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from memlib.errors import RunError
-from memlib.journal import Journal
+from memlib.journal import LOG_VARIABLE, Journal
 from memlib.publishing import Work
 from memlib.specs import Resources
 from memlib.stage import AnyArtifact, AnyStage, Known
@@ -114,7 +114,7 @@ class Context:
 
     def note(self, text: str) -> None:
         """A line for who reads a log; there are bars on a terminal, and events in a log of JSON."""
-        if not (self.live or self.quiet or os.environ.get("MEMLIB_LOG")):
+        if not (self.live or self.quiet or os.environ.get(LOG_VARIABLE)):
             self._console.print(text, highlight=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:

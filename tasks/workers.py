@@ -17,7 +17,7 @@ from memlib.specs import Resources
 from memlib.training.fit import Train, train_into_store
 from memlib.training.loop import Worker
 from tasks.board import LONGEST_SECONDS
-from tasks.remote import log_kept, whereabouts
+from tasks.remote import log_kept, telling, whereabouts
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # trying again would not help
 
@@ -69,7 +69,7 @@ def _train_one(job: Train, worker: Worker, config: dict[str, Any]) -> None:
 
     seconds = config["resources"].resume_seconds
     try:
-        with log_kept(config["store"], job.identity.ref):
+        with telling(job.identity.ref), log_kept(config["store"], job.identity.ref):
             train_into_store(job, worker=worker, resume_seconds=seconds, progress=show, where=whereabouts())
     except (StoreUnreachable, StoreRefused, CorruptArtifact) as error:
         if (

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from memlib.errors import RunError
 from memlib.models.encoder import Encoder
+from memlib.specs import Precision
 from memlib.training.augment import normalise
 
 
@@ -27,6 +28,7 @@ def embed(
     rectangles: NDArray[np.int64] | None = None,
     batch_size: int = 256,
     dtype: np.dtype[Any] = np.dtype(np.float32),
+    precision: Precision = "float32",
     device: torch.device | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
@@ -42,6 +44,7 @@ def embed(
         rectangles: (num_examples, 4) int64 x0, y0, x1, y1 in stored pixels; None embeds whole images.
         batch_size: images in one pass (changes nothing but rounding).
         dtype: float32, or float16.
+        precision: of the forward pass (autocast).
         device: where to run.
         progress: called with (examples done, examples in all).
 
@@ -57,10 +60,9 @@ def embed(
         pixels = torch.from_numpy(images[rows[part]]).to(device).permute(0, 3, 1, 2).float().div_(255)
         boxes = None if rectangles is None else rectangles[part]
         views = normalise(cut(pixels, boxes, side=input_size)).contiguous(memory_format=torch.channels_last)
-        for name, values in encoder.layers(views):
-            if name not in layers:
-                continue
-            values = values.float()
+        with torch.autocast(device.type, dtype=getattr(torch, precision), enabled=precision != "float32"):
+            outputs = [(name, values.float()) for name, values in encoder.layers(views) if name in layers]
+        for name, values in outputs:
             if not bool(torch.isfinite(values).all()):
                 raise RunError(f"the {name} embeddings are not finite: the model's weights are unusable")
             if dtype != np.float32 and bool((values.abs() > most).any()):

@@ -9,6 +9,7 @@ from memlib.specs.limits import MOST_EXAMPLES, MOST_NUMBER, MOST_PIXELS, MOST_SE
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Area = Annotated[float, Field(gt=0, le=1)]
+Precision = Literal["float32", "bfloat16", "float16"]
 Ratio = Annotated[float, Field(gt=0, le=MOST_NUMBER)]
 
 
@@ -166,7 +167,7 @@ class TrainingSpec(Spec):
     """null: none; else differentially private training, 10 to 100 times slower (pip install 'memlib[privacy]')."""
     augment: AugmentSpec | None = AugmentSpec()
     """null: none."""
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    precision: Precision = "float32"
     """Of the forward pass (autocast); losses are always computed in float32."""
     shuffle: bool = True
     """Another order of the examples in every epoch; false: always that of the data."""

@@ -1,6 +1,8 @@
 """Parts of a stage go where what they read is, in turns; what goes wrong in them is kept, and no more is taken out than is damaged."""
 
 import contextlib
+import json
+import logging
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,7 @@ from memlib.specs import DataSpec, Resources
 from memlib.store import Ref, Store
 from memlib.store.artifacts import Artifacts
 from memlib.upkeep import garbage
+from tasks import remote
 from tasks.remote import compute_there, log_kept
 from tasks.runtime import Context, Shared
 from tasks.stage import StageRunner, _at_work, _label, _nodes_near, committed
@@ -93,6 +96,24 @@ def test_a_part_that_is_there_is_not_computed_again(tmp_path: Path) -> None:
     compute_there(store, MODEL, {}, lambda attempt, device: computed.append(attempt), 1)
     assert computed == []
     assert store.artifacts.manifest(MODEL) == made
+
+
+def test_a_worker_logs_what_it_makes_as_lines_of_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MEMLIB_LOG", "json")
+    monkeypatch.setattr(remote, "whereabouts", lambda: {"pid": 7})
+    logger = logging.getLogger("memlib")
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(logger, "propagate", True)
+    with remote.telling(MODEL):
+        pass
+    with pytest.raises(RunError), remote.telling(MODEL):
+        raise RunError("no room")
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["event"] for line in lines] == ["computing", "computed", "computing", "failed"]
+    assert {(line["stage"], line["key"], line["facts"]["pid"]) for line in lines} == {(MODEL.stage, MODEL.key, 7)}
+    assert lines[1]["facts"]["seconds"] >= 0
 
 
 def test_who_waited_for_a_turn_does_not_begin_when_the_sweep_was_stopped(tmp_path: Path) -> None:

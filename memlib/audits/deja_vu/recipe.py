@@ -4,14 +4,14 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from memlib.specs import CropMode, CropSpec, DataSpec, ModelSpec, Spec, SplitSpec, Tie, TrainingSpec
+from memlib.specs import CropMode, CropSpec, DataSpec, ModelSpec, Precision, Spec, SplitSpec, Tie, TrainingSpec
 from memlib.specs.limits import MOST_DRAWS, MOST_EXAMPLES, MOST_MODELS, MOST_SEED, MOST_STEPS
 
 
 class Config(Spec):
     """How the embeddings are decoded and scored."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"alpha", "bound", "embeddings"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"alpha", "bound", "embeddings", "precision"})
 
     layers: tuple[str, ...] = ("last",)
     """Embeddings to decode: last, backbone, projector_1, ..., classifier; the first is the headline."""
@@ -25,6 +25,8 @@ class Config(Spec):
     """Share of most confident examples at which the déjà vu score is taken."""
     embeddings: Literal["float32", "float16"] = "float32"
     """How embeddings are stored; in float16 they take half the room, and near ties between neighbours may fall otherwise."""
+    precision: Precision = "float32"
+    """Of the models' forward pass when they embed (autocast); the search is exact whatever it is."""
     tie: Tie = "nearest"
     """Which of several classes with equally many votes wins."""
     replicates: int = Field(default=2000, ge=100, le=MOST_DRAWS)

@@ -37,7 +37,7 @@ from memlib.results import (
     ScoresStage,
     Tables,
 )
-from memlib.specs import CropSpec, ModelSpec
+from memlib.specs import CropSpec, ModelSpec, Precision
 from memlib.stage import AnyArtifact, Artifact, Place, Stage, remembered
 from memlib.store import Attempt, Ref
 from memlib.tables import CURVES, SUMMARY, read_table, write_table
@@ -138,6 +138,7 @@ class Embed(Stage[Embeddings]):
     layers: tuple[str, ...]
     rows: tuple[int, int] | None = None
     dtype: Literal["float32", "float16"] = "float32"
+    precision: Precision = "float32"
 
     def in_parts(self, layers: Collection[str]) -> list[Embed]:
         """Return the stages that make these embeddings a block of rows each; itself where one block is enough.
@@ -158,7 +159,8 @@ class Embed(Stage[Embeddings]):
         """Checkpoint, layers and crop."""
         rows = {} if self.rows is None else {"rows": list(self.rows)}
         stored = {} if self.dtype == "float32" else {"dtype": self.dtype}
-        return {"epoch": self.epoch, "layers": list(self.layers), **self.view.spec(), **rows, **stored}
+        precise = {} if self.precision == "float32" else {"precision": self.precision}
+        return {"epoch": self.epoch, "layers": list(self.layers), **self.view.spec(), **rows, **stored, **precise}
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -208,6 +210,7 @@ class Embed(Stage[Embeddings]):
             rectangles=boxes,
             batch_size=BATCH_ROWS,
             dtype=np.dtype(self.dtype),
+            precision=self.precision,
             device=device,
             progress=attempt.progress,
         )
