@@ -104,7 +104,7 @@ class _Observations:
     ) -> None:
         self.runner, self.recipe, self.shard, self.splits, self.models = runner, recipe, shard, splits, models
         self.layers = recipe.model_layers
-        self._probed = tuple(dict.fromkeys(("backbone", self.layers[-1])))
+        self._probed = tuple(dict.fromkeys(("backbone", recipe.last_layer)))
         self._views = self._embed()
 
     def _embed(self) -> dict[tuple[Side, int, View], EmbeddedView]:

@@ -54,6 +54,7 @@ def synchronise_batch_norm(module: nn.Module, group: dist.ProcessGroup | None) -
         if isinstance(child, _BatchNorm) and not isinstance(child, GlobalBatchNorm):
             replacement = GlobalBatchNorm(child.num_features, child.eps, child.momentum)
             replacement.load_state_dict(child.state_dict())
+            replacement.requires_grad_(child.weight.requires_grad)  # not a teacher's
             replacement.group = group
             setattr(module, name, replacement)
         else:

@@ -4,19 +4,22 @@ Meehan 2023, A.2.2: VICReg's projector is three fully connected layers; the supe
 projector, then batch norm, ReLU and a linear layer, whose class scores are its "projector embedding".
 """
 
+import copy
+
 import torch
 from torch import Tensor, nn
 
 from memlib.identity import derive_seed
 from memlib.models.vision import build_backbone
 from memlib.specs import ModelSpec
+from memlib.specs.models import TEACHER
 
 
 class Encoder(nn.Module):
     """images (batch, 3, side, side) float32, normalised -> the last layer's output (batch, dim).
 
     Layers are named backbone, projector_1, ..., projector_n and, with `num_classes`, classifier. The projector's
-    hidden layers are linear, batch norm, ReLU; its last is linear alone.
+    hidden layers are linear, batch norm, ReLU; its last is linear alone. `dim` is the length of the last layer's output.
     """
 
     def __init__(self, spec: ModelSpec, *, num_classes: int | None = None) -> None:
@@ -29,13 +32,28 @@ class Encoder(nn.Module):
             layer = [linear] if last else [linear, nn.BatchNorm1d(width), nn.ReLU(inplace=True)]
             self.projector.append(nn.Sequential(*layer))
             dim = width
+        self.teacher: Encoder | None = None
         self.classifier: nn.Module | None = None
         if num_classes is not None:
             self.classifier = nn.Sequential(nn.BatchNorm1d(dim), nn.ReLU(), nn.Linear(dim, num_classes))
+            dim = num_classes
+        self.dim = dim
 
     def forward(self, images: Tensor) -> Tensor:
         """The last layer's output."""
         return self.layers(images)[-1][1]
+
+    def add_teacher(self) -> "Encoder":
+        """Give the model a copy of itself that no gradient changes, as its sub-module `teacher`; return that."""
+        teacher = copy.deepcopy(self).requires_grad_(False)
+        self.teacher = teacher
+        return teacher
+
+    def all_layers(self, images: Tensor) -> list[tuple[str, Tensor]]:
+        """Every named layer's output, then those of its teacher where it has one: teacher_backbone, ..."""
+        if self.teacher is None:
+            return self.layers(images)
+        return self.layers(images) + [(f"{TEACHER}{name}", output) for name, output in self.teacher.layers(images)]
 
     def layers(self, images: Tensor) -> list[tuple[str, Tensor]]:
         """Every named layer's output in one pass, in order of depth."""

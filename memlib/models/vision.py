@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from memlib.errors import UserError
 from memlib.specs import ModelSpec
 
 MEAN = (0.485, 0.456, 0.406)  # ImageNet's, of channels in [0, 1]
@@ -79,6 +80,7 @@ class _Block(nn.Module):
             nn.Conv2d(width_out, width_out, 3, padding=1, bias=False),
             nn.BatchNorm2d(width_out),
         )
+        self._halves = stride == 2
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or width_in != width_out:
             self.shortcut = nn.Sequential(
@@ -86,4 +88,9 @@ class _Block(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
+        if self._halves and x.shape[2] == 1 and x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+            raise UserError(  # oneDNN reads memory that nobody wrote, in the gradient of such a convolution
+                "small_resnet's gradients are wrong for images of 8 pixels or fewer in bfloat16 on a CPU; "
+                "use larger images or views, or training.precision float32"
+            )
         return torch.relu(self.branch(x) + self.shortcut(x))

@@ -3,10 +3,20 @@
 from typing import assert_never
 
 from memlib.objectives.base import Objective
+from memlib.objectives.distillation import BYOL, DINO
 from memlib.objectives.language import NextSymbol
-from memlib.objectives.ssl import VICReg
+from memlib.objectives.ssl import BarlowTwins, SimCLR, VICReg
 from memlib.objectives.supervised import Supervised
-from memlib.specs import LanguageObjectiveSpec, ObjectiveSpec, SupervisedSpec, VICRegSpec
+from memlib.specs import (
+    BarlowTwinsSpec,
+    BYOLSpec,
+    DINOSpec,
+    LanguageObjectiveSpec,
+    ObjectiveSpec,
+    SimCLRSpec,
+    SupervisedSpec,
+    VICRegSpec,
+)
 
 
 def build_objective(spec: ObjectiveSpec) -> Objective:
@@ -18,6 +28,14 @@ def build_objective(spec: ObjectiveSpec) -> Objective:
             return NextSymbol()
         case VICRegSpec():
             return VICReg(spec)
+        case BarlowTwinsSpec():
+            return BarlowTwins(spec)
+        case SimCLRSpec():
+            return SimCLR(spec)
+        case BYOLSpec():
+            return BYOL(spec)
+        case DINOSpec():
+            return DINO(spec)
     assert_never(spec)
 
 

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from memlib.collectives import gather_rows
+from memlib.specs import AugmentSpec
 
 Terms = dict[str, Tensor]
 
@@ -19,6 +20,10 @@ class Objective(nn.Module, ABC):
     """
 
     num_views: int = 1
+    progress: float = 0.0
+    """How much of the training is done, 0 to 1; set by the training before each step."""
+    epoch: float = 0.0
+    """Epochs that are done, likewise."""
     group: dist.ProcessGroup | None = None
     """The workers that share each batch; set by the training, None for one worker."""
 
@@ -37,10 +42,17 @@ class Objective(nn.Module, ABC):
         """
 
     def prepare(self, model: nn.Module) -> None:
-        """Called once with the initialised model, before the first step: the place to copy it as a teacher."""
+        """Called once with the initialised model, before the first step and with the training's own random state.
 
-    def after_step(self, model: nn.Module, *, progress: float) -> None:
-        """Called after every optimiser step; `progress` runs from 0 to 1 over the training."""
+        The place to give the model a teacher, and to make weights of the shape of its output.
+        """
+
+    def view(self, number: int, augment: AugmentSpec, side: int) -> tuple[AugmentSpec, int]:
+        """How a view is drawn and its side in pixels, where the training's own are `augment` and `side`."""
+        return augment, side
+
+    def after_step(self, model: nn.Module) -> None:
+        """Called after every optimiser step."""
 
     def gather(self, embeddings: Tensor) -> Tensor:
         """All workers' rows, with gradients to each: (batch, dim) -> (global batch, dim)."""

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memlib.objectives.base import Objective, Terms
-from memlib.specs import VICRegSpec
+from memlib.specs import BarlowTwinsSpec, SimCLRSpec, VICRegSpec
 
 EPSILON = 1e-4
 
@@ -54,3 +54,61 @@ class VICReg(Objective):
         spec = self.spec
         loss = spec.invariance * invariance + spec.variance * variance + spec.covariance * covariance
         return {"loss": loss, "invariance": invariance, "variance": variance, "covariance": covariance}
+
+
+def correlation(a: Tensor, b: Tensor) -> Tensor:
+    """Correlations between the dimensions of two views' embeddings over the batch: two (batch, dim) -> (dim, dim)."""
+    a, b = (F.batch_norm(view, None, None, training=True) for view in (a, b))
+    return a.T @ b / len(a)
+
+
+class BarlowTwins(Objective):
+    """Correlations of a dimension with itself of 1, and of 0 with all others, between two views (Zbontar 2021, Eq. 1).
+
+    The statistics are those of the global batch, in float32 whatever the precision of the forward pass.
+    """
+
+    num_views = 2
+
+    def __init__(self, spec: BarlowTwinsSpec) -> None:
+        super().__init__()
+        self.spec = spec
+
+    def forward(self, model: nn.Module, views: Sequence[Tensor], labels: Tensor) -> Terms:
+        """See `Objective.forward`."""
+        first, second = (model(view) for view in views)
+        with torch.autocast(first.device.type, enabled=False):
+            found = correlation(self.gather(first.float()), self.gather(second.float()))
+            invariance = (1 - found.diagonal()).square().sum()
+            redundancy = found.square().sum() - found.diagonal().square().sum()
+        return {"loss": invariance + self.spec.redundancy * redundancy, "invariance": invariance, "redundancy": redundancy}
+
+
+def contrastive_loss(a: Tensor, b: Tensor, temperature: float) -> Tensor:
+    """Cross-entropy of finding each view's other one among all other views of a batch, by cosine (Chen 2020, Eq. 1).
+
+    Args:
+        a, b: the two views' embeddings, each (batch, dim).
+        temperature: divides the cosines.
+    """
+    views = F.normalize(torch.cat([a, b]), dim=1)
+    scores = (views @ views.T / temperature).fill_diagonal_(-torch.inf)
+    partners = torch.arange(len(views), device=views.device).roll(len(a))
+    return F.cross_entropy(scores, partners)
+
+
+class SimCLR(Objective):
+    """Contrast of two views with the other images of the global batch (Chen 2020), in float32."""
+
+    num_views = 2
+
+    def __init__(self, spec: SimCLRSpec) -> None:
+        super().__init__()
+        self.spec = spec
+
+    def forward(self, model: nn.Module, views: Sequence[Tensor], labels: Tensor) -> Terms:
+        """See `Objective.forward`."""
+        first, second = (model(view) for view in views)
+        with torch.autocast(first.device.type, enabled=False):
+            loss = contrastive_loss(self.gather(first.float()), self.gather(second.float()), self.spec.temperature)
+        return {"loss": loss}

@@ -40,7 +40,7 @@ def embed(
         rows: (num_examples,) which of them.
         input_size: side at which the model sees an image; crops are squashed to it.
         folder: gets the arrays.
-        layers: which layers to keep, as named by `Encoder.layers`.
+        layers: which layers to keep, as named by `Encoder.all_layers`.
         rectangles: (num_examples, 4) int64 x0, y0, x1, y1 in stored pixels; None embeds whole images.
         batch_size: images in one pass (changes nothing but rounding).
         dtype: float32, or float16.
@@ -61,7 +61,7 @@ def embed(
         boxes = None if rectangles is None else rectangles[part]
         views = normalise(cut(pixels, boxes, side=input_size)).contiguous(memory_format=torch.channels_last)
         with torch.autocast(device.type, dtype=getattr(torch, precision), enabled=precision != "float32"):
-            outputs = [(name, values.float()) for name, values in encoder.layers(views) if name in layers]
+            outputs = [(name, values.float()) for name, values in encoder.all_layers(views) if name in layers]
         for name, values in outputs:
             if not bool(torch.isfinite(values).all()):
                 raise RunError(f"the {name} embeddings are not finite: the model's weights are unusable")

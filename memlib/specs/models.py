@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from memlib.specs.base import Spec
 from memlib.specs.limits import MOST_PIXELS, MOST_WIDTH
 
+TEACHER = "teacher_"  # before the names of layers
 Backbone = Literal[
     "small_resnet", "resnet18", "resnet34", "resnet50", "resnet101", "vit_tiny", "vit_small", "vit_base", "vit_large"
 ]
@@ -33,10 +34,11 @@ class ModelSpec(Spec):
             raise ValueError(f"input_size {self.input_size} is not a multiple of patch_size {self.patch_size}")
         return self
 
-    def layers(self, *, classifier: bool) -> tuple[str, ...]:
-        """Return the names of its layers in order of depth, as `Encoder.layers` gives them."""
+    def layers(self, *, classifier: bool, teacher: bool = False) -> tuple[str, ...]:
+        """Return the names of its layers in order of depth, then its teacher's, as `Encoder.all_layers` gives them."""
         projector = (f"projector_{number}" for number in range(1, len(self.projector) + 1))
-        return ("backbone", *projector, *(("classifier",) if classifier else ()))
+        names = ("backbone", *projector, *(("classifier",) if classifier else ()))
+        return (*names, *(f"{TEACHER}{name}" for name in names)) if teacher else names
 
 
 Architecture = Literal["mlp", "cnn_1", "cnn_2", "three_block", "four_block", "resnet18", "densenet121", "densenet_bc_100_12"]

@@ -5,12 +5,24 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from memlib.specs.base import Spec
-from memlib.specs.limits import MOST_EXAMPLES, MOST_NUMBER, MOST_PIXELS, MOST_SEED, MOST_STEPS
+from memlib.specs.limits import MOST_EXAMPLES, MOST_NUMBER, MOST_PIXELS, MOST_SEED, MOST_STEPS, MOST_WIDTH
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Area = Annotated[float, Field(gt=0, le=1)]
 Precision = Literal["float32", "bfloat16", "float16"]
+Temperature = Annotated[float, Field(gt=0, le=MOST_NUMBER)]
 Ratio = Annotated[float, Field(gt=0, le=MOST_NUMBER)]
+
+
+def in_order(value: tuple[float, float]) -> tuple[float, float]:
+    """Return a range as it is.
+
+    Raises:
+        ValueError: when its larger end comes first.
+    """
+    if value[0] > value[1]:
+        raise ValueError(f"expected the smaller number first, not {list(value)}")
+    return value
 
 
 class Loss(Spec):
@@ -19,10 +31,12 @@ class Loss(Spec):
     Attributes:
         has_classes: whether it is about scores of classes (or symbols), which the model then ends in.
         per_example: whether a batch's loss is the mean of its examples' own, so that each has a gradient by itself.
+        has_teacher: whether the model learns from a moving average of itself, which is kept beside it.
     """
 
     has_classes: ClassVar[bool]
     per_example: ClassVar[bool]
+    has_teacher: ClassVar[bool] = False
 
 
 class VICRegSpec(Loss):
@@ -38,6 +52,81 @@ class VICRegSpec(Loss):
     """Weight of the hinge on each dimension's spread."""
     covariance: float = Field(default=1.0, ge=0, le=MOST_NUMBER)
     """Weight of the covariances between dimensions."""
+
+
+class BarlowTwinsSpec(Loss):
+    """Redundancy reduction between two views (Zbontar 2021)."""
+
+    has_classes: ClassVar[bool] = False
+    per_example: ClassVar[bool] = False
+
+    kind: Literal["barlow_twins"]
+    redundancy: float = Field(default=0.0051, ge=0, le=MOST_NUMBER)
+    """Weight of the correlations between different dimensions (lambda)."""
+
+
+class SimCLRSpec(Loss):
+    """Contrast of two views with all other images of the batch (Chen 2020)."""
+
+    has_classes: ClassVar[bool] = False
+    per_example: ClassVar[bool] = False
+
+    kind: Literal["simclr"]
+    temperature: float = Field(default=0.15, gt=0, le=MOST_NUMBER)
+    """Divides the cosines (tau)."""
+
+
+class BYOLSpec(Loss):
+    """Prediction of a moving average's embedding of the other view (Grill 2020)."""
+
+    has_classes: ClassVar[bool] = False
+    per_example: ClassVar[bool] = False
+    has_teacher: ClassVar[bool] = True
+
+    kind: Literal["byol"]
+    predictor: int = Field(default=512, ge=1, le=MOST_WIDTH)
+    """Hidden width of the predictor behind the projector; the projector is what is audited."""
+    momentum: float = Field(default=0.99, ge=0, le=1)
+    """Of the moving average at the start of training; rises to 1 along a cosine (.996 at ImageNet's size)."""
+
+
+class DINOSpec(Loss):
+    """Self-distillation with no labels (Caron 2021): the projector's output, normalised, is compared with prototypes."""
+
+    has_classes: ClassVar[bool] = False
+    per_example: ClassVar[bool] = False
+    has_teacher: ClassVar[bool] = True
+
+    kind: Literal["dino"]
+    prototypes: int = Field(default=512, ge=2, le=MOST_EXAMPLES)
+    """Dimensions of the compared distributions (65,536 at ImageNet's size)."""
+    student_temperature: float = Field(default=0.1, gt=0, le=MOST_NUMBER)
+    """Divides the student's scores."""
+    teacher_temperature: tuple[Temperature, Temperature] = (0.04, 0.07)
+    """Divides the teacher's scores: at the start, and from the end of its warm-up on."""
+    teacher_warmup_epochs: float = Field(default=30, ge=0, le=MOST_NUMBER)
+    """Epochs in which the teacher's temperature moves from the first to the second; cut short where training ends before."""
+    momentum: float = Field(default=0.99, ge=0, le=1)
+    """Of the teacher at the start of training; rises to 1 along a cosine (.996 at ImageNet's size)."""
+    centre_momentum: float = Field(default=0.9, ge=0, lt=1)
+    """Of the running mean of the teacher's scores, which is taken off them."""
+    frozen_epochs: float = Field(default=1, ge=0, le=MOST_NUMBER)
+    """Epochs at the start in which the prototypes do not learn."""
+    local_views: int = Field(default=0, ge=0, le=16)
+    """Smaller views, beside the two global ones, that the student alone sees (multi-crop; 8 in the paper)."""
+    local_scale: tuple[Area, Area] = (0.05, 0.4)
+    """Area of a local view, as a fraction of the image; that of the global ones is augment.crop_scale."""
+    local_side: int | None = Field(default=None, ge=4, le=MOST_PIXELS)
+    """Side of a local view in pixels; by default 3/7 of the model's input (96 of 224)."""
+
+    def local_side_at(self, side: int) -> int:
+        """Return the side of a local view in pixels where global ones have `side`; that, where there are no local views."""
+        return (self.local_side or round(side * 3 / 7)) if self.local_views else side
+
+    @field_validator("local_scale")
+    @classmethod
+    def _ordered(cls, value: tuple[float, float]) -> tuple[float, float]:
+        return in_order(value)
 
 
 class SupervisedSpec(Loss):
@@ -60,7 +149,10 @@ class LanguageObjectiveSpec(Loss):
     kind: Literal["language"]
 
 
-ObjectiveSpec = Annotated[VICRegSpec | SupervisedSpec | LanguageObjectiveSpec, Field(discriminator="kind")]
+ObjectiveSpec = Annotated[
+    VICRegSpec | BarlowTwinsSpec | SimCLRSpec | BYOLSpec | DINOSpec | SupervisedSpec | LanguageObjectiveSpec,
+    Field(discriminator="kind"),
+]
 
 
 class OptimizerSpec(Spec):
@@ -119,9 +211,7 @@ class AugmentSpec(Spec):
     @field_validator("crop_scale", "crop_ratio")
     @classmethod
     def _ordered(cls, value: tuple[float, float]) -> tuple[float, float]:
-        if value[0] > value[1]:
-            raise ValueError(f"expected the smaller number first, not {list(value)}")
-        return value
+        return in_order(value)
 
 
 class PrivacySpec(Spec):
@@ -185,6 +275,8 @@ class TrainingSpec(Spec):
             raise ValueError(f"checkpoint_epochs {late} are outside the {self.epochs} epochs of training")
         if self.patience is not None and self.epochs == 0:
             raise ValueError("patience waits for epochs, but training.epochs is 0")
+        if isinstance(self.objective, DINOSpec) and self.objective.local_views and self.augment is None:
+            raise ValueError("objective.local_views are random crops, but augment is null; set local_views to 0")
         return self
 
     @model_validator(mode="after")

@@ -54,6 +54,8 @@ class TrainedModel:
 
         described = json.loads(self._artifact.path(MODEL_FILE).read_text())
         model = build_model(described, seed=0)
+        if described.get("teacher"):
+            model.add_teacher()  # type: ignore[operator]
         load_weights(model, self._artifact.path(weights_file(epoch) if step is None else step_file(step)))
         return model, MODELS.validate_python(described["model"])
 
@@ -197,7 +199,8 @@ class Train(Stage[TrainedModel]):
         """What it takes to build the model again: architecture, classes (null without class scores), input shape."""
         classes = self.num_classes if self.training.objective.has_classes else None
         shape = [images.shape[3], *images.shape[1:3]] if images.ndim == 4 else list(images.shape[1:])
-        return {"model": self.model.model_dump(mode="json"), "classifier": classes, "input_shape": shape}
+        teacher = {"teacher": True} if self.training.objective.has_teacher else {}
+        return {"model": self.model.model_dump(mode="json"), "classifier": classes, "input_shape": shape, **teacher}
 
 
 @dataclass(frozen=True)

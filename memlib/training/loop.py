@@ -123,12 +123,15 @@ class Training:
             raise UserError(f"training.checkpoint_steps {late[0]} is beyond the {self.num_steps} steps of training")
         self.model = model.to(self.worker.device).to(memory_format=torch.channels_last)  # faster convolutions
         self.objective = objective.to(self.worker.device)
-        self.objective.prepare(self.model)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(spec.seed, "objective"))
+            self.objective.prepare(self.model)
         if spec.privacy is not None:
             use_private_layers(self.model)
         self._forward: nn.Module = self.model
         if self.worker.world_size > 1:
             self.model = synchronise_batch_norm(self.model, self.worker.group)
+            synchronise_batch_norm(self.objective, self.worker.group)
             self._forward = DistributedDataParallel(self.model, process_group=self.worker.group, broadcast_buffers=False)
         self.objective.group = self.worker.group
         self.optimizer = build_optimizer(spec.optimizer, [self.model, self.objective])
@@ -248,12 +251,14 @@ class Training:
     def _validate(self, data: TrainingSet) -> float:
         """The mean validation loss, of which the lowest so far names the best weights; the same on every worker."""
         self._forward.eval()
+        self.objective.eval()
         total = 0.0
         for chosen in np.array_split(np.arange(len(data)), max(1, len(data) // VALIDATION_BATCH)):
             views = [self._plain(torch.from_numpy(data.read(chosen)))] * self.objective.num_views
             labels = torch.from_numpy(data.labels[chosen]).to(self.worker.device)
             total += float(self.objective(self.model, views, labels)["loss"]) * len(chosen)
         self._forward.train()
+        self.objective.train()
         loss = float(self.worker.share(total / len(data)))
         if loss < self.best["loss"]:
             weights = {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
@@ -269,6 +274,7 @@ class Training:
         """
         spec, worker = self.spec, self.worker
         torch.manual_seed(derive_seed(spec.seed, "step", self.step, worker.rank))  # dropout and the like
+        self.objective.progress, self.objective.epoch = self.step / self.num_steps, self.step / self.steps_per_epoch
         views = self._views(images)
         self.rate = learning_rate(
             spec.optimizer, step=self.step, steps_per_epoch=self.steps_per_epoch, num_steps=self.num_steps
@@ -292,19 +298,18 @@ class Training:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.step += 1
-        self.objective.after_step(self.model, progress=self.step / self.num_steps)
+        self.objective.after_step(self.model)
 
     def _views(self, images: Tensor) -> list[Tensor]:
         augment, batch = self.spec.augment, self.batch_size
         if augment is None:
             return [self._plain(images)] * self.objective.num_views
-        part = _part(batch, self.worker)
-        scaled = pixels(images, self.worker.device)
-        draws = (
-            draw_view(augment, batch=batch, seed=self.spec.seed, step=self.step, view=view)
-            for view in range(self.objective.num_views)
-        )
-        views = [apply_view(scaled, draw.part(part), side=self.input_size, max_shift=augment.shift) for draw in draws]
+        part, scaled = _part(batch, self.worker), pixels(images, self.worker.device)
+        views = []
+        for number in range(self.objective.num_views):
+            kind, side = self.objective.view(number, augment, self.input_size)
+            draws = draw_view(kind, batch=batch, seed=self.spec.seed, step=self.step, view=number).part(part)
+            views.append(apply_view(scaled, draws, side=side, max_shift=kind.shift))
         return [view.contiguous(memory_format=torch.channels_last) for view in views]
 
     def _plain(self, images: Tensor) -> Tensor:

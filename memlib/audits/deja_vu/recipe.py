@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from memlib.specs import CropMode, CropSpec, DataSpec, ModelSpec, Precision, Spec, SplitSpec, Tie, TrainingSpec
+from memlib.specs import CropMode, CropSpec, DataSpec, DINOSpec, ModelSpec, Precision, Spec, SplitSpec, Tie, TrainingSpec
 from memlib.specs.limits import MOST_DRAWS, MOST_EXAMPLES, MOST_MODELS, MOST_SEED, MOST_STEPS
 
 
@@ -83,6 +83,15 @@ class Recipe(Spec):
         unknown = [layer for layer in self.decode.layers if layer not in (*names, "last")]
         if unknown:
             raise ValueError(f"decode.layers names {unknown[0]!r}; this model has {', '.join(names)}")
+        objective, side = self.training.objective, self.model.input_size
+        if (
+            self.model.backbone.startswith("vit")
+            and isinstance(objective, DINOSpec)
+            and objective.local_side_at(side) != side
+        ):
+            raise ValueError(
+                f"{self.model.backbone} takes views of one side; set objective.local_views to 0, or local_side to {side}"
+            )
         unkept = [epoch for epoch in self.decode.epochs if epoch not in self.training.kept_epochs]
         if unkept:
             raise ValueError(f"decode.epochs names {unkept[0]}; training keeps {list(self.training.kept_epochs)}")
@@ -90,14 +99,19 @@ class Recipe(Spec):
 
     @property
     def model_layers(self) -> tuple[str, ...]:
-        """Every layer the trained models have, in order of depth."""
-        return self.model.layers(classifier=self.training.objective.has_classes)
+        """Every layer the trained models have, in order of depth, then those of their teachers."""
+        objective = self.training.objective
+        return self.model.layers(classifier=objective.has_classes, teacher=objective.has_teacher)
+
+    @property
+    def last_layer(self) -> str:
+        """The name of the models' last layer."""
+        return self.model.layers(classifier=self.training.objective.has_classes)[-1]
 
     @property
     def layers(self) -> tuple[str, ...]:
         """The layers to decode, `last` replaced by its name, each once."""
-        names = self.model_layers
-        return tuple(dict.fromkeys(names[-1] if layer == "last" else layer for layer in self.decode.layers))
+        return tuple(dict.fromkeys(self.last_layer if layer == "last" else layer for layer in self.decode.layers))
 
     @property
     def epochs(self) -> tuple[int, ...]:

@@ -2,6 +2,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from memlib.errors import UserError
 from memlib.models.encoder import build_encoder
 from memlib.specs import ModelSpec
 
@@ -47,3 +48,12 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         ModelSpec(backbone="vit_tiny", input_size=33)
     with pytest.raises(ValidationError, match="greater than or equal to 1"):
         ModelSpec(projector=(8, 0))
+
+
+def test_images_too_small_for_bfloat16_on_a_cpu_are_refused() -> None:
+    encoder = build_encoder(ModelSpec(width=4, projector=(8,)), num_classes=None, seed=0)
+    assert encoder(torch.randn(2, 3, 8, 8)).isfinite().all()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert encoder(torch.randn(2, 3, 10, 10)).isfinite().all()
+        with pytest.raises(UserError, match="8 pixels or fewer in bfloat16"):
+            encoder(torch.randn(2, 3, 8, 8))

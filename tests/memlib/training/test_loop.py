@@ -18,6 +18,8 @@ from memlib.specs import AugmentSpec, ModelSpec, OptimizerSpec, TrainingSpec
 from memlib.training import loop
 from memlib.training.loop import Prefetcher, Training, TrainingSet, Worker, epoch_order
 
+CRITERIA = ["barlow_twins", "simclr", "byol", "dino"]
+OPTIONS = {"dino": {"prototypes": 12, "local_views": 2, "local_side": 10}}
 MODEL = ModelSpec(width=8, projector=(16, 16), input_size=16)
 
 
@@ -32,7 +34,7 @@ def make_training(
     kind: str = "vicreg", *, optimizer: str = "adamw", worker: Worker | None = None, **changes: Any
 ) -> Training:
     spec = TrainingSpec(
-        objective={"kind": kind},
+        objective={"kind": kind, **OPTIONS.get(kind, {})},
         optimizer=OptimizerSpec(name=optimizer, learning_rate=0.01, warmup_epochs=1),
         **({"epochs": 4, "batch_size": 8, "augment": AugmentSpec()} | changes),
     )
@@ -53,7 +55,8 @@ def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("kind", "optimizer", "precision"),
-    [("vicreg", "adamw", "float32"), ("vicreg", "lars", "bfloat16"), ("supervised", "adamw", "float32")],
+    [("vicreg", "adamw", "float32"), ("vicreg", "lars", "bfloat16"), ("supervised", "adamw", "float32")]
+    + [(kind, "adamw", "bfloat16") for kind in CRITERIA],
 )
 @pytest.mark.parametrize("stop", [1, 5, 9])
 def test_stopping_and_resuming_changes_no_bit(kind: str, optimizer: str, precision: str, stop: int) -> None:
@@ -70,7 +73,33 @@ def test_stopping_and_resuming_changes_no_bit(kind: str, optimizer: str, precisi
     second.run(after_epoch=lambda _, m: again.append(m))
     for name, tensor in weights(whole).items():
         assert torch.equal(tensor, second.model.state_dict()[name]), name
+    for name, tensor in whole.objective.state_dict().items():
+        assert torch.equal(tensor, second.objective.state_dict()[name]), name
     assert means == again
+
+
+@pytest.mark.parametrize("kind", CRITERIA)
+def test_a_criterion_learns_and_its_weights_follow_from_the_seed_alone(kind: str) -> None:
+    torch.manual_seed(1)
+    first, means = make_training(kind, epochs=12), list[dict[str, float]]()
+    first.run(after_epoch=lambda _, found: means.append(found))
+    assert means[-1]["loss"] < means[0]["loss"]
+    torch.manual_seed(2)  # whatever the process did before
+    second = make_training(kind, epochs=12)
+    second.run()
+    for name, tensor in weights(first).items():
+        assert torch.equal(tensor, second.model.state_dict()[name]), name
+
+
+def test_the_teacher_stays_as_it_was_while_the_loss_is_validated() -> None:
+    spec = TrainingSpec(objective={"kind": "dino", "prototypes": 12}, epochs=3, batch_size=8, patience=3)
+    encoder = build_encoder(MODEL, num_classes=None, seed=1)
+    training = Training(encoder, build_objective(spec.objective), make_data(), spec, input_size=16, validation=make_data(9))
+    before = training.state()
+    before = {place: {n: v.clone() for n, v in before[place].items()} for place in ("model", "objective")}
+    assert np.isfinite(training._validate(training.validation))
+    for place, values in before.items():
+        assert all(torch.equal(value, training.state()[place][name]) for name, value in values.items())
 
 
 class Forgetful(Objective):
@@ -94,8 +123,8 @@ class Forgetful(Objective):
     def prepare(self, model: nn.Module) -> None:
         self.teacher.load_state_dict(model.projector[-1][0].state_dict())
 
-    def after_step(self, model: nn.Module, *, progress: float) -> None:
-        self.centre.lerp_(torch.full((16,), progress), 0.1)
+    def after_step(self, model: nn.Module) -> None:
+        self.centre.lerp_(torch.full((16,), self.progress + self.epoch), 0.1)
         self.teacher.weight.lerp_(model.projector[-1][0].weight.detach(), 0.1)
 
 
@@ -191,7 +220,7 @@ def train_shared(rank: int, folder: str, kind: str, precision: str) -> None:
     training = make_training(kind, optimizer="lars", worker=worker, epochs=2, precision=precision)
     training.run()
     if rank == 0:
-        torch.save(training.model.state_dict(), f"{folder}/shared.pt")
+        torch.save([training.model.state_dict(), training.objective.state_dict()], f"{folder}/shared.pt")
     dist.destroy_process_group()
 
 
@@ -200,6 +229,7 @@ def train_shared(rank: int, folder: str, kind: str, precision: str) -> None:
     [
         ("vicreg", "float32", 1e-5),
         ("supervised", "float32", 1e-5),
+        *[(kind, "float32", 1e-5) for kind in CRITERIA],
         pytest.param("vicreg", "bfloat16", 0.1, marks=pytest.mark.slow),
     ],
 )
@@ -211,8 +241,9 @@ def test_two_workers_train_the_same_model_as_one(kind: str, precision: str, tole
     alone = make_training(kind, optimizer="lars", epochs=2, precision=precision)
     alone.run()
     shared = torch.load(tmp_path / "shared.pt", weights_only=True)
-    for name, tensor in alone.model.state_dict().items():
-        assert torch.allclose(tensor.float(), shared[name].float(), atol=tolerance, rtol=10 * tolerance), name
+    for module, found in zip((alone.model, alone.objective), shared, strict=True):
+        for name, tensor in module.state_dict().items():
+            assert torch.allclose(tensor.float(), found[name].float(), atol=tolerance, rtol=10 * tolerance), name
 
 
 if __name__ == "__main__":
