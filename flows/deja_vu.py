@@ -104,7 +104,8 @@ class _Observations:
     ) -> None:
         self.runner, self.recipe, self.shard, self.splits, self.models = runner, recipe, shard, splits, models
         self.layers = recipe.model_layers
-        self._probed = tuple(dict.fromkeys(("backbone", recipe.last_layer)))
+        self._probed = tuple(dict.fromkeys(("backbone", recipe.last_layer, recipe.layers[0])))
+        self._searched = tuple(layer for layer in self._probed if layer in recipe.layers)
         self._views = self._embed()
 
     def _embed(self) -> dict[tuple[Side, int, View], EmbeddedView]:
@@ -162,11 +163,19 @@ class _Observations:
         ]  # fmt: skip
 
     def probes(self) -> list[Artifact[pa.Table]]:
-        """A linear probe on the backbone and the last layer of each model."""
+        """What each model's backbone and last layer know of whole images."""
         last = self.recipe.training.epochs
         stages = [
-            Probe(self._views[(pair, direction), last, PROBED_VIEW], self.splits, direction, pair, self._probed)
-            for pair, direction in self.models
+            Probe(
+                self._views[side, last, PROBED_VIEW],
+                self._views[side, last, PUBLIC_VIEW],
+                self.splits,
+                side[1],
+                side[0],
+                self._probed,
+                self._searched,
+            )
+            for side in self.models
         ]
         return self.runner.run_all(stages)
 

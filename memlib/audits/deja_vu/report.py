@@ -313,22 +313,23 @@ def _settings_section(findings: Findings, recipe: Recipe) -> Section:
 
 def _probe_section(findings: Findings) -> Section | None:
     found = [row for row in findings.rows if row["metric"].startswith("probe_gap")]
-    rows = [
-        (
-            row["params"]["probe_layer"],
-            _percent(row["params"]["train_accuracy"]),
-            _percent(row["params"]["test_accuracy"]),
-            f"{_points(row['value'])} ({_points(row['ci_low'])} to {_points(row['ci_high'])})",
-        )
-        for row in found
-    ]
+    named = {row["params"]["probe_layer"]: row for row in findings.rows if row["metric"] == "knn_accuracy"}
+    rows = []
+    for row in found:
+        layer = row["params"]["probe_layer"]
+        accuracies = (_percent(row["params"][f"{part}_accuracy"]) for part in ("train", "test"))
+        gap = f"{_points(row['value'])} ({_points(row['ci_low'])} to {_points(row['ci_high'])})"
+        knn = f"{_percent(named[layer]['value'])} ({_interval(named[layer])})" if layer in named else ""
+        rows.append((layer, *accuracies, gap, knn))
     return Section(
-        heading="What a linear probe sees",
+        heading="What the models know of whole images",
         paragraphs=[
             "The usual check for overfitting: a linear classifier on whole images, on training images against others. It "
-            "does not measure déjà vu; a small gap is no reassurance."
+            "does not measure déjà vu; a small gap is no reassurance. The last column shows images that a model has not "
+            "trained on, whole, and lets the 20 nearest public images name them: a model that cannot do that has learnt "
+            "little about these classes, and what it does not know it cannot give away."
         ],
-        table=TableView(("layer", "training images", "other images", "gap"), rows),
+        table=TableView(("layer", "training images", "other images", "gap", "named by neighbours"), rows),
     )
 
 

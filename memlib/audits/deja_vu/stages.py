@@ -324,56 +324,95 @@ class Search(Stage[Neighbors]):
         return Neighbors(artifact)
 
 
+VOTERS, MOST_RECOGNISED = 20, 10_000  # whole images whose neighbours vote, of each model
+PROBES = pa.schema(
+    [(name, pa.string()) for name in ("layer", "direction")]
+    + [("pair", pa.int64()), ("n", pa.int64())]
+    + [("train_accuracy", pa.float64()), ("test_accuracy", pa.float64())]
+    + [("knn_accuracy", pa.float64()), ("knn_n", pa.int64())]  # null where no neighbours voted
+)
+
+
 @dataclass(frozen=True)
 class Probe(Stage[pa.Table]):
-    """Fit a linear probe on a model's own training images and test it on the other model's: probe.parquet."""
+    """Ask what a model knows of whole images: probe.parquet.
 
-    declared: ClassVar[Declared] = Declared("probe", 2, ("memlib.stats.probe", f"{_HERE}.stages"))
-    title: ClassVar[str] = "linear probe"
+    A linear probe is fitted to the model's own training images and tested on the other model's; the classes of the latter
+    (of at most `MOST_RECOGNISED` of them) are also voted on by the `VOTERS` nearest public images.
+
+    Attributes:
+        public: the model's embeddings of the public images.
+        searched: those of the layers whose neighbours vote.
+    """
+
+    declared: ClassVar[Declared] = Declared(
+        "probe", 3, ("memlib.stats.probe", "memlib.observe.search", "memlib.stats.neighbors", f"{_HERE}.stages")
+    )
+    title: ClassVar[str] = "probe whole images"
     place: ClassVar[Place] = "anywhere"
 
     images: EmbeddedView
+    public: EmbeddedView
     splits: Artifact[pa.Table]
     direction: Direction
     pair: int
     layers: tuple[str, ...]
+    searched: tuple[str, ...]
 
     @property
     def spec(self) -> Mapping[str, Any]:
         """Which model, and its layers."""
-        return {"direction": self.direction, "pair": self.pair, "layers": list(self.layers)}
+        layers = {"layers": list(self.layers), "searched": list(self.searched)}
+        return {"direction": self.direction, "pair": self.pair, **layers}
 
     @property
     def inputs(self) -> Mapping[str, Any]:
         """Embeddings and splits."""
-        return {"images": self.images.key, "splits": self.splits.key}
+        return {"images": self.images.key, "public": self.public.key, "splits": self.splits.key}
 
     @property
     def reads_passing(self) -> Sequence[AnyArtifact]:
         """The embeddings."""
-        return self.images.parts
+        return (*self.images.parts, *self.public.parts)
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write accuracies by layer."""
+        from memlib.observe.search import search
+        from memlib.stats.neighbors import vote
         from memlib.stats.probe import Rows, probe_accuracies
 
         splits, ids = self.splits.content, self.images.ids
         labels = ids["label"].to_numpy()
         own, other = (ROLE_OF[self.direction], SHARED), (ROLE_OF["B" if self.direction == "A" else "A"],)
         train, test = (_is_of(ids, select(splits, *roles)) for roles in (own, other))
+        shown, voters = _some_of(test, MOST_RECOGNISED), self.public.ids["label"].to_numpy()
         rows = []
         for layer in self.layers:
             arrays = self.images.layer(layer)
             own_rows, others = Rows(arrays, labels, train), Rows(arrays, labels, test)
             accuracies = probe_accuracies(own_rows, others, num_classes=int(labels.max()) + 1, device=device)
             row = {"layer": layer, "direction": self.direction, "pair": self.pair, "n": int(test.sum())}
-            rows.append({**row, "train_accuracy": accuracies[0], "test_accuracy": accuracies[1]})
-        pq.write_table(pa.Table.from_pylist(rows), attempt.path(PROBE))
+            row |= {"train_accuracy": accuracies[0], "test_accuracy": accuracies[1]}
+            if layer in self.searched:
+                queries, true = Rows(arrays, labels, shown).whole()
+                nearest, _ = search(queries.numpy(), self.public.layer(layer), min(VOTERS, len(voters)), device=device)
+                named, _ = vote(voters[nearest])
+                row |= {"knn_accuracy": float((named == true.numpy()).mean()), "knn_n": len(true)}
+            rows.append(row)
+        pq.write_table(pa.Table.from_pylist(rows, schema=PROBES), attempt.path(PROBE))
 
     @classmethod
     def open(cls, artifact: Artifact[pa.Table]) -> pa.Table:
-        """Return layer, direction, pair, n, train_accuracy, test_accuracy."""
+        """Return PROBES."""
         return read_table(artifact.path(PROBE))
+
+
+def _some_of(which: NDArray[np.bool_], most: int) -> NDArray[np.bool_]:
+    """At most so many of the rows that are true, evenly spaced: ids tell nothing of an image."""
+    chosen = np.flatnonzero(which)
+    found = np.zeros_like(which)
+    found[chosen[np.linspace(0, len(chosen) - 1, min(most, len(chosen))).round().astype(np.int64)]] = True
+    return found
 
 
 def _is_of(ids: pa.Table, members: pa.Table) -> NDArray[np.bool_]:
@@ -485,7 +524,7 @@ class Score(ScoresStage):
         parts: the settings of a large audit, which are scored side by side. How they were scored is part of no key.
     """
 
-    declared: ClassVar[Declared] = Declared("score", 5, _SCORING)
+    declared: ClassVar[Declared] = Declared("score", 6, _SCORING)
     title: ClassVar[str] = "score déjà vu"
     place: ClassVar[Place] = "cores"
 

@@ -13,7 +13,7 @@ from memlib.audits.deja_vu.scores import CATEGORIES, DIRECTIONS
 from memlib.audits.deja_vu.verdict import verdict
 from memlib.findings import Interval, Row, diagnostic, estimate, settle, summary_table, tested
 from memlib.identity import derive_seed
-from memlib.stats.inference import mcnemar_p, paired_interval, permutation_p
+from memlib.stats.inference import exact_interval, mcnemar_p, paired_interval, permutation_p
 from memlib.stats.randomization import Design, attributable_bound, detectable
 
 HEADLINE, SETTINGS, CLASSES = "headline", "settings", "classes"
@@ -35,7 +35,7 @@ def summarize(units: pa.Table, config: Config, *, num_classes: int, probes: pa.T
         units: tables.DEJA_VU_UNITS.
         config: p, level, bound, replicates, permutations, seed.
         num_classes: chance is 1 / num_classes.
-        probes: columns layer, direction, pair, train_accuracy, test_accuracy, n; adds the probe gaps.
+        probes: stages.PROBES; adds the probe gaps and the accuracies on whole images.
 
     Returns:
         tables.SUMMARY.
@@ -153,9 +153,10 @@ def _class_rows(analysis: Analysis, setting: Mapping[str, Any], config: Config, 
 
 
 def probe_rows(probes: pa.Table) -> Iterator[Row]:
-    """Train minus test accuracy of a linear probe, mean of the directions and pairs; it does not see déjà vu.
+    """What models know of whole images, mean of the directions and pairs; none of it sees déjà vu.
 
-    The interval is over examples, as if there were no more training images than test images.
+    probe_gap: train minus test accuracy of a linear probe, whose interval is over examples, as if there were no more training
+    images than test images. knn_accuracy: images of the other model whose class the nearest public images name.
     """
     found = probes.to_pylist()
     for layer in dict.fromkeys(row["layer"] for row in found):
@@ -168,3 +169,11 @@ def probe_rows(probes: pa.Table) -> Iterator[Row]:
         half = float(scipy.stats.norm.ppf(0.975)) * np.sqrt((train * (1 - train) + test * (1 - test)) / examples)
         interval = Interval(train - test - half, train - test + half, "examples")
         yield estimate(name, params, train - test, n=sum(row["n"] for row in mine), interval=interval)
+        voted = [row for row in mine if row["knn_n"]]
+        if voted:
+            right = float(np.mean([row["knn_accuracy"] for row in voted]))
+            each = sum(row["knn_n"] for row in voted) / len({row["pair"] for row in voted})  # pairs share their examples
+            interval = Interval(*exact_interval(right * each, round(each)), "examples")
+            yield estimate(
+                "knn_accuracy", {"probe_layer": layer}, right, n=sum(row["knn_n"] for row in voted), interval=interval
+            )

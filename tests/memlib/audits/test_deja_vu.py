@@ -251,6 +251,7 @@ def test_probe_gaps_are_means_of_the_directions() -> None:
     probes = pa.Table.from_pylist(
         [
             {"layer": layer, "direction": d, "pair": 0, "n": 10, "train_accuracy": t, "test_accuracy": 0.5}
+            | ({"knn_accuracy": t - 0.2, "knn_n": 5} if layer == "backbone" else {"knn_accuracy": None, "knn_n": None})
             for layer in ("backbone", "projector_3")
             for d, t in (("A", 0.9), ("B", 0.7))
         ]
@@ -258,6 +259,9 @@ def test_probe_gaps_are_means_of_the_directions() -> None:
     rows = {r["metric"]: r for r in summarize(units, FAST, num_classes=5, probes=probes).to_pylist()}
     assert rows["probe_gap_backbone"]["value"] == pytest.approx(0.3)
     assert rows["probe_gap_projector"]["n"] == 20
+    assert rows["knn_accuracy"]["value"] == pytest.approx(0.6)
+    assert rows["knn_accuracy"]["n"] == 10
+    assert rows["knn_accuracy"]["ci_low"] == pytest.approx(0.2624, abs=1e-4)  # of 6 of 10, Clopper and Pearson
 
 
 @pytest.mark.parametrize(
