@@ -21,7 +21,7 @@ from flows import first_steps, store_commands
 from flows.audits import check_stages, resolved
 from flows.first_steps import check_prefect
 from flows.gate import check
-from flows.owner import ids
+from flows.owner import export, ids
 from flows.recipes import load_recipe, origin_of, overridden, printed_recipe, shipped_recipes, validate
 from flows.store_commands import DEFAULT_STORE, JsonOption, StoreOption, find_asked, opened_store, print_run
 from flows.supervised import TRY_AGAIN
@@ -59,7 +59,13 @@ app = App(
 console = Console(highlight=False, markup=False)
 
 
-COMMANDS: dict[str, Callable[..., Any]] = {**store_commands.COMMANDS, **first_steps.COMMANDS, "check": check, "ids": ids}
+COMMANDS: dict[str, Callable[..., Any]] = {
+    **store_commands.COMMANDS,
+    **first_steps.COMMANDS,
+    "check": check,
+    "ids": ids,
+    "export": export,
+}
 for name, function in COMMANDS.items():
     app.command(function, name=name)
 

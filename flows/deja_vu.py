@@ -9,6 +9,8 @@ import pyarrow as pa
 from memlib.audits.deja_vu.recipe import Recipe
 from memlib.audits.deja_vu.scores import DIRECTIONS, Direction
 from memlib.audits.deja_vu.stages import (
+    PROBED_VIEW,
+    PUBLIC_VIEW,
     ROLE_OF,
     Embed,
     EmbeddedView,
@@ -26,6 +28,7 @@ from memlib.data.splits import PUBLIC, REFERENCE, SHARED, TARGET
 from memlib.data.stages import Decode, DecodeBlock, Shard, Split, class_names_of, decode, members_of
 from memlib.errors import UserError
 from memlib.identity import derive_seed
+from memlib.observe.encoders import OutsideEncoder
 from memlib.publishing import run_id
 from memlib.records import RunRecord
 from memlib.results import Tables
@@ -36,8 +39,7 @@ from memlib.training.fit import Train, TrainedModel
 STAGES = (DecodeBlock, Decode, Split, Train, Embed, Search, Probe, ScoreSetting, Score, Report)
 LOOKED_ROWS = 1024  # in which a crop is looked for at a time
 Side = tuple[int, Direction]
-Models = Mapping[Side, Artifact[TrainedModel]]
-PUBLIC_VIEW, PROBED_VIEW = View((PUBLIC,)), View((TARGET, REFERENCE, SHARED))
+Models = Mapping[Side, Artifact[TrainedModel] | OutsideEncoder]
 
 
 def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
@@ -47,13 +49,13 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     _refuse_the_impossible(recipe, splits, shard)
 
     training = _training(recipe, shard, splits)
-    models = dict(zip(training, runner.run_all(list(training.values())), strict=True))
+    trained = dict(zip(training, runner.run_all(list(training.values())), strict=True))
 
-    observations = _Observations(runner, recipe, shard, splits, models)
+    observations = _Observations(runner, recipe, shard, splits, trained or _trained_elsewhere(recipe))
     searches, probes = observations.searches(), observations.probes()
     scores = _score(runner, Score(searches, probes, splits, class_names_of(splits), recipe.decode))
 
-    named = {stage.name: models[side] for side, stage in training.items()}
+    named = {stage.name: trained[side] for side, stage in training.items()}
     report = runner.run(Report(recipe, run_id(recipe, scores), scores, searches, shard, splits, named))
     runner.let_go(observations.embedded)
     return runner.publish(recipe, scores, report, {"shard": shard, "splits": splits, **named})
@@ -80,7 +82,9 @@ def _refuse_the_impossible(recipe: Recipe, splits: Artifact[pa.Table], shard: Ar
 
 def _training(recipe: Recipe, shard: Artifact[Shard], splits: Artifact[pa.Table]) -> dict[Side, Train]:
     """The models, by pair and the set they train on; each from a seed of its own."""
-    found = {}
+    found: dict[Side, Train] = {}
+    if recipe.training is None:
+        return found
     for pair in range(recipe.pairs):
         for direction in DIRECTIONS:
             seed = derive_seed(recipe.training.seed, "pair", pair, direction)
@@ -96,6 +100,15 @@ def _training(recipe: Recipe, shard: Artifact[Shard], splits: Artifact[pa.Table]
     return found
 
 
+def _trained_elsewhere(recipe: Recipe) -> Models:
+    """The encoders of the recipe, by pair and the set they were trained on."""
+    return {
+        (number, direction): OutsideEncoder(pair.a if direction == "A" else pair.b)
+        for number, pair in enumerate(recipe.encoders)
+        for direction in DIRECTIONS
+    }
+
+
 class _Observations:
     """Embeddings, searches and probes of all models; each step is submitted at once, whatever it is made of."""
 
@@ -104,13 +117,13 @@ class _Observations:
     ) -> None:
         self.runner, self.recipe, self.shard, self.splits, self.models = runner, recipe, shard, splits, models
         self.layers = recipe.model_layers
-        self._probed = tuple(dict.fromkeys(("backbone", recipe.last_layer, recipe.layers[0])))
+        self._probed = recipe.probed_layers
         self._searched = tuple(layer for layer in self._probed if layer in recipe.layers)
         self._views = self._embed()
 
     def _embed(self) -> dict[tuple[Side, int, View], EmbeddedView]:
         """Every view of every model, once a run, however many layers and searches read it."""
-        epochs, last = self.recipe.epochs, self.recipe.training.epochs
+        epochs, last = self.recipe.epochs, self.recipe.last_epoch
         wanted = [(epoch, view) for epoch in epochs for view in (*map(_queries, self.recipe.crops), PUBLIC_VIEW)]
         stages = {
             (side, epoch, view): Embed(
@@ -139,7 +152,7 @@ class _Observations:
             for epoch in recipe.epochs
             for crop in recipe.crops
             for layer in recipe.layers
-            for pair in range(recipe.pairs)
+            for pair in range(recipe.num_pairs)
         ]
         stages = {
             (setting, direction): [
@@ -164,7 +177,7 @@ class _Observations:
 
     def probes(self) -> list[Artifact[pa.Table]]:
         """What each model's backbone and last layer know of whole images."""
-        last = self.recipe.training.epochs
+        last = self.recipe.last_epoch
         stages = [
             Probe(
                 self._views[side, last, PROBED_VIEW],

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from memlib.specs import Spec
@@ -16,6 +17,21 @@ Revealed = dict[str, list[dict[str, Any]]]
 
 def _none(recipe: Any) -> Iterable[str]:
     return ()
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What the owner of encoders is given.
+
+    Attributes:
+        pictures: of every image that the audit shows, id and pixels (height, width, channels) uint8; read one by one.
+        count: how many they are.
+        sets: which set each example of the data is in, for whoever trains on them.
+    """
+
+    pictures: Iterable[tuple[str, NDArray[np.uint8]]]
+    count: int
+    sets: Mapping[str, str]
 
 
 @dataclass(frozen=True, eq=False)  # there is one of each
@@ -33,6 +49,7 @@ class Audit:
             manifest, and gives rows by title.
         asked: the examples that the owner of a model is asked about, where outputs can be supplied: takes a runner and the
             recipe, and gives stored examples and the row of each by id.
+        exported: what the owner of encoders is given, where embeddings can be supplied: takes a runner and the recipe.
         holds_others: whether its recipes hold, or name, recipes of other audits.
     """
 
@@ -44,6 +61,7 @@ class Audit:
     limits: Callable[[Any], Iterable[str]] = _none
     revealed: Callable[[Store, Params, Mapping[str, str]], Revealed] | None = None
     asked: Callable[[Any, Any], tuple[NDArray[Any], dict[str, int]]] | None = None
+    exported: Callable[[Any, Any], Exported] | None = None
     holds_others: bool = False
 
     @property

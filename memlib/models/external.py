@@ -8,11 +8,19 @@ from memlib.code import load, source_file
 from memlib.errors import UserError
 from memlib.identity import canonical_json, file_digest
 from memlib.specs import HuggingFaceSpec, ProtocolSpec, TrainedSpec
+from memlib.specs.encoders import (
+    EncoderSpec,
+    FactoryEncoder,
+    GivenEmbeddings,
+    TimmEncoder,
+    TorchvisionEncoder,
+    TransformersEncoder,
+)
 
 NOT_READ = (".bin", ".pt", ".pth", ".md")  # files of a Hugging Face folder that change nothing here
 
 
-def made(spec: TrainedSpec | ProtocolSpec) -> Any:
+def made(spec: TrainedSpec | ProtocolSpec | FactoryEncoder) -> Any:
     """What the user's factory returns.
 
     Raises:
@@ -27,7 +35,7 @@ def made(spec: TrainedSpec | ProtocolSpec) -> Any:
         raise UserError(f"{spec.model} failed with {spec.options}: {type(error).__name__}: {error}") from error
 
 
-def own_digest(spec: TrainedSpec | ProtocolSpec, *weights: str) -> str:
+def own_digest(spec: TrainedSpec | ProtocolSpec | FactoryEncoder, *weights: str) -> str:
     """What a key says of the model: its weights, its factory's version or source, and how it is used."""
     version = spec.version
     if version is None:
@@ -55,11 +63,34 @@ def outside_digest(spec: HuggingFaceSpec | ProtocolSpec) -> str:
     Raises:
         UserError: when a file is not there.
     """
-    if isinstance(spec, ProtocolSpec):
-        return own_digest(spec, *spec.files)
-    root = Path(spec.path)
+    return own_digest(spec, *spec.files) if isinstance(spec, ProtocolSpec) else _folder_digest(spec.path)
+
+
+def encoder_digest(spec: EncoderSpec) -> str:
+    """What a key says of an encoder, or of embeddings that its owner made.
+
+    Raises:
+        UserError: when a file is not there.
+    """
+    match spec:
+        case FactoryEncoder():
+            return own_digest(spec) if spec.weights is None else own_digest(spec, spec.weights)
+        case TransformersEncoder():
+            return _folder_digest(spec.path)
+        case TorchvisionEncoder() | TimmEncoder():
+            path, used = spec.weights, spec.model_dump(mode="json", exclude={"weights"})
+        case GivenEmbeddings():
+            path, used = spec.path, spec.model_dump(mode="json", exclude={"path"})
+    if not Path(path).is_file():
+        raise UserError(f"there is no file {path}")
+    return canonical_json([used, file_digest(Path(path))])
+
+
+def _folder_digest(folder: str) -> str:
+    """Of a Hugging Face model's files, but for those that change nothing here."""
+    root = Path(folder)
     if not (root / "config.json").is_file():
-        raise UserError(f"there is no Hugging Face model in {spec.path} (no config.json)")
+        raise UserError(f"there is no Hugging Face model in {folder} (no config.json)")
     files = {path.relative_to(root): path for path in root.rglob("*") if path.is_file() and path.suffix not in NOT_READ}
     read = {name: path for name, path in files.items() if not any(part.startswith(".") for part in name.parts)}
     return canonical_json([[name.as_posix(), file_digest(read[name])] for name in sorted(read)])

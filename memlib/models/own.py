@@ -21,21 +21,39 @@ def load_own(spec: TrainedSpec, weights: str | None) -> nn.Module:
     Raises:
         UserError: when the factory, the file or their agreement fails; says which.
     """
-    model = made(spec)
+    return with_weights(made(spec), spec.model, weights)
+
+
+def with_weights(model: Any, name: str, weights: str | None, state: Mapping[str, Tensor] | None = None) -> nn.Module:
+    """A module with the weights of a file in evaluation mode, or as it is where none is named.
+
+    Args:
+        model: what a factory returned.
+        name: what errors call it.
+        weights: the file.
+        state: what it holds, where it has been read.
+
+    Raises:
+        UserError: when it is no module, or file and model do not agree.
+    """
     if not isinstance(model, nn.Module):
-        raise UserError(f"{spec.model} returned a {type(model).__name__}, not a torch module")
+        raise UserError(f"{name} returned a {type(model).__name__}, not a torch module")
     if weights is None:
         return model.eval()
-    state = _read_weights(weights)
     try:
-        model.load_state_dict(state)
+        model.load_state_dict(read_weights(weights) if state is None else state)
     except RuntimeError as error:
         problem = " ".join(str(error).split())
-        raise UserError(f"the weights {weights} do not fit the model of {spec.model}: {problem[:300]}") from error
+        raise UserError(f"the weights {weights} do not fit the model of {name}: {problem[:300]}") from error
     return model.eval()
 
 
-def _read_weights(path: str) -> dict[str, Tensor]:
+def read_weights(path: str) -> dict[str, Tensor]:
+    """The tensors of a file by name.
+
+    Raises:
+        UserError: when it is no state dict.
+    """
     try:
         if path.endswith(".safetensors"):
             return dict(safetensors.torch.load_file(path))

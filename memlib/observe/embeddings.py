@@ -10,15 +10,17 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memlib.errors import RunError
+from memlib.errors import RunError, UserError
 from memlib.models.encoder import Encoder
+from memlib.models.own_encoders import OwnEncoder
+from memlib.observe.encoders import LAST
 from memlib.specs import Precision
 from memlib.training.augment import normalise
 
 
 @torch.inference_mode()
 def embed(
-    encoder: Encoder,
+    encoder: Encoder | OwnEncoder,
     images: NDArray[np.uint8],
     rows: NDArray[np.int64],
     *,
@@ -38,9 +40,9 @@ def embed(
         encoder: the model; it is put in eval mode.
         images: (num_stored, size, size, 3) uint8, the shard.
         rows: (num_examples,) which of them.
-        input_size: side at which the model sees an image; crops are squashed to it.
+        input_size: side at which the model sees an image; crops and images are squashed to it, so that nothing is cut off.
         folder: gets the arrays.
-        layers: which layers to keep, as named by `Encoder.all_layers`.
+        layers: which layers to keep, as named by `all_layers`; `LAST` is the deepest.
         rectangles: (num_examples, 4) int64 x0, y0, x1, y1 in stored pixels; None embeds whole images.
         batch_size: images in one pass (changes nothing but rounding).
         dtype: float32, or float16.
@@ -50,6 +52,7 @@ def embed(
 
     Raises:
         RunError: when an embedding is not finite, or too large for the type.
+        UserError: when an encoder that was trained elsewhere lacks a layer.
     """
     device = device or torch.device("cpu")
     encoder = encoder.to(device).to(memory_format=torch.channels_last).eval()
@@ -59,9 +62,9 @@ def embed(
         part = slice(start, min(start + batch_size, len(rows)))
         pixels = torch.from_numpy(images[rows[part]]).to(device).permute(0, 3, 1, 2).float().div_(255)
         boxes = None if rectangles is None else rectangles[part]
-        views = normalise(cut(pixels, boxes, side=input_size)).contiguous(memory_format=torch.channels_last)
+        views = cut(pixels, boxes, side=input_size)
         with torch.autocast(device.type, dtype=getattr(torch, precision), enabled=precision != "float32"):
-            outputs = [(name, values.float()) for name, values in encoder.all_layers(views) if name in layers]
+            outputs = [(name, values.float()) for name, values in _outputs(encoder, views, layers)]
         for name, values in outputs:
             if not bool(torch.isfinite(values).all()):
                 raise RunError(f"the {name} embeddings are not finite: the model's weights are unusable")
@@ -75,6 +78,17 @@ def embed(
             progress(part.stop, len(rows))
     for array in arrays.values():
         array.flush()  # type: ignore[attr-defined]
+
+
+def _outputs(encoder: Encoder | OwnEncoder, views: Tensor, layers: Sequence[str]) -> list[tuple[str, Tensor]]:
+    """The wanted layers of views with pixels in [0, 1]."""
+    views = normalise(views) if isinstance(encoder, Encoder) else views
+    found = encoder.all_layers(views.contiguous(memory_format=torch.channels_last))
+    named = dict(found) | {LAST: found[-1][1]}
+    missing = [layer for layer in layers if layer not in named]
+    if missing:
+        raise UserError(f"decode.layers names {missing[0]!r}; this encoder has {', '.join(name for name, _ in found)}")
+    return [(layer, named[layer]) for layer in layers]
 
 
 def cut(images: Tensor, rectangles: NDArray[np.int64] | None, *, side: int) -> Tensor:

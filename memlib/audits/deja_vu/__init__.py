@@ -15,9 +15,10 @@ number is taken from both directions together, (A on A + B on B) / 2 against (B 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from memlib.audit import Audit
+from memlib.audit import Audit, Exported
 from memlib.audits.deja_vu.recipe import Recipe
 from memlib.audits.deja_vu.tables import UNITS
+from memlib.stage import Runner
 
 
 def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
@@ -32,6 +33,20 @@ def _limits(recipe: Recipe) -> Iterable[str]:
     return limits(recipe)
 
 
+def _exported(runner: Runner, recipe: Recipe) -> Exported:
+    """Every background crop and whole image that the audit shows."""
+    from memlib.audits.deja_vu.stages import SET_OF, pictures_of, shown_rows, views_of
+    from memlib.data.stages import Split, decode
+
+    shard = decode(runner, recipe.data)
+    splits = runner.run(Split(recipe.split, shard))
+    views, found = views_of(recipe), splits.content
+    roles = zip(found["example_id"].to_pylist(), found["role"].to_pylist(), strict=True)
+    sets = {example: SET_OF[role] for example, role in roles if role in SET_OF}
+    count = sum(shown_rows(splits, shard, view).members.num_rows for view in views)
+    return Exported((picture for view in views for picture in pictures_of(splits, shard, view)), count, sets)
+
+
 AUDIT = Audit(
     name="deja-vu",
     question="Does an image model name the object of a training image from its background alone?",
@@ -39,4 +54,5 @@ AUDIT = Audit(
     tables={"units": UNITS},
     in_brief=_in_brief,
     limits=_limits,
+    exported=_exported,
 )

@@ -1,11 +1,16 @@
 """The recipe of a déjà vu audit."""
 
+import re
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from memlib.specs import CropMode, CropSpec, DataSpec, DINOSpec, ModelSpec, Precision, Spec, SplitSpec, Tie, TrainingSpec
+from memlib.specs.encoders import EncoderPair
 from memlib.specs.limits import MOST_DRAWS, MOST_EXAMPLES, MOST_MODELS, MOST_SEED, MOST_STEPS
+
+LAST = "last"
+LAYER = re.compile(r"[\w-][\w.-]*", re.ASCII)  # as a part of a file's name
 
 
 class Config(Spec):
@@ -14,7 +19,8 @@ class Config(Spec):
     added_later: ClassVar[frozenset[str]] = frozenset({"alpha", "bound", "embeddings", "precision"})
 
     layers: tuple[str, ...] = ("last",)
-    """Embeddings to decode: last, backbone, projector_1, ..., classifier; the first is the headline."""
+    """Embeddings to decode: last, backbone, projector_1, ..., classifier; the first is the headline. Teachers' layers
+    (BYOL, DINO) are teacher_backbone, ...; encoders that were trained elsewhere have names of their own."""
     k: tuple[Annotated[int, Field(ge=1, le=MOST_EXAMPLES)], ...] = Field(default=(30,), min_length=1)
     """Public neighbours that vote; the first is the headline. Each must be at most the public set's size."""
     epochs: tuple[Annotated[int, Field(ge=0, le=MOST_STEPS)], ...] = ()
@@ -65,20 +71,40 @@ class ReportSpec(Spec):
 class Recipe(Spec):
     """A déjà vu audit from data to report."""
 
+    added_later: ClassVar[frozenset[str]] = frozenset({"encoders"})
+
     audit: Literal["deja_vu"] = "deja_vu"
     title: str = "Déjà vu audit"
     """Heading of the report."""
     data: DataSpec
     split: SplitSpec
     model: ModelSpec = ModelSpec()
-    training: TrainingSpec
+    training: TrainingSpec | None = None
+    """How the models are trained; or give `encoders`."""
+    encoders: tuple[EncoderPair, ...] = ()
+    """Pairs of encoders that were trained elsewhere on the sets of this split; see `memlib export`."""
     pairs: int = Field(default=1, ge=1, le=MOST_MODELS)
-    """Pairs of target and reference models, each from seeds of its own."""
+    """Pairs of target and reference models that are trained, each from seeds of its own."""
     decode: Config = Config()
     report: ReportSpec = ReportSpec()
 
     @model_validator(mode="after")
+    def _has_models(self) -> "Recipe":
+        if (self.training is None) != bool(self.encoders):
+            raise ValueError("a recipe needs either training or encoders; leave the other one out, or set it to null")
+        if self.encoders and (self.pairs > 1 or self.decode.epochs):
+            raise ValueError(
+                "pairs and decode.epochs are of models that are trained; encoders is a list of pairs as they are"
+            )
+        odd = [layer for layer in self.decode.layers if not LAYER.fullmatch(layer)]
+        if odd:
+            raise ValueError(f"decode.layers names {odd[0]!r}; a layer's name has letters, digits, dots, _ and -")
+        return self
+
+    @model_validator(mode="after")
     def _decodes_what_there_is(self) -> "Recipe":
+        if self.training is None:
+            return self  # what layers there are is known when the encoders are
         names = self.model_layers
         unknown = [layer for layer in self.decode.layers if layer not in (*names, "last")]
         if unknown:
@@ -98,25 +124,43 @@ class Recipe(Spec):
         return self
 
     @property
+    def num_pairs(self) -> int:
+        """How many pairs of models are audited."""
+        return len(self.encoders) or self.pairs
+
+    @property
+    def last_epoch(self) -> int:
+        """The headline's checkpoint; 0 for encoders that were trained elsewhere, which have no other."""
+        return 0 if self.training is None else self.training.epochs
+
+    @property
     def model_layers(self) -> tuple[str, ...]:
-        """Every layer the trained models have, in order of depth, then those of their teachers."""
+        """Every layer of models that are trained, in order of depth, then their teachers'; of others the decoded ones."""
+        if self.training is None:
+            return tuple(dict.fromkeys(self.decode.layers))
         objective = self.training.objective
         return self.model.layers(classifier=objective.has_classes, teacher=objective.has_teacher)
 
     @property
-    def last_layer(self) -> str:
-        """The name of the models' last layer."""
-        return self.model.layers(classifier=self.training.objective.has_classes)[-1]
+    def probed_layers(self) -> tuple[str, ...]:
+        """The layers of which is asked what they know of whole images."""
+        if self.training is None:
+            return self.model_layers
+        last = self.model.layers(classifier=self.training.objective.has_classes)[-1]
+        return tuple(dict.fromkeys(("backbone", last, self.layers[0])))
 
     @property
     def layers(self) -> tuple[str, ...]:
         """The layers to decode, `last` replaced by its name, each once."""
-        return tuple(dict.fromkeys(self.last_layer if layer == "last" else layer for layer in self.decode.layers))
+        if self.training is None:
+            return self.model_layers
+        last = self.model.layers(classifier=self.training.objective.has_classes)[-1]
+        return tuple(dict.fromkeys(last if layer == LAST else layer for layer in self.decode.layers))
 
     @property
     def epochs(self) -> tuple[int, ...]:
         """The checkpoints to decode, the last one first."""
-        return tuple(dict.fromkeys((self.training.epochs, *self.decode.epochs)))
+        return tuple(dict.fromkeys((self.last_epoch, *self.decode.epochs)))
 
     @property
     def crops(self) -> tuple[CropSpec, ...]:

@@ -27,6 +27,7 @@ from memlib.report.figures import (
     save_figure,
 )
 from memlib.report.page import KINDS, GalleryItem, Page, Section, TableView
+from memlib.specs import Spec
 
 COLOURS = {"memorized": TARGET, "misrepresented": REFERENCE, "correlated": ACCENT, "unassociated": MUTED}
 
@@ -333,26 +334,49 @@ def _probe_section(findings: Findings) -> Section | None:
     )
 
 
-def _run_section(recipe: Recipe, facts: Facts) -> Section:
-    source = recipe.data.source.model_dump(mode="json")
+def _model_rows(recipe: Recipe) -> list[tuple[str, str]]:
+    """What the audited models are, and how they came about."""
     training = recipe.training
-    rows = [
-        ("data", ", ".join(f"{name} {value}" for name, value in source.items() if value not in (None, {}, []))),
-        ("images", f"{recipe.data.image_size} px, {recipe.data.resize}; the model sees {recipe.model.input_size} px"),
-        ("split", ", ".join(f"{role} {count}" for role, count in facts.counts.items())),
-        ("left out", ", ".join(f"{reason} ({count})" for reason, count in facts.left_out.items()) or "none"),
-        ("crop", ", ".join(f"{c.mode}, shorter side at least {_percent(c.min_side)}" for c in recipe.crops)),
-        ("model", f"{recipe.model.backbone}, projector {'-'.join(map(str, recipe.model.projector))}"),
-        ("objective", ", ".join(f"{k} {v}" for k, v in training.objective.model_dump(mode="json").items())),
+    if training is None:
+        named = [
+            (f"{side}{number}", getattr(pair, side.lower())) for number, pair in enumerate(recipe.encoders) for side in "AB"
+        ]
+        told = [(f"encoder {name}", _pairs(spec)) for name, spec in named]
+        word = "That A's encoder was trained on the sets A and C alone, and B's on B and C, is what their owner says"
+        return [*told, ("trained elsewhere", f"{word}: the audit cannot check it, and its p-values hold only if it is so.")]
+    return [
+        (
+            "model",
+            f"{recipe.model.backbone}, projector {'-'.join(map(str, recipe.model.projector))}, "
+            f"sees {recipe.model.input_size} px",
+        ),
+        ("objective", _pairs(training.objective)),
         (
             "training",
             f"{training.epochs} epochs, batch {training.batch_size or 'all'}, {training.precision}, seed {training.seed}",
         ),
-        ("optimizer", ", ".join(f"{k} {v}" for k, v in training.optimizer.model_dump(mode="json").items())),
+        ("optimizer", _pairs(training.optimizer)),
+    ]
+
+
+def _pairs(spec: Spec) -> str:
+    return ", ".join(f"{name} {value}" for name, value in spec.model_dump(mode="json").items() if value not in (None, {}, []))
+
+
+def _run_section(recipe: Recipe, facts: Facts) -> Section:
+    source = recipe.data.source.model_dump(mode="json")
+    rows = [
+        ("data", ", ".join(f"{name} {value}" for name, value in source.items() if value not in (None, {}, []))),
+        ("images", f"{recipe.data.image_size} px, {recipe.data.resize}"),
+        ("split", ", ".join(f"{role} {count}" for role, count in facts.counts.items())),
+        ("left out", ", ".join(f"{reason} ({count})" for reason, count in facts.left_out.items()) or "none"),
+        ("crop", ", ".join(f"{c.mode}, shorter side at least {_percent(c.min_side)}" for c in recipe.crops)),
+        *_model_rows(recipe),
         ("vote", f"k = {', '.join(map(str, recipe.decode.k))}, L2 on raw embeddings, ties to {recipe.decode.tie}"),
         ("ties at the cut-off", "counted in expectation"),
-        ("training time", ", ".join(f"{name} {seconds:.0f} s" for name, seconds in facts.seconds.items())),
     ]
+    if facts.seconds:
+        rows.append(("training time", ", ".join(f"{name} {seconds:.0f} s" for name, seconds in facts.seconds.items())))
     return Section(
         heading="What was run",
         paragraphs=["Method: Meehan et al. 2023, Do SSL Models Have Déjà Vu?, sections 3, 4 and A.1 to A.8."],

@@ -22,9 +22,10 @@ from memlib.audits.deja_vu.scores import DIRECTIONS, Decoding, Direction, score
 from memlib.audits.deja_vu.summary import probe_rows, rows_of, settled
 from memlib.audits.deja_vu.tables import UNITS
 from memlib.data.crops import periphery_crops
-from memlib.data.splits import REFERENCE, SHARED, TARGET, members_digest, named_classes, select
+from memlib.data.splits import PUBLIC, REFERENCE, SHARED, TARGET, members_digest, named_classes, select
 from memlib.data.stages import Shard, members_of
 from memlib.findings import Row
+from memlib.observe.encoders import OutsideEncoder, given_layers, name_of
 from memlib.provenance import Declared
 from memlib.results import (
     CURVES_FILE,
@@ -38,6 +39,7 @@ from memlib.results import (
     Tables,
 )
 from memlib.specs import CropSpec, ModelSpec, Precision
+from memlib.specs.encoders import GivenEmbeddings
 from memlib.stage import AnyArtifact, Artifact, Place, Stage, remembered
 from memlib.store import Attempt, Ref
 from memlib.tables import CURVES, SUMMARY, read_table, write_table
@@ -47,11 +49,14 @@ if TYPE_CHECKING:
     import torch
 
     from memlib.audits.deja_vu.report import Facts, Shown
+    from memlib.models.encoder import Encoder
+    from memlib.models.own_encoders import OwnEncoder
     from memlib.report.page import Page
 
 IDS, NEIGHBORS, DISTANCES, PROBE = "ids.parquet", "neighbors.npy", "distances.npy", "probe.parquet"
 CROP = ("crop_x0", "crop_y0", "crop_x1", "crop_y1")
 ROLE_OF: dict[str, str] = {"A": TARGET, "B": REFERENCE}
+SET_OF = {TARGET: "A", REFERENCE: "B", SHARED: "C", PUBLIC: "X"}  # as the paper calls them
 _HERE = "memlib.audits.deja_vu"
 
 
@@ -69,6 +74,9 @@ class View:
     def spec(self) -> dict[str, Any]:
         """Return what a key says of it; the examples are named by their digest."""
         return {"crop": None if self.crop is None else self.crop.model_dump(mode="json") | self.crop.rule}
+
+
+PUBLIC_VIEW, PROBED_VIEW = View((PUBLIC,)), View((TARGET, REFERENCE, SHARED))
 
 
 class Embeddings:
@@ -123,14 +131,16 @@ def joint_key(parts: Sequence[AnyArtifact]) -> Any:
 
 @dataclass(frozen=True)
 class Embed(Stage[Embeddings]):
-    """Embed a view with a trained model: <layer>.npy for every layer in one pass, and ids.parquet."""
+    """Embed a view with a model: <layer>.npy for every layer in one pass, and ids.parquet."""
 
-    declared: ClassVar[Declared] = Declared("embed", 2, ("memlib.observe.embeddings", "memlib.models", "memlib.data.crops"))
+    declared: ClassVar[Declared] = Declared(
+        "embed", 2, ("memlib.observe.embeddings", "memlib.observe.encoders", "memlib.models", "memlib.data.crops")
+    )
     title: ClassVar[str] = "embed images"
     place: ClassVar[Place] = "anywhere"
     passing: ClassVar[str] = "*.npy"  # ids stay: scores and pages read them
 
-    model: Artifact[TrainedModel]
+    model: Artifact[TrainedModel] | OutsideEncoder
     epoch: int
     view: View
     shard: Artifact[Shard]
@@ -165,7 +175,8 @@ class Embed(Stage[Embeddings]):
     @property
     def inputs(self) -> Mapping[str, Any]:
         """The model and the examples."""
-        return {"model": self.model.key, "shard": self.shard.key, "examples": self._shown.digest}
+        model = self.model.digest if isinstance(self.model, OutsideEncoder) else self.model.key
+        return {"model": model, "shard": self.shard.key, "examples": self._shown.digest}
 
     @property
     def units(self) -> float:
@@ -180,7 +191,7 @@ class Embed(Stage[Embeddings]):
     @property
     def near(self) -> Ref | None:
         """The model."""
-        return self.model.ref
+        return None if isinstance(self.model, OutsideEncoder) else self.model.ref
 
     @property
     def _shown(self) -> ShownRows:
@@ -188,23 +199,26 @@ class Embed(Stage[Embeddings]):
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write ids and embeddings."""
-        from memlib.models.encoder import Encoder
-        from memlib.observe.embeddings import embed
-
         members, boxes = self._shown.members, self._shown.crops
         ids = members.select(["example_id", "row", "label"])
         if boxes is not None:
             for side, name in enumerate(CROP):
                 ids = ids.append_column(name, pa.array(boxes[:, side], type=pa.int32()))
         pq.write_table(ids, attempt.path(IDS), compression="zstd")
-        encoder, spec = self.model.content.load(epoch=self.epoch)
-        assert isinstance(encoder, Encoder)
-        assert isinstance(spec, ModelSpec)
+        if isinstance(self.model, OutsideEncoder) and isinstance(self.model.spec, GivenEmbeddings):
+            mode = None if self.view.crop is None else self.view.crop.mode
+            names = [name_of(row, mode) for row in ids["row"].to_pylist()]
+            for layer, vectors in given_layers(self.model.spec, names, self.layers, dtype=self.dtype).items():
+                np.save(attempt.path(f"{layer}.npy"), vectors)
+            return
+        from memlib.observe.embeddings import embed
+
+        encoder, side = self._encoder()
         embed(
             encoder,
             self.shard.content.images,
             ids["row"].to_numpy(),
-            input_size=spec.input_size,
+            input_size=side,
             folder=attempt.folder,
             layers=self.layers,
             rectangles=boxes,
@@ -214,6 +228,20 @@ class Embed(Stage[Embeddings]):
             device=device,
             progress=attempt.progress,
         )
+
+    def _encoder(self) -> tuple[Encoder | OwnEncoder, int]:
+        """The model, and the side of the images that it takes."""
+        from memlib.models.encoder import Encoder
+        from memlib.models.own_encoders import load_own_encoder
+
+        if isinstance(self.model, OutsideEncoder):
+            assert not isinstance(self.model.spec, GivenEmbeddings)
+            own = load_own_encoder(self.model.spec)
+            return own, own.side
+        encoder, spec = self.model.content.load(epoch=self.epoch)
+        assert isinstance(encoder, Encoder)
+        assert isinstance(spec, ModelSpec)
+        return encoder, spec.input_size
 
     @classmethod
     def open(cls, artifact: Artifact[Embeddings]) -> Embeddings:
@@ -250,6 +278,24 @@ def shown_rows(
         has_crop = crops[:, 0] >= 0
         members, crops = members.filter(pa.array(has_crop)), crops[has_crop]
     return ShownRows(members, crops, members_digest(members))
+
+
+def views_of(recipe: Recipe) -> list[View]:
+    """Return every view that an audit shows its models: background crops of the audited images, and whole images."""
+    return [*(View((TARGET, REFERENCE), crop) for crop in recipe.crops), PUBLIC_VIEW, PROBED_VIEW]
+
+
+def pictures_of(splits: Artifact[pa.Table], shard: Artifact[Shard], view: View) -> Iterator[tuple[str, NDArray[np.uint8]]]:
+    """Yield what a view shows, in order of its rows: id (see `name_of`) and pixels (height, width, channels)."""
+    shown, images = shown_rows(splits, shard, view), shard.content.images
+    mode = None if view.crop is None else view.crop.mode
+    rows = shown.members["row"].to_numpy()
+    for start in range(0, len(rows), BATCH_ROWS):
+        part = rows[start : start + BATCH_ROWS]
+        boxes = None if shown.crops is None else shown.crops[start : start + BATCH_ROWS]
+        for place, image in enumerate(images[part]):
+            x0, y0, x1, y1 = (0, 0, image.shape[1], image.shape[0]) if boxes is None else boxes[place]
+            yield name_of(int(part[place]), mode), image[y0:y1, x0:x1]
 
 
 class Neighbors:

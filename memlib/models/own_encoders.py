@@ -1,0 +1,203 @@
+"""Image encoders that were trained elsewhere, as functions from pixels to layers; nothing is unpickled."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from memlib.errors import UserError
+from memlib.models.external import made
+from memlib.models.own import read_weights, with_weights
+from memlib.models.vision import MEAN, STD
+from memlib.specs.encoders import FactoryEncoder, TimmEncoder, TorchvisionEncoder, TransformersEncoder
+
+Layers = list[tuple[str, Tensor]]
+HUNDREDS = 1000  # outputs that libraries give a classifier where nobody says otherwise
+
+
+class OwnEncoder(nn.Module):
+    """An encoder with its own normalisation.
+
+    Args:
+        model: the user's.
+        name: what errors call it.
+        side: of the images it takes, in pixels.
+        mean, std: what is taken off pixels in [0, 1], and what they are divided by then, a channel each.
+        read: what the model returns, as layers by name, the deepest last.
+    """
+
+    def __init__(
+        self, model: nn.Module, *, name: str, side: int, mean: Sequence[float], std: Sequence[float],
+        read: Callable[[Any], Mapping[str, Any]],
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.model, self.side, self._name, self._read = model, side, name, read
+        self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1), persistent=False)
+
+    def all_layers(self, pixels: Tensor) -> Layers:
+        """Every layer of images (batch, 3, side, side) in [0, 1], each (batch, dim).
+
+        Raises:
+            UserError: for images that the model cannot take, and for outputs that are no embeddings.
+        """
+        mean, std = self.get_buffer("mean"), self.get_buffer("std")
+        try:
+            outputs = self.model((pixels - mean) / std)
+        except (torch.OutOfMemoryError, UserError):
+            raise
+        except (Exception, SystemExit) as error:  # the user's code may raise anything
+            said = (str(error).splitlines() or [""])[0][:300]
+            raise UserError(
+                f"{self._name} cannot take images of {self.side} x {self.side} pixels ({type(error).__name__}: {said})"
+            ) from error
+        found = list(self._read(outputs).items())
+        for layer, values in found:
+            if not isinstance(values, Tensor) or values.dim() != 2 or len(values) != len(pixels):
+                seen = f"a tensor of {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
+                raise UserError(
+                    f"{self._name} returns {seen} as {layer} for {len(pixels)} images; embeddings are (batch, dim)"
+                )
+        if not found:
+            raise UserError(f"{self._name} returns no embeddings")
+        return found
+
+
+def load_own_encoder(spec: FactoryEncoder | TorchvisionEncoder | TimmEncoder | TransformersEncoder) -> OwnEncoder:
+    """Return an encoder in evaluation mode, on the CPU.
+
+    Raises:
+        UserError: when it cannot be loaded; says why.
+    """
+    match spec:
+        case FactoryEncoder():
+            model = with_weights(made(spec), spec.model, spec.weights)
+            mean, std = {
+                "unit": ((0.0,) * 3, (1.0,) * 3), "imagenet": (MEAN, STD), "raw": ((0.0,) * 3, (1 / 255,) * 3)
+            }[spec.inputs]  # fmt: skip
+            found = OwnEncoder(model, name=spec.model, side=spec.side, mean=mean, std=std, read=_by_layer)
+        case TorchvisionEncoder():
+            torchvision = importlib.import_module("torchvision")
+            body = _from_library(
+                f"torchvision's {spec.architecture}",
+                lambda count: torchvision.models.get_model(spec.architecture, weights=None, num_classes=count),
+                spec.weights,
+            )
+            found = OwnEncoder(body, name=spec.architecture, side=spec.side, mean=MEAN, std=STD, read=_by_layer)
+        case TimmEncoder():
+            found = _timm(spec)
+        case TransformersEncoder():
+            found = _transformers(spec)
+    return found.eval()
+
+
+def _by_layer(outputs: Any) -> Mapping[str, Any]:
+    return outputs if isinstance(outputs, Mapping) else {"output": outputs}
+
+
+class _Headed(nn.Module):
+    """A classifier whose last linear layer's inputs are its backbone's embeddings."""
+
+    def __init__(self, model: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self._seen: list[Tensor] = []
+        head.register_forward_pre_hook(lambda _, inputs: self._seen.append(inputs[0]))
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        self._seen.clear()
+        scores = self.model(images)
+        return {"backbone": self._seen[-1], "classifier": scores}
+
+
+class _Headless(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        return {"backbone": self.model(images)}
+
+
+def _from_library(name: str, build: Callable[[int], nn.Module], weights: str) -> nn.Module:
+    """A library's architecture with the weights of a file, which may lack the last linear layer."""
+    state = read_weights(weights)
+    try:
+        model = build(HUNDREDS)
+    except Exception as error:  # libraries have errors of their own for names that they do not know
+        raise UserError(f"{name} cannot be made ({type(error).__name__}: {str(error).splitlines()[0][:200]})") from error
+    heads = [part for part, module in model.named_modules() if isinstance(module, nn.Linear)]
+    if not heads:
+        raise UserError(f"{name} has no linear layer at its end; use kind: import")
+    head = heads[-1]
+    if f"{head}.weight" in state:
+        model = with_weights(build(len(state[f"{head}.weight"])), name, weights, state)
+        return _Headed(model, model.get_submodule(head))
+    model.set_submodule(head, nn.Identity())
+    return _Headless(with_weights(model, name, weights, state))
+
+
+def _timm(spec: TimmEncoder) -> OwnEncoder:
+    try:
+        timm = importlib.import_module("timm")
+    except ImportError as error:
+        raise UserError("a timm encoder needs timm: pip install 'memlib[timm]'") from error
+    body = _from_library(
+        f"timm's {spec.architecture}", lambda count: timm.create_model(spec.architecture, num_classes=count), spec.weights
+    )
+    inner = body.model
+    assert isinstance(inner, nn.Module)
+    config = timm.data.resolve_model_data_config(inner)
+    return OwnEncoder(
+        body,
+        name=spec.architecture,
+        side=int(config["input_size"][-1]),
+        mean=config["mean"],
+        std=config["std"],
+        read=_by_layer,
+    )
+
+
+def _transformers(spec: TransformersEncoder) -> OwnEncoder:
+    try:
+        transformers = importlib.import_module("transformers")
+    except ImportError as error:
+        raise UserError("a Hugging Face encoder needs transformers: pip install 'memlib[huggingface]'") from error
+    folder = Path(spec.path)
+    try:
+        prepared = json.loads((folder / "preprocessor_config.json").read_text(encoding="utf-8"))
+        model, loading = transformers.AutoModel.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, output_loading_info=True
+        )
+    except Exception as error:  # transformers raises whatever its parts do
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        raise UserError(f"cannot load the Hugging Face encoder in {spec.path} ({said})") from error
+    missing = sorted(loading["missing_keys"])
+    unpooled = bool(missing) and all(name.startswith("pooler.") for name in missing)
+    if missing and not unpooled:
+        raise UserError(f"the Hugging Face encoder in {spec.path} lacks weights ({missing[0]})")
+    size = prepared.get("crop_size") if prepared.get("do_center_crop") else None
+    size = size or prepared.get("size") or {}
+    side = size if isinstance(size, int) else size.get("height", size.get("shortest_edge"))
+    if not isinstance(side, int):
+        raise UserError(f"preprocessor_config.json in {spec.path} names no size")
+    plain = not prepared.get("do_normalize", True)
+    mean, std = (default if plain else prepared.get(name, default) for name, default in
+                 (("image_mean", (0.0,) * 3), ("image_std", (1.0,) * 3)))  # fmt: skip
+
+    def read(outputs: Any) -> Mapping[str, Any]:
+        hidden, found = outputs.last_hidden_state, {}
+        if hidden.dim() == 3:
+            found = {"cls": hidden[:, 0], "mean": hidden.mean(dim=1)}
+        pooled = getattr(outputs, "pooler_output", None)
+        if pooled is not None and not unpooled:
+            found["pooled"] = pooled.flatten(1)
+        return found or {"mean": hidden.flatten(2).mean(dim=2)}
+
+    return OwnEncoder(model, name=spec.path, side=side, mean=mean, std=std, read=read)

@@ -1,0 +1,105 @@
+"""Encoders whose images are embedded: trained here, trained elsewhere, or asked by their owner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from memlib.errors import UserError
+from memlib.models.external import encoder_digest
+from memlib.specs.encoders import EncoderSpec, GivenEmbeddings
+
+LAST = "last"  # in recipes: the deepest layer, whatever it is called
+WHOLE = "whole"
+NAMED = 3
+
+
+@dataclass(frozen=True)
+class OutsideEncoder:
+    """An encoder that was trained elsewhere, or embeddings that its owner made."""
+
+    spec: EncoderSpec
+
+    @cached_property
+    def digest(self) -> str:
+        """What keys say of it."""
+        return encoder_digest(self.spec)
+
+
+def name_of(row: int, crop: str | None) -> str:
+    """Return the id by which an encoder's owner is asked about a stored image, whole or a background crop of it."""
+    return f"{crop or WHOLE}/{row:07d}"
+
+
+def given_layers(
+    spec: GivenEmbeddings, names: Sequence[str], layers: Sequence[str], *, dtype: str = "float32"
+) -> dict[str, NDArray[np.floating]]:
+    """Return the layers (num_images, dim) of the named images from the file of an encoder's owner.
+
+    Args:
+        spec: file and column of ids.
+        names: as `name_of` gives them; images that nobody asks about are left aside.
+        layers: columns of the file, or `LAST`.
+        dtype: float32, or float16.
+
+    Raises:
+        UserError: for a file or column that is not there, missing or repeated ids, vectors of several lengths or with numbers
+            that are missing or not finite, or that are the same for all images.
+    """
+    try:
+        file = pq.ParquetFile(spec.path)
+        found = [field.name for field in file.schema_arrow if _holds_vectors(field.type)]
+        if spec.id_column not in file.schema_arrow.names:
+            raise UserError(f"{spec.path} has no column {spec.id_column!r}; it has {', '.join(file.schema_arrow.names)}")
+        if not found:
+            raise UserError(f"{spec.path} has no column with lists of numbers, which embeddings are")
+        columns = {layer: found[-1] if layer == LAST else layer for layer in layers}
+        unknown = [column for column in columns.values() if column not in found]
+        if unknown:
+            raise UserError(f"{spec.path} has no layer {unknown[0]!r}; it has {', '.join(found)}")
+        table = file.read(columns=list(dict.fromkeys([spec.id_column, *columns.values()])))
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"cannot read embeddings from {spec.path} ({str(error).splitlines()[0]})") from error
+    ids = table[spec.id_column].cast(pa.string()).combine_chunks()
+    if len(pc.unique(ids)) < len(ids):
+        raise UserError(f"{spec.path} has {len(ids) - len(pc.unique(ids))} repeated ids in column {spec.id_column}")
+    places = pc.index_in(pa.array(names, type=pa.string()), value_set=ids)
+    if places.null_count:
+        missing = [name for name, place in zip(names, places.to_pylist(), strict=True) if place is None]
+        more = ", ..." if len(missing) > NAMED else ""
+        raise UserError(
+            f"{spec.path} lacks {len(missing):,} of {len(names):,} images that the audit shows, as "
+            f"{', '.join(missing[:NAMED])}{more}; embed all images that memlib export wrote for this recipe"
+        )
+    wanted = table.take(places)
+    return {layer: _vectors(wanted[column], f"{spec.path}: {column}", dtype) for layer, column in columns.items()}
+
+
+def _holds_vectors(kind: pa.DataType) -> bool:
+    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return bool(lists and (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)))
+
+
+def _vectors(column: pa.ChunkedArray, where: str, dtype: str) -> NDArray[np.floating]:
+    lengths = pc.unique(pc.list_value_length(column)).to_pylist()
+    if len(lengths) != 1 or not lengths[0]:
+        raise UserError(
+            f"{where} holds vectors of {len(lengths)} lengths ({', '.join(map(str, lengths[:NAMED]))}); one is needed"
+        )
+    values = pc.list_flatten(column)
+    if values.null_count:
+        raise UserError(f"{where} has vectors with numbers missing")
+    with np.errstate(over="ignore"):  # seen below
+        found: NDArray[np.floating] = values.to_numpy().astype(dtype).reshape(len(column), lengths[0])
+    if not np.isfinite(found).all():
+        raise UserError(f"{where} has numbers that are not finite, or too large for {dtype} (decode.embeddings)")
+    if len(found) > 1 and (found == found[0]).all():
+        raise UserError(f"{where} is the same for all images; it says nothing of them")
+    return found
