@@ -153,7 +153,7 @@ def through_prefect(flow: Any, *arguments: Any) -> RunRecord:
     try:
         return _run_of(flow(*arguments))
     except Exception as error:
-        if isinstance(error, UserError | RunError) or not is_gone():
+        if isinstance(error, UserError | RunError) or not is_gone(error):
             raise
         return finished[-1] if finished else _run_of(flow.fn(*arguments))
     finally:

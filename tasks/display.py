@@ -14,20 +14,35 @@ LOOKS, LOOK_SECONDS = 3, 2.0  # that a server is given to answer
 _gone = threading.Event()
 
 
-def is_gone() -> bool:
-    """Whether Prefect's server has stopped answering; once it has, nobody waits for it again."""
+def is_gone(error: BaseException | None = None) -> bool:
+    """Whether Prefect's server has stopped answering; once it has, nobody waits for it again.
+
+    Args:
+        error: what was raised while it was told something. Prefect's client has tried again by then, so that a server which
+            says that it cannot is as good as gone.
+    """
     if _gone.is_set():
         return True
-    for look in range(LOOKS):
-        if _answers():
-            return False
-        if look + 1 < LOOKS:
-            time.sleep(LOOK_SECONDS)
+    if not _is_refusal(error):
+        for look in range(LOOKS):
+            if _answers():
+                return False
+            if look + 1 < LOOKS:
+                time.sleep(LOOK_SECONDS)
     _gone.set()
     logging.getLogger("prefect").setLevel(logging.CRITICAL + 1)  # it would say so again and again
     logging.getLogger("prefect._internal").setLevel(logging.CRITICAL + 1)
     print("warning: Prefect's server does not answer any more; the run goes on without it", file=sys.stderr)
     return True
+
+
+def _is_refusal(error: BaseException | None) -> bool:
+    """Whether the server said that it is overloaded or broken."""
+    if error is None:
+        return False
+    from prefect.exceptions import PrefectHTTPStatusError
+
+    return isinstance(error, PrefectHTTPStatusError) and error.response.status_code >= 500
 
 
 def gone() -> bool:
@@ -83,8 +98,8 @@ def shown(through_prefect: Callable[[Callable[[], Out]], Out], work: Callable[[]
 
     try:
         return through_prefect(noted)
-    except Exception:
-        if failure or not is_gone():
+    except Exception as error:
+        if failure or not is_gone(error):
             raise
         return outcome[0] if outcome else work()
 
@@ -94,6 +109,6 @@ def quietly(tell: Callable[..., Any], *facts: Any, **named: Any) -> None:
     if not _gone.is_set():
         try:
             tell(*facts, **named)
-        except Exception:
-            if not is_gone():
+        except Exception as error:
+            if not is_gone(error):
                 raise

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterator
 
+import httpx
 import pytest
+from prefect.exceptions import PrefectHTTPStatusError
 
 from tasks import display
 from tasks.display import shown
@@ -78,3 +80,24 @@ def test_what_only_prefect_shows_is_told_while_it_is_there(
     assert "does not answer any more" in capsys.readouterr().err
     display.quietly(told.append, "b")
     assert told == ["a"]
+
+
+@pytest.mark.parametrize(("status", "gone"), [(503, True), (500, True), (404, False), (409, False)])
+def test_a_server_that_says_it_cannot_is_as_good_as_gone(status: int, gone: bool, server: dict[str, bool]) -> None:
+    done: list[int] = []
+
+    def through_prefect(work: Work) -> int:
+        request = httpx.Request("POST", "http://127.0.0.1/api/flow_runs/")
+        raise PrefectHTTPStatusError("said", request=request, response=httpx.Response(status, request=request))
+
+    def work() -> int:
+        done.append(1)
+        return 7
+
+    if gone:
+        assert shown(through_prefect, work) == 7
+        assert done == [1]
+    else:  # ours to mend
+        with pytest.raises(PrefectHTTPStatusError):
+            shown(through_prefect, work)
+    assert display.gone() == gone
