@@ -15,21 +15,24 @@ from flows.audits import stage_names
 from flows.planned import finished_cells
 from flows.running import flow_of, sharing, through_prefect
 from flows.sweep import Cells
-from memlib.audit import Audit
+from memlib.audit import Audit, Cell
+from memlib.audits import AUDITS
 from memlib.audits.sweep.recipe import Recipe
 from memlib.audits.sweep.report import build_page
 from memlib.audits.sweep.scores import Outcome, score, summarize, verdict
 from memlib.audits.sweep.tables import SWEEP
 from memlib.errors import RunError, UserError
+from memlib.findings import Row
 from memlib.identity import content_key, file_digest
 from memlib.private import scratch
 from memlib.publishing import publish_run
 from memlib.records import Finding, RunRecord, VerdictRecord
 from memlib.report.page import render
-from memlib.results import REPORT_FILE
+from memlib.results import REPORT_FILE, Tables
 from memlib.runs import NAME_LENGTH, results_path
 from memlib.specs import Spec
 from memlib.stage import Runner
+from memlib.store import Ref, Store
 from memlib.tables import write_table
 from tasks.cluster import stop_ray
 from tasks.display import quietly
@@ -37,6 +40,7 @@ from tasks.reporting import ARTIFACT_ROWS
 from tasks.runtime import Context
 from tasks.stage import StageRunner
 
+MOST_COMPARED = 24  # cells of one audit, of which each two are compared
 log = logging.getLogger("memlib")
 
 
@@ -110,20 +114,34 @@ def _cell(context: Context, name: str, audit: Audit, spec: Spec, changes: dict[s
     return Outcome(name, kind, changes, run)
 
 
+def _compared(store: Store, outcomes: list[Outcome]) -> dict[str, list[Row]]:
+    """Rows about each two cells of one audit that can be compared; cells with the same scores count once."""
+    found: dict[str, list[Row]] = {}
+    for audit in AUDITS.values():
+        mine = [(o.cell, o.run) for o in outcomes if o.run is not None and o.audit == audit.field]
+        runs = {run.artifacts["scores"]: (name, run) for name, run in reversed(mine)}
+        if audit.compare is not None and 1 < len(runs) <= MOST_COMPARED:
+            tables = {scores: next(Tables(store, Ref.parse(scores)).parts("units")) for scores in runs}
+            cells = [Cell(name, run, tables[scores]) for scores, (name, run) in reversed(runs.items())]
+            found[audit.field] = audit.compare(cells)
+    return found
+
+
 def _publish(context: Context, recipe: Recipe, outcomes: list[Outcome]) -> RunRecord:
     """The comparison: a table below results/, a page and the sweep's manifest below runs/."""
     store = context.store
     done = [(outcome.cell, outcome.run) for outcome in outcomes if outcome.run is not None]
     spec = recipe.model_dump(mode="json", exclude={"concurrent_cells"})
     run = content_key("sweep", version=1, spec=spec, inputs={})[:NAME_LENGTH]
+    pairs = _compared(store, outcomes)
     with scratch("sweep") as folder:
         said = verdict(outcomes)
         metadata = {"memlib.run": run, "memlib.software": memlib.__version__, "memlib.sentence": said.sentence}
-        write_table(score(outcomes), SWEEP, folder / "sweep.parquet", metadata=metadata)
+        write_table(score(outcomes, pairs), SWEEP, folder / "sweep.parquet", metadata=metadata)
         path = results_path(SWEEP.name, "sweep", run)
         results = {"sweep": store.publish(path, folder / "sweep.parquet")}
         (folder / "page").mkdir()
-        (folder / "page" / REPORT_FILE).write_text(render(build_page(recipe, run, outcomes, folder / "page")))
+        (folder / "page" / REPORT_FILE).write_text(render(build_page(recipe, run, outcomes, folder / "page", pairs)))
         pages = {
             file.name: store.publish(f"runs/{run}/{file.name}", file, secret=True)
             for file in sorted((folder / "page").iterdir())

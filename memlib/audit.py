@@ -1,17 +1,36 @@
 """What an audit is to the rest of memlib: its package below memlib.audits says so in one value."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
+from memlib.records import RunRecord
 from memlib.specs import Spec
 from memlib.store import Store
 from memlib.tables import Table
 
 Params = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """An audit among others that it is compared with.
+
+    Attributes:
+        name: of the cell.
+        run: its manifest.
+        units: the first part of its units, which holds those of the headline.
+    """
+
+    name: str
+    run: RunRecord
+    units: pa.Table
+
+
 Revealed = dict[str, list[dict[str, Any]]]
 
 
@@ -49,6 +68,7 @@ class Audit:
             manifest, and gives rows by title.
         asked: the examples that the owner of a model is asked about, where outputs can be supplied: takes a runner and the
             recipe, and gives stored examples and the row of each by id.
+        compare: rows about each two cells of a sweep that audit the same examples, settled.
         exported: what the owner of encoders is given, where embeddings can be supplied: takes a runner and the recipe.
         holds_others: whether its recipes hold, or name, recipes of other audits.
     """
@@ -61,6 +81,7 @@ class Audit:
     limits: Callable[[Any], Iterable[str]] = _none
     revealed: Callable[[Store, Params, Mapping[str, str]], Revealed] | None = None
     asked: Callable[[Any, Any], tuple[NDArray[Any], dict[str, int]]] | None = None
+    compare: Callable[[Sequence[Cell]], list[dict[str, Any]]] | None = None
     exported: Callable[[Any, Any], Exported] | None = None
     holds_others: bool = False
 

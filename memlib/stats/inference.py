@@ -178,12 +178,32 @@ def widened_interval(
         repeats: (num_repeats,) the value of each repeat, at least 3.
         level: coverage.
     """
-    assert len(repeats) >= 3
-    examples = float(scipy.stats.norm.ppf((1 + level) / 2)) * math.sqrt(replicates.var(ddof=1))
-    between = float(scipy.stats.t.ppf((1 + level) / 2, len(repeats) - 1)) * math.sqrt(repeats.var(ddof=1) / len(repeats))
-    half = math.hypot(examples, between)
-    centre = float(repeats.mean())
+    half, centre = _widened_half(replicates, repeats, 1 - level), float(repeats.mean())
     return centre - half, centre + half
+
+
+def widened_p(replicates: NDArray[np.float64], repeats: NDArray[np.float64]) -> float:
+    """The two-sided p-value of a mean of 0: one minus the level at which `widened_interval` just excludes it.
+
+    Args:
+        replicates, repeats: as there.
+    """
+    centre, least = abs(float(repeats.mean())), 1e-300
+
+    def excess(p: float) -> float:
+        return _widened_half(replicates, repeats, p) - centre
+
+    if excess(1.0) >= 0:  # both spreads are 0 and so is the mean, or there is no mean
+        return 1.0
+    return least if excess(least) < 0 else float(scipy.optimize.brentq(excess, least, 1.0, xtol=1e-12))
+
+
+def _widened_half(replicates: NDArray[np.float64], repeats: NDArray[np.float64], p: float) -> float:
+    """Half the width of an interval that leaves out p."""
+    assert len(repeats) >= 3
+    examples = float(scipy.stats.norm.isf(p / 2)) * math.sqrt(replicates.var(ddof=1))
+    between = float(scipy.stats.t.isf(p / 2, len(repeats) - 1)) * math.sqrt(repeats.var(ddof=1) / len(repeats))
+    return math.hypot(examples, between)
 
 
 def paired_interval(gains: NDArray[np.float64], *, level: float = 0.95) -> tuple[float, float]:

@@ -12,12 +12,13 @@ misrepresented examples alike, so the honest share is memorized - misrepresented
 number is taken from both directions together, (A on A + B on B) / 2 against (B on A + A on B) / 2.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from memlib.audit import Audit, Exported
+from memlib.audit import Audit, Cell, Exported
 from memlib.audits.deja_vu.recipe import Recipe
 from memlib.audits.deja_vu.tables import UNITS
+from memlib.findings import Row
 from memlib.stage import Runner
 
 
@@ -31,6 +32,12 @@ def _limits(recipe: Recipe) -> Iterable[str]:
     from memlib.audits.deja_vu.verdict import limits  # loads scipy
 
     return limits(recipe)
+
+
+def _compare(cells: Sequence[Cell]) -> list[Row]:
+    from memlib.audits.deja_vu.comparison import compare  # loads scipy
+
+    return compare(cells)
 
 
 def _exported(runner: Runner, recipe: Recipe) -> Exported:
@@ -54,5 +61,6 @@ AUDIT = Audit(
     tables={"units": UNITS},
     in_brief=_in_brief,
     limits=_limits,
+    compare=_compare,
     exported=_exported,
 )

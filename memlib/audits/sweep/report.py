@@ -2,12 +2,13 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from memlib.audits.sweep.recipe import Recipe
 from memlib.audits.sweep.scores import Outcome, headline, verdict
-from memlib.findings import SHOWN
+from memlib.findings import SHOWN, Row
 from memlib.records import RunRecord
 from memlib.report.figures import INK, MUTED, TARGET, new_figure, save_figure
 from memlib.report.page import KINDS, Page, Section, TableView
@@ -15,7 +16,13 @@ from memlib.report.page import KINDS, Page, Section, TableView
 MOST_METRICS = 4  # columns that fit beside the cells
 
 
-def build_page(recipe: Recipe, run: str, outcomes: Sequence[Outcome], folder: Path) -> Page:
+def build_page(
+    recipe: Recipe,
+    run: str,
+    outcomes: Sequence[Outcome],
+    folder: Path,
+    compared: Mapping[str, Sequence[Row]] = MappingProxyType({}),
+) -> Page:
     """The page of a sweep; figures also go to `folder` as SVG and PNG.
 
     Args:
@@ -23,11 +30,13 @@ def build_page(recipe: Recipe, run: str, outcomes: Sequence[Outcome], folder: Pa
         run: the sweep's id.
         outcomes: what became of each cell.
         folder: gets the figures.
+        compared: rows about two cells each, by their audit.
     """
     done = [outcome for outcome in outcomes if outcome.run is not None]
     broken = [outcome for outcome in outcomes if outcome.run is None]
     sections = [_headlines(metric, cells, folder, n) for n, (metric, cells) in enumerate(_by_headline(done).items())]
     sections += [_audit(audit, [o for o in done if o.audit == audit]) for audit in dict.fromkeys(o.audit for o in done)]
+    sections += [_compared(audit, rows) for audit, rows in compared.items() if rows]
     if broken:
         rows = [(outcome.cell, outcome.problem) for outcome in broken]
         text = "Run the sweep again: only these are computed."
@@ -93,6 +102,36 @@ def _audit(audit: str, outcomes: Sequence[Outcome]) -> Section:
         details=TableView(("cell", "changes"), changes),
         details_title="What sets the cells apart",
     )
+
+
+def _compared(audit: str, rows: Sequence[Row]) -> Section:
+    """A row for each two cells, the ranked ones first."""
+    shown = []
+    for row in sorted(rows, key=lambda row: row["p_adjusted"] is None):
+        params = json.loads(row["params"])
+        ranked = row["p_adjusted"] is not None
+        more = "neither"
+        if ranked and row["verdict"] == SHOWN:
+            more = params["cell"] if row["value"] > 0 else params["other"]
+        numbers = (f"{row['value']:.3f}", f"{row['ci_low']:.3f} to {row['ci_high']:.3f}", row["interval"])
+        tests = (f"{row['p_value']:.2g}", f"{row['p_adjusted']:.2g}", more) if ranked else ("", "", "")
+        shown.append((f"{params['cell']} - {params['other']}", *numbers, *tests, params.get("not_ranked", "")))
+    headings = (
+        "cells",
+        str(rows[0]["metric"]),
+        "95 % interval",
+        "over",
+        "p",
+        "p, adjusted",
+        "more is shown of",
+        "not ranked because",
+    )
+    text = (
+        "Cells that audit the same images are compared image by image. A difference is ranked where three or more pairs of "
+        "models on each side say how much training itself varies, and both sides know whole images better than untrained "
+        "models do; ranked differences are adjusted together (Holm). The others are shown, not ranked."
+    )
+    return Section(f"{audit.replace('_', ' ')}: cells compared", [text], table=TableView(headings, shown))
 
 
 def _cell(run: RunRecord, metric: str) -> str:

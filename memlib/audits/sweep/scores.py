@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -33,8 +34,13 @@ class Outcome:
     problem: str = ""
 
 
-def score(outcomes: Sequence[Outcome]) -> pa.Table:
-    """tables.SWEEP: every finding of every cell; a broken cell has one row without a metric."""
+def score(outcomes: Sequence[Outcome], compared: Mapping[str, Sequence[Row]] = MappingProxyType({})) -> pa.Table:
+    """tables.SWEEP: every finding of every cell; a broken cell has one row without a metric.
+
+    Args:
+        outcomes: of all cells.
+        compared: rows about two cells each, by their audit.
+    """
     rows = []
     adjusted = _adjusted(outcomes)
     for outcome in outcomes:
@@ -51,7 +57,14 @@ def score(outcomes: Sequence[Outcome]) -> pa.Table:
             p = adjusted.get(outcome.cell) if finding is head else None
             said = {"state": "completed", "cell_run": outcome.run.run, "p_adjusted_sweep": p, **finding.model_dump()}
             rows.append(row | said)
+    for audit, pairs in compared.items():
+        rows += [{"cell": _both(pair), "cell_audit": audit, "changes": "{}", "state": "compared", **pair} for pair in pairs]
     return pa.Table.from_pylist(rows, schema=SWEEP.arrow)
+
+
+def _both(pair: Row) -> str:
+    params = json.loads(pair["params"])
+    return f"{params['cell']} - {params['other']}"
 
 
 def headline(run: RunRecord) -> Finding:

@@ -1,0 +1,112 @@
+"""Audits of the same images are compared image by image: ranked with a level that holds, or not ranked, with the reason."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import scipy
+
+from memlib.audit import Cell
+from memlib.audits.deja_vu.comparison import Gains, compare
+from memlib.findings import settle, tested
+from memlib.records import Finding, RunRecord
+from memlib.stats.inference import widened_interval, widened_p
+
+HEAD = {"layer": "last", "epoch": 9, "crop": "maximal", "k": 3}
+
+
+def run_of(knowledge: float | None = 0.9, *, epoch: int = 9) -> RunRecord:
+    rows = settle([tested("share_excess", HEAD | {"epoch": epoch}, 0.1, n=9, p_value=0.5, family="f")], alpha=0.05)
+    if knowledge is not None:
+        row = dict.fromkeys(rows[0]) | {"metric": "knn_accuracy", "params": "{}", "value": knowledge, "role": "estimate"}
+        rows.append(row | {"n": 100, "ci_low": knowledge - 0.1, "ci_high": knowledge + 0.1})
+    chance = dict.fromkeys(rows[0]) | {"metric": "accuracy_target", "params": json.dumps({"chance": 0.1}), "value": 0.5}
+    rows.append(chance | {"role": "estimate", "n": 9})
+    return RunRecord(run="r", audit="deja_vu", title="t", finished=1.0, findings=[Finding(**row) for row in rows])
+
+
+def units_of(gains: np.ndarray, *, epoch: int = 9, shift: int = 0) -> pa.Table:
+    """Units with these gains (num_pairs, num_images), shuffled, among those of another setting."""
+    rows: list[dict[str, Any]] = []
+    for pair, values in enumerate(gains):
+        for image, gain in enumerate(values):
+            label = image % 3
+            named = {"target_prediction": label if gain > 0 else 9, "reference_prediction": label if gain < 0 else 9}
+            where = {"pair": pair, "direction": "AB"[image % 2], "example_id": f"{image + shift:04d}", "label": label}
+            rows += [HEAD | {"epoch": epoch} | where | named, HEAD | {"k": 99} | where | named]
+    return pa.Table.from_pylist(rows).take(np.random.default_rng(0).permutation(len(rows)))
+
+
+def drawn(rng: np.random.Generator, share: float, *, pairs: int = 3, images: int = 300) -> np.ndarray:
+    return rng.choice([1, 0, -1], p=[share, 0.8 - share, 0.2], size=(pairs, images))
+
+
+def cell(name: str, gains: np.ndarray, **more: Any) -> Cell:
+    return Cell(name, run_of(**more), units_of(gains, epoch=more.get("epoch", 9)))
+
+
+def test_gains_are_of_the_headlines_setting_in_order_of_the_images() -> None:
+    gains = drawn(np.random.default_rng(1), 0.4)
+    found = Gains.of(run_of(), units_of(gains))
+    order = [*range(0, 300, 2), *range(1, 300, 2)]  # by side
+    assert np.array_equal(found.gains, gains[:, order])
+    assert found.strata[:3].tolist() == [0, 4, 2]
+
+
+def test_the_audit_that_remembers_more_is_found_and_equal_ones_are_not_ranked_apart() -> None:
+    rng = np.random.default_rng(0)
+    shares = {"much": 0.6, "little": 0.25, "as little": 0.25}
+    cells = [cell(name, drawn(rng, share, pairs=6, images=600)) for name, share in shares.items()]
+    rows = {(json.loads(r["params"])["cell"], json.loads(r["params"])["other"]): r for r in compare(cells)}
+    assert rows["much", "little"]["value"] == pytest.approx(0.35, abs=0.08)
+    assert rows["much", "little"]["verdict"] == rows["much", "as little"]["verdict"] == "shown"
+    assert rows["little", "as little"]["verdict"] == "inconclusive"
+    assert rows["little", "as little"]["p_adjusted"] > 0.05
+    assert all(row["interval"] == "examples and trainings" for row in rows.values())
+    low, high = rows["much", "little"]["ci_low"], rows["much", "little"]["ci_high"]
+    assert 0 < low < rows["much", "little"]["value"] < high
+
+
+def test_what_cannot_be_ranked_says_why() -> None:
+    rng = np.random.default_rng(0)
+    known, few = cell("known", drawn(rng, 0.6)), cell("few", drawn(rng, 0.2, pairs=1))
+    ignorant = cell("ignorant", drawn(rng, 0.2), knowledge=0.15)
+    (row,) = compare([known, few])
+    assert "same number of pairs of models, 3 or more" in json.loads(row["params"])["not_ranked"]
+    assert (row["verdict"], row["interval"], row["p_value"]) == (None, "examples", None)
+    (row,) = compare([known, ignorant])
+    assert json.loads(row["params"])["not_ranked"] == "ignorant knows too little of whole images"
+    untrained = cell("untrained", drawn(rng, 0.2), knowledge=0.85, epoch=0)
+    rows = [json.loads(row["params"]) for row in compare([known, untrained])]
+    assert "known knows too little" in rows[0]["not_ranked"]  # 0.8 at least, and untrained ones 0.95 at most
+    assert compare([known, Cell("others", run_of(), units_of(drawn(rng, 0.2), shift=5))]) == []
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.05])
+def test_a_difference_that_is_not_there_is_rarely_shown_however_much_trainings_vary(spread: float) -> None:
+    rng, wrong, covered = np.random.default_rng(3), 0, 0
+    for _ in range(400):
+        sides = []
+        for _ in range(2):
+            shares = np.clip(0.3 + spread * rng.normal(size=3), 0.05, 0.75)
+            sides.append(np.concatenate([drawn(rng, float(share), pairs=1, images=200) for share in shares]))
+        apart = (sides[0].mean(axis=0) - sides[1].mean(axis=0)).astype(float)
+        means = np.array([rng.choice(apart, size=200).mean() for _ in range(200)])
+        repeats = sides[0].mean(axis=1) - sides[1].mean(axis=1)
+        low, high = widened_interval(means, repeats)
+        covered += low <= 0 <= high
+        wrong += widened_p(means, repeats) <= 0.05
+    assert wrong == 400 - covered  # one says what the other does
+    assert wrong <= scipy.stats.binom.ppf(0.999, 400, 0.05)
+
+
+def test_a_p_value_is_where_the_interval_just_excludes_nothing() -> None:
+    rng = np.random.default_rng(0)
+    replicates, repeats = rng.normal(0.1, 0.03, size=1000), np.array([0.05, 0.12, 0.13])
+    p = widened_p(replicates, repeats)
+    assert widened_interval(replicates, repeats, level=1 - p)[0] == pytest.approx(0, abs=1e-9)
+    assert widened_p(replicates, -repeats) == pytest.approx(p)
+    assert widened_p(np.zeros(10), np.zeros(3)) == 1.0
+    assert widened_p(np.zeros(10), np.ones(3)) < 1e-100
