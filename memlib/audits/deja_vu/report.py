@@ -1,7 +1,7 @@
 """Build the page of the déjà vu audit."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,7 @@ def build_page(
         ),
         _gallery_section("Most correlated", most_correlated(units, recipe.report.gallery), show, _CORRELATED),
         _class_section(findings),
+        *_along_sections(findings, recipe, folder),
         _settings_section(findings, recipe),
         _probe_section(findings),
         _run_section(recipe, facts),
@@ -284,6 +285,42 @@ def _tested(row: Mapping[str, Any]) -> tuple[str, str, str]:
 
 def _same(row: Mapping[str, Any], findings: Findings) -> bool:
     return all(row["params"].get(name) == findings.headline[name] for name in ("layer", "epoch", "crop", "k"))
+
+
+ALONG = {
+    "epoch": ("Through training", "epochs of training", "Memory at each checkpoint of the same models"),
+    "layer": ("By layer", "", "Memory in each of the layers that were decoded"),
+    "k": ("By number of neighbours", "public neighbours that vote (k)", "Memory for each number of neighbours"),
+}
+
+
+def _along_sections(findings: Findings, recipe: Recipe, folder: Path) -> Iterator[Section]:
+    """A figure for each of epoch, layer and k of which several were decoded, all else as in the headline."""
+    order = list(recipe.model_layers)
+    for name, (heading, axis, text) in ALONG.items():
+        values = {
+            row["params"][name] for row in findings.rows if row["metric"] == "share_excess" and "class" not in row["params"]
+        }
+        if len(values) < 2:
+            continue
+        ordered = sorted(values, key=order.index) if name == "layer" else sorted(values)
+        rows = [findings.get("share_excess", **{name: value}) for value in ordered]
+        figure = new_figure(6.4, 2.8)
+        axes = figure.axes[0]
+        places = list(range(len(rows))) if name == "layer" else ordered
+        low, high = ([abs(row[end] - row["value"]) for row in rows] for end in ("ci_low", "ci_high"))
+        axes.errorbar(places, [row["value"] for row in rows], yerr=[low, high], color=TARGET, marker="o", ms=5, capsize=4)
+        axes.axhline(0, color=MUTED, ls=":")
+        axes.set_xticks(places, [str(value) for value in ordered])
+        axes.set_xlabel(axis)
+        axes.set_ylabel("memorized beyond chance")
+        percent_axis(axes.yaxis)
+        yield Section(
+            heading=heading,
+            paragraphs=[f"{text}; everything else is as in the headline, which is the only one that was fixed beforehand."],
+            svg=save_figure(figure, folder, f"share_excess_by_{name}"),
+            figure_caption="Share of images memorized beyond chance, with 95 % intervals over the same images.",
+        )
 
 
 def _settings_section(findings: Findings, recipe: Recipe) -> Section:

@@ -88,6 +88,35 @@ def test_the_page_of_an_audit(known: float, kind: str, tmp_path: Path) -> None:
     assert f"{100 * summary['value'][0].as_py():.1f}" in html
 
 
+def test_what_was_decoded_in_several_ways_has_a_figure_each(tmp_path: Path) -> None:
+    config = Config(k=(5, 3), layers=("last", "backbone"), epochs=(2,), replicates=100, permutations=100)
+    rng, found = np.random.default_rng(0), []
+    settings = [("projector_3", 5), ("projector_3", 2), ("backbone", 5), ("backbone", 2)]
+    for layer, epoch in settings:
+        for direction in ("A", "B"):
+            labels, votes = np.arange(60) % 3, rng.integers(0, 3, size=(2, 60, 5))
+            names = [f"{direction}{i:03d}" for i in range(60)]
+            found.append(Decoding(direction, 0, layer, epoch, "maximal", names, labels, votes[0], votes[1]))
+    units = score(found, ["cat", "dog", "cow"], config)
+    summary = summarize(units, config, num_classes=3)
+    recipe = Recipe.model_validate(
+        {
+            "data": {"source": {"kind": "scenes"}}, "split": {"train_per_class": 5}, "decode": config,
+            "training": {"objective": {"kind": "vicreg"}, "epochs": 5, "checkpoint_epochs": [2]}, "report": {"gallery": 0},
+        }
+    )  # fmt: skip
+    facts = Facts({"target": 60}, {}, {})
+    page = build_page(recipe, "run1", units, summary, curves(units), facts, lambda unit: pytest.fail("no gallery"), tmp_path)
+    headings = [section.heading for section in page.sections]
+    assert [name for name in ("Through training", "By layer", "By number of neighbours") if name in headings] == [
+        "Through training", "By layer", "By number of neighbours"
+    ]  # fmt: skip
+    drawn = {path.name for path in tmp_path.iterdir()}
+    assert {f"share_excess_by_{name}.svg" for name in ("epoch", "layer", "k")} <= drawn
+    by_layer = (tmp_path / "share_excess_by_layer.svg").read_text()
+    assert by_layer.index("backbone") < by_layer.index("projector_3")  # in order of depth
+
+
 def test_a_comparison_upside_down_is_no_reassurance() -> None:
     units, config = made_up(0.6)
     names = ["target_prediction", "target_confidence", "reference_prediction", "reference_confidence", "category"]
