@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from memlib.audits.deja_vu.recipe import Recipe
 from memlib.audits.deja_vu.scores import DIRECTIONS, Direction
+from memlib.audits.deja_vu.stability import Compared, Stability, augment_of, blocks_of
 from memlib.audits.deja_vu.stages import (
     PROBED_VIEW,
     PUBLIC_VIEW,
@@ -36,7 +37,7 @@ from memlib.specs import CropSpec
 from memlib.stage import Artifact, Runner
 from memlib.training.fit import Train, TrainedModel
 
-STAGES = (DecodeBlock, Decode, Split, Train, Embed, Search, Probe, ScoreSetting, Score, Report)
+STAGES = (DecodeBlock, Decode, Split, Train, Embed, Search, Probe, Stability, ScoreSetting, Score, Report)
 LOOKED_ROWS = 1024  # in which a crop is looked for at a time
 Side = tuple[int, Direction]
 Models = Mapping[Side, Artifact[TrainedModel] | OutsideEncoder]
@@ -52,8 +53,8 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     trained = dict(zip(training, runner.run_all(list(training.values())), strict=True))
 
     observations = _Observations(runner, recipe, shard, splits, trained or _trained_elsewhere(recipe))
-    searches, probes = observations.searches(), observations.probes()
-    scores = _score(runner, Score(searches, probes, splits, class_names_of(splits), recipe.decode))
+    searches, probes, views = observations.searches(), observations.probes(), observations.views()
+    scores = _score(runner, Score(searches, probes, splits, class_names_of(splits), recipe.decode, views))
 
     named = {stage.name: trained[side] for side, stage in training.items()}
     report = runner.run(Report(recipe, run_id(recipe, scores), scores, searches, shard, splits, named))
@@ -191,6 +192,26 @@ class _Observations:
             for side in self.models
         ]
         return self.runner.run_all(stages)
+
+    def views(self) -> list[Compared]:
+        """Distances between the views of each image under both models of each pair, where the recipe asks for them."""
+        wanted, training, last = self.recipe.decode.stability, self.recipe.training, self.recipe.last_epoch
+        if wanted is None:
+            return []
+        augment = augment_of(wanted, None if training is None else training.augment)
+        stages = {
+            (side, roles, rows): Stability(
+                model, last, roles, rows, self.shard, self.splits, self.recipe.layers, wanted, augment
+            )
+            for side, model in self.models.items()
+            for roles, rows in blocks_of(self.splits, wanted)
+        }
+        made = dict(zip(stages, self.runner.run_all(list(stages.values())), strict=True))
+        by_model = {side: [found for (whose, *_), found in made.items() if whose == side] for side in self.models}
+        return [
+            Compared(pair, (by_model[pair, DIRECTIONS[0]], by_model[pair, DIRECTIONS[1]]))
+            for pair in range(self.recipe.num_pairs)
+        ]
 
 
 def _queries(crop: CropSpec) -> View:

@@ -64,7 +64,7 @@ def embed(
         boxes = None if rectangles is None else rectangles[part]
         views = cut(pixels, boxes, side=input_size)
         with torch.autocast(device.type, dtype=getattr(torch, precision), enabled=precision != "float32"):
-            outputs = [(name, values.float()) for name, values in _outputs(encoder, views, layers)]
+            outputs = [(name, values.float()) for name, values in outputs_of(encoder, views, layers)]
         for name, values in outputs:
             if not bool(torch.isfinite(values).all()):
                 raise RunError(f"the {name} embeddings are not finite: the model's weights are unusable")
@@ -80,8 +80,12 @@ def embed(
         array.flush()  # type: ignore[attr-defined]
 
 
-def _outputs(encoder: Encoder | OwnEncoder, views: Tensor, layers: Sequence[str]) -> list[tuple[str, Tensor]]:
-    """The wanted layers of views with pixels in [0, 1]."""
+def outputs_of(encoder: Encoder | OwnEncoder, views: Tensor, layers: Sequence[str]) -> list[tuple[str, Tensor]]:
+    """Return the wanted layers of views (batch, 3, side, side) with pixels in [0, 1], each (batch, dim).
+
+    Raises:
+        UserError: when an encoder that was trained elsewhere lacks a layer.
+    """
     views = normalise(views) if isinstance(encoder, Encoder) else views
     found = encoder.all_layers(views.contiguous(memory_format=torch.channels_last))
     named = dict(found) | {LAST: found[-1][1]}

@@ -81,7 +81,7 @@ class Analysis:
         self.label: NDArray[np.int64] = first["label"].to_numpy()
         labels, places = np.unique(self.label, return_index=True)
         self.class_names = dict(zip(labels.tolist(), first["class_name"].take(places).to_pylist(), strict=True))
-        self.groups = _groups(first["group"] if "group" in first.column_names else None, self.num_units)
+        self.groups = numbers_of_groups(first["group"] if "group" in first.column_names else None, self.num_units)
         self.right = {side: shaped(f"{side}_prediction") == shaped("label") for side in SIDES}
         self.confidence = {side: shaped(f"{side}_confidence") for side in SIDES}
         self.config = config
@@ -237,7 +237,7 @@ def _wide_enough(within: Callable[[float], Found]) -> Found:
     return within(WIDTHS[-1])
 
 
-def _groups(names: pa.ChunkedArray | None, count: int) -> NDArray[np.int64]:
+def numbers_of_groups(names: pa.ChunkedArray | None, count: int) -> NDArray[np.int64]:
     """Numbers of groups (num_units,), which redraws follow, in order of their names; a unit without one is one by itself."""
     found = np.arange(count).astype(str)
     if names is not None and names.null_count < count:

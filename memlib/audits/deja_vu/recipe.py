@@ -5,7 +5,19 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from memlib.specs import CropMode, CropSpec, DataSpec, DINOSpec, ModelSpec, Precision, Spec, SplitSpec, Tie, TrainingSpec
+from memlib.specs import (
+    AugmentSpec,
+    CropMode,
+    CropSpec,
+    DataSpec,
+    DINOSpec,
+    ModelSpec,
+    Precision,
+    Spec,
+    SplitSpec,
+    Tie,
+    TrainingSpec,
+)
 from memlib.specs.encoders import EncoderPair
 from memlib.specs.limits import MOST_DRAWS, MOST_EXAMPLES, MOST_MODELS, MOST_SEED, MOST_STEPS
 
@@ -13,10 +25,23 @@ LAST = "last"
 LAYER = re.compile(r"[\w-][\w.-]*", re.ASCII)  # as a part of a file's name
 
 
+class StabilitySpec(Spec):
+    """How far augmented views of an image lie apart under both models: memory without labels or boxes (SSLMem, Wang 2024)."""
+
+    views: int = Field(default=10, ge=2, le=1000)
+    """Views of each image, every two of which are compared."""
+    augment: AugmentSpec | None = None
+    """How they are drawn; by default as in training."""
+    disjoint: int = Field(default=1000, ge=0, le=MOST_EXAMPLES)
+    """Public images, which neither model trained on, that are shown beside."""
+    seed: int = Field(default=0, ge=0, le=MOST_SEED)
+    """Of the views."""
+
+
 class Config(Spec):
     """How the embeddings are decoded and scored."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"alpha", "bound", "embeddings", "precision"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"alpha", "bound", "embeddings", "precision", "stability"})
 
     layers: tuple[str, ...] = ("last",)
     """Embeddings to decode: last, backbone, projector_1, ..., classifier; the first is the headline. Teachers' layers
@@ -35,6 +60,8 @@ class Config(Spec):
     """Of the models' forward pass when they embed (autocast); the search is exact whatever it is."""
     tie: Tie = "nearest"
     """Which of several classes with equally many votes wins."""
+    stability: StabilitySpec | None = None
+    """Measure SSLMem too; null: do not."""
     replicates: int = Field(default=2000, ge=100, le=MOST_DRAWS)
     """Bootstrap replicates."""
     permutations: int = Field(default=2000, ge=100, le=MOST_DRAWS)
@@ -96,6 +123,9 @@ class Recipe(Spec):
             raise ValueError(
                 "pairs and decode.epochs are of models that are trained; encoders is a list of pairs as they are"
             )
+        given = [spec for pair in self.encoders for spec in (pair.a, pair.b) if spec.kind == "embeddings"]
+        if self.decode.stability is not None and given:
+            raise ValueError("decode.stability shows an encoder views of its own; it cannot be had from given embeddings")
         odd = [layer for layer in self.decode.layers if not LAYER.fullmatch(layer)]
         if odd:
             raise ValueError(f"decode.layers names {odd[0]!r}; a layer's name has letters, digits, dots, _ and -")

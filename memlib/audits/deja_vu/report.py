@@ -115,6 +115,7 @@ def build_page(
         *_along_sections(findings, recipe, folder),
         _settings_section(findings, recipe),
         _probe_section(findings),
+        _stability_section(findings),
         _run_section(recipe, facts),
     ]
     return Page(
@@ -368,6 +369,28 @@ def _probe_section(findings: Findings) -> Section | None:
             "little about these classes, and what it does not know it cannot give away."
         ],
         table=TableView(("layer", "training images", "other images", "gap", "named by neighbours"), rows),
+    )
+
+
+def _stability_section(findings: Findings) -> Section | None:
+    rows = []
+    for row in findings.rows:
+        if row["metric"] not in ("sslmem", "sslmem_disjoint"):
+            continue
+        images = "audited images" if row["metric"] == "sslmem" else "public images, which neither model trained on"
+        interval = f"{row['ci_low']:.3f} to {row['ci_high']:.3f}"
+        rows.append((row["params"]["layer"], images, str(row["n"]), f"{row['value']:.3f}", interval, *_tested(row)))
+    if not rows:
+        return None
+    return Section(
+        heading="Memory without labels",
+        paragraphs=[
+            "How much closer a model holds the augmented views of an image that it trained on than a model that did not "
+            "(SSLMem, Wang 2024), in units of the largest difference. Neither boxes nor classes take part. The test redraws "
+            "which images each model trained on, as the headline's does. For public images the first model is A's and the "
+            "second B's: what differs there is how the two models are scaled, not memory."
+        ],
+        table=TableView(("layer", "images", "n", "SSLMem", "95 % interval", *TESTED), rows),
     )
 
 

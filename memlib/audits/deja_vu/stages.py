@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     import torch
 
     from memlib.audits.deja_vu.report import Facts, Shown
+    from memlib.audits.deja_vu.stability import Compared
     from memlib.models.encoder import Encoder
     from memlib.models.own_encoders import OwnEncoder
     from memlib.report.page import Page
@@ -175,8 +176,7 @@ class Embed(Stage[Embeddings]):
     @property
     def inputs(self) -> Mapping[str, Any]:
         """The model and the examples."""
-        model = self.model.digest if isinstance(self.model, OutsideEncoder) else self.model.key
-        return {"model": model, "shard": self.shard.key, "examples": self._shown.digest}
+        return {"model": model_key(self.model), "shard": self.shard.key, "examples": self._shown.digest}
 
     @property
     def units(self) -> float:
@@ -213,7 +213,7 @@ class Embed(Stage[Embeddings]):
             return
         from memlib.observe.embeddings import embed
 
-        encoder, side = self._encoder()
+        encoder, side = encoder_of(self.model, self.epoch)
         embed(
             encoder,
             self.shard.content.images,
@@ -229,24 +229,30 @@ class Embed(Stage[Embeddings]):
             progress=attempt.progress,
         )
 
-    def _encoder(self) -> tuple[Encoder | OwnEncoder, int]:
-        """The model, and the side of the images that it takes."""
-        from memlib.models.encoder import Encoder
-        from memlib.models.own_encoders import load_own_encoder
-
-        if isinstance(self.model, OutsideEncoder):
-            assert not isinstance(self.model.spec, GivenEmbeddings)
-            own = load_own_encoder(self.model.spec)
-            return own, own.side
-        encoder, spec = self.model.content.load(epoch=self.epoch)
-        assert isinstance(encoder, Encoder)
-        assert isinstance(spec, ModelSpec)
-        return encoder, spec.input_size
-
     @classmethod
     def open(cls, artifact: Artifact[Embeddings]) -> Embeddings:
         """Return ids and embeddings."""
         return Embeddings(artifact)
+
+
+def model_key(model: Artifact[TrainedModel] | OutsideEncoder) -> str:
+    """Return what keys say of a model that was trained here or elsewhere."""
+    return model.digest if isinstance(model, OutsideEncoder) else model.key
+
+
+def encoder_of(model: Artifact[TrainedModel] | OutsideEncoder, epoch: int) -> tuple[Encoder | OwnEncoder, int]:
+    """Return a model as it was after an epoch, and the side of the images that it takes."""
+    from memlib.models.encoder import Encoder
+    from memlib.models.own_encoders import load_own_encoder
+
+    if isinstance(model, OutsideEncoder):
+        assert not isinstance(model.spec, GivenEmbeddings)
+        own = load_own_encoder(model.spec)
+        return own, own.side
+    encoder, spec = model.content.load(epoch=epoch)
+    assert isinstance(encoder, Encoder)
+    assert isinstance(spec, ModelSpec)
+    return encoder, spec.input_size
 
 
 @dataclass(frozen=True)
@@ -506,7 +512,7 @@ class Searches:
 
 
 _SCORING = (
-    *(f"{_HERE}.{room}" for room in ("analysis", "curves", "recipe", "scores", "stages", "summary", "verdict")),
+    *(f"{_HERE}.{room}" for room in ("analysis", "curves", "recipe", "scores", "stability", "stages", "summary", "verdict")),
     *FINDINGS,
 )
 MOST_UNITS = 2**20  # rows of units that are scored in one go
@@ -579,6 +585,7 @@ class Score(ScoresStage):
     splits: Artifact[pa.Table]
     class_names: Sequence[str]
     config: Config
+    stability: Sequence[Compared] = ()
     parts: tuple[Artifact[Tables], ...] = ()
 
     def in_parts(self) -> list[ScoreSetting]:
@@ -607,8 +614,9 @@ class Score(ScoresStage):
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """Searches, probes and splits."""
-        return _read(self) | {"probes": [probe.key for probe in self.probes]}
+        """Searches, probes, splits and distances between views."""
+        stability = {"stability": [one.key for one in self.stability]} if self.stability else {}
+        return _read(self) | {"probes": [probe.key for probe in self.probes]} | stability
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write units, summary and curves; of settings that were scored apart, where their units are."""
@@ -625,6 +633,11 @@ class Score(ScoresStage):
             rows += rows_of(units, self.config, num_classes=len(self.class_names))
             found = curves(units)
         rows += probe_rows(pa.concat_tables([probe.content for probe in self.probes]))
+        if self.stability:
+            from memlib.audits.deja_vu.stability import stability_rows
+
+            layers = dict.fromkeys(one.layer for one in self.searches)
+            rows += stability_rows(self.stability, self.splits.content, list(layers), self.config)
         write_table(settled(rows, self.config), SUMMARY, attempt.path(SUMMARY_FILE))
         write_table(found, CURVES, attempt.path(CURVES_FILE))
 

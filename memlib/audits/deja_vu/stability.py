@@ -1,0 +1,220 @@
+"""SSLMem: memory without labels or boxes (Wang 2024), from the same pairs of models and with the same exact test.
+
+A model holds the augmented views of its training images closer together than a model that never saw them. For each audited
+image: the mean distance between its views under the model that did not train on it, minus that under the model that did, as
+a share of the largest such difference, so in [-1, 1].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import scipy
+from numpy.typing import NDArray
+
+from memlib.audits.deja_vu.recipe import Config, StabilitySpec
+from memlib.audits.deja_vu.stages import BATCH_ROWS, BLOCK_ROWS, encoder_of, model_key
+from memlib.data.splits import PUBLIC, REFERENCE, TARGET, members_digest
+from memlib.data.stages import Shard, members_of
+from memlib.findings import Interval, Row, diagnostic, tested
+from memlib.identity import derive_seed
+from memlib.provenance import Declared
+from memlib.specs import AugmentSpec
+from memlib.stage import Artifact, Place, Stage
+from memlib.stats.inference import mean_interval, percentile_interval, permutation_p
+from memlib.stats.randomization import Design, detectable
+from memlib.stats.totals import resampled_totals
+from memlib.store import Attempt, Ref
+from memlib.tables import read_table
+
+if TYPE_CHECKING:
+    import torch
+
+    from memlib.observe.encoders import OutsideEncoder
+    from memlib.training.fit import TrainedModel
+
+DISTANCES = "distances.parquet"
+AUDITED = (TARGET, REFERENCE)
+FAMILY = "stability"
+
+
+@dataclass(frozen=True)
+class Stability(Stage[pa.Table]):
+    """Measure how far the views of each image lie apart under a model: distances.parquet.
+
+    Attributes:
+        rows: a block of the members of the roles.
+        views: how many, and of what seed.
+        augment: how they are drawn.
+    """
+
+    declared: ClassVar[Declared] = Declared(
+        "stability", 1, ("memlib.observe.stability", "memlib.models", "memlib.training.augment")
+    )
+    title: ClassVar[str] = "compare views"
+    place: ClassVar[Place] = "anywhere"
+
+    model: Artifact[TrainedModel] | OutsideEncoder
+    epoch: int
+    roles: tuple[str, ...]
+    rows: tuple[int, int]
+    shard: Artifact[Shard]
+    splits: Artifact[pa.Table]
+    layers: tuple[str, ...]
+    views: StabilitySpec
+    augment: AugmentSpec
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """Checkpoint, layers and views."""
+        drawn = {"views": self.views.views, "seed": self.views.seed, "augment": self.augment.model_dump(mode="json")}
+        return {"epoch": self.epoch, "layers": list(self.layers), "rows": list(self.rows), **drawn}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The model and the examples."""
+        return {"model": model_key(self.model), "shard": self.shard.key, "examples": members_digest(self._members)}
+
+    @property
+    def units(self) -> float:
+        """Views."""
+        return float(self._members.num_rows * self.views.views)
+
+    @property
+    def label(self) -> str:
+        """The examples."""
+        return f"{' and '.join(self.roles)} {self.rows[0]} to {self.rows[1]}"
+
+    @property
+    def near(self) -> Ref | None:
+        """The model."""
+        return self.model.ref if isinstance(self.model, Artifact) else None
+
+    @property
+    def _members(self) -> pa.Table:
+        return members_of(self.splits, *self.roles).slice(self.rows[0], self.rows[1] - self.rows[0])
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write a row an image: example_id, and the mean distance between its views by layer."""
+        from memlib.observe.stability import view_distances
+
+        members, (encoder, side) = self._members, encoder_of(self.model, self.epoch)
+        found = view_distances(
+            encoder,
+            self.shard.content.images,
+            members["row"].to_numpy(),
+            first=self.rows[0] // BATCH_ROWS,
+            input_size=side,
+            layers=self.layers,
+            augment=self.augment,
+            views=self.views.views,
+            seed=self.views.seed,
+            batch_size=BATCH_ROWS,
+            device=device,
+            progress=attempt.progress,
+        )
+        pq.write_table(pa.table({"example_id": members["example_id"], **found}), attempt.path(DISTANCES), compression="zstd")
+
+    @classmethod
+    def open(cls, artifact: Artifact[pa.Table]) -> pa.Table:
+        """Return example_id, and a column of distances a layer."""
+        return read_table(artifact.path(DISTANCES))
+
+
+def blocks_of(splits: Artifact[pa.Table], views: StabilitySpec) -> list[tuple[tuple[str, ...], tuple[int, int]]]:
+    """Return the roles and rows of each part: all audited images, and some public ones that neither model trained on."""
+    size, count = BLOCK_ROWS // BATCH_ROWS * BATCH_ROWS, members_of(splits, *AUDITED).num_rows
+    disjoint = min(views.disjoint, members_of(splits, PUBLIC).num_rows)
+    found: list[tuple[tuple[str, ...], tuple[int, int]]] = [
+        (AUDITED, (start, min(start + size, count))) for start in range(0, count, size)
+    ]
+    return [*found, ((PUBLIC,), (0, disjoint))] if disjoint else found
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The distances under both models of a pair, of audited and of disjoint images.
+
+    Attributes:
+        pair: its number.
+        by_model: the artifacts under A's model and under B's, in order of their rows, audited images first.
+    """
+
+    pair: int
+    by_model: tuple[Sequence[Artifact[pa.Table]], Sequence[Artifact[pa.Table]]]
+
+    @property
+    def key(self) -> Any:
+        """What stages that read it name."""
+        return [[part.key for part in parts] for parts in self.by_model]
+
+    def gains(self, layer: str) -> tuple[pa.ChunkedArray, NDArray[np.float64]]:
+        """Ids of the images, and the distance under B's model minus that under A's, in units of their mean distance."""
+        a, b = (pa.concat_tables([part.content for part in parts]) for parts in self.by_model)
+        assert a["example_id"].equals(b["example_id"]), "the two models were shown different images"
+        under_a, under_b = (table[layer].to_numpy() for table in (a, b))
+        return a["example_id"], (under_b - under_a) / float(np.mean([under_a, under_b]) or 1.0)
+
+
+def stability_rows(found: Sequence[Compared], splits: pa.Table, layers: Sequence[str], config: Config) -> Iterator[Row]:
+    """Rows of each layer: `sslmem`, tested by redrawing the sides, and `sslmem_disjoint` of images that neither model saw.
+
+    Args:
+        found: of all pairs.
+        splits: who is on which side; tables.SPLITS.
+        layers: the headline's first.
+        config: level, permutations, replicates, seed.
+    """
+    for layer in layers:
+        parts = [pair.gains(layer) for pair in found]
+        ids, gains = parts[0][0], np.mean([values for _, values in parts], axis=0)
+        places = pc.index_in(ids, value_set=splits["example_id"].combine_chunks())
+        who = splits.take(places)
+        audited = pc.is_in(who["role"], value_set=pa.array(AUDITED)).to_numpy()
+        yield from _rows_of(layer, gains, who, audited, len(parts), config)
+
+
+def _rows_of(
+    layer: str, gains: NDArray[np.float64], who: pa.Table, audited: NDArray[np.bool_], pairs: int, config: Config
+) -> Iterator[Row]:
+    from memlib.audits.deja_vu.analysis import numbers_of_groups
+
+    mine, values = who.filter(pa.array(audited)), gains[audited]
+    scale = float(np.abs(values).max(initial=0.0)) or 1.0
+    values = values / scale
+    of_a, labels = pc.equal(mine["role"], TARGET).to_numpy(), mine["label"].to_numpy()
+    groups = numbers_of_groups(mine["group"] if "group" in mine.column_names else None, len(values))
+    design = Design.of(of_a, labels, groups)
+    sizes = np.array([of_a.sum(), (~of_a).sum()], dtype=np.float64)
+    columns = scipy.sparse.csr_array(np.stack([values * of_a, values * ~of_a], axis=1).astype(np.float32))
+
+    def statistic(totals: NDArray[np.float64]) -> NDArray[np.float64]:
+        found: NDArray[np.float64] = (totals[..., 0] / sizes[0] - totals[..., 1] / sizes[1]) / 2
+        return found
+
+    value = float(statistic(np.array([values[of_a].sum(), values[~of_a].sum()])))
+    strata, seed = 2 * labels + ~of_a, derive_seed(config.seed, "stability", layer)
+    replicates = statistic(resampled_totals(columns, strata, config.replicates, seed=derive_seed(seed, "bootstrap")))
+    null = design.redrawn_sums(values, config.permutations, seed=seed)
+    null = statistic(np.stack([null, values.sum() - null], axis=1))
+    params = {"layer": layer, "pairs": pairs}
+    yield tested(
+        "sslmem", params, value, n=len(values), interval=Interval(*percentile_interval(replicates), "examples"),
+        p_value=permutation_p(value, null), family=FAMILY, detectable=detectable(float(null.std()), config.alpha),
+        smallest_p=1 / (1 + len(null)) if np.ptp(null) else 1.0,
+    )  # fmt: skip
+    if not audited.all():
+        others = gains[~audited] / scale
+        interval = Interval(*mean_interval(others, replicates=config.replicates, seed=seed), "examples")
+        yield diagnostic("sslmem_disjoint", params, float(others.mean()), n=len(others), interval=interval)
+
+
+def augment_of(views: StabilitySpec, training: AugmentSpec | None) -> AugmentSpec:
+    """Return how views are drawn: as the recipe says, else as in training, else by default."""
+    return views.augment or training or AugmentSpec()

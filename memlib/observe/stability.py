@@ -1,0 +1,79 @@
+"""How far the augmented views of an image lie apart: what a model was trained on, it has learnt to hold together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from memlib.models.encoder import Encoder
+from memlib.models.own_encoders import OwnEncoder
+from memlib.models.vision import MEAN, STD
+from memlib.observe.embeddings import outputs_of
+from memlib.specs import AugmentSpec
+from memlib.training.augment import apply_view, draw_view, pixels
+
+
+@torch.inference_mode()
+def view_distances(
+    encoder: Encoder | OwnEncoder,
+    images: NDArray[np.uint8],
+    rows: NDArray[np.int64],
+    *,
+    first: int,
+    input_size: int,
+    layers: Sequence[str],
+    augment: AugmentSpec,
+    views: int,
+    seed: int,
+    batch_size: int,
+    device: torch.device,
+    progress: Callable[[int, int], None],
+) -> dict[str, NDArray[np.float64]]:
+    """Return each layer's mean distance between the embeddings of an image's views, all pairs of them: (num_images,).
+
+    The views are drawn from (seed, batch, view) alone, so that every model is shown the same ones.
+
+    Args:
+        encoder: the model; it is put in eval mode.
+        images: (num_stored, size, size, 3) uint8, the shard.
+        rows: (num_images,) which of them.
+        first: number of the first batch.
+        input_size: side of a view in pixels.
+        layers: as named by `all_layers`.
+        augment, views, seed: how views are drawn, and how many.
+        batch_size: images drawn together.
+        device: where to run.
+        progress: called with (images done, images in all).
+    """
+    encoder = encoder.to(device).to(memory_format=torch.channels_last).eval()
+    found: dict[str, list[NDArray[np.float64]]] = {layer: [] for layer in layers}
+    for number, start in enumerate(range(0, len(rows), batch_size), start=first):
+        batch = rows[start : start + batch_size]
+        scaled = pixels(torch.from_numpy(images[batch]), device)
+        embedded: dict[str, list[Tensor]] = {layer: [] for layer in layers}
+        for view in range(views):
+            draws = draw_view(augment, batch=len(batch), seed=seed, step=number, view=view)
+            shown = _unnormalised(apply_view(scaled, draws, side=input_size, max_shift=augment.shift))
+            for layer, values in outputs_of(encoder, shown, layers):
+                embedded[layer].append(values.double())
+        for layer, points in embedded.items():
+            found[layer].append(_mean_distances(torch.stack(points, dim=1)).cpu().numpy())
+        progress(min(start + batch_size, len(rows)), len(rows))
+    return {layer: np.concatenate(parts) for layer, parts in found.items()}
+
+
+def _mean_distances(points: Tensor) -> Tensor:
+    """Mean distance between all pairs of points: (batch, points, dim) -> (batch,)."""
+    count = points.shape[1]
+    total: Tensor = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").sum(dim=(1, 2))
+    return total / (count * (count - 1))
+
+
+def _unnormalised(views: Tensor) -> Tensor:
+    """Views with pixels in [0, 1] again, as encoders with a normalisation of their own take them."""
+    mean, std = (torch.tensor(part, device=views.device).view(1, 3, 1, 1) for part in (MEAN, STD))
+    return views * std + mean
