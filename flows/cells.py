@@ -21,6 +21,7 @@ from memlib.audits.sweep.recipe import Recipe
 from memlib.audits.sweep.report import build_page
 from memlib.audits.sweep.scores import Outcome, score, summarize, verdict
 from memlib.audits.sweep.tables import SWEEP
+from memlib.audits.sweep.trends import trends
 from memlib.errors import RunError, UserError
 from memlib.findings import Row
 from memlib.identity import content_key, file_digest
@@ -118,9 +119,11 @@ def _compared(store: Store, outcomes: list[Outcome]) -> dict[str, list[Row]]:
     """Rows about each two cells of one audit that can be compared; cells with the same scores count once."""
     found: dict[str, list[Row]] = {}
     for audit in AUDITS.values():
+        if audit.compare is None:
+            continue
         mine = [(o.cell, o.run) for o in outcomes if o.run is not None and o.audit == audit.field]
         runs = {run.artifacts["scores"]: (name, run) for name, run in reversed(mine)}
-        if audit.compare is not None and 1 < len(runs) <= MOST_COMPARED:
+        if 1 < len(runs) <= MOST_COMPARED:
             tables = {scores: next(Tables(store, Ref.parse(scores)).parts("units")) for scores in runs}
             cells = [Cell(name, run, tables[scores]) for scores, (name, run) in reversed(runs.items())]
             found[audit.field] = audit.compare(cells)
@@ -133,15 +136,17 @@ def _publish(context: Context, recipe: Recipe, outcomes: list[Outcome]) -> RunRe
     done = [(outcome.cell, outcome.run) for outcome in outcomes if outcome.run is not None]
     spec = recipe.model_dump(mode="json", exclude={"concurrent_cells"})
     run = content_key("sweep", version=1, spec=spec, inputs={})[:NAME_LENGTH]
-    pairs = _compared(store, outcomes)
+    pairs, along = _compared(store, outcomes), trends(outcomes)
     with scratch("sweep") as folder:
         said = verdict(outcomes)
         metadata = {"memlib.run": run, "memlib.software": memlib.__version__, "memlib.sentence": said.sentence}
-        write_table(score(outcomes, pairs), SWEEP, folder / "sweep.parquet", metadata=metadata)
+        write_table(
+            score(outcomes, pairs, [trend.row for trend in along]), SWEEP, folder / "sweep.parquet", metadata=metadata
+        )
         path = results_path(SWEEP.name, "sweep", run)
         results = {"sweep": store.publish(path, folder / "sweep.parquet")}
         (folder / "page").mkdir()
-        (folder / "page" / REPORT_FILE).write_text(render(build_page(recipe, run, outcomes, folder / "page", pairs)))
+        (folder / "page" / REPORT_FILE).write_text(render(build_page(recipe, run, outcomes, folder / "page", pairs, along)))
         pages = {
             file.name: store.publish(f"runs/{run}/{file.name}", file, secret=True)
             for file in sorted((folder / "page").iterdir())

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from memlib.audits.sweep.recipe import Recipe
 from memlib.audits.sweep.scores import Outcome, headline, verdict
+from memlib.audits.sweep.trends import Trend, points_of
 from memlib.findings import SHOWN, Row
 from memlib.records import RunRecord
 from memlib.report.figures import INK, MUTED, TARGET, new_figure, save_figure
@@ -22,6 +23,7 @@ def build_page(
     outcomes: Sequence[Outcome],
     folder: Path,
     compared: Mapping[str, Sequence[Row]] = MappingProxyType({}),
+    along: Sequence[Trend] = (),
 ) -> Page:
     """The page of a sweep; figures also go to `folder` as SVG and PNG.
 
@@ -31,11 +33,13 @@ def build_page(
         outcomes: what became of each cell.
         folder: gets the figures.
         compared: rows about two cells each, by their audit.
+        along: trends along keys of numbers.
     """
     done = [outcome for outcome in outcomes if outcome.run is not None]
     broken = [outcome for outcome in outcomes if outcome.run is None]
     sections = [_headlines(metric, cells, folder, n) for n, (metric, cells) in enumerate(_by_headline(done).items())]
     sections += [_audit(audit, [o for o in done if o.audit == audit]) for audit in dict.fromkeys(o.audit for o in done)]
+    sections += [_along(trend, folder, number) for number, trend in enumerate(along)]
     sections += [_compared(audit, rows) for audit, rows in compared.items() if rows]
     if broken:
         rows = [(outcome.cell, outcome.problem) for outcome in broken]
@@ -102,6 +106,30 @@ def _audit(audit: str, outcomes: Sequence[Outcome]) -> Section:
         details=TableView(("cell", "changes"), changes),
         details_title="What sets the cells apart",
     )
+
+
+def _along(trend: Trend, folder: Path, number: int) -> Section:
+    """The headline along a key, and whether it rises or falls."""
+    points, row = points_of(trend), trend.row
+    figure = new_figure(height=2.8)
+    axes = figure.axes[0]
+    spread = [[abs(v - end) for v, end in zip(points["value"], points[side], strict=True)] for side in ("low", "high")]
+    axes.errorbar(points["x"], points["value"], yerr=spread, color=TARGET, marker="o", ms=5, capsize=4)
+    axes.set_xlabel(trend.key)
+    axes.set_ylabel(trend.strata[0][0][2].metric)
+    if min(points["x"]) > 0 and max(points["x"]) / min(points["x"]) >= 16:
+        axes.set_xscale("log")
+    said = f"Correlation with the rank of {trend.key}: {row['value']:.2f} over {row['n']} cells. "
+    if row["role"] != "test":
+        said += "It is not tested, as the cells share their models."
+    elif row["smallest_p"] > (row["alpha"] or 0.0):
+        said += "So few cells cannot show a trend: five or more can."
+    else:
+        direction = "rises" if row["value"] > 0 else "falls"
+        shown = f"it {direction}" if row["verdict"] == SHOWN else "no trend is shown, and none is excluded"
+        said += f"By permuting the cells, p = {row['p_value']:.2g}, adjusted {row['p_adjusted']:.2g}: {shown}."
+    caption = "Each cell's headline with its 95 % interval over examples."
+    return Section(f"Along {trend.key}", [said], svg=save_figure(figure, folder, f"along_{number}"), figure_caption=caption)
 
 
 def _compared(audit: str, rows: Sequence[Row]) -> Section:

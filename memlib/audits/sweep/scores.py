@@ -34,12 +34,17 @@ class Outcome:
     problem: str = ""
 
 
-def score(outcomes: Sequence[Outcome], compared: Mapping[str, Sequence[Row]] = MappingProxyType({})) -> pa.Table:
+def score(
+    outcomes: Sequence[Outcome],
+    compared: Mapping[str, Sequence[Row]] = MappingProxyType({}),
+    along: Sequence[Row] = (),
+) -> pa.Table:
     """tables.SWEEP: every finding of every cell; a broken cell has one row without a metric.
 
     Args:
         outcomes: of all cells.
         compared: rows about two cells each, by their audit.
+        along: rows about all cells along a key.
     """
     rows = []
     adjusted = _adjusted(outcomes)
@@ -59,6 +64,10 @@ def score(outcomes: Sequence[Outcome], compared: Mapping[str, Sequence[Row]] = M
             rows.append(row | said)
     for audit, pairs in compared.items():
         rows += [{"cell": _both(pair), "cell_audit": audit, "changes": "{}", "state": "compared", **pair} for pair in pairs]
+    for row in along:
+        params = json.loads(row["params"])
+        told = {"cell": f"along {params['along']}", "cell_audit": params["audit"], "changes": "{}", "state": "compared"}
+        rows.append({**told, **row})
     return pa.Table.from_pylist(rows, schema=SWEEP.arrow)
 
 

@@ -6,7 +6,7 @@ SWEEP = Table(
     name="sweep",
     version=3,
     meaning="The findings of all cells of a sweep; a cell that broke has one row without a metric. Cells of the "
-    "same audit on the same examples are compared in pairs, a row each.",
+    "same audit on the same examples are compared in pairs, a row each; along a key of numbers a row speaks of all cells.",
     columns=(
         Column("cell", TEXT, "", "the cell's name; of two that are compared, the first one's - the second one's"),
         Column("cell_audit", TEXT, "", "the audit that it is"),

@@ -1,0 +1,141 @@
+"""Does the headline rise or fall along a key of the grid? A permutation test over cells that were trained apart."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memlib.audits.sweep.scores import Outcome, headline
+from memlib.findings import Row, diagnostic, settle, tested
+from memlib.identity import derive_seed
+from memlib.records import Finding
+
+FEWEST, EXACT, DRAWS = 3, 10_000, 10_000
+TRAINED = ("train", "train_nets")  # stages whose artifacts are models
+
+
+@dataclass(frozen=True)
+class Trend:
+    """One key of a grid, and the headlines along it.
+
+    Attributes:
+        audit, key: whose cells, and along which dotted key of the recipe.
+        strata: cells that are alike in all other keys: value of the key, cell, headline; in order of the value.
+        row: of the table of the sweep.
+    """
+
+    audit: str
+    key: str
+    strata: Sequence[Sequence[tuple[float, str, Finding]]]
+    row: Row
+
+
+def trends(outcomes: Sequence[Outcome], *, alpha: float = 0.05) -> list[Trend]:
+    """Return a trend for each key of numbers that cells differ in, tested together (Holm 1979).
+
+    The statistic is the correlation of the headline with the rank of the key among cells that are alike in all other keys.
+    Under the null the key changes nothing, so that any cell could have had any of its values: cells are permuted within
+    strata. That takes models that were trained apart; cells that share models are shown, not tested.
+
+    Args:
+        outcomes: of all cells.
+        alpha: level.
+    """
+    done = [outcome for outcome in outcomes if outcome.run is not None]
+    found = []
+    for audit in dict.fromkeys(outcome.audit for outcome in done):
+        mine = [outcome for outcome in done if outcome.audit == audit]
+        for key in dict.fromkeys(key for outcome in mine for key in outcome.changes):
+            strata = _strata(mine, key)
+            if max(map(len, strata), default=0) >= FEWEST:
+                found.append((audit, key, strata, _row(audit, key, strata, mine)))
+    rows = settle([row for *_, row in found], alpha=alpha)
+    return [Trend(audit, key, strata, row) for (audit, key, strata, _), row in zip(found, rows, strict=True)]
+
+
+def _strata(outcomes: Sequence[Outcome], key: str) -> list[list[tuple[float, str, Finding]]]:
+    strata: dict[str, dict[float, tuple[float, str, Finding]]] = {}
+    for outcome in outcomes:
+        value = outcome.changes.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or outcome.run is None:
+            continue
+        first = headline(outcome.run)
+        if first.value is None:
+            continue
+        others = json.dumps({name: v for name, v in outcome.changes.items() if name != key}, sort_keys=True, default=str)
+        strata.setdefault(f"{first.metric} {others}", {}).setdefault(float(value), (float(value), outcome.cell, first))
+    return [[points[value] for value in sorted(points)] for points in strata.values() if len(points) > 1]
+
+
+def _row(audit: str, key: str, strata: Sequence[Sequence[tuple[float, str, Finding]]], outcomes: Sequence[Outcome]) -> Row:
+    values = [np.array([first.value for _, _, first in points], dtype=np.float64) for points in strata]
+    metric = f"trend in {strata[0][0][2].metric}"
+    count = sum(map(len, values))
+    named = {cell for points in strata for _, cell, _ in points}
+    params = {"audit": audit, "along": key, "cells": count, "from": strata[0][0][0], "to": strata[0][-1][0]}
+    null = np.concatenate(list(_null(values)))
+    observed, scale = _statistic(values), _scale(values)
+    if _share_models([o for o in outcomes if o.cell in named]):
+        return diagnostic(metric, params | {"not_tested": "the cells share their models"}, observed / scale, n=count)
+    extreme = float((np.abs(null) >= abs(observed) - 1e-9 * scale).mean())
+    smallest = float((np.abs(null) >= np.abs(null).max() - 1e-9 * scale).mean())
+    return tested(
+        metric, params, observed / scale, n=count, p_value=max(extreme, 1 / len(null)), family="trends", smallest_p=smallest
+    )
+
+
+def _ranks(count: int) -> NDArray[np.float64]:
+    return np.arange(count, dtype=np.float64) - (count - 1) / 2
+
+
+def _statistic(values: Sequence[NDArray[np.float64]]) -> float:
+    return float(sum(_ranks(len(part)) @ part for part in values))
+
+
+def _scale(values: Sequence[NDArray[np.float64]]) -> float:
+    """What the statistic is divided by to be a correlation within strata."""
+    ranks = math.sqrt(sum(float(np.square(_ranks(len(part))).sum()) for part in values))
+    spread = math.sqrt(sum(float(np.square(part - part.mean()).sum()) for part in values))
+    return ranks * spread or 1.0
+
+
+def _null(values: Sequence[NDArray[np.float64]]) -> Iterator[NDArray[np.float64]]:
+    """The statistic under permutations within strata: all of them where they are few, else random ones."""
+    if math.prod(math.factorial(len(part)) for part in values) <= EXACT:
+        sums = [np.array([_ranks(len(p)) @ p[list(o)] for o in itertools.permutations(range(len(p)))]) for p in values]
+        total = np.zeros(1)
+        for part in sums:
+            total = (total[:, None] + part[None]).ravel()
+        yield total
+        return
+    rng = np.random.default_rng(derive_seed(0, "trend"))
+    found = np.zeros(DRAWS)
+    for part in values:
+        found += rng.permuted(np.broadcast_to(part, (DRAWS, len(part))), axis=1) @ _ranks(len(part))
+    yield np.append(found, _statistic(values))  # the draw that was made is one of them
+
+
+def _share_models(outcomes: Sequence[Outcome]) -> bool:
+    """Whether a model is part of two cells."""
+    seen: set[str] = set()
+    for outcome in outcomes:
+        assert outcome.run is not None
+        models = {ref for ref in (*outcome.run.computed, *outcome.run.reused) if ref.split("/")[0] in TRAINED}
+        if models & seen or not models:
+            return True
+        seen |= models
+    return False
+
+
+def points_of(trend: Trend) -> Mapping[str, list[float]]:
+    """Return x, value, low and high of the longest stratum, for a figure."""
+    longest = max(trend.strata, key=len)
+    rows = [(x, f.value or 0.0, f.value if f.ci_low is None else f.ci_low, f.value if f.ci_high is None else f.ci_high)
+            for x, _, f in longest]  # fmt: skip
+    return {name: [float(row[n] or 0.0) for row in rows] for n, name in enumerate(("x", "value", "low", "high"))}

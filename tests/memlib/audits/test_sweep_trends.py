@@ -1,0 +1,89 @@
+"""A trend along a key is found by permuting cells that were trained apart, and never among cells that share models."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy
+
+from memlib.audits.sweep.recipe import Recipe
+from memlib.audits.sweep.report import build_page
+from memlib.audits.sweep.scores import Outcome, score
+from memlib.audits.sweep.trends import trends
+from memlib.findings import settle, tested
+from memlib.records import Finding, RunRecord, VerdictRecord
+from memlib.report.page import render
+
+
+def outcome(changes: dict[str, Any], value: float, *, model: str = "") -> Outcome:
+    name = " ".join(f"{key}={v}" for key, v in changes.items())
+    rows = settle([tested("share_excess", {}, value, n=9, p_value=0.5, family="headline")], alpha=0.05)
+    run = RunRecord(
+        run="r", audit="deja_vu", title="t", finished=1.0, findings=[Finding(**row) for row in rows],
+        artifacts={"scores": f"score/{len(name)}"}, computed=[f"train/{hashlib.sha256((model or name).encode()).hexdigest()[:32]}"],
+        verdict=VerdictRecord(word="inconclusive", sentence=""),
+    )  # fmt: skip
+    return Outcome(name, "deja_vu", changes, run)
+
+
+def along(values: list[float], key: str = "training.epochs", **more: Any) -> list[Outcome]:
+    return [outcome({key: x} | more, value) for x, value in zip((5, 10, 20, 40, 80, 160), values, strict=False)]
+
+
+def test_a_rise_is_found_with_the_p_value_of_all_orders() -> None:
+    (found,) = trends(along([0.1, 0.2, 0.25, 0.3, 0.5]))
+    assert found.key == "training.epochs"
+    assert found.row["p_value"] == pytest.approx(2 / 120)  # this order, and its reverse
+    assert found.row["smallest_p"] == pytest.approx(2 / 120)
+    assert found.row["verdict"] == "shown"
+    expected = scipy.stats.pearsonr(np.arange(5), [0.1, 0.2, 0.25, 0.3, 0.5]).statistic
+    assert found.row["value"] == pytest.approx(expected)
+    (down,) = trends(along([0.5, 0.3, 0.25, 0.2, 0.1]))
+    assert down.row["value"] == pytest.approx(-expected)
+
+
+def test_cells_that_are_alike_in_other_keys_are_compared_with_one_another() -> None:
+    cells = along([0.1, 0.2, 0.3], **{"model.width": 8}) + along([0.5, 0.6, 0.7], **{"model.width": 64})
+    found = {trend.key: trend for trend in trends(cells)}
+    assert set(found) == {"training.epochs"}  # two widths are no trend
+    assert found["training.epochs"].row["p_value"] == pytest.approx(2 / 36)
+    assert found["training.epochs"].row["n"] == 6
+
+
+def test_few_cells_shared_models_and_words_show_no_trend(tmp_path: Path) -> None:
+    (few,) = trends(along([0.1, 0.2, 0.3, 0.4]))
+    assert few.row["verdict"] == "inconclusive"
+    shared = [outcome({"decode.k": k}, 0.1 * k, model="one") for k in range(1, 6)]
+    (found,) = trends(shared)
+    assert (found.row["role"], found.row["verdict"], found.row["p_value"]) == ("diagnostic", None, None)
+    assert trends([outcome({"training.objective.kind": name}, 0.1) for name in "abcde"]) == []
+    assert trends([outcome({"training.shuffle": flag}, 0.1) for flag in (True, False)]) == []
+    assert trends(along([0.1, 0.2])) == []
+    recipe = Recipe(recipe="smoke", grid={"training.epochs": (1, 2)})
+    for cells, said in (
+        (along([0.1, 0.2, 0.3, 0.4]), "So few cells cannot show a trend"),
+        (shared, "It is not tested, as the cells share their models"),
+        (along([0.1, 0.2, 0.25, 0.3, 0.5]), "it rises"),
+        (along([0.31, 0.2, 0.25, 0.3, 0.21]), "no trend is shown, and none is excluded"),
+    ):
+        page = render(build_page(recipe, "r", cells, tmp_path, {}, trends(cells)))
+        assert said in page
+    table = score(shared, {}, [trend.row for trend in trends(shared)]).to_pylist()
+    assert [row["cell"] for row in table if row["state"] == "compared"] == ["along decode.k"]
+    assert json.loads(table[-1]["params"])["not_tested"]
+
+
+@pytest.mark.parametrize("cells", [5, 6])
+def test_where_the_key_changes_nothing_a_trend_is_rarely_shown(cells: int) -> None:
+    rng = np.random.default_rng(0)
+    p = [trends(along(list(rng.gamma(2, 0.1, size=cells))))[0].row["p_value"] for _ in range(300)]
+    assert np.mean(np.array(p) <= 0.05) * 300 <= scipy.stats.binom.ppf(0.999, 300, 0.05)
+
+
+def test_many_cells_are_permuted_at_random() -> None:
+    cells = [outcome({"training.epochs": n}, 0.01 * n) for n in range(1, 10)]
+    (found,) = trends(cells)
+    assert 0 < found.row["p_value"] < 0.001
