@@ -38,7 +38,7 @@ OBJECTIVE: list[Edit] = [
 
 ''',
     ),
-    ("memlib/specs/training.py", "VICRegSpec | SupervisedSpec", "MarginSpec | "),
+    ("memlib/specs/training.py", "VICRegSpec | BarlowTwinsSpec", "MarginSpec | "),
     (
         "memlib/objectives/__init__.py",
         "        case VICRegSpec():",
