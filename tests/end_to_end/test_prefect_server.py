@@ -39,7 +39,7 @@ def test_a_run_reports_to_the_server(memlib: Memlib, finished: tuple[Path, dict[
             break
         time.sleep(1)
     assert {name for name, state in states.items() if state == "Cached"} == {
-        "decode images", "split examples", "train models", "embed images", "search neighbours", "linear probe",
+        "decode images", "split examples", "train models", "embed images", "search neighbours", "probe whole images",
         "score déjà vu", "report déjà vu",
     }  # fmt: skip
     assert "train models: model A0; model B0 (2 parts)" in {run["name"] for run in runs}
