@@ -137,6 +137,7 @@ def _publish(context: Context, recipe: Recipe, outcomes: list[Outcome]) -> RunRe
     spec = recipe.model_dump(mode="json", exclude={"concurrent_cells"})
     run = content_key("sweep", version=1, spec=spec, inputs={})[:NAME_LENGTH]
     pairs, along = _compared(store, outcomes), trends(outcomes)
+    columns = {audit.field: audit.columns for audit in AUDITS.values()}
     with scratch("sweep") as folder:
         said = verdict(outcomes)
         metadata = {"memlib.run": run, "memlib.software": memlib.__version__, "memlib.sentence": said.sentence}
@@ -146,7 +147,9 @@ def _publish(context: Context, recipe: Recipe, outcomes: list[Outcome]) -> RunRe
         path = results_path(SWEEP.name, "sweep", run)
         results = {"sweep": store.publish(path, folder / "sweep.parquet")}
         (folder / "page").mkdir()
-        (folder / "page" / REPORT_FILE).write_text(render(build_page(recipe, run, outcomes, folder / "page", pairs, along)))
+        (folder / "page" / REPORT_FILE).write_text(
+            render(build_page(recipe, run, outcomes, folder / "page", pairs, along, columns))
+        )
         pages = {
             file.name: store.publish(f"runs/{run}/{file.name}", file, secret=True)
             for file in sorted((folder / "page").iterdir())

@@ -68,6 +68,7 @@ class Audit:
             manifest, and gives rows by title.
         asked: the examples that the owner of a model is asked about, where outputs can be supplied: takes a runner and the
             recipe, and gives stored examples and the row of each by id.
+        columns: metrics that a sweep shows side by side; by default the first ones.
         compare: rows about each two cells of a sweep that audit the same examples, settled.
         exported: what the owner of encoders is given, where embeddings can be supplied: takes a runner and the recipe.
         holds_others: whether its recipes hold, or name, recipes of other audits.
@@ -81,6 +82,7 @@ class Audit:
     limits: Callable[[Any], Iterable[str]] = _none
     revealed: Callable[[Store, Params, Mapping[str, str]], Revealed] | None = None
     asked: Callable[[Any, Any], tuple[NDArray[Any], dict[str, int]]] | None = None
+    columns: tuple[str, ...] = ()
     compare: Callable[[Sequence[Cell]], list[dict[str, Any]]] | None = None
     exported: Callable[[Any, Any], Exported] | None = None
     holds_others: bool = False

@@ -61,6 +61,7 @@ AUDIT = Audit(
     tables={"units": UNITS},
     in_brief=_in_brief,
     limits=_limits,
+    columns=("share_excess", "deja_vu_score", "knn_accuracy", "sslmem"),
     compare=_compare,
     exported=_exported,
 )

@@ -24,6 +24,7 @@ def build_page(
     folder: Path,
     compared: Mapping[str, Sequence[Row]] = MappingProxyType({}),
     along: Sequence[Trend] = (),
+    columns: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Page:
     """The page of a sweep; figures also go to `folder` as SVG and PNG.
 
@@ -34,11 +35,15 @@ def build_page(
         folder: gets the figures.
         compared: rows about two cells each, by their audit.
         along: trends along keys of numbers.
+        columns: the metrics to show side by side, by audit; by default the first ones.
     """
     done = [outcome for outcome in outcomes if outcome.run is not None]
     broken = [outcome for outcome in outcomes if outcome.run is None]
     sections = [_headlines(metric, cells, folder, n) for n, (metric, cells) in enumerate(_by_headline(done).items())]
-    sections += [_audit(audit, [o for o in done if o.audit == audit]) for audit in dict.fromkeys(o.audit for o in done)]
+    sections += [
+        _audit(audit, [o for o in done if o.audit == audit], columns.get(audit, ()))
+        for audit in dict.fromkeys(o.audit for o in done)
+    ]
     sections += [_along(trend, folder, number) for number, trend in enumerate(along)]
     sections += [_compared(audit, rows) for audit, rows in compared.items() if rows]
     if broken:
@@ -87,11 +92,10 @@ def _headlines(metric: str, outcomes: Sequence[Outcome], folder: Path, number: i
     return Section(f"{metric} by cell", svg=save_figure(figure, folder, f"sweep_{number}"), figure_caption=caption)
 
 
-def _audit(audit: str, outcomes: Sequence[Outcome]) -> Section:
+def _audit(audit: str, outcomes: Sequence[Outcome], columns: Sequence[str]) -> Section:
     """A row a cell, a column a metric at the setting of its headline; the other findings are in the table of results."""
-    first = outcomes[0].run
-    assert first is not None
-    metrics = list(dict.fromkeys(row.metric for row in first.findings))[:MOST_METRICS]
+    known = dict.fromkeys(row.metric for outcome in outcomes if outcome.run for row in outcome.run.findings)
+    metrics = [name for name in columns if name in known] or list(known)[:MOST_METRICS]
     rows = []
     for outcome in outcomes:
         assert outcome.run is not None
@@ -133,33 +137,31 @@ def _along(trend: Trend, folder: Path, number: int) -> Section:
 
 
 def _compared(audit: str, rows: Sequence[Row]) -> Section:
-    """A row for each two cells, the ranked ones first."""
-    shown = []
-    for row in sorted(rows, key=lambda row: row["p_adjusted"] is None):
+    """A row for each two cells that are ranked; the others are folded."""
+    ranked, shown = [], []
+    for row in rows:
         params = json.loads(row["params"])
-        ranked = row["p_adjusted"] is not None
-        more = "neither"
-        if ranked and row["verdict"] == SHOWN:
-            more = params["cell"] if row["value"] > 0 else params["other"]
-        numbers = (f"{row['value']:.3f}", f"{row['ci_low']:.3f} to {row['ci_high']:.3f}", row["interval"])
-        tests = (f"{row['p_value']:.2g}", f"{row['p_adjusted']:.2g}", more) if ranked else ("", "", "")
-        shown.append((f"{params['cell']} - {params['other']}", *numbers, *tests, params.get("not_ranked", "")))
-    headings = (
-        "cells",
-        str(rows[0]["metric"]),
-        "95 % interval",
-        "over",
-        "p",
-        "p, adjusted",
-        "more is shown of",
-        "not ranked because",
-    )
+        both = f"{params['cell']} - {params['other']}"
+        numbers = (both, f"{row['value']:.3f}", f"{row['ci_low']:.3f} to {row['ci_high']:.3f}")
+        if row["p_adjusted"] is None:
+            shown.append((*numbers, params["not_ranked"]))
+            continue
+        more = params["cell" if row["value"] > 0 else "other"] if row["verdict"] == SHOWN else "neither"
+        ranked.append((*numbers, f"{row['p_value']:.2g}", f"{row['p_adjusted']:.2g}", more))
+    headings = ("cells", str(rows[0]["metric"]), "95 % interval")
     text = (
         "Cells that audit the same images are compared image by image. A difference is ranked where three or more pairs of "
         "models on each side say how much training itself varies, and both sides know whole images better than untrained "
-        "models do; ranked differences are adjusted together (Holm). The others are shown, not ranked."
+        "models do. Ranked differences have intervals over images and trainings and are adjusted together (Holm); the others "
+        "are shown with intervals over images, and say nothing of trainings to come."
     )
-    return Section(f"{audit.replace('_', ' ')}: cells compared", [text], table=TableView(headings, shown))
+    return Section(
+        f"{audit.replace('_', ' ')}: cells compared",
+        [text if ranked else f"{text} None of these can be ranked."],
+        table=TableView((*headings, "p", "p, adjusted", "more is shown of"), ranked) if ranked else None,
+        details=TableView((*headings, "not ranked because"), shown) if shown else None,
+        details_title=f"{len(shown)} differences that are not ranked",
+    )
 
 
 def _cell(run: RunRecord, metric: str) -> str:
