@@ -75,5 +75,7 @@ def _mean_distances(points: Tensor) -> Tensor:
 
 def _unnormalised(views: Tensor) -> Tensor:
     """Views with pixels in [0, 1] again, as encoders with a normalisation of their own take them."""
+    if views.shape[1] == 1:  # grey images stay in [0, 1]
+        return views
     mean, std = (torch.tensor(part, device=views.device).view(1, 3, 1, 1) for part in (MEAN, STD))
     return views * std + mean

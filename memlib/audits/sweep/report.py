@@ -169,4 +169,5 @@ def _cell(run: RunRecord, metric: str) -> str:
     if row is None or row.value is None:
         return ""
     bounded = row.ci_low is not None and row.ci_high is not None
-    return f"{row.value:.3g} ({row.ci_low:.3g} to {row.ci_high:.3g})" if bounded else f"{row.value:.3g}"
+    value, low, high = (f"{round(number or 0.0, 6) + 0.0:.3g}" for number in (row.value, row.ci_low, row.ci_high))
+    return f"{value} ({low} to {high})" if bounded else value
