@@ -6,8 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from memlib.audits.deja_vu.recipe import Recipe
-from memlib.audits.deja_vu.scores import DIRECTIONS, Direction
+from memlib.audits.deja_vu.backgrounds import Background, Backgrounds
+from memlib.audits.deja_vu.recipe import DIRECTIONS, Direction, Recipe
 from memlib.audits.deja_vu.stability import Compared, Stability, augment_of, blocks_of
 from memlib.audits.deja_vu.stages import (
     PROBED_VIEW,
@@ -37,7 +37,7 @@ from memlib.specs import CropSpec
 from memlib.stage import Artifact, Runner
 from memlib.training.fit import Train, TrainedModel
 
-STAGES = (DecodeBlock, Decode, Split, Train, Embed, Search, Probe, Stability, ScoreSetting, Score, Report)
+STAGES = (DecodeBlock, Decode, Split, Train, Embed, Search, Background, Probe, Stability, ScoreSetting, Score, Report)
 LOOKED_ROWS = 1024  # in which a crop is looked for at a time
 Side = tuple[int, Direction]
 Models = Mapping[Side, Artifact[TrainedModel] | OutsideEncoder]
@@ -70,12 +70,19 @@ def _score(runner: Runner, whole: Score) -> Artifact[Tables]:
 def _refuse_the_impossible(recipe: Recipe, splits: Artifact[pa.Table], shard: Artifact[Shard]) -> None:
     """Before hours are spent on training: more neighbours than images, crop modes that no image has."""
     for crop in recipe.crops:
-        for direction in DIRECTIONS:
-            view = View((ROLE_OF[direction],), crop)
+        for role in (TARGET, REFERENCE):
+            view = View((role,), crop)
             count = members_of(splits, *view.roles).num_rows
             looks = (shown_rows(splits, shard, view, (at, at + LOOKED_ROWS)) for at in range(0, count, LOOKED_ROWS))
             if not any(shown.members.num_rows for shown in looks):
                 raise UserError(f"no audited image has a {crop.mode} crop; take it out of decode.crops")
+        if recipe.reference is not None:
+            shown = shown_rows(splits, shard, _queries(crop)).members.num_rows
+            if shown < 2 * recipe.reference.folds:
+                raise UserError(
+                    f"{shown} audited images have a {crop.mode} crop, too few for {recipe.reference.folds} folds of two "
+                    "or more; lower reference.folds, or raise split.train_per_class"
+                )
     public = members_of(splits, PUBLIC).num_rows
     if max(recipe.decode.k) > public:
         raise UserError(f"decode.k is {max(recipe.decode.k)}, but the public set has only {public} images; lower decode.k")
@@ -87,7 +94,7 @@ def _training(recipe: Recipe, shard: Artifact[Shard], splits: Artifact[pa.Table]
     if recipe.training is None:
         return found
     for pair in range(recipe.pairs):
-        for direction in DIRECTIONS:
+        for direction in recipe.directions:
             seed = derive_seed(recipe.training.seed, "pair", pair, direction)
             found[pair, direction] = Train(
                 name=f"model {direction}{pair}",
@@ -104,9 +111,10 @@ def _training(recipe: Recipe, shard: Artifact[Shard], splits: Artifact[pa.Table]
 def _trained_elsewhere(recipe: Recipe) -> Models:
     """The encoders of the recipe, by pair and the set they were trained on."""
     return {
-        (number, direction): OutsideEncoder(pair.a if direction == "A" else pair.b)
+        (number, direction): OutsideEncoder(spec)
         for number, pair in enumerate(recipe.encoders)
-        for direction in DIRECTIONS
+        for direction, spec in zip(DIRECTIONS, (pair.a, pair.b), strict=True)
+        if spec is not None
     }
 
 
@@ -155,6 +163,7 @@ class _Observations:
             for layer in recipe.layers
             for pair in range(recipe.num_pairs)
         ]
+        known, directions = self._backgrounds(), self.recipe.directions
         stages = {
             (setting, direction): [
                 Search(part, self._views[(pair, direction), epoch, PUBLIC_VIEW], layer, k, storage)
@@ -162,19 +171,36 @@ class _Observations:
             ]
             for setting in settings
             for pair, layer, epoch, crop in [setting]
-            for direction in DIRECTIONS
+            for direction in directions
         }
         made = iter(self.runner.run_all([part for parts in stages.values() for part in parts]))
         found = {which: Found([next(made) for _ in parts]) for which, parts in stages.items()}
         return [
             Searches(
                 pair, layer, epoch, crop.mode,
-                (found[setting, DIRECTIONS[0]], found[setting, DIRECTIONS[1]]),
-                self._views[(pair, DIRECTIONS[0]), epoch, PUBLIC_VIEW],
+                tuple(found[setting, direction] for direction in directions),
+                self._views[(pair, directions[0]), epoch, PUBLIC_VIEW],
+                known.get(crop),
             )
             for setting in settings
             for pair, layer, epoch, crop in [setting]
         ]  # fmt: skip
+
+    def _backgrounds(self) -> dict[CropSpec, Backgrounds]:
+        """What stands for second models where there are none, by crop."""
+        wanted = self.recipe.reference
+        if wanted is None:
+            return {}
+        stages = {
+            (crop, fold): Background(wanted, fold, _queries(crop), self.shard, self.splits)
+            for crop in self.recipe.crops
+            for fold in range(wanted.folds)
+        }
+        made = dict(zip(stages, self.runner.run_all(list(stages.values())), strict=True))
+        return {
+            crop: Backgrounds(wanted.kind, [found for (which, _), found in made.items() if which == crop])
+            for crop in self.recipe.crops
+        }
 
     def probes(self) -> list[Artifact[pa.Table]]:
         """What each model's backbone and last layer know of whole images."""

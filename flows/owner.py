@@ -80,8 +80,9 @@ def export(
 ) -> None:
     """Write what an audit shows encoders, for an owner who embeds it and gives nothing but embeddings away.
 
-    The owner trains (or has trained) one encoder on the sets A and C of sets.csv and another one on B and C, embeds
-    every image of images.csv with both, and returns a Parquet file for each: id, and a list of numbers a layer.
+    The owner trains (or has trained) one encoder on the sets A and C of sets.csv and another one on B and C (or, where
+    the recipe has a reference, the first one alone), embeds every image of images.csv with each, and returns a Parquet
+    file for each: id, and a list of numbers a layer.
 
     Parameters
     ----------
@@ -112,10 +113,11 @@ def export(
         _write_png(file, picture)
         listed.append(f"{name},images/{name}.png")
     write_file(target / "images.csv", "\n".join([*listed, ""]).encode(), PRIVATE.file)  # last: what it names is there
+    given = ", ".join(f"{name}: {{kind: embeddings, path: {name}.parquet}}" for name in found.encoders)
     console.print(
-        f"{target} has {found.count:,} images; ask for two Parquet files, of the encoders trained on A and C and on B and C, "
-        "each with the column id of images.csv and a list of numbers a layer, and name them as encoders in the recipe: "
-        "[{a: {kind: embeddings, path: a.parquet}, b: {kind: embeddings, path: b.parquet}}]",
+        f"{target} has {found.count:,} images; ask for a Parquet file of each encoder trained on "
+        f"{' or on '.join(found.encoders.values())}, with the column id of images.csv and a list of numbers a layer, and "
+        f"name it in the recipe, as in encoders: [{{{given}}}]",
         soft_wrap=True,
     )
 

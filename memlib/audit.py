@@ -46,11 +46,13 @@ class Exported:
         pictures: of every image that the audit shows, id and pixels (height, width, channels) uint8; read one by one.
         count: how many they are.
         sets: which set each example of the data is in, for whoever trains on them.
+        encoders: those that are asked for, as recipes call them, each with the sets that it is trained on.
     """
 
     pictures: Iterable[tuple[str, NDArray[np.uint8]]]
     count: int
     sets: Mapping[str, str]
+    encoders: Mapping[str, str]
 
 
 @dataclass(frozen=True, eq=False)  # there is one of each

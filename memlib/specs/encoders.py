@@ -87,9 +87,12 @@ EncoderSpec = Annotated[
 
 
 class EncoderPair(Spec):
-    """Two encoders that were trained alike, each on its own set: that is the target's, the other one is its reference."""
+    """Two encoders that were trained alike, each on its own set: that is the target's, the other one is its reference.
+
+    Or one alone, a, where the recipe's `reference` stands for the other.
+    """
 
     a: EncoderSpec
     """Trained on the sets A and C, and on no image of B or X."""
-    b: EncoderSpec
+    b: EncoderSpec | None = None
     """Trained on the sets B and C, and on no image of A or X."""

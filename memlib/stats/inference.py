@@ -218,6 +218,20 @@ def paired_interval(gains: NDArray[np.float64], *, level: float = 0.95) -> tuple
     return max(-1.0, float(centre) - half), min(1.0, float(centre) + half)
 
 
+def difference_interval(
+    first: NDArray[np.float64], second: NDArray[np.float64], *, level: float = 0.95
+) -> tuple[float, float]:
+    """An interval of the difference of the means of two samples of paired differences in [-1, 1], never degenerate.
+
+    Each mean's own interval, put together as Zou and Donner (2008) do for independent samples.
+    """
+    means = [float(values.mean()) for values in (first, second)]
+    (low_1, high_1), (low_2, high_2) = (paired_interval(values, level=level) for values in (first, second))
+    apart = means[0] - means[1]
+    down, up = math.hypot(means[0] - low_1, high_2 - means[1]), math.hypot(high_1 - means[0], means[1] - low_2)
+    return max(-2.0, apart - down), min(2.0, apart + up)
+
+
 class CutOff(Exception):
     """The cut-off of a share lies beyond the levels of confidence that are told apart."""
 

@@ -54,7 +54,7 @@ def test_a_plan_says_what_a_run_then_does(
     empty = plan(tmp_path / "nothing")
     assert misses(empty) == {"decode", "split"}
     assert list(empty["blocked"].values()) == [
-        ["train", "embed", "search", "probe", "stability", "score_setting", "score", "report"]
+        ["train", "embed", "search", "background", "probe", "stability", "score_setting", "score", "report"]
     ]
     assert {part["seconds"] for part in empty["parts"]} == {None}
     assert not (tmp_path / "nothing").exists()

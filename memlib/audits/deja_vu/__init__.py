@@ -51,7 +51,8 @@ def _exported(runner: Runner, recipe: Recipe) -> Exported:
     roles = zip(found["example_id"].to_pylist(), found["role"].to_pylist(), strict=True)
     sets = {example: SET_OF[role] for example, role in roles if role in SET_OF}
     count = sum(shown_rows(splits, shard, view).members.num_rows for view in views)
-    return Exported((picture for view in views for picture in pictures_of(splits, shard, view)), count, sets)
+    pictures = (picture for view in views for picture in pictures_of(splits, shard, view))
+    return Exported(pictures, count, sets, {side.lower(): f"{side} and C" for side in recipe.directions})
 
 
 AUDIT = Audit(

@@ -14,8 +14,7 @@ import pyarrow.compute as pc
 import scipy
 from numpy.typing import NDArray
 
-from memlib.audits.deja_vu.recipe import Config
-from memlib.audits.deja_vu.scores import DIRECTIONS
+from memlib.audits.deja_vu.recipe import DIRECTIONS, Config
 from memlib.findings import Interval
 from memlib.identity import derive_seed
 from memlib.stats.inference import (
@@ -62,9 +61,17 @@ Weigh = Callable[[scipy.sparse.csr_array], NDArray[np.float64]]  # sums columns 
 
 
 class Analysis:
-    """The units of one setting as arrays (num_pairs, num_units), and what the bootstrap says of them."""
+    """The units of one setting as arrays (num_pairs, num_units), and what the bootstrap says of them.
 
-    def __init__(self, units: pa.Table, config: Config) -> None:
+    Args:
+        units: tables.UNITS of the setting.
+        config: p, replicates, seed.
+        alone: whether there is no second model: what is then called both is the excess of the training images minus that of
+            the held-out ones, where with two models it is the mean of both directions.
+    """
+
+    def __init__(self, units: pa.Table, config: Config, *, alone: bool = False) -> None:
+        self.alone = alone
         units = units.sort_by([("pair", "ascending"), ("direction", "ascending"), ("example_id", "ascending")])
         self.num_pairs = len(pc.unique(units["pair"]))
         self.num_units = units.num_rows // self.num_pairs
@@ -103,7 +110,7 @@ class Analysis:
             result: dict[str, NDArray[np.float64]] = {}
             for name in found[0]:
                 a, b = (np.stack([part[name] for part in found[side::2]]) for side in (0, 1))
-                result |= {f"{name}/A": a, f"{name}/B": b, f"{name}/both": (a + b) / 2}
+                result |= {f"{name}/A": a, f"{name}/B": b, f"{name}/both": a - b if self.alone else (a + b) / 2}
             return result
 
         return _wide_enough(within)
@@ -126,11 +133,23 @@ class Analysis:
     def gains(self) -> NDArray[np.int64]:
         """(num_units,) over pairs: right answers under the model trained on A minus those under the model trained on B.
 
-        Which side an image is on changes none of them, if nothing is memorized.
+        Of one model alone: minus those of what stands for the other. Which side an image is on changes none of them, if
+        nothing is memorized.
         """
         own = (self.right["target"].astype(np.int64) - self.right["reference"]).sum(axis=0)
-        found: NDArray[np.int64] = np.where(self.of_a, own, -own)
+        found: NDArray[np.int64] = np.where(self.of_a | self.alone, own, -own)
         return found
+
+    def step(self, units: NDArray[np.int64] | slice = slice(None)) -> float:
+        """Return by how much the share of excess of some units grows where the gains on their first side are one more."""
+        of_a = self.of_a[units]
+        first, second = int(of_a.sum()), int((~of_a).sum())
+        return ((1 / first + 1 / second) if self.alone else 2 / len(of_a)) / self.num_pairs
+
+    @property
+    def trained_on(self) -> NDArray[np.bool_]:
+        """(num_units,) whether a model has trained on the image."""
+        return self.of_a | (not self.alone)
 
     def redrawn_scores(self, count: int, *, seed: int) -> NDArray[np.float64]:
         """Déjà vu scores at p under redraws of the sides: (count,), mean over pairs and directions."""
@@ -150,15 +169,15 @@ class Analysis:
                 on_second = model.columns.sum(axis=0, dtype=np.float64) - on_first
                 gain = model.accuracy(on_first, first) - model.accuracy(on_second, self.num_units - first)
                 score += gain if place % 2 == 0 else -gain  # its own side is the first for the model of A
-            return score / len(models)
+            return score / self.num_pairs / (1 if self.alone else 2)
 
         return _wide_enough(within)
 
     def _by_model(self, pair: int, width: float) -> tuple[TopShare, TopShare]:
-        """All images under the model trained on A and under the one trained on B, whichever side they are on."""
+        """All images under the model trained on A and under the other one, whichever side they are on."""
         smaller = float(min(self.of_a.sum(), (~self.of_a).sum()))
         models = []
-        for own in (self.of_a, ~self.of_a):
+        for own in (self.of_a | self.alone, ~self.of_a & (not self.alone)):
             confidence = np.where(own, self.confidence["target"][pair], self.confidence["reference"][pair])
             right = np.where(own, self.right["target"][pair], self.right["reference"][pair])
             models.append(TopShare(confidence, right, self.config.p, weight=smaller, width=width))

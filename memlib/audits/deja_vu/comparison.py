@@ -37,7 +37,8 @@ class Gains:
     Attributes:
         images: (num_images,) ids and sides, in order.
         strata: (num_images,) class and side.
-        gains: (num_pairs, num_images) 1 where only the target names the object, -1 where only the reference does, else 0.
+        gains: (num_pairs, num_images) 1 where only the target names the object, -1 where only the reference does, else 0. Of
+            one model alone, held-out images count against it, and either side by its share of them; the mean is the excess.
     """
 
     images: pa.Table
@@ -56,7 +57,11 @@ class Gains:
         right = [pc.equal(units[f"{side}_prediction"], label).to_numpy().astype(float) for side in ("target", "reference")]
         strata = 2 * first["label"].to_numpy() + pc.equal(first["direction"], "B").to_numpy().astype(np.int64)
         images = first.select(["direction", "example_id"]).combine_chunks()
-        return cls(images, strata, (right[0] - right[1]).reshape(-1, count))
+        gains = (right[0] - right[1]).reshape(-1, count)
+        if "reference" in params:
+            held_out = strata % 2 == 1
+            gains *= np.where(held_out, -count / held_out.sum(), count / (~held_out).sum())
+        return cls(images, strata, gains)
 
 
 def compare(cells: Sequence[Cell]) -> list[Row]:

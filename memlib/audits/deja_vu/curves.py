@@ -8,18 +8,34 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from memlib.audits.deja_vu.analysis import settings, split_by
+from memlib.audits.deja_vu.recipe import DIRECTIONS
 from memlib.stats.inference import accuracy_curve
 from memlib.tables import CURVES
 
 CURVE_POINTS = 200
 
 
-def curves(units: pa.Table) -> pa.Table:
+HELD_OUT = "_held_out"  # after the series of images that no model trained on
+
+
+def curves(units: pa.Table, *, alone: bool = False) -> pa.Table:
     """Label-inference accuracy against the share of most confident examples (Figure 3), mean of the directions.
 
+    Args:
+        units: tables.UNITS.
+        alone: whether there is no second model; training images and held-out ones are then series of their own.
+
     Returns:
-        tables.CURVES, curve accuracy_by_confidence, series target and reference.
+        tables.CURVES, curve accuracy_by_confidence, series target and reference, and of one model alone target_held_out and
+        reference_held_out.
     """
+    if alone:
+        sides = {direction: units.filter(pc.field("direction") == direction) for direction in DIRECTIONS}
+        return pa.concat_tables([_curves(part, "" if side == "A" else HELD_OUT) for side, part in sides.items()])
+    return _curves(units, "")
+
+
+def _curves(units: pa.Table, suffix: str) -> pa.Table:
     shares = np.unique(np.concatenate([np.geomspace(0.01, 1, CURVE_POINTS // 2), np.linspace(0.01, 1, CURVE_POINTS // 2)]))
     rows = []
     for setting, part in settings(units):
@@ -33,7 +49,7 @@ def curves(units: pa.Table) -> pa.Table:
                 lines.append(y[chosen - 1])
             params = json.dumps(setting, sort_keys=True)
             rows += [
-                {"curve": "accuracy_by_confidence", "series": side, "params": params, "x": float(x_), "y": float(y_)}
+                {"curve": "accuracy_by_confidence", "series": side + suffix, "params": params, "x": float(x_), "y": float(y_)}
                 for x_, y_ in zip(shares, np.mean(lines, axis=0), strict=True)
             ]
     return pa.Table.from_pylist(rows, schema=CURVES.arrow)

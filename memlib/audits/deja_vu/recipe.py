@@ -18,9 +18,12 @@ from memlib.specs import (
     Tie,
     TrainingSpec,
 )
+from memlib.specs.backgrounds import BackgroundSpec
 from memlib.specs.encoders import EncoderPair
 from memlib.specs.limits import MOST_DRAWS, MOST_EXAMPLES, MOST_MODELS, MOST_SEED, MOST_STEPS
 
+Direction = Literal["A", "B"]
+DIRECTIONS: tuple[Direction, ...] = ("A", "B")
 LAST = "last"
 LAYER = re.compile(r"[\w-][\w.-]*", re.ASCII)  # as a part of a file's name
 
@@ -98,7 +101,7 @@ class ReportSpec(Spec):
 class Recipe(Spec):
     """A déjà vu audit from data to report."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"encoders"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"encoders", "reference"})
 
     audit: Literal["deja_vu"] = "deja_vu"
     title: str = "Déjà vu audit"
@@ -110,8 +113,11 @@ class Recipe(Spec):
     """How the models are trained; or give `encoders`."""
     encoders: tuple[EncoderPair, ...] = ()
     """Pairs of encoders that were trained elsewhere on the sets of this split; see `memlib export`."""
+    reference: BackgroundSpec | None = None
+    """null: a second model, trained on B. Else there are models of A alone, and classifiers of background crops say what
+    backgrounds give away by themselves; the images of B are held out."""
     pairs: int = Field(default=1, ge=1, le=MOST_MODELS)
-    """Pairs of target and reference models that are trained, each from seeds of its own."""
+    """Pairs of target and reference models that are trained, each from seeds of its own; or models, with `reference`."""
     decode: Config = Config()
     report: ReportSpec = ReportSpec()
 
@@ -123,7 +129,16 @@ class Recipe(Spec):
             raise ValueError(
                 "pairs and decode.epochs are of models that are trained; encoders is a list of pairs as they are"
             )
-        given = [spec for pair in self.encoders for spec in (pair.a, pair.b) if spec.kind == "embeddings"]
+        alone = [number for number, pair in enumerate(self.encoders) if pair.b is None]
+        if alone and self.reference is None:
+            raise ValueError(
+                f"encoders[{alone[0]}] has no b, a second model; say what stands for it, as in reference: {{kind: network}}"
+            )
+        if self.reference is not None and len(alone) < len(self.encoders):
+            raise ValueError("reference stands for the second models; leave b out of encoders, or set reference to null")
+        if self.reference is not None and self.decode.stability is not None:
+            raise ValueError("decode.stability compares two models; with reference there is one alone")
+        given = [spec for pair in self.encoders for spec in (pair.a, pair.b) if spec and spec.kind == "embeddings"]
         if self.decode.stability is not None and given:
             raise ValueError("decode.stability shows an encoder views of its own; it cannot be had from given embeddings")
         odd = [layer for layer in self.decode.layers if not LAYER.fullmatch(layer)]
@@ -155,8 +170,13 @@ class Recipe(Spec):
 
     @property
     def num_pairs(self) -> int:
-        """How many pairs of models are audited."""
+        """How many pairs of models are audited, or models alone."""
         return len(self.encoders) or self.pairs
+
+    @property
+    def directions(self) -> tuple[Direction, ...]:
+        """The sets that have a model trained on them."""
+        return DIRECTIONS if self.reference is None else DIRECTIONS[:1]
 
     @property
     def last_epoch(self) -> int:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from memlib.audits.deja_vu.curves import most_correlated, most_memorized
+from memlib.audits.deja_vu.curves import HELD_OUT, most_correlated, most_memorized
 from memlib.audits.deja_vu.recipe import Recipe
 from memlib.audits.deja_vu.scores import CATEGORIES
 from memlib.findings import SHOWN, verdict_of, with_params
@@ -101,16 +101,25 @@ def build_page(
     headline = {name: first[name] for name in ("layer", "epoch", "crop", "k")}
     for name, value in headline.items():
         units = units.filter(pc.field(name) == value)
+    if recipe.reference is not None:
+        units = units.filter(pc.field("direction") == "A")  # pictures are of training images
     sections = [
         _curve_section(findings, curves, headline, recipe, folder),
-        _category_section(findings, folder),
+        _category_section(findings, recipe, folder),
         _gallery_section(
             "Most memorized" if said.word == SHOWN else "Named by the target model only",
             most_memorized(units, recipe.report.gallery),
             show,
             _MEMORIZED if said.word == SHOWN else _BY_CHANCE + _MEMORIZED,
+            named=_named_classes(units),
         ),
-        _gallery_section("Most correlated", most_correlated(units, recipe.report.gallery), show, _CORRELATED),
+        _gallery_section(
+            "Most correlated",
+            most_correlated(units, recipe.report.gallery),
+            show,
+            _CORRELATED,
+            named=_named_classes(units),
+        ),
         _class_section(findings),
         *_along_sections(findings, recipe, folder),
         _settings_section(findings, recipe),
@@ -128,11 +137,26 @@ def build_page(
         numbers=[
             _number(findings.get("share_excess"), "share of images memorized beyond chance"),
             _number(findings.get("deja_vu_score", p=recipe.decode.p), f"déjà vu score at p = {_percent(recipe.decode.p)}"),
-            _number(findings.get("accuracy_target", p=1.0), "target accuracy, all crops"),
-            _number(findings.get("accuracy_reference", p=1.0), "reference accuracy, all crops"),
+            *_accuracies(findings, recipe),
         ],
         sections=[section for section in sections if section is not None],
     )
+
+
+def _accuracies(findings: Findings, recipe: Recipe) -> list[tuple[str, str, str]]:
+    """Two of the page's numbers: who is right how often, whatever its confidence."""
+    if recipe.reference is None:
+        names = {"target accuracy, all crops": ("accuracy_target", "both")}
+        names["reference accuracy, all crops"] = ("accuracy_reference", "both")
+    else:
+        names = {"objects named, training images": ("accuracy_target", "A")}
+        names["objects named, held-out images"] = ("accuracy_target", "B")
+    return [_number(findings.get(metric, p=1.0, direction=side), name) for name, (metric, side) in names.items()]
+
+
+def _named_classes(units: pa.Table) -> dict[int, str]:
+    """The names of classes of audited images, by label."""
+    return dict(zip(units["label"].to_pylist(), units["class_name"].to_pylist(), strict=True))
 
 
 def _percent(value: float) -> str:
@@ -157,13 +181,17 @@ def _curve_section(
     figure = new_figure()
     axes = figure.axes[0]
     params = json.dumps(dict(headline), sort_keys=True)
-    for side, colour in (("target", TARGET), ("reference", REFERENCE)):
-        points = [r for r in curves.to_pylist() if r["series"] == side and r["params"] == params]
-        axes.plot([r["x"] for r in points], [r["y"] for r in points], color=colour, label=f"{side} model", lw=2)
-        row = findings.get(f"accuracy_{side}", p=recipe.decode.p)
+    alone = recipe.reference is not None
+    drawn = curves.filter(pc.field("params") == params).to_pylist()
+    lines = _ALONE if alone else _LINES
+    for number, (series, (name, side, direction, colour, style)) in enumerate(lines.items()):
+        points = [r for r in drawn if r["series"] == series]
+        axes.plot([r["x"] for r in points], [r["y"] for r in points], color=colour, label=name, lw=2, ls=style)
+        row = findings.get(f"accuracy_{side}", p=recipe.decode.p, direction=direction)
         error = [[row["value"] - row["ci_low"]], [row["ci_high"] - row["value"]]]
-        axes.errorbar([recipe.decode.p], [row["value"]], yerr=error, color=colour, marker="o", ms=5, capsize=4)
-    chance = findings.get("accuracy_reference", p=1.0)["params"]["chance"]
+        beside = recipe.decode.p + 0.008 * (number - (len(lines) - 1) / 2)  # so that no whisker hides another
+        axes.errorbar([beside], [row["value"]], yerr=error, color=colour, marker="o", ms=5, capsize=4)
+    chance = findings.get("accuracy_reference", p=1.0, direction="A" if alone else "both")["params"]["chance"]
     axes.axhline(chance, color=MUTED, ls=":", label="guessing")
     axes.set_xlabel("share of the most confident crops")
     axes.set_ylabel("objects named correctly")
@@ -172,45 +200,79 @@ def _curve_section(
     percent_axis(axes.xaxis)
     percent_axis(axes.yaxis)
     axes.legend(frameon=False)
+    both = (
+        "Both models see only the background of the target's training images. What the reference achieves is "
+        "correlation: such backgrounds often come with such objects. What the target achieves beyond it is memory. "
+        "The curves are the mean of both directions (each model is once the target)."
+    )
+    one = (
+        "The model sees only backgrounds, of its training images and of held-out images that are like them. A classifier "
+        "that learnt from other images' backgrounds, and does not know which images the model trained on, says what a "
+        "background gives away by itself. What the model achieves beyond it on training images, and not on held-out ones, is "
+        "memory."
+    )
     return Section(
-        heading="How well each model names the hidden object",
-        paragraphs=[
-            "Both models see only the background of the target's training images. What the reference achieves is "
-            "correlation: such backgrounds often come with such objects. What the target achieves beyond it is memory. "
-            "The curves are the mean of both directions (each model is once the target).",
-        ],
+        heading="How well the hidden object is named",
+        paragraphs=[one if alone else both],
         svg=save_figure(figure, folder, "accuracy_by_confidence"),
         figure_caption=f"Whiskers: 95 % intervals at {_percent(recipe.decode.p)}, the share at which the score is taken.",
     )
 
 
-def _category_section(findings: Findings, folder: Path) -> Section:
+_LINES = {
+    "target": ("target model", "target", "both", TARGET, "-"),
+    "reference": ("reference model", "reference", "both", REFERENCE, "-"),
+}
+_ALONE = {
+    "target": ("model, training images", "target", "A", TARGET, "-"),
+    f"target{HELD_OUT}": ("model, held-out images", "target", "B", TARGET, "--"),
+    "reference": ("background's classifier, training images", "reference", "A", REFERENCE, "-"),
+    f"reference{HELD_OUT}": ("background's classifier, held-out images", "reference", "B", REFERENCE, "--"),
+}
+"""Of each series of the curves: its name, whose accuracy it is, the direction, and how it is drawn."""
+
+
+def _category_section(findings: Findings, recipe: Recipe, folder: Path) -> Section:
+    alone = recipe.reference is not None
+    bars = {"training images": "A", "held-out images": "B"} if alone else {"": "both"}
     figure = new_figure(6.4, 2.0)
     axes = figure.axes[0]
-    left = 0.0
-    for name in CATEGORIES:
-        share = findings.get(f"share_{name}")["value"]
-        axes.barh([0], [share], left=left, color=COLOURS[name], label=f"{name} {_percent(share)}", height=0.6)
-        left += share
-    axes.set_yticks([])
+    for place, direction in enumerate(bars.values()):
+        left = 0.0
+        for name in CATEGORIES:
+            share = findings.get(f"share_{name}", direction=direction)["value"]
+            label = None if place else name if alone else f"{name} {_percent(share)}"
+            axes.barh([-place], [share], left=left, color=COLOURS[name], label=label, height=0.6)
+            left += share
+    axes.set_yticks([-place for place in range(len(bars))] if alone else [], list(bars) if alone else [])
     axes.set_xlim(0, 1)
     percent_axis(axes.xaxis)
     axes.legend(frameon=False, ncol=2, loc="upper center", bbox_to_anchor=(0.5, -0.25))
     rows = []
     for name in (*CATEGORIES, "excess"):
-        row = findings.get(f"share_{name}")
         title = "memorized - misrepresented" if name == "excess" else name
-        rows.append((title, _percent(row["value"]), _interval(row)))
+        found = [findings.get(f"share_{name}", direction=direction) for direction in bars.values()]
+        rows.append((title, *(cell for row in found for cell in (_percent(row["value"]), _interval(row)))))
     excess = findings.get("share_excess")
+    if alone:
+        rows.append(("training minus held-out", _percent(excess["value"]), _interval(excess), "", ""))
+    two = (
+        "Memorized: only the model trained on the image names its object. Misrepresented: only the other one does, "
+        "which is what chance alone produces. The honest share is the difference "
+        f"(p = {excess['p_value']:.2g}, exact: by redrawing which of {excess['n']} images each model trained on)."
+    )
+    one = (
+        "Memorized: only the model names the object, and the background's classifier does not. Misrepresented: only the "
+        "classifier does. Two such different predictors differ on held-out images too, which cannot be memory; the honest "
+        f"share is what is left when that is taken off (p = {excess['p_value']:.2g}, exact: by redrawing which of "
+        f"{excess['n']} images were held out)."
+    )
+    columns = ("images", *(heading for bar in bars for heading in (f"share of {bar}" if bar else "share", "95 % interval")))
     return Section(
-        heading="Four kinds of training images",
-        paragraphs=[
-            "Memorized: only the model trained on the image names its object. Misrepresented: only the other one does, "
-            "which is what chance alone produces. The honest share is the difference "
-            f"(p = {excess['p_value']:.2g}, exact: by redrawing which of {excess['n']} images each model trained on).",
-        ],
+        heading="Four kinds of images" if alone else "Four kinds of training images",
+        paragraphs=[one if alone else two],
         svg=save_figure(figure, folder, "categories"),
-        table=TableView(("images", "share", "95 % interval"), rows),
+        table=TableView(columns, rows),
     )
 
 
@@ -222,10 +284,17 @@ _MEMORIZED = (
     "Only the target model names these, and its confidence exceeds the reference's most. The outlined background is all "
     "that the models were shown; a gold frame marks public images of the hidden object's class."
 )
-_CORRELATED = "Both models name these with high confidence: the background itself tells."
+_CORRELATED = "The target and the reference both name these with high confidence: the background itself tells."
 
 
-def _gallery_section(heading: str, chosen: pa.Table, show: Callable[[Mapping[str, Any]], Shown], text: str) -> Section | None:
+def _gallery_section(
+    heading: str,
+    chosen: pa.Table,
+    show: Callable[[Mapping[str, Any]], Shown],
+    text: str,
+    *,
+    named: Mapping[int, str],
+) -> Section | None:
     if chosen.num_rows == 0:
         return None
     items = []
@@ -239,7 +308,10 @@ def _gallery_section(heading: str, chosen: pa.Table, show: Callable[[Mapping[str
                 crop=data_uri(shown.image[y0:y1, x0:x1], side=72),
                 rows=[
                     (
-                        f"{side} model's nearest public images (confidence {row[f'{side}_confidence']:.2f} nat)",
+                        f"{side} model's nearest public images (confidence {row[f'{side}_confidence']:.2f} nat)"
+                        if getattr(shown, side)
+                        else f"from the background alone: {named.get(row[f'{side}_prediction'], 'another class')} "
+                        f"(confidence {row[f'{side}_confidence']:.2f} nat)",
                         [(data_uri(i, side=56), name, name == row["class_name"]) for i, name in getattr(shown, side)],
                     )
                     for side in ("target", "reference")
@@ -324,27 +396,37 @@ def _along_sections(findings: Findings, recipe: Recipe, folder: Path) -> Iterato
         )
 
 
+_SIDES = {"both": "both directions", "A": "A trained the target", "B": "B trained the target"}
+_SIDES_ALONE = {"both": "training minus held-out images", "A": "training images", "B": "held-out images"}
+
+
 def _settings_section(findings: Findings, recipe: Recipe) -> Section:
     rows = []
     for row in findings.rows:
         params = row["params"]
         if row["metric"] not in ("share_excess", "deja_vu_score") or "class" in params:
             continue
-        which = {"both": "both directions", "A": "A trained the target", "B": "B trained the target"}[params["direction"]]
+        which = (_SIDES if recipe.reference is None else _SIDES_ALONE)[params["direction"]]
         at = f"{params['layer']}, epoch {params['epoch']}, {params['crop']} crop, k = {params['k']}"
         rows.append((row["metric"].replace("_", " "), at, which, _percent(row["value"]), _interval(row), *_tested(row)))
     pairs = findings.headline["pairs"]
+    what = "pairs of models" if recipe.reference is None else "models"
     speaks = (
-        f"The intervals of both directions cover {pairs} pairs of trainings."
+        f"The intervals of the tested rows cover {pairs} {what} that were trained apart."
         if "trainings" in findings.rows[0]["interval"]
-        else "The intervals hold for these trained models; three pairs of models (pairs: 3) or more would widen them to "
-        "training itself."
+        else f"The intervals hold for these trained models; three {what} or more would widen them to training itself."
+    )
+    why = (
+        "One direction alone cannot tell memory from one model simply being better, so neither is tested."
+        if recipe.reference is None
+        else "Training images alone cannot tell memory from a model that is better than its reference: they are not tested."
     )
     return Section(
-        heading="Every setting, and each direction alone",
+        heading="Every setting, and each direction alone"
+        if recipe.reference is None
+        else "Every setting, and each set alone",
         paragraphs=[
-            "One direction alone cannot tell memory from one model simply being better, so neither is tested. The first row "
-            "is the headline; all other tests are adjusted together (Benjamini and Hochberg). " + speaks
+            f"{why} The first row is the headline; all other tests are adjusted together (Benjamini and Hochberg). {speaks}"
         ],
         table=TableView(("metric", "decoded from", "direction", "value", "95 % interval", *TESTED), rows),
     )
@@ -401,8 +483,10 @@ def _model_rows(recipe: Recipe) -> list[tuple[str, str]]:
         named = [
             (f"{side}{number}", getattr(pair, side.lower())) for number, pair in enumerate(recipe.encoders) for side in "AB"
         ]
-        told = [(f"encoder {name}", _pairs(spec)) for name, spec in named]
+        told = [(f"encoder {name}", _pairs(spec)) for name, spec in named if spec is not None]
         word = "That A's encoder was trained on the sets A and C alone, and B's on B and C, is what their owner says"
+        if recipe.reference is not None:
+            word = "That the encoder was trained on the sets A and C alone is what its owner says"
         return [*told, ("trained elsewhere", f"{word}: the audit cannot check it, and its p-values hold only if it is so.")]
     return [
         (
@@ -432,6 +516,7 @@ def _run_section(recipe: Recipe, facts: Facts) -> Section:
         ("left out", ", ".join(f"{reason} ({count})" for reason, count in facts.left_out.items()) or "none"),
         ("crop", ", ".join(f"{c.mode}, shorter side at least {_percent(c.min_side)}" for c in recipe.crops)),
         *_model_rows(recipe),
+        *([] if recipe.reference is None else [("in place of a second model", _pairs(recipe.reference))]),
         ("vote", f"k = {', '.join(map(str, recipe.decode.k))}, L2 on raw embeddings, ties to {recipe.decode.tie}"),
         ("ties at the cut-off", "counted in expectation"),
     ]

@@ -2,18 +2,27 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from memlib.audits.deja_vu.recipe import Config
+from memlib.audits.deja_vu.recipe import Config, Direction
 from memlib.audits.deja_vu.tables import UNITS
 
 CATEGORIES = ("memorized", "misrepresented", "correlated", "unassociated")
-Direction = Literal["A", "B"]
-DIRECTIONS: tuple[Direction, ...] = ("A", "B")
+
+
+class Answers(NamedTuple):
+    """What is said of each example: the class, (num_examples,), and the confidence in nats, at most 0."""
+
+    prediction: NDArray[np.int64]
+    confidence: NDArray[np.float64]
+
+    def of(self, rows: NDArray[np.int64]) -> "Answers":
+        """Return those of some examples."""
+        return Answers(self.prediction[rows], self.confidence[rows])
 
 
 @dataclass(frozen=True)
@@ -21,12 +30,13 @@ class Decoding:
     """The neighbours' classes for one direction of one pair of models, at one layer and epoch.
 
     Attributes:
-        direction: A or B, the set whose crops were decoded.
+        direction: A or B, the set whose crops were decoded. Of one model alone, A are its training images, B held out.
         pair, layer, epoch: which models.
         crop: the crop mode.
         example_ids: (num_examples,) str.
         labels: (num_examples,) int64.
-        target, reference: (num_examples, k_max) integer classes of the neighbours, nearest first.
+        target: (num_examples, k_max) integer classes of the neighbours, nearest first.
+        reference: the same, or the answers of what stands for a second model.
         groups: (num_examples,) names of the groups that were drawn as one, None for an example by itself.
     """
 
@@ -38,7 +48,7 @@ class Decoding:
     example_ids: Sequence[str] | pa.ChunkedArray
     labels: NDArray[np.int64]
     target: NDArray[np.int64]
-    reference: NDArray[np.int64]
+    reference: NDArray[np.int64] | Answers
     groups: Sequence[str | None] | pa.ChunkedArray | None = None
 
 
@@ -55,7 +65,8 @@ def score(decodings: Iterable[Decoding], class_names: Sequence[str], config: Con
     for found in decodings:
         for k in config.k:
             target, target_confidence = vote(found.target[:, :k], tie=config.tie)
-            reference, reference_confidence = vote(found.reference[:, :k], tie=config.tie)
+            given = found.reference
+            reference, reference_confidence = given if isinstance(given, Answers) else vote(given[:, :k], tie=config.tie)
             count = len(found.labels)
             same = {"direction": found.direction, "pair": found.pair, "layer": found.layer, "epoch": found.epoch}
             category = _categories(target == found.labels, reference == found.labels)

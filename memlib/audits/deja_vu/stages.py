@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from memlib.audits.deja_vu.curves import curves
-from memlib.audits.deja_vu.recipe import Config, Recipe
-from memlib.audits.deja_vu.scores import DIRECTIONS, Decoding, Direction, score
+from memlib.audits.deja_vu.recipe import DIRECTIONS, Config, Direction, Recipe
+from memlib.audits.deja_vu.scores import Decoding, score
 from memlib.audits.deja_vu.summary import probe_rows, rows_of, settled
 from memlib.audits.deja_vu.tables import UNITS
 from memlib.data.crops import periphery_crops
@@ -48,6 +48,7 @@ from memlib.training.fit import TrainedModel
 if TYPE_CHECKING:
     import torch
 
+    from memlib.audits.deja_vu.backgrounds import Backgrounds
     from memlib.audits.deja_vu.report import Facts, Shown
     from memlib.audits.deja_vu.stability import Compared
     from memlib.models.encoder import Encoder
@@ -501,14 +502,22 @@ class Found:
 
 @dataclass(frozen=True)
 class Searches:
-    """What was found for one setting of one pair: the searches under A's and B's model, and the public embeddings."""
+    """What was found for one setting of one pair, or of one model alone.
+
+    Attributes:
+        pair, layer, epoch, crop: the setting.
+        by_model: the searches under the model trained on A, and under that trained on B where there is one.
+        public: embeddings of the public images, for their ids.
+        backgrounds: what stands for a second model.
+    """
 
     pair: int
     layer: str
     epoch: int
     crop: str
-    by_model: tuple[Found, Found]  # under the model trained on A, on B
+    by_model: tuple[Found, ...]
     public: EmbeddedView
+    backgrounds: Backgrounds | None = None
 
 
 _SCORING = (
@@ -561,11 +570,12 @@ class ScoreSetting(ScoresStage):
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write units, the rows of the summary, and curves."""
-        units = score(_decodings(self), self.class_names, self.config)
-        rows = rows_of(units, self.config, num_classes=len(self.class_names), headline=self.headline)
+        units, classes = score(_decodings(self), self.class_names, self.config), len(self.class_names)
+        reference = _stands(self)
+        rows = rows_of(units, self.config, num_classes=classes, headline=self.headline, reference=reference)
         write_table(units, UNITS, attempt.path(UNITS_FILE))
         write_table(pa.Table.from_pylist(rows, schema=SUMMARY.arrow), SUMMARY, attempt.path(SUMMARY_FILE))
-        write_table(curves(units), CURVES, attempt.path(CURVES_FILE))
+        write_table(curves(units, alone=reference is not None), CURVES, attempt.path(CURVES_FILE))
 
 
 @dataclass(frozen=True)
@@ -630,8 +640,9 @@ class Score(ScoresStage):
         else:
             units = score(_decodings(self), self.class_names, self.config)
             write_table(units, UNITS, attempt.path(UNITS_FILE))
-            rows += rows_of(units, self.config, num_classes=len(self.class_names))
-            found = curves(units)
+            reference = _stands(self)
+            rows += rows_of(units, self.config, num_classes=len(self.class_names), reference=reference)
+            found = curves(units, alone=reference is not None)
         rows += probe_rows(pa.concat_tables([probe.content for probe in self.probes]))
         if self.stability:
             from memlib.audits.deja_vu.stability import stability_rows
@@ -649,24 +660,34 @@ def _scored(stage: Score | ScoreSetting) -> dict[str, Any]:
 
 def _read(stage: Score | ScoreSetting) -> dict[str, Any]:
     return {
-        "searches": [[found.key for found in s.by_model] for s in stage.searches],
+        "searches": [
+            [found.key for found in s.by_model] + ([s.backgrounds.key] if s.backgrounds else []) for s in stage.searches
+        ],
         "public": [s.public.key for s in stage.searches],
         "splits": stage.splits.key,
     }
+
+
+def _stands(stage: Score | ScoreSetting) -> str | None:
+    """The kind of classifier that stands for second models, None where these are there."""
+    backgrounds = stage.searches[0].backgrounds
+    return None if backgrounds is None else backgrounds.kind
 
 
 def _decodings(stage: Score | ScoreSetting) -> Iterator[Decoding]:
     for found in stage.searches:
         public_labels = found.public.ids["label"].to_numpy().astype(np.int32)  # half the memory of a vote for each neighbour
         ids = found.by_model[0].ids
-        assert ids.equals(found.by_model[1].ids), "the two models were shown different crops"
+        assert all(ids.equals(other.ids) for other in found.by_model[1:]), "the two models were shown different crops"
         labels = ids["label"].to_numpy()
         classes = [public_labels[neighbors.rows[:, : max(stage.config.k)]] for neighbors in found.by_model]
+        known = None if found.backgrounds is None else found.backgrounds.answers(ids["example_id"])
         for direction in DIRECTIONS:
             audited = select(stage.splits.content, ROLE_OF[direction])
             places = pc.index_in(ids["example_id"], value_set=audited["example_id"].combine_chunks())
             rows = np.flatnonzero(pc.is_valid(places).to_numpy())
-            target, reference = (side[rows] for side in (classes if direction == "A" else classes[::-1]))
+            target = classes[0 if direction == "A" or known else 1][rows]
+            reference = classes[1 if direction == "A" else 0][rows] if known is None else known.of(rows)
             members = audited.take(places.take(rows))
             yield Decoding(
                 direction=direction,
@@ -744,7 +765,7 @@ class _Pictures:
         from memlib.audits.deja_vu.report import Shown
 
         found = self._searches[unit["pair"], unit["layer"], unit["epoch"], unit["crop"]]
-        target, reference = found.by_model if unit["direction"] == "A" else found.by_model[::-1]
+        target, *others = found.by_model if unit["direction"] == "A" else found.by_model[::-1]
         place = pc.index(self._ids_of(target)["example_id"], unit["example_id"]).as_py()
         (entry,) = self._ids_of(target).slice(place, 1).to_pylist()
         x0, y0, x1, y1 = (entry[side] for side in CROP)
@@ -754,4 +775,5 @@ class _Pictures:
             chosen = self._ids_of(found.public).take(self._nearest_of(side)[mine, : self._most]).to_pylist()
             return [(self._picture(c["row"]), self._class_names[c["label"]]) for c in chosen]
 
-        return Shown(self._picture(entry["row"]), (x0, y0, x1, y1), nearest(target), nearest(reference))
+        seen = [near for other in others for near in nearest(other)]
+        return Shown(self._picture(entry["row"]), (x0, y0, x1, y1), nearest(target), seen)

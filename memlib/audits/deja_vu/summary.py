@@ -6,20 +6,23 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import scipy
+from numpy.typing import NDArray
 
 from memlib.audits.deja_vu.analysis import Analysis, settings
-from memlib.audits.deja_vu.recipe import Config
-from memlib.audits.deja_vu.scores import CATEGORIES, DIRECTIONS
+from memlib.audits.deja_vu.recipe import DIRECTIONS, Config
+from memlib.audits.deja_vu.scores import CATEGORIES
 from memlib.audits.deja_vu.verdict import verdict
 from memlib.findings import Interval, Row, diagnostic, estimate, settle, summary_table, tested
 from memlib.identity import derive_seed
-from memlib.stats.inference import exact_interval, mcnemar_p, paired_interval, permutation_p
+from memlib.stats.inference import difference_interval, exact_interval, mcnemar_p, paired_interval, permutation_p
 from memlib.stats.randomization import Design, attributable_bound, detectable
 
 HEADLINE, SETTINGS, CLASSES = "headline", "settings", "classes"
 
 
-def summarize(units: pa.Table, config: Config, *, num_classes: int, probes: pa.Table | None = None) -> pa.Table:
+def summarize(
+    units: pa.Table, config: Config, *, num_classes: int, probes: pa.Table | None = None, reference: str | None = None
+) -> pa.Table:
     """The findings, the share of excess at the headline's setting (which uses every example) first.
 
     Its test is exact by design: the split drew at random which images of a class the model of A trained on and which that
@@ -31,29 +34,36 @@ def summarize(units: pa.Table, config: Config, *, num_classes: int, probes: pa.T
     confident are chosen anew in each replicate; they hold for the trained models at hand. With three pairs of
     models or more, the rows of both directions are widened to training itself. No interval enters a verdict.
 
+    Of one model alone, "both" is a difference of differences: what the model names beyond the background classifier among its
+    training images, minus the same among held-out images. The same draw of sides tests it: the classifier is blind to sides.
+
     Args:
         units: tables.DEJA_VU_UNITS.
         config: p, level, bound, replicates, permutations, seed.
         num_classes: chance is 1 / num_classes.
         probes: stages.PROBES; adds the probe gaps and the accuracies on whole images.
+        reference: what stands for the second model, where there is one alone.
 
     Returns:
         tables.SUMMARY.
     """
-    rows = rows_of(units, config, num_classes=num_classes)
+    rows = rows_of(units, config, num_classes=num_classes, reference=reference)
     return settled([*rows, *([] if probes is None else probe_rows(probes))], config)
 
 
-def rows_of(units: pa.Table, config: Config, *, num_classes: int, headline: bool = True) -> list[Row]:
+def rows_of(
+    units: pa.Table, config: Config, *, num_classes: int, headline: bool = True, reference: str | None = None
+) -> list[Row]:
     """The rows of some settings, not yet settled; see `summarize`.
 
     Args:
-        units, config, num_classes: as there.
+        units, config, num_classes, reference: as there.
         headline: whether the headline's setting is the first of them.
     """
     rows: list[Row] = []
     for number, (setting, part) in enumerate(settings(units)):
-        analysis = Analysis(part, config)
+        analysis = Analysis(part, config, alone=reference is not None)
+        setting |= {} if reference is None else {"reference": reference}
         rows += _rows_of_setting(analysis, setting, config, num_classes, headline=headline and number == 0)
         rows += _class_rows(analysis, setting, config, headline=headline and number == 0)
     return rows
@@ -81,27 +91,28 @@ def _rows_of_setting(
 
     yield _excess_row(analysis, at("share_excess"), config, family=HEADLINE if headline else SETTINGS)
     yield _score_row(analysis, at("deja_vu_score", p=config.p), config)
-    for share in sorted({config.p, 1.0}):
-        for side in ("target", "reference"):
-            yield row(f"accuracy_{side}", p=share, chance=1 / num_classes)
-    for name in CATEGORIES:
-        yield row(f"share_{name}")
-    if analysis.num_pairs == 1:
+    for which in DIRECTIONS if analysis.alone else ("both",):
+        for share in sorted({config.p, 1.0}):
+            for side in ("target", "reference"):
+                yield row(f"accuracy_{side}", which, p=share, chance=1 / num_classes)
+        for name in CATEGORIES:
+            yield row(f"share_{name}", which)
+    if analysis.num_pairs == 1 and not analysis.alone:
         yield _mcnemar_row(analysis, at("mcnemar_p"))
     for direction in DIRECTIONS:
         yield row("share_excess", direction)
         yield row("deja_vu_score", direction, p=config.p)
-        for side in ("target", "reference"):
+        for side in () if analysis.alone else ("target", "reference"):
             yield row(f"accuracy_{side}", direction, p=config.p, chance=1 / num_classes)
 
 
 def _excess_row(analysis: Analysis, params: Mapping[str, Any], config: Config, *, family: str) -> Row:
     """The share of excess, tested by redrawing the sides, with an upper bound on memory (Rosenbaum 2001)."""
     design, gains = analysis.design, analysis.gains
-    answers = analysis.num_units * analysis.num_pairs
+    answers = int(analysis.trained_on.sum()) * analysis.num_pairs
     seed = derive_seed(config.seed, "sides")
-    deviation = 2 * design.null_deviation(gains.astype(np.float64)) / answers
-    right = analysis.right["target"].sum(axis=0)
+    deviation = analysis.step() * design.null_deviation(gains.astype(np.float64))
+    right = analysis.right["target"].sum(axis=0) * analysis.trained_on
     bound = attributable_bound(design, gains, right, permutations=config.permutations, seed=seed)
     return tested(
         "share_excess", params, analysis.value("share_excess/both"), n=analysis.num_units,
@@ -138,18 +149,28 @@ def _class_rows(analysis: Analysis, setting: Mapping[str, Any], config: Config, 
     order = np.argsort(analysis.label, kind="stable")
     members = np.split(order, np.cumsum(np.unique(analysis.label, return_counts=True)[1])[:-1])
     for mine, (label, name) in zip(members, analysis.class_names.items(), strict=True):
+        if analysis.alone and len(np.unique(analysis.of_a[mine])) < 2:
+            continue  # nothing of this class is held out, or nothing else
         params = {**setting, "direction": "both", "pairs": analysis.num_pairs, "class": name, "label": label}
-        value, interval = float(own[mine].mean()), Interval(*paired_interval(own[mine]), "examples")
+        value, ends = _excess_of_class(own[mine], analysis.of_a[mine], alone=analysis.alone)
+        interval = Interval(*ends, "examples")
         if not headline:
             yield estimate("share_excess", params, value, n=len(mine), interval=interval)
             continue
         part = Design(design.first[mine], design.stratum[mine], design.group[mine])
         p = part.tail_p(gains[mine], permutations=config.permutations, seed=derive_seed(config.seed, "class", label))
-        deviation = 2 * part.null_deviation(gains[mine].astype(np.float64)) / (len(mine) * analysis.num_pairs)
+        deviation = analysis.step(mine) * part.null_deviation(gains[mine].astype(np.float64))
         yield tested(
             "share_excess", params, value, n=len(mine), interval=interval, family=CLASSES, p_value=p,
             detectable=detectable(deviation, config.alpha), smallest_p=part.smallest_p(gains[mine].astype(np.float64)),
         )  # fmt: skip
+
+
+def _excess_of_class(own: NDArray[np.float64], of_a: NDArray[np.bool_], *, alone: bool) -> tuple[float, tuple[float, float]]:
+    """The excess and its interval; of one model alone that of the training images minus that of the held-out ones."""
+    if not alone:
+        return float(own.mean()), paired_interval(own)
+    return float(own[of_a].mean() - own[~of_a].mean()), difference_interval(own[of_a], own[~of_a])
 
 
 def probe_rows(probes: pa.Table) -> Iterator[Row]:

@@ -1,5 +1,6 @@
 """Put the findings of a déjà vu audit into plain words."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -57,6 +58,12 @@ def verdict(rows: Sequence[Mapping[str, Any]]) -> Verdict:
 
 def _numbers(row: Mapping[str, Any]) -> str:
     more = "more" if row["value"] >= 0 else "fewer"
+    if "reference" in json.loads(row["params"]):
+        return (
+            f"the model names the object in {_percent(abs(row['value']))} {more} of its training images than of held-out "
+            f"images, beyond what backgrounds give away by themselves (95 % interval {_percent(row['ci_low'])} to "
+            f"{_percent(row['ci_high'])} over {row['interval']}; p = {row['p_adjusted']:.2g})"
+        )
     return (
         f"the model names the object in {_percent(abs(row['value']))} {more} of its training images than a model that never "
         f"saw them (95 % interval {_percent(row['ci_low'])} to {_percent(row['ci_high'])} over {row['interval']}; "
@@ -70,7 +77,7 @@ def _sentence(text: str) -> str:
 
 def _missed(row: Mapping[str, Any]) -> str:
     if row["detectable"] is None:
-        return "Both models answer every image alike, so no test could have found anything."
+        return "The model and its reference answer every image alike, so no test could have found anything."
     return f"A run of this size finds memory of {_percent(row['detectable'])} of the images four times out of five."
 
 

@@ -1,0 +1,198 @@
+"""Déjà vu with one model alone: models that saw none of the audited images, and models that did."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.validity.deja_vu import (
+    AUDITED,
+    BASE,
+    CONFIG,
+    COPIES,
+    REDRAWS,
+    WORLDS,
+    crops,
+    draw_rows,
+    drawn_sides,
+    labels_of,
+    neighbours,
+    units_of,
+)
+from benchmarks.validity.harness import Part, Row, crossed, level_lines, rate, table
+from benchmarks.validity.nets import How, images, train
+from memlib.audits.deja_vu.scores import Answers, Decoding, score
+from memlib.audits.deja_vu.summary import summarize
+from memlib.findings import with_params
+from memlib.identity import derive_seed
+from memlib.observe.backgrounds import answers_of, folds_of, name_with_network, name_with_words
+from memlib.specs import ModelSpec
+from memlib.specs.backgrounds import BackgroundSpec, CropNetwork, VisualWords
+
+SIDE = 14
+NETWORK = CropNetwork(kind="network", model=ModelSpec(width=8, projector=(32,), input_size=SIDE), epochs=15, batch_size=32)
+WORDS = VisualWords(kind="visual_words", words=64, side=SIDE, patch_size=4, stride=2)
+CPU = torch.device("cpu")
+
+
+def backgrounds(
+    found: BackgroundSpec, shown: NDArray[np.float32], labels: NDArray[np.int64], groups: NDArray[np.int64]
+) -> Answers:
+    """What the classifiers of all folds say of images without their middle, (num_images, 196)."""
+    low, high = images("FashionMNIST")[0].min(), images("FashionMNIST")[0].max()
+    grey = np.clip((shown - low) / (high - low) * 255, 0, 255).astype(np.uint8).reshape(-1, 1, SIDE, SIDE)
+    pictures = np.repeat(grey, 3, axis=1)
+    fold = folds_of([f"{place:04d}" for place in range(len(labels))], labels, groups, found.folds, found.seed)
+    probabilities = np.zeros((len(labels), 10))
+    for number in range(found.folds):
+        mine, seed = fold == number, derive_seed(found.seed, number)
+        known = (pictures[~mine], labels[~mine], pictures[mine])
+        probabilities[mine] = (
+            name_with_network(found, *known, num_classes=10, seed=seed, device=CPU, progress=lambda done, total: None)
+            if isinstance(found, CropNetwork)
+            else name_with_words(found, *known, num_classes=10, seed=seed)
+        )
+    return Answers(*answers_of(probabilities))
+
+
+def units_alone(
+    votes: Sequence[NDArray[np.int64]], known: Answers, sides: NDArray[np.bool_], rows: NDArray[np.int64],
+    persons: NDArray[np.int64] | None,
+) -> pa.Table:  # fmt: skip
+    """tables.UNITS from the votes of every model on all audited images."""
+    found = []
+    for model, votes_of_model in enumerate(votes):
+        for direction, mine in (("A", sides), ("B", ~sides)):
+            places = np.flatnonzero(mine)
+            names, groups = (
+                [f"{place:04d}" for place in places],
+                None if persons is None else [f"p{p}" for p in persons[mine]],
+            )
+            target, reference = votes_of_model[mine], known.of(places)
+            found.append(
+                Decoding(direction, model, "last", 1, "maximal", names, labels_of(rows[mine]), target, reference, groups)
+            )
+    return score(found, [f"c{label}" for label in range(10)], CONFIG)
+
+
+def tested(units: pa.Table, reference: str) -> list[Row]:
+    """The tests, the headline first."""
+    summary = summarize(units, CONFIG, num_classes=10, reference=reference)
+    return [row for row in with_params(summary) if row["role"] == "test"]
+
+
+# -- models that saw none of the images -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How an innocent model is made, and what stands beside it."""
+
+    how: How = BASE
+    more: int = 0  # further images that it trains on
+    models: int = 1
+    persons: bool = False
+    reference: BackgroundSpec = NETWORK
+
+
+INNOCENTS = {
+    "one model, network": Kind(),
+    "one model, visual words": Kind(reference=WORDS),
+    "three models, network": Kind(models=3),
+    "model far better than its reference: 2,000 more images": Kind(more=2000),
+    "model of another design, trained longer": Kind(how=replace(BASE, widths=(256, 256), epochs=120)),
+    "persons with four images, split as one": Kind(persons=True),
+}
+
+
+def judge_innocents(unit: str) -> Row:
+    name, number = unit.rsplit("/", 1)
+    kind, rng = INNOCENTS[name], np.random.default_rng([int(number), derive_seed(1, name) % 2**31])
+    rows, public, rest = draw_rows(rng)
+    persons = None
+    if kind.persons:
+        persons = np.repeat(np.arange(AUDITED // COPIES), COPIES)
+        rows = np.repeat(rows[: AUDITED // COPIES], COPIES)
+    queries, (x, y) = crops(rows, rng if kind.persons else None), images("FashionMNIST")
+    groups = np.arange(AUDITED) if persons is None else persons
+    known = backgrounds(kind.reference, queries, labels_of(rows), groups)
+    votes = [
+        neighbours(train(x, y, [rng.permutation(rest)[: AUDITED + kind.more]], kind.how, seed=seed), queries, public)[0]
+        for seed in (derive_seed(int(number), name, model) % 2**31 for model in range(kind.models))
+    ]
+    found: dict[str, list[float]] = {}
+    for _ in range(REDRAWS):
+        rows_of_tests = tested(
+            units_alone(votes, known, drawn_sides(rng, labels_of(rows), groups), rows, persons), kind.reference.kind
+        )
+        found.setdefault("headline", []).append(rows_of_tests[0]["p_adjusted"])
+        for family in ("settings", "classes"):
+            least = min(row["p_adjusted"] for row in rows_of_tests if row["family"] == family)
+            found.setdefault(f"any of the {family}", []).append(least)
+    return {"kind": name, "p": found}
+
+
+def report_innocents(rows: Sequence[Row]) -> Iterator[str]:
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        for test, values in row["p"].items():
+            found.setdefault(f"{row['kind']}: {test}", []).extend(values)
+    yield f"{WORLDS} draws of data and nets, {REDRAWS} redraws of who is held out for each; {AUDITED} audited images."
+    yield ""
+    counts = {name: (sum(p <= 0.05 for p in values), len(values)) for name, values in found.items()}
+    yield from level_lines("innocent model: test", counts, alpha=0.05)
+
+
+# -- models that trained on half of the images ----------------------------------------------------------
+
+SIZES, GUILTY = (100, 200, 400), 20
+REFERENCES = {"network": NETWORK, "visual words": WORDS}
+
+
+def judge_guilty(unit: str) -> Row:
+    size, number = (int(part) for part in unit.split("/"))
+    rng = np.random.default_rng([number, size, 1])
+    shuffled = rng.permutation(60_000)
+    rows, public = shuffled[: 2 * size], shuffled[2 * size : 2 * size + 2000]
+    sides, queries = drawn_sides(rng, labels_of(rows), np.arange(2 * size)), crops(rows, None)
+    half = min(int(sides.sum()), int((~sides).sum()))
+    of = [rows[sides][:half], rows[~sides][:half]]
+    x, y = images("FashionMNIST")
+    under_a, under_b = neighbours(train(x, y, of, BASE, seed=derive_seed(number, size) % 2**31), queries, public)
+    pair = with_params(summarize(units_of([(under_a, under_b)], sides, rows, None), CONFIG, num_classes=10))[0]
+    found: Row = {"size": size, "two models": [pair["verdict"] == "shown", pair["value"], pair["detectable"]]}
+    for name, reference in REFERENCES.items():
+        known = backgrounds(reference, queries, labels_of(rows), np.arange(2 * size))
+        head = tested(units_alone([under_a], known, sides, rows, None), reference.kind)[0]
+        found[name] = [head["verdict"] == "shown", head["value"], head["detectable"]]
+    return found
+
+
+def report_guilty(rows: Sequence[Row]) -> Iterator[str]:
+    lines = []
+    for size in SIZES:
+        mine = [row for row in rows if row["size"] == size]
+        for name in ("two models", *REFERENCES):
+            if mine:
+                shown, value, detectable = (np.array([row[name][place] for row in mine]) for place in range(3))
+                lines.append(
+                    (size, name, f"{value.mean():.3f}", f"{detectable.mean():.3f}", rate(int(shown.sum()), len(mine)))
+                )
+    yield from table(("images the model trained on", "reference", "mean excess", "found with 80 % power", "shown"), lines)
+
+
+PARTS = (
+    Part(
+        "deja-vu-alone-null",
+        "One net alone, which saw none of the audited images, beside classifiers of backgrounds (Fashion-MNIST, MLPs, six of fourteen rows hidden).",
+        lambda: crossed(INNOCENTS, WORLDS), judge_innocents, report_innocents,
+    ),
+    Part(
+        "deja-vu-alone-plant",
+        "One net alone, which trained on half of the audited images: is its memory shown, beside what two nets show?",
+        lambda: crossed(map(str, SIZES), GUILTY), judge_guilty, report_guilty,
+    ),
+)  # fmt: skip

@@ -1,0 +1,153 @@
+"""A reference where there is but one model: classifiers that name an object from its background crop (Meehan's follow-up).
+
+Each audited image is named by a classifier that was fitted to the other folds. Folds hold training and held-out images alike
+and no classifier is told which is which, so that redrawing who was held out changes none of its answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from memlib.audits.deja_vu.analysis import numbers_of_groups
+from memlib.audits.deja_vu.scores import Answers
+from memlib.audits.deja_vu.stages import ShownRows, View, shown_rows
+from memlib.data.stages import Shard, class_names_of
+from memlib.identity import derive_seed
+from memlib.provenance import Declared
+from memlib.specs.backgrounds import BackgroundSpec, CropNetwork
+from memlib.stage import Artifact, Place, Stage
+from memlib.store import Attempt
+from memlib.tables import read_table
+
+if TYPE_CHECKING:
+    import torch
+
+ANSWERS = "answers.parquet"
+
+
+@dataclass(frozen=True)
+class Background(Stage[pa.Table]):
+    """Fit a classifier to the background crops of all folds but one, and have it name those of that one.
+
+    Attributes:
+        fold: counted from 0.
+        view: the audited images and their crop.
+    """
+
+    declared: ClassVar[Declared] = Declared(
+        "background",
+        1,
+        (
+            "memlib.observe.backgrounds",
+            "memlib.observe.embeddings",
+            "memlib.models",
+            "memlib.data.crops",
+            "memlib.training.optim",
+        ),
+    )
+    title: ClassVar[str] = "learn backgrounds"
+    place: ClassVar[Place] = "anywhere"
+
+    classifier: BackgroundSpec
+    fold: int
+    view: View
+    shard: Artifact[Shard]
+    splits: Artifact[pa.Table]
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """Classifier, fold and crop."""
+        shown = {"classes": self._num_classes, **self.view.spec()}
+        return {"classifier": self.classifier.model_dump(mode="json"), "fold": self.fold, **shown}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The examples, whichever side they are on, and what was drawn as one."""
+        names = self._groups
+        grouped = {} if names is None or names.null_count == len(names) else {"splits": self.splits.key}
+        return {"shard": self.shard.key, "examples": self._shown.digest, **grouped}
+
+    @property
+    def units(self) -> float:
+        """Crops."""
+        return float(self._shown.members.num_rows)
+
+    @property
+    def label(self) -> str:
+        """Crop and fold."""
+        return f"{self.view.crop.mode if self.view.crop else 'whole'}, fold {self.fold + 1} of {self.classifier.folds}"
+
+    @property
+    def _shown(self) -> ShownRows:
+        return shown_rows(self.splits, self.shard, self.view)
+
+    @property
+    def _groups(self) -> pa.ChunkedArray | None:
+        members = self._shown.members
+        return members["group"] if "group" in members.column_names else None  # splits of before groups have none
+
+    @property
+    def _num_classes(self) -> int:
+        return len(class_names_of(self.splits))
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write a row an image of the fold: example_id, prediction and confidence."""
+        from memlib.observe.backgrounds import answers_of, cut_crops, folds_of, name_with_network, name_with_words
+
+        found, members, boxes = self.classifier, self._shown.members, self._shown.crops
+        assert boxes is not None, "a background is a crop"
+        labels, ids = members["label"].to_numpy(), members["example_id"]
+        groups = numbers_of_groups(self._groups, members.num_rows)
+        mine = folds_of(ids.to_pylist(), labels, groups, found.folds, found.seed) == self.fold
+        side = found.model.input_size if isinstance(found, CropNetwork) else found.side
+        crops = cut_crops(self.shard.content.images, members["row"].to_numpy(), boxes, side=side)
+        seed, known = derive_seed(found.seed, "background", self.fold), (crops[~mine], labels[~mine], crops[mine])
+        if isinstance(found, CropNetwork):
+            probabilities = name_with_network(
+                found, *known, num_classes=self._num_classes, seed=seed, device=device, progress=attempt.progress
+            )
+        else:
+            probabilities = name_with_words(found, *known, num_classes=self._num_classes, seed=seed)
+        prediction, confidence = answers_of(probabilities)
+        answers = {"example_id": ids.filter(pa.array(mine)), "prediction": prediction, "confidence": confidence}
+        pq.write_table(pa.table(answers), attempt.path(ANSWERS), compression="zstd")
+
+    @classmethod
+    def open(cls, artifact: Artifact[pa.Table]) -> pa.Table:
+        """Return example_id, prediction and confidence (nat, at most 0)."""
+        return read_table(artifact.path(ANSWERS))
+
+
+@dataclass(frozen=True)
+class Backgrounds:
+    """What all folds' classifiers say of the crops of one mode.
+
+    Attributes:
+        kind: of classifier.
+        parts: a fold each.
+    """
+
+    kind: str
+    parts: Sequence[Artifact[pa.Table]]
+
+    @property
+    def key(self) -> Any:
+        """What stages that read it name."""
+        return [part.key for part in self.parts]
+
+    def answers(self, ids: pa.ChunkedArray) -> Answers:
+        """Return the answers about some images, in their order."""
+        table = pa.concat_tables([part.content for part in self.parts])
+        places = pc.index_in(ids, value_set=table["example_id"].combine_chunks())
+        assert not places.null_count, "a background was not shown to its classifier"
+        chosen = table.take(places)
+        prediction: NDArray[np.int64] = chosen["prediction"].to_numpy()
+        return Answers(prediction, chosen["confidence"].to_numpy())

@@ -1,0 +1,179 @@
+"""What a background tells of its object by itself: classifiers of crops, asked about images that they were not fitted to."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+from memlib.identity import derive_seed
+from memlib.models.encoder import build_encoder
+from memlib.observe.embeddings import cut
+from memlib.specs.backgrounds import CropNetwork, VisualWords
+from memlib.stats.randomization import home_labels
+from memlib.training.augment import normalise, pixels
+from memlib.training.optim import build_optimizer, learning_rate
+
+BATCH_ROWS = 256  # that are cut or asked together
+MOST_PATCHES = 2**18  # from which typical ones are taken
+CONTRAST = 10 / 255  # added to a patch's spread, so that flat ones are not blown up
+SMOOTHING = 1.0  # added to each count of words (Laplace)
+
+
+def folds_of(
+    ids: Sequence[str], labels: NDArray[np.int64], groups: NDArray[np.int64], count: int, seed: int
+) -> NDArray[np.int64]:
+    """Return the fold of each image, (num_images,): whole groups, each class as evenly as they allow.
+
+    Args:
+        ids: (num_images,) of the images; a group's place is drawn from the least of its ids.
+        labels: (num_images,) classes.
+        groups: (num_images,) int; images of one group are in one fold.
+        count: how many folds.
+        seed: of the draw.
+    """
+    drawn = np.array([hashlib.sha256(f"{seed}/{name}".encode()).hexdigest() for name in ids])
+    numbers = np.unique(groups, return_inverse=True)[1]
+    homes = home_labels(labels, numbers)
+    first = np.lexsort((drawn, numbers))
+    tickets = drawn[first[np.searchsorted(numbers[first], np.arange(len(homes)))]]  # a group's least
+    order = np.lexsort((tickets, homes))
+    fold = np.empty(len(homes), dtype=np.int64)
+    fold[order] = np.arange(len(homes)) % count  # classes one after the other
+    return fold[numbers]
+
+
+def cut_crops(
+    images: NDArray[np.uint8], rows: NDArray[np.int64], boxes: NDArray[np.int64], *, side: int
+) -> NDArray[np.uint8]:
+    """Return background crops, resized to (num_images, 3, side, side).
+
+    Args:
+        images: (num_stored, size, size, 3) the shard.
+        rows: (num_images,) which of them.
+        boxes: (num_images, 4) x0, y0, x1, y1 in stored pixels.
+        side: in pixels; elongated crops are squashed.
+    """
+    crops = np.empty((len(rows), 3, side, side), dtype=np.uint8)
+    for start in range(0, len(rows), BATCH_ROWS):
+        part = slice(start, start + BATCH_ROWS)
+        found = cut(pixels(torch.from_numpy(images[rows[part]]), torch.device("cpu")), boxes[part], side=side)
+        crops[part] = found.mul_(255).round_().clamp_(0, 255).to(torch.uint8).numpy()
+    return crops
+
+
+def name_with_network(
+    spec: CropNetwork,
+    crops: NDArray[np.uint8],
+    labels: NDArray[np.int64],
+    asked: NDArray[np.uint8],
+    *,
+    num_classes: int,
+    seed: int,
+    device: torch.device,
+    progress: Callable[[int, int], None],
+) -> NDArray[np.float64]:
+    """Fit a network to background crops and return the probabilities that it gives each class of others.
+
+    Args:
+        spec: network and training.
+        crops: (num_crops, 3, side, side).
+        labels: (num_crops,) their classes.
+        asked: (num_asked, 3, side, side).
+        num_classes: how many there are.
+        seed: of weights, order and mirroring.
+        device: where to.
+        progress: called with (steps done, steps in all).
+
+    Returns:
+        (num_asked, num_classes).
+    """
+    network = build_encoder(spec.model, num_classes=num_classes, seed=seed).to(device).train()
+    optimizer, rng = build_optimizer(spec.optimizer, [network]), torch.Generator().manual_seed(derive_seed(seed, "crops"))
+    batch = min(spec.batch_size, len(crops))
+    per_epoch = max(1, len(crops) // batch)  # the last incomplete batch is dropped, as in all training
+    stored, targets = torch.from_numpy(crops), torch.from_numpy(labels)
+    total = spec.epochs * per_epoch
+    for step in range(total):
+        if step % per_epoch == 0:
+            order = torch.randperm(len(crops), generator=rng)
+        rows = order[step % per_epoch * batch :][:batch]
+        shown = normalise(stored[rows].to(device).float().div_(255))
+        mirrored = (torch.rand(len(rows), generator=rng) < 0.5).to(device)[:, None, None, None]
+        scores = network(torch.where(mirrored, shown.flip(3), shown))
+        loss = F.cross_entropy(scores, targets[rows].to(device))
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(spec.optimizer, step=step, steps_per_epoch=per_epoch, num_steps=total)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        progress(step + 1, total)
+    network.eval()
+    with torch.inference_mode():
+        parts = [
+            network(normalise(part.to(device).float().div_(255))).double().softmax(dim=1).cpu().numpy()
+            for part in torch.split(torch.from_numpy(asked), BATCH_ROWS)
+        ]
+    return np.concatenate(parts) if parts else np.empty((0, num_classes))
+
+
+def name_with_words(
+    spec: VisualWords,
+    crops: NDArray[np.uint8],
+    labels: NDArray[np.int64],
+    asked: NDArray[np.uint8],
+    *,
+    num_classes: int,
+    seed: int,
+) -> NDArray[np.float64]:
+    """Count the visual words of background crops and return naive Bayes' probabilities of each class of others.
+
+    log P(class) + sum over the words of a crop of log P(word | class), normalised (Meehan's follow-up, section 3).
+
+    Args:
+        spec: words and patches.
+        crops, labels, asked, num_classes: as for `name_with_network`.
+        seed: of the typical patches.
+
+    Returns:
+        (num_asked, num_classes); classes of which there is no crop have 0.
+    """
+    from sklearn.cluster import MiniBatchKMeans
+    from sklearn.naive_bayes import MultinomialNB
+
+    def patches(part: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Each patch without its mean brightness and contrast: (num_crops * patches of a crop, 3 * patch_size ** 2)."""
+        found = F.unfold(torch.from_numpy(part).float().div_(255), spec.patch_size, stride=spec.stride).transpose(1, 2)
+        flat = found.reshape(-1, found.shape[2])
+        flat = flat - flat.mean(dim=1, keepdim=True)
+        return (flat / (flat.std(dim=1, keepdim=True) + CONTRAST)).numpy()
+
+    each = ((spec.side - spec.patch_size) // spec.stride + 1) ** 2
+    rng = np.random.default_rng(seed)
+    some = rng.permutation(len(crops))[: max(1, MOST_PATCHES // each)]
+    typical = patches(crops[some])
+    means = MiniBatchKMeans(min(spec.words, len(typical)), random_state=seed % 2**32, n_init=1, batch_size=4096).fit(typical)
+
+    def counts(of: NDArray[np.uint8]) -> NDArray[np.float64]:
+        found = np.zeros((len(of), means.n_clusters))
+        for start in range(0, len(of), BATCH_ROWS):
+            part = of[start : start + BATCH_ROWS]
+            words = means.predict(patches(part)).reshape(len(part), each)
+            np.add.at(found, (start + np.arange(len(part))[:, None], words), 1.0)
+        return found
+
+    bayes = MultinomialNB(alpha=SMOOTHING).fit(counts(crops), labels)
+    probabilities = np.zeros((len(asked), num_classes))
+    if len(asked):
+        probabilities[:, bayes.classes_] = bayes.predict_proba(counts(asked))
+    return probabilities
+
+
+def answers_of(probabilities: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the likeliest class of each row, (num_rows,), and its confidence: the negative entropy in nats, at most 0."""
+    logs = np.log(np.where(probabilities > 0, probabilities, 1.0))
+    return probabilities.argmax(axis=1), (probabilities * logs).sum(axis=1)

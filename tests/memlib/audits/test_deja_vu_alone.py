@@ -1,0 +1,243 @@
+"""One model alone: a difference of differences that finds memory, and shows none where a model is only better."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from numpy.typing import NDArray
+
+from flows.audits import body_of
+from flows.cli import main
+from flows.recipes import load_recipe, validate
+from memlib.audits import AUDITS
+from memlib.audits.deja_vu.comparison import Gains
+from memlib.audits.deja_vu.recipe import Config
+from memlib.audits.deja_vu.scores import Answers, Decoding, score
+from memlib.audits.deja_vu.summary import summarize
+from memlib.errors import UserError
+from memlib.findings import with_params
+from memlib.records import RunRecord
+from memlib.running import PlainRunner
+from memlib.store import Store
+
+CONFIG = Config(k=(1,), replicates=200, permutations=199)
+CLASSES = 4
+
+
+def units_of(model: NDArray[np.bool_], known: NDArray[np.bool_], of_a: NDArray[np.bool_], **more: Any) -> pa.Table:
+    """Units of models (num_models, num_images) and of a reference (num_images,) that are right or wrong."""
+    labels = np.arange(len(of_a)) % CLASSES
+    wrong, rng, parts = (labels + 1) % CLASSES, np.random.default_rng(5), []
+    confidence = -rng.random(len(of_a))
+    for number, right in enumerate(np.atleast_2d(model)):
+        for side, mine in (("A", of_a), ("B", ~of_a)):
+            answers = Answers(np.where(known, labels, wrong)[mine], confidence[mine])
+            names = [f"{place:04d}" for place in np.flatnonzero(mine)]
+            votes = np.where(right, labels, wrong)[mine][:, None]
+            parts.append(Decoding(side, number, "last", 1, "maximal", names, labels[mine], votes, answers, **more))  # type: ignore[arg-type]
+    return score(parts, [f"c{label}" for label in range(CLASSES)], CONFIG)
+
+
+def rows_of(units: pa.Table, **config: Any) -> list[dict[str, Any]]:
+    return with_params(summarize(units, CONFIG.model_copy(update=config), num_classes=CLASSES, reference="network"))
+
+
+def drawn(rng: np.random.Generator, count: int) -> NDArray[np.bool_]:
+    labels, of_a = np.arange(count) % CLASSES, np.zeros(count, dtype=bool)
+    for label in range(CLASSES):
+        mine = rng.permutation(np.flatnonzero(labels == label))
+        of_a[mine[: len(mine) // 2]] = True
+    return of_a
+
+
+def test_the_value_is_a_difference_of_differences() -> None:
+    rng = np.random.default_rng(0)
+    of_a = drawn(rng, 82)
+    model, known = rng.random(82) < 0.6, rng.random(82) < 0.3
+    head, *others = rows_of(units_of(model, known, of_a))
+    gain = model.astype(float) - known
+    assert head["value"] == pytest.approx(gain[of_a].mean() - gain[~of_a].mean())
+    assert head["params"]["reference"] == "network"
+    found = {
+        row["params"]["direction"]: row["value"]
+        for row in others
+        if row["metric"] == "share_excess" and "class" not in row["params"]
+    }
+    assert found == pytest.approx({"A": gain[of_a].mean(), "B": gain[~of_a].mean()})
+    classes = {row["params"]["label"]: row for row in others if "class" in row["params"]}
+    labels = np.arange(82) % CLASSES
+    for label, row in classes.items():
+        mine = labels == label
+        assert row["value"] == pytest.approx(gain[mine & of_a].mean() - gain[mine & ~of_a].mean())
+        assert row["ci_low"] < row["value"] < row["ci_high"]
+
+
+def test_the_p_value_counts_every_draw_of_who_was_held_out() -> None:
+    rng = np.random.default_rng(1)
+    of_a = drawn(rng, 24)
+    model, known = rng.random(24) < 0.6, rng.random(24) < 0.3
+    gain = model.astype(int) - known
+    labels, sums = np.arange(24) % CLASSES, [0]
+    for label in range(CLASSES):
+        mine = gain[labels == label]
+        sums = [total + sum(chosen) for total in sums for chosen in itertools.combinations(mine.tolist(), 3)]
+    expected = np.mean(np.array(sums) >= gain[of_a].sum())
+    assert rows_of(units_of(model, known, of_a))[0]["p_value"] == pytest.approx(expected)
+
+
+def test_a_model_that_is_only_better_than_its_reference_is_not_accused() -> None:
+    rng = np.random.default_rng(2)
+    rejected = dict.fromkeys(("headline", "score"), 0)
+    for _ in range(200):
+        of_a, ease = drawn(rng, 80), rng.random(80)
+        model, known = rng.random(80) < 0.3 + 0.6 * ease, rng.random(80) < 0.3 * ease
+        rows = rows_of(units_of(model, known, of_a))
+        rejected["headline"] += rows[0]["p_value"] <= 0.05
+        rejected["score"] += rows[1]["p_value"] <= 0.05
+    assert max(rejected.values()) <= 20  # P(Binomial(200, .05) > 20) < .001
+
+
+def test_memory_is_found_and_its_bound_and_interval_hold_it() -> None:
+    rng = np.random.default_rng(3)
+    shown = held = inside = 0
+    for _ in range(60):
+        of_a = drawn(rng, 240)
+        before, known = rng.random(240) < 0.3, rng.random(240) < 0.3
+        recalled = of_a & (rng.random(240) < 0.4)
+        head = rows_of(units_of(before | recalled, known, of_a))[0]
+        shown += head["verdict"] == "shown"
+        due = (recalled & ~before).sum() / of_a.sum()
+        held += head["upper_bound"] is None or head["upper_bound"] >= due - 1e-12
+        inside += head["ci_low"] <= 0.4 * 0.7 <= head["ci_high"]
+    assert shown >= 54  # nine of ten
+    assert held >= 53  # P(Binomial(60, .95) < 53) = .02
+    assert inside >= 53
+
+
+def test_with_both_models_at_hand_the_two_halves_are_what_the_pair_says() -> None:
+    """One model of A and one of B, each alone, differ from the pair in nothing but whose training varies."""
+    rng = np.random.default_rng(4)
+    of_a, known = drawn(rng, 80), rng.random(80) < 0.3
+    under_a, under_b = (rng.random(80) < 0.5 for _ in range(2))
+    alone = [rows_of(units_of(model, known, side))[0]["value"] for model, side in ((under_a, of_a), (under_b, ~of_a))]
+    own, other = np.where(of_a, under_a, under_b), np.where(of_a, under_b, under_a)
+    gain = own.astype(float) - other
+    assert np.mean(alone) == pytest.approx((gain[of_a].mean() + gain[~of_a].mean()) / 2)
+
+
+def test_models_that_were_trained_apart_widen_the_interval() -> None:
+    rng = np.random.default_rng(5)
+    of_a = drawn(rng, 80)
+    models = np.stack([rng.random(80) < ease for ease in (0.3, 0.5, 0.7)])
+    head = rows_of(units_of(models, rng.random(80) < 0.3, of_a))[0]
+    assert head["interval"] == "examples and trainings"
+    assert head["params"]["pairs"] == 3
+    gains = Gains.of(FAKE(json.dumps(head["params"])), units_of(models, rng.random(80) < 0.3, of_a))  # type: ignore[arg-type]
+    assert gains.gains.shape == (3, 80)
+
+
+class FAKE:
+    """As much of a run as a comparison reads."""
+
+    def __init__(self, params: str) -> None:
+        self.findings = [self]
+        self.params = params
+
+
+def test_a_comparison_takes_the_same_value() -> None:
+    rng = np.random.default_rng(6)
+    of_a = drawn(rng, 82)
+    units = units_of(rng.random(82) < 0.6, rng.random(82) < 0.3, of_a)
+    head = rows_of(units)[0]
+    gains = Gains.of(FAKE(json.dumps(head["params"])), units)  # type: ignore[arg-type]
+    assert gains.gains.mean() == pytest.approx(head["value"])
+
+
+# -- from a recipe to a page ----------------------------------------------------------------------------
+
+SETTINGS = [
+    "data.source.num_examples=700", "split.train_per_class=8", "split.public_per_class=20", "training.epochs=2",
+    "training.batch_size=20", "model.projector=[16, 16]", "decode.k=[10, 5]", "decode.layers=[classifier, backbone]",
+    "decode.crops=[maximal, corner]", "reference={kind: network, model: {width: 4, projector: [8]}, epochs: 2, folds: 3}",
+]  # fmt: skip
+
+
+def audited(folder: Path, *settings: str) -> tuple[PlainRunner, RunRecord, pa.Table]:
+    spec = validate(AUDITS["deja-vu"].recipe, load_recipe("smoke", [*SETTINGS, *settings])[0])
+    runner = PlainRunner(Store(str(folder)))
+    run = body_of(AUDITS["deja-vu"])(runner, spec)
+    assert run is not None
+    return runner, run, pq.ParquetFile(run.results["units"]).read()
+
+
+def test_one_model_is_trained_and_audited_to_a_page(tmp_path: Path) -> None:
+    _, run, units = audited(tmp_path, "pairs=2")
+    assert sorted(name for name in run.artifacts if name.startswith("model")) == ["model A0", "model A1"]
+    assert set(units["direction"].to_pylist()) == {"A", "B"}
+    by_image: dict[tuple[Any, ...], set[int]] = {}
+    for row in units.to_pylist():  # the background's classifier knows neither model, layer nor k
+        by_image.setdefault((row["example_id"], row["crop"]), set()).add(row["reference_prediction"])
+    assert all(len(found) == 1 for found in by_image.values())
+    page = Path(run.report).read_text()
+    for text in ("training minus held-out", "from the background alone", "in place of a second model", "held-out images"):
+        assert text in page, text
+    assert "both directions" not in page
+    series = set(pq.ParquetFile(run.results["curves"]).read()["series"].to_pylist())
+    assert series == {"target", "reference", "target_held_out", "reference_held_out"}
+    metrics = {(row.metric, json.loads(row.params).get("direction")) for row in run.findings}
+    assert ("mcnemar_p", "both") not in metrics
+    assert {("accuracy_target", "A"), ("accuracy_target", "B"), ("share_excess", "both")} <= metrics
+
+
+def test_large_audits_are_scored_in_parts_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, whole, _ = audited(tmp_path / "whole")
+    monkeypatch.setattr("memlib.audits.deja_vu.stages.MOST_UNITS", 1)
+    _, parts, _ = audited(tmp_path / "parts")
+    assert [row.value for row in parts.findings] == pytest.approx([row.value for row in whole.findings])
+    assert [row.params for row in parts.findings] == [row.params for row in whole.findings]
+
+
+def test_visual_words_stand_for_a_second_model_too(tmp_path: Path) -> None:
+    _, run, _ = audited(tmp_path, "reference={kind: visual_words, words: 8, folds: 2}", "decode.crops=[maximal]")
+    assert json.loads(run.findings[0].params)["reference"] == "visual_words"
+
+
+def test_embeddings_of_one_encoder_are_audited(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["export", "--recipe", "smoke", "--output", str(tmp_path / "shown"), "--store", str(tmp_path / "store")]
+    for setting in SETTINGS:
+        command += ["--set", setting]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "of each encoder trained on A and C, with" in said
+    assert "encoders: [{a: {kind: embeddings, path: a.parquet}}]" in said
+    names = [line.partition(",")[0] for line in (tmp_path / "shown" / "images.csv").read_text().splitlines()[1:]]
+    rng = np.random.default_rng(0)
+    pq.write_table(pa.table({"id": names, "last": list(rng.normal(size=(len(names), 4)))}), tmp_path / "a.parquet")
+    given = json.dumps([{"a": {"kind": "embeddings", "path": str(tmp_path / "a.parquet")}}])
+    _, run, units = audited(tmp_path / "store", f"encoders={given}", "training=null", "decode.layers=[last]")
+    assert run.findings[0].verdict != "shown"  # noise remembers nothing
+    assert pc.sum(pc.equal(units["direction"], "B")).as_py() > 0
+    assert "the sets A and C alone is what its owner says" in Path(run.report).read_text()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["decode.stability={}"], "with reference there is one alone"),
+        (["reference.folds=90"], "too few for 90 folds"),
+        (["reference=null", "training=null", "encoders=[{a: {kind: embeddings, path: a}}]"], "encoders\\[0\\] has no b"),
+        (
+            ["training=null", "encoders=[{a: {kind: embeddings, path: a}, b: {kind: embeddings, path: b}}]"],
+            "leave b out of encoders",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_line(tmp_path: Path, settings: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        audited(tmp_path, *settings)
