@@ -1,6 +1,6 @@
 """The déjà vu audit (Meehan 2023) from images to a page."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from memlib.audits.deja_vu.stages import (
     View,
     shown_rows,
 )
-from memlib.data.splits import PUBLIC, REFERENCE, SHARED, TARGET
+from memlib.data.splits import EXTRA, PUBLIC, REFERENCE, SHARED, TARGET
 from memlib.data.stages import Decode, DecodeBlock, Shard, Split, class_names_of, decode, members_of
 from memlib.errors import UserError
 from memlib.identity import derive_seed
@@ -33,7 +33,7 @@ from memlib.observe.encoders import OutsideEncoder
 from memlib.publishing import run_id
 from memlib.records import RunRecord
 from memlib.results import Tables
-from memlib.specs import CropSpec
+from memlib.specs import CropSpec, ModelSpec, TrainingSpec
 from memlib.stage import Artifact, Runner
 from memlib.training.fit import Train, TrainedModel
 
@@ -49,14 +49,17 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     splits = runner.run(Split(recipe.split, shard))
     _refuse_the_impossible(recipe, splits, shard)
 
-    training = _training(recipe, shard, splits)
-    trained = dict(zip(training, runner.run_all(list(training.values())), strict=True))
+    started = _run_all(runner, _starts(recipe, shard, splits))
+    training = _training(recipe, shard, splits, started)
+    trained = _run_all(runner, training)
 
     observations = _Observations(runner, recipe, shard, splits, trained or _trained_elsewhere(recipe))
     searches, probes, views = observations.searches(), observations.probes(), observations.views()
-    scores = _score(runner, Score(searches, probes, splits, class_names_of(splits), recipe.decode, views))
+    whole = Score(searches, probes, splits, class_names_of(splits), recipe.decode, views, recipe.fine_tuned)
+    scores = _score(runner, whole)
 
     named = {stage.name: trained[side] for side, stage in training.items()}
+    named |= {f"start of {training[side].name}": model for side, model in started.items()}
     report = runner.run(Report(recipe, run_id(recipe, scores), scores, searches, shard, splits, named))
     runner.let_go(observations.embedded)
     return runner.publish(recipe, scores, report, {"shard": shard, "splits": splits, **named})
@@ -88,22 +91,52 @@ def _refuse_the_impossible(recipe: Recipe, splits: Artifact[pa.Table], shard: Ar
         raise UserError(f"decode.k is {max(recipe.decode.k)}, but the public set has only {public} images; lower decode.k")
 
 
-def _training(recipe: Recipe, shard: Artifact[Shard], splits: Artifact[pa.Table]) -> dict[Side, Train]:
+def _run_all(runner: Runner, stages: Mapping[Side, Train]) -> dict[Side, Artifact[TrainedModel]]:
+    return dict(zip(stages, runner.run_all(list(stages.values())), strict=True))
+
+
+def _starts(recipe: Recipe, shard: Artifact[Shard], splits: Artifact[pa.Table]) -> dict[Side, Train]:
+    """The models that are fine-tuned afterwards, each trained on its own images; none without fine-tuning."""
+    if recipe.training is None or recipe.training.start is None:
+        return {}
+    return _trainings(recipe, recipe.training.start, recipe.model, "start", ("own",), shard, splits)
+
+
+def _training(
+    recipe: Recipe,
+    shard: Artifact[Shard],
+    splits: Artifact[pa.Table],
+    starts: Mapping[Side, Artifact[TrainedModel]],
+) -> dict[Side, Train]:
     """The models, by pair and the set they train on; each from a seed of its own."""
+    training = recipe.training
+    if training is None:
+        return {}
+    found = _trainings(recipe, training.own_part, recipe.audited_model, "model", training.on, shard, splits)
+    return {side: replace(stage, parent=starts.get(side), head_alone=training.head_alone) for side, stage in found.items()}
+
+
+def _trainings(
+    recipe: Recipe,
+    training: TrainingSpec,
+    model: ModelSpec,
+    name: str,
+    on: Collection[str],
+    shard: Artifact[Shard],
+    splits: Artifact[pa.Table],
+) -> dict[Side, Train]:
     found: dict[Side, Train] = {}
-    if recipe.training is None:
-        return found
     for pair in range(recipe.pairs):
         for direction in recipe.directions:
-            seed = derive_seed(recipe.training.seed, "pair", pair, direction)
+            own = (ROLE_OF[direction], SHARED) if "own" in on else ()
             found[pair, direction] = Train(
-                name=f"model {direction}{pair}",
-                model=recipe.model,
-                training=recipe.training.model_copy(update={"seed": seed}),
+                name=f"{name} {direction}{pair}",
+                model=model,
+                training=training.model_copy(update={"seed": derive_seed(training.seed, "pair", pair, direction)}),
                 num_classes=len(class_names_of(splits)),
                 shard=shard,
                 splits=splits,
-                roles=(ROLE_OF[direction], SHARED),
+                roles=(*own, *((EXTRA,) if "extra" in on else ())),
             )
     return found
 

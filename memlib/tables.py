@@ -108,7 +108,7 @@ SPLITS = Table(
             "role",
             TEXT,
             "",
-            "target (A), reference (B), shared (C), public (X), train, validation, held_out, left_out, or set",
+            "target (A), reference (B), shared (C), public (X), extra (E), train, validation, held_out, left_out, or set",
         ),
         Column("label", INT, "class index", "the object's class"),
         Column("class_name", TEXT, "", "its name"),

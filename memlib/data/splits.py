@@ -1,10 +1,11 @@
-"""Who may see what: target A, reference B, shared C and public X (Meehan 2023, A.2.1); or train and held out.
+"""Who may see what: target A, reference B, shared C, public X (Meehan 2023, A.2.1) and extra E; or train and held out.
 
 A and B hold only images whose background can be cut out (a box, and a large enough crop), half each. C tops
 both up to the training budget and is seen by both models; X is seen by neither and decodes their embeddings.
 """
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -23,11 +24,11 @@ from memlib.tables import SPLITS
 
 SPLITS_FILE = "splits.parquet"
 MOST_NAMED = 3  # classes of a message
-TARGET, REFERENCE, SHARED, PUBLIC, LEFT_OUT = "target", "reference", "shared", "public", "left_out"
+TARGET, REFERENCE, SHARED, PUBLIC, EXTRA, LEFT_OUT = "target", "reference", "shared", "public", "extra", "left_out"
 TRAIN, VALIDATION, HELD_OUT = "train", "validation", "held_out"
 Places = NDArray[np.int64]  # of examples in the index
 _ROWS = 2**16  # that are written as JSON at a time
-ROLES = {TARGET, REFERENCE, SHARED, PUBLIC, LEFT_OUT, TRAIN, VALIDATION, HELD_OUT}
+ROLES = {TARGET, REFERENCE, SHARED, PUBLIC, EXTRA, LEFT_OUT, TRAIN, VALIDATION, HELD_OUT}
 
 
 class _Candidates:
@@ -110,7 +111,7 @@ def small_classes(index: pa.Table, spec: SplitSpec) -> list[str]:
     whole = index.filter(pc.field("unreadable").is_null())
     counts = Counter(whole["class_name"].to_pylist())
     public = 1 if spec.small_classes == "less" else spec.public_per_class or 1
-    needed = spec.train_per_class + 1 + public  # one image each for A and B at least, C and X
+    needed = spec.train_per_class + 1 + public + spec.extra_per_class  # one image each for A and B at least, C and X
     return [f"{name} ({count})" for name, count in sorted(counts.items(), key=lambda item: item[1]) if count < needed]
 
 
@@ -255,18 +256,21 @@ def _assign_class(found: _Candidates, members: Places, label: int, spec: SplitSp
     found.give(auditable[share : 2 * share], REFERENCE)
     rest = np.concatenate([others, auditable[2 * share :]])
     num_shared = spec.train_per_class - share
-    num_public = spec.public_per_class or max(1, len(rest) - num_shared)
+    extra = spec.extra_per_class
+    num_public = spec.public_per_class or max(1, len(rest) - num_shared - extra)
     if spec.small_classes == "less":
-        num_public = max(1, min(num_public, len(rest) - num_shared))
-    if num_shared + num_public > len(rest):
+        num_public = max(1, min(num_public, len(rest) - num_shared - extra))
+    if num_shared + num_public + extra > len(rest):
         needed = f"{2 * share + num_shared} to train on and {num_public} public ones"
+        needed += f" and {extra} extra ones" if extra else ""
         raise UserError(
             f"class {name!r} has {len(members)} usable images ({len(auditable)} with a large enough crop), but the "
             f"split needs {needed}; lower split.train_per_class or split.public_per_class"
         )
-    found.give(rest[:num_shared], SHARED)
-    found.give(rest[num_shared : num_shared + num_public], PUBLIC)
-    found.give(rest[num_shared + num_public :], LEFT_OUT, "surplus")
+    ends = np.cumsum([num_shared, num_public, extra])
+    for role, part in zip((SHARED, PUBLIC, EXTRA), np.split(rest, ends)[:3], strict=True):
+        found.give(part, role)
+    found.give(rest[ends[-1] :], LEFT_OUT, "surplus")
 
 
 def _assign_blocks(found: _Candidates, blocks: Sequence[Sequence[int]], label: int, spec: SplitSpec) -> None:
@@ -300,17 +304,21 @@ def _assign_blocks(found: _Candidates, blocks: Sequence[Sequence[int]], label: i
 
 
 def _fill_shared_and_public(found: _Candidates, rest: Sequence[Places], shared: int, name: str, spec: SplitSpec) -> None:
-    public, has_public = spec.public_per_class, False
+    left = {SHARED: float(shared), PUBLIC: math.inf, EXTRA: float(spec.extra_per_class)}
+    order = (SHARED, EXTRA, PUBLIC)  # all that are left are public
+    if spec.public_per_class is not None:
+        left[PUBLIC], order = float(spec.public_per_class), (SHARED, PUBLIC, EXTRA)
+    given: Counter[str] = Counter()
     for block in rest:
-        role = SHARED if shared > 0 else PUBLIC if public is None or public > 0 else LEFT_OUT
-        shared -= len(block) if role == SHARED else 0
-        public = public - len(block) if role == PUBLIC and public is not None else public
+        role = next((role for role in order if left[role] > 0), LEFT_OUT)
+        left[role] = left.get(role, 0.0) - len(block)
+        given[role] += 1
         found.give(block, role, "surplus" if role == LEFT_OUT else None)
-        has_public |= role == PUBLIC
-    if shared > 0 or not has_public:
+    if left[SHARED] > 0 or left[EXTRA] > 0 or not given[PUBLIC]:
+        more = " and split.extra_per_class" if spec.extra_per_class else ""
         raise UserError(
             f"class {name!r} has too few groups besides the audited ones for split.train_per_class {spec.train_per_class} "
-            "and public images; lower it"
+            f"and public images; lower it{more}"
         )
 
 

@@ -33,6 +33,7 @@ class Encoder(nn.Module):
             self.projector.append(nn.Sequential(*layer))
             dim = width
         self.teacher: Encoder | None = None
+        self.frozen = False
         self.classifier: nn.Module | None = None
         if num_classes is not None:
             self.classifier = nn.Sequential(nn.BatchNorm1d(dim), nn.ReLU(), nn.Linear(dim, num_classes))
@@ -42,6 +43,18 @@ class Encoder(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """The last layer's output."""
         return self.layers(images)[-1][1]
+
+    def freeze_backbone(self) -> None:
+        """Leave the backbone as it is in all training to come, its running means included."""
+        self.frozen = True
+        self.backbone.requires_grad_(False).eval()
+
+    def train(self, mode: bool = True) -> "Encoder":
+        """Put all but a frozen backbone into training mode, or evaluation mode."""
+        super().train(mode)
+        if self.frozen:
+            self.backbone.eval()
+        return self
 
     def add_teacher(self) -> "Encoder":
         """Give the model a copy of itself that no gradient changes, as its sub-module `teacher`; return that."""

@@ -316,12 +316,15 @@ class GroupSpec(Spec):
 class SplitSpec(Spec):
     """Target set A, reference set B, shared set C and public set X (Meehan 2023, A.2.1)."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"group", "small_classes"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"group", "small_classes", "extra_per_class"})
 
     train_per_class: int = Field(ge=1, le=MOST_EXAMPLES)
     """Images of each class that a model trains on: A (or B) topped up from C."""
     public_per_class: int | None = Field(default=None, ge=1, le=MOST_EXAMPLES)
     """Images of each class in X; by default all that are left."""
+    extra_per_class: int = Field(default=0, ge=0, le=MOST_EXAMPLES)
+    """Images of each class in E, which is in no other set: for training.on. With public_per_class given, more of them leave
+    A, B, C and X as they are, and a smaller E lies in a larger one."""
     crop: CropSpec = CropSpec()
     """The background crop that an image needs to be audited."""
     seed: int = Field(default=0, ge=0, le=MOST_SEED)

@@ -1,6 +1,6 @@
 """Specs of training: objective, optimizer, augmentation, privacy."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -296,3 +296,33 @@ class TrainingSpec(Spec):
     def kept_epochs(self) -> tuple[int, ...]:
         """All epochs whose weights are kept, in order."""
         return tuple(sorted({*self.checkpoint_epochs, self.epochs}))
+
+
+class StagedTrainingSpec(TrainingSpec):
+    """A training that may go on from an earlier one, and of more images than those that are audited."""
+
+    added_later: ClassVar[frozenset[str]] = frozenset({"start", "on", "head_alone"})
+
+    start: TrainingSpec | None = None
+    """Fine-tuning: an earlier training, on each model's own images, from whose last weights the backbone is taken. What
+    follows gets no projector but a new head for the classes; its epoch 0 is the backbone as it was taken over."""
+    on: tuple[Literal["own", "extra"], ...] = Field(default=("own",), min_length=1)
+    """What it trains on: the model's own images (A or B, and C), those of split.extra_per_class, or both."""
+    head_alone: bool = False
+    """Fine-tuning: the backbone stays as it was taken over."""
+
+    @model_validator(mode="after")
+    def _starts_from_something(self) -> Self:
+        if self.start is None and self.head_alone:
+            raise ValueError("head_alone leaves a backbone as it was taken over; give training.start, where it comes from")
+        if self.start is None and "own" not in self.on:
+            raise ValueError("training.on leaves out the images that are audited; that is for fine-tuning, which has a start")
+        if self.start is not None and not self.objective.has_classes:
+            raise ValueError(f"training.start is for fine-tuning to classes, not for {self.objective.kind}")
+        return self
+
+    @property
+    def own_part(self) -> TrainingSpec:
+        """This training without what came before it, and whatever it is of."""
+        content = {name: getattr(self, name) for name in TrainingSpec.model_fields}
+        return TrainingSpec.model_construct(**content)

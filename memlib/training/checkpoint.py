@@ -19,8 +19,13 @@ def save_weights(model: nn.Module, path: Path) -> None:
     safetensors.torch.save_file(tensors, path)
 
 
-def load_weights(model: nn.Module, path: Path) -> None:
+def load_weights(model: nn.Module, path: Path, *, part: str = "") -> None:
     """Reads weights into a module of the same architecture.
+
+    Args:
+        model: gets them.
+        path: the file.
+        part: what the names of its tensors begin with, where the module is a part of what was saved.
 
     Raises:
         UserError: when a tensor is missing, unknown or of another shape, or the file is not safetensors.
@@ -29,6 +34,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
         found = safetensors.torch.load_file(path)
     except Exception as error:  # safetensors raises its own and OS errors
         raise UserError(f"{path} is not a readable safetensors file ({error})") from error
+    found = {name.removeprefix(part): tensor for name, tensor in found.items() if name.startswith(part)}
     expected = model.state_dict()
     problems = [f"{name} is missing" for name in expected if name not in found]
     problems += [f"{name} is unknown" for name in found if name not in expected]

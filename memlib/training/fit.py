@@ -75,7 +75,8 @@ class Train(Stage[TrainedModel]):
         num_classes: of the data; symbols of a text.
         shard, splits: the examples and who may see them.
         roles: the roles whose examples it trains on.
-        parent: a trained model whose last weights it starts from.
+        parent: a trained encoder from whose last weights its backbone is taken.
+        head_alone: whether the backbone stays as it was taken over.
         canary: the unique feature that some of its examples carry.
     """
 
@@ -102,6 +103,7 @@ class Train(Stage[TrainedModel]):
     splits: Artifact[pa.Table]
     roles: tuple[str, ...]
     parent: Artifact[TrainedModel] | None = None
+    head_alone: bool = False
     canary: Canary | None = None
 
     @property
@@ -112,10 +114,12 @@ class Train(Stage[TrainedModel]):
     @property
     def spec(self) -> Mapping[str, Any]:
         """How the model is made."""
+        frozen = {"head_alone": True} if self.head_alone else {}
         return {
             "model": self.model.model_dump(mode="json"),
             "training": self.training.model_dump(mode="json"),
             "num_classes": self.num_classes,
+            **frozen,
         }
 
     @property
@@ -137,7 +141,7 @@ class Train(Stage[TrainedModel]):
 
     @property
     def near(self) -> Ref | None:
-        """The model it starts from."""
+        """The model whose backbone it takes over."""
         return None if self.parent is None else self.parent.ref
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
@@ -347,7 +351,9 @@ class _Run:
         model = build_model(self.described, seed=job.training.seed)
         if job.parent is not None:
             last = max(name for name in job.parent.files if name.startswith("epoch-"))
-            load_weights(model, job.parent.path(last))
+            load_weights(model.backbone, job.parent.path(last), part="backbone.")  # type: ignore[arg-type]
+        if job.head_alone:
+            model.freeze_backbone()  # type: ignore[operator]
         objective = build_objective(job.training.objective)
         side = job.model.input_size if isinstance(job.model, ModelSpec) else self.data.images.shape[1]
         self.training = Training(

@@ -15,8 +15,8 @@ from memlib.specs import (
     Precision,
     Spec,
     SplitSpec,
+    StagedTrainingSpec,
     Tie,
-    TrainingSpec,
 )
 from memlib.specs.backgrounds import BackgroundSpec
 from memlib.specs.encoders import EncoderPair
@@ -109,7 +109,7 @@ class Recipe(Spec):
     data: DataSpec
     split: SplitSpec
     model: ModelSpec = ModelSpec()
-    training: TrainingSpec | None = None
+    training: StagedTrainingSpec | None = None
     """How the models are trained; or give `encoders`."""
     encoders: tuple[EncoderPair, ...] = ()
     """Pairs of encoders that were trained elsewhere on the sets of this split; see `memlib export`."""
@@ -150,19 +150,20 @@ class Recipe(Spec):
     def _decodes_what_there_is(self) -> "Recipe":
         if self.training is None:
             return self  # what layers there are is known when the encoders are
+        if "own" not in self.training.on and not self.split.extra_per_class:
+            raise ValueError("training.on names extra images alone, but split.extra_per_class is 0")
         names = self.model_layers
         unknown = [layer for layer in self.decode.layers if layer not in (*names, "last")]
         if unknown:
             raise ValueError(f"decode.layers names {unknown[0]!r}; this model has {', '.join(names)}")
-        objective, side = self.training.objective, self.model.input_size
-        if (
-            self.model.backbone.startswith("vit")
-            and isinstance(objective, DINOSpec)
-            and objective.local_side_at(side) != side
-        ):
-            raise ValueError(
-                f"{self.model.backbone} takes views of one side; set objective.local_views to 0, or local_side to {side}"
-            )
+        side = self.model.input_size
+        for training in (self.training, self.training.start or self.training):
+            objective = training.objective
+            odd = isinstance(objective, DINOSpec) and objective.local_side_at(side) != side
+            if odd and self.model.backbone.startswith("vit"):
+                raise ValueError(
+                    f"{self.model.backbone} takes views of one side; set objective.local_views to 0, or local_side to {side}"
+                )
         unkept = [epoch for epoch in self.decode.epochs if epoch not in self.training.kept_epochs]
         if unkept:
             raise ValueError(f"decode.epochs names {unkept[0]}; training keeps {list(self.training.kept_epochs)}")
@@ -179,6 +180,16 @@ class Recipe(Spec):
         return DIRECTIONS if self.reference is None else DIRECTIONS[:1]
 
     @property
+    def fine_tuned(self) -> bool:
+        """Whether the models are fine-tuned ones."""
+        return self.training is not None and self.training.start is not None
+
+    @property
+    def audited_model(self) -> ModelSpec:
+        """The model whose layers are decoded: once it is fine-tuned it has no projector."""
+        return self.model.model_copy(update={"projector": ()}) if self.fine_tuned else self.model
+
+    @property
     def last_epoch(self) -> int:
         """The headline's checkpoint; 0 for encoders that were trained elsewhere, which have no other."""
         return 0 if self.training is None else self.training.epochs
@@ -189,14 +200,14 @@ class Recipe(Spec):
         if self.training is None:
             return tuple(dict.fromkeys(self.decode.layers))
         objective = self.training.objective
-        return self.model.layers(classifier=objective.has_classes, teacher=objective.has_teacher)
+        return self.audited_model.layers(classifier=objective.has_classes, teacher=objective.has_teacher)
 
     @property
     def probed_layers(self) -> tuple[str, ...]:
         """The layers of which is asked what they know of whole images."""
         if self.training is None:
             return self.model_layers
-        last = self.model.layers(classifier=self.training.objective.has_classes)[-1]
+        last = self.audited_model.layers(classifier=self.training.objective.has_classes)[-1]
         return tuple(dict.fromkeys(("backbone", last, self.layers[0])))
 
     @property
@@ -204,7 +215,7 @@ class Recipe(Spec):
         """The layers to decode, `last` replaced by its name, each once."""
         if self.training is None:
             return self.model_layers
-        last = self.model.layers(classifier=self.training.objective.has_classes)[-1]
+        last = self.audited_model.layers(classifier=self.training.objective.has_classes)[-1]
         return tuple(dict.fromkeys(last if layer == LAST else layer for layer in self.decode.layers))
 
     @property

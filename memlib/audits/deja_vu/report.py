@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from memlib.audits.deja_vu.curves import HELD_OUT, most_correlated, most_memorized
+from memlib.audits.deja_vu.gains import CHANGE
 from memlib.audits.deja_vu.recipe import Recipe
 from memlib.audits.deja_vu.scores import CATEGORIES
 from memlib.findings import SHOWN, verdict_of, with_params
@@ -122,6 +123,7 @@ def build_page(
         ),
         _class_section(findings),
         *_along_sections(findings, recipe, folder),
+        _change_section(findings),
         _settings_section(findings, recipe),
         _probe_section(findings),
         _stability_section(findings),
@@ -396,6 +398,28 @@ def _along_sections(findings: Findings, recipe: Recipe, folder: Path) -> Iterato
         )
 
 
+def _change_section(findings: Findings) -> Section | None:
+    """What fine-tuning did to the memory, image by image."""
+    rows = [
+        (row["params"]["layer"], str(row["params"]["epoch"]), _points(row["value"]), _interval(row), *_tested(row))
+        for row in findings.rows
+        if row["metric"] == CHANGE
+    ]
+    if not rows:
+        return None
+    shown = any("not_ranked" in row["params"] for row in findings.rows if row["metric"] == CHANGE)
+    few = " With fewer than three pairs of models nothing is tested, and intervals are over images alone." if shown else ""
+    return Section(
+        heading="What fine-tuning changed",
+        paragraphs=[
+            "The share of images memorized beyond chance after some epochs of fine-tuning, minus that before the first: the "
+            "same images, the same crops. A model that is fine-tuned on the audited images also learns their labels; compare "
+            f"it with one that is fine-tuned on other images (training.on: [extra]), or whose head alone is trained.{few}"
+        ],
+        table=TableView(("layer", "epochs", "change", "95 % interval", *TESTED), rows),
+    )
+
+
 _SIDES = {"both": "both directions", "A": "A trained the target", "B": "B trained the target"}
 _SIDES_ALONE = {"both": "training minus held-out images", "A": "training images", "B": "held-out images"}
 
@@ -488,12 +512,17 @@ def _model_rows(recipe: Recipe) -> list[tuple[str, str]]:
         if recipe.reference is not None:
             word = "That the encoder was trained on the sets A and C alone is what its owner says"
         return [*told, ("trained elsewhere", f"{word}: the audit cannot check it, and its p-values hold only if it is so.")]
+    projector = "-".join(map(str, recipe.audited_model.projector)) or "none"
+    started = []
+    if training.start is not None:
+        what = "the head alone" if training.head_alone else "the whole model"
+        before = f"{training.start.objective.kind}, {training.start.epochs} epochs, seed {training.start.seed}"
+        started = [("before fine-tuning", before), ("fine-tuned", what)]
+    images = {"own": "the model's own (A or B, and C)", "extra": "extra ones (E)"}
     return [
-        (
-            "model",
-            f"{recipe.model.backbone}, projector {'-'.join(map(str, recipe.model.projector))}, "
-            f"sees {recipe.model.input_size} px",
-        ),
+        ("model", f"{recipe.model.backbone}, projector {projector}, sees {recipe.model.input_size} px"),
+        *started,
+        ("trained on images", " and ".join(images[name] for name in training.on)),
         ("objective", _pairs(training.objective)),
         (
             "training",

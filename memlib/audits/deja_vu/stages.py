@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from memlib.audits.deja_vu.curves import curves
+from memlib.audits.deja_vu.gains import change_rows
 from memlib.audits.deja_vu.recipe import DIRECTIONS, Config, Direction, Recipe
 from memlib.audits.deja_vu.scores import Decoding, score
 from memlib.audits.deja_vu.summary import probe_rows, rows_of, settled
@@ -521,7 +522,8 @@ class Searches:
 
 
 _SCORING = (
-    *(f"{_HERE}.{room}" for room in ("analysis", "curves", "recipe", "scores", "stability", "stages", "summary", "verdict")),
+    *(f"{_HERE}.{room}" for room in ("analysis", "curves", "gains", "recipe", "scores", "stability", "stages", "summary")),
+    f"{_HERE}.verdict",
     *FINDINGS,
 )
 MOST_UNITS = 2**20  # rows of units that are scored in one go
@@ -583,6 +585,7 @@ class Score(ScoresStage):
     """Take votes, categories, curves and findings from the neighbours.
 
     Attributes:
+        fine_tuned: whether changes since the first epoch are asked for.
         parts: the settings of a large audit, which are scored side by side. How they were scored is part of no key.
     """
 
@@ -596,6 +599,7 @@ class Score(ScoresStage):
     class_names: Sequence[str]
     config: Config
     stability: Sequence[Compared] = ()
+    fine_tuned: bool = False
     parts: tuple[Artifact[Tables], ...] = ()
 
     def in_parts(self) -> list[ScoreSetting]:
@@ -620,7 +624,7 @@ class Score(ScoresStage):
     @property
     def spec(self) -> Mapping[str, Any]:
         """How to decode, and what the settings are."""
-        return _scored(self)
+        return _scored(self) | ({"fine_tuned": True} if self.fine_tuned else {})
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -643,6 +647,11 @@ class Score(ScoresStage):
             reference = _stands(self)
             rows += rows_of(units, self.config, num_classes=len(self.class_names), reference=reference)
             found = curves(units, alone=reference is not None)
+        if self.fine_tuned:
+            tables = [units] if not self.parts else [next(part.content.parts("units")) for part in self.parts]
+            first = {"crop": self.searches[0].crop, "k": self.config.k[0]}
+            alone = _stands(self) is not None
+            rows += change_rows(pa.concat_tables(tables), first, alone=alone, seed=self.config.seed)
         rows += probe_rows(pa.concat_tables([probe.content for probe in self.probes]))
         if self.stability:
             from memlib.audits.deja_vu.stability import stability_rows

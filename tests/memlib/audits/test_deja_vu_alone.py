@@ -16,7 +16,7 @@ from flows.audits import body_of
 from flows.cli import main
 from flows.recipes import load_recipe, validate
 from memlib.audits import AUDITS
-from memlib.audits.deja_vu.comparison import Gains
+from memlib.audits.deja_vu.comparison import gains_of
 from memlib.audits.deja_vu.recipe import Config
 from memlib.audits.deja_vu.scores import Answers, Decoding, score
 from memlib.audits.deja_vu.summary import summarize
@@ -138,7 +138,7 @@ def test_models_that_were_trained_apart_widen_the_interval() -> None:
     head = rows_of(units_of(models, rng.random(80) < 0.3, of_a))[0]
     assert head["interval"] == "examples and trainings"
     assert head["params"]["pairs"] == 3
-    gains = Gains.of(FAKE(json.dumps(head["params"])), units_of(models, rng.random(80) < 0.3, of_a))  # type: ignore[arg-type]
+    gains = gains_of(FAKE(json.dumps(head["params"])), units_of(models, rng.random(80) < 0.3, of_a))  # type: ignore[arg-type]
     assert gains.gains.shape == (3, 80)
 
 
@@ -155,7 +155,7 @@ def test_a_comparison_takes_the_same_value() -> None:
     of_a = drawn(rng, 82)
     units = units_of(rng.random(82) < 0.6, rng.random(82) < 0.3, of_a)
     head = rows_of(units)[0]
-    gains = Gains.of(FAKE(json.dumps(head["params"])), units)  # type: ignore[arg-type]
+    gains = gains_of(FAKE(json.dumps(head["params"])), units)  # type: ignore[arg-type]
     assert gains.gains.mean() == pytest.approx(head["value"])
 
 

@@ -9,7 +9,7 @@ import pytest
 import scipy
 
 from memlib.audit import Cell
-from memlib.audits.deja_vu.comparison import Gains, compare
+from memlib.audits.deja_vu.comparison import compare, gains_of
 from memlib.findings import settle, tested
 from memlib.records import Finding, RunRecord
 from memlib.stats.inference import widened_interval, widened_p
@@ -49,7 +49,7 @@ def cell(name: str, gains: np.ndarray, **more: Any) -> Cell:
 
 def test_gains_are_of_the_headlines_setting_in_order_of_the_images() -> None:
     gains = drawn(np.random.default_rng(1), 0.4)
-    found = Gains.of(run_of(), units_of(gains))
+    found = gains_of(run_of(), units_of(gains))
     order = [*range(0, 300, 2), *range(1, 300, 2)]  # by side
     assert np.array_equal(found.gains, gains[:, order])
     assert found.strata[:3].tolist() == [0, 4, 2]

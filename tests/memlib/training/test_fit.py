@@ -151,13 +151,25 @@ def test_a_resume_state_that_holds_objects_is_dropped_and_training_starts_afresh
     assert store.artifacts.manifest(ref).facts["resumed_from_step"] is None
 
 
-def test_a_training_starts_from_its_parent(store: Store) -> None:
+def test_a_training_takes_its_backbone_over_from_its_parent(store: Store) -> None:
     parent = train(store, make_job(store))
     child = make_job(store, parent=Artifact(store, parent, Train), seed=7, checkpoint_epochs=(0,))
     ref = train(store, child)
     assert ref.key != make_job(store, seed=7, checkpoint_epochs=(0,)).identity.ref.key
     start, end = weights(store, ref, 0), weights(store, parent, 4)
-    assert all(torch.equal(start[name], end[name]) for name in end)
+    taken = [name for name in end if name.startswith("backbone.")]
+    assert taken
+    assert all(torch.equal(start[name], end[name]) for name in taken)
+    assert any(not torch.equal(start[name], end[name]) for name in end if name not in taken)  # the head is new
+
+
+def test_a_head_alone_is_trained_beside_a_backbone_that_stays(store: Store) -> None:
+    parent = Artifact(store, train(store, make_job(store)), Train)
+    ref = train(store, replace(make_job(store, parent=parent, seed=7, checkpoint_epochs=(0,)), head_alone=True))
+    assert ref.key != make_job(store, parent=parent, seed=7, checkpoint_epochs=(0,)).identity.ref.key
+    start, end = weights(store, ref, 0), weights(store, ref, 4)
+    for name in start:  # running means included
+        assert torch.equal(start[name], end[name]) == name.startswith("backbone."), name
 
 
 def test_the_key_names_the_examples_and_what_decides_the_result(store: Store) -> None:
