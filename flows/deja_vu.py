@@ -55,7 +55,8 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
 
     observations = _Observations(runner, recipe, shard, splits, trained or _trained_elsewhere(recipe))
     searches, probes, views = observations.searches(), observations.probes(), observations.views()
-    whole = Score(searches, probes, splits, class_names_of(splits), recipe.decode, views, recipe.fine_tuned)
+    fine_tuned, by_chance = recipe.fine_tuned, recipe.split.by_chance
+    whole = Score(searches, probes, splits, class_names_of(splits), recipe.decode, views, fine_tuned, by_chance)
     scores = _score(runner, whole)
 
     named = {stage.name: trained[side] for side, stage in training.items()}

@@ -106,6 +106,16 @@ def tested(
     }  # fmt: skip
 
 
+def untested(row: Row) -> Row:
+    """The estimate that a test's row holds, where what its null rests on is not given; other rows as they are."""
+    if row["role"] != "test":
+        return row
+    return row | dict.fromkeys(_OF_TESTS) | {"role": "estimate"}
+
+
+_OF_TESTS = ("null_value", "p_value", "family", "p_adjusted", "upper_bound", "bound", "detectable", "smallest_p")
+
+
 def settle(rows: Iterable[Row], *, alpha: float, adjust: Mapping[str, str] | None = None) -> list[Row]:
     """Adjust p-values within families and give each test its verdict.
 

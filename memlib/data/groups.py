@@ -1,8 +1,5 @@
 """Examples that belong together, by person or because they are copies: a random split draws them as one."""
 
-import csv
-import hashlib
-import io
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,12 +7,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import scipy
 from numpy.typing import NDArray
 from PIL import Image
 
-from memlib.data.examples import open_location
+from memlib.data.named import named_digest, said_of_examples
 from memlib.data.splits import LEFT_OUT
 from memlib.errors import UserError
 from memlib.specs import GroupSpec
@@ -59,7 +55,7 @@ def groups_digest(spec: GroupSpec | None) -> dict[str, str]:
     """Name what a key says of a file of groups; nothing without one."""
     if spec is None or spec.path is None:
         return {}
-    return {"groups": hashlib.sha256(_content(spec.path)).hexdigest()}
+    return {"groups": named_digest(spec.path, setting="group.path")}
 
 
 def groups_in(splits: pa.Table) -> NDArray[np.int64]:
@@ -156,36 +152,10 @@ def _by_pattern(ids: Sequence[str], pattern: str) -> list[str | None]:
 
 
 def _by_file(ids: Sequence[str], path: str) -> list[str | None]:
-    rows = _read(path)
-    known = {str(row["example_id"]): str(row["group"]) for row in rows if row["group"] not in (None, "")}
+    known = said_of_examples(path, "group", setting="group.path")
     if not known.keys() & set(ids):
         raise UserError(f"{path} names none of the {len(ids)} examples, as {ids[0]!r}")
     return [known.get(name) for name in ids]
-
-
-def _content(path: str) -> bytes:
-    fs, location = open_location(path)
-    try:
-        with fs.open(location, "rb") as file:
-            return bytes(file.read())
-    except OSError as error:
-        raise UserError(f"cannot read groups from {path} ({str(error).splitlines()[0]})") from error
-
-
-def _read(path: str) -> list[dict[str, Any]]:
-    content = _content(path)
-    try:
-        rows: list[dict[str, Any]] = (
-            pq.read_table(io.BytesIO(content)).to_pylist()
-            if path.endswith(".parquet")
-            else list(csv.DictReader(io.StringIO(content.decode("utf-8"))))
-        )
-    except (ValueError, csv.Error, pa.ArrowException) as error:
-        raise UserError(f"cannot read groups from {path} ({str(error).splitlines()[0]})") from error
-    missing = [name for name in ("example_id", "group") if not rows or name not in rows[0]]
-    if missing:
-        raise UserError(f"{path} has no column {missing[0]!r}; group.path needs example_id and group")
-    return rows
 
 
 def _links_by_name(names: Sequence[str | None]) -> list[tuple[int, int]]:

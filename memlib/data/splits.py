@@ -7,7 +7,7 @@ both up to the training budget and is seen by both models; X is seen by neither 
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,9 @@ from memlib.tables import SPLITS
 SPLITS_FILE = "splits.parquet"
 MOST_NAMED = 3  # classes of a message
 TARGET, REFERENCE, SHARED, PUBLIC, EXTRA, LEFT_OUT = "target", "reference", "shared", "public", "extra", "left_out"
+GIVEN = {"A": TARGET, "B": REFERENCE, "C": SHARED, "X": PUBLIC}
+"""Roles of sets that users name, as the paper does."""
+_NEEDED = {"A": "the model trained on those", "B": "those are held out", "X": "public images decode the embeddings"}
 TRAIN, VALIDATION, HELD_OUT = "train", "validation", "held_out"
 Places = NDArray[np.int64]  # of examples in the index
 _ROWS = 2**16  # that are written as JSON at a time
@@ -54,7 +57,9 @@ class _Candidates:
         return np.flatnonzero([reason is None for reason in self.reason])
 
 
-def split_examples(index: pa.Table, spec: SplitSpec, groups: NDArray[np.int64] | None = None) -> pa.Table:
+def split_examples(
+    index: pa.Table, spec: SplitSpec, groups: NDArray[np.int64] | None = None, given: Mapping[str, str] | None = None
+) -> pa.Table:
     """Assigns a role to every example of the index.
 
     The draw is seeded and, within a class, depends only on the set of example ids; classes are balanced. Groups are drawn
@@ -64,13 +69,14 @@ def split_examples(index: pa.Table, spec: SplitSpec, groups: NDArray[np.int64] |
         index: tables.INDEX.
         spec: budgets, seed, and the background crop that an auditable image must have.
         groups: (num_examples,) of `groups_of`; by default each example is its own.
+        given: A, B, C or X by example id, where nothing is drawn; examples that it does not name are left out.
 
     Returns:
         tables.SPLITS, a row an example, sorted by example id.
 
     Raises:
-        UserError: when classes cannot fill their budget (unless they are left out); the message names the first few and says
-            what they have.
+        UserError: when given sets do not fit the examples, or classes cannot fill their budget (unless they are left out);
+            the message names the first few and says what they have.
     """
     crop = spec.crop
     found = _Candidates(index, groups, crop)
@@ -80,6 +86,9 @@ def split_examples(index: pa.Table, spec: SplitSpec, groups: NDArray[np.int64] |
         wanted = f"a {crop.mode} crop whose shorter side is at least {crop.min_side:.0%} of the image's"
         hint = "give the source boxes, lower split.crop.min_side, or set split.crop.mode to corner"
         raise UserError(f"none of the {len(usable)} images has {wanted}; {hint}")
+    if given is not None:
+        _assign_given(found, usable, given)
+        return _table(found)
     blocks = _blocks(found, usable)
     small: list[str] = []
     for label in sorted(found.names):
@@ -101,6 +110,31 @@ def split_examples(index: pa.Table, spec: SplitSpec, groups: NDArray[np.int64] |
     return _table(found)
 
 
+def _assign_given(found: _Candidates, usable: Places, given: Mapping[str, str]) -> None:
+    """Give the examples the roles that a file says they have."""
+    unknown = sorted(set(given.values()) - GIVEN.keys())
+    if unknown:
+        raise UserError(f"split.sets puts examples in {unknown[0]!r}; sets are {', '.join(GIVEN)}")
+    ids = found.index["example_id"].to_pylist()
+    strange = given.keys() - set(ids)
+    if strange:
+        raise UserError(
+            f"split.sets names {len(strange):,} examples that the data does not have, as {min(strange)!r}; ids are like "
+            f"{ids[0]!r}"
+        )
+    named = np.array([given.get(ids[place], "") for place in usable.tolist()])
+    for name, role in GIVEN.items():
+        found.give(usable[named == name], role)
+    found.give(usable[named == ""], LEFT_OUT, "in none of the given sets")
+    for name in "ABX":
+        if not (named == name).any():
+            raise UserError(f"split.sets puts no usable image in {name}; {_NEEDED[name]}")
+    both = np.intersect1d(found.group[usable[named == "A"]], found.group[usable[named == "B"]])
+    if len(both):
+        one, other = (ids[usable[(named == name) & (found.group[usable] == both[0])][0]] for name in "AB")
+        raise UserError(f"split.sets parts a group of split.group: {one!r} is in A, {other!r} in B")
+
+
 def small_classes(index: pa.Table, spec: SplitSpec) -> list[str]:
     """Return the classes that are too small for their budgets whatever their images show, smallest first.
 
@@ -111,7 +145,7 @@ def small_classes(index: pa.Table, spec: SplitSpec) -> list[str]:
     whole = index.filter(pc.field("unreadable").is_null())
     counts = Counter(whole["class_name"].to_pylist())
     public = 1 if spec.small_classes == "less" else spec.public_per_class or 1
-    needed = spec.train_per_class + 1 + public + spec.extra_per_class  # one image each for A and B at least, C and X
+    needed = spec.budget + 1 + public + spec.extra_per_class  # one image each for A and B at least, C and X
     return [f"{name} ({count})" for name, count in sorted(counts.items(), key=lambda item: item[1]) if count < needed]
 
 
@@ -251,11 +285,11 @@ def _assign_class(found: _Candidates, members: Places, label: int, spec: SplitSp
     auditable, others = shuffled[found.has_crop[shuffled]], shuffled[~found.has_crop[shuffled]]
     if len(auditable) < 2:
         raise UserError(f"class {name!r} has {len(auditable)} images with a large enough background crop; it needs 2")
-    share = min(len(auditable) // 2, spec.train_per_class)
+    share = min(len(auditable) // 2, spec.budget)
     found.give(auditable[:share], TARGET)
     found.give(auditable[share : 2 * share], REFERENCE)
     rest = np.concatenate([others, auditable[2 * share :]])
-    num_shared = spec.train_per_class - share
+    num_shared = spec.budget - share
     extra = spec.extra_per_class
     num_public = spec.public_per_class or max(1, len(rest) - num_shared - extra)
     if spec.small_classes == "less":
@@ -285,7 +319,7 @@ def _assign_blocks(found: _Candidates, blocks: Sequence[Sequence[int]], label: i
     cropped = [int(found.has_crop[block].sum()) for block in shuffled]
     audited = [block for block, crops in zip(shuffled, cropped, strict=True) if crops]
     sizes = np.cumsum([crops for crops in cropped if crops])
-    fitting = int(np.searchsorted(sizes, 2 * spec.train_per_class, side="right"))
+    fitting = int(np.searchsorted(sizes, 2 * spec.budget, side="right"))
     chosen = audited[: fitting - fitting % 2]
     if len(chosen) < 2:
         raise UserError(
@@ -300,7 +334,7 @@ def _assign_blocks(found: _Candidates, blocks: Sequence[Sequence[int]], label: i
         targets += int(has_crop.sum()) if place < len(chosen) // 2 else 0
     taken = {id(block) for block in chosen}
     rest = [block for block in shuffled if id(block) not in taken]
-    _fill_shared_and_public(found, rest, max(0, spec.train_per_class - targets), name, spec)
+    _fill_shared_and_public(found, rest, max(0, spec.budget - targets), name, spec)
 
 
 def _fill_shared_and_public(found: _Candidates, rest: Sequence[Places], shared: int, name: str, spec: SplitSpec) -> None:

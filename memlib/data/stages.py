@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from memlib.data.datasets import open_source
 from memlib.data.examples import Source
 from memlib.data.groups import groups_digest, groups_of, near_copies
+from memlib.data.named import named_digest, said_of_examples
 from memlib.data.shards import (
     BLOCKS_FILE,
     INDEX_FILE,
@@ -389,7 +390,9 @@ def _of_copies(facts: Mapping[str, Any]) -> list[str]:
 class Split(SplitsStage):
     """Give every example its role."""
 
-    declared: ClassVar[Declared] = Declared("split", 1, ("memlib.data.splits", "memlib.data.groups", "memlib.data.crops"))
+    declared: ClassVar[Declared] = Declared(
+        "split", 1, ("memlib.data.splits", "memlib.data.groups", "memlib.data.named", "memlib.data.crops")
+    )
     title: ClassVar[str] = "split examples"
     place: ClassVar[Place] = "cores"
 
@@ -399,21 +402,25 @@ class Split(SplitsStage):
     @property
     def spec(self) -> Mapping[str, Any]:
         """Roles and their sizes."""
-        return self.split.model_dump(mode="json") | (self.split.crop.rule if self.split.crop.mode == "official" else {})
+        found = self.split.model_dump(mode="json") | (self.split.crop.rule if self.split.crop.mode == "official" else {})
+        return found if self.split.sets is None else found | {"sets": "given"}  # wherever the file lies
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """The shard, and a file of groups where there is one."""
-        return {"shard": self.shard.key} | groups_digest(self.split.group)
+        """The shard, and files of groups and sets where there are any."""
+        path = self.split.sets
+        given = {} if path is None else {"sets": named_digest(path, setting="split.sets")}
+        return {"shard": self.shard.key} | groups_digest(self.split.group) | given
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write splits.parquet."""
-        table = split_examples(self.shard.content.index, self.split, _groups(self.shard, self.split.group))
-        self._write(table, attempt, self.shard.content)
+        path, groups = self.split.sets, _groups(self.shard, self.split.group)
+        given = None if path is None else said_of_examples(path, "set", setting="split.sets")
+        self._write(split_examples(self.shard.content.index, self.split, groups, given), attempt, self.shard.content)
 
     def preview(self) -> list[str]:
         """Return which classes are too small, where the images are there."""
-        if not self.shard.store.artifacts.has(self.shard.ref):
+        if self.split.sets is not None or not self.shard.store.artifacts.has(self.shard.ref):
             return []
         small = small_classes(self.shard.content.index, self.split)
         said = "are left out" if self.split.small_classes == "leave_out" else "have too few images for split"
@@ -425,7 +432,7 @@ class Split(SplitsStage):
 class HoldOut(SplitsStage):
     """Say which examples train, which stop the training, and which no model sees."""
 
-    declared: ClassVar[Declared] = Declared("hold_out", 1, ("memlib.data.splits", "memlib.data.groups"))
+    declared: ClassVar[Declared] = Declared("hold_out", 1, ("memlib.data.splits", "memlib.data.groups", "memlib.data.named"))
     title: ClassVar[str] = "hold out examples"
     place: ClassVar[Place] = "cores"
 

@@ -316,10 +316,18 @@ class GroupSpec(Spec):
 class SplitSpec(Spec):
     """Target set A, reference set B, shared set C and public set X (Meehan 2023, A.2.1)."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"group", "small_classes", "extra_per_class"})
+    added_later: ClassVar[frozenset[str]] = frozenset(
+        {"group", "small_classes", "extra_per_class", "sets", "drawn_at_random"}
+    )
 
-    train_per_class: int = Field(ge=1, le=MOST_EXAMPLES)
-    """Images of each class that a model trains on: A (or B) topped up from C."""
+    train_per_class: int | None = Field(default=None, ge=1, le=MOST_EXAMPLES)
+    """Images of each class that a model trains on: A (or B) topped up from C. Needed unless `sets` says who is where."""
+    sets: str | None = None
+    """For models that exist: a CSV or Parquet file with columns example_id and set, which is A (the model trained on it), B
+    (held out, or what the second model trained on), C (both trained on it) or X (public: none did)."""
+    drawn_at_random: bool = False
+    """With `sets`: whether chance alone decided which images of a class are in A and which in B, as in a random hold-out.
+    Where it did not nothing is tested, as the sets may differ in more than who trained on them."""
     public_per_class: int | None = Field(default=None, ge=1, le=MOST_EXAMPLES)
     """Images of each class in X; by default all that are left."""
     extra_per_class: int = Field(default=0, ge=0, le=MOST_EXAMPLES)
@@ -335,6 +343,28 @@ class SplitSpec(Spec):
     """What becomes of classes with too few images: they are named, have fewer public images, or are left out whole."""
     group: GroupSpec | None = None
     """Examples that are always on one side; classes are then balanced as nearly as whole groups allow."""
+
+    @model_validator(mode="after")
+    def _says_who_is_where(self) -> "SplitSpec":
+        if (self.train_per_class is None) == (self.sets is None):
+            raise ValueError("a split needs either train_per_class, to draw sets, or sets, a file that names them")
+        budgets = [name for name in ("public_per_class", "extra_per_class") if getattr(self, name)]
+        if self.sets is not None and budgets:
+            raise ValueError(f"sets says which images are in which set; leave {budgets[0]} out")
+        if self.sets is None and self.drawn_at_random:
+            raise ValueError("drawn_at_random is about given sets; those of train_per_class always are")
+        return self
+
+    @property
+    def budget(self) -> int:
+        """`train_per_class` of a split that is drawn."""
+        assert self.train_per_class is not None
+        return self.train_per_class
+
+    @property
+    def by_chance(self) -> bool:
+        """Whether chance decided who is in A and who in B, which is what tests rest on."""
+        return self.sets is None or self.drawn_at_random
 
 
 class HoldOutSpec(Spec):

@@ -258,16 +258,18 @@ def _category_section(findings: Findings, recipe: Recipe, folder: Path) -> Secti
     excess = findings.get("share_excess")
     if alone:
         rows.append(("training minus held-out", _percent(excess["value"]), _interval(excess), "", ""))
+    tested = "(not tested)"
+    if excess["role"] == "test":
+        tested = f"(p = {excess['p_value']:.2g}, exact: by redrawing which of {excess['n']} images {{}})"
     two = (
         "Memorized: only the model trained on the image names its object. Misrepresented: only the other one does, "
         "which is what chance alone produces. The honest share is the difference "
-        f"(p = {excess['p_value']:.2g}, exact: by redrawing which of {excess['n']} images each model trained on)."
+        f"{tested.format('each model trained on')}."
     )
     one = (
         "Memorized: only the model names the object, and the background's classifier does not. Misrepresented: only the "
         "classifier does. Two such different predictors differ on held-out images too, which cannot be memory; the honest "
-        f"share is what is left when that is taken off (p = {excess['p_value']:.2g}, exact: by redrawing which of "
-        f"{excess['n']} images were held out)."
+        f"share is what is left when that is taken off {tested.format('were held out')}."
     )
     columns = ("images", *(heading for bar in bars for heading in (f"share of {bar}" if bar else "share", "95 % interval")))
     return Section(

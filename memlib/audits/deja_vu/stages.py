@@ -585,6 +585,7 @@ class Score(ScoresStage):
     """Take votes, categories, curves and findings from the neighbours.
 
     Attributes:
+        by_chance: whether chance decided who is in A and who in B.
         fine_tuned: whether changes since the first epoch are asked for.
         parts: the settings of a large audit, which are scored side by side. How they were scored is part of no key.
     """
@@ -600,6 +601,7 @@ class Score(ScoresStage):
     config: Config
     stability: Sequence[Compared] = ()
     fine_tuned: bool = False
+    by_chance: bool = True
     parts: tuple[Artifact[Tables], ...] = ()
 
     def in_parts(self) -> list[ScoreSetting]:
@@ -624,7 +626,8 @@ class Score(ScoresStage):
     @property
     def spec(self) -> Mapping[str, Any]:
         """How to decode, and what the settings are."""
-        return _scored(self) | ({"fine_tuned": True} if self.fine_tuned else {})
+        told = ({"fine_tuned": True} if self.fine_tuned else {}) | ({} if self.by_chance else {"by_chance": False})
+        return _scored(self) | told
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -658,7 +661,7 @@ class Score(ScoresStage):
 
             layers = dict.fromkeys(one.layer for one in self.searches)
             rows += stability_rows(self.stability, self.splits.content, list(layers), self.config)
-        write_table(settled(rows, self.config), SUMMARY, attempt.path(SUMMARY_FILE))
+        write_table(settled(rows, self.config, by_chance=self.by_chance), SUMMARY, attempt.path(SUMMARY_FILE))
         write_table(found, CURVES, attempt.path(CURVES_FILE))
 
 

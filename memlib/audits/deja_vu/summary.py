@@ -12,7 +12,7 @@ from memlib.audits.deja_vu.analysis import Analysis, settings
 from memlib.audits.deja_vu.recipe import DIRECTIONS, Config
 from memlib.audits.deja_vu.scores import CATEGORIES
 from memlib.audits.deja_vu.verdict import verdict
-from memlib.findings import Interval, Row, diagnostic, estimate, settle, summary_table, tested
+from memlib.findings import Interval, Row, diagnostic, estimate, settle, summary_table, tested, untested
 from memlib.identity import derive_seed
 from memlib.stats.inference import difference_interval, exact_interval, mcnemar_p, paired_interval, permutation_p
 from memlib.stats.randomization import Design, attributable_bound, detectable
@@ -69,8 +69,16 @@ def rows_of(
     return rows
 
 
-def settled(rows: Iterable[Row], config: Config) -> pa.Table:
-    """The rows of all settings and probes as tables.SUMMARY: tests adjusted together, the verdict on the first row."""
+def settled(rows: Iterable[Row], config: Config, *, by_chance: bool = True) -> pa.Table:
+    """The rows of all settings and probes as tables.SUMMARY: tests adjusted together, the verdict on the first row.
+
+    Args:
+        rows: of `rows_of` and the like.
+        config: level.
+        by_chance: whether chance decided who is on which side; where it did not, what would be tests are estimates.
+    """
+    if not by_chance:
+        rows = [untested(row) for row in rows]
     adjust = {SETTINGS: "benjamini-hochberg", CLASSES: "benjamini-hochberg"}
     found = settle(rows, alpha=config.alpha, adjust=adjust)
     return summary_table(found, verdict(found))

@@ -5,13 +5,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from memlib.audits.deja_vu.recipe import Recipe
-from memlib.findings import BOUNDED, INCONCLUSIVE, SHOWN, Verdict, cannot_reject
+from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Verdict, cannot_reject
 from memlib.stats.randomization import smallest_two_class_p
 
 
 def limits(recipe: Recipe) -> Iterator[str]:
     """Name what the recipe cannot show, whatever the data."""
     side = recipe.split.train_per_class
+    if not recipe.split.by_chance:
+        yield (
+            "who is in A and who in B was not drawn at random, so nothing is tested; if it was, say so "
+            "(split.drawn_at_random: true)"
+        )
+    if side is None:
+        return
     if smallest_two_class_p(side, side) > recipe.decode.alpha:
         yield (
             f"with {side} audited image{'s' if side > 1 else ''} of a class on each side no test of two classes can be "
@@ -27,6 +34,12 @@ def verdict(rows: Sequence[Mapping[str, Any]]) -> Verdict:
     """
     excess = rows[0]
     numbers = _numbers(excess)
+    if excess["role"] != "test":
+        text = (
+            f"{_sentence(numbers)}. Chance did not decide who was in which set, so this may come of any difference between "
+            "the sets, memory among them."
+        )
+        return Verdict(DESCRIPTIVE, "Nothing was tested: the sets were not drawn at random.", text)
     if excess["verdict"] == SHOWN:
         text = (
             f"Shown nothing but the background, {numbers}. Whoever holds the model and the background of a photo can do the "
@@ -58,16 +71,16 @@ def verdict(rows: Sequence[Mapping[str, Any]]) -> Verdict:
 
 def _numbers(row: Mapping[str, Any]) -> str:
     more = "more" if row["value"] >= 0 else "fewer"
+    p = "" if row["p_adjusted"] is None else f"; p = {row['p_adjusted']:.2g}"
     if "reference" in json.loads(row["params"]):
         return (
             f"the model names the object in {_percent(abs(row['value']))} {more} of its training images than of held-out "
             f"images, beyond what backgrounds give away by themselves (95 % interval {_percent(row['ci_low'])} to "
-            f"{_percent(row['ci_high'])} over {row['interval']}; p = {row['p_adjusted']:.2g})"
+            f"{_percent(row['ci_high'])} over {row['interval']}{p})"
         )
     return (
         f"the model names the object in {_percent(abs(row['value']))} {more} of its training images than a model that never "
-        f"saw them (95 % interval {_percent(row['ci_low'])} to {_percent(row['ci_high'])} over {row['interval']}; "
-        f"p = {row['p_adjusted']:.2g})"
+        f"saw them (95 % interval {_percent(row['ci_low'])} to {_percent(row['ci_high'])} over {row['interval']}{p})"
     )
 
 

@@ -73,7 +73,7 @@ def test_groups_that_fit_nothing(tmp_path: Path) -> None:
     (tmp_path / "g.csv").write_text("id,group\nx,1\n")
     with pytest.raises(UserError, match="has no column 'example_id'"):
         groups_of(entries(["x"]), None, GroupSpec(path=str(tmp_path / "g.csv")))
-    with pytest.raises(UserError, match="cannot read groups from"):
+    with pytest.raises(UserError, match="cannot read group.path"):
         groups_of(entries(["x"]), None, GroupSpec(path=str(tmp_path / "none.csv")))
     with pytest.raises(UserError, match="these examples are points"):
         groups_of(entries(["x"]), None, GroupSpec(near=1.0))

@@ -1,0 +1,129 @@
+"""Sets that a user names: models that exist are audited on the images that they were trained on."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flows.audits import body_of
+from flows.cli import main
+from flows.recipes import load_recipe, validate
+from memlib.audits import AUDITS
+from memlib.data.stages import Split, decode
+from memlib.errors import UserError
+from memlib.records import RunRecord
+from memlib.running import PlainRunner
+from memlib.store import Store
+
+SETTINGS = [
+    "data.source.num_examples=700", "training.epochs=2", "training.batch_size=20", "model.projector=[16, 16]", "decode.k=[10]",
+]  # fmt: skip
+DRAWN = ["split.train_per_class=8", "split.public_per_class=20"]
+GIVEN = ["split.train_per_class=null", "split.public_per_class=null"]
+
+
+def audited(folder: Path, *settings: str) -> tuple[RunRecord, pa.Table]:
+    spec = validate(AUDITS["deja-vu"].recipe, load_recipe("smoke", [*SETTINGS, *settings])[0])
+    run = body_of(AUDITS["deja-vu"])(PlainRunner(Store(str(folder))), spec)
+    assert run is not None
+    return run, pq.ParquetFile(run.results["units"]).read()
+
+
+def roles(folder: Path, *settings: str) -> dict[str, str]:
+    spec = validate(AUDITS["deja-vu"].recipe, load_recipe("smoke", [*SETTINGS, *settings])[0])
+    runner = PlainRunner(Store(str(folder)))
+    splits = runner.run(Split(spec.split, decode(runner, spec.data))).content  # type: ignore[attr-defined]
+    return dict(zip(splits["example_id"].to_pylist(), splits["role"].to_pylist(), strict=True))
+
+
+def written(path: Path, sets: Mapping[str, str]) -> Path:
+    path.write_text("\n".join(["example_id,set", *(f"{name},{which}" for name, which in sets.items()), ""]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The sets that memlib draws itself, as `memlib export` writes them."""
+    folder = tmp_path_factory.mktemp("drawn")
+    command = ["export", "--recipe", "smoke", "--output", str(folder / "shown"), "--store", str(folder / "store")]
+    for setting in [*SETTINGS, *DRAWN]:
+        command += ["--set", setting]
+    assert main(command) == 0
+    rows = [line.split(",") for line in (folder / "shown" / "sets.csv").read_text().splitlines()[1:]]
+    return {name: which for name, which in rows}
+
+
+def test_sets_that_were_drawn_come_back_the_same_when_they_are_given(drawn: dict[str, str], tmp_path: Path) -> None:
+    file = written(tmp_path / "sets.csv", drawn)
+    first, units = audited(tmp_path / "store", *DRAWN)
+    again, found = audited(tmp_path / "store", *GIVEN, f"split.sets={file}", "split.drawn_at_random=true")
+    assert found.equals(units)
+    assert [row.p_value for row in again.findings] == [row.p_value for row in first.findings]
+    assert again.artifacts["model A0"] == first.artifacts["model A0"]  # the same images, the same model
+    moved = written(tmp_path / "elsewhere.csv", drawn)
+    same, _ = audited(tmp_path / "store", *GIVEN, f"split.sets={moved}", "split.drawn_at_random=true")
+    assert same.artifacts["splits"] == again.artifacts["splits"]
+    pq.write_table(pa.table({"example_id": list(drawn), "set": list(drawn.values())}), tmp_path / "sets.parquet")
+    assert roles(tmp_path / "store", *GIVEN, f"split.sets={tmp_path / 'sets.parquet'}") == roles(tmp_path / "store", *DRAWN)
+
+
+@pytest.mark.parametrize("reference", ["null", "{kind: visual_words, words: 8, folds: 2}"], ids=["two models", "one alone"])
+def test_without_chance_nothing_is_tested(drawn: dict[str, str], tmp_path: Path, reference: str) -> None:
+    file = written(tmp_path / "sets.csv", drawn)
+    run, _ = audited(
+        tmp_path / "store",
+        *GIVEN,
+        f"split.sets={file}",
+        f"reference={reference}",
+        "decode.stability={}" if reference == "null" else "decode.stability=null",
+    )
+    assert all(row.p_value is None or row.metric == "mcnemar_p" for row in run.findings)
+    assert all(row.verdict in (None, "descriptive") for row in run.findings)
+    assert run.verdict is not None
+    assert run.verdict.word == "descriptive"
+    page = Path(run.report).read_text()
+    assert "the sets were not drawn at random" in page
+    assert "not tested" in page
+
+
+def test_images_that_no_set_names_are_left_out(drawn: dict[str, str], tmp_path: Path) -> None:
+    least = dict(list(drawn.items())[: len(drawn) // 2])
+    found = roles(tmp_path / "store", *GIVEN, f"split.sets={written(tmp_path / 'sets.csv', least)}")
+    named = {"A": "target", "B": "reference", "C": "shared", "X": "public"}
+    assert {name: role for name, role in found.items() if role != "left_out"} == {n: named[s] for n, s in least.items()}
+
+
+def test_what_does_not_fit_is_said_in_a_line(drawn: dict[str, str], tmp_path: Path) -> None:
+    cases: dict[str, Mapping[str, str]] = {
+        "in 'Y'; sets are A, B, C, X": {**drawn, "scene-0000001": "Y"},
+        "names 1 examples that the data does not have, as 'no such'": {**drawn, "no such": "A"},
+        "no usable image in B": {name: "A" if which == "B" else which for name, which in drawn.items()},
+    }
+    for said, sets in cases.items():
+        with pytest.raises(UserError, match=said):
+            roles(tmp_path / "store", *GIVEN, f"split.sets={written(tmp_path / 'sets.csv', sets)}")
+    twice = tmp_path / "twice.csv"
+    twice.write_text("example_id,set\na,A\na,B\n")
+    with pytest.raises(UserError, match="says two things of example 'a'"):
+        roles(tmp_path / "store", *GIVEN, f"split.sets={twice}")
+    with pytest.raises(UserError, match="cannot read split.sets"):
+        roles(tmp_path / "store", *GIVEN, f"split.sets={tmp_path / 'nowhere.csv'}")
+    with pytest.raises(UserError, match="parts a group"):
+        group = "split.group={pattern: 'scene-00000(.)'}"
+        roles(tmp_path / "store", *GIVEN, f"split.sets={written(tmp_path / 'sets.csv', drawn)}", group)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["split.sets=x.csv", "split.train_per_class=8"], "either train_per_class"),
+        (["split.train_per_class=null"], "either train_per_class"),
+        ([*GIVEN, "split.sets=x.csv", "split.extra_per_class=3"], "leave extra_per_class out"),
+        (["split.drawn_at_random=true"], "is about given sets"),
+    ],
+)
+def test_contradictions_are_refused(settings: list[str], said: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=said):
+        roles(tmp_path / "store", *settings)
