@@ -168,6 +168,8 @@ def judge_guilty(unit: str) -> Row:
         known = backgrounds(reference, queries, labels_of(rows), np.arange(2 * size))
         head = tested(units_alone([under_a], known, sides, rows, None), reference.kind)[0]
         found[name] = [head["verdict"] == "shown", head["value"], head["detectable"]]
+        swapped = tested(units_alone([under_b], known, sides, rows, None), reference.kind)[0]
+        found[f"{name}, the other half's net"] = [swapped["verdict"] == "shown", swapped["value"], swapped["detectable"]]
     return found
 
 
@@ -175,7 +177,7 @@ def report_guilty(rows: Sequence[Row]) -> Iterator[str]:
     lines = []
     for size in SIZES:
         mine = [row for row in rows if row["size"] == size]
-        for name in ("two models", *REFERENCES):
+        for name in ("two models", *REFERENCES, *(f"{name}, the other half's net" for name in REFERENCES)):
             if mine:
                 shown, value, detectable = (np.array([row[name][place] for row in mine]) for place in range(3))
                 lines.append(

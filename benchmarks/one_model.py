@@ -1,0 +1,132 @@
+"""Does one model alone say what two models say? Supervised models on photographs, pairs whose sets are drawn apart.
+
+python benchmarks/one_model.py --data tiny-imagenet-50/train [--splits 20] [--store memlib-store]
+
+Each split is audited with a pair of models, and with A's model alone beside either kind of classifier of backgrounds; once
+more with models that were not trained. The difference of the two shares of excess, image by image, has an interval over images
+(bootstrap) and over trainings: how much it varies between trainings is taken from pairs on the first split, whose images are the
+same. Pairs are also asked for SSLMem. What is finished stays in the store.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import scipy
+from ruamel.yaml import YAML
+
+from memlib.audits.deja_vu.comparison import gains_of
+from memlib.audits.deja_vu.gains import Gains
+from memlib.records import RunRecord
+from memlib.runs import list_runs, read_run
+from memlib.stats.inference import paired_t
+from memlib.stats.totals import resampled_totals
+from memlib.store import Store
+
+TITLE = "One model alone against two"
+TWO = "two models"
+REFERENCES = {TWO: None, "network": {"kind": "network"}, "visual words": {"kind": "visual_words"}}
+SETTINGS = {
+    "training.epochs": 120, "training.checkpoint_epochs": [], "decode.epochs": [], "decode.crops": ["maximal"],
+    "decode.layers": ["last"], "decode.k": [30],
+}  # fmt: skip
+REPLICATES = 2000
+
+
+def main() -> None:
+    """Run the audits that are not there yet; print what is shown, and how far one model is from two."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True, help="Tiny-ImageNet's training folder")
+    parser.add_argument("--splits", type=int, default=20, help="splits, and pairs of models on the first of them")
+    parser.add_argument("--store", default="memlib-store")
+    given = parser.parse_args()
+    runs = _swept(given.data, given.splits, given.store)
+    print(f"{given.splits} splits, one pair of models each; {given.splits} pairs on the first split.\n")
+    headings = ("models", "reference", "share of excess, mean (range)", "shown", "SSLMem, mean (range)", "shown",
+                "minus two models, mean (95 %)", "p", "sd between trainings", "intervals that hold 0")  # fmt: skip
+    print(f"| {' | '.join(headings)} |\n|{'---|' * len(headings)}")
+    for trained in (True, False):
+        for name in REFERENCES:
+            mine = [runs[_cell(name, split, trained)] for split in range(given.splits)]
+            cells = ["trained" if trained else "untrained", name, *_shown(mine, "share_excess"), *_shown(mine, "sslmem")]
+            if name == TWO or not trained:
+                cells += [""] * 4
+            else:
+                pairs = [runs[_cell(TWO, split, trained)] for split in range(given.splits)]
+                many = _apart(runs[_cell(name, None, trained)], runs[_cell(TWO, None, trained)])
+                apart = [_apart(one, two) for one, two in zip(mine, pairs, strict=True)]
+                cells += _compared(apart, float(many.gains.mean(axis=1).std(ddof=1)))
+            print(f"| {' | '.join(cells)} |")
+
+
+def _shown(runs: Sequence[RunRecord], metric: str) -> list[str]:
+    """The mean and range of a metric over runs, and in how many of them it is shown."""
+    rows = [next((row for row in run.findings if row.metric == metric), None) for run in runs]
+    found = [row for row in rows if row is not None]
+    if not found:
+        return ["", ""]
+    values = np.array([row.value for row in found])
+    counted = f"{sum(row.verdict == 'shown' for row in found)} of {len(found)}"
+    return [f"{values.mean():.3f} ({values.min():.3f} to {values.max():.3f})", counted]
+
+
+def _compared(apart: Sequence[Gains], between: float) -> list[str]:
+    """Mean difference and its interval over splits, the deviation between trainings, and how many intervals hold 0."""
+    values = np.array([gains.gains.mean() for gains in apart])
+    half = scipy.stats.t.ppf(0.975, len(values) - 1) * scipy.stats.sem(values)
+    low, high = values.mean() - half, values.mean() + half
+    p = 2 * min(float(paired_t(side)[1]) for side in (values, -values))
+    held = 0
+    for number, gains in enumerate(apart):
+        column = scipy.sparse.csr_array(gains.gains.mean(axis=0)[:, None].astype(np.float32))
+        replicates = resampled_totals(column, gains.strata, REPLICATES, seed=number)[:, 0] / len(gains.strata)
+        reach = np.hypot(scipy.stats.norm.ppf(0.975) * replicates.std(ddof=1), scipy.stats.t.ppf(0.975, 18) * between)
+        held += abs(gains.gains.mean()) <= reach
+    return [f"{values.mean():.3f} ({low:.3f} to {high:.3f})", f"{p:.2g}", f"{between:.3f}", f"{held} of {len(values)}"]
+
+
+def _apart(one: RunRecord, other: RunRecord) -> Gains:
+    first, second = (gains_of(run, pq.ParquetFile(run.results["units"]).read()) for run in (one, other))
+    assert first.images.equals(second.images), "the audits are of different images"
+    return Gains(first.images, first.strata, first.gains - second.gains)
+
+
+def _cell(name: str, split: int | None, trained: bool) -> str:
+    which = "many pairs" if split is None else f"split {split}"
+    return f"{name}, {which}" if trained else f"{name}, {which}, untrained"
+
+
+def _swept(data: str, splits: int, store: str) -> dict[str, RunRecord]:
+    """The runs of all audits by cell; those that are in the store are taken from there."""
+    cells = []
+    for trained, split in [*((trained, split) for trained in (True, False) for split in range(splits)), (True, None)]:
+        for name, reference in REFERENCES.items():
+            more: dict[str, object] = {"pairs": splits} if split is None else {"split.seed": split}
+            if name != TWO:
+                more["reference"] = reference
+            elif split is not None:
+                more["decode.stability"] = {"views": 10}
+            if not trained:
+                more["training.epochs"] = 0
+            cells.append({"name": _cell(name, split, trained), "set": more})
+    recipe = {
+        "audit": "sweep", "title": TITLE, "recipe": "deja_vu_tiny_imagenet_supervised", "concurrent_cells": 1, "cells": cells,
+        "set": {"data.source.path": str(Path(data).absolute()), **SETTINGS},
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "one_model.yaml"
+        YAML().dump(recipe, file)
+        command = ["run", "sweep", "--recipe", str(file), "--store", store, "--quiet"]
+        subprocess.run([sys.executable, "-m", "flows.entry", *command], check=True)
+    opened = Store(store)
+    sweep = next(entry["run"] for entry in list_runs(opened).entries if entry["title"] == TITLE)
+    return {cell: read_run(opened, run) for cell, run in read_run(opened, sweep).cells.items() if run is not None}
+
+
+if __name__ == "__main__":
+    main()
