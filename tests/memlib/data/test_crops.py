@@ -45,16 +45,16 @@ def test_maximal_is_the_largest_rectangle_that_meets_no_box(boxes: list[Box], mi
     assert all(x1 <= b[0] or b[2] <= x0 or y1 <= b[1] or b[3] <= y0 for b in boxes)
 
 
-def official_by_pixels(boxes: list[Box], threshold: float) -> Box | None:
+def official_by_pixels(boxes: list[Box], threshold: float, width: int = SIDE, height: int = SIDE) -> Box | None:
     """The rule of the authors' code, pixel by pixel: in each column between neighbouring edges, runs of free rows."""
-    taken = np.zeros((9, 9), dtype=bool)
+    taken = np.zeros((height, width), dtype=bool)
     for x0, y0, x1, y1 in boxes:
         taken[y0:y1, x0:x1] = True
-    cuts, found = sorted({0, 9, *(b[0] for b in boxes), *(b[2] for b in boxes)}), []
+    cuts, found = sorted({0, width, *(b[0] for b in boxes), *(b[2] for b in boxes)}), []
     for left, right in zip(cuts, cuts[1:], strict=False):
         top = 0
-        for row in range(10):
-            if row == 9 or taken[row, left:right].any():
+        for row in range(height + 1):
+            if row == height or taken[row, left:right].any():
                 found.append((left, top, right, row))
                 top = row + 1
     large = [(x0, y0, x1, y1) for x0, y0, x1, y1 in found if y1 > y0 and min(x1 - x0, y1 - y0) > threshold]
@@ -68,6 +68,24 @@ def test_official_is_the_authors_rule(boxes: list[Box], threshold: float) -> Non
     assert crop == official_by_pixels(boxes, threshold)
     if crop is not None:
         assert all(crop[2] <= b[0] or b[2] <= crop[0] or crop[3] <= b[1] or b[3] <= crop[1] for b in boxes)
+
+
+def test_official_is_the_authors_rule_on_4000_layouts() -> None:
+    rng = np.random.default_rng(0)
+    none = 0
+    for _ in range(4000):
+        width, height = rng.integers(12, 41, size=2)
+        corners = [np.sort(rng.integers(0, side + 1, size=(2, rng.integers(1, 7))), axis=0) for side in (width, height)]
+        count = min(part.shape[1] for part in corners)
+        boxes = [
+            (*map(int, (x0, y0, x1, y1)),) for (x0, x1), (y0, y1) in zip(*(part.T[:count] for part in corners), strict=True)
+        ]
+        boxes = [box for box in boxes if box[2] > box[0] and box[3] > box[1]]
+        threshold = float(rng.choice([0.0, 0.25 * min(width, height)]))
+        crop = official_crop((0, 0, int(width), int(height)), boxes, threshold=threshold)
+        assert crop == official_by_pixels(boxes, threshold, int(width), int(height))
+        none += crop is None
+    assert 0 < none < 2000
 
 
 def test_official_never_joins_columns_and_wants_more_than_the_threshold() -> None:
