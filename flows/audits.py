@@ -1,7 +1,7 @@
 """How each audit is arranged: flows/<audit>.py has its stages in order (STAGES) and what runs them (audit)."""
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from memlib.audit import Audit
@@ -33,9 +33,11 @@ def stages_of(audit: Audit) -> "tuple[type[AnyStage], ...]":
     return found
 
 
-def stage_names(audit: Audit) -> tuple[str, ...]:
-    """Return the names of an audit's stages, as in keys and in the store."""
-    return tuple(dict.fromkeys(stage.declared.name for stage in stages_of(audit)))
+def stage_names(audit: Audit, recipe: Any = None) -> tuple[str, ...]:
+    """Return the names of an audit's stages, as in keys and in the store; of a recipe those that it may have."""
+    absent: Callable[[Any], Collection[type[AnyStage]]] | None = getattr(_module(audit), "absent", None)
+    left_out = absent(recipe) if absent is not None and recipe is not None else ()
+    return tuple(dict.fromkeys(stage.declared.name for stage in stages_of(audit) if stage not in left_out))
 
 
 def check_stages(audit: Audit, named: Iterable[str]) -> None:

@@ -1,6 +1,6 @@
 """The déjà vu audit (Meehan 2023) from images to a page."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -34,13 +34,23 @@ from memlib.publishing import run_id
 from memlib.records import RunRecord
 from memlib.results import Tables
 from memlib.specs import CropSpec, ModelSpec, TrainingSpec
-from memlib.stage import Artifact, Runner
+from memlib.stage import AnyStage, Artifact, Runner
 from memlib.training.fit import Train, TrainedModel
 
 STAGES = (DecodeBlock, Decode, Split, Train, Embed, Search, Background, Probe, Stability, ScoreSetting, Score, Report)
+_ASKED_FOR: dict[type[AnyStage], Callable[[Recipe], Any]] = {
+    Train: lambda recipe: recipe.training,
+    Background: lambda recipe: recipe.reference,
+    Stability: lambda recipe: recipe.decode.stability,
+}
 LOOKED_ROWS = 1024  # in which a crop is looked for at a time
 Side = tuple[int, Direction]
 Models = Mapping[Side, Artifact[TrainedModel] | OutsideEncoder]
+
+
+def absent(recipe: Recipe) -> list[type[AnyStage]]:
+    """Return the stages that the recipe does not ask for."""
+    return [stage for stage, asked in _ASKED_FOR.items() if asked(recipe) is None]
 
 
 def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:

@@ -30,7 +30,7 @@ def plan(audit: Audit, recipe: Spec, store: str, resources: Resources, *, force:
     """Return what an audit would do: its flow, run without computing anything, as far as that can be known."""
     found = Plan(Store(store))
     found.limits += audit.limits(recipe)
-    with found.following(stage_names(audit)), code.planning():
+    with found.following(stage_names(audit, recipe)), code.planning():
         body_of(audit)(PlanRunner(found, resources, frozenset(force)), recipe)
     return found
 

@@ -35,7 +35,7 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
 def _plan_cells(runner: PlanRunner, cells: Cells) -> None:
     for name, (audit, spec, _) in cells.items():
         try:
-            with runner.plan.following(stage_names(audit)):
+            with runner.plan.following(stage_names(audit, spec)):
                 body_of(audit)(runner, spec)
         except (UserError, RunError) as error:
             runner.plan.problems[name] = str(error)

@@ -53,9 +53,7 @@ def test_a_plan_says_what_a_run_then_does(
     assert sorted(path for path in copy.rglob("*")) == files  # nothing was written
     empty = plan(tmp_path / "nothing")
     assert misses(empty) == {"decode", "split"}
-    assert list(empty["blocked"].values()) == [
-        ["train", "embed", "search", "background", "probe", "stability", "score_setting", "score", "report"]
-    ]
+    assert list(empty["blocked"].values()) == [["train", "embed", "search", "probe", "score_setting", "score", "report"]]
     assert {part["seconds"] for part in empty["parts"]} == {None}
     assert not (tmp_path / "nothing").exists()
     command = ("plan", "deja-vu", "--recipe", str(standalone.recipe), "--store", str(copy), "--set", "decode.k=[3]")
