@@ -119,7 +119,7 @@ def _checkpoints(recipe: Recipe, data: CorpusData, model: _Model, trained: Artif
         Asked(
             model.variant,
             model.seed,
-            ModelAt(mine, trained, epoch, cell.quantize, cell.score.precision, step),
+            ModelAt(mine, trained, epoch, cell.quantize, cell.score.precision, step, cell.score.cache_gb),
             cell.score,
             tuple(asked),
             insertions,
@@ -130,7 +130,7 @@ def _checkpoints(recipe: Recipe, data: CorpusData, model: _Model, trained: Artif
 
 def _external(recipe: Recipe, trained: HuggingFaceSpec | ProtocolSpec, data: CorpusData) -> Asked:
     """The model that was trained elsewhere, asked for all canaries."""
-    model = OutsideModel(data, outside_digest(trained), recipe.score.precision)
+    model = OutsideModel(data, outside_digest(trained), recipe.score.precision, cache_gb=recipe.score.cache_gb)
     ids, insertions = data.table["canary"].to_pylist(), data.table["insertions"].to_pylist()
     return Asked("", 0, model, recipe.score, tuple(ids), tuple(insertions))
 

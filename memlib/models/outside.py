@@ -16,9 +16,10 @@ model that keeps no state returns None. A format that begins with a hole asks fo
 import importlib
 import traceback
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from inspect import signature
 from pathlib import Path
+from sys import getsizeof
 from typing import Any
 
 import numpy as np
@@ -27,22 +28,26 @@ from torch import Tensor
 
 from memlib.errors import UserError
 from memlib.models.external import made
+from memlib.models.sequence import CACHE_BYTES
 from memlib.specs import HuggingFaceSpec, ProtocolSpec
 
-MAX_STATES = 200_000
 SUMS_TO_ONE = 1e-2  # as bfloat16 gives
+SAME = 1e-3  # of scores that differ by rounding alone, in float32
 
 
 class Answering:
     """A model with `next_log_probs`, as a `Predictor`; states of prefixes are kept for their children.
 
+    States beyond `cache_bytes` are forgotten, the oldest first, and the model is told None.
+
     Args:
         model: the user's.
         name: what errors call it.
-        max_states: in memory; older ones are forgotten, and the model is told None.
     """
 
-    def __init__(self, model: Any, *, name: str, max_states: int = MAX_STATES) -> None:
+    cache_bytes = CACHE_BYTES
+
+    def __init__(self, model: Any, *, name: str) -> None:
         for wanted in ("vocabulary", "next_log_probs"):
             if not hasattr(model, wanted):
                 raise UserError(f"{name} returned a {type(model).__name__} without {wanted}; see README, a model of your own")
@@ -55,8 +60,9 @@ class Answering:
         if len(set(self.vocabulary)) < len(self.vocabulary):
             raise UserError(f"the vocabulary of {name} has symbols that stand twice")
         self.num_symbols = len(self.vocabulary)
-        self._model, self._name, self._max_states = model, name, max_states
-        self._states: OrderedDict[tuple[int, ...], Any] = OrderedDict()
+        self._model, self._name = model, name
+        self._states: OrderedDict[tuple[int, ...], tuple[Any, int]] = OrderedDict()  # and its bytes
+        self._state_bytes = 0
 
     def begin(self, context: Sequence[int]) -> tuple[Tensor, Tensor]:
         """See `Predictor.begin`; the state is the prefix itself."""
@@ -73,7 +79,7 @@ class Answering:
 
     def _ask(self, prefixes: Tensor) -> Tensor:
         keys = [tuple(row) for row in prefixes.tolist()]
-        known = [self._states.get(key[:-1]) for key in keys] if prefixes.shape[1] else [None]
+        known = [self._states.get(key[:-1], (None, 0))[0] for key in keys] if prefixes.shape[1] else [None]
         asked = prefixes.numpy().copy()  # the user's to change
         try:
             found, states = self._model.next_log_probs(asked, None if all(s is None for s in known) else known)
@@ -102,14 +108,34 @@ class Answering:
             if len(states) != len(keys):
                 raise UserError(f"next_log_probs of {self._name} returned {len(states)} states for {len(keys)} prefixes")
             for key, state in zip(keys, states, strict=True):
-                self._states[key] = state
-            while len(self._states) > self._max_states:
-                self._states.popitem(last=False)
+                self._keep(key, state)
         return log_probs
+
+    def _keep(self, key: tuple[int, ...], state: Any) -> None:
+        size = bytes_of(state)
+        self._state_bytes += size - self._states.pop(key, (None, 0))[1]
+        self._states[key] = state, size
+        while self._state_bytes > self.cache_bytes and len(self._states) > 1:
+            self._state_bytes -= self._states.popitem(last=False)[1][1]
+
+
+def bytes_of(value: Any) -> int:
+    """Return about how much memory a value takes: its arrays and what its containers hold, shared parts each time."""
+    if isinstance(value, Tensor | np.ndarray):
+        return int(value.nbytes)
+    if isinstance(value, Mapping):
+        return sum(map(bytes_of, value.values())) + getsizeof(value)
+    if isinstance(value, list | tuple | set | frozenset):
+        return sum(map(bytes_of, value)) + getsizeof(value)
+    held = getattr(value, "__dict__", None)
+    return getsizeof(value) + (sum(map(bytes_of, held.values())) if held else 0)
 
 
 class HuggingFace:
     """A causal language model of transformers with its tokenizer, as `Predictor` and `Tokenizer`.
+
+    The state of a prefix is its keys and values (rows, layers, 2, heads, length, dim) where the model keeps all of them in
+    one shape; of other models (sliding windows, recurrences) it is the prefix itself, which is then computed anew.
 
     Args:
         folder: config.json, *.safetensors, tokenizer.
@@ -117,6 +143,8 @@ class HuggingFace:
     Raises:
         UserError: when it cannot be loaded.
     """
+
+    cache_bytes = CACHE_BYTES
 
     def __init__(self, folder: str) -> None:
         transformers = _transformers()
@@ -146,6 +174,7 @@ class HuggingFace:
         if self._start is None:
             raise UserError(f"the tokenizer in {folder} has no token for the beginning or end of a text")
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in signature(self._model.forward).parameters else {}
+        self._caches: bool | None = None  # whether it keeps keys and values as we know them; not known yet
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "HuggingFace":
         """Itself, there and in that precision."""
@@ -174,25 +203,57 @@ class HuggingFace:
         return [list(row) for row in self._tokenizer(list(texts), add_special_tokens=False).input_ids]
 
     def begin(self, context: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """See `Predictor.begin`; the state is the prefix itself, after the token that begins a text."""
+        """See `Predictor.begin`; before the context stands the token that begins a text."""
         return self.begin_each(torch.tensor([list(context)], dtype=torch.int64).reshape(1, len(context)))
 
     def begin_each(self, contexts: Tensor) -> tuple[Tensor, Tensor]:
         """See `Predictor.begin_each`."""
         start = torch.full((len(contexts), 1), self._start)
         seen = torch.cat([start, contexts], dim=1).to(self._model.device)
-        return self._ask(seen), seen
+        if self._caches is None:
+            self._caches = self._keeps_all(seen[:1])
+        return self._ask(seen, None) if self._caches else (self._ask_anew(seen), seen)
 
     def advance(self, state: Tensor, rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """See `Predictor.advance`."""
+        if self._caches:
+            return self._ask(tokens[:, None], state[rows])
         seen = torch.cat([state[rows], tokens[:, None]], dim=1)
-        return self._ask(seen), seen
+        return self._ask_anew(seen), seen
 
-    def _ask(self, seen: Tensor) -> Tensor:
-        if self.window is not None and seen.shape[1] > self.window:
-            raise UserError(f"a canary of {seen.shape[1]} tokens is longer than the model's {self.window}")
+    def _ask_anew(self, seen: Tensor) -> Tensor:
+        self._check_length(seen.shape[1])
         scores: Tensor = self._model(input_ids=seen, **self._last_only).logits[:, -1]
         return scores
+
+    def _ask(self, seen: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Scores (rows, num_symbols) after tokens (rows, new) that follow a state, and the state after them."""
+        self._check_length(seen.shape[1] + (0 if state is None else state.shape[4]))
+        transformers, known = _transformers(), None
+        if state is not None:
+            known = transformers.DynamicCache([(layer[:, 0], layer[:, 1]) for layer in state.unbind(1)])
+        found = self._model(input_ids=seen, past_key_values=known, use_cache=True, **self._last_only)
+        layers = found.past_key_values.layers
+        if any(type(layer).__name__ != "DynamicLayer" for layer in layers):
+            raise TypeError("the model does not keep all keys and values")
+        return found.logits[:, -1], torch.stack([torch.stack([one.keys, one.values], dim=1) for one in layers], dim=1)
+
+    def _keeps_all(self, seen: Tensor) -> bool:
+        """Whether going on from its keys and values gives what computing anew gives, tried on a context of one row."""
+        tried = torch.cat([seen, seen.new_zeros(1, 1)], dim=1)
+        if self.window is not None and tried.shape[1] > self.window:
+            return False  # nothing follows
+        anew = self._ask_anew(tried)
+        try:
+            _, state = self._ask(seen, None)
+            found, _ = self._ask(tried[:, -1:], state)
+        except Exception:  # its cache is of another kind, and transformers raises whatever its parts do
+            return False
+        return state.shape[4] == seen.shape[1] and bool(((found - anew).abs() <= SAME * (1 + anew.abs())).all())
+
+    def _check_length(self, length: int) -> None:
+        if self.window is not None and length > self.window:
+            raise UserError(f"a canary of {length} tokens is longer than the model's {self.window}")
 
     @torch.inference_mode()
     def bits(self, tokens: Sequence[int]) -> float:

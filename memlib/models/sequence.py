@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from memlib.identity import derive_seed
 from memlib.specs import LanguageSpec
 
+CACHE_BYTES = 2**30  # that states of prefixes may take in memory where nobody says otherwise
 START = 0  # the symbol before a window, and at the end of each line
 
 
@@ -46,6 +47,7 @@ class LanguageModel(nn.Module, ABC):
     """
 
     num_symbols: int
+    cache_bytes = CACHE_BYTES
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Scores of every symbol of a window given those before it.
@@ -125,8 +127,9 @@ class Recurrent(LanguageModel):
             w_input, w_hidden, b_input, b_hidden = (
                 getattr(self.cells, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
             )
-            if inputs is None:  # a symbol's part is a row of a table
-                from_input = F.linear(self.embedding.weight, w_input, b_input)[tokens]
+            if inputs is None:  # a symbol's part is a row of a table, of which only rows that are asked for are made
+                asked, places = torch.unique(tokens, return_inverse=True)
+                from_input = F.linear(self.embedding.weight[asked], w_input, b_input)[places]
             else:
                 from_input = F.linear(inputs, w_input, b_input)
             from_hidden = F.linear(state[:, layer, 0], w_hidden, b_hidden)[rows]
@@ -206,10 +209,34 @@ class Convolutional(LanguageModel):
 
     def following(self, seen: Tensor) -> Tensor:
         """See `LanguageModel.following`."""
+        none = torch.zeros(len(seen), sum(self._reach), self.embedding.embedding_dim, device=seen.device)
+        return self._scores_after(seen, none.to(self.scores.weight.dtype))[0]
+
+    def begin(self, context: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """See `LanguageModel.begin`; the state (rows, reach, width) is what each layer's next convolutions still see."""
+        seen = torch.tensor([[START, *context]], device=self.scores.weight.device)
+        none = self.scores.weight.new_zeros(1, sum(self._reach), self.embedding.embedding_dim)
+        scores, state = self._scores_after(seen, none)
+        return scores[:, -1], state
+
+    def advance(self, state: Tensor, rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """See `LanguageModel.advance`; nothing that was seen before is computed again."""
+        scores, state = self._scores_after(tokens[:, None], state[rows])
+        return scores[:, -1], state
+
+    @property
+    def _reach(self) -> list[int]:
+        """How many inputs before the present one each layer sees."""
+        return [(self.kernel - 1) * 2**layer for layer in range(len(self.convolutions))]
+
+    def _scores_after(self, seen: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores (batch, length, num_symbols) of what follows each symbol seen after the state, and the state after all."""
         hidden = self.embedding(seen).transpose(1, 2)
-        skipped = torch.zeros_like(hidden)
-        for layer, convolution in enumerate(self.convolutions):
-            padded = F.pad(hidden, ((self.kernel - 1) * 2**layer, 0))
+        skipped, before = torch.zeros_like(hidden), torch.split(state.transpose(1, 2), self._reach, dim=2)
+        after = []
+        for layer, (convolution, earlier) in enumerate(zip(self.convolutions, before, strict=True)):
+            padded = torch.cat([earlier, hidden], dim=2)
+            after.append(padded[:, :, padded.shape[2] - earlier.shape[2] :])
             if self.gated:
                 value, gate = convolution(padded).chunk(2, dim=1)
                 new = self.dropout(torch.tanh(value) * torch.sigmoid(gate))
@@ -218,7 +245,7 @@ class Convolutional(LanguageModel):
                 new = self.dropout(F.relu(convolution(padded)))
             hidden = hidden + new
         last = F.relu(skipped) if self.gated else hidden
-        return cast(Tensor, self.scores(last.transpose(1, 2)))
+        return self.scores(last.transpose(1, 2)), torch.cat(after, dim=2).transpose(1, 2)
 
 
 class Transformer(LanguageModel):
@@ -243,3 +270,34 @@ class Transformer(LanguageModel):
         hidden = self.embedding(seen) + self.positions[:length]
         ahead = torch.ones(length, length, dtype=torch.bool, device=seen.device).triu(1)
         return cast(Tensor, self.scores(self.blocks(hidden, mask=ahead)))
+
+    def begin(self, context: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """See `LanguageModel.begin`; the state (rows, length, layers, 2, width) holds keys and values of what was seen."""
+        weight = self.scores.weight
+        state = weight.new_zeros(1, 0, len(self.blocks.layers), 2, weight.shape[1])
+        return self._after(state, torch.tensor([[START, *context]], device=weight.device))
+
+    def advance(self, state: Tensor, rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """See `LanguageModel.advance`; nothing that was seen before is computed again."""
+        return self._after(state[rows], tokens[:, None])
+
+    def _after(self, state: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+        """What the blocks do to symbols (rows, new) after a state, dropout aside: scores of what follows, and the state."""
+        before, new = state.shape[1], seen.shape[1]
+        if before + new > self.window:
+            raise ValueError(f"a sequence of {before + new} symbols is longer than the model's window of {self.window}")
+        hidden, found = self.embedding(seen) + self.positions[before : before + new], []
+        ahead = torch.ones(new, before + new, dtype=torch.bool, device=seen.device).tril(before)
+        for number, layer in enumerate(self.blocks.layers):
+            block = cast(nn.TransformerEncoderLayer, layer)
+            attention, normed = block.self_attn, block.norm1(hidden)
+            query, key, value = F.linear(normed, attention.in_proj_weight, attention.in_proj_bias).chunk(3, dim=2)
+            kept = torch.cat([state[:, :, number], torch.stack([key, value], dim=2)], dim=1)  # (rows, length, 2, width)
+            found.append(kept)
+            apart = (len(hidden), -1, attention.num_heads, attention.head_dim)
+            q, k, v = (part.reshape(apart).transpose(1, 2) for part in (query, kept[:, :, 0], kept[:, :, 1]))
+            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=ahead).transpose(1, 2).flatten(2)
+            hidden = hidden + attention.out_proj(mixed)
+            hidden = hidden + block.linear2(F.gelu(block.linear1(block.norm2(hidden))))
+        norm = cast(nn.LayerNorm, self.blocks.norm)
+        return self.scores(norm(hidden[:, -1])), torch.stack(found, dim=2)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memlib.data.formats import Candidates
-from memlib.observe.likelihoods import Predictor, Work, symbol_costs
+from memlib.observe.likelihoods import Predictor, Work, row_bytes, symbol_costs
 
 Node = tuple[int, tuple[int, ...]]
 """Cost in units of 2^-16 bit, and the symbols that lead there."""
@@ -103,7 +103,8 @@ class ShortestPath:
         frontier: of an earlier search that is taken up.
         batch: nodes expanded in one model call; changes the number of evaluations, not the result.
         max_nodes: nodes in memory; beyond it the dearest half is dropped.
-        max_states: states of expanded prefixes in memory; others are computed again when they are needed.
+
+    States of expanded prefixes take as much memory as the predictor allows; others are computed again when they are needed.
     """
 
     def __init__(
@@ -115,12 +116,12 @@ class ShortestPath:
         frontier: Frontier | None = None,
         batch: int = 256,
         max_nodes: int = 5_000_000,
-        max_states: int = 200_000,
     ) -> None:
         self.frontier = frontier or Frontier()
         self._predictor, self._space, self._context = predictor, space, tuple(context)
-        self._batch, self._max_nodes, self._max_states = batch, max_nodes, max_states
+        self._batch, self._max_nodes = batch, max_nodes
         self._states: OrderedDict[tuple[int, ...], Tensor] = OrderedDict()
+        self._state_bytes = 0  # of all of them
         self._root: tuple[Tensor, Tensor] | None = None
 
     @torch.inference_mode()
@@ -194,14 +195,20 @@ class ShortestPath:
         """Scores of what follows prefixes of one length; keeps their states for their children."""
         if not prefixes[0]:
             logits, state = self._begin()
-        else:
-            parents = [self._state(path[:-1]) for path in prefixes]
-            tokens = torch.tensor([path[-1] for path in prefixes], device=parents[0].device)
-            rows = torch.arange(len(prefixes), device=parents[0].device)
-            logits, state = self._predictor.advance(torch.stack(parents), rows, tokens)
-        for path, row in zip(prefixes, state, strict=True):
-            self._keep(path, row)
-        return logits
+            self._keep((), state[0])
+            return logits
+        first = self._state(prefixes[0][:-1])
+        size = max(1, self._predictor.cache_bytes // (4 * row_bytes(first[None])))  # at a time
+        found = []
+        for start in range(0, len(prefixes), size):
+            some = prefixes[start : start + size]
+            parents = torch.stack([self._state(path[:-1]) for path in some])
+            tokens = torch.tensor([path[-1] for path in some], device=parents.device)
+            logits, state = self._predictor.advance(parents, torch.arange(len(some), device=parents.device), tokens)
+            found.append(logits)
+            for path, row in zip(some, state, strict=True):
+                self._keep(path, row)
+        return torch.cat(found)
 
     def _begin(self) -> tuple[Tensor, Tensor]:
         if self._root is None:
@@ -223,9 +230,11 @@ class ShortestPath:
         return state[0]
 
     def _keep(self, path: tuple[int, ...], state: Tensor) -> None:
+        before = self._states.pop(path, None)
         self._states[path] = state.clone()
-        if len(self._states) > self._max_states:
-            self._states.popitem(last=False)
+        self._state_bytes += row_bytes(state[None]) - (0 if before is None else row_bytes(before[None]))
+        while self._state_bytes > self._predictor.cache_bytes and len(self._states) > 1:
+            self._state_bytes -= row_bytes(self._states.popitem(last=False)[1][None])
 
 
 @torch.inference_mode()

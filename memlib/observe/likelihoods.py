@@ -24,6 +24,8 @@ class Predictor(Protocol):
     """What is asked of a sequence model; see `models.sequence.LanguageModel`."""
 
     num_symbols: int
+    cache_bytes: int
+    """That states may take in memory; what does not fit is computed again."""
 
     def begin(self, context: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Scores (1, num_symbols) of what follows a context, and the state (1, ...) after it."""
@@ -88,6 +90,23 @@ def _rows_at_once(predictor: Predictor) -> int:
     return max(1, min(BATCH, 2**25 // predictor.num_symbols))
 
 
+def _fitting(predictor: Predictor, state: Tensor, places: int, *, growth: float = 1.0) -> int:
+    """How many prefixes' states fit into memory, as many of each of some places of a tree.
+
+    Args:
+        predictor: says how much memory there is.
+        state: of some prefixes.
+        places: how many.
+        growth: how much larger states will be at most: they grow with what they have seen, or not at all.
+    """
+    return max(1, int(predictor.cache_bytes / (max(1, places) * growth * row_bytes(state))))
+
+
+def row_bytes(state: Tensor) -> int:
+    """Return the bytes of the state of one prefix."""
+    return max(1, state[:1].numel() * state.element_size())
+
+
 @torch.inference_mode()
 def sequence_costs(
     predictor: Predictor, tokens: NDArray[np.int64], *, context: Sequence[int] = (), batch: int | None = None
@@ -103,8 +122,9 @@ def sequence_costs(
     Returns:
         (num_sequences,) int64, units of 2^-16 bit.
     """
-    batch = batch or _rows_at_once(predictor)
     logits, state = predictor.begin(context)
+    growth = (1 + len(context) + tokens.shape[1]) / (1 + len(context))
+    batch = batch or min(_rows_at_once(predictor), _fitting(predictor, state, 2, growth=growth))
     order = np.lexsort(tokens.T[::-1])
     found = np.zeros(len(tokens), dtype=np.int64)
     for start in range(0, len(tokens), batch):
@@ -124,7 +144,11 @@ def candidate_costs(
     tokens, contexts = space.tokens(choices), space.contexts(choices)
     if contexts is None:
         return sequence_costs(predictor, tokens, context=context, batch=batch)
-    batch, parts = batch or _rows_at_once(predictor), []
+    if batch is None:
+        first = predictor.begin_each(torch.from_numpy(contexts[:1]))[1]
+        growth = (1 + contexts.shape[1] + tokens.shape[1]) / (1 + contexts.shape[1])
+        batch = min(_rows_at_once(predictor), _fitting(predictor, first, 2, growth=growth))
+    parts = []
     for start in range(0, len(tokens), batch):
         logits, state = predictor.begin_each(torch.from_numpy(contexts[start : start + batch]))
         parts.append(_costs_of_block(predictor, tokens[start : start + batch], logits, state))
@@ -206,7 +230,8 @@ def leaf_costs(
                 chosen = torch.arange(len(slot), device=device).repeat(len(costs))
             else:
                 parents, chosen = torch.nonzero(costs <= limit, as_tuple=True)
-            step = max(1, rows_at_once // len(slot)) * len(slot)
+            most = min(rows_at_once, _fitting(predictor, state, space.end))
+            step = max(1, most // len(slot)) * len(slot)
             for start in range(0, len(parents), step):
                 rows, columns = parents[start : start + step], chosen[start : start + step]
                 now, grown = costs[rows, columns], paths

@@ -211,6 +211,7 @@ class ModelAt:
         quantize: whether its weights are forced to 256 values each.
         precision: of its evaluation.
         step: the checkpoint's, where it lies within an epoch.
+        cache_gb: of memory for states of prefixes; part of no key.
     """
 
     data: CorpusData
@@ -219,6 +220,7 @@ class ModelAt:
     quantize: bool
     precision: str
     step: int | None = None
+    cache_gb: float = 1.0
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -241,6 +243,7 @@ class ModelAt:
         assert isinstance(model, LanguageModel)
         if self.quantize:
             quantize_weights(model)
+        model.cache_bytes = int(self.cache_gb * 1e9)
         return model.to(device, getattr(torch, self.precision)).eval()
 
     def loss(self, model: Predictor, windows: NDArray[np.int32], device: torch.device) -> float:
@@ -267,6 +270,7 @@ class OutsideModel:
         data: the corpus, which names it.
         digest: of its files and code.
         precision: of its evaluation.
+        cache_gb: of memory for states of prefixes; part of no key.
     """
 
     data: CorpusData
@@ -274,6 +278,7 @@ class OutsideModel:
     precision: str
     model: None = None
     epoch: float = 0
+    cache_gb: float = 1.0
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -292,6 +297,8 @@ class OutsideModel:
         from memlib.models.outside import HuggingFace
 
         model = self.data.outside
+        assert model is not None
+        model.cache_bytes = int(self.cache_gb * 1e9)
         return model.to(device, getattr(torch, self.precision)) if isinstance(model, HuggingFace) else model
 
     def loss(self, model: Predictor, windows: NDArray[np.int32], device: torch.device) -> float:

@@ -1,7 +1,7 @@
 """The recipe of an exposure audit."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -15,6 +15,8 @@ Method = Literal["auto", "pruned", "enumerated", "sampled", "extrapolated"]
 
 class Config(Spec):
     """How candidates are scored."""
+
+    added_later: ClassVar[frozenset[str]] = frozenset({"cache_gb"})
 
     method: Method = "auto"
     """pruned: the exact rank by walking only prefixes that cost no more than the canary; enumerated: by walking all;
@@ -40,6 +42,8 @@ class Config(Spec):
     every canary lies below it; null: no such claim is made."""
     seed: int = Field(default=0, ge=0, le=MOST_SEED)
     """Of references and bootstrap."""
+    cache_gb: float = Field(default=1.0, gt=0, le=MOST_NUMBER)
+    """Gigabytes of memory that an asked model may keep of prefixes; what does not fit is made again. Changes no result."""
 
 
 class ExtractionSpec(Spec):

@@ -97,6 +97,40 @@ def test_ranks_and_extraction_of_joined_digits_are_brute_force(model: HuggingFac
     assert sorted(np.concatenate(parts).tolist()) == order
 
 
+def test_keys_and_values_are_kept_and_give_what_computing_anew_gives(model: HuggingFace) -> None:
+    tokens = torch.randint(model.num_symbols, (6, 20), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        logits, state = model.begin_each(tokens[:, :4])
+        assert state.shape == (6, 1, 2, 2, 5, 8)  # rows, layers, keys and values, heads, length, dim
+        for place in range(4, 20):
+            logits, state = model.advance(state, torch.arange(6), tokens[:, place])
+        anew = model._ask_anew(torch.cat([torch.zeros(6, 1, dtype=torch.int64), tokens], dim=1))
+    torch.testing.assert_close(logits, anew, rtol=1e-10, atol=1e-10)
+    with pytest.raises(UserError, match="longer than the model's 32"), torch.inference_mode():
+        for _ in range(12):
+            logits, state = model.advance(state, torch.arange(6), tokens[:, 0])
+
+
+def test_a_model_that_does_not_keep_all_is_computed_anew(folder: Path, tmp_path: Path) -> None:
+    """Mistral's attention sees a window of some tokens, and so does what it keeps."""
+    import shutil
+
+    import transformers
+
+    shutil.copytree(folder, tmp_path / "sliding")
+    config = transformers.MistralConfig(
+        vocab_size=340, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, sliding_window=4, max_position_embeddings=32,
+    )  # fmt: skip
+    transformers.MistralForCausalLM(config).save_pretrained(tmp_path / "sliding")
+    sliding = HuggingFace(str(tmp_path / "sliding")).to(torch.device("cpu"), torch.float64)
+    with torch.inference_mode():
+        logits, state = sliding.begin([3, 5, 7, 9, 2, 4])
+        assert state.tolist() == [[0, 3, 5, 7, 9, 2, 4]]
+        logits, state = sliding.advance(state, torch.tensor([0, 0]), torch.tensor([1, 6]))
+        torch.testing.assert_close(logits[1:], sliding._ask_anew(torch.tensor([[0, 3, 5, 7, 9, 2, 4, 6]])))
+
+
 def test_a_tokenizer_that_begins_texts_with_a_space(tmp_path: Path) -> None:
     model = HuggingFace(str(save_model(tmp_path, metaspace=True))).to(torch.device("cpu"), torch.float64)
     space = spell(FORM, model, known_prefix=False, known_suffix=True)
@@ -180,7 +214,8 @@ class Counting:
 @pytest.mark.parametrize("states", [True, False])
 def test_a_model_by_the_protocol_is_brute_force(states: bool) -> None:
     mine = Counting(states=states)
-    model = Answering(mine, name="counting", max_states=50)
+    model = Answering(mine, name="counting")
+    model.cache_bytes = 10_000  # some 50 states
     space = Format("a{d3}b", {}).space({s: n for n, s in enumerate(mine.vocabulary)}, "character")
     bits = [-mine.table[a, b] / np.log(2) for a, b in itertools.product(range(14), repeat=2)]
     unit = np.round(np.array(bits) * UNITS_PER_BIT).astype(np.int64).reshape(14, 14)

@@ -1,5 +1,6 @@
 """Ranks and extraction against brute force by an independent slow scorer, with ties, for several models."""
 
+import contextlib
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -34,7 +35,7 @@ def model(kind: str, *, seed: int = 0, sharp: float = 4.0) -> LanguageModel:
 class Orderless:
     """Independent symbols: candidates that are permutations of one another tie."""
 
-    num_symbols = SYMBOLS
+    num_symbols, cache_bytes = SYMBOLS, 2**30
 
     def __init__(self) -> None:
         self.logits = torch.linspace(-3, 2, SYMBOLS, dtype=torch.float64)[None]
@@ -166,11 +167,43 @@ def test_a_search_is_taken_up_where_it_stopped(tmp_path: Path) -> None:
     assert again.run(top=3).leaves == whole.leaves
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_going_on_from_a_state_is_computing_anew(kind: str) -> None:
+    net, rng = model(kind, seed=5), torch.Generator().manual_seed(0)
+    tokens = torch.randint(SYMBOLS, (20, 6), generator=rng)
+    with torch.inference_mode():
+        logits, state = net.begin(CONTEXT)
+        rows = torch.zeros(20, dtype=torch.int64)
+        for place in range(6):
+            seen = torch.cat([torch.tensor([[0, *CONTEXT]]).expand(20, -1), tokens[:, : place + 1]], dim=1)
+            logits, state = net.advance(state, rows, tokens[:, place])
+            torch.testing.assert_close(logits, net.following(seen)[:, -1], rtol=1e-12, atol=1e-12)
+            rows = torch.randperm(20, generator=rng)  # children come in any order, of any parent
+            tokens = tokens[rows]
+        with pytest.raises(ValueError, match="window") if kind == "transformer" else contextlib.nullcontext():
+            for _ in range(9):
+                logits, state = net.advance(state, rows, tokens[:, 0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_little_memory_changes_no_cost_and_no_rank(kind: str) -> None:
+    net, tokens = model(kind), SPACE.tokens(np.concatenate(list(SPACE.blocks(100))))
+    costs = sequence_costs(net, tokens, context=CONTEXT)
+    every = np.sort(np.concatenate(list(leaf_costs(net, SPACE, context=CONTEXT))))
+    best = ShortestPath(net, SPACE, context=CONTEXT).run(top=3)
+    net.cache_bytes = 1
+    assert sequence_costs(net, tokens, context=CONTEXT).tolist() == costs.tolist()
+    assert np.sort(np.concatenate(list(leaf_costs(net, SPACE, context=CONTEXT)))).tolist() == every.tolist()
+    assert ShortestPath(net, SPACE, context=CONTEXT).run(top=3).leaves == best.leaves
+
+
 def test_few_states_and_few_nodes() -> None:
     """States that were dropped are computed again; dropped nodes are owned up to."""
     net = model("transformer", sharp=1)
     whole = ShortestPath(net, SPACE, context=CONTEXT, batch=4).run(top=2)
-    small = ShortestPath(net, SPACE, context=CONTEXT, batch=4, max_states=2).run(top=2)
+    net.cache_bytes = 20_000  # a few states
+    small = ShortestPath(net, SPACE, context=CONTEXT, batch=4).run(top=2)
+    net.cache_bytes = 2**30
     assert small.leaves == whole.leaves
     assert small.evaluations > whole.evaluations
     tight = ShortestPath(net, SPACE, context=CONTEXT, batch=4, max_nodes=6).run(top=SPACE.size)
