@@ -4,24 +4,31 @@
 
 A 2 x 200 LSTM of characters (Carlini 2019, section 3) that has seen one nine-digit canary in every eighth line. Enumeration
 of a prefix tree against scoring candidates one by one from the start; the pruned rank of a likely candidate against
-enumeration; counting 10^6 references for 40 canaries against a plain loop. Prints ratios.
+enumeration; counting 10^6 references for 40 canaries against a plain loop. Then the walk of 10,000 candidates after a
+context of 24 tokens: a GPT-2 of Hugging Face's with random weights, a transformer, dilated convolutions and a model of
+words, against a forward pass for each candidate, and against the model calls that the walk makes, alone. Prints ratios.
 """
 
 import argparse
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from memlib.data.formats import Space
-from memlib.models.sequence import LanguageModel, build_language_model
+from memlib.models.outside import HuggingFace
+from memlib.models.sequence import START, LanguageModel, build_language_model
 from memlib.observe.extraction import ShortestPath
-from memlib.observe.likelihoods import Work, leaf_costs, ranks, sequence_costs
+from memlib.observe.likelihoods import Predictor, Work, leaf_costs, ranks, sequence_costs
 from memlib.specs import LanguageSpec
 
-SYMBOLS, STEPS = 50, 150
+SYMBOLS, STEPS, WORDS = 50, 150, 10_000
 CANARY = (3, 9, 2, 7, 5, 10, 1, 4, 6)
 CONTEXT = tuple(range(20, 40))  # the prefix: 20 characters
 
@@ -59,8 +66,90 @@ def naive(net: LanguageModel, space: Space, seconds: float) -> float:
     return done / (time.perf_counter() - started)
 
 
+def gpt2(folder: Path) -> HuggingFace:
+    """A GPT-2 with random weights, and a tokenizer that it needs to be loaded."""
+    import tokenizers
+    import transformers
+
+    words = {"<end>": 0} | {f"w{number}": number for number in range(1, WORDS)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<end>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", unk_token="<end>")
+    fast.add_tokens(["a", "1", "."])
+    fast.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=len(fast), n_positions=64, n_embd=256, n_layer=4, n_head=8, eos_token_id=0)
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    return HuggingFace(str(folder)).to(torch.device("cpu"), torch.float64)
+
+
+class Counted:
+    """A model whose calls are timed."""
+
+    def __init__(self, model: Predictor) -> None:
+        self.num_symbols, self.cache_bytes, self._model, self.seconds = model.num_symbols, 2**30, model, 0.0
+
+    def begin(self, context: Sequence[int]) -> tuple[Tensor, Tensor]:
+        return self._timed(lambda: self._model.begin(context))
+
+    def begin_each(self, contexts: Tensor) -> tuple[Tensor, Tensor]:
+        return self._timed(lambda: self._model.begin_each(contexts))
+
+    def advance(self, state: Tensor, rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        return self._timed(lambda: self._model.advance(state, rows, tokens))
+
+    def _timed(self, work: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        started = time.perf_counter()
+        found = work()
+        self.seconds += time.perf_counter() - started
+        return found
+
+
+def walks(times: int) -> None:
+    """Print what a walk takes beside one forward pass a candidate, and beside its model calls alone."""
+    kinds = {"transformer": 50, "wavenet": 50, "words (LSTM, 10,000)": WORDS}
+    with tempfile.TemporaryDirectory() as folder:
+        models: dict[str, Any] = {"GPT-2 (Hugging Face)": gpt2(Path(folder))}
+        for name, symbols in kinds.items():
+            kind = "lstm" if name.startswith("words") else name
+            spec = LanguageSpec.model_validate({"architecture": kind, "width": 256, "layers": 4, "heads": 8})
+            models[name] = build_language_model(spec, symbols, 64, seed=0).double().eval()
+    space, context = Space((tuple(range(1, 11)),) * 4), tuple(range(11, 35))
+    every = space.tokens(np.concatenate(list(space.blocks(1000))))
+    print(
+        "| model | candidates | a forward pass each, ms | the walk, ms | ratio (range) | of its model calls (range) | costs differ by |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for name, model in models.items():
+        slow, fast, over = [], [], []
+        for _ in range(times):  # in turns
+            some = every[np.random.default_rng(0).permutation(len(every))[:256]]
+            rows = torch.from_numpy(np.concatenate([np.tile((START, *context), (len(some), 1)), some[:, :-1]], axis=1))
+            with torch.inference_mode():
+                started = time.perf_counter()
+                forward = model._model(input_ids=rows).logits if isinstance(model, HuggingFace) else model.following(rows)
+                slow.append((time.perf_counter() - started) * 1e3 / len(some))
+            counted, started = Counted(model), time.perf_counter()
+            found = np.concatenate(list(leaf_costs(counted, space, context=context)))
+            seconds = time.perf_counter() - started
+            fast.append(seconds * 1e3 / len(every))
+            over.append(seconds / counted.seconds)
+        logs = torch.log_softmax(forward[:, len(context) :], dim=2) / np.log(2)
+        anew = -logs.gather(2, torch.from_numpy(some)[..., None])[..., 0].sum(dim=1).numpy()
+        order = {
+            tuple(row): cost for row, cost in zip(every.tolist(), sequence_costs(model, every, context=context), strict=True)
+        }
+        apart = max(abs(order[tuple(row)] / 65536 - bits) for row, bits in zip(some.tolist(), anew, strict=True))
+        assert np.array_equal(np.sort(found), np.sort(list(order.values())))
+        ratios = np.array(slow) / np.array(fast)
+        print(f"| {name} | {len(every):,} | {np.median(slow):.2f} | {np.median(fast):.3f} | {np.median(ratios):.0f} "
+              f"({ratios.min():.0f} to {ratios.max():.0f}) | {np.median(over):.2f} ({min(over):.2f} to {max(over):.2f}) "
+              f"| {apart:.1e} bits |", flush=True)  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--walks", type=int, default=3, help="repeats of the walks; 0 leaves them out")
     parser.add_argument("--digits", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=20)
     options = parser.parse_args()
@@ -100,7 +189,9 @@ def main() -> None:
     print(f"10^6 references, 40 canaries: {ours * 1e3:.0f} ms; a plain loop {plain:.1f} s; ratio {plain / ours:.0f}x")
     tokens = nine.tokens(nine.sample(1000, rng))
     same = np.array_equal(sequence_costs(net, tokens, context=CONTEXT), sequence_costs(net, tokens, context=CONTEXT, batch=7))
-    print(f"costs of 1,000 candidates in batches of 4096 and of 7 equal: {same}")
+    print(f"costs of 1,000 candidates in batches of 4096 and of 7 equal: {same}\n")
+    if options.walks:
+        walks(options.walks)
 
 
 if __name__ == "__main__":
