@@ -3,8 +3,12 @@
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
+
+hypothesis.settings.register_profile("loaded", deadline=None)  # other work may share the cores
+hypothesis.settings.load_profile("loaded")
 
 
 @pytest.fixture(autouse=True, scope="session")
