@@ -7,7 +7,7 @@ import hypothesis
 import pytest
 import torch
 
-hypothesis.settings.register_profile("loaded", deadline=None)  # other work may share the cores
+hypothesis.settings.register_profile("loaded", parent=hypothesis.settings(), deadline=None)  # other work may share the cores
 hypothesis.settings.load_profile("loaded")
 
 
