@@ -120,15 +120,24 @@ class Answering:
 
 
 def bytes_of(value: Any) -> int:
-    """Return about how much memory a value takes: its arrays and what its containers hold, shared parts each time."""
-    if isinstance(value, Tensor | np.ndarray):
-        return int(value.nbytes)
-    if isinstance(value, Mapping):
-        return sum(map(bytes_of, value.values())) + getsizeof(value)
-    if isinstance(value, list | tuple | set | frozenset):
-        return sum(map(bytes_of, value)) + getsizeof(value)
-    held = getattr(value, "__dict__", None)
-    return getsizeof(value) + (sum(map(bytes_of, held.values())) if held else 0)
+    """Return about how much memory a value takes: its arrays, and what its containers and attributes hold, each once."""
+    total, left, seen = 0, [value], set[int]()
+    while left:
+        one = left.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, Tensor | np.ndarray):
+            total += int(one.nbytes)
+            continue
+        total += getsizeof(one, 0)
+        if isinstance(one, Mapping):
+            left += one.values()
+        elif isinstance(one, list | tuple | set | frozenset):
+            left += one
+        else:
+            left += getattr(one, "__dict__", {}).values()
+    return total
 
 
 class HuggingFace:

@@ -15,7 +15,7 @@ from memlib.data.formats import Format
 from memlib.data.spelling import Spelled, spell
 from memlib.errors import RunError, UserError
 from memlib.models.external import outside_digest
-from memlib.models.outside import Answering, HuggingFace, load_outside
+from memlib.models.outside import Answering, HuggingFace, bytes_of, load_outside
 from memlib.observe.extraction import ShortestPath, beam_search
 from memlib.observe.likelihoods import UNITS_PER_BIT, leaf_costs, ranks, sequence_costs
 from memlib.specs import HuggingFaceSpec, ProtocolSpec
@@ -225,6 +225,16 @@ def test_a_model_by_the_protocol_is_brute_force(states: bool) -> None:
     best = ShortestPath(model, space, batch=5).run(top=3)
     assert [cost for cost, _ in best.leaves] == np.sort(truth)[:3].tolist()
     assert (mine.known > 0) == states
+
+
+def test_states_are_counted_by_their_bytes() -> None:
+    class Held:
+        def __init__(self) -> None:
+            self.keys, self.itself = torch.zeros(1000, dtype=torch.float64), self
+
+    assert 8000 <= bytes_of(Held()) < 10_000
+    assert bytes_of([np.zeros(1000), {"a": torch.zeros(1000)}]) >= 12_000
+    assert bytes_of(None) < 100
 
 
 def test_mistaken_models_are_named(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
