@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from inspect import signature
 from pathlib import Path
 from sys import getsizeof
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -135,7 +136,7 @@ def bytes_of(value: Any) -> int:
             left += one.values()
         elif isinstance(one, list | tuple | set | frozenset):
             left += one
-        else:
+        elif not callable(one) and not isinstance(one, ModuleType):  # these are code, or the model itself
             left += getattr(one, "__dict__", {}).values()
     return total
 
