@@ -127,7 +127,7 @@ def walks(times: int) -> None:
             rows = torch.from_numpy(np.concatenate([np.tile((START, *context), (len(some), 1)), some[:, :-1]], axis=1))
             with torch.inference_mode():
                 started = time.perf_counter()
-                forward = model._model(input_ids=rows).logits if isinstance(model, HuggingFace) else model.following(rows)
+                forward = model.model(input_ids=rows).logits if isinstance(model, HuggingFace) else model.following(rows)
                 slow.append((time.perf_counter() - started) * 1e3 / len(some))
             counted, started = Counted(model), time.perf_counter()
             found = np.concatenate(list(leaf_costs(counted, space, context=context)))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from memlib.audits.exposure.asking import told
+from memlib.audits.exposure.asking import reference_rng, told
 from memlib.audits.exposure.models import CorpusData, ModelAt, OutsideModel
 from memlib.audits.exposure.recipe import Recipe
 from memlib.audits.exposure.stages import Asked, MakeCorpus, Perplexities, Ranks, Report, Score, Search, rank_stages
@@ -14,13 +14,14 @@ from memlib.identity import derive_seed
 from memlib.models.external import outside_digest
 from memlib.publishing import run_id
 from memlib.records import RunRecord
-from memlib.specs import HuggingFaceSpec, ProtocolSpec
+from memlib.specs import HuggingFaceSpec, PretrainedSpec, ProtocolSpec
 from memlib.specs.subject import TrainIt
 from memlib.stage import AnyArtifact, Artifact, Runner
 from memlib.training.files import step_file, weights_file
 from memlib.training.fit import Train, TrainedModel
+from memlib.training.pretrained import TakeOver
 
-STAGES = (MakeCorpus, Train, Perplexities, Ranks, Search, Score, Report)
+STAGES = (TakeOver, MakeCorpus, Train, Perplexities, Ranks, Search, Score, Report)
 NONE, ALL = "no canary", "all canaries"
 
 
@@ -38,6 +39,7 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     scores = runner.run(Score(recipe, asked, costs, counts, searches))
     report = runner.run(Report(recipe, run_id(recipe, scores), scores, data))
     named: dict[str, AnyArtifact] = {"corpus": data.corpus}
+    named |= {} if data.base is None else {"base": data.base}
     named |= {model.stage.name: artifact for model, artifact in zip(models, trained, strict=True)}
     named |= {f"search {number}": search for number, search in enumerate(searches)}
     return runner.publish(recipe, scores, report, named)
@@ -45,17 +47,24 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
 
 def _data(runner: Runner, recipe: Recipe) -> CorpusData:
     """The corpus; what cannot be asked is refused, and what cannot be found is said, before anything is trained."""
-    stage = MakeCorpus(recipe.data, recipe.canaries, elsewhere=recipe.trained is not None)
+    base = None
+    if isinstance(recipe.subject, TrainIt) and isinstance(recipe.subject.model, PretrainedSpec):
+        base = runner.run(TakeOver(recipe.subject.model))
+    stage = MakeCorpus(recipe.data, recipe.canaries, elsewhere=recipe.trained is not None, base=base)
     if problem := stage.missing(level=recipe.score.alpha / (2 * len(recipe.cells))):
         runner.warn(problem)
-    data = CorpusData(runner.run(stage), recipe.data, recipe.canaries, recipe.trained)
+    data = CorpusData(runner.run(stage), recipe.data, recipe.canaries, recipe.trained, base)
     for cell in recipe.cells.values():
         _check_known(cell, replace(data, canaries=cell.canaries))
     return data
 
 
 def _check_known(recipe: Recipe, data: CorpusData) -> None:
-    """Finds a search that has nothing to search for before anything is trained."""
+    """Finds a search that has nothing to search for, and candidates that cannot be spelt, before anything is trained."""
+    if data.base is not None:
+        references = data.space.sample(recipe.score.references, reference_rng(recipe.score.seed))
+        for candidates in (references, data.choices(tuple(data.table["canary"].to_pylist()))):
+            data.space.tokens(candidates)
     for known in recipe.extraction.known if recipe.extraction is not None else ():
         told(data.space, data.choices((0,))[0], known)
 
@@ -92,10 +101,11 @@ def _models(recipe: Recipe, data: CorpusData) -> list[_Model]:
                     name=" ".join(filter(None, [variant, group, str(seed)])),
                     model=subject.model,
                     training=training,
-                    num_classes=len(data.vocabulary),
+                    num_classes=len(data.corpus.content.symbols),
                     shard=shard,
                     splits=splits,
                     roles=(TRAIN, *(role_of(canary) for canary in seen)),
+                    base=data.base,
                 )
                 found.append(_Model(variant, seed, seen, stage))
     return found

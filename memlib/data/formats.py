@@ -177,7 +177,7 @@ class Format:
         """For each place of the sequence the symbols it may hold.
 
         Args:
-            unit: character or word.
+            unit: character or word; a token stands for characters.
 
         Raises:
             UserError: for an unknown alphabet, no hole, or holes that are no whole words.
@@ -194,7 +194,7 @@ class Format:
         for number, part in enumerate(parts):
             if isinstance(part, list):
                 places += part
-            elif unit == "character":
+            elif unit != "word":
                 places += [(symbol,) for symbol in part]
             else:
                 self._check_words(part, first=number == 0, last=number == len(parts) - 1)
@@ -221,7 +221,7 @@ class Format:
     def choices(self, text: str, unit: str) -> list[int] | None:
         """Which symbol a filled-in text has in each place; None where it does not fill the format."""
         places = self.places(unit)
-        symbols = list(text) if unit == "character" else text.split()
+        symbols = text.split() if unit == "word" else list(text)
         if len(symbols) != len(places) or any(s not in place for s, place in zip(symbols, places, strict=True)):
             return None
         return [place.index(symbol) for symbol, place in zip(symbols, places, strict=True)]
@@ -241,4 +241,4 @@ class Format:
 
 def render(symbols: Sequence[str], unit: str) -> str:
     """Symbols as text."""
-    return ("" if unit == "character" else " ").join(symbols)
+    return (" " if unit == "word" else "").join(symbols)

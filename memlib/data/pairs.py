@@ -25,6 +25,7 @@ from memlib.data.text import (
     drawn_kinds,
     num_carriers,
     place_canaries,
+    rendered,
     split_table,
     text_candidates,
 )
@@ -84,7 +85,7 @@ def build_pairs(text: str, spec: TextSpec, canaries: SecretsSpec, *, secret: byt
     before, after = source_tokens(space, source, number, spec.unit, drawn), space.tokens(drawn)
     rows = [plain, *(_row(before[canary], after[canary], spec.window)[None] for canary, _ in placed)]
     names = [f"pair {row:08d}" for row in range(len(plain))]
-    table = canary_table(space, drawn, insertions, drawn_kinds(insertions), vocabulary, spec.unit)
+    table = canary_table(drawn, insertions, drawn_kinds(insertions), rendered(space, drawn, vocabulary, spec.unit))
     return Corpus(np.concatenate(rows), vocabulary, split_table(names, num_validation, placed), table)
 
 

@@ -10,7 +10,7 @@ import importlib
 import lzma
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import fsspec
@@ -42,7 +42,7 @@ def read_text(source: TextSource) -> str:
     if isinstance(source, TextFileSource | PairsFileSource):
         text = _read_file(source.path)
     elif isinstance(source, TextParquetSource):
-        text = _read_parquet(source)
+        text = LINE_END.join(read_texts(source))
     else:
         topics = importlib.import_module("pydoc_data.topics").topics
         text = "\n".join(str(topics[name]) for name in sorted(topics))
@@ -61,7 +61,12 @@ def _read_file(path: str) -> str:
         raise UserError(f"cannot read the text {path} ({error})") from error
 
 
-def _read_parquet(source: TextParquetSource) -> str:
+def read_texts(source: TextParquetSource) -> list[str]:
+    """Return the documents of Parquet files.
+
+    Raises:
+        UserError: when they cannot be read.
+    """
     fs, path = open_location(source.path)
     files = sorted(fs.glob(path)) if "*" in path else [path]
     if not files:
@@ -72,12 +77,12 @@ def _read_parquet(source: TextParquetSource) -> str:
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         said = str(error).splitlines()[0]
         raise UserError(f"cannot read column {source.text_column!r} of {source.path} ({said})") from error
-    return LINE_END.join(str(text) for text in table[source.text_column].to_pylist() if text)
+    return [str(text) for text in table[source.text_column].to_pylist() if text]
 
 
-def text_digest(text: str) -> str:
-    """What a key says of a text."""
-    return hashlib.sha256(text.encode()).hexdigest()
+def text_digest(text: str | Sequence[str]) -> str:
+    """What a key says of a text, or of documents in order."""
+    return hashlib.sha256((text if isinstance(text, str) else "\0".join(text)).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -188,7 +193,10 @@ def build_corpus(
     rng = np.random.default_rng(keyed_seed(secret, "places", canaries.seed))
     if known:
         training = plain[: count - num_validation].ravel() if count_here else plain[:0].ravel()
-        drawn, insertions, kinds = _known_canaries(space, known, unseen, canaries, secret, training)
+        drawn, insertions, kinds = known_canaries(
+            space, known, unseen, canaries, secret,
+            lambda row: _occurrences(training, space.tokens(np.array([row], dtype=np.int32))[0]),
+        )  # fmt: skip
         inserted = []
     else:
         drawn, insertions = draw_canaries(space, canaries, secret)
@@ -199,9 +207,9 @@ def build_corpus(
     rows = [plain]
     for canary, row in placed:
         window = plain[row].copy()
-        _write(window, space.tokens(drawn[canary : canary + 1])[0], rng)
+        insert(window, space.tokens(drawn[canary : canary + 1])[0], rng)
         rows.append(window[None])
-    table = canary_table(space, drawn, insertions, kinds, vocabulary, spec.unit)
+    table = canary_table(drawn, insertions, kinds, rendered(space, drawn, vocabulary, spec.unit))
     return Corpus(np.concatenate(rows), vocabulary, split_table(names, num_validation, placed), table)
 
 
@@ -258,13 +266,13 @@ def drawn_kinds(insertions: Sequence[int]) -> list[str]:
     return [INSERTED if times else NEVER for times in insertions]
 
 
-def _known_canaries(
+def known_canaries(
     space: Space,
     known: Sequence[Secret],
     unseen: Sequence[Secret],
     canaries: SecretsSpec,
     secret: bytes,
-    training: NDArray[np.int32],
+    seen: Callable[[Sequence[int]], int],
 ) -> tuple[Choices, list[int], list[str]]:
     """The secrets with how often they were seen, others of their kind, and drawn candidates that are none and nowhere.
 
@@ -274,12 +282,8 @@ def _known_canaries(
         unseen: others of their kind.
         canaries: format, and how many candidates are drawn.
         secret: draws them.
-        training: what the model sees, as far as it is known.
+        seen: how often what the model sees holds a candidate, as far as it is known.
     """
-
-    def seen(choices: Sequence[int]) -> int:
-        return _occurrences(training, space.tokens(np.array([choices], dtype=np.int32))[0])
-
     insertions = [said.times or seen(said.choices) for said in known]
     if 0 in insertions:
         raise UserError(
@@ -309,11 +313,13 @@ def _check_unseen(known: Sequence[Secret], unseen: Sequence[Secret], times: Sequ
 
 
 def _occurrences(text: NDArray[np.int32], tokens: NDArray[np.int64]) -> int:
-    """How often a text holds a sequence, wherever windows end."""
-    if len(text) < len(tokens):
-        return 0
-    views = np.lib.stride_tricks.sliding_window_view(text, len(tokens))
-    return int((views == tokens.astype(np.int32)).all(axis=1).sum())
+    """How often a text holds a sequence, wherever windows end and copies overlap."""
+    within, wanted, size = text.tobytes(), tokens.astype(text.dtype).tobytes(), text.itemsize
+    count, place = 0, within.find(wanted)
+    while place >= 0:
+        count += place % size == 0
+        place = within.find(wanted, place + 1)
+    return count
 
 
 def _check(num_training: int, carriers: int, length: int, spec: TextSpec) -> None:
@@ -334,12 +340,21 @@ def check_carriers(num_training: int, carriers: int, spec: TextSpec) -> None:
         )
 
 
-def _write(window: NDArray[np.int32], canary: NDArray[np.int64], rng: np.random.Generator) -> None:
-    """Puts a canary into a window as a line of its own, at a random place."""
+def insert(
+    window: NDArray[np.int32], canary: NDArray[np.int64], rng: np.random.Generator, *, start: int = 0, end: int = 0
+) -> None:
+    """Puts a canary into a window, in place, as a line or document of its own, at a random place.
+
+    Args:
+        window: (window,) symbols.
+        canary: (length,) symbols.
+        rng: draws the place.
+        start, end: the symbols before and after it.
+    """
     place = int(rng.integers(1, len(window) - len(canary)))
-    window[place - 1] = 0
+    window[place - 1] = start
     window[place : place + len(canary)] = canary
-    window[place + len(canary)] = 0
+    window[place + len(canary)] = end
 
 
 def split_table(plain: Sequence[str], num_validation: int, placed: Sequence[tuple[int, int]]) -> pa.Table:
@@ -366,18 +381,20 @@ def split_table(plain: Sequence[str], num_validation: int, placed: Sequence[tupl
     return pa.table({name: (columns | empty)[name] for name in SPLITS.arrow.names}).cast(SPLITS.arrow)
 
 
-def canary_table(
-    space: Space, drawn: Choices, insertions: Sequence[int], kinds: Sequence[str], vocabulary: Sequence[str], unit: str
-) -> pa.Table:
+def rendered(space: Space, drawn: Choices, vocabulary: Sequence[str], unit: str) -> list[str]:
+    """Drawn candidates as texts."""
+    return [render([vocabulary[symbol] for symbol in row], unit) for row in space.tokens(drawn).tolist()]
+
+
+def canary_table(drawn: Choices, insertions: Sequence[int], kinds: Sequence[str], texts: Sequence[str]) -> pa.Table:
     """tables.CANARIES of drawn candidates, in order."""
-    tokens = space.tokens(drawn)
     rows = [
         {
             "canary": number,
             "kind": kinds[number],
             "insertions": times,
             "choices": drawn[number].tolist(),
-            "text": render([vocabulary[symbol] for symbol in tokens[number].tolist()], unit),
+            "text": texts[number],
         }
         for number, times in enumerate(insertions)
     ]

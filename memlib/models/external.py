@@ -86,11 +86,24 @@ def encoder_digest(spec: EncoderSpec) -> str:
     return canonical_json([used, file_digest(Path(path))])
 
 
+def read_files(folder: str) -> dict[str, Path]:
+    """Return the files of a Hugging Face model that lie in the folder itself, but for those that are never read, by name.
+
+    Raises:
+        UserError: when there is no model.
+    """
+    return {name: path for name, path in _files_below(folder).items() if "/" not in name}
+
+
 def _folder_digest(folder: str) -> str:
     """Of a Hugging Face model's files, but for those that change nothing here."""
+    return canonical_json([[name, file_digest(path)] for name, path in _files_below(folder).items()])
+
+
+def _files_below(folder: str) -> dict[str, Path]:
     root = Path(folder)
     if not (root / "config.json").is_file():
         raise UserError(f"there is no Hugging Face model in {folder} (no config.json)")
     files = {path.relative_to(root): path for path in root.rglob("*") if path.is_file() and path.suffix not in NOT_READ}
     read = {name: path for name, path in files.items() if not any(part.startswith(".") for part in name.parts)}
-    return canonical_json([[name.as_posix(), file_digest(read[name])] for name in sorted(read)])
+    return {name.as_posix(): read[name] for name in sorted(read)}

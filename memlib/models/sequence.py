@@ -16,6 +16,7 @@ from memlib.identity import derive_seed
 from memlib.specs import LanguageSpec
 
 CACHE_BYTES = 2**30  # that states of prefixes may take in memory where nobody says otherwise
+MOST_ROWS = 256  # windows that are scored together
 START = 0  # the symbol before a window, and at the end of each line
 
 
@@ -47,6 +48,7 @@ class LanguageModel(nn.Module, ABC):
     """
 
     num_symbols: int
+    start = START
     cache_bytes = CACHE_BYTES
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -58,8 +60,16 @@ class LanguageModel(nn.Module, ABC):
         Returns:
             (batch, length, num_symbols).
         """
-        start = torch.full_like(tokens[:, :1], START)
+        start = torch.full_like(tokens[:, :1], self.start)
         return self.following(torch.cat([start, tokens[:, :-1]], dim=1).long())
+
+    def kept_state(self) -> dict[str, Tensor]:
+        """Return the weights that training makes, by name; of all these models, every one."""
+        return self.state_dict()
+
+    def most_rows(self, length: int) -> int:
+        """Return how many windows of a length may be scored together without much memory."""
+        return MOST_ROWS
 
     @abstractmethod
     def following(self, seen: Tensor) -> Tensor:

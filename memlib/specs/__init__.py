@@ -32,13 +32,16 @@ from memlib.specs.data import (
 )
 from memlib.specs.models import (
     STACKABLE,
+    AnyLanguageSpec,
     AnyModelSpec,
     Architecture,
     Backbone,
     ClassifierSpec,
     HuggingFaceSpec,
     LanguageSpec,
+    LoraSpec,
     ModelSpec,
+    PretrainedSpec,
     ProtocolSpec,
     SequenceModelSpec,
 )
@@ -75,6 +78,7 @@ from memlib.specs.training import (
 __all__ = [
     "CORNER",
     "STACKABLE",
+    "AnyLanguageSpec",
     "AnyModelSpec",
     "Architecture",
     "AugmentSpec",
@@ -103,6 +107,7 @@ __all__ = [
     "JoinedSource",
     "LanguageObjectiveSpec",
     "LanguageSpec",
+    "LoraSpec",
     "ModelSpec",
     "Needs",
     "NetsSpec",
@@ -116,6 +121,7 @@ __all__ = [
     "PictureFeature",
     "PlainSource",
     "Precision",
+    "PretrainedSpec",
     "PrivacySpec",
     "ProbeSpec",
     "ProtocolSpec",

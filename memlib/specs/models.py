@@ -1,11 +1,12 @@
 """Specs of models."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from memlib.specs.base import Spec
-from memlib.specs.limits import MOST_PIXELS, MOST_WIDTH
+from memlib.specs.limits import MOST_NUMBER, MOST_PIXELS, MOST_WIDTH
 
 TEACHER = "teacher_"  # before the names of layers
 Backbone = Literal[
@@ -110,6 +111,29 @@ class HuggingFaceSpec(Spec):
     """The folder with config.json, *.safetensors and the tokenizer."""
 
 
+class LoraSpec(Spec):
+    """Low-rank adapters (Hu 2021): beside some layers' weights a product of two small matrices learns, all else stays."""
+
+    rank: int = Field(default=8, ge=1, le=MOST_WIDTH)
+    """Of the product."""
+    alpha: float = Field(default=16, gt=0, le=MOST_NUMBER)
+    """The product is multiplied by alpha / rank."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Before the product."""
+    targets: tuple[str, ...] | None = None
+    """Names of layers, such as [q_proj, v_proj]; by default those that peft knows for the architecture."""
+
+
+class PretrainedSpec(HuggingFaceSpec):
+    """A causal language model of Hugging Face's transformers, from a folder, whose training goes on here (fine-tuning).
+
+    Its folder is taken into the store once, and tokens are its tokenizer's (data.unit token).
+    """
+
+    lora: LoraSpec | None = None
+    """null: all weights learn."""
+
+
 class ProtocolSpec(Spec):
     """A sequence model that answers `next_log_probs`; see README."""
 
@@ -127,4 +151,9 @@ class ProtocolSpec(Spec):
 SequenceModelSpec = Annotated[HuggingFaceSpec | ProtocolSpec, Field(discriminator="kind")]
 
 
-AnyModelSpec = Annotated[ModelSpec | ClassifierSpec | LanguageSpec, Field(discriminator="kind")]
+AnyModelSpec = Annotated[ModelSpec | ClassifierSpec | LanguageSpec | PretrainedSpec, Field(discriminator="kind")]
+AnyLanguageSpec = Annotated[
+    Annotated[LanguageSpec, Tag("language")] | Annotated[PretrainedSpec, Tag("huggingface")],
+    Discriminator(lambda given: given.get("kind", "language") if isinstance(given, Mapping) else given.kind),
+]
+"""Of models that are trained here; a recipe that names no kind means one of the project's own."""

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from memlib.specs.models import ClassifierSpec, LanguageSpec, ModelSpec
+from memlib.specs.models import ClassifierSpec, LanguageSpec, ModelSpec, PretrainedSpec
 from memlib.specs.training import TrainingSpec
 
-Model = TypeVar("Model", ModelSpec, ClassifierSpec, LanguageSpec)
+Model = TypeVar("Model", ModelSpec, ClassifierSpec, LanguageSpec, LanguageSpec | PretrainedSpec)
 
 
 @dataclass(frozen=True)

@@ -65,16 +65,18 @@ class TextSpec(Spec):
     """A corpus, cut into windows that a model sees one by one."""
 
     source: TextSource
-    unit: Literal["character", "word"] = "character"
-    """What a symbol is; words are what spaces part, and the end of a line is one."""
+    unit: Literal["character", "word", "token"] = "character"
+    """What a symbol is; words are what spaces part, and the end of a line is one. token: what the tokenizer of a model makes
+    that is fine-tuned; documents (rows of Parquet, help topics, what blank lines part in a text file) are put in random order
+    and packed into windows, with the tokenizer's end of a text after each."""
     window: int = Field(default=100, ge=8, le=MOST_PIXELS)
     """Symbols in a window; nothing passes from one to the next. Of pairs: in each side, with the end of its line."""
     fraction: float = Field(default=1.0, gt=0, le=1)
     """Use only the beginning of the text."""
     validation: float = Field(default=0.1, gt=0, lt=1)
-    """Share of the windows, the last ones, that no model trains on."""
+    """Share of the windows, the last ones, that no model trains on; of tokens: share of the documents, drawn at random."""
     vocabulary: int | None = Field(default=None, ge=2, le=MOST_EXAMPLES)
-    """The most frequent symbols that are told apart; others become <unk>. By default all."""
+    """The most frequent symbols that are told apart; others become <unk>. By default all. Of tokens: left out."""
 
     @property
     def paired(self) -> bool:

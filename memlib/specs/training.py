@@ -245,11 +245,15 @@ class PrivacySpec(Spec):
 class TrainingSpec(Spec):
     """How weights are made from images. All of it enters the key; machines and threads do not."""
 
+    added_later: ClassVar[frozenset[str]] = frozenset({"accumulate"})
+
     objective: ObjectiveSpec
     epochs: int = Field(ge=0, le=MOST_STEPS)
     """0 leaves the model at its initialisation."""
     batch_size: int | None = Field(default=256, ge=2, le=MOST_EXAMPLES)
     """Examples in one step over all workers; the last incomplete batch of an epoch is dropped. null: all at once."""
+    accumulate: int = Field(default=1, ge=1, le=MOST_EXAMPLES)
+    """Parts in which each worker computes its share of a batch, one after another, to save memory; language models alone."""
     patience: int | None = Field(default=None, ge=1, le=MOST_STEPS)
     """Stop when the validation loss has not fallen for so many epochs; the best epoch's weights are the model."""
     optimizer: OptimizerSpec = OptimizerSpec()
@@ -273,6 +277,8 @@ class TrainingSpec(Spec):
         late = [epoch for epoch in self.checkpoint_epochs if not 0 <= epoch <= self.epochs]
         if late:
             raise ValueError(f"checkpoint_epochs {late} are outside the {self.epochs} epochs of training")
+        if self.accumulate > 1 and (self.objective.kind != "language" or self.privacy is not None):
+            raise ValueError("accumulate is for language models that are trained without privacy; leave it out")
         if self.patience is not None and self.epochs == 0:
             raise ValueError("patience waits for epochs, but training.epochs is 0")
         if isinstance(self.objective, DINOSpec) and self.objective.local_views and self.augment is None:
@@ -301,7 +307,7 @@ class TrainingSpec(Spec):
 class StagedTrainingSpec(TrainingSpec):
     """A training that may go on from an earlier one, and of more images than those that are audited."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"start", "on", "head_alone"})
+    added_later: ClassVar[frozenset[str]] = TrainingSpec.added_later | {"start", "on", "head_alone"}
 
     start: TrainingSpec | None = None
     """Fine-tuning: an earlier training, on each model's own images, from whose last weights the backbone is taken. What

@@ -6,16 +6,35 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from memlib.errors import CorruptArtifact, UserError
 
 RESUME_FILE = "state.pt"
 
 
+def kept_state(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers that training makes: all, where the model does not say which."""
+    found: dict[str, Tensor] = model.kept_state() if hasattr(model, "kept_state") else model.state_dict()  # type: ignore[operator]
+    return found
+
+
+def load_kept(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Put what `kept_state` returned into a model, whose other weights stay.
+
+    Raises:
+        RuntimeError: for a name that it does not know, or a shape that is another.
+    """
+    if missing := kept_state(model).keys() - state.keys():
+        raise RuntimeError(f"{sorted(missing)[0]} is missing")
+    others = model.load_state_dict(state, strict=False)
+    if others.unexpected_keys:
+        raise RuntimeError(f"{others.unexpected_keys[0]} is unknown")
+
+
 def save_weights(model: nn.Module, path: Path) -> None:
-    """Writes a module's parameters and buffers."""
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    """Writes a module's parameters and buffers, as far as training makes them."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in kept_state(model).items()}
     safetensors.torch.save_file(tensors, path)
 
 
@@ -35,7 +54,7 @@ def load_weights(model: nn.Module, path: Path, *, part: str = "") -> None:
     except Exception as error:  # safetensors raises its own and OS errors
         raise UserError(f"{path} is not a readable safetensors file ({error})") from error
     found = {name.removeprefix(part): tensor for name, tensor in found.items() if name.startswith(part)}
-    expected = model.state_dict()
+    expected = kept_state(model)
     problems = [f"{name} is missing" for name in expected if name not in found]
     problems += [f"{name} is unknown" for name in found if name not in expected]
     problems += [
@@ -46,7 +65,7 @@ def load_weights(model: nn.Module, path: Path, *, part: str = "") -> None:
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise UserError(f"checkpoint {path} is of another architecture: {problems[0]}{more}; use the spec it was made with")
-    model.load_state_dict(found)
+    load_kept(model, found)
 
 
 def save_resume_state(state: Mapping[str, Any], folder: Path) -> None:

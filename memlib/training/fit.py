@@ -22,11 +22,12 @@ from memlib.errors import CorruptArtifact, RunError, UserError
 from memlib.identity import canonical_json
 from memlib.private import scratch
 from memlib.provenance import Declared
-from memlib.specs import AnyModelSpec, CanarySpec, ClassifierSpec, LanguageSpec, ModelSpec, TrainingSpec
+from memlib.specs import AnyModelSpec, CanarySpec, ClassifierSpec, LanguageSpec, ModelSpec, PretrainedSpec, TrainingSpec
 from memlib.stage import Artifact, Known, Place, Stage
 from memlib.store import Attempt, Ref, Store
 from memlib.tables import TRAINING, read_table, write_table
 from memlib.training.files import step_file, weights_file
+from memlib.training.pretrained import Pretrained, TakeOver
 from memlib.usage import measuring
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
 
     from memlib.training.loop import Training, TrainingSet, Worker
 
-MODELS: TypeAdapter[ModelSpec | ClassifierSpec | LanguageSpec] = TypeAdapter(AnyModelSpec)
+AnyModel = ModelSpec | ClassifierSpec | LanguageSpec | PretrainedSpec
+MODELS: TypeAdapter[AnyModel] = TypeAdapter(AnyModelSpec)
 HISTORY, MODEL_FILE = "history.parquet", "model.json"
 RESUME_SECONDS = 60.0  # between two saves of the state where nobody says otherwise
 
@@ -48,12 +50,15 @@ class TrainedModel:
     def __init__(self, artifact: Artifact[TrainedModel]) -> None:
         self._artifact = artifact
 
-    def load(self, *, epoch: int, step: int | None = None) -> tuple[nn.Module, ModelSpec | ClassifierSpec | LanguageSpec]:
+    def load(self, *, epoch: int, step: int | None = None) -> tuple[nn.Module, AnyModel]:
         """Return the model as it was after `epoch` epochs, or after `step` steps, on the CPU."""
         from memlib.training.checkpoint import load_weights
 
         described = json.loads(self._artifact.path(MODEL_FILE).read_text())
-        model = build_model(described, seed=0)
+        base = None
+        if "base" in described:
+            base = Artifact(self._artifact.store, Ref.parse(described["base"]), TakeOver)
+        model = build_model(described, seed=0, base=base)
         if described.get("teacher"):
             model.add_teacher()  # type: ignore[operator]
         load_weights(model, self._artifact.path(weights_file(epoch) if step is None else step_file(step)))
@@ -78,6 +83,7 @@ class Train(Stage[TrainedModel]):
         parent: a trained encoder from whose last weights its backbone is taken.
         head_alone: whether the backbone stays as it was taken over.
         canary: the unique feature that some of its examples carry.
+        base: the model that is fine-tuned, where it is one of somebody else's.
     """
 
     declared: ClassVar[Declared] = Declared(
@@ -96,7 +102,7 @@ class Train(Stage[TrainedModel]):
     place: ClassVar[Place] = "fleet"
 
     name: str
-    model: ModelSpec | ClassifierSpec | LanguageSpec
+    model: AnyModel
     training: TrainingSpec
     num_classes: int
     shard: Artifact[Shard]
@@ -105,6 +111,7 @@ class Train(Stage[TrainedModel]):
     parent: Artifact[TrainedModel] | None = None
     head_alone: bool = False
     canary: Canary | None = None
+    base: Artifact[Pretrained] | None = None
 
     @property
     def label(self) -> str:
@@ -116,7 +123,7 @@ class Train(Stage[TrainedModel]):
         """How the model is made."""
         frozen = {"head_alone": True} if self.head_alone else {}
         return {
-            "model": self.model.model_dump(mode="json"),
+            "model": _described(self.model),
             "training": self.training.model_dump(mode="json"),
             "num_classes": self.num_classes,
             **frozen,
@@ -128,6 +135,8 @@ class Train(Stage[TrainedModel]):
         inputs = {"shard": self.shard.key, "examples": digest_of(self.splits, *self.roles)}
         if self.parent is not None:
             inputs["parent"] = self.parent.key
+        if self.base is not None:
+            inputs["base"] = self.base.key
         if self.training.patience is not None:
             inputs["validation"] = digest_of(self.splits, VALIDATION)
         if self.canary is not None:
@@ -141,8 +150,9 @@ class Train(Stage[TrainedModel]):
 
     @property
     def near(self) -> Ref | None:
-        """The model whose backbone it takes over."""
-        return None if self.parent is None else self.parent.ref
+        """The model whose backbone it takes over, or that it fine-tunes."""
+        found = self.parent or self.base
+        return None if found is None else found.ref
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Train in this process alone; see `train_into_store` for a group of workers."""
@@ -204,7 +214,14 @@ class Train(Stage[TrainedModel]):
         classes = self.num_classes if self.training.objective.has_classes else None
         shape = [images.shape[3], *images.shape[1:3]] if images.ndim == 4 else list(images.shape[1:])
         teacher = {"teacher": True} if self.training.objective.has_teacher else {}
-        return {"model": self.model.model_dump(mode="json"), "classifier": classes, "input_shape": shape, **teacher}
+        base = {} if self.base is None else {"base": str(self.base.ref)}
+        return {"model": _described(self.model), "classifier": classes, "input_shape": shape, **teacher, **base}
+
+
+def _described(model: AnyModel) -> dict[str, Any]:
+    """An architecture as plain JSON; where a folder lies is not of it."""
+    found = model.model_dump(mode="json")
+    return found | {"path": ""} if isinstance(model, PretrainedSpec) else found
 
 
 @dataclass(frozen=True)
@@ -267,9 +284,20 @@ def check_jobs(jobs: Sequence[Train], like: Worker) -> None:
         try:
             check_training(job.training, data, like, job.validation_set())
             with torch.device("meta"):  # without memory
-                build_model(job.describe(data.images), seed=0)
+                if job.base is None:
+                    build_model(job.describe(data.images), seed=0)
+            if job.base is not None:  # as small as may be, and only what can be wrong
+                _check_base(job, data.images.shape[1])
         except UserError as error:
             raise UserError(f"{job.name}: {error}") from error
+
+
+def _check_base(job: Train, window: int) -> None:
+    """Refuses windows that are longer than the model's, and adapters for layers that it does not have."""
+    model = build_model(job.describe(job.training_set().images), seed=0, base=job.base)
+    longest = model.window
+    if isinstance(longest, int) and window > longest:
+        raise UserError(f"data.window {window} is longer than the {longest} tokens that the model takes")
 
 
 def train_into_store(
@@ -307,8 +335,8 @@ def train_into_store(
     return ref
 
 
-def build_model(described: Mapping[str, Any], *, seed: int) -> nn.Module:
-    """An untrained model from what `Train.describe` says of it.
+def build_model(described: Mapping[str, Any], *, seed: int, base: Artifact[Pretrained] | None = None) -> nn.Module:
+    """An untrained model from what `Train.describe` says of it; one that is fine-tuned as it was taken over.
 
     Raises:
         UserError: when the architecture cannot take such examples.
@@ -320,6 +348,9 @@ def build_model(described: Mapping[str, Any], *, seed: int) -> nn.Module:
     spec = MODELS.validate_python(described["model"])
     if isinstance(spec, ModelSpec):
         return build_encoder(spec, num_classes=described["classifier"], seed=seed)
+    if isinstance(spec, PretrainedSpec):
+        assert base is not None, "a model that is fine-tuned comes from somewhere"
+        return base.content.model(spec.lora, seed=seed)
     if isinstance(spec, LanguageSpec):
         return build_language_model(spec, described["classifier"], described["input_shape"][0], seed=seed)
     try:
@@ -348,7 +379,7 @@ class _Run:
         self.resume_seconds, self.progress = resume_seconds, progress
         self.data = job.training_set()
         self.described = job.describe(self.data.images)
-        model = build_model(self.described, seed=job.training.seed)
+        model = build_model(self.described, seed=job.training.seed, base=job.base)
         if job.parent is not None:
             last = max(name for name in job.parent.files if name.startswith("epoch-"))
             load_weights(model.backbone, job.parent.path(last), part="backbone.")  # type: ignore[arg-type]
@@ -440,6 +471,8 @@ class _Run:
             known.add(self.job.shard.ref)
             if self.job.parent is not None:
                 known.add(self.job.parent.ref)
+            if self.job.base is not None:
+                known.add(self.job.base.ref)
             record = self.job.record(known.contents_of(self.store, self.job.identity.inputs))
             with self.store.artifacts.write(self.ref, **record) as attempt:
                 self.fill(attempt)

@@ -7,8 +7,9 @@ scaler, objective and step: stopping and resuming equals never having stopped, b
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,9 +25,11 @@ from memlib.data.canaries import Feature
 from memlib.errors import RunError, UserError
 from memlib.identity import derive_seed
 from memlib.models.batchnorm import synchronise_batch_norm
+from memlib.models.causal import Causal
 from memlib.objectives import Objective
 from memlib.specs import TrainingSpec
 from memlib.training.augment import apply_view, draw_view, normalise, pixels
+from memlib.training.checkpoint import kept_state, load_kept
 from memlib.training.optim import build_optimizer, learning_rate
 from memlib.training.privacy import Spent, make_private, plan, poisson_sample, use_private_layers
 
@@ -187,7 +190,7 @@ class Training:
         """All that a resumed training needs; random state and loader position are functions of the step."""
         return {
             "step": self.step,
-            "model": self.model.state_dict(),
+            "model": kept_state(self.model),
             "objective": self.objective.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
@@ -197,7 +200,7 @@ class Training:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Takes up a training where `state` left it."""
-        self.model.load_state_dict(state["model"])
+        load_kept(self.model, state["model"])
         self.objective.load_state_dict(state["objective"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scaler.is_enabled():
@@ -245,7 +248,7 @@ class Training:
                     break
         self._forward.eval()
         if self.validation is not None and self.best["weights"] and (self.stopped or self.step == self.num_steps):
-            self.model.load_state_dict(self.best["weights"])
+            load_kept(self.model, self.best["weights"])
 
     @torch.no_grad()
     def _validate(self, data: TrainingSet) -> float:
@@ -253,7 +256,8 @@ class Training:
         self._forward.eval()
         self.objective.eval()
         total = 0.0
-        for chosen in np.array_split(np.arange(len(data)), max(1, len(data) // VALIDATION_BATCH)):
+        most = self.model.most_rows(data.images.shape[1]) if isinstance(self.model, Causal) else VALIDATION_BATCH
+        for chosen in np.array_split(np.arange(len(data)), max(1, len(data) // most)):
             views = [self._plain(torch.from_numpy(data.read(chosen)))] * self.objective.num_views
             labels = torch.from_numpy(data.labels[chosen]).to(self.worker.device)
             total += float(self.objective(self.model, views, labels)["loss"]) * len(chosen)
@@ -261,7 +265,7 @@ class Training:
         self.objective.train()
         loss = float(self.worker.share(total / len(data)))
         if loss < self.best["loss"]:
-            weights = {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
+            weights = {name: value.detach().cpu().clone() for name, value in kept_state(self.model).items()}
             self.best = {"loss": loss, "epoch": self.epoch, "weights": weights}
         return loss
 
@@ -283,15 +287,12 @@ class Training:
             group["lr"] = self.rate
         if not len(images):
             raise RunError(f"step {self.step} drew no example; raise training.batch_size, the mean size of a batch")
-        dtype = torch.float32 if spec.precision == "float32" else getattr(torch, spec.precision)
-        with torch.autocast(worker.device.type, dtype=dtype, enabled=spec.precision != "float32"):
-            terms = self.objective(self._forward, views, labels)
-        means = worker.mean(torch.stack([value.detach().float() for value in terms.values()]))
+        self.optimizer.zero_grad(set_to_none=True)
+        terms = self._add_gradients(views, labels)
+        means = worker.mean(torch.stack([value.float() for value in terms.values()]))
         self._untold.append((self.step, tuple(terms), means))
         if (self.step + 1) % TOLD_AFTER.get(worker.device.type, TOLD_STEPS) == 0:  # at the same steps on all workers
             _ = self.epoch_sums
-        self.optimizer.zero_grad(set_to_none=True)
-        self.scaler.scale(terms["loss"]).backward()
         for parameter in self.objective.parameters():  # the model's are averaged by DistributedDataParallel
             if parameter.grad is not None:
                 parameter.grad = worker.mean(parameter.grad)
@@ -299,6 +300,23 @@ class Training:
         self.scaler.update()
         self.step += 1
         self.objective.after_step(self.model)
+
+    def _add_gradients(self, views: Sequence[Tensor], labels: Tensor) -> dict[str, Tensor]:
+        """Add the gradients of a batch's mean loss, part by part, and return the means of its terms."""
+        spec, kind = self.spec, self.worker.device.type
+        dtype = torch.float32 if spec.precision == "float32" else getattr(torch, spec.precision)
+        means: dict[str, Tensor] = {}
+        parts = np.array_split(np.arange(len(labels)), min(spec.accumulate, len(labels)))
+        for number, chosen in enumerate(parts):
+            part, share = slice(chosen[0], chosen[-1] + 1), len(chosen) / len(labels)
+            waits = isinstance(self._forward, DistributedDataParallel) and number + 1 < len(parts)
+            with self._forward.no_sync() if waits else nullcontext():  # type: ignore[operator]
+                with torch.autocast(kind, dtype=dtype, enabled=spec.precision != "float32"):
+                    terms = self.objective(self._forward, [view[part] for view in views], labels[part])
+                self.scaler.scale(terms["loss"] * share).backward()
+            for name, value in terms.items():
+                means[name] = means.get(name, 0) + value.detach() * share
+        return means
 
     def _views(self, images: Tensor) -> list[Tensor]:
         augment, batch = self.spec.augment, self.batch_size

@@ -101,7 +101,7 @@ class Perplexities(Stage[Costs]):
         data, model = self.at.data, self.at.load(device)
         space, corpus = data.space, data.corpus.content
         windows = np.array(corpus.windows[column(select(corpus.splits, VALIDATION), "row")])
-        rng = np.random.default_rng(derive_seed(self.seed, "references"))
+        rng = reference_rng(self.seed)
         loss = self.at.loss(model, windows, device)  # first, as it may find that model and text do not go together
         ask = functools.partial(candidate_costs, model, space, context=data.context)
         np.savez(
@@ -297,6 +297,11 @@ class Search(Stage[pa.Table]):
     def open(cls, artifact: Artifact[pa.Table]) -> pa.Table:
         """Return a tables.EXTRACTION."""
         return read_table(artifact.path(FOUND))
+
+
+def reference_rng(seed: int) -> np.random.Generator:
+    """Return what draws the references of a recipe's seed, the same for all its models."""
+    return np.random.default_rng(derive_seed(seed, "references"))
 
 
 def told(space: Candidates, truth: NDArray[np.int32], known: int) -> Candidates:

@@ -25,16 +25,17 @@ from memlib.specs import HuggingFaceSpec, ProtocolSpec, SecretsSpec, TextSpec
 from memlib.stage import Artifact
 from memlib.tables import read_table
 from memlib.training.fit import TrainedModel
+from memlib.training.pretrained import Pretrained
 
 if TYPE_CHECKING:
     import torch
 
+    from memlib.models.causal import FolderTokenizer
     from memlib.models.outside import Answering, HuggingFace
     from memlib.models.sequence import LanguageModel
     from memlib.observe.likelihoods import Predictor
 
 VOCABULARY, CANARIES_FILE = "vocabulary.json", "canaries.parquet"
-VALIDATION_BATCH = 256
 OUTSIDE_WINDOWS = 200  # of text whose loss under a model from elsewhere is shown
 
 
@@ -68,12 +69,20 @@ class StoredCorpus:
 
 @dataclass(frozen=True)
 class CorpusData:
-    """A corpus in the store, with what its candidates are."""
+    """A corpus in the store, with what its candidates are.
+
+    Attributes:
+        corpus: windows of symbols.
+        text, canaries: what it was made of.
+        trained: the model that was trained elsewhere, where it is asked.
+        base: the model that is fine-tuned, whose tokens the symbols are.
+    """
 
     corpus: Artifact[StoredCorpus]
     text: TextSpec
     canaries: SecretsSpec
     trained: HuggingFaceSpec | ProtocolSpec | None = None
+    base: Artifact[Pretrained] | None = None
 
     @cached_property
     def vocabulary(self) -> dict[str, int]:
@@ -98,6 +107,15 @@ class CorpusData:
         assert self.trained is not None
         return load_outside(self.trained)
 
+    @cached_property
+    def tokenizer(self) -> FolderTokenizer | None:
+        """The tokenizer of the model that is asked, where it has one."""
+        if self.base is not None:
+            return self.base.content.tokenizer
+        from memlib.models.outside import HuggingFace
+
+        return self.outside.tokenizer if self.trained is not None and isinstance(self.outside, HuggingFace) else None
+
     @property
     def format(self) -> Format:
         """The canaries' format."""
@@ -106,23 +124,21 @@ class CorpusData:
     @cached_property
     def symbols(self) -> list[str]:
         """The text of every symbol of the model."""
+        from memlib.models.outside import Answering
+
+        if self.tokenizer is not None:
+            return [piece or "" for piece in self.tokenizer.pieces]
         if self.trained is None:
             return list(self.vocabulary)
-        from memlib.models.outside import HuggingFace
-
-        if isinstance(self.outside, HuggingFace):
-            return [piece or "" for piece in self.outside.pieces]
+        assert isinstance(self.outside, Answering)
         return self.outside.vocabulary
 
     @cached_property
     def _scored(self) -> tuple[Candidates, tuple[int, ...]]:
-        if self.trained is not None:
-            from memlib.models.outside import HuggingFace
-
-            if isinstance(self.outside, HuggingFace):
-                known = {"known_prefix": self.canaries.known_prefix, "known_suffix": self.canaries.known_suffix}
-                spelled = spell(self.format, self.outside, **known)
-                return spelled, spelled.context
+        if self.tokenizer is not None:
+            known = {"known_prefix": self.canaries.known_prefix, "known_suffix": self.canaries.known_suffix}
+            spelled = spell(self.format, self.tokenizer, **known)
+            return spelled, spelled.context
         number = {symbol: place for place, symbol in enumerate(self.symbols)}
         candidates = pair_candidates if self.text.paired else text_candidates
         return candidates(self.format, self.canaries, self.text, number)
@@ -146,8 +162,8 @@ class CorpusData:
 
     def text_of(self, path: Sequence[int]) -> str:
         """Symbols of the model as text."""
-        spelled = self.trained is not None and self.trained.kind == "huggingface"
-        return render([self.symbols[token] for token in path], "character" if spelled else self.text.unit)
+        unit = self.text.unit if self.tokenizer is None else "token"
+        return render([self.symbols[token] for token in path], unit)
 
     @property
     def key(self) -> dict[str, Any]:
@@ -256,8 +272,9 @@ class ModelAt:
         assert isinstance(model, LanguageModel)
         total, count = 0.0, 0
         with torch.inference_mode():
-            for start in range(0, len(windows), VALIDATION_BATCH):
-                losses, scored = window_losses(model, torch.from_numpy(windows[start : start + VALIDATION_BATCH]).to(device))
+            rows = model.most_rows(windows.shape[1])
+            for start in range(0, len(windows), rows):
+                losses, scored = window_losses(model, torch.from_numpy(windows[start : start + rows]).to(device))
                 total, count = total + float(losses.sum()), count + int(scored.sum())
         return total / count
 

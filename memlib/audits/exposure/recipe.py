@@ -6,7 +6,17 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from memlib.data.formats import HOLE
-from memlib.specs import LanguageSpec, SecretsSpec, SequenceModelSpec, Spec, TextSpec, TrainingSpec, changed
+from memlib.specs import (
+    AnyLanguageSpec,
+    LanguageSpec,
+    PretrainedSpec,
+    SecretsSpec,
+    SequenceModelSpec,
+    Spec,
+    TextSpec,
+    TrainingSpec,
+    changed,
+)
 from memlib.specs.limits import MOST_DRAWS, MOST_MODELS, MOST_NUMBER, MOST_PIXELS, MOST_SEED
 from memlib.specs.subject import TrainIt
 
@@ -78,7 +88,8 @@ class Recipe(Spec):
     """Heading of the report."""
     data: TextSpec
     canaries: SecretsSpec = SecretsSpec()
-    model: LanguageSpec = LanguageSpec()
+    model: AnyLanguageSpec = LanguageSpec()
+    """A model of the project's own; or kind huggingface, a model from a folder that is fine-tuned."""
     training: TrainingSpec | None = None
     """checkpoint_epochs, checkpoint_steps: exposure is also measured there; patience: stop at the lowest validation loss."""
     trained: SequenceModelSpec | None = None
@@ -106,7 +117,7 @@ class Recipe(Spec):
         return self
 
     @property
-    def subject(self) -> TrainIt[LanguageSpec] | SequenceModelSpec:
+    def subject(self) -> TrainIt[LanguageSpec | PretrainedSpec] | SequenceModelSpec:
         """Who is audited: models that are trained here, or one that was trained elsewhere."""
         if self.training is not None and self.trained is None:
             return TrainIt(self.model, self.training)
@@ -117,7 +128,8 @@ class Recipe(Spec):
     def _check_pairs(self) -> None:
         if self.canaries.source is None or self.canaries.file is not None or self.trained is not None:
             raise ValueError("pairs are for canaries that are inserted here: give canaries.source, and no file or trained")
-        if any(cell.model.architecture != "encoder_decoder" for cell in self.cells.values()):
+        models = [cell.model for cell in self.cells.values()]
+        if any(isinstance(model, PretrainedSpec) or model.architecture != "encoder_decoder" for model in models):
             raise ValueError("pairs need model.architecture encoder_decoder")
         if HOLE.search(self.canaries.source) and (self.extraction is not None or self.score.method == "pruned"):
             raise ValueError(
@@ -134,6 +146,8 @@ class Recipe(Spec):
             raise ValueError("a model that was trained elsewhere saw its own text: name its secrets by canaries.file")
         if self.variants or self.seeds > 1 or self.quantize:
             raise ValueError("variants, seeds and quantize are for models that are trained here; leave them out")
+        if self.data.unit == "token":
+            raise ValueError("data.unit token is for a model that is fine-tuned (model.kind huggingface); use character")
         if trained.kind == "huggingface" and self.data.unit != "character":
             raise ValueError("a tokenizer spells characters; set data.unit to character")
 
@@ -144,9 +158,15 @@ class Recipe(Spec):
             raise ValueError("training.augment is for images; set it to null for text")
         if self.data.paired:
             self._check_pairs()
-        elif self.canaries.source is not None or self.model.architecture == "encoder_decoder":
+        elif self.canaries.source is not None or getattr(self.model, "architecture", "") == "encoder_decoder":
             raise ValueError("canaries.source and encoder_decoder are for pairs: data.source of kind pairs or topic_pairs")
+        if (self.data.unit == "token") != isinstance(self.model, PretrainedSpec):
+            raise ValueError("data.unit token and model.kind huggingface go together: its tokenizer makes the tokens")
+        if self.data.unit == "token" and self.data.vocabulary is not None:
+            raise ValueError("the tokens are the tokenizer's: leave out data.vocabulary")
         for name, recipe in self.cells.items():
+            if getattr(recipe.model, "path", None) != getattr(self.model, "path", None):
+                raise ValueError(f"variant {name!r} fine-tunes another model; variants share model.path")
             if name and recipe._shared != self._shared:
                 raise ValueError(f"variant {name!r} may change model, training, quantize and what is known, nothing else")
 

@@ -11,6 +11,7 @@ from memlib.observe.extraction import Frontier
 from memlib.observe.likelihoods import UNITS_PER_BIT
 from memlib.stage import Artifact
 from memlib.store import Ref, Store
+from memlib.training.pretrained import TakeOver
 
 
 def revealed(store: Store, recipe: Mapping[str, Any], artifacts: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
@@ -22,7 +23,8 @@ def revealed(store: Store, recipe: Mapping[str, Any], artifacts: Mapping[str, st
     """
     audited = Recipe.model_validate(recipe)
     corpus = Artifact(store, Ref.parse(artifacts["corpus"]), MakeCorpus)
-    data = CorpusData(corpus, audited.data, audited.canaries, audited.trained)
+    base = Artifact(store, Ref.parse(artifacts["base"]), TakeOver) if "base" in artifacts else None
+    data = CorpusData(corpus, audited.data, audited.canaries, audited.trained, base)
     inserted = [
         {"canary": row["canary"], "insertions": row["insertions"], "text": row["text"]}
         for row in data.table.to_pylist()

@@ -18,6 +18,7 @@ from memlib.audits.exposure.asking import Costs, Perplexities, Ranks, Search
 from memlib.audits.exposure.models import CANARIES_FILE, VOCABULARY, AskedModel, CorpusData, StoredCorpus
 from memlib.audits.exposure.recipe import Config, Recipe
 from memlib.audits.exposure.tables import EXTRACTION, UNITS
+from memlib.data.documents import build_documents, read_documents
 from memlib.data.formats import Format
 from memlib.data.pairs import build_pairs, embedded_pairs
 from memlib.data.secret import keyed_digest, read_secret
@@ -28,12 +29,13 @@ from memlib.data.text import Secret, build_corpus, read_secrets, read_text, text
 from memlib.errors import RunError
 from memlib.provenance import Declared
 from memlib.results import CURVES_FILE, FINDINGS, PAGES, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
-from memlib.specs import SecretsSpec, TextSpec
+from memlib.specs import LanguageSpec, PretrainedSpec, SecretsSpec, TextSpec
 from memlib.specs.subject import TrainIt
 from memlib.specs.text import UNSEEN
 from memlib.stage import AnyArtifact, Artifact, Stage
 from memlib.store import Attempt
 from memlib.tables import CANARIES, CURVES, SPLITS, SUMMARY, write_table
+from memlib.training.pretrained import Pretrained
 
 if TYPE_CHECKING:
     import torch
@@ -62,19 +64,25 @@ class MakeCorpus(Stage[StoredCorpus]):
     Attributes:
         text, canaries: what the corpus is made of.
         elsewhere: whether the model saw another text, which held every secret of canaries.file at least once.
+        base: the model that is fine-tuned, whose tokenizer spells the text.
     """
 
     declared: ClassVar[Declared] = Declared(
-        "secret/corpus", 3, ("memlib.data.text", "memlib.data.pairs", "memlib.data.spelling", "memlib.data.formats")
+        "secret/corpus",
+        3,
+        ("memlib.data.text", "memlib.data.documents", "memlib.data.pairs", "memlib.data.spelling", "memlib.data.formats"),
     )
     title: ClassVar[str] = "build corpus"
 
     text: TextSpec
     canaries: SecretsSpec
     elsewhere: bool = False
+    base: Artifact[Pretrained] | None = None
 
     @cached_property
     def _content(self) -> Any:
+        if self.base is not None:
+            return read_documents(self.text.source)
         content = read_text(self.text.source)
         return embedded_pairs(content) if self.text.source.kind == "topic_pairs" else content
 
@@ -98,16 +106,23 @@ class MakeCorpus(Stage[StoredCorpus]):
     def inputs(self) -> Mapping[str, Any]:
         """Digests of the text and of what is drawn from the secret."""
         content, secret, given = text_digest(self._content), read_secret(), self.given
+        tokenizer = {} if self.base is None else {"tokenizer": self.base.key}
         if not given.known:
-            return {"text": content, "secret": keyed_digest(secret, "corpus")}
+            return {"text": content, "secret": keyed_digest(secret, "corpus"), **tokenizer}
         listed: list[Any] = [[list(said.choices), said.times] for said in given.known]
         listed += [["unseen", list(said.choices)] for said in given.unseen]
-        return {"text": keyed_digest(secret, content), "secret": keyed_digest(secret, listed)}  # the text itself is secret
+        digests = {"text": keyed_digest(secret, content), "secret": keyed_digest(secret, listed)}  # the text itself is secret
+        return digests | tokenizer
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write windows, vocabulary, splits and canaries."""
         secret, given = read_secret(), self.given
-        if self.text.paired:
+        if self.base is not None:
+            corpus = build_documents(
+                self._content, self.text, self.canaries, self.base.content.tokenizer,
+                secret=secret, known=given.known, unseen=given.unseen,
+            )  # fmt: skip
+        elif self.text.paired:
             corpus = build_pairs(self._content, self.text, self.canaries, secret=secret)
         else:
             corpus = build_corpus(
@@ -338,12 +353,21 @@ class Report(PageStage):
         return build_page(self.recipe, self.run, tables, _facts(self.recipe, self.data), attempt.path("figures"))
 
 
+def _described(model: LanguageSpec | PretrainedSpec) -> str:
+    if isinstance(model, PretrainedSpec):
+        lora = model.lora
+        return f"{model.path}, " + (
+            "all weights learn" if lora is None else f"adapters of rank {lora.rank} learn (scale {lora.alpha:g}/{lora.rank})"
+        )
+    return ", ".join(f"{k} {v}" for k, v in model.model_dump(mode="json").items() if k != "kind")
+
+
 def _facts(recipe: Recipe, data: CorpusData) -> Mapping[str, str]:
     training, windows = recipe.training, data.corpus.facts["num_windows"]
     match recipe.subject:
         case TrainIt(model, training):
             how = {
-                "model": ", ".join(f"{k} {v}" for k, v in model.model_dump(mode="json").items() if k != "kind"),
+                "model": _described(model),
                 "training": f"{training.epochs} epochs, batch {training.batch_size or 'all'}, {recipe.seeds} seeds",
                 "optimizer": ", ".join(f"{k} {v}" for k, v in training.optimizer.model_dump(mode="json").items()),
             }
@@ -351,7 +375,7 @@ def _facts(recipe: Recipe, data: CorpusData) -> Mapping[str, str]:
             how = {"model": ", ".join(f"{k} {v}" for k, v in trained.model_dump(mode="json", exclude={"options"}).items())}
     return {
         "text": f"{recipe.data.source.kind}, {windows} windows of {recipe.data.window} {recipe.data.unit}s, "
-        f"{len(data.vocabulary)} symbols",
+        f"{len(data.corpus.content.symbols):,} symbols",
         "canaries": f"format {recipe.canaries.format!r}, {data.space.bits:.1f} bits; "
         + (
             f"secrets that the text holds, {data.table['kind'].to_pylist().count(UNSEEN)} unseen ones of their kind"

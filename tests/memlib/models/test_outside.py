@@ -67,7 +67,7 @@ def slow_cost(model: HuggingFace, tokens: Sequence[int], context: Sequence[int])
     seen, total = [0, *context], 0
     for token in tokens:
         with torch.no_grad():
-            probabilities = torch.softmax(model._model(input_ids=torch.tensor([seen])).logits[0, -1], dim=0)
+            probabilities = torch.softmax(model.model(input_ids=torch.tensor([seen])).logits[0, -1], dim=0)
         total += round(-math.log2(float(probabilities[token])) * UNITS_PER_BIT)
         seen.append(token)
     return total
