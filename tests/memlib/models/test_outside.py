@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from small_models import TEXT, save_model
 
 from memlib.data.formats import Format
 from memlib.data.spelling import Spelled, spell
@@ -20,36 +21,7 @@ from memlib.observe.extraction import ShortestPath, beam_search
 from memlib.observe.likelihoods import UNITS_PER_BIT, leaf_costs, ranks, sequence_costs
 from memlib.specs import HuggingFaceSpec, ProtocolSpec
 
-TEXT = "my pin is 1123, not 1223 or 3312. call 2211 or 1212 and ask for 3321 twice: 1123 and 1123. "
 FORM = Format("my pin is {x4}.", {"x": ("1", "2", "3")})
-
-
-def save_model(folder: Path, *, metaspace: bool = False) -> Path:
-    """A small GPT-2 with random weights, and a BPE tokenizer whose merges join digits."""
-    import tokenizers
-    import transformers
-    from tokenizers import decoders, models, pre_tokenizers, trainers
-
-    tokenizer = tokenizers.Tokenizer(models.BPE(unk_token="<unk>" if metaspace else None))
-    if metaspace:
-        tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-        alphabet = sorted(set(TEXT.replace(" ", "▁")))
-    else:
-        tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=340, special_tokens=["<end>", "<unk>"], initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator([TEXT * 20], trainer)
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", unk_token="<unk>")
-    fast.save_pretrained(folder)
-    torch.manual_seed(3)
-    config = transformers.GPT2Config(
-        vocab_size=len(fast), n_positions=32, n_embd=16, n_layer=1, n_head=2, initializer_range=0.4,
-        bos_token_id=None, eos_token_id=0,
-    )  # fmt: skip
-    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
