@@ -80,14 +80,14 @@ def split_examples(
     """
     crop = spec.crop
     found = _Candidates(index, groups, crop)
-    _exclude(found, drop_duplicates=spec.drop_duplicates)
+    _exclude(found, drop_duplicates=spec.drop_duplicates and given is None)
     usable = found.usable
     if len(usable) and not found.has_crop[usable].any():
         wanted = f"a {crop.mode} crop whose shorter side is at least {crop.min_side:.0%} of the image's"
         hint = "give the source boxes, lower split.crop.min_side, or set split.crop.mode to corner"
         raise UserError(f"none of the {len(usable)} images has {wanted}; {hint}")
     if given is not None:
-        _assign_given(found, usable, given)
+        _assign_given(found, usable, given, spec)
         return _table(found)
     blocks = _blocks(found, usable)
     small: list[str] = []
@@ -110,8 +110,12 @@ def split_examples(
     return _table(found)
 
 
-def _assign_given(found: _Candidates, usable: Places, given: Mapping[str, str]) -> None:
-    """Give the examples the roles that a file says they have."""
+def _assign_given(found: _Candidates, usable: Places, given: Mapping[str, str], spec: SplitSpec) -> None:
+    """Give the examples the roles that a file says they have, as many of each class in A and B.
+
+    Where a class has more images in one of them, what is left over is drawn at random: means over A and B can then differ by
+    what the models remember alone, and not by which classes they hold.
+    """
     unknown = sorted(set(given.values()) - GIVEN.keys())
     if unknown:
         raise UserError(f"split.sets puts examples in {unknown[0]!r}; sets are {', '.join(GIVEN)}")
@@ -126,13 +130,51 @@ def _assign_given(found: _Candidates, usable: Places, given: Mapping[str, str]) 
     for name, role in GIVEN.items():
         found.give(usable[named == name], role)
     found.give(usable[named == ""], LEFT_OUT, "in none of the given sets")
+    if spec.drop_duplicates:
+        _drop_copies(found, usable[named != ""], named[named != ""])
     for name in "ABX":
-        if not (named == name).any():
+        if not (found.role == GIVEN[name]).any():
             raise UserError(f"split.sets puts no usable image in {name}; {_NEEDED[name]}")
     both = np.intersect1d(found.group[usable[named == "A"]], found.group[usable[named == "B"]])
     if len(both):
         one, other = (ids[usable[(named == name) & (found.group[usable] == both[0])][0]] for name in "AB")
         raise UserError(f"split.sets parts a group of split.group: {one!r} is in A, {other!r} in B")
+    _balance(found, ids, spec.seed)
+
+
+def _drop_copies(found: _Candidates, places: Places, named: NDArray[Any]) -> None:
+    """Leave out images that also lie in another set, whose model has seen them, and second copies within a set.
+
+    Args:
+        found: the examples.
+        places: those that a set is named for.
+        named: (num_places,) the set of each.
+    """
+    digests = found.index["digest"].take(places).combine_chunks()
+    number = pc.dictionary_encode(digests).indices.to_numpy()
+    ids = found.index["example_id"]
+    for copies in np.split(np.argsort(number, kind="stable"), np.cumsum(np.bincount(number))[:-1]):
+        sets = sorted(set(named[copies].tolist()))
+        if len(sets) > 1:
+            found.give(places[copies], LEFT_OUT, f"the same image in {' and '.join(sets)}")
+        elif len(copies) > 1:
+            found.give(places[copies[1:]], LEFT_OUT, f"duplicate of {ids[int(places[copies[0]])].as_py()}")
+
+
+def _balance(found: _Candidates, ids: Sequence[str], seed: int) -> None:
+    """Leave out what either A or B has more of a class than the other, whole groups of it, drawn at random."""
+    sides = [_blocks(found, np.flatnonzero((found.role == GIVEN[name]) & found.has_crop)) for name in "AB"]
+    for label in found.names:
+        room = min(sum(map(len, side.get(label, []))) for side in sides)
+        for side in sides:
+            left = room
+            for block in sorted(side.get(label, []), key=lambda block: derive_seed(seed, "given", ids[block[0]])):
+                if len(block) <= left:
+                    left -= len(block)
+                else:
+                    found.give(block, LEFT_OUT, "more of its class in one of A and B")
+    if not ((found.role == TARGET) & found.has_crop).any():
+        raise UserError("split.sets puts no class in both A and B; what is held out is to be like what was trained on")
 
 
 def small_classes(index: pa.Table, spec: SplitSpec) -> list[str]:

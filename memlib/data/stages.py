@@ -403,7 +403,7 @@ class Split(SplitsStage):
     def spec(self) -> Mapping[str, Any]:
         """Roles and their sizes."""
         found = self.split.model_dump(mode="json") | (self.split.crop.rule if self.split.crop.mode == "official" else {})
-        return found if self.split.sets is None else found | {"sets": "given"}  # wherever the file lies
+        return found if self.split.sets is None else found | {"sets": "given, balanced"}  # wherever the file lies
 
     @property
     def inputs(self) -> Mapping[str, Any]:

@@ -66,7 +66,7 @@ class FolderTokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """See `Tokenizer.encode`."""
-        return [list(row) for row in self._tokenizer(list(texts), add_special_tokens=False).input_ids]
+        return [list(row) for row in self._tokenizer(list(texts), add_special_tokens=False, verbose=False).input_ids]
 
 
 class Causal(LanguageModel):
@@ -158,9 +158,9 @@ class Causal(LanguageModel):
 
     def _keeps_all(self, seen: Tensor) -> bool:
         """Whether going on from its keys and values gives what computing anew gives, tried on a context of one row."""
+        if self.window is not None and seen.shape[1] >= self.window:
+            seen = seen[:, : self.window - 1]  # something has to follow
         tried = torch.cat([seen, seen.new_zeros(1, 1)], dim=1)
-        if self.window is not None and tried.shape[1] > self.window:
-            return False  # nothing follows
         anew = self._ask_anew(tried)
         try:
             _, state = self._ask(seen, None)

@@ -14,8 +14,8 @@ model that keeps no state returns None. A format that begins with a hole asks fo
 """
 
 import traceback
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from sys import getsizeof
 from types import ModuleType
@@ -32,6 +32,7 @@ from memlib.models.sequence import CACHE_BYTES
 from memlib.specs import HuggingFaceSpec, ProtocolSpec
 
 SUMS_TO_ONE = 1e-2  # as bfloat16 gives
+ENTRY_BYTES, SYMBOL_BYTES = 250, 40  # about what keeping a state takes, and each symbol of its prefix
 
 
 class Answering:
@@ -111,7 +112,7 @@ class Answering:
         return log_probs
 
     def _keep(self, key: tuple[int, ...], state: Any) -> None:
-        size = bytes_of(state)
+        size = bytes_of(state) + ENTRY_BYTES + SYMBOL_BYTES * len(key)
         self._state_bytes += size - self._states.pop(key, (None, 0))[1]
         self._states[key] = state, size
         while self._state_bytes > self.cache_bytes and len(self._states) > 1:
@@ -128,15 +129,22 @@ def bytes_of(value: Any) -> int:
         seen.add(id(one))
         if isinstance(one, Tensor | np.ndarray):
             total += int(one.nbytes)
+            left += one.ravel().tolist() if isinstance(one, np.ndarray) and one.dtype.hasobject else []
             continue
-        total += getsizeof(one, 0)
+        total += getsizeof(one, 0) + (one.nbytes if isinstance(getattr(one, "nbytes", None), int) else 0)
         if isinstance(one, Mapping):
             left += one.values()
-        elif isinstance(one, list | tuple | set | frozenset):
+        elif isinstance(one, list | tuple | set | frozenset | deque):
             left += one
         elif not callable(one) and not isinstance(one, ModuleType):  # these are code, or the model itself
             left += getattr(one, "__dict__", {}).values()
+            slots = [name for kind in type(one).__mro__ for name in _names(getattr(kind, "__slots__", ()))]
+            left += [getattr(one, name) for name in slots if hasattr(one, name)]
     return total
+
+
+def _names(slots: str | Iterable[str]) -> list[str]:
+    return [slots] if isinstance(slots, str) else list(slots)
 
 
 class HuggingFace(Causal):

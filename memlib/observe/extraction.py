@@ -197,12 +197,12 @@ class ShortestPath:
             logits, state = self._begin()
             self._keep((), state[0])
             return logits
-        first = self._state(prefixes[0][:-1])
-        size = max(1, self._predictor.cache_bytes // (4 * row_bytes(first[None])))  # at a time
+        first = self._states_of([prefixes[0][:-1]])
+        size = max(1, self._predictor.cache_bytes // (4 * row_bytes(first)))  # at a time
         found = []
         for start in range(0, len(prefixes), size):
             some = prefixes[start : start + size]
-            parents = torch.stack([self._state(path[:-1]) for path in some])
+            parents = self._states_of([path[:-1] for path in some])
             tokens = torch.tensor([path[-1] for path in some], device=parents.device)
             logits, state = self._predictor.advance(parents, torch.arange(len(some), device=parents.device), tokens)
             found.append(logits)
@@ -215,19 +215,28 @@ class ShortestPath:
             self._root = self._predictor.begin(self._context)
         return self._root
 
-    def _state(self, path: tuple[int, ...]) -> Tensor:
-        """The state after a prefix: kept, or computed again from the start."""
-        kept = self._states.get(path)
-        if kept is not None:
-            self._states.move_to_end(path)
-            return kept
+    def _states_of(self, paths: Sequence[tuple[int, ...]]) -> Tensor:
+        """The states (num_paths, ...) after prefixes of one length: kept, or computed again from the start.
+
+        What is computed again is no further look at the model, and counts as none: how much memory there is decides nothing.
+        """
+        missing = [path for path in dict.fromkeys(paths) if path not in self._states]
+        again = dict(zip(missing, self._again(missing), strict=True)) if missing else {}
+        for path in paths:
+            if path not in again:
+                self._states.move_to_end(path)
+        found = torch.stack([again[path] if path in again else self._states[path] for path in paths])
+        for path, state in again.items():
+            self._keep(path, state)
+        return found
+
+    def _again(self, paths: Sequence[tuple[int, ...]]) -> Tensor:
         state = self._begin()[1]
-        first = torch.zeros(1, dtype=torch.int64, device=state.device)
-        for symbol in path:
-            state = self._predictor.advance(state, first, first + symbol)[1]
-            self.frontier.evaluations += 1
-        self._keep(path, state[0])
-        return state[0]
+        rows = torch.zeros(len(paths), dtype=torch.int64, device=state.device)
+        for symbols in torch.tensor(paths, dtype=torch.int64, device=state.device).reshape(len(paths), -1).T:
+            state = self._predictor.advance(state, rows, symbols)[1]
+            rows = torch.arange(len(paths), device=state.device)
+        return state[rows]
 
     def _keep(self, path: tuple[int, ...], state: Tensor) -> None:
         before = self._states.pop(path, None)

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from memlib.specs.base import Spec
 from memlib.specs.limits import MOST_EXAMPLES, MOST_PIXELS, MOST_SEED, MOST_STEPS
@@ -47,6 +47,12 @@ class VisualWords(Folds):
     """Side of a patch, in pixels."""
     stride: int = Field(default=3, ge=1, le=MOST_PIXELS)
     """Pixels from one patch to the next."""
+
+    @model_validator(mode="after")
+    def _patches_fit(self) -> "VisualWords":
+        if self.patch_size > self.side:
+            raise ValueError(f"patch_size {self.patch_size} is more than the side of {self.side} pixels")
+        return self
 
 
 BackgroundSpec = Annotated[CropNetwork | VisualWords, Field(discriminator="kind")]

@@ -324,7 +324,8 @@ class SplitSpec(Spec):
     """Images of each class that a model trains on: A (or B) topped up from C. Needed unless `sets` says who is where."""
     sets: str | None = None
     """For models that exist: a CSV or Parquet file with columns example_id and set, which is A (the model trained on it), B
-    (held out, or what the second model trained on), C (both trained on it) or X (public: none did)."""
+    (held out, or what the second model trained on), C (both trained on it) or X (public: none did). As many images of each
+    class are audited on either side: of the more, some are drawn, and the others are left out."""
     drawn_at_random: bool = False
     """With `sets`: whether chance alone decided which images of a class are in A and which in B, as in a random hold-out.
     Where it did not nothing is tested, as the sets may differ in more than who trained on them."""

@@ -41,6 +41,7 @@ from memlib.store import Attempt, Ref, Store
 from memlib.tables import INDEX, SUMMARY, TRAINING, write_table
 from memlib.training.files import step_file, weights_file
 from memlib.training.fit import HISTORY, Train
+from memlib.training.pretrained import Pretrained
 
 Keys = dict[str, list[str]]
 COMPUTED = {"split", "hold_out", "sets", "mixes", "canaries", "secret/corpus", "self_influence"}
@@ -144,13 +145,27 @@ class GhostRunner:
 @contextlib.contextmanager
 def _ghosts() -> Iterator[None]:
     """Replace sources of data, texts, and models from elsewhere."""
-    replaced = {"open_source": _open, "read_text": lambda source: _text(), "load_outside": _load_outside}
+    replaced = {
+        "open_source": _open, "read_text": lambda source: _text(), "load_outside": _load_outside,
+        "read_documents": lambda source: _text().splitlines(),
+    }  # fmt: skip
     with contextlib.ExitStack() as stack:
         for name, module in list(sys.modules.items()):
             if name in ("memlib.data.stages", "memlib.audits.exposure.stages", "memlib.models.outside"):
                 for what in replaced.keys() & vars(module).keys():
                     stack.enter_context(mock.patch.object(module, what, replaced[what]))
+        stack.enter_context(mock.patch.object(Pretrained, "tokenizer", GhostTokenizer()))
         yield
+
+
+class GhostTokenizer:
+    """Characters, and one mark."""
+
+    start = end = 95
+    pieces = (*(chr(code) for code in range(32, 127)), None)
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        return [[ord(character) - 32 for character in text] for text in texts]
 
 
 def _nothing(attempt: Attempt) -> None:
@@ -274,4 +289,6 @@ def _write_files(folder: Path, form: str) -> None:
     (folder / "secret").chmod(0o600)
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text("{}")
+    (folder / "my-model").mkdir()
+    (folder / "my-model" / "config.json").write_text("{}")
     (folder / "model.safetensors").write_text("no weights")

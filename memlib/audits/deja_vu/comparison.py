@@ -1,8 +1,8 @@
 """Compare the memories of several déjà vu audits of the same images: which criterion, or which training, remembers more?
 
 Audits are compared in pairs, image by image, where they audit the same images from the same sides. A difference is ranked,
-that is tested, where three pairs of models or more on each side say how much training itself varies, and where both audits'
-models have learnt the classes: what knows nothing of whole images has nothing to remember.
+that is tested, where chance drew who trained on what, where three pairs of models or more on each side say how much training
+itself varies, and where both audits' models have learnt the classes: who knows nothing of whole images remembers nothing.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ def compare(cells: Sequence[Cell]) -> list[Row]:
     gains = {cell.name: gains_of(cell.run, cell.units) for cell in cells}
     level = max((first.alpha or 0.0 for cell in cells for first in cell.run.findings[:1]), default=0.05)
     ignorant = _ignorant(cells)
+    untested = {cell.name for cell in cells if cell.run.findings[0].role != "test"}
     rows = []
     for one, other in combinations(gains, 2):
         if not gains[one].images.equals(gains[other].images):
             continue
-        reasons = [f"{name} knows too little of whole images" for name in sorted({one, other} & ignorant)]
+        reasons = [f"{name} was not tested" for name in sorted({one, other} & untested)]
+        reasons += [f"{name} knows too little of whole images" for name in sorted({one, other} & ignorant)]
         params, seed = {"cell": one, "other": other}, derive_seed(0, "difference", one, other)
         rows.append(difference(METRIC, params, gains[one], gains[other], family=FAMILY, seed=seed, reasons=reasons))
     return settle(rows, alpha=level or 0.05)

@@ -152,6 +152,10 @@ class Recipe(Spec):
             return self  # what layers there are is known when the encoders are
         if "own" not in self.training.on and not self.split.extra_per_class:
             raise ValueError("training.on names extra images alone, but split.extra_per_class is 0")
+        if self.fine_tuned and self.decode.epochs and 0 not in self.decode.epochs:
+            raise ValueError(
+                "what fine-tuning changed is counted from epoch 0: add 0 to decode.epochs and to training.checkpoint_epochs"
+            )
         names = self.model_layers
         unknown = [layer for layer in self.decode.layers if layer not in (*names, "last")]
         if unknown:

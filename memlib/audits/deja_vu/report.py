@@ -520,11 +520,12 @@ def _model_rows(recipe: Recipe) -> list[tuple[str, str]]:
         what = "the head alone" if training.head_alone else "the whole model"
         before = f"{training.start.objective.kind}, {training.start.epochs} epochs, seed {training.start.seed}"
         started = [("before fine-tuning", before), ("fine-tuned", what)]
+    trained_on = [name for name in training.on if name == "own" or recipe.split.extra_per_class]
     images = {"own": "the model's own (A or B, and C)", "extra": "extra ones (E)"}
     return [
         ("model", f"{recipe.model.backbone}, projector {projector}, sees {recipe.model.input_size} px"),
         *started,
-        ("trained on images", " and ".join(images[name] for name in training.on)),
+        ("trained on images", " and ".join(images[name] for name in trained_on)),
         ("objective", _pairs(training.objective)),
         (
             "training",

@@ -57,13 +57,11 @@ def verdict(rows: Sequence[Mapping[str, Any]]) -> Verdict:
         text = f"{_sentence(numbers)}; with 95 % confidence at most {_percent(excess['upper_bound'])}. {_missed(excess)}"
         return Verdict(BOUNDED, sentence, text)
     if cannot_reject(excess):
-        text = (
-            f"{_sentence(numbers)}. On these {excess['n']} images the models differ so little that no test could have shown "
-            "memory."
-        )
-        return Verdict(
-            INCONCLUSIVE, "The models differ on too few images to tell whether training images are memorized.", text
-        )
+        alone = "reference" in json.loads(excess["params"])
+        what = "the model's answers vary" if alone else "the models differ"
+        text = f"{_sentence(numbers)}. On these {excess['n']} images {what} so little that no test could have shown memory."
+        sentence = f"{_sentence(what)} on too few images to tell whether training images are memorized."
+        return Verdict(INCONCLUSIVE, sentence, text)
     limit = "" if excess["upper_bound"] is None else f"; memory of up to {_percent(excess['upper_bound'])} is not excluded"
     text = f"{_sentence(numbers)}{limit}. {_missed(excess)}"
     return Verdict(INCONCLUSIVE, "No memorization of individual training images was shown, and none is excluded.", text)

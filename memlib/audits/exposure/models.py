@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import pyarrow as pa
@@ -124,14 +124,11 @@ class CorpusData:
     @cached_property
     def symbols(self) -> list[str]:
         """The text of every symbol of the model."""
-        from memlib.models.outside import Answering
-
         if self.tokenizer is not None:
             return [piece or "" for piece in self.tokenizer.pieces]
         if self.trained is None:
             return list(self.vocabulary)
-        assert isinstance(self.outside, Answering)
-        return self.outside.vocabulary
+        return cast("Answering", self.outside).vocabulary
 
     @cached_property
     def _scored(self) -> tuple[Candidates, tuple[int, ...]]:

@@ -253,7 +253,7 @@ class Score(ScoresStage):
         """How to score, and who was asked for what."""
         recipe = self.recipe
         return {
-            "config": recipe.score.model_dump(mode="json"),
+            "config": recipe.score.model_dump(mode="json", exclude={"cache_gb"}),
             "report": recipe.report.model_dump(mode="json"),
             "together": recipe.canaries.together,
             "models": [[m.variant, m.seed, m.at.epoch, list(m.canaries), list(m.insertions)] for m in self.models],

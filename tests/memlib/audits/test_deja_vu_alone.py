@@ -241,3 +241,8 @@ def test_embeddings_of_one_encoder_are_audited(tmp_path: Path, capsys: pytest.Ca
 def test_what_cannot_be_is_refused_in_a_line(tmp_path: Path, settings: list[str], said: str) -> None:
     with pytest.raises(UserError, match=said):
         audited(tmp_path, *settings)
+
+
+def test_patches_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="patch_size 9 is more than the side of 8"):
+        audited(tmp_path, "reference={kind: visual_words, side: 8, patch_size: 9}")

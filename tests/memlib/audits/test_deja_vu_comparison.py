@@ -81,6 +81,10 @@ def test_what_cannot_be_ranked_says_why() -> None:
     untrained = cell("untrained", drawn(rng, 0.2), knowledge=0.85, epoch=0)
     rows = [json.loads(row["params"]) for row in compare([known, untrained])]
     assert "known knows too little" in rows[0]["not_ranked"]  # 0.8 at least, and untrained ones 0.95 at most
+    said = known.run.findings[0].model_copy(update={"role": "estimate", "p_value": None})
+    untested = Cell("untested", known.run.model_copy(update={"findings": [said, *known.run.findings[1:]]}), known.units)
+    (row,) = compare([known, untested])
+    assert json.loads(row["params"])["not_ranked"] == "untested was not tested"
     assert compare([known, Cell("others", run_of(), units_of(drawn(rng, 0.2), shift=5))]) == []
 
 

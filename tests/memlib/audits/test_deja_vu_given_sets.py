@@ -11,11 +11,14 @@ from flows.audits import body_of
 from flows.cli import main
 from flows.recipes import load_recipe, validate
 from memlib.audits import AUDITS
+from memlib.data.splits import split_examples
 from memlib.data.stages import Split, decode
 from memlib.errors import UserError
 from memlib.records import RunRecord
 from memlib.running import PlainRunner
+from memlib.specs import SplitSpec
 from memlib.store import Store
+from memlib.tables import INDEX
 
 SETTINGS = [
     "data.source.num_examples=700", "training.epochs=2", "training.batch_size=20", "model.projector=[16, 16]", "decode.k=[10]",
@@ -89,7 +92,7 @@ def test_without_chance_nothing_is_tested(drawn: dict[str, str], tmp_path: Path,
 
 
 def test_images_that_no_set_names_are_left_out(drawn: dict[str, str], tmp_path: Path) -> None:
-    least = dict(list(drawn.items())[: len(drawn) // 2])
+    least = {name: which for name, which in drawn.items() if which != "X" or name[-1] in "13579"}
     found = roles(tmp_path / "store", *GIVEN, f"split.sets={written(tmp_path / 'sets.csv', least)}")
     named = {"A": "target", "B": "reference", "C": "shared", "X": "public"}
     assert {name: role for name, role in found.items() if role != "left_out"} == {n: named[s] for n, s in least.items()}
@@ -127,3 +130,47 @@ def test_what_does_not_fit_is_said_in_a_line(drawn: dict[str, str], tmp_path: Pa
 def test_contradictions_are_refused(settings: list[str], said: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=said):
         roles(tmp_path / "store", *settings)
+
+
+def test_each_class_is_audited_as_often_in_a_as_in_b(drawn: dict[str, str], tmp_path: Path) -> None:
+    """Or a model that is better at one class would seem to remember the set that has more of it."""
+    audited_ones = sorted(name for name, which in drawn.items() if which in "AB")
+    sets = drawn | {name: "A" if place % 3 else "B" for place, name in enumerate(audited_ones)}
+    store, file = tmp_path / "store", written(tmp_path / "sets.csv", sets)
+    given = [*GIVEN, f"split.sets={file}", "split.drawn_at_random=true"]
+    _, units = audited(store, *given)
+    counts = units.group_by(["direction", "label"]).aggregate([([], "count_all")]).to_pylist()
+    by_class = {(row["direction"], row["label"]): row["count_all"] for row in counts}
+    assert sum(by_class.values()) < len(audited_ones)
+    assert {label: count for (side, label), count in by_class.items() if side == "A"} == {
+        label: count for (side, label), count in by_class.items() if side == "B"
+    }
+    found = roles(store, *given)
+    assert all(found[name] in ("left_out", "target" if sets[name] == "A" else "reference") for name in audited_ones)
+
+
+def test_an_image_that_lies_in_two_sets_is_held_out_of_neither() -> None:
+    index = pa.table(
+        {
+            "example_id": [f"{number}" for number in range(8)], "row": range(8), "label": [0] * 8, "class_name": ["c"] * 8,
+            "boxes": [[1, 1, 2, 2]] * 8, "content": [[0, 0, 64, 64]] * 8, "original_width": [64] * 8,
+            "original_height": [64] * 8, "digest": ["a", "b", "c", "d", "a", "e", "f", "b"], "unreadable": [None] * 8,
+        }
+    ).cast(INDEX.arrow)  # fmt: skip
+    sets = {"0": "A", "1": "A", "2": "A", "3": "B", "4": "B", "5": "B", "6": "X", "7": "A"}
+    spec = SplitSpec(sets="sets.csv", crop={"mode": "corner"})
+    table = split_examples(index, spec, given=sets)
+    found = {row["example_id"]: (row["role"], row["reason"]) for row in table.to_pylist()}
+    assert found["0"] == found["4"] == ("left_out", "the same image in A and B")
+    assert found["7"] == ("left_out", "duplicate of 1")
+    assert {name for name, (role, _) in found.items() if role != "left_out"} == {"1", "2", "3", "5", "6"}
+
+
+def test_sets_without_a_common_class_are_refused(drawn: dict[str, str], tmp_path: Path) -> None:
+    data = decode(PlainRunner(Store(str(tmp_path / "store"))), validate(
+        AUDITS["deja-vu"].recipe, load_recipe("smoke", SETTINGS)[0]
+    ).data).content.index  # type: ignore[attr-defined]  # fmt: skip
+    labels = dict(zip(data["example_id"].to_pylist(), data["label"].to_pylist(), strict=True))
+    sets = {name: which for name, which in drawn.items() if which not in "AB" or (labels[name] < 5) == (which == "A")}
+    with pytest.raises(UserError, match="puts no class in both A and B"):
+        roles(tmp_path / "store", *GIVEN, f"split.sets={written(tmp_path / 'sets.csv', sets)}")

@@ -2,7 +2,9 @@
 
 import itertools
 import math
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,14 @@ def test_keys_and_values_are_kept_and_give_what_computing_anew_gives(model: Hugg
     with pytest.raises(UserError, match="longer than the model's 32"), torch.inference_mode():
         for _ in range(12):
             logits, state = model.advance(state, torch.arange(6), tokens[:, 0])
+
+
+def test_a_first_context_that_fills_the_window_does_not_end_the_keeping(folder: Path) -> None:
+    fresh = HuggingFace(str(folder))
+    with torch.inference_mode():
+        fresh.begin(list(range(1, 32)))
+        _, state = fresh.begin([1, 2])
+    assert state.dim() == 6
 
 
 def test_a_model_that_does_not_keep_all_is_computed_anew(folder: Path, tmp_path: Path) -> None:
@@ -187,7 +197,7 @@ class Counting:
 def test_a_model_by_the_protocol_is_brute_force(states: bool) -> None:
     mine = Counting(states=states)
     model = Answering(mine, name="counting")
-    model.cache_bytes = 10_000  # some 50 states
+    model.cache_bytes = 25_000  # some 50 states
     space = Format("a{d3}b", {}).space({s: n for n, s in enumerate(mine.vocabulary)}, "character")
     bits = [-mine.table[a, b] / np.log(2) for a, b in itertools.product(range(14), repeat=2)]
     unit = np.round(np.array(bits) * UNITS_PER_BIT).astype(np.int64).reshape(14, 14)
@@ -207,6 +217,27 @@ def test_states_are_counted_by_their_bytes() -> None:
     assert 8000 <= bytes_of(Held()) < 10_000
     assert bytes_of([np.zeros(1000), {"a": torch.zeros(1000)}]) >= 12_000
     assert bytes_of(None) < 100
+
+    @dataclass(slots=True)
+    class Slotted:
+        keys: torch.Tensor
+
+    class Foreign:
+        nbytes = 9000
+
+    assert bytes_of(Slotted(torch.zeros(1000, dtype=torch.float64))) >= 8000
+    assert bytes_of(deque([np.zeros(1000)])) >= 8000
+    assert bytes_of(np.array([np.zeros(1000), None], dtype=object)) >= 8000
+    assert bytes_of(Foreign()) >= 9000
+
+
+def test_small_states_take_room_too() -> None:
+    """A number is little; what holds it, and the prefix by which it is found, is more."""
+    model = Answering(Counting(), name="counting")
+    model.cache_bytes = 100_000
+    for number in range(5000):
+        model._keep((number, 1, 2), number)
+    assert 100 <= len(model._states) <= 100_000 / 250
 
 
 def test_mistaken_models_are_named(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

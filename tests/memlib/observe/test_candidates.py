@@ -198,14 +198,14 @@ def test_little_memory_changes_no_cost_and_no_rank(kind: str) -> None:
 
 
 def test_few_states_and_few_nodes() -> None:
-    """States that were dropped are computed again; dropped nodes are owned up to."""
+    """States that were dropped are computed again, which changes no number; dropped nodes are owned up to."""
     net = model("transformer", sharp=1)
     whole = ShortestPath(net, SPACE, context=CONTEXT, batch=4).run(top=2)
     net.cache_bytes = 20_000  # a few states
     small = ShortestPath(net, SPACE, context=CONTEXT, batch=4).run(top=2)
     net.cache_bytes = 2**30
     assert small.leaves == whole.leaves
-    assert small.evaluations > whole.evaluations
+    assert small == whole
     tight = ShortestPath(net, SPACE, context=CONTEXT, batch=4, max_nodes=6).run(top=SPACE.size)
     assert tight.ended == "exhausted"
     assert not tight.exact
