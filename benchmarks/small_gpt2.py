@@ -19,7 +19,7 @@ from memlib.data.documents import read_documents
 from memlib.specs.text import TopicsSource
 
 TOKENS, WINDOW, WIDTH, LAYERS, HEADS = 1000, 128, 128, 4, 4
-BATCH, EPOCHS, RATE = 16, 30, 2e-3
+BATCH, EPOCHS, RATE = 16, 15, 2e-3
 
 
 def main() -> None:

@@ -6,7 +6,17 @@ from dataclasses import dataclass, replace
 from memlib.audits.exposure.asking import reference_rng, told
 from memlib.audits.exposure.models import CorpusData, ModelAt, OutsideModel
 from memlib.audits.exposure.recipe import Recipe
-from memlib.audits.exposure.stages import Asked, MakeCorpus, Perplexities, Ranks, Report, Score, Search, rank_stages
+from memlib.audits.exposure.stages import (
+    Asked,
+    Discover,
+    MakeCorpus,
+    Perplexities,
+    Ranks,
+    Report,
+    Score,
+    Search,
+    rank_stages,
+)
 from memlib.data.splits import TRAIN
 from memlib.data.stages import Decode, Split
 from memlib.data.text import role_of
@@ -21,7 +31,7 @@ from memlib.training.files import step_file, weights_file
 from memlib.training.fit import Train, TrainedModel
 from memlib.training.pretrained import TakeOver
 
-STAGES = (TakeOver, MakeCorpus, Train, Perplexities, Ranks, Search, Score, Report)
+STAGES = (TakeOver, MakeCorpus, Train, Perplexities, Ranks, Search, Discover, Score, Report)
 NONE, ALL = "no canary", "all canaries"
 
 
@@ -36,7 +46,8 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     costs = runner.run_all([Perplexities(m.at, m.canaries, m.config.references, m.config.seed) for m in asked])
     counts = runner.run_all([stage for _, _, stage in rank_stages(asked, costs)])
     searches = runner.run_all(_searches(recipe, asked))
-    scores = runner.run(Score(recipe, asked, costs, counts, searches))
+    documents = runner.run_all(_discoveries(recipe, asked))
+    scores = runner.run(Score(recipe, asked, costs, counts, searches, documents))
     report = runner.run(Report(recipe, run_id(recipe, scores), scores, data))
     named: dict[str, AnyArtifact] = {"corpus": data.corpus}
     named |= {} if data.base is None else {"base": data.base}
@@ -145,14 +156,29 @@ def _external(recipe: Recipe, trained: HuggingFaceSpec | ProtocolSpec, data: Cor
     return Asked("", 0, model, recipe.score, tuple(ids), tuple(insertions))
 
 
+def _last(asked: Sequence[Asked]) -> list[Asked]:
+    """Each model at its last checkpoint."""
+    return list({(m.variant, m.seed, m.at.model): m for m in asked}.values())  # in order of epochs
+
+
+def _discoveries(recipe: Recipe, asked: Sequence[Asked]) -> list[Discover]:
+    """Documents asked of the models that saw all canaries, or of all where each saw one: text is the same in all."""
+    how = recipe.discoverable
+    if how is None:
+        return []
+    first: dict[tuple[str, int], Asked] = {}
+    for model in _last(asked):
+        first.setdefault((model.variant, model.seed), model)
+    return [Discover(model.at, model.variant, model.seed, how) for model in first.values()]
+
+
 def _searches(recipe: Recipe, asked: Sequence[Asked]) -> list[Search]:
     """Searches in each model's last checkpoint: one for all canaries it saw, and where symbols are told one for each."""
     how = recipe.extraction
     if how is None:
         return []
-    last = {(m.variant, m.seed, m.at.model): m for m in asked}  # in order of epochs
     found = []
-    for model in last.values():
+    for model in _last(asked):
         seen = {c: times for c, times in zip(model.canaries, model.insertions, strict=True) if times}
         for known in how.known if seen else ():
             groups = [tuple(seen)] if known == 0 else [(canary,) for canary in seen]

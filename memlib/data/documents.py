@@ -5,8 +5,8 @@ document stay together, so that none is held out that stands among the others. W
 the tokenizer's marks of beginning and end, as around a document.
 """
 
-import importlib
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -33,7 +33,6 @@ from memlib.data.text import (
 )
 from memlib.errors import UserError
 from memlib.specs import SecretsSpec, TextParquetSource, TextSource, TextSpec
-from memlib.specs.text import TopicsSource
 
 ENCODED = 1000  # documents that are tokenized at once
 BLANK_LINES = re.compile(r"\n[ \t]*\n\s*")
@@ -47,18 +46,12 @@ class Marked(Tokenizer, Protocol):
 
 
 def read_documents(source: TextSource) -> list[str]:
-    """Return the documents of a source: rows of Parquet, help topics, or what blank lines part in a file.
+    """Return the documents of a source: rows of Parquet, or what blank lines part in other text.
 
     Raises:
         UserError: when it cannot be read or is empty.
     """
-    if isinstance(source, TextParquetSource):
-        found = read_texts(source)
-    elif isinstance(source, TopicsSource):
-        topics = importlib.import_module("pydoc_data.topics").topics
-        found = [str(topics[name]) for name in sorted(topics)]
-    else:
-        found = BLANK_LINES.split(read_text(source))
+    found = read_texts(source) if isinstance(source, TextParquetSource) else BLANK_LINES.split(read_text(source))
     found = [text.strip("\n") for text in found if text.strip()]
     if not found:
         raise UserError(f"the corpus {getattr(source, 'path', source.kind)} is empty")
@@ -93,7 +86,8 @@ def build_documents(
     places = form.places(spec.unit)
     space = Space(tuple(tuple(range(len(place))) for place in places))
     training, validation = hold_out(documents[: max(1, int(len(documents) * spec.fraction))], spec, canaries, secret)
-    plain = [_packed(part, tokenizer, spec.window) for part in (training, validation)]
+    packed = [_packed(part, tokenizer, spec.window) for part in (training, validation)]
+    plain = [rows for rows, _ in packed]
     if not all(len(rows) for rows in plain):
         raise UserError(
             f"{len(documents)} documents do not fill a window of {spec.window} tokens on either side; take more text or a "
@@ -127,7 +121,8 @@ def build_documents(
     names = [f"window {row:08d}" for row in range(len(rows[0]))]
     symbols = [piece or "" for piece in tokenizer.pieces]
     table = canary_table(drawn, insertions, kinds, texts)
-    return Corpus(np.concatenate(rows), symbols, split_table(names, len(plain[1]), placed), table)
+    heads = _heads(packed, (training, validation), documents, {row for _, row in placed})
+    return Corpus(np.concatenate(rows), symbols, split_table(names, len(plain[1]), placed), table, heads)
 
 
 def hold_out(documents: Sequence[str], spec: TextSpec, canaries: SecretsSpec, secret: bytes) -> tuple[list[str], list[str]]:
@@ -155,8 +150,8 @@ def occurrences(text: str, wanted: str) -> int:
     return count
 
 
-def _packed(documents: Sequence[str], tokenizer: Marked, window: int) -> NDArray[np.int32]:
-    """Whole windows of documents one after another, each with its marks."""
+def _packed(documents: Sequence[str], tokenizer: Marked, window: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Whole windows of documents one after another, each with its marks; and where in them each begins, and its tokens."""
     before = [] if tokenizer.start == tokenizer.end else [tokenizer.start]
     parts = [
         np.array([*before, *row, tokenizer.end], dtype=np.int32)
@@ -164,7 +159,41 @@ def _packed(documents: Sequence[str], tokenizer: Marked, window: int) -> NDArray
         for row in tokenizer.encode(documents[first : first + ENCODED])
     ]
     tokens = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32)
-    return tokens[: len(tokens) // window * window].reshape(-1, window)
+    lengths = np.array([len(part) for part in parts], dtype=np.int64)
+    begins = np.cumsum(lengths) - lengths + len(before)
+    whole = tokens[: len(tokens) // window * window].reshape(-1, window)
+    return whole, np.stack([begins, lengths - len(before) - 1], axis=1)
+
+
+def _heads(
+    packed: Sequence[tuple[NDArray[np.int32], NDArray[np.int64]]],
+    sides: Sequence[Sequence[str]],
+    documents: Sequence[str],
+    replaced: set[int],
+) -> NDArray[np.int64]:
+    """See `Corpus.heads`.
+
+    Args:
+        packed: what `_packed` gave, of those trained on and those held out.
+        sides: the documents themselves.
+        documents: all of them, in the order of their numbers.
+        replaced: rows in which canaries have taken the place of text.
+    """
+    number: dict[str, int] = {}
+    for place, text in enumerate(documents):
+        number.setdefault(text, place)
+    found, first_row = [], 0
+    for side, ((windows, begins), texts) in enumerate(zip(packed, sides, strict=True)):
+        copies, seen = Counter(texts), set()
+        for text, (begin, length) in zip(texts, begins.tolist(), strict=True):
+            row, place = divmod(begin, windows.shape[1])
+            if row >= len(windows) or first_row + row in replaced or text in seen:
+                continue
+            seen.add(text)
+            room = min(length, windows.shape[1] - place)
+            found.append((number[text], side, copies[text], first_row + row, place, room))
+        first_row += len(windows)
+    return np.array(sorted(found), dtype=np.int64).reshape(-1, 6)
 
 
 def _texts(places: Sequence[Sequence[str]], choices: Choices | Sequence[Sequence[int]]) -> list[str]:

@@ -94,12 +94,15 @@ class Corpus:
         vocabulary: symbols by id; 0 ends a line.
         splits: tables.SPLITS; a canary's windows have the role "canary <id>".
         canaries: tables.CANARIES.
+        heads: of documents, as far as each stands in one window: (num_documents, 6) number, whether it is held out, copies,
+            row, place in the row, tokens; None of text that is no documents.
     """
 
     windows: NDArray[np.int32]
     vocabulary: list[str]
     splits: pa.Table
     canaries: pa.Table
+    heads: NDArray[np.int64] | None = None
 
 
 def symbols_of(text: str, unit: str) -> list[str]:

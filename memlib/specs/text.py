@@ -67,7 +67,7 @@ class TextSpec(Spec):
     source: TextSource
     unit: Literal["character", "word", "token"] = "character"
     """What a symbol is; words are what spaces part, and the end of a line is one. token: what the tokenizer of a model makes
-    that is fine-tuned; documents (rows of Parquet, help topics, what blank lines part in a text file) are put in random order
+    that is fine-tuned; documents (rows of Parquet, what blank lines part in other text) are put in random order
     and packed into windows, with the tokenizer's end of a text after each."""
     window: int = Field(default=100, ge=8, le=MOST_PIXELS)
     """Symbols in a window; nothing passes from one to the next. Of pairs: in each side, with the end of its line."""

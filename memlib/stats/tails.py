@@ -119,12 +119,12 @@ class Extrapolation:
     Attributes:
         law: fitted to the references.
         exposures: (num_canaries,) bits; not bounded by the size of the space.
-        fit_p: parametric-bootstrap p-value of the law (Kolmogorov-Smirnov distance).
+        fit_p: parametric-bootstrap p-value of the law (Kolmogorov-Smirnov distance); None without replicates.
     """
 
     law: SkewNormal
     exposures: NDArray[np.float64]
-    fit_p: float
+    fit_p: float | None
 
 
 def extrapolate(
@@ -135,7 +135,7 @@ def extrapolate(
     Args:
         references: (num_references,) log-perplexities of random candidates.
         canaries: (num_canaries,) log-perplexities.
-        replicates: of the parametric bootstrap.
+        replicates: of the parametric bootstrap; 0: whether the law fits is not asked.
         seed: of the bootstrap.
     """
     law = fit_skew_normal(references)
@@ -146,7 +146,7 @@ def extrapolate(
     for _ in range(replicates):
         sample = law.sample(len(references), rng)
         further += _distance(sample, fit_skew_normal(sample)) >= distance
-    return Extrapolation(law, exposures, (1 + further) / (1 + replicates))
+    return Extrapolation(law, exposures, (1 + further) / (1 + replicates) if replicates else None)
 
 
 def _distance(values: NDArray[np.float64], law: SkewNormal) -> float:

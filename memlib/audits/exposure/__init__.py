@@ -19,7 +19,7 @@ from typing import Any
 
 from memlib.audit import Audit
 from memlib.audits.exposure.recipe import Recipe
-from memlib.audits.exposure.tables import EXTRACTION, UNITS
+from memlib.audits.exposure.tables import DOCUMENTS, EXTRACTION, UNITS
 from memlib.store import Store
 
 
@@ -38,7 +38,7 @@ AUDIT = Audit(
     name="exposure",
     question="How many bits has a sequence model given away of a secret in its training text?",
     recipe=Recipe,
-    tables={"units": UNITS, "extractions": EXTRACTION},
+    tables={"units": UNITS, "extractions": EXTRACTION, "documents": DOCUMENTS},
     in_brief=_in_brief,
     revealed=_revealed,
 )

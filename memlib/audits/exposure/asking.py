@@ -12,8 +12,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from memlib.audits.exposure.models import AskedModel
-from memlib.audits.exposure.recipe import ExtractionSpec
-from memlib.audits.exposure.tables import EXTRACTION
+from memlib.audits.exposure.recipe import DiscoverableSpec, ExtractionSpec
+from memlib.audits.exposure.tables import DOCUMENTS, EXTRACTION
 from memlib.data.formats import Candidates
 from memlib.data.splits import VALIDATION, column, select
 from memlib.errors import UserError
@@ -36,6 +36,7 @@ _ASKING = (
     "memlib.audits.exposure.models",
 )
 COSTS, COUNTS, FOUND, FRONTIER = "costs.npz", "counts.npy", "found.parquet", "frontier.npz"
+DISCOVERED = "discovered.parquet"
 SAVED_SECONDS = 60.0  # between two saves of a search's frontier
 
 
@@ -297,6 +298,102 @@ class Search(Stage[pa.Table]):
     def open(cls, artifact: Artifact[pa.Table]) -> pa.Table:
         """Return a tables.EXTRACTION."""
         return read_table(artifact.path(FOUND))
+
+
+@dataclass(frozen=True)
+class Discover(Stage[pa.Table]):
+    """Ask a model how documents go on, of those it was trained on and of others: discovered.parquet (tables.DOCUMENTS).
+
+    Attributes:
+        at: the model.
+        variant, seed: its name in results.
+        how: documents, tokens, scheme of sampling.
+    """
+
+    declared: ClassVar[Declared] = Declared("discover", 1, (*_ASKING, "memlib.observe.discovery"))
+    title: ClassVar[str] = "ask for documents"
+    place: ClassVar[Place] = "anywhere"
+
+    at: AskedModel
+    variant: str
+    seed: int
+    how: DiscoverableSpec
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """Which documents, of which model."""
+        how = self.how.model_dump(mode="json", exclude={"tries", "probability"})
+        return self.at.spec | {"variant": self.variant, "seed": self.seed, "how": how}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The model and the corpus."""
+        return self.at.inputs
+
+    @property
+    def units(self) -> float:
+        """Documents."""
+        return float(2 * self.how.documents)
+
+    @property
+    def near(self) -> Ref | None:
+        """The model."""
+        return None if self.at.model is None else self.at.model.ref
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write the table."""
+        from memlib.models.causal import Causal
+        from memlib.observe.discovery import near_hits, suffixes
+
+        data, how, model = self.at.data, self.how, self.at.load(device)
+        assert isinstance(model, Causal)
+        heads = chosen_documents(data.corpus.content.heads, how, seed=data.canaries.seed)
+        places = heads[:, 4, None] + np.arange(how.prefix + how.suffix)
+        tokens = data.corpus.content.windows[heads[:, 3, None], places].astype(np.int64)
+        found = suffixes(model, tokens, prefix=how.prefix, scheme=how)
+        near: list[int | None] = [None] * len(heads)
+        if how.samples:
+            seed = derive_seed(data.canaries.seed, "samples")
+            hits = near_hits(
+                model, tokens, prefix=how.prefix, scheme=how, samples=how.samples, near=how.near, seed=seed
+            )  # fmt: skip
+            near = hits.tolist()
+        rows = [
+            {
+                "variant": self.variant, "seed": self.seed, "document": int(number), "held_out": bool(side),
+                "copies": int(copies), "bits": float(bits), "scheme_bits": None if np.isinf(scheme) else float(scheme),
+                "greedy": bool(greedy), "near": close,
+            }
+            for (number, side, copies, *_), bits, scheme, greedy, close in zip(
+                heads.tolist(), found.bits, found.scheme_bits, found.greedy, near, strict=True
+            )
+        ]  # fmt: skip
+        write_table(pa.Table.from_pylist(rows, schema=DOCUMENTS.arrow), DOCUMENTS, attempt.path(DISCOVERED))
+
+    @classmethod
+    def open(cls, artifact: Artifact[pa.Table]) -> pa.Table:
+        """Return a tables.DOCUMENTS."""
+        return read_table(artifact.path(DISCOVERED))
+
+
+def chosen_documents(heads: NDArray[np.int64], how: DiscoverableSpec, *, seed: int) -> NDArray[np.int64]:
+    """Return rows of `Corpus.heads` that are long enough, drawn at random: as many of both sides, in order of their numbers.
+
+    Raises:
+        UserError: when either side has fewer than two.
+    """
+    long = heads[heads[:, 5] >= how.prefix + how.suffix]
+    sides = [long[long[:, 1] == side] for side in (0, 1)]
+    count = min(how.documents, *map(len, sides))
+    if count < 2:
+        raise UserError(
+            f"{len(sides[0])} documents that are trained on and {len(sides[1])} held out have {how.prefix + how.suffix} "
+            "tokens in one window; lower discoverable.prefix or suffix, or raise data.window or data.validation"
+        )
+    rng = np.random.default_rng(derive_seed(seed, "documents"))
+    chosen = np.concatenate([side[rng.permutation(len(side))[:count]] for side in sides])
+    found: NDArray[np.int64] = chosen[np.argsort(chosen[:, 0], kind="stable")]
+    return found
 
 
 def reference_rng(seed: int) -> np.random.Generator:

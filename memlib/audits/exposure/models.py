@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from memlib.models.sequence import LanguageModel
     from memlib.observe.likelihoods import Predictor
 
-VOCABULARY, CANARIES_FILE = "vocabulary.json", "canaries.parquet"
+VOCABULARY, CANARIES_FILE, HEADS_FILE = "vocabulary.json", "canaries.parquet", "heads.npy"
 OUTSIDE_WINDOWS = 200  # of text whose loss under a model from elsewhere is shown
 
 
@@ -60,6 +60,12 @@ class StoredCorpus:
     def windows(self) -> NDArray[np.int32]:
         """Symbol numbers (num_windows, window), memory-mapped."""
         return read_images(self._artifact.path(examples_file(self._artifact.files)))
+
+    @property
+    def heads(self) -> NDArray[np.int64]:
+        """Where documents begin, (num_documents, 6): see `Corpus.heads`."""
+        found: NDArray[np.int64] = np.load(self._artifact.path(HEADS_FILE))
+        return found
 
     @property
     def splits(self) -> pa.Table:

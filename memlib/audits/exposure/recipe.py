@@ -73,6 +73,34 @@ class ExtractionSpec(Spec):
     """Seconds after which a search is given up; its frontier is kept."""
 
 
+class DiscoverableSpec(Spec):
+    """Documents of the text itself, of which a beginning is known (Hayes 2024): how many tries bring out how they go on.
+
+    Documents that were trained on are compared with others that were held out at random.
+    """
+
+    documents: int = Field(default=200, ge=2, le=MOST_DRAWS)
+    """Documents of either side, drawn at random; fewer where fewer are long enough."""
+    prefix: int = Field(default=16, ge=1, le=MOST_PIXELS)
+    """Tokens from the beginning of a document that are known."""
+    suffix: int = Field(default=16, ge=1, le=MOST_PIXELS)
+    """Tokens after them that are to come out; both together stand in one window."""
+    temperature: float = Field(default=1.0, gt=0, le=MOST_NUMBER)
+    """Of sampling: divides the scores."""
+    top_k: int | None = Field(default=40, ge=1, le=MOST_DRAWS)
+    """Only so many likeliest tokens are drawn; null: all."""
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    """Only the likeliest tokens are drawn that have this share of the probability together; null: all."""
+    tries: tuple[Annotated[int, Field(ge=1, le=MOST_DRAWS)], ...] = Field(default=(1, 100, 10_000), min_length=1)
+    """n of (n, p): continuations that one draws."""
+    probability: float = Field(default=0.5, gt=0, lt=1)
+    """p of (n, p): the probability that the suffix is among them."""
+    samples: int = Field(default=0, ge=0, le=MOST_DRAWS)
+    """Continuations that are drawn of each document, to count those that come near its suffix; 0: none."""
+    near: float = Field(default=0.1, ge=0, lt=1)
+    """Tokens that may be put in, taken out or replaced in such a one, as a share of the suffix."""
+
+
 class ReportSpec(Spec):
     """What the page shows."""
 
@@ -82,6 +110,8 @@ class ReportSpec(Spec):
 
 class Recipe(Spec):
     """An exposure audit from text to report."""
+
+    added_later: ClassVar[frozenset[str]] = frozenset({"discoverable"})
 
     audit: Literal["exposure"] = "exposure"
     title: str = "Exposure audit"
@@ -105,6 +135,8 @@ class Recipe(Spec):
     score: Config = Config()
     extraction: ExtractionSpec | None = ExtractionSpec()
     """null: no search."""
+    discoverable: DiscoverableSpec | None = None
+    """null: no documents of the text are asked for; of models that are fine-tuned."""
     report: ReportSpec = ReportSpec()
 
     @model_validator(mode="after")
@@ -137,6 +169,14 @@ class Recipe(Spec):
                 "and score.method to auto, enumerated, sampled or extrapolated"
             )
 
+    def _check_documents(self, how: DiscoverableSpec) -> None:
+        if self.data.unit != "token":
+            raise ValueError("discoverable asks for documents, which are held out at random with data.unit token alone")
+        if how.prefix + how.suffix > self.data.window:
+            raise ValueError(
+                f"discoverable asks for {how.prefix} + {how.suffix} tokens of a document; data.window is {self.data.window}"
+            )
+
     def _check_trained(self, trained: SequenceModelSpec) -> None:
         if self.data.paired or self.canaries.source is not None:
             raise ValueError(
@@ -144,6 +184,8 @@ class Recipe(Spec):
             )
         if self.canaries.file is None:
             raise ValueError("a model that was trained elsewhere saw its own text: name its secrets by canaries.file")
+        if self.discoverable is not None:
+            raise ValueError("discoverable is for models that are fine-tuned here; leave it out")
         if self.variants or self.seeds > 1 or self.quantize:
             raise ValueError("variants, seeds and quantize are for models that are trained here; leave them out")
         if self.data.unit == "token":
@@ -162,6 +204,8 @@ class Recipe(Spec):
             raise ValueError("canaries.source and encoder_decoder are for pairs: data.source of kind pairs or topic_pairs")
         if (self.data.unit == "token") != isinstance(self.model, PretrainedSpec):
             raise ValueError("data.unit token and model.kind huggingface go together: its tokenizer makes the tokens")
+        if self.discoverable is not None:
+            self._check_documents(self.discoverable)
         if self.data.unit == "token" and self.data.vocabulary is not None:
             raise ValueError("the tokens are the tokenizer's: leave out data.vocabulary")
         for name, recipe in self.cells.items():

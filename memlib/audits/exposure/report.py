@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from memlib.audits.exposure.documents import GAP, GREEDY, NEAR, SHARE
 from memlib.audits.exposure.recipe import Recipe
 from memlib.findings import SHOWN, verdict_of
 from memlib.report.figures import INK, MUTED, REFERENCE, TARGET, new_figure, plain_ticks, save_figure
@@ -43,6 +44,7 @@ def build_page(recipe: Recipe, run: str, tables: Mapping[str, pa.Table], facts: 
         _privacy_section(rows),
         _null_section(rows),
         _extraction_section(tables["extractions"].to_pylist(), points, folder),
+        _documents_section(rows, tables["documents"], recipe, folder),
         Section(
             heading="What was run",
             paragraphs=[
@@ -218,7 +220,7 @@ def _canary_cells(unit: Mapping[str, Any], test: Mapping[str, Any] | None) -> tu
         "" if unit["p_value"] is None else f"{unit['p_value']:.2g}",
         "" if test is None else f"{test['p_value']:.2g}",
         "" if test is None else f"{test['p_adjusted']:.2g}" + (" *" if test["verdict"] == SHOWN else ""),
-        "" if law is None else f"{law:.1f} (fit p {unit['fit_p']:.2g})",
+        "" if law is None else f"{law:.1f}" + ("" if unit["fit_p"] is None else f" (fit p {unit['fit_p']:.2g})"),
     )
 
 
@@ -306,6 +308,64 @@ def _extraction_section(
         details=TableView(headings, cells) if len(cells) > FIRST_ROWS else None,
         details_title=f"All {len(cells)}",
     )
+
+
+def _documents_section(
+    rows: Sequence[Mapping[str, Any]], documents: pa.Table, recipe: Recipe, folder: Path
+) -> Section | None:
+    how = recipe.discoverable
+    if how is None:
+        return None
+    shares = {
+        (row["params"].get("variant", ""), row["metric"], row["params"].get("tries"), row["params"]["side"]): row
+        for row in rows
+        if row["metric"] in (GREEDY, SHARE, NEAR)
+    }
+    cells = []
+    for row in (row for row in rows if row["metric"] == GAP):
+        variant = row["params"].get("variant", "")
+        cells.append((variant, "bits that a suffix costs more", "", _with_interval(row), f"{row['p_adjusted']:.2g}"))
+        kinds: list[tuple[str, int | None, str]] = [(SHARE, tries, f"come out in {tries:,} tries") for tries in how.tries]
+        kinds += [(GREEDY, None, "are each time the likeliest token")]
+        kinds += [(NEAR, None, f"come near in {how.samples:,} samples")] if how.samples else []
+        for metric, tries, name in kinds:
+            sides = (_with_interval(shares[variant, metric, tries, side], 100) for side in ("trained", "held_out"))
+            cells.append((variant, f"% that {name}", *sides, ""))
+    drawn = [f"temperature {how.temperature:g}"]
+    drawn += [] if how.top_k is None else [f"the {how.top_k} likeliest tokens"]
+    drawn += [] if how.top_p is None else [f"the likeliest tokens with {how.top_p:g} of the probability"]
+    return Section(
+        heading="Documents of which the beginning is known",
+        paragraphs=[
+            f"The model is given the first {how.prefix} tokens of a document; the next {how.suffix} come out in n tries if "
+            f"that has a probability of {how.probability:g} or more (sampling: {', '.join(drawn)}). Documents were held out "
+            "at random, copies of one together, so what comes out of those held out is what a model gives away without "
+            "having seen them. The test permutes who was held out; it compares -log2 of the probabilities themselves, "
+            "whatever the sampling."
+        ],
+        svg=_documents_figure(documents, folder),
+        figure_caption="Bits that the suffix of a document costs, a line a variant; all models at their last checkpoint.",
+        table=TableView(("variant", "", "trained on (95 %)", "held out (95 %)", "p"), cells),
+    )
+
+
+def _documents_figure(documents: pa.Table, folder: Path) -> str:
+    frame = documents.to_pandas()
+    figure = new_figure()
+    axes = figure.axes[0]
+    for number, (variant, mine) in enumerate(frame.groupby("variant", sort=False)):
+        for held_out, style in ((False, "-"), (True, ":")):
+            bits = np.sort(mine[mine["held_out"] == held_out].groupby("document")["bits"].mean().to_numpy())
+            label = " ".join(filter(None, [str(variant), "held out" if held_out else "trained on"]))
+            axes.step(bits, np.arange(1, len(bits) + 1) / len(bits), style, color=COLOURS[number % 6], lw=1.3, label=label)
+    axes.set_xlabel("bits of the suffix")
+    axes.set_ylabel("share of documents that cost at most as much")
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+    return save_figure(figure, folder, "document_bits")
+
+
+def _with_interval(row: Mapping[str, Any], times: float = 1) -> str:
+    return f"{row['value'] * times:.1f} ({row['ci_low'] * times:.1f} to {row['ci_high'] * times:.1f})"
 
 
 def _queries_figure(points: Sequence[Mapping[str, Any]], folder: Path) -> str:

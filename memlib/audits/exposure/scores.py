@@ -154,10 +154,15 @@ def score(models: Sequence[Scored], size: int, config: Config) -> pa.Table:
 def _rows_of(model: Scored, size: int, config: Config) -> Iterator[dict[str, Any]]:
     references, unseen = np.sort(model.references), np.sort(model.costs_of(UNSEEN))
     bits = model.costs / UNITS_PER_BIT
-    tail = _extrapolated(references / UNITS_PER_BIT, bits, config)
+    at_or_below = np.searchsorted(references, model.costs, side="right")
+    asked = any(
+        canary not in model.exact and choose_method(config, at_or_below=int(below), size=size) != "sampled"
+        for canary, below in zip(model.canaries, at_or_below, strict=True)
+    )
+    tail = _extrapolated(references / UNITS_PER_BIT, bits, config if asked else config.model_copy(update={"replicates": 0}))
     for place, canary in enumerate(model.canaries):
         kind, cost = model.kinds[place], model.costs[place]
-        below = int(np.searchsorted(references, cost, side="right"))
+        below = int(at_or_below[place])
         row = {
             "variant": model.variant, "seed": model.seed, "epoch": model.epoch, "canary": canary, "kind": kind,
             "insertions": model.insertions[place], "log_perplexity": round(float(bits[place]), 2),
@@ -174,7 +179,7 @@ def _rows_of(model: Scored, size: int, config: Config) -> Iterator[dict[str, Any
         wanted = choose_method(config, at_or_below=below, size=size)
         if exact is not None:
             row |= _exact(exact, size)
-        elif tail is not None and (wanted == "extrapolated" or (wanted != "sampled" and tail.fit_p >= FITS)):
+        elif tail is not None and (wanted == "extrapolated" or (wanted != "sampled" and (tail.fit_p or 0) >= FITS)):
             row |= {"exposure": row["exposure_extrapolated"], "ci_high": None, "method": "extrapolated"}
         yield row
 

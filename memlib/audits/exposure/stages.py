@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from memlib.audits.exposure.asking import Costs, Perplexities, Ranks, Search
-from memlib.audits.exposure.models import CANARIES_FILE, VOCABULARY, AskedModel, CorpusData, StoredCorpus
+from memlib.audits.exposure.asking import Costs, Discover, Perplexities, Ranks, Search
+from memlib.audits.exposure.models import CANARIES_FILE, HEADS_FILE, VOCABULARY, AskedModel, CorpusData, StoredCorpus
 from memlib.audits.exposure.recipe import Config, Recipe
-from memlib.audits.exposure.tables import EXTRACTION, UNITS
+from memlib.audits.exposure.tables import DOCUMENTS, EXTRACTION, UNITS
 from memlib.data.documents import build_documents, read_documents
 from memlib.data.formats import Format
 from memlib.data.pairs import build_pairs, embedded_pairs
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
     from memlib.report.page import Page
 
-__all__ = ["Asked", "MakeCorpus", "Perplexities", "Ranks", "Report", "Score", "Search", "rank_stages"]
+__all__ = ["Asked", "Discover", "MakeCorpus", "Perplexities", "Ranks", "Report", "Score", "Search", "rank_stages"]
 
-EXTRACTIONS_FILE = "extractions.parquet"
+EXTRACTIONS_FILE, DOCUMENTS_FILE = "extractions.parquet", "documents.parquet"
 _HERE = "memlib.audits.exposure"
 
 
@@ -133,6 +133,8 @@ class MakeCorpus(Stage[StoredCorpus]):
         attempt.path(VOCABULARY).write_text(json.dumps(corpus.vocabulary))
         write_table(corpus.splits, SPLITS, attempt.path(SPLITS_FILE))
         write_table(corpus.canaries, CANARIES, attempt.path(CANARIES_FILE))
+        if corpus.heads is not None:
+            np.save(attempt.path(HEADS_FILE), corpus.heads)
         attempt.facts["num_windows"] = len(corpus.windows)
 
     @classmethod
@@ -227,15 +229,16 @@ class Score(ScoresStage):
         costs: of each model.
         counts: of each part of `rank_stages`.
         searches: for canaries.
+        documents: what was asked of documents.
     """
 
     declared: ClassVar[Declared] = Declared(
         "score_exposure",
-        4,
+        5,
         (
             *(
                 f"{_HERE}.{room}"
-                for room in ("curves", "evidence", "privacy", "recipe", "scores", "stages", "summary", "verdict")
+                for room in ("curves", "documents", "evidence", "privacy", "recipe", "scores", "stages", "summary", "verdict")
             ),
             *FINDINGS,
         ),
@@ -247,6 +250,7 @@ class Score(ScoresStage):
     costs: Sequence[Artifact[Costs]]
     counts: Sequence[Artifact[NDArray[np.int64]]]
     searches: Sequence[Artifact[pa.Table]]
+    documents: Sequence[Artifact[pa.Table]]
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -256,20 +260,27 @@ class Score(ScoresStage):
             "config": recipe.score.model_dump(mode="json", exclude={"cache_gb"}),
             "report": recipe.report.model_dump(mode="json"),
             "together": recipe.canaries.together,
+            **self._asked_documents,
             "models": [[m.variant, m.seed, m.at.epoch, list(m.canaries), list(m.insertions)] for m in self.models],
         }
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """Costs, counts and searches."""
-        return {
+        """Costs, counts, searches and documents."""
+        documents = {"documents": [one.key for one in self.documents]} if self.documents else {}
+        return documents | {
             "costs": [costs.key for costs in self.costs],
             "counts": [counts.key for counts in self.counts],
             "searches": [search.key for search in self.searches],
         }
 
+    @property
+    def _asked_documents(self) -> dict[str, Any]:
+        how = self.recipe.discoverable
+        return {} if how is None else {"documents": how.model_dump(mode="json")}
+
     def write(self, attempt: Attempt, device: torch.device) -> None:
-        """Write units, extractions, curves and summary."""
+        """Write units, extractions, documents, curves and summary."""
         from memlib.audits.exposure.curves import curves, empty_extractions
         from memlib.audits.exposure.scores import Scored, score
         from memlib.audits.exposure.summary import summarize
@@ -277,8 +288,8 @@ class Score(ScoresStage):
         recipe, size = self.recipe, self.models[0].at.data.space.size
         exact = self._exact()
         scored = []
-        for number, (model, asked) in enumerate(zip(self.models, self.costs, strict=True)):
-            seen = asked.content
+        for number, (model, costs) in enumerate(zip(self.models, self.costs, strict=True)):
+            seen = costs.content
             at = (model.variant, model.seed, model.at.epoch, model.canaries, model.kinds, model.insertions)
             known = exact.get(number, {})
             scored.append(Scored(*at, seen.canaries, seen.references, seen.validation_loss, known, _privacy(model.at)))
@@ -287,7 +298,9 @@ class Score(ScoresStage):
         extractions = pa.concat_tables(found) if found else empty_extractions()
         write_table(units, UNITS, attempt.path(UNITS_FILE))
         write_table(extractions, EXTRACTION, attempt.path(EXTRACTIONS_FILE))
-        summary = summarize(scored, units, extractions, recipe, size=size)
+        asked = pa.concat_tables([DOCUMENTS.arrow.empty_table(), *(one.content for one in self.documents)])
+        write_table(asked, DOCUMENTS, attempt.path(DOCUMENTS_FILE))
+        summary = summarize(scored, units, extractions, recipe, size=size, documents=asked)
         write_table(summary, SUMMARY, attempt.path(SUMMARY_FILE))
         write_table(curves(scored, units, extractions, recipe), CURVES, attempt.path(CURVES_FILE))
 
@@ -327,7 +340,7 @@ def _privacy(at: AskedModel) -> dict[str, Any] | None:
 class Report(PageStage):
     """Draw the page of an exposure audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 5, (*PAGES, f"{_HERE}.report", f"{_HERE}.stages"))
+    declared: ClassVar[Declared] = Declared("report", 6, (*PAGES, f"{_HERE}.report", f"{_HERE}.stages"))
     title: ClassVar[str] = "report exposure"
 
     recipe: Recipe
@@ -349,7 +362,7 @@ class Report(PageStage):
         """Draw the figures and compose the page."""
         from memlib.audits.exposure.report import build_page
 
-        tables = {name: self.scores.content[name] for name in ("units", "extractions", "summary", "curves")}
+        tables = {name: self.scores.content[name] for name in ("units", "extractions", "documents", "summary", "curves")}
         return build_page(self.recipe, self.run, tables, _facts(self.recipe, self.data), attempt.path("figures"))
 
 

@@ -1,7 +1,8 @@
 """The findings of an exposure audit: tests of canaries, exposures, differences of variants, extraction, privacy.
 
 Families of tests, each at alpha (Holm 1979): "headline", all canaries of a variant together; "canaries", each one, which is
-named only where its variant's headline is shown; "variants", differences to the first one; "privacy", what is claimed.
+named only where its variant's headline is shown; "variants", differences to the first one; "privacy", what is claimed;
+"documents", whether a variant's models know documents that they were trained on better than others.
 """
 
 import json
@@ -16,6 +17,7 @@ import pyarrow as pa
 import scipy
 from numpy.typing import NDArray
 
+from memlib.audits.exposure.documents import document_rows
 from memlib.audits.exposure.evidence import Held, evidence_of_drawn, evidence_of_given, held, largest
 from memlib.audits.exposure.privacy import ERROR, privacy_rows
 from memlib.audits.exposure.recipe import Recipe
@@ -31,7 +33,10 @@ FLIPS = 9_999
 ENUMERATED_FLIPS = 12  # units whose signs are all enumerated
 
 
-def summarize(models: Sequence[Scored], units: pa.Table, extractions: pa.Table, recipe: Recipe, *, size: int) -> pa.Table:
+def summarize(
+    models: Sequence[Scored], units: pa.Table, extractions: pa.Table, recipe: Recipe, *, size: int,
+    documents: pa.Table | None = None,
+) -> pa.Table:  # fmt: skip
     """Make the findings at the last checkpoint, the headline first.
 
     Args:
@@ -40,6 +45,7 @@ def summarize(models: Sequence[Scored], units: pa.Table, extractions: pa.Table, 
         extractions: tables.EXTRACTION.
         recipe: variants and level.
         size: |R|.
+        documents: tables.DOCUMENTS, where documents were asked for.
 
     Returns:
         tables.SUMMARY.
@@ -59,6 +65,7 @@ def summarize(models: Sequence[Scored], units: pa.Table, extractions: pa.Table, 
             *_null_rows(last),
             *privacy_rows(models, size),
             *_extraction_rows(extractions),
+            *([] if documents is None or recipe.discoverable is None else document_rows(documents, recipe.discoverable)),
         ],
         alpha=recipe.score.alpha,
     )

@@ -29,12 +29,36 @@ UNITS = Table(
         ),
         Column("exposure_sampled", FLOAT, "bit", "from the share of random references at most as costly"),
         Column("exposure_extrapolated", FLOAT, "bit", "from the skew-normal law of the references; not bounded by log2 |R|"),
-        Column("fit_p", FLOAT, "probability", "parametric-bootstrap goodness of fit of the law"),
+        Column(
+            "fit_p",
+            FLOAT,
+            "probability",
+            "parametric-bootstrap goodness of fit of the law; null where nothing rests on it",
+        ),
         Column("space_bits", FLOAT, "bit", "log2 |R|"),
         Column("evaluations", INT, "count", "prefixes evaluated for the exact rank; null unless exact"),
         Column("validation_loss", FLOAT, "nat", "of the model on windows no model trains on, a symbol"),
     ),
     keys=("variant", "seed", "epoch", "canary", "insertions"),
+)
+
+DOCUMENTS = Table(
+    name="documents",
+    version=1,
+    meaning="A row a document of the text and model, at its last checkpoint: what comes out of a document whose beginning is "
+    "known. Documents are named by number, in the order of the source.",
+    columns=(
+        Column("variant", TEXT, "", "which variant of the recipe; empty without variants"),
+        Column("seed", INT, "", "which training of the variant"),
+        Column("document", INT, "", "its number, from 0"),
+        Column("held_out", FLAG, "", "whether no model trained on it"),
+        Column("copies", INT, "count", "how often it stands on its side"),
+        Column("bits", FLOAT, "bit", "-log2 of the probability of its suffix after its prefix, untruncated, temperature 1"),
+        Column("scheme_bits", FLOAT, "bit", "-log2 p_z under the recipe's scheme of sampling; null where it cannot come out"),
+        Column("greedy", FLAG, "", "whether the likeliest token at each place gives the suffix"),
+        Column("near", INT, "count", "samples that come near the suffix; null where none were drawn"),
+    ),
+    keys=("variant", "seed", "document"),
 )
 
 EXTRACTION = Table(

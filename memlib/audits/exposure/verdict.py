@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from memlib.audits.exposure.documents import said_of_documents
 from memlib.audits.exposure.recipe import Recipe
 from memlib.findings import BOUNDED, INCONCLUSIVE, SHOWN, Row, Verdict, Word
 
@@ -29,7 +30,8 @@ def verdict(rows: Sequence[Row], recipe: Recipe, *, size: int) -> Verdict:
     singles = [row for row in rows if row["family"] == "canaries"]
     word = _word(heads)
     sentence, explanation = _said(word, heads, singles, recipe, size)
-    claim, why = _privacy(rows)
+    claims = [_privacy(rows), said_of_documents(rows)]
+    claim, why = ("".join(parts) for parts in zip(*claims, strict=True))
     return Verdict(SHOWN if claim else word, sentence + _extracted(rows, word) + claim, explanation + why)
 
 

@@ -16,6 +16,7 @@ from memlib.audits.exposure.recipe import Config, Recipe
 from memlib.audits.exposure.report import build_page, pareto_front
 from memlib.audits.exposure.scores import Scored, canary_p, choose_method, exposure_by_sampling, exposure_of_rank, score
 from memlib.audits.exposure.summary import sign_flip_p, summarize
+from memlib.audits.exposure.tables import DOCUMENTS
 from memlib.observe.likelihoods import UNITS_PER_BIT
 from memlib.report.page import render
 
@@ -169,7 +170,7 @@ def test_the_page_says_what_exposure_means(tmp_path: Path) -> None:
     ]
     units = score(models, SIZE, Config())
     tables = {
-        "units": units, "extractions": empty_extractions(), "summary": summarize(models, units, empty_extractions(), recipe(), size=SIZE),
+        "units": units, "extractions": empty_extractions(), "documents": DOCUMENTS.arrow.empty_table(), "summary": summarize(models, units, empty_extractions(), recipe(), size=SIZE),
         "curves": curves(models, units, empty_extractions(), recipe()),
     }  # fmt: skip
     page = build_page(recipe(title="<b>"), "abc", tables, {"text": "topics"}, tmp_path)
@@ -212,7 +213,7 @@ def test_seeds_of_a_canary_are_no_further_canaries(tmp_path: Path) -> None:
     first = summary.to_pylist()[0]
     assert first["n"] == 1
     tables = {
-        "units": units, "extractions": empty_extractions(), "summary": summary, "curves": curves(models, units, empty_extractions(), recipe())
+        "units": units, "extractions": empty_extractions(), "documents": DOCUMENTS.arrow.empty_table(), "summary": summary, "curves": curves(models, units, empty_extractions(), recipe())
     }  # fmt: skip
     said = build_page(recipe(), "a", tables, {}, tmp_path)
     assert said.verdict == "The training (of 3 nets) gives away 1 of 1 inserted canary."
@@ -224,7 +225,7 @@ def test_a_page_holds_exposures_beyond_any_float(tmp_path: Path) -> None:
     units = score([model], 16**256, Config(method="extrapolated", replicates=20))
     assert units["exposure"][0].as_py() > 60
     tables = {
-        "units": units, "extractions": empty_extractions(), "summary": summarize([model], units, empty_extractions(), recipe(), size=16**256),
+        "units": units, "extractions": empty_extractions(), "documents": DOCUMENTS.arrow.empty_table(), "summary": summarize([model], units, empty_extractions(), recipe(), size=16**256),
         "curves": curves([model], units, empty_extractions(), recipe()),
     }  # fmt: skip
     assert "There are 2^1024.0 possible canaries" in build_page(recipe(), "a", tables, {}, tmp_path).lead
@@ -250,7 +251,7 @@ def test_variants_are_compared_with_what_their_privacy_costs(tmp_path: Path) -> 
     assert row["value"] == 2.0
     assert json.loads(row["params"]) == {"variant": "private", "delta": 1e-5, "noise": 1.5, "accountant": "rdp"}
     tables = {
-        "units": units, "extractions": empty_extractions(), "summary": summary, "curves": curves(models, units, empty_extractions(), mine)
+        "units": units, "extractions": empty_extractions(), "documents": DOCUMENTS.arrow.empty_table(), "summary": summary, "curves": curves(models, units, empty_extractions(), mine)
     }  # fmt: skip
     html = render(build_page(mine, "a", tables, {}, tmp_path))
     assert "2 (delta 1e-05, noise 1.5, rdp)" in html
@@ -508,7 +509,7 @@ def test_a_claim_of_privacy_that_a_canary_refutes_is_a_finding(tmp_path: Path) -
     assert "epsilon is at least 10.1" in rows[0]["explanation"]
     units = score([private], SIZE, Config(replicates=20))
     tables = {
-        "units": units, "extractions": empty_extractions(),
+        "units": units, "extractions": empty_extractions(), "documents": DOCUMENTS.arrow.empty_table(),
         "summary": summarize([private], units, empty_extractions(), recipe(), size=SIZE),
         "curves": curves([private], units, empty_extractions(), recipe()),
     }  # fmt: skip

@@ -1,0 +1,111 @@
+"""What models give away of documents: those that they were trained on beside others that were held out at random.
+
+Whether any memory is there is tested by permuting who was held out: the statistic is the mean of -log2 of the suffixes'
+untruncated probabilities, over a variant's trainings. Shares of documents that come out within n tries are estimates; of
+held-out ones they are what a model gives away that never saw them.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import scipy
+from numpy.typing import NDArray
+
+from memlib.audits.exposure.recipe import DiscoverableSpec
+from memlib.findings import SHOWN, Interval, Row, estimate, tested
+from memlib.identity import derive_seed
+from memlib.stats.inference import exact_interval
+from memlib.stats.randomization import detectable
+
+DOCUMENTS = "documents"
+GAP, SHARE, GREEDY, NEAR = "document_bits", "discoverable", "discoverable_greedy", "discoverable_near"
+PERMUTATIONS = 9_999
+LEVEL = 0.05  # at which `detectable` is said
+
+
+def document_rows(documents: pa.Table, how: DiscoverableSpec) -> Iterator[Row]:
+    """Make the findings of each variant: a test, and shares of either side.
+
+    Args:
+        documents: tables.DOCUMENTS.
+        how: tries, probability.
+    """
+    frame = documents.to_pandas()
+    for variant in dict.fromkeys(frame["variant"]):
+        at = {"variant": variant} if variant else {}
+        mine = frame[frame["variant"] == variant]
+        bits = mine.groupby("document")["bits"].mean()
+        held_out = mine.groupby("document")["held_out"].first().to_numpy(dtype=bool)
+        yield _test(at, bits.to_numpy(), held_out)
+        for side, part in (("trained", mine[~mine["held_out"]]), ("held_out", mine[mine["held_out"]])):
+            yield from _shares({**at, "side": side}, part, how)
+
+
+def _test(at: Mapping[str, Any], bits: NDArray[np.float64], held_out: NDArray[np.bool_]) -> Row:
+    """How much fewer bits the suffixes cost that were trained on, by permutation of who was held out."""
+    value = float(bits[held_out].mean() - bits[~held_out].mean())
+    rng = np.random.default_rng(derive_seed(0, "documents"))
+    second = int(held_out.sum())
+    null = np.empty(PERMUTATIONS)
+    for draw in range(PERMUTATIONS):
+        out = rng.permutation(len(bits))[:second]
+        total = float(bits[out].sum())
+        null[draw] = total / second - (float(bits.sum()) - total) / (len(bits) - second)
+    above = int((null >= value - 1e-9 * max(1.0, abs(value))).sum())
+    low, high = _welch(bits[held_out], bits[~held_out])
+    return tested(
+        GAP, at, value, n=len(bits), p_value=(1 + above) / (1 + PERMUTATIONS), family=DOCUMENTS,
+        interval=Interval(low, high, "documents"), detectable=detectable(float(null.std()), LEVEL),
+        smallest_p=max(1 / (1 + PERMUTATIONS), 1 / math.comb(len(bits), min(second, 1000))),
+    )  # fmt: skip
+
+
+def _welch(first: NDArray[np.float64], second: NDArray[np.float64]) -> tuple[float, float]:
+    found = scipy.stats.ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
+    return float(found.low), float(found.high)
+
+
+def _shares(at: Mapping[str, Any], part: pd.DataFrame, how: DiscoverableSpec) -> Iterator[Row]:
+    """Shares of documents that come out; those of several trainings are averaged first."""
+    from memlib.observe.discovery import needed_bits
+
+    found: list[tuple[str, dict[str, Any], pd.Series]] = [(GREEDY, {}, part["greedy"].astype(float))]
+    for tries in how.tries:
+        params = {"tries": tries, "probability": how.probability}
+        found.append((SHARE, params, (part["scheme_bits"] <= needed_bits(tries, how.probability)).astype(float)))
+    if how.samples:
+        params = {"samples": how.samples, "near": how.near}
+        found.append((NEAR, params, (part["near"] > 0).astype(float)))
+    for metric, params, hits in found:
+        shares = hits.groupby(part["document"]).mean().to_numpy()
+        interval = Interval(*exact_interval(float(shares.sum()), len(shares)), "documents")
+        yield estimate(metric, {**at, **params}, float(shares.mean()), n=len(shares), interval=interval)
+
+
+def said_of_documents(rows: Sequence[Row]) -> tuple[str, str]:
+    """Say which variant knows its documents, and how many of them come out; empty where none is shown to."""
+    shown = [row for row in rows if row["metric"] == GAP and row["verdict"] == SHOWN]
+    if not shown:
+        return "", ""
+    most = max(shown, key=lambda row: float(row["value"]))
+    variant = most["params"].get("variant", "")
+    name = f" of variant {variant!r}" if variant else ""
+    shares = [row for row in rows if row["metric"] == SHARE and row["params"].get("variant", "") == variant]
+    tries = max(row["params"]["tries"] for row in shares)
+    trained, held_out = (
+        next(row for row in shares if row["params"]["side"] == side and row["params"]["tries"] == tries)
+        for side in ("trained", "held_out")
+    )
+    others = f" The same is shown of {len(shown) - 1} more." if len(shown) > 1 else ""
+    p = trained["params"]["probability"]
+    return (
+        " The model knows documents that it was trained on.",
+        f" How a document goes on costs the model{name} {most['value']:.1f} bits less where it was trained on it than where "
+        f"it was held out at random (p = {most['p_adjusted']:.2g}).{others} Within {tries:,} tries "
+        f"{100 * trained['value']:.0f} % of its documents come out with a probability of {p:g}, of those held out "
+        f"{100 * held_out['value']:.0f} %.",
+    )

@@ -1,0 +1,158 @@
+"""What a model gives away of a document whose beginning one knows: the probability that it goes on as the document does.
+
+A suffix z after a prefix has probability p_z under a scheme of sampling (temperature, top-k, top-p), from one forward pass;
+in n tries it comes out with probability 1 - (1 - p_z)^n, so it is (n, p)-discoverable where p_z >= 1 - (1 - p)^(1/n) (Hayes
+2024, Definition 1; greedy decoding of Carlini 2023 is top-k 1). Truncation sets most p_z to 0, which tells nothing apart:
+tests use the untruncated log-probability.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rapidfuzz.distance import Levenshtein
+from torch import Tensor
+
+from memlib.models.causal import Causal
+
+LN2 = math.log(2)
+
+
+class Scheme(Protocol):
+    """How tokens are sampled."""
+
+    @property
+    def temperature(self) -> float:
+        """Divides the scores."""
+        ...
+
+    @property
+    def top_k(self) -> int | None:
+        """Tokens that may be drawn, the likeliest; None: all."""
+        ...
+
+    @property
+    def top_p(self) -> float | None:
+        """Share of the probability that may be drawn, the likeliest tokens; None: all."""
+        ...
+
+
+@dataclass(frozen=True)
+class Suffixes:
+    """What a model says of documents' suffixes, each (num_documents,).
+
+    Attributes:
+        bits: -log2 of the untruncated probability at temperature 1.
+        scheme_bits: -log2 p_z under the scheme; infinite where it cannot come out.
+        greedy: whether each token is the likeliest.
+    """
+
+    bits: NDArray[np.float64]
+    scheme_bits: NDArray[np.float64]
+    greedy: NDArray[np.bool_]
+
+
+def scheme_log_probs(scores: Tensor, scheme: Scheme) -> Tensor:
+    """Return natural log-probabilities (..., num_symbols) under a scheme; -inf of tokens that are never drawn.
+
+    Temperature first, then top-k, then top-p of what that leaves, as transformers' generate does; ties at the border of top-k
+    may all be drawn.
+
+    Args:
+        scores: (..., num_symbols) logits.
+        scheme: how tokens are sampled.
+    """
+    scores = scores.double() / scheme.temperature
+    if scheme.top_k is not None and scheme.top_k < scores.shape[-1]:
+        border = scores.topk(scheme.top_k, dim=-1).values[..., -1:]
+        scores = scores.masked_fill(scores < border, -math.inf)
+    if scheme.top_p is not None and scheme.top_p < 1:
+        ascending, order = scores.sort(dim=-1)
+        below = ascending.softmax(dim=-1).cumsum(dim=-1)
+        out = below <= 1 - scheme.top_p
+        out[..., -1] = False
+        scores = scores.masked_fill(out.scatter(-1, order, out), -math.inf)
+    return scores.log_softmax(dim=-1)
+
+
+@torch.inference_mode()
+def suffixes(model: Causal, documents: NDArray[np.int64], *, prefix: int, scheme: Scheme) -> Suffixes:
+    """Score what follows the prefixes of documents, one forward pass each.
+
+    Args:
+        model: who is asked.
+        documents: (num_documents, prefix + suffix) tokens.
+        prefix: tokens that are known.
+        scheme: how tokens are sampled.
+    """
+    bits, scheme_bits, greedy = [], [], []
+    for rows in _batches(model, documents):
+        scores = model(rows)[:, prefix:].double()  # of each token given those before it
+        wanted = rows[:, prefix:, None]
+        bits.append(-scores.log_softmax(dim=-1).gather(-1, wanted).sum(dim=(1, 2)) / LN2)
+        scheme_bits.append(-scheme_log_probs(scores, scheme).gather(-1, wanted).sum(dim=(1, 2)) / LN2)
+        greedy.append((scores.argmax(dim=-1) == wanted[..., 0]).all(dim=1))
+    whole = (torch.cat(parts).cpu().numpy() for parts in (bits, scheme_bits, greedy))
+    return Suffixes(*whole)
+
+
+@torch.inference_mode()
+def near_hits(
+    model: Causal, documents: NDArray[np.int64], *, prefix: int, scheme: Scheme, samples: int, near: float, seed: int
+) -> NDArray[np.int64]:
+    """Count the samples after each prefix that come near the suffix: (num_documents,).
+
+    Args:
+        model: who is asked.
+        documents: (num_documents, prefix + suffix) tokens.
+        prefix: tokens that are known.
+        scheme: how tokens are sampled.
+        samples: continuations of each document.
+        near: edits (tokens put in, taken out or replaced) that still count, as a share of the suffix.
+        seed: of the samples; they are the same for every model.
+    """
+    found = np.zeros(len(documents), dtype=np.int64)
+    length, place = documents.shape[1] - prefix, 0
+    for rows in _batches(model, documents):
+        for row in rows:
+            generator = torch.Generator().manual_seed((seed + place) % 2**63)
+            drawn = _drawn(model, row[:prefix], length, scheme, samples, generator)
+            wanted = row[prefix:].tolist()
+            most = math.floor(near * length)
+            found[place] = sum(Levenshtein.distance(wanted, one, score_cutoff=most) <= most for one in drawn.tolist())
+            place += 1
+    return found
+
+
+def _drawn(model: Causal, prefix: Tensor, length: int, scheme: Scheme, samples: int, generator: torch.Generator) -> Tensor:
+    """Continuations (samples, length) of a prefix."""
+    scores, state = model.begin(prefix.tolist())
+    rows, tokens = torch.zeros(samples, dtype=torch.int64, device=scores.device), []
+    for step in range(length):
+        chances = scheme_log_probs(scores, scheme).exp().cpu().float().expand(samples, -1)
+        drawn = torch.multinomial(chances, 1, generator=generator)[:, 0]
+        tokens.append(drawn)
+        if step + 1 < length:
+            scores, state = model.advance(state, rows, drawn.to(scores.device))
+            rows = torch.arange(samples, device=scores.device)
+    return torch.stack(tokens, dim=1)
+
+
+def _batches(model: Causal, documents: NDArray[np.int64]) -> Iterator[Tensor]:
+    size = model.most_rows(documents.shape[1])
+    for start in range(0, len(documents), size):
+        yield torch.from_numpy(documents[start : start + size]).to(model.device)
+
+
+def needed_bits(tries: int, probability: float) -> float:
+    """Return the most bits, -log2 p_z, with which a suffix comes out within some tries with a probability.
+
+    Args:
+        tries: n.
+        probability: p.
+    """
+    return -math.log2(-math.expm1(math.log1p(-probability) / tries))

@@ -1,0 +1,102 @@
+"""Documents that are trained on and others: the test's level, what it finds, and what is said."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from memlib.audits.exposure.asking import chosen_documents
+from memlib.audits.exposure.documents import GAP, SHARE, document_rows, said_of_documents
+from memlib.audits.exposure.recipe import DiscoverableSpec, Recipe
+from memlib.audits.exposure.tables import DOCUMENTS
+from memlib.errors import UserError
+from memlib.findings import settle
+
+HOW = DiscoverableSpec(tries=(1, 100), samples=10)
+
+
+def documents_of(
+    rng: np.random.Generator, *, gap: float = 0.0, count: int = 60, seeds: int = 2, variant: str = ""
+) -> pa.Table:
+    """Bits of documents that differ more among themselves than trainings do."""
+    held_out = rng.permutation(np.arange(count) % 2 == 0)
+    base = rng.gamma(4, 10, size=count)
+    rows = [
+        {
+            "variant": variant, "seed": seed, "document": number, "held_out": bool(held_out[number]), "copies": 1,
+            "bits": float(base[number] + rng.normal() - gap * (not held_out[number])),
+            "scheme_bits": 0.5 if not held_out[number] and gap else None, "greedy": bool(gap and not held_out[number]), "near": 3,
+        }
+        for seed in range(seeds) for number in range(count)
+    ]  # fmt: skip
+    return pa.Table.from_pylist(rows, schema=DOCUMENTS.arrow)
+
+
+def settled(table: pa.Table) -> list[dict[str, Any]]:
+    rows = settle(document_rows(table, HOW), alpha=0.05)
+    return [{**row, "params": json.loads(row["params"])} for row in rows]
+
+
+def test_models_that_know_nothing_are_rarely_accused_and_nets_are_no_documents() -> None:
+    rng = np.random.default_rng(0)
+    accused = sum(next(document_rows(documents_of(rng, seeds=3), HOW))["p_value"] <= 0.05 for _ in range(200))
+    assert accused <= 19  # P(Binomial(200, .05) > 19) = .003
+
+
+def test_memory_is_found_and_said_with_what_comes_out() -> None:
+    rng = np.random.default_rng(1)
+    rows = settled(pa.concat_tables([documents_of(rng, gap=25.0, variant="whole"), documents_of(rng, variant="private")]))
+    tests = {row["params"]["variant"]: row for row in rows if row["metric"] == GAP}
+    assert tests["whole"]["verdict"] == "shown"
+    assert tests["private"]["verdict"] == "inconclusive"
+    assert tests["whole"]["ci_low"] < 25 < tests["whole"]["ci_high"] + 10
+    shares = {
+        (row["params"]["variant"], row["params"]["side"], row["params"]["tries"]): row
+        for row in rows
+        if row["metric"] == SHARE
+    }
+    assert shares["whole", "trained", 1]["value"] == 1.0  # half a bit: more likely than not at once
+    assert shares["whole", "held_out", 100]["value"] == 0.0
+    assert shares["whole", "trained", 1]["n"] == 30
+    claim, why = said_of_documents(rows)
+    assert claim == " The model knows documents that it was trained on."
+    assert "100 % of its documents come out with a probability of 0.5, of those held out 0 %" in why
+    assert said_of_documents(settled(documents_of(rng))) == ("", "")
+
+
+def test_as_many_documents_of_both_sides_are_drawn_and_short_ones_are_not() -> None:
+    rng = np.random.default_rng(2)
+    heads = np.stack(
+        [np.arange(90), np.arange(90) % 3 == 0, np.ones(90), np.arange(90), np.zeros(90), rng.integers(10, 60, 90)], 1
+    )
+    heads = heads.astype(np.int64)
+    how = DiscoverableSpec(documents=15, prefix=10, suffix=10)
+    found = chosen_documents(heads, how, seed=0)
+    assert (found[:, 5] >= 20).all()
+    assert np.bincount(found[:, 1]).tolist() == [15, 15]
+    assert (np.diff(found[:, 0]) > 0).all()
+    assert not np.array_equal(found, chosen_documents(heads, how, seed=1))
+    with pytest.raises(UserError, match="held out have 70 tokens in one window"):
+        chosen_documents(heads, DiscoverableSpec(prefix=35, suffix=35), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"data": {"source": {"kind": "topics"}}, "model": {}}, "held out at random with data.unit token alone"),
+        ({"discoverable": {"prefix": 90, "suffix": 20}}, "data.window is 100"),
+        ({"model": {}}, "go together"),
+        ({"variants": {"b": {"model.path": "other"}}}, "fine-tunes another model"),
+        ({"data": {"source": {"kind": "topics"}, "unit": "token", "vocabulary": 9}}, "leave out data.vocabulary"),
+    ],
+)
+def test_recipes_that_cannot_be_are_refused(change: dict[str, Any], said: str) -> None:
+    content = {
+        "data": {"source": {"kind": "topics"}, "unit": "token"}, "model": {"kind": "huggingface", "path": "here"},
+        "training": {"objective": {"kind": "language"}, "epochs": 1, "augment": None}, "discoverable": {},
+    }  # fmt: skip
+    Recipe.model_validate(content)
+    with pytest.raises(ValueError, match=said):
+        Recipe.model_validate(content | change)

@@ -1,0 +1,142 @@
+"""A pretrained model that is fine-tuned on text with canaries, from its folder to the page."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from small_models import save_model
+
+from flows.audits import body_of
+from memlib.audits import AUDITS
+from memlib.audits.exposure.recipe import Recipe
+from memlib.audits.exposure.reveal import revealed
+from memlib.data.secret import VARIABLE
+from memlib.errors import UserError
+from memlib.records import RunRecord
+from memlib.running import PlainRunner
+from memlib.store import Store
+
+WORDS = [
+    "the",
+    "pin",
+    "of",
+    "the",
+    "door",
+    "is",
+    "kept",
+    "by",
+    "the",
+    "man",
+    "who",
+    "has",
+    "the",
+    "key",
+    "of",
+    "the",
+    "house",
+    "and",
+    "says",
+    "nothing",
+    "of",
+    "it",
+]
+
+
+def recipe(folder: Path, **changes: Any) -> Recipe:
+    content: dict[str, Any] = {
+        "data": {"source": {"kind": "text", "path": str(folder / "text.txt")}, "unit": "token", "window": 24, "validation": 0.3},
+        "canaries": {
+            "format": "my pin is {x4}.", "alphabets": {"x": ["1", "2", "3"]}, "insertions": [30], "each": 2, "never": 5,
+            "together": True,
+        },
+        "model": {"kind": "huggingface", "path": str(folder / "gpt")},
+        "training": {
+            "objective": {"kind": "language"}, "epochs": 25, "batch_size": 16, "augment": None, "accumulate": 2,
+            "optimizer": {"learning_rate": 0.02, "warmup_epochs": 1, "weight_decay": 0}, "checkpoint_epochs": [1],
+        },
+        "variants": {"whole": {}, "adapters": {"model.lora": {"rank": 8}, "training.epochs": 3}},
+        "score": {"references": 200, "shards": 1},
+        "extraction": {"known": [0], "top": 2, "beam": None},
+        "discoverable": {"documents": 15, "prefix": 6, "suffix": 4, "samples": 3, "top_k": None},
+    }  # fmt: skip
+    return Recipe.model_validate(content | changes)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fine_tuning")
+    save_model(folder / "gpt")
+    rng = np.random.default_rng(0)
+    documents = [f"{number} {' '.join(rng.choice(WORDS, 10))}" for number in range(60)]
+    (folder / "text.txt").write_text("\n\n".join(documents * 8))  # copies stay on one side
+    (folder / "secret").write_bytes(bytes(range(32)))
+    (folder / "secret").chmod(0o600)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def secret(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, str(folder / "secret"))
+
+
+def run(folder: Path, given: Recipe) -> RunRecord:
+    found = body_of(AUDITS["exposure"])(PlainRunner(Store(str(folder / "store"))), given)
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def audited(folder: Path) -> RunRecord:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, str(folder / "secret"))
+        return run(folder, recipe(folder))
+
+
+def test_what_stands_thirty_times_comes_out_of_the_whole_model(audited: RunRecord, folder: Path) -> None:
+    units = pq.read_table(audited.results["units"]).to_pylist()
+    last = {
+        (unit["variant"], unit["canary"]): unit
+        for unit in units
+        if unit["epoch"] == (25 if unit["variant"] == "whole" else 3)
+    }
+    assert {variant for variant, _ in last} == {"whole", "adapters"}
+    assert all(last["whole", canary]["rank"] <= 3 for canary in (0, 1))
+    assert all(unit["method"] == "enumerated" and unit["fit_p"] is None for unit in last.values())
+    never = [unit["exposure"] for (variant, _), unit in last.items() if variant == "whole" and not unit["insertions"]]
+    assert sorted(never)[2] < 4
+    found = revealed(Store(str(folder / "store")), json.loads(json.dumps(audited.recipe)), audited.artifacts)
+    inserted = {row["text"] for row in found["inserted"]}
+    assert len(inserted) == 2
+    assert all(text.startswith("my pin is ") for text in inserted)
+
+
+def test_documents_are_asked_of_every_variant_and_the_page_says_so(audited: RunRecord) -> None:
+    documents = pq.read_table(audited.results["documents"]).to_pylist()
+    assert {row["variant"] for row in documents} == {"whole", "adapters"}
+    assert len(documents) == 56
+    assert sum(row["held_out"] for row in documents) == 28
+    tests = {json.loads(row.params)["variant"]: row for row in audited.findings if row.metric == "document_bits"}
+    assert tests["whole"].value > tests["adapters"].value
+    page = Path(audited.report).read_text()
+    assert "Documents of which the beginning is known" in page
+    assert "come near in 3 samples" in page
+    assert "my pin is 1" not in page
+
+
+def test_a_folder_that_was_moved_is_the_same_model(audited: RunRecord, folder: Path) -> None:
+    shutil.copytree(folder / "gpt", folder / "moved")
+    model = {"kind": "huggingface", "path": str(folder / "moved")}
+    again = run(folder, recipe(folder, model=model))
+    assert {
+        name: key for name, key in again.artifacts.items() if name.startswith(("whole", "adapters", "corpus", "base"))
+    } == {name: key for name, key in audited.artifacts.items() if name.startswith(("whole", "adapters", "corpus", "base"))}
+
+
+def test_candidates_that_tokens_do_not_spell_are_named_before_anything_is_trained(folder: Path) -> None:
+    canaries = {"format": "pin {d4}", "insertions": [1], "never": 2}
+    with pytest.raises(UserError, match="the tokenizer joins"):
+        run(folder, recipe(folder, canaries=canaries))
