@@ -230,15 +230,16 @@ class PrivacySpec(Spec):
     """Probability with which epsilon may not hold; below one over the number of examples."""
     clip: float = Field(default=1.0, gt=0, le=MOST_NUMBER)
     """Greatest norm of one example's gradient."""
-    accountant: Literal["rdp", "prv"] = "rdp"
-    """rdp: Rényi differential privacy (Mironov 2017); prv: tighter (Gopi 2021), for epsilons below some 20."""
+    accountant: Literal["rdp", "prv", "pld"] = "rdp"
+    """rdp: Rényi differential privacy (Mironov 2017), far too much at small noise; prv: tighter (Gopi 2021), for epsilons
+    below some 20; pld: privacy loss distributions (Koskela 2020; dp-accounting's), as tight, at any noise."""
 
     @model_validator(mode="after")
     def _one_is_given(self) -> "PrivacySpec":
         if (self.epsilon is None) == (self.noise is None):
             raise ValueError("privacy needs either epsilon or noise; set the other to null")
         if self.accountant == "prv" and ((self.epsilon or 0) > 20 or (self.noise or 1) < 0.5):
-            raise ValueError("the accountant prv needs too much memory above epsilon 20 or below noise 0.5; use rdp")
+            raise ValueError("the accountant prv needs too much memory above epsilon 20 or below noise 0.5; use pld")
         return self
 
 

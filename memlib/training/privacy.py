@@ -1,6 +1,6 @@
 """Differentially private training through opacus: DP-SGD (Abadi 2016), and what it costs in epsilon.
 
-opacus is loaded where it is used, as it is an extra of the installation and slow to load.
+opacus and dp-accounting are loaded where they are used, as they are extras of the installation and slow to load.
 """
 
 import functools
@@ -20,6 +20,9 @@ from memlib.errors import UserError
 from memlib.identity import derive_seed
 from memlib.specs import PrivacySpec
 
+FINE_FROM = 0.5  # noise below which losses are so large that a coarser step is fine, too
+FINE_STEP, COARSE_STEP = 1e-4, 1e-3
+
 
 @dataclass(frozen=True)
 class Spent:
@@ -29,8 +32,9 @@ class Spent:
         noise: standard deviation of the noise, in units of the clipping norm.
         epsilons: by epoch, from 1: what has been spent when it ends.
         delta: probability with which epsilon may not hold.
-        accountant: that counted: rdp or prv.
+        accountant: that counted: rdp, prv or pld.
         sample_rate: probability with which an example is in a batch.
+        tight: whether the accountant says that it could do no better; what it says holds in any case.
     """
 
     noise: float
@@ -38,6 +42,7 @@ class Spent:
     delta: float
     accountant: str
     sample_rate: float
+    tight: bool = True
 
 
 def plan(privacy: PrivacySpec, *, sample_rate: float, steps_per_epoch: int, epochs: int) -> Spent:
@@ -56,21 +61,53 @@ def plan(privacy: PrivacySpec, *, sample_rate: float, steps_per_epoch: int, epoc
     if noise is None:
         assert privacy.epsilon is not None
         noise = _noise_for(privacy, sample_rate=sample_rate, steps=steps) if steps else 0.0
-    epsilons = tuple(
+    found = [
         _epsilon(privacy, noise, sample_rate=sample_rate, steps=steps_per_epoch * epoch) for epoch in range(1, epochs + 1)
-    )
-    return Spent(noise, epsilons, privacy.delta, privacy.accountant, sample_rate)
+    ]
+    tight = all(is_tight for _, is_tight in found)
+    return Spent(noise, tuple(epsilon for epsilon, _ in found), privacy.delta, privacy.accountant, sample_rate, tight)
 
 
-def _epsilon(privacy: PrivacySpec, noise: float, *, sample_rate: float, steps: int) -> float:
+def _epsilon(privacy: PrivacySpec, noise: float, *, sample_rate: float, steps: int) -> tuple[float, bool]:
+    """Epsilon, and whether the accountant found the end of its range too narrow for a tight one."""
+    if privacy.accountant == "pld":
+        accounting, accountant = _pld(noise)
+        accountant.compose(_event(accounting, noise, sample_rate), steps)
+        return float(accountant.get_epsilon(privacy.delta)), True
     accountant = _opacus("opacus.accountants").create_accountant(mechanism=privacy.accountant)
     accountant.history = [(noise, sample_rate, steps)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of an order at the end of the accountant's range: a bound that is not tight
-        return float(accountant.get_epsilon(delta=privacy.delta))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        epsilon = float(accountant.get_epsilon(delta=privacy.delta))
+    return epsilon, not any("Optimal order" in str(warning.message) for warning in said)
+
+
+def _pld(noise: float) -> tuple[ModuleType, Any]:
+    """dp_accounting, and an accountant of privacy losses, rounded up to a step that is fine beside them."""
+    accounting = _dp_accounting("dp_accounting")
+    step = FINE_STEP if noise >= FINE_FROM else COARSE_STEP
+    return accounting, _dp_accounting("dp_accounting.pld").PLDAccountant(value_discretization_interval=step)
+
+
+def _event(accounting: ModuleType, noise: float, sample_rate: float) -> Any:
+    return accounting.PoissonSampledDpEvent(sample_rate, accounting.GaussianDpEvent(noise))
 
 
 def _noise_for(privacy: PrivacySpec, *, sample_rate: float, steps: int) -> float:
+    too_little = f"training.privacy.epsilon {privacy.epsilon} is too little for {steps} steps"
+    if privacy.accountant == "pld":
+        accounting = _dp_accounting("dp_accounting")
+        bracket = accounting.LowerEndpointAndGuess(0.05, 1.0)
+        try:
+            return float(
+                accounting.calibrate_dp_mechanism(
+                    lambda: _pld(noise=0.0)[1],
+                    lambda noise: accounting.SelfComposedDpEvent(_event(accounting, noise, sample_rate), steps),
+                    privacy.epsilon, privacy.delta, bracket, tol=1e-3,
+                )
+            )  # fmt: skip
+        except accounting.mechanism_calibration.NoBracketIntervalFoundError as error:
+            raise UserError(too_little) from error
     search = _opacus("opacus.accountants.utils").get_noise_multiplier
     try:
         with warnings.catch_warnings():
@@ -82,7 +119,7 @@ def _noise_for(privacy: PrivacySpec, *, sample_rate: float, steps: int) -> float
                 )
             )  # fmt: skip
     except ValueError as error:
-        raise UserError(f"training.privacy.epsilon {privacy.epsilon} is too little for {steps} steps ({error})") from error
+        raise UserError(f"{too_little} ({error})") from error
 
 
 def poisson_sample(num_examples: int, sample_rate: float, *, seed: int, step: int) -> NDArray[np.int64]:
@@ -153,6 +190,13 @@ def make_private(
         optimizer, noise_multiplier=noise, max_grad_norm=clip, expected_batch_size=batch_size, loss_reduction="mean"
     )
     return private, wrapped
+
+
+def _dp_accounting(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UserError("training.privacy.accountant pld needs dp-accounting: pip install 'memlib[privacy]'") from error
 
 
 def _opacus(name: str) -> ModuleType:

@@ -15,6 +15,7 @@ from memlib.report.figures import INK, MUTED, REFERENCE, TARGET, new_figure, pla
 from memlib.report.page import KINDS, Page, Section, TableView
 from memlib.stats.tails import SkewNormal
 
+LOOSE = ", not tight: accountant pld gives less"
 FIRST_ROWS = 30  # of a table; the rest is folded
 MARKERS = ("o", "s", "^", "D")
 NAMES = {"exposure": "bits of exposure,", "exposure_among_unseen": "bits of exposure among unseen secrets,"}
@@ -233,7 +234,10 @@ def _privacy_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
     cells = [
         (
             name,
-            "" if name not in claims else f"{claims[name]['value']:.3g} (delta {claims[name]['params']['delta']:g})",
+            ""
+            if name not in claims
+            else f"{claims[name]['value']:.3g} (delta {claims[name]['params']['delta']:g})"
+            + ("" if claims[name]["params"].get("tight", True) else LOOSE),
             "" if name not in bounds else f"{bounds[name]['value']:.2f}",
             "" if name not in bounds else f"{bounds[name]['params']['ceiling']:.1f}",
             "" if name not in tests else f"{tests[name]['p_adjusted']:.2g}",

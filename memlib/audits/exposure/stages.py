@@ -333,7 +333,8 @@ def _privacy(at: AskedModel) -> dict[str, Any] | None:
     if spent is None or at.epoch == 0:
         return None
     epsilon = spent["epsilons"][math.ceil(at.epoch) - 1]
-    return {name: spent[name] for name in ("delta", "noise", "accountant")} | {"epsilon": epsilon}
+    loose = {} if spent.get("tight", True) else {"tight": False}
+    return {name: spent[name] for name in ("delta", "noise", "accountant")} | {"epsilon": epsilon} | loose
 
 
 @dataclass(frozen=True)

@@ -82,13 +82,13 @@ def test_the_noise_has_the_deviation_that_was_asked_for() -> None:
     assert float(moved.std()) == pytest.approx(2e9 * 1e-9 / 4, rel=0.1)
 
 
-@pytest.mark.parametrize("accountant", ["rdp", "prv"])
+@pytest.mark.parametrize("accountant", ["rdp", "prv", "pld"])
 def test_epsilon_of_one_full_batch_is_the_gaussian_mechanisms(accountant: str) -> None:
     """Balle and Wang 2018: the exact delta of the Gaussian mechanism at the accountant's epsilon is at most delta."""
     privacy = PrivacySpec(noise=2.0, delta=1e-5, accountant=accountant)
     (epsilon,) = plan(privacy, sample_rate=1.0, steps_per_epoch=1, epochs=1).epsilons
-    phi = torch.distributions.Normal(0.0, 1.0).cdf
-    a, b = torch.tensor(1 / 4 - epsilon * 2), torch.tensor(-1 / 4 - epsilon * 2)
+    phi = torch.special.ndtr
+    a, b = torch.tensor([1 / 4 - epsilon * 2, -1 / 4 - epsilon * 2], dtype=torch.float64)
     delta = float(phi(a) - math.exp(epsilon) * phi(b))
     assert delta <= 1e-5
     assert delta > 1e-8  # not a bound that says nothing
@@ -152,7 +152,7 @@ def test_what_cannot_be_private_is_said() -> None:
         spec_of(objective={"kind": "vicreg"})
     with pytest.raises(ValidationError, match="either epsilon or noise"):
         PrivacySpec(epsilon=1.0, noise=1.0)
-    with pytest.raises(ValidationError, match="use rdp"):
+    with pytest.raises(ValidationError, match="use pld"):
         PrivacySpec(noise=0.1, accountant="prv")
     with pytest.raises(UserError, match="below one over the 64 examples"):
         training_of(small("gru"), spec_of(privacy=PrivacySpec(noise=1.0, delta=0.1)))
@@ -162,3 +162,22 @@ def test_what_cannot_be_private_is_said() -> None:
         spec_of(batch_size=8)
     with pytest.raises(UserError, match="too little"):
         plan(PrivacySpec(epsilon=1e-6), sample_rate=1.0, steps_per_epoch=1000, epochs=1000)
+    with pytest.raises(UserError, match="too little"):
+        plan(PrivacySpec(epsilon=1e-9, delta=1e-12, accountant="pld"), sample_rate=1.0, steps_per_epoch=10, epochs=1)
+
+
+def test_pld_is_as_tight_as_prv_and_far_tighter_than_rdp_at_small_noise() -> None:
+    how = {"sample_rate": 0.02, "steps_per_epoch": 50, "epochs": 2}
+    found = {name: plan(PrivacySpec(noise=1.0, accountant=name), **how).epsilons[-1] for name in ("rdp", "prv", "pld")}
+    assert found["pld"] == pytest.approx(found["prv"], rel=0.02)
+    assert found["pld"] < found["rdp"]
+    small = {name: plan(PrivacySpec(noise=0.1, accountant=name), **how) for name in ("rdp", "pld")}
+    assert small["rdp"].epsilons[-1] > 3 * small["pld"].epsilons[-1]
+    assert not small["rdp"].tight  # and who reads it is told
+    assert small["pld"].tight
+
+
+def test_the_noise_that_pld_finds_spends_the_budget() -> None:
+    spent = plan(PrivacySpec(epsilon=3.0, accountant="pld"), sample_rate=0.02, steps_per_epoch=50, epochs=2)
+    assert 2.95 < spent.epsilons[-1] <= 3.0
+    assert spent.noise < plan(PrivacySpec(epsilon=3.0), sample_rate=0.02, steps_per_epoch=50, epochs=2).noise
