@@ -35,6 +35,7 @@ from typing import Any
 import psutil
 import pyarrow as pa
 from harness import RECIPE, Memlib, kill_leftovers, newest, prefect_server, published, unlike
+from small_models import save_model
 from test_exposure import RECIPE as EXPOSURE
 from test_forgetting import RECIPE as FORGETTING
 from test_unique_feature import MOONS
@@ -56,6 +57,21 @@ training:
   optimizer: {learning_rate: 0.01, weight_decay: 0, warmup_epochs: 0, schedule: constant}
 influence: {checkpoints: 3}
 """
+FINE_TUNING = """
+audit: exposure
+title: tiny fine-tuning
+data: {source: {kind: topics}, fraction: 0.03, unit: token, window: 24, validation: 0.2}
+canaries: {format: "my pin is {x4}.", alphabets: {x: ["1", "2", "3"]}, insertions: [20], never: 3, together: true}
+model: {kind: huggingface, path: MODEL, lora: {rank: 4}}
+training:
+  objective: {kind: language}
+  epochs: 6
+  batch_size: 16
+  augment: null
+score: {references: 200, shards: 1}
+extraction: null
+discoverable: {documents: 20, prefix: 4, suffix: 4}
+"""
 RECIPES = {
     "deja-vu": RECIPE,
     "deja-vu (views)": RECIPE.replace("decode: {", "decode: {stability: {views: 3}, "),
@@ -64,8 +80,13 @@ RECIPES = {
     "self-influence": SELF_INFLUENCE,
     "forgetting": FORGETTING,
     "exposure": EXPOSURE,
+    "exposure (fine-tuning)": FINE_TUNING,
 }
-BROKEN = {"deja-vu (views)": ("stability",), "deja-vu (alone)": ("background",)}
+BROKEN = {
+    "deja-vu (views)": ("stability",),
+    "deja-vu (alone)": ("background",),
+    "exposure (fine-tuning)": ("pretrained", "train", "discover"),
+}
 """Of recipes that differ little from another: the stages that only they have."""
 ON_RAY = (
     "train",
@@ -81,6 +102,7 @@ ON_RAY = (
     "perplexities",
     "ranks",
     "secret/extract",
+    "discover",
 )
 ENGINES = {"raylet": "raylet/raylet", "gcs": "gcs/gcs_server", "prefect": "prefect.server.api.server:create_app"}
 FAULTS = ("driver", "byte", "truncated", "worker", "spare", "node", *ENGINES, "hangup")
@@ -390,7 +412,10 @@ def make_cases(folder: Path, audits: Sequence[str], environment: dict[str, str])
     found = []
     for audit in audits:
         recipe = folder / f"{audit}.yaml"
-        recipe.write_text(RECIPES[audit])
+        content = RECIPES[audit]
+        if "MODEL" in content and not (folder / "gpt").exists():
+            save_model(folder / "gpt")
+        recipe.write_text(content.replace("MODEL", str(folder / "gpt")))
         found.append(Case(audit, Memlib(recipe, environment, audit.partition(" ")[0]), folder))
     return found
 
