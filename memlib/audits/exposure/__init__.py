@@ -24,8 +24,13 @@ from memlib.store import Store
 
 
 def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
-    """Whether a finding with these params is shown in brief: not canary by canary, nor searches that were told something."""
-    return "canary" not in params and params.get("search") in (None, "shortest_path") and not params.get("known")
+    """Whether a finding with these params is shown in brief: not canary by canary, nor searches that were told something.
+
+    Shares of documents are on the page; the verdict names the largest.
+    """
+    return (
+        not {"canary", "side"} & params.keys() and params.get("search") in (None, "shortest_path") and not params.get("known")
+    )
 
 
 def _revealed(store: Store, recipe: Mapping[str, Any], artifacts: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:

@@ -329,7 +329,9 @@ def _documents_section(
     for row in (row for row in rows if row["metric"] == GAP):
         variant = row["params"].get("variant", "")
         cells.append((variant, "bits that a suffix costs more", "", _with_interval(row), f"{row['p_adjusted']:.2g}"))
-        kinds: list[tuple[str, int | None, str]] = [(SHARE, tries, f"come out in {tries:,} tries") for tries in how.tries]
+        kinds: list[tuple[str, int | None, str]] = [
+            (SHARE, tries, f"come out in {tries:,} {'try' if tries == 1 else 'tries'}") for tries in how.tries
+        ]
         kinds += [(GREEDY, None, "are each time the likeliest token")]
         kinds += [(NEAR, None, f"come near in {how.samples:,} samples")] if how.samples else []
         for metric, tries, name in kinds:
