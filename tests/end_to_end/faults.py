@@ -70,7 +70,7 @@ training:
   augment: null
 score: {references: 200, shards: 1}
 extraction: null
-discoverable: {documents: 20, prefix: 4, suffix: 4}
+discoverable: {documents: 20, prefix: 4, suffix: 8, samples: 100}
 """
 RECIPES = {
     "deja-vu": RECIPE,

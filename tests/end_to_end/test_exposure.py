@@ -47,7 +47,8 @@ def test_a_secret_inserted_often_is_exposed_and_extracted(audited: tuple[Memlib,
     mine, store, manifest = audited
     says_one_thing(mine, store, manifest)
     tables = published(store, manifest)
-    assert tables.keys() == {"summary", "curves", "units", "extractions"}
+    assert tables.keys() == {"summary", "curves", "units", "extractions", "documents"}
+    assert not tables["documents"].num_rows
     units = tables["units"].to_pylist()
     assert {unit["epoch"] for unit in units} == {1, 12}
     last = next(unit for unit in units if unit["insertions"] and unit["epoch"] == 12)

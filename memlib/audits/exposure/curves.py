@@ -19,6 +19,8 @@ from memlib.specs.text import UNSEEN
 from memlib.stats.tails import fit_skew_normal
 from memlib.tables import CURVES
 
+LAW_DIGITS = 3  # of the parameters of the law that is drawn
+
 
 def curves(models: Sequence[Scored], units: pa.Table, extractions: pa.Table, recipe: Recipe) -> pa.Table:
     """Make what the page draws.
@@ -68,8 +70,9 @@ def _query_points(last: pd.DataFrame, extractions: pa.Table) -> Iterator[dict[st
 
 
 def _law(references: NDArray[np.float64]) -> dict[str, float]:
-    """The fitted law's parameters, where there is one."""
-    return asdict(fit_skew_normal(references)) if np.ptp(references) else {}
+    """The fitted law's parameters, where there is one, without the digits that the order of sums decides."""
+    law = asdict(fit_skew_normal(references)) if np.ptp(references) else {}
+    return {name: round(value, LAW_DIGITS) for name, value in law.items()}
 
 
 def _point(curve: str, series: str, params: Mapping[str, Any], x: float, y: float) -> dict[str, Any]:

@@ -118,9 +118,11 @@ class CorpusData:
         """The tokenizer of the model that is asked, where it has one."""
         if self.base is not None:
             return self.base.content.tokenizer
+        if self.trained is None:
+            return None
         from memlib.models.outside import HuggingFace
 
-        return self.outside.tokenizer if self.trained is not None and isinstance(self.outside, HuggingFace) else None
+        return self.outside.tokenizer if isinstance(self.outside, HuggingFace) else None
 
     @property
     def format(self) -> Format:
