@@ -60,6 +60,7 @@ influence: {checkpoints: 3}
 FINE_TUNING = """
 audit: exposure
 title: tiny fine-tuning
+seeds: 2
 data: {source: {kind: topics}, fraction: 0.03, unit: token, window: 24, validation: 0.2}
 canaries: {format: "my pin is {x4}.", alphabets: {x: ["1", "2", "3"]}, insertions: [20], never: 3, together: true}
 model: {kind: huggingface, path: MODEL, lora: {rank: 4}}
@@ -70,7 +71,7 @@ training:
   augment: null
 score: {references: 200, shards: 1}
 extraction: null
-discoverable: {documents: 20, prefix: 4, suffix: 8, samples: 100}
+discoverable: {documents: 20, prefix: 4, suffix: 8, samples: 300}
 """
 RECIPES = {
     "deja-vu": RECIPE,
