@@ -15,7 +15,7 @@ import torch
 import transformers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from memlib.data.documents import read_documents
+from memlib.data.documents import open_documents
 from memlib.specs.text import TopicsSource
 
 TOKENS, WINDOW, WIDTH, LAYERS, HEADS = 1000, 128, 128, 4, 4
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     given = parser.parse_args()
-    documents = read_documents(TopicsSource())
+    documents = list(open_documents(TopicsSource()).read())
     texts = documents[len(documents) // 2 :]
     tokenizer = train_tokenizer(texts)
     torch.manual_seed(0)

@@ -5,7 +5,7 @@ column's own. A change that readers would notice raises the version.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,10 +54,17 @@ def write_table(table: pa.Table, schema: Table, path: Path, *, metadata: Mapping
 
 def copy_table(source: Path, schema: Table, path: Path, *, metadata: Mapping[str, str] | None = None) -> None:
     """Writes a table that is in a file as `write_table` does, a row group after the other, however large it is."""
-    arrow, file = _described(schema, metadata), pq.ParquetFile(source)
+    file = pq.ParquetFile(source)
+    groups = (file.read_row_group(number) for number in range(file.num_row_groups))
+    write_tables(groups, schema, path, metadata=metadata)
+
+
+def write_tables(parts: Iterable[pa.Table], schema: Table, path: Path, *, metadata: Mapping[str, str] | None = None) -> None:
+    """Write a table that comes in parts as `write_table` does, one after the other."""
+    arrow = _described(schema, metadata)
     with pq.ParquetWriter(path, arrow, compression="zstd") as writer:
-        for number in range(file.num_row_groups):
-            writer.write_table(file.read_row_group(number).cast(arrow), row_group_size=ROW_GROUP)
+        for part in parts:
+            writer.write_table(part.cast(arrow), row_group_size=ROW_GROUP)
 
 
 def _described(schema: Table, metadata: Mapping[str, str] | None) -> pa.Schema:

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
@@ -21,7 +23,8 @@ from memlib.audits.exposure.scores import Scored, exposure_by_sampling, score
 from memlib.audits.exposure.summary import summarize
 from memlib.data.formats import Format, Space
 from memlib.data.splits import TRAIN, column, select
-from memlib.data.text import Corpus, build_corpus, read_text, role_of, text_candidates
+from memlib.data.streams import Text, open_text
+from memlib.data.text import Corpus, build_corpus, role_of, text_candidates
 from memlib.models.sequence import LanguageModel, build_language_model
 from memlib.objectives import build_objective
 from memlib.observe.likelihoods import UNITS_PER_BIT, candidate_costs, leaf_costs
@@ -53,6 +56,12 @@ def findings(models: Sequence[Scored], said: Recipe, size: int) -> list[Row]:
         units = score(models, size, said.score)
     rows = summarize(models, units, empty_extractions(), said, size=size).to_pylist()
     return [{**row, "params": json.loads(row["params"])} for row in rows]
+
+
+def built(text: Text, spec: TextSpec, canaries: SecretsSpec, secret: bytes) -> Corpus:
+    """A corpus of which nothing stays on disk."""
+    with TemporaryDirectory() as folder:
+        return build_corpus(text, spec, canaries, Path(folder) / "windows.npy", secret=secret)
 
 
 def trained(corpus: Corpus, roles: Sequence[str], model: LanguageSpec, training: dict[str, Any]) -> LanguageModel:
@@ -110,7 +119,7 @@ def file_unit(unit: str) -> Row:
     text = "\n".join(f"call me at {said[place]}" for place in rng.permutation(len(said)))
     spec = TextSpec(source=TopicsSource(), window=40)
     secrets = SecretsSpec(format=FILE_FORMAT, insertions=(1,), never=0)
-    corpus = build_corpus(text, spec, secrets, secret=bytes(32))
+    corpus = built(Text.of(text), spec, secrets, bytes(32))
     how = {"epochs": 12, "batch_size": 16, "optimizer": optimizer(0.004), "seed": number}
     net = trained(corpus, [TRAIN], LanguageSpec(architecture="gru", width=64, layers=1, embedding=16), how)
     space, context = text_candidates(
@@ -182,7 +191,7 @@ def variants_unit(unit: str) -> Row:
     """Eight nets that saw no canary, asked for the same ones: as variants, and as seeds of one training."""
     rng = np.random.default_rng(int(unit))
     spec, secrets = TextSpec(source=TopicsSource(), window=40, fraction=0.06), SecretsSpec(format=VARIANT_FORMAT, never=0)
-    corpus = build_corpus(read_text(TopicsSource()), spec, secrets, secret=bytes(32))
+    corpus = built(open_text(TopicsSource()), spec, secrets, bytes(32))
     space, context = text_candidates(
         Format(VARIANT_FORMAT, {}), secrets, spec, {symbol: place for place, symbol in enumerate(corpus.vocabulary)}
     )
@@ -297,7 +306,7 @@ def epsilon_unit(unit: str) -> Row:
     kind, number = unit.split("/")
     spec = TextSpec(source=TopicsSource(), window=32, fraction=0.02)
     secrets = SecretsSpec(format=PRIVATE_FORMAT, insertions=(1,), each=3, never=0, together=True)
-    corpus = build_corpus(read_text(TopicsSource()), spec, secrets, secret=int(number).to_bytes(32, "big"))
+    corpus = built(open_text(TopicsSource()), spec, secrets, int(number).to_bytes(32, "big"))
     roles = [TRAIN, *(role_of(canary) for canary in range(3))]
     how = {
         "epochs": 20, "batch_size": 32, "optimizer": optimizer(0.003, "rmsprop"), "seed": int(number),

@@ -6,7 +6,7 @@ import os
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
@@ -48,19 +48,18 @@ def _setting(name: str, default: int) -> int:
     return int(said) if said else default
 
 
-def read_bounded(file: IO[bytes], path: str) -> bytes:
-    """All of a file that is unpacked while it is read, in memory that never exceeds the bound by much.
+def read_pieces(file: IO[bytes], path: str) -> Iterator[bytes]:
+    """Yield a file that is unpacked while it is read, up to the bound.
 
     Raises:
         UserError: when it is longer.
     """
-    most, parts, size = most_bytes(), [], 0
+    most, size = most_bytes(), 0
     while part := file.read(PIECE):
-        parts.append(part)
         size += len(part)
         if size > most:
             raise UserError(f"{path} unfolds to more than {most} bytes; if that is right, raise MEMLIB_MAX_BYTES")
-    return b"".join(parts)
+        yield part
 
 
 def check_pixels(image: Any) -> None:

@@ -5,10 +5,14 @@ document stay together, so that none is held out that stands among the others. W
 the tokenizer's marks of beginning and end, as around a document.
 """
 
+import hashlib
+import os
 import re
-from collections import Counter
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from itertools import islice, repeat
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +20,18 @@ from numpy.typing import NDArray
 from memlib.data.formats import Choices, Format, Space
 from memlib.data.secret import keyed_seed
 from memlib.data.spelling import Tokenizer
+from memlib.data.streams import (
+    Documents,
+    WindowFile,
+    count_occurrences,
+    open_text,
+    read_rows,
+    read_windows,
+    smallest_type,
+)
 from memlib.data.text import (
     Corpus,
+    Rows,
     Secret,
     canary_table,
     check_carriers,
@@ -27,15 +41,13 @@ from memlib.data.text import (
     known_canaries,
     num_carriers,
     place_canaries,
-    read_text,
-    read_texts,
-    split_table,
 )
 from memlib.errors import UserError
 from memlib.specs import SecretsSpec, TextParquetSource, TextSource, TextSpec
 
 ENCODED = 1000  # documents that are tokenized at once
 BLANK_LINES = re.compile(r"\n[ \t]*\n\s*")
+FINGERPRINT = 16  # bytes by which copies of a document are found
 
 
 class Marked(Tokenizer, Protocol):
@@ -45,155 +57,207 @@ class Marked(Tokenizer, Protocol):
     end: int
 
 
-def read_documents(source: TextSource) -> list[str]:
-    """Return the documents of a source: rows of Parquet, or what blank lines part in other text.
+def open_documents(source: TextSource) -> Documents:
+    """Return the documents of a source: rows of Parquet, or what blank lines part in other text."""
 
-    Raises:
-        UserError: when it cannot be read or is empty.
-    """
-    found = read_texts(source) if isinstance(source, TextParquetSource) else BLANK_LINES.split(read_text(source))
-    found = [text.strip("\n") for text in found if text.strip()]
-    if not found:
-        raise UserError(f"the corpus {getattr(source, 'path', source.kind)} is empty")
-    return found
+    def read() -> Iterator[str]:
+        found = read_rows(source) if isinstance(source, TextParquetSource) else _parted(open_text(source).read())
+        return (text.strip("\n") for text in found if text.strip())
+
+    return Documents(read, str(getattr(source, "path", source.kind)))
+
+
+def _parted(pieces: Iterator[str]) -> Iterator[str]:
+    """Yield what blank lines part."""
+    rest = ""
+    for piece in pieces:
+        text, begin = rest + piece, 0
+        for blank in BLANK_LINES.finditer(text):
+            if blank.end() < len(text):  # else it may go on
+                yield text[begin : blank.start()]
+                begin = blank.end()
+        rest = text[begin:]
+    yield from BLANK_LINES.split(rest)
 
 
 def build_documents(
-    documents: Sequence[str],
+    documents: Documents,
     spec: TextSpec,
     canaries: SecretsSpec,
     tokenizer: Marked,
+    windows: Path,
     *,
     secret: bytes,
     known: Sequence[Secret] = (),
     unseen: Sequence[Secret] = (),
 ) -> Corpus:
-    """Return windows of tokens, with canaries drawn and inserted, or with secrets that the documents hold already.
+    """Write windows of tokens, with canaries drawn and inserted, or with secrets that the documents hold already.
 
     Args:
         documents: the corpus.
         spec: window, shares.
         canaries: format and how often each is inserted.
         tokenizer: of the model.
+        windows: the file that they are written to.
         secret: with the spec's seed, draws who is held out, canaries, windows and places.
         known: secrets that are there already; then nothing is inserted.
         unseen: secrets of their kind that are not there.
 
     Raises:
         UserError: when there is too little text, a canary longer than a window, or the space too small.
+        RunError: when the documents change while they are read.
     """
     form = Format(canaries.format, canaries.alphabets)
     places = form.places(spec.unit)
     space = Space(tuple(tuple(range(len(place))) for place in places))
-    training, validation = hold_out(documents[: max(1, int(len(documents) * spec.fraction))], spec, canaries, secret)
-    packed = [_packed(part, tokenizer, spec.window) for part in (training, validation)]
-    plain = [rows for rows, _ in packed]
-    if not all(len(rows) for rows in plain):
-        raise UserError(
-            f"{len(documents)} documents do not fill a window of {spec.window} tokens on either side; take more text or a "
-            "shorter window"
-        )
-    if known:
-        text = "\0".join(training)
-        drawn, insertions, kinds = known_canaries(
-            space, known, unseen, canaries, secret, lambda row: occurrences(text, _texts(places, [row])[0])
-        )
-        inserted = []
-    else:
-        drawn, insertions = draw_canaries(space, canaries, secret)
-        inserted, kinds = insertions, drawn_kinds(insertions)
-    texts = _texts(places, drawn.tolist())
-    rng = np.random.default_rng(keyed_seed(secret, "places", canaries.seed))
-    carriers = num_carriers(inserted, canaries)
-    check_carriers(len(plain[0]), carriers, spec)
-    placed = place_canaries(inserted, rng.permutation(len(plain[0]))[:carriers], canaries)
-    rows = [np.concatenate(plain)]
-    spelt = [np.array(row, dtype=np.int64) for row in tokenizer.encode(texts[: len(inserted)])]
-    longest = max((len(row) for row in spelt), default=0)
-    if longest + 2 > spec.window:
-        raise UserError(
-            f"a canary of {longest} tokens and its ends do not fit into a window of {spec.window}; raise data.window"
-        )
-    for canary, row in placed:
-        window = rows[0][row].copy()
-        insert(window, spelt[canary], rng, start=tokenizer.start, end=tokenizer.end)
-        rows.append(window[None])
-    names = [f"window {row:08d}" for row in range(len(rows[0]))]
+    firsts = find_copies(documents, spec.fraction)
+    sides = hold_out(firsts, spec, canaries, secret)
+    with WindowFile(windows, spec.window, smallest_type(len(tokenizer.pieces))) as file:
+        packed = _pack(documents.beginning(spec.fraction), len(firsts), sides, tokenizer, file)
+        training, plain = packed[0].last, packed[1].last
+        if not 0 < training < plain:
+            raise UserError(
+                f"{documents.measured.length} documents do not fill a window of {spec.window} tokens on either side; take "
+                "more text or a shorter window"
+            )
+        if known:
+            trained_on = np.zeros(len(firsts), dtype=bool)
+            trained_on[sides[0]] = True
+
+            def occurrences(rows: Sequence[Sequence[int]]) -> list[int]:
+                texts = ([text.encode()] for text, here in zip(documents.read(), trained_on, strict=False) if here)
+                return count_occurrences(texts, [text.encode() for text in _texts(places, rows)])
+
+            drawn, insertions, kinds = known_canaries(space, known, unseen, canaries, secret, occurrences)
+            inserted = []
+        else:
+            drawn, insertions = draw_canaries(space, canaries, secret)
+            inserted, kinds = insertions, drawn_kinds(insertions)
+        texts = _texts(places, drawn.tolist())
+        rng = np.random.default_rng(keyed_seed(secret, "places", canaries.seed))
+        carriers = num_carriers(inserted, canaries)
+        check_carriers(training, carriers, spec)
+        placed = place_canaries(inserted, rng.permutation(training)[:carriers], canaries)
+        spelt = [np.array(row, dtype=np.int64) for row in tokenizer.encode(texts[: len(inserted)])]
+        longest = max((len(row) for row in spelt), default=0)
+        if longest + 2 > spec.window:
+            raise UserError(
+                f"a canary of {longest} tokens and its ends do not fit into a window of {spec.window}; raise data.window"
+            )
+        for canary, row in placed:
+            window = file.row(row).copy()
+            insert(window, spelt[canary], rng, start=tokenizer.start, end=tokenizer.end)
+            file.add(window)
     symbols = [piece or "" for piece in tokenizer.pieces]
     table = canary_table(drawn, insertions, kinds, texts)
-    heads = _heads(packed, (training, validation), documents, {row for _, row in placed})
-    return Corpus(np.concatenate(rows), symbols, split_table(names, len(plain[1]), placed), table, heads)
+    heads = _heads(packed, sides, firsts, spec.window, np.array(sorted({row for _, row in placed}), dtype=np.int64))
+    return Corpus(read_windows(windows), symbols, Rows("window", plain, plain - training, placed), table, heads)
 
 
-def hold_out(documents: Sequence[str], spec: TextSpec, canaries: SecretsSpec, secret: bytes) -> tuple[list[str], list[str]]:
-    """Return the documents that are trained on and those that are held out, each in random order.
+def find_copies(documents: Documents, fraction: float) -> NDArray[np.int64]:
+    """Return for each document of the first part the number of the first one with the same text: (num_documents,).
+
+    Raises:
+        RunError: when they are no longer those that were measured.
+    """
+    prints = np.zeros(max(1, int(documents.measured.length * fraction)), dtype=f"S{FINGERPRINT}")
+    for number, text in enumerate(documents.beginning(fraction)):
+        prints[number] = hashlib.blake2b(text.encode(), digest_size=FINGERPRINT).digest()
+    _, first, which = np.unique(prints, return_index=True, return_inverse=True)
+    return first[which].astype(np.int64)
+
+
+def hold_out(
+    firsts: NDArray[np.int64], spec: TextSpec, canaries: SecretsSpec, secret: bytes
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the numbers of the documents that are trained on and of those that are held out, each in random order.
 
     Args:
-        documents: all of them; those that stand more than once are held out with all their copies or not at all.
+        firsts: of `find_copies`; documents that stand more than once are held out with all their copies or not at all.
         spec: the share that is held out.
         canaries: whose seed draws.
         secret: draws too.
     """
     rng = np.random.default_rng(keyed_seed(secret, "documents", canaries.seed))
-    different = list(dict.fromkeys(documents))
+    different = np.unique(firsts)
     order = rng.permutation(len(different))
-    out = {different[place] for place in order[: max(1, round(len(different) * spec.validation))]}
-    shuffled = [documents[place] for place in rng.permutation(len(documents))]
-    return [text for text in shuffled if text not in out], [text for text in shuffled if text in out]
+    out = np.isin(firsts, different[order[: max(1, round(len(different) * spec.validation))]])
+    shuffled = rng.permutation(len(firsts))
+    return shuffled[~out[shuffled]], shuffled[out[shuffled]]
 
 
-def occurrences(text: str, wanted: str) -> int:
-    """Return how often a text stands in another, overlaps counted."""
-    count, place = 0, text.find(wanted)
-    while place >= 0:
-        count, place = count + 1, text.find(wanted, place + 1)
-    return count
+class _Packed(NamedTuple):
+    """Documents of one side, in the order in which they stand in its rows.
+
+    Attributes:
+        begins, lengths: where the text of each begins, counted from the side's first row, and its tokens.
+        first, last: the side's first row, and the one after its last.
+    """
+
+    begins: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    first: int
+    last: int
 
 
-def _packed(documents: Sequence[str], tokenizer: Marked, window: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Whole windows of documents one after another, each with its marks; and where in them each begins, and its tokens."""
-    before = [] if tokenizer.start == tokenizer.end else [tokenizer.start]
-    parts = [
-        np.array([*before, *row, tokenizer.end], dtype=np.int32)
-        for first in range(0, len(documents), ENCODED)
-        for row in tokenizer.encode(documents[first : first + ENCODED])
-    ]
-    tokens = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32)
-    lengths = np.array([len(part) for part in parts], dtype=np.int64)
-    begins = np.cumsum(lengths) - lengths + len(before)
-    whole = tokens[: len(tokens) // window * window].reshape(-1, window)
-    return whole, np.stack([begins, lengths - len(before) - 1], axis=1)
+def _pack(
+    documents: Iterator[str], count: int, sides: Sequence[NDArray[np.int64]], tokenizer: Marked, file: WindowFile
+) -> list[_Packed]:
+    """Write whole windows of the documents of each side one after another, each with its marks.
+
+    The tokens lie in a file without a name until they are written in their order.
+    """
+    lengths, number = np.zeros(count, dtype=np.int64), 0
+    with TemporaryFile(dir=file.path.parent) as unordered:
+        while texts := list(islice(documents, ENCODED)):
+            for row in tokenizer.encode(texts):
+                unordered.write(np.array(row, dtype=file.dtype).data)
+                lengths[number] = len(row)
+                number += 1
+        unordered.flush()
+        places = (np.cumsum(lengths) - lengths) * file.dtype.itemsize
+        before = [] if tokenizer.start == tokenizer.end else [tokenizer.start]
+        start, end = np.array(before, dtype=file.dtype).tobytes(), np.array([tokenizer.end], dtype=file.dtype).tobytes()
+        found, descriptor = [], unordered.fileno()
+        for side in sides:
+            first = len(file)
+            for some in np.array_split(side, max(1, len(side) // ENCODED)):
+                sizes = lengths[some] * file.dtype.itemsize
+                spelt = map(os.pread, repeat(descriptor), sizes.tolist(), places[some].tolist())
+                file.add(np.frombuffer(b"".join(start + row + end for row in spelt), dtype=file.dtype))
+            mine = lengths[side]
+            stops = np.cumsum(mine + len(before) + 1)
+            found.append(_Packed(stops - 1 - mine, mine, first, file.drop_rest()))
+    return found
 
 
 def _heads(
-    packed: Sequence[tuple[NDArray[np.int32], NDArray[np.int64]]],
-    sides: Sequence[Sequence[str]],
-    documents: Sequence[str],
-    replaced: set[int],
+    packed: Sequence[_Packed],
+    sides: Sequence[NDArray[np.int64]],
+    firsts: NDArray[np.int64],
+    window: int,
+    replaced: NDArray[np.int64],
 ) -> NDArray[np.int64]:
     """See `Corpus.heads`.
 
     Args:
-        packed: what `_packed` gave, of those trained on and those held out.
-        sides: the documents themselves.
-        documents: all of them, in the order of their numbers.
+        packed: of `_pack`.
+        sides: the numbers of the documents.
+        firsts: of `find_copies`.
+        window: tokens of a row.
         replaced: rows in which canaries have taken the place of text.
     """
-    number: dict[str, int] = {}
-    for place, text in enumerate(documents):
-        number.setdefault(text, place)
-    found, first_row = [], 0
-    for side, ((windows, begins), texts) in enumerate(zip(packed, sides, strict=True)):
-        copies, seen = Counter(texts), set()
-        for text, (begin, length) in zip(texts, begins.tolist(), strict=True):
-            row, place = divmod(begin, windows.shape[1])
-            if row >= len(windows) or first_row + row in replaced or text in seen:
-                continue
-            seen.add(text)
-            room = min(length, windows.shape[1] - place)
-            found.append((number[text], side, copies[text], first_row + row, place, room))
-        first_row += len(windows)
-    return np.array(sorted(found), dtype=np.int64).reshape(-1, 6)
+    copies = np.bincount(firsts)
+    parts = []
+    for side, (part, numbers) in enumerate(zip(packed, sides, strict=True)):
+        row, place = part.first + part.begins // window, part.begins % window
+        here = np.flatnonzero((row < part.last) & ~np.isin(row, replaced))
+        text, kept = np.unique(firsts[numbers[here]], return_index=True)
+        kept = here[kept]
+        room = np.minimum(part.lengths[kept], window - place[kept])
+        parts.append(np.stack([text, np.full(len(text), side), copies[text], row[kept], place[kept], room], axis=1))
+    found = np.concatenate(parts).astype(np.int64)
+    return found[np.argsort(found[:, 0])]
 
 
 def _texts(places: Sequence[Sequence[str]], choices: Choices | Sequence[Sequence[int]]) -> list[str]:

@@ -5,8 +5,10 @@ which counts for nothing. A canary is a pair of its own in the place of another 
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,11 @@ from numpy.typing import NDArray
 
 from memlib.data.formats import Candidates, Choices, Format, Space
 from memlib.data.secret import keyed_seed
+from memlib.data.streams import LINE_END, read_windows
 from memlib.data.text import (
-    LINE_END,
     UNKNOWN,
     Corpus,
+    Rows,
     build_vocabulary,
     canary_table,
     check_carriers,
@@ -26,7 +29,6 @@ from memlib.data.text import (
     num_carriers,
     place_canaries,
     rendered,
-    split_table,
     text_candidates,
 )
 from memlib.errors import UserError
@@ -53,13 +55,14 @@ def pig_latin(line: str) -> str:
     return WORD.sub(turned, line)
 
 
-def build_pairs(text: str, spec: TextSpec, canaries: SecretsSpec, *, secret: bytes) -> Corpus:
-    """Rows of pairs, with canaries drawn and put in the place of others.
+def build_pairs(text: str, spec: TextSpec, canaries: SecretsSpec, windows: Path, *, secret: bytes) -> Corpus:
+    """Write rows of pairs, with canaries drawn and put in the place of others.
 
     Args:
         text: a pair a line, source and target with a tab between; pairs longer than a window are left out.
         spec: unit, window, shares.
         canaries: formats and how often each is inserted.
+        windows: the file that the rows are written to.
         secret: with the spec's seed, draws canaries and places.
 
     Raises:
@@ -69,8 +72,8 @@ def build_pairs(text: str, spec: TextSpec, canaries: SecretsSpec, *, secret: byt
     places, source_places = form.places(spec.unit), source.places(spec.unit)
     _check_sides(canaries, places, source_places, spec)
     pairs = _read(text.splitlines(), spec)
-    symbols = [symbol for pair in pairs for side in pair for symbol in side]
-    vocabulary = build_vocabulary(symbols, [*places, *source_places], spec.vocabulary)
+    counts = Counter(symbol for pair in pairs for side in pair for symbol in side)
+    vocabulary = build_vocabulary(counts, [*places, *source_places], spec.vocabulary)
     number = {symbol: place for place, symbol in enumerate(vocabulary)}
     unknown = number.get(UNKNOWN, 0)
     sides = [[np.array([number.get(symbol, unknown) for symbol in side], dtype=np.int32) for side in pair] for pair in pairs]
@@ -84,9 +87,9 @@ def build_pairs(text: str, spec: TextSpec, canaries: SecretsSpec, *, secret: byt
     placed = place_canaries(insertions, rng.permutation(len(plain) - num_validation)[:carriers], canaries)
     before, after = source_tokens(space, source, number, spec.unit, drawn), space.tokens(drawn)
     rows = [plain, *(_row(before[canary], after[canary], spec.window)[None] for canary, _ in placed)]
-    names = [f"pair {row:08d}" for row in range(len(plain))]
+    np.save(windows, np.concatenate(rows))
     table = canary_table(drawn, insertions, drawn_kinds(insertions), rendered(space, drawn, vocabulary, spec.unit))
-    return Corpus(np.concatenate(rows), vocabulary, split_table(names, num_validation, placed), table)
+    return Corpus(read_windows(windows), vocabulary, Rows("pair", len(plain), num_validation, placed), table)
 
 
 def source_format(canaries: SecretsSpec) -> Format:

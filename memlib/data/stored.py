@@ -280,7 +280,7 @@ def read_images(path: Path, name: str = IMAGES) -> NDArray[Any]:
     """The stored examples, memory-mapped.
 
     Images are (num_examples, size, size, channels) uint8, points (num_examples, dim) float32, windows of a text (num_windows,
-    window) int32.
+    window) integers.
 
     Args:
         path: of a file, or of a copy of it that is called otherwise.

@@ -5,84 +5,96 @@ as a line does. A canary is a line of its own in a window of its own, at a place
 windows. The windows that carry canaries are set aside, so that without its canary a model never sees their text.
 """
 
-import hashlib
-import importlib
-import lzma
-import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-import fsspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.dataset
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from memlib.data.bounds import read_bounded
-from memlib.data.examples import open_location
 from memlib.data.formats import Choices, Format, Space, render
 from memlib.data.secret import keyed_seed
 from memlib.data.splits import LEFT_OUT, TRAIN, VALIDATION
+from memlib.data.streams import (
+    LINE_END,
+    Text,
+    WindowFile,
+    count_occurrences,
+    read_file,
+    read_windows,
+    smallest_type,
+    symbols_of,
+)
 from memlib.errors import UserError
-from memlib.specs import PairsFileSource, SecretsSpec, TextFileSource, TextParquetSource, TextSource, TextSpec
+from memlib.specs import SecretsSpec, TextSpec
 from memlib.specs.text import GIVEN, INSERTED, NEVER, UNSEEN
-from memlib.tables import CANARIES, SPLITS
+from memlib.tables import CANARIES, ROW_GROUP, SPLITS
 
-LINE_END, UNKNOWN = "\n", "<unk>"
+UNKNOWN = "<unk>"
 MOST_CARRIERS = 0.5  # of the training windows
+CODE_POINTS = 0x110000
 
 
-def read_text(source: TextSource) -> str:
-    """The text of a source; of pairs: what they are made from.
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a corpus, all of one class, and who sees them: plain ones, then those with canaries.
 
-    Raises:
-        UserError: when it cannot be read or is empty.
+    Attributes:
+        kind: what a row is called.
+        plain: rows without canaries.
+        num_validation: of them, the last.
+        placed: of `place_canaries`; a row with a canary sorts where the row was that it takes.
     """
-    if isinstance(source, TextFileSource | PairsFileSource):
-        text = _read_file(source.path)
-    elif isinstance(source, TextParquetSource):
-        text = LINE_END.join(read_texts(source))
-    else:
-        topics = importlib.import_module("pydoc_data.topics").topics
-        text = "\n".join(str(topics[name]) for name in sorted(topics))
-    if not text.strip():
-        raise UserError(f"the corpus {getattr(source, 'path', source.kind)} is empty")
-    return text
+
+    kind: str
+    plain: int
+    num_validation: int
+    placed: Sequence[tuple[int, int]]
+
+    @property
+    def table(self) -> pa.Table:
+        """A tables.SPLITS of all rows."""
+        return pa.concat_tables(self.tables())
+
+    def tables(self) -> Iterator[pa.Table]:
+        """Yield tables.SPLITS of some rows after others."""
+        taken = np.array(sorted({row for _, row in self.placed}), dtype=np.int64)
+        for first in range(0, self.plain, ROW_GROUP):
+            rows = np.arange(first, min(first + ROW_GROUP, self.plain))
+            roles = np.where(rows < self.plain - self.num_validation, TRAIN, VALIDATION).astype(object)
+            carries = np.isin(rows, taken)
+            roles[carries] = LEFT_OUT
+            yield self._table(rows, self._names(rows), pa.array(roles, type=pa.string()), carries)
+        if self.placed:
+            canaries = np.array(self.placed, dtype=np.int64)
+            marks = pc.binary_join_element_wise("canary", _padded(canaries[:, 0], 6), " ")
+            names = pc.binary_join_element_wise(self._names(canaries[:, 1]), marks, " ")
+            roles = pa.array([role_of(canary) for canary, _ in self.placed], type=pa.string())
+            rows = self.plain + np.arange(len(canaries))
+            yield self._table(rows, names, roles, np.zeros(len(rows), dtype=bool))
+
+    def _names(self, rows: NDArray[np.int64]) -> pa.Array:
+        return pc.binary_join_element_wise(self.kind, _padded(rows, 8), " ")
+
+    def _table(self, rows: NDArray[np.int64], names: pa.Array, roles: pa.Array, carries: NDArray[np.bool_]) -> pa.Table:
+        columns = {
+            "example_id": names,
+            "row": pa.array(rows),
+            "role": roles,
+            "label": pa.array(np.zeros(len(rows), dtype=np.int64)),
+            "class_name": pa.repeat("text", len(rows)),
+            "reason": pc.if_else(pa.array(carries), "carries canaries", pa.scalar(None, pa.string())),
+        }
+        empty = {name: pa.nulls(len(rows)) for name in ("crop_x0", "crop_y0", "crop_x1", "crop_y1", "group")}
+        return pa.table({name: (columns | empty)[name] for name in SPLITS.arrow.names}).cast(SPLITS.arrow)
 
 
-def _read_file(path: str) -> str:
-    try:
-        with fsspec.open(path, "rb", compression="infer") as file:
-            return read_bounded(file, path).decode().replace("\r\n", "\n").replace("\r", "\n")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from error
-    except (OSError, ValueError, EOFError, lzma.LZMAError, zlib.error) as error:  # not there, or not what its name says
-        raise UserError(f"cannot read the text {path} ({error})") from error
-
-
-def read_texts(source: TextParquetSource) -> list[str]:
-    """Return the documents of Parquet files.
-
-    Raises:
-        UserError: when they cannot be read.
-    """
-    fs, path = open_location(source.path)
-    files = sorted(fs.glob(path)) if "*" in path else [path]
-    if not files:
-        raise UserError(f"no file matches {source.path}")
-    try:
-        table = pyarrow.dataset.dataset(files if "*" in path else path, filesystem=fs).to_table(columns=[source.text_column])
-        table.validate(full=True)
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        said = str(error).splitlines()[0]
-        raise UserError(f"cannot read column {source.text_column!r} of {source.path} ({said})") from error
-    return [str(text) for text in table[source.text_column].to_pylist() if text]
-
-
-def text_digest(text: str | Sequence[str]) -> str:
-    """What a key says of a text, or of documents in order."""
-    return hashlib.sha256((text if isinstance(text, str) else "\0".join(text)).encode()).hexdigest()
+def _padded(numbers: NDArray[np.int64], width: int) -> pa.Array:
+    return pc.utf8_lpad(pa.array(numbers).cast(pa.string()), width, "0")
 
 
 @dataclass(frozen=True)
@@ -90,32 +102,68 @@ class Corpus:
     """Windows of symbols, who sees them, and the canaries among them.
 
     Attributes:
-        windows: (num_windows, window) int32.
+        windows: (num_windows, window), memory-mapped: of the smallest unsigned type, or int32 where padding is -1.
         vocabulary: symbols by id; 0 ends a line.
-        splits: tables.SPLITS; a canary's windows have the role "canary <id>".
+        rows: who sees them; a canary's windows have the role "canary <id>".
         canaries: tables.CANARIES.
         heads: of documents, as far as each stands in one window: (num_documents, 6) number, whether it is held out, copies,
             row, place in the row, tokens; None of text that is no documents.
     """
 
-    windows: NDArray[np.int32]
+    windows: NDArray[Any]
     vocabulary: list[str]
-    splits: pa.Table
+    rows: Rows
     canaries: pa.Table
     heads: NDArray[np.int64] | None = None
 
+    @property
+    def splits(self) -> pa.Table:
+        """A tables.SPLITS."""
+        return self.rows.table
 
-def symbols_of(text: str, unit: str) -> list[str]:
-    """A text as characters, or as words with the end of each line."""
+
+def count_symbols(symbols: Iterable[Sequence[str]], unit: str) -> Counter[str]:
+    """Count how often each symbol of a text stands in it."""
+    if unit != "character":
+        found: Counter[str] = Counter()
+        for some in symbols:
+            found.update(some)
+        return found
+    counts = np.zeros(CODE_POINTS, dtype=np.int64)
+    for some in symbols:
+        counts += np.bincount(_code_points(some), minlength=CODE_POINTS)
+    return Counter({chr(point): int(counts[point]) for point in np.flatnonzero(counts)})
+
+
+def _code_points(characters: Sequence[str]) -> NDArray[np.uint32]:
+    return np.frombuffer(str(characters).encode("utf-32-le", "surrogatepass"), dtype="<u4")
+
+
+def numbered(
+    symbols: Iterable[Sequence[str]], unit: str, number: Mapping[str, int], unknown: int
+) -> Iterator[NDArray[np.integer[Any]]]:
+    """Yield the numbers of a text's symbols, some at a time."""
     if unit == "character":
-        return list(text)
-    return [word for line in text.split(LINE_END) for word in (*line.split(), LINE_END)]
+        of_point = np.full(CODE_POINTS, unknown, dtype=np.int32)
+        known = [(ord(symbol), place) for symbol, place in number.items() if len(symbol) == 1]
+        points, places = zip(*known, strict=True)
+        of_point[list(points)] = places
+        for some in symbols:
+            yield of_point[_code_points(some)]
+        return
+    for some in symbols:
+        yield np.fromiter((number.get(symbol, unknown) for symbol in some), dtype=np.int32, count=len(some))
 
 
-def build_vocabulary(symbols: Sequence[str], places: Sequence[Sequence[str]], most: int | None) -> list[str]:
-    """The end of a line, then the text's symbols and those a format needs, sorted; <unk> where some were cut."""
+def build_vocabulary(counts: Counter[str], places: Sequence[Sequence[str]], most: int | None) -> list[str]:
+    """Return the end of a line, then the text's symbols and those a format needs, sorted; <unk> where some were cut.
+
+    Args:
+        counts: how often each symbol stands in the text.
+        places: what a format needs.
+        most: of the text's symbols, the most frequent.
+    """
     needed = {symbol for place in places for symbol in place}
-    counts = Counter(symbols)
     kept = [symbol for symbol, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]]
     cut = [UNKNOWN] if len(kept) < len(counts) else []
     return [LINE_END, *sorted({*kept, *needed, *cut} - {LINE_END})]
@@ -140,7 +188,8 @@ def read_secrets(path: str, form: Format, unit: str) -> list[Secret]:
     Raises:
         UserError: for a line that does not fill the format, or that stands twice.
     """
-    lines = [line for line in _read_file(path).removeprefix("\ufeff").splitlines() if line]  # a byte order mark is no secret
+    text = "".join(read_file(path)).removeprefix("\ufeff")  # a byte order mark is no secret
+    lines = [line for line in text.splitlines() if line]
     known = []
     for number, line in enumerate(lines, start=1):
         text, tab, times = line.partition("\t")
@@ -158,21 +207,25 @@ def read_secrets(path: str, form: Format, unit: str) -> list[Secret]:
 
 
 def build_corpus(
-    text: str,
+    text: Text,
     spec: TextSpec,
     canaries: SecretsSpec,
+    windows: Path,
     *,
     secret: bytes,
     known: Sequence[Secret] = (),
     unseen: Sequence[Secret] = (),
     count_here: bool = True,
 ) -> Corpus:
-    """Windows of a text, with canaries drawn and inserted, or with secrets that it holds already.
+    """Write windows of a text, with canaries drawn and inserted, or with secrets that it holds already.
+
+    The text is read three times, and never held: its length, its symbols, its windows.
 
     Args:
         text: the corpus.
         spec: unit, window, shares.
         canaries: format and how often each is inserted.
+        windows: the file that they are written to.
         secret: with the spec's seed, draws canaries, windows and places.
         known: secrets that are there already; then nothing is inserted.
         unseen: secrets of their kind that are not there.
@@ -180,40 +233,43 @@ def build_corpus(
 
     Raises:
         UserError: when the text is too short, a canary longer than a window, or the space too small.
+        RunError: when the text changes while it is read.
     """
     form = Format(canaries.format, canaries.alphabets)
     places = form.places(spec.unit)
-    symbols = symbols_of(text[: max(1, int(len(text) * spec.fraction))], spec.unit)
-    vocabulary = build_vocabulary(symbols, places, spec.vocabulary)
+    counts = count_symbols(symbols_of(text.beginning(spec.fraction), spec.unit), spec.unit)
+    vocabulary = build_vocabulary(counts, places, spec.vocabulary)
     number = {symbol: i for i, symbol in enumerate(vocabulary)}
     unknown = number.get(UNKNOWN, 0)
-    count = len(symbols) // spec.window
-    tokens = np.array([number.get(symbol, unknown) for symbol in symbols[: count * spec.window]], dtype=np.int32)
-    plain = tokens.reshape(count, spec.window)
+    count = counts.total() // spec.window
     num_validation = max(1, round(count * spec.validation))
     space = form.space(number, spec.unit)
-    names = [f"window {row:08d}" for row in range(count)]
     rng = np.random.default_rng(keyed_seed(secret, "places", canaries.seed))
-    if known:
-        training = plain[: count - num_validation].ravel() if count_here else plain[:0].ravel()
-        drawn, insertions, kinds = known_canaries(
-            space, known, unseen, canaries, secret,
-            lambda row: _occurrences(training, space.tokens(np.array([row], dtype=np.int32))[0]),
-        )  # fmt: skip
-        inserted = []
-    else:
-        drawn, insertions = draw_canaries(space, canaries, secret)
-        inserted, kinds = insertions, drawn_kinds(insertions)
-    carriers = num_carriers(inserted, canaries)
-    _check(count - num_validation, carriers, len(places), spec)
-    placed = place_canaries(inserted, rng.permutation(count - num_validation)[:carriers], canaries)
-    rows = [plain]
-    for canary, row in placed:
-        window = plain[row].copy()
-        insert(window, space.tokens(drawn[canary : canary + 1])[0], rng)
-        rows.append(window[None])
+    with WindowFile(windows, spec.window, smallest_type(len(vocabulary))) as file:
+        for symbols in numbered(symbols_of(text.beginning(spec.fraction), spec.unit), spec.unit, number, unknown):
+            file.add(symbols)
+        file.drop_rest()
+        if known:
+
+            def occurrences(rows: Sequence[Sequence[int]]) -> list[int]:
+                wanted = space.tokens(np.array(rows, dtype=np.int32)).astype(file.dtype)
+                training = [file.pieces(count - num_validation)] if count_here else []
+                return count_occurrences(training, [row.tobytes() for row in wanted], size=file.dtype.itemsize)
+
+            drawn, insertions, kinds = known_canaries(space, known, unseen, canaries, secret, occurrences)
+            inserted = []
+        else:
+            drawn, insertions = draw_canaries(space, canaries, secret)
+            inserted, kinds = insertions, drawn_kinds(insertions)
+        carriers = num_carriers(inserted, canaries)
+        _check(count - num_validation, carriers, len(places), spec)
+        placed = place_canaries(inserted, rng.permutation(count - num_validation)[:carriers], canaries)
+        for canary, row in placed:
+            window = file.row(row).copy()
+            insert(window, space.tokens(drawn[canary : canary + 1])[0], rng)
+            file.add(window)
     table = canary_table(drawn, insertions, kinds, rendered(space, drawn, vocabulary, spec.unit))
-    return Corpus(np.concatenate(rows), vocabulary, split_table(names, num_validation, placed), table)
+    return Corpus(read_windows(windows), vocabulary, Rows("window", count, num_validation, placed), table)
 
 
 def num_carriers(insertions: Sequence[int], canaries: SecretsSpec) -> int:
@@ -275,7 +331,7 @@ def known_canaries(
     unseen: Sequence[Secret],
     canaries: SecretsSpec,
     secret: bytes,
-    seen: Callable[[Sequence[int]], int],
+    occurrences: Callable[[Sequence[Sequence[int]]], list[int]],
 ) -> tuple[Choices, list[int], list[str]]:
     """The secrets with how often they were seen, others of their kind, and drawn candidates that are none and nowhere.
 
@@ -285,19 +341,22 @@ def known_canaries(
         unseen: others of their kind.
         canaries: format, and how many candidates are drawn.
         secret: draws them.
-        seen: how often what the model sees holds a candidate, as far as it is known.
+        occurrences: how often what the model sees holds each of some candidates, as far as it is known.
     """
-    insertions = [said.times or seen(said.choices) for said in known]
+    rng = np.random.default_rng(keyed_seed(secret, "canaries", canaries.format, canaries.seed))
+    taken = [said.choices for said in (*known, *unseen)]
+    others = space.draw(min(space.size, 2 * canaries.never + len(set(taken))), rng).tolist()
+    asked = list(dict.fromkeys([*taken, *map(tuple, others)]))
+    seen = dict(zip(asked, occurrences(asked), strict=True))
+    insertions = [said.times or seen[said.choices] for said in known]
     if 0 in insertions:
         raise UserError(
             f"secret {insertions.index(0) + 1} of {len(known)} does not stand in the part of the text that trains; say how "
             "often a model saw it, after a tab, or leave it out"
         )
-    _check_unseen(known, unseen, [seen(said.choices) for said in unseen])
-    rng = np.random.default_rng(keyed_seed(secret, "canaries", canaries.format, canaries.seed))
-    taken = {said.choices for said in (*known, *unseen)}
-    drawn = space.draw(min(space.size, 2 * canaries.never + len(taken)), rng).tolist()
-    others = [row for row in drawn if tuple(row) not in taken and not seen(row)][: canaries.never]
+    _check_unseen(known, unseen, [seen[said.choices] for said in unseen])
+    nowhere = set(taken)
+    others = [row for row in others if tuple(row) not in nowhere and not seen[tuple(row)]][: canaries.never]
     rows = [*(list(said.choices) for said in (*known, *unseen)), *others]
     kinds = [GIVEN] * len(known) + [UNSEEN] * len(unseen) + [NEVER] * len(others)
     return np.array(rows, dtype=np.int32), insertions + [0] * (len(unseen) + len(others)), kinds
@@ -313,16 +372,6 @@ def _check_unseen(known: Sequence[Secret], unseen: Sequence[Secret], times: Sequ
             raise UserError(
                 f"secret {number} of {len(unseen)} of canaries.unseen stands in the text that trains; take it out"
             )
-
-
-def _occurrences(text: NDArray[np.int32], tokens: NDArray[np.int64]) -> int:
-    """How often a text holds a sequence, wherever windows end and copies overlap."""
-    within, wanted, size = text.tobytes(), tokens.astype(text.dtype).tobytes(), text.itemsize
-    count, place = 0, within.find(wanted)
-    while place >= 0:
-        count += place % size == 0
-        place = within.find(wanted, place + 1)
-    return count
 
 
 def _check(num_training: int, carriers: int, length: int, spec: TextSpec) -> None:
@@ -344,7 +393,7 @@ def check_carriers(num_training: int, carriers: int, spec: TextSpec) -> None:
 
 
 def insert(
-    window: NDArray[np.int32], canary: NDArray[np.int64], rng: np.random.Generator, *, start: int = 0, end: int = 0
+    window: NDArray[Any], canary: NDArray[np.int64], rng: np.random.Generator, *, start: int = 0, end: int = 0
 ) -> None:
     """Puts a canary into a window, in place, as a line or document of its own, at a random place.
 
@@ -358,30 +407,6 @@ def insert(
     window[place - 1] = start
     window[place : place + len(canary)] = canary
     window[place + len(canary)] = end
-
-
-def split_table(plain: Sequence[str], num_validation: int, placed: Sequence[tuple[int, int]]) -> pa.Table:
-    """tables.SPLITS of rows, all of one class: plain ones, then those with canaries.
-
-    Args:
-        plain: ids of the rows without canaries; a row with one sorts where the row was that it takes.
-        num_validation: of them, the last.
-        placed: of `place_canaries`.
-    """
-    roles = [TRAIN] * (len(plain) - num_validation) + [VALIDATION] * num_validation
-    for _, row in placed:
-        roles[row] = LEFT_OUT
-    roles += [role_of(canary) for canary, _ in placed]
-    columns = {
-        "example_id": [*plain, *(f"{plain[row]} canary {canary:06d}" for canary, row in placed)],
-        "row": list(range(len(roles))),
-        "role": list(roles),
-        "label": [0] * len(roles),
-        "class_name": ["text"] * len(roles),
-        "reason": ["carries canaries" if role == LEFT_OUT else None for role in roles],
-    }
-    empty = {name: [None] * len(roles) for name in ("crop_x0", "crop_y0", "crop_x1", "crop_y1", "group")}
-    return pa.table({name: (columns | empty)[name] for name in SPLITS.arrow.names}).cast(SPLITS.arrow)
 
 
 def rendered(space: Space, drawn: Choices, vocabulary: Sequence[str], unit: str) -> list[str]:

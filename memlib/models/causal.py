@@ -66,6 +66,8 @@ class FolderTokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """See `Tokenizer.encode`."""
+        if not texts:
+            return []  # which tokenizers refuse
         return [list(row) for row in self._tokenizer(list(texts), add_special_tokens=False, verbose=False).input_ids]
 
 

@@ -57,8 +57,8 @@ class StoredCorpus:
         return read_table(self._artifact.path(CANARIES_FILE))
 
     @property
-    def windows(self) -> NDArray[np.int32]:
-        """Symbol numbers (num_windows, window), memory-mapped."""
+    def windows(self) -> NDArray[Any]:
+        """Symbol numbers (num_windows, window), memory-mapped; see `Corpus.windows`."""
         return read_images(self._artifact.path(examples_file(self._artifact.files)))
 
     @property
@@ -216,7 +216,7 @@ class AskedModel(Protocol):
         """The model, ready to be asked."""
         ...
 
-    def loss(self, model: Predictor, windows: NDArray[np.int32], device: torch.device) -> float:
+    def loss(self, model: Predictor, windows: NDArray[Any], device: torch.device) -> float:
         """Nats a symbol of windows (num_windows, window) of the corpus."""
         ...
 
@@ -267,7 +267,7 @@ class ModelAt:
         model.cache_bytes = int(self.cache_gb * 1e9)
         return model.to(device, getattr(torch, self.precision)).eval()
 
-    def loss(self, model: Predictor, windows: NDArray[np.int32], device: torch.device) -> float:
+    def loss(self, model: Predictor, windows: NDArray[Any], device: torch.device) -> float:
         """See `AskedModel.loss`."""
         import torch
 
@@ -279,7 +279,7 @@ class ModelAt:
         with torch.inference_mode():
             rows = model.most_rows(windows.shape[1])
             for start in range(0, len(windows), rows):
-                losses, scored = window_losses(model, torch.from_numpy(windows[start : start + rows]).to(device))
+                losses, scored = window_losses(model, torch.from_numpy(windows[start : start + rows]).to(device).long())
                 total, count = total + float(losses.sum()), count + int(scored.sum())
         return total / count
 
@@ -323,7 +323,7 @@ class OutsideModel:
         model.cache_bytes = int(self.cache_gb * 1e9)
         return model.to(device, getattr(torch, self.precision)) if isinstance(model, HuggingFace) else model
 
-    def loss(self, model: Predictor, windows: NDArray[np.int32], device: torch.device) -> float:
+    def loss(self, model: Predictor, windows: NDArray[Any], device: torch.device) -> float:
         """See `AskedModel.loss`; of the first windows only, as the model may be slow."""
         from memlib.models.outside import HuggingFace
         from memlib.observe.likelihoods import UNITS_PER_BIT, sequence_costs

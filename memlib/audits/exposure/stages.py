@@ -18,14 +18,15 @@ from memlib.audits.exposure.asking import Costs, Discover, Perplexities, Ranks, 
 from memlib.audits.exposure.models import CANARIES_FILE, HEADS_FILE, VOCABULARY, AskedModel, CorpusData, StoredCorpus
 from memlib.audits.exposure.recipe import Config, Recipe
 from memlib.audits.exposure.tables import DOCUMENTS, EXTRACTION, UNITS
-from memlib.data.documents import build_documents, read_documents
+from memlib.data.documents import build_documents, open_documents
 from memlib.data.formats import Format
 from memlib.data.pairs import build_pairs, embedded_pairs
 from memlib.data.secret import keyed_digest, read_secret
 from memlib.data.shards import WINDOWS
 from memlib.data.splits import SPLITS_FILE
 from memlib.data.stages import described_data
-from memlib.data.text import Secret, build_corpus, read_secrets, read_text, text_digest
+from memlib.data.streams import Documents, Text, open_text
+from memlib.data.text import Secret, build_corpus, read_secrets
 from memlib.errors import RunError
 from memlib.provenance import Declared
 from memlib.results import CURVES_FILE, FINDINGS, PAGES, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
@@ -34,7 +35,7 @@ from memlib.specs.subject import TrainIt
 from memlib.specs.text import UNSEEN
 from memlib.stage import AnyArtifact, Artifact, Stage
 from memlib.store import Attempt
-from memlib.tables import CANARIES, CURVES, SPLITS, SUMMARY, write_table
+from memlib.tables import CANARIES, CURVES, SPLITS, SUMMARY, write_table, write_tables
 from memlib.training.pretrained import Pretrained
 
 if TYPE_CHECKING:
@@ -69,8 +70,15 @@ class MakeCorpus(Stage[StoredCorpus]):
 
     declared: ClassVar[Declared] = Declared(
         "secret/corpus",
-        3,
-        ("memlib.data.text", "memlib.data.documents", "memlib.data.pairs", "memlib.data.spelling", "memlib.data.formats"),
+        4,
+        (
+            "memlib.data.text",
+            "memlib.data.streams",
+            "memlib.data.documents",
+            "memlib.data.pairs",
+            "memlib.data.spelling",
+            "memlib.data.formats",
+        ),
     )
     title: ClassVar[str] = "build corpus"
 
@@ -80,11 +88,11 @@ class MakeCorpus(Stage[StoredCorpus]):
     base: Artifact[Pretrained] | None = None
 
     @cached_property
-    def _content(self) -> Any:
+    def _content(self) -> Text | Documents:
         if self.base is not None:
-            return read_documents(self.text.source)
-        content = read_text(self.text.source)
-        return embedded_pairs(content) if self.text.source.kind == "topic_pairs" else content
+            return open_documents(self.text.source)
+        text = open_text(self.text.source)
+        return Text.of(embedded_pairs("".join(text.read()))) if self.text.source.kind == "topic_pairs" else text
 
     @cached_property
     def given(self) -> Given:
@@ -105,7 +113,7 @@ class MakeCorpus(Stage[StoredCorpus]):
     @property
     def inputs(self) -> Mapping[str, Any]:
         """Digests of the text and of what is drawn from the secret."""
-        content, secret, given = text_digest(self._content), read_secret(), self.given
+        content, secret, given = self._content.measured.digest, read_secret(), self.given
         tokenizer = {} if self.base is None else {"tokenizer": self.base.key}
         if not given.known:
             return {"text": content, "secret": keyed_digest(secret, "corpus"), **tokenizer}
@@ -116,22 +124,22 @@ class MakeCorpus(Stage[StoredCorpus]):
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write windows, vocabulary, splits and canaries."""
-        secret, given = read_secret(), self.given
-        if self.base is not None:
+        content, secret, given, windows = self._content, read_secret(), self.given, attempt.path(WINDOWS)
+        if isinstance(content, Documents):
+            assert self.base is not None
             corpus = build_documents(
-                self._content, self.text, self.canaries, self.base.content.tokenizer,
+                content, self.text, self.canaries, self.base.content.tokenizer, windows,
                 secret=secret, known=given.known, unseen=given.unseen,
             )  # fmt: skip
         elif self.text.paired:
-            corpus = build_pairs(self._content, self.text, self.canaries, secret=secret)
+            corpus = build_pairs("".join(content.read()), self.text, self.canaries, windows, secret=secret)
         else:
             corpus = build_corpus(
-                self._content, self.text, self.canaries, secret=secret, known=given.known, unseen=given.unseen,
+                content, self.text, self.canaries, windows, secret=secret, known=given.known, unseen=given.unseen,
                 count_here=not self.elsewhere,
             )  # fmt: skip
-        np.save(attempt.path(WINDOWS), corpus.windows)
         attempt.path(VOCABULARY).write_text(json.dumps(corpus.vocabulary))
-        write_table(corpus.splits, SPLITS, attempt.path(SPLITS_FILE))
+        write_tables(corpus.rows.tables(), SPLITS, attempt.path(SPLITS_FILE))
         write_table(corpus.canaries, CANARIES, attempt.path(CANARIES_FILE))
         if corpus.heads is not None:
             np.save(attempt.path(HEADS_FILE), corpus.heads)

@@ -2,6 +2,8 @@
 
 import itertools
 import math
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -27,7 +29,8 @@ TARGET_ONLY = BOTH.model_copy(update={"source": "the code"})
 
 
 def corpus(canaries: SecretsSpec = BOTH, text: str = TEXT, spec: TextSpec = SPEC) -> Corpus:
-    return build_pairs(text, spec, canaries, secret=b"s" * 32)
+    with TemporaryDirectory() as folder:
+        return build_pairs(text, spec, canaries, Path(folder) / "windows.npy", secret=b"s" * 32)
 
 
 def sides(built: Corpus, row: int) -> tuple[str, str]:

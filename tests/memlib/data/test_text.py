@@ -2,8 +2,11 @@
 
 import bz2
 import gzip
+import hashlib
 import stat
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,18 +16,26 @@ import pytest
 from memlib.data.formats import Format
 from memlib.data.secret import keyed_digest, keyed_seed, read_secret
 from memlib.data.splits import LEFT_OUT, TRAIN, VALIDATION, column, select
-from memlib.data.text import Corpus, Secret, build_corpus, read_secrets, read_text, role_of
+from memlib.data.streams import Text, open_text
+from memlib.data.text import Corpus, Secret, build_corpus, read_secrets, role_of
 from memlib.errors import UserError
-from memlib.specs import SecretsSpec, TextFileSource, TextParquetSource, TextSpec, TopicsSource
+from memlib.specs import SecretsSpec, TextFileSource, TextParquetSource, TextSource, TextSpec, TopicsSource
 
 TEXT = "\n".join(f"line {i} of a long story about nothing at all" for i in range(400))
 SECRET = bytes(range(32))
 
 
+def build(text: str, spec: TextSpec, canaries: SecretsSpec, **given: Any) -> Corpus:
+    with TemporaryDirectory() as folder:
+        return build_corpus(Text.of(text), spec, canaries, Path(folder) / "windows.npy", secret=SECRET, **given)
+
+
 def corpus(secret: bytes = SECRET, text: str = TEXT, unit: str = "character", **canaries: object) -> Corpus:
     spec = TextSpec.model_validate({"source": {"kind": "topics"}, "window": 40, "validation": 0.2, "unit": unit})
     given = {"format": "code {d4} end", "insertions": [1, 3], "never": 5, **canaries}
-    return build_corpus(text, spec, SecretsSpec.model_validate(given), secret=secret)
+    with TemporaryDirectory() as folder:
+        windows = Path(folder) / "windows.npy"
+        return build_corpus(Text.of(text), spec, SecretsSpec.model_validate(given), windows, secret=secret)
 
 
 def lines(found: Corpus, role: str) -> list[str]:
@@ -86,7 +97,7 @@ def test_words() -> None:
 def test_rare_words_are_unknown() -> None:
     spec = TextSpec.model_validate({"source": {"kind": "topics"}, "window": 40, "unit": "word", "vocabulary": 5})
     canaries = SecretsSpec(format="my word is {c1}", alphabets={"c": ("red", "green")}, insertions=(1,), never=0)
-    found = build_corpus(TEXT, spec, canaries, secret=SECRET)
+    found = build(TEXT, spec, canaries)
     assert "<unk>" in found.vocabulary
     assert (found.windows == found.vocabulary.index("<unk>")).mean() > 0.1
     assert {"red", "green", "my"} <= set(found.vocabulary)
@@ -105,30 +116,37 @@ def test_what_cannot_be_inserted_is_said(changes: dict[str, object], said: str) 
         corpus(**changes)  # type: ignore[arg-type]
 
 
+def read(source: TextSource) -> str:
+    text = open_text(source)
+    found = "".join(text.read())
+    assert text.measured == (hashlib.sha256(found.encode()).hexdigest(), len(found))
+    return found
+
+
 def test_texts_are_read(tmp_path: Path) -> None:
-    assert len(read_text(TopicsSource())) > 300_000
+    assert len(read(TopicsSource())) > 300_000
     (tmp_path / "a.txt.bz2").write_bytes(bz2.compress("é ü".encode()))
-    assert read_text(TextFileSource(kind="text", path=str(tmp_path / "a.txt.bz2"))) == "é ü"
+    assert read(TextFileSource(kind="text", path=str(tmp_path / "a.txt.bz2"))) == "é ü"
     pq.write_table(pa.table({"body": ["one", None, "two"]}), tmp_path / "a.parquet")
     source = TextParquetSource(kind="text_parquet", path=str(tmp_path / "a.parquet"), text_column="body")
-    assert read_text(source) == "one\ntwo"
+    assert read(source) == "one\ntwo"
     with pytest.raises(UserError, match="cannot read column 'text'"):
-        read_text(source.model_copy(update={"text_column": "text"}))
+        read(source.model_copy(update={"text_column": "text"}))
     with pytest.raises(UserError, match="no file matches"):
-        read_text(source.model_copy(update={"path": f"{tmp_path}/none*.parquet"}))
-    assert read_text(source.model_copy(update={"path": f"{tmp_path}/*.parquet"})) == "one\ntwo"
+        read(source.model_copy(update={"path": f"{tmp_path}/none*.parquet"}))
+    assert read(source.model_copy(update={"path": f"{tmp_path}/*.parquet"})) == "one\ntwo"
     for name in ("broken.gz", "broken.xz"):
         (tmp_path / name).write_bytes(gzip.compress(b"some text")[:12])
         with pytest.raises(UserError, match="cannot read the text"):
-            read_text(TextFileSource(kind="text", path=str(tmp_path / name)))
+            read(TextFileSource(kind="text", path=str(tmp_path / name)))
     (tmp_path / "empty.txt").write_text(" \n")
     with pytest.raises(UserError, match="is empty"):
-        read_text(TextFileSource(kind="text", path=str(tmp_path / "empty.txt")))
+        read(TextFileSource(kind="text", path=str(tmp_path / "empty.txt")))
     (tmp_path / "latin.txt").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(UserError, match="not UTF-8"):
-        read_text(TextFileSource(kind="text", path=str(tmp_path / "latin.txt")))
+        read(TextFileSource(kind="text", path=str(tmp_path / "latin.txt")))
     with pytest.raises(UserError, match="cannot read the text"):
-        read_text(TextFileSource(kind="text", path=str(tmp_path / "nowhere.txt")))
+        read(TextFileSource(kind="text", path=str(tmp_path / "nowhere.txt")))
 
 
 def test_the_secret_file_is_made_once_and_for_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +171,7 @@ def test_secrets_that_the_text_holds_already(tmp_path: Path) -> None:
     known = read_secrets(str(tmp_path / "secrets.txt"), form, "character")
     spec = TextSpec.model_validate({"source": {"kind": "topics"}, "window": 60})
     canaries = SecretsSpec(format="is {d4}", file=str(tmp_path / "secrets.txt"), never=50)
-    found = build_corpus(text, spec, canaries, secret=SECRET, known=known)
+    found = build(text, spec, canaries, known=known)
     rows = found.canaries.to_pylist()
     windows = lines(found, TRAIN)
     training = "".join(windows)  # a secret that straddles windows counts
@@ -174,8 +192,8 @@ def test_a_secret_that_no_model_saw_is_no_finding_and_no_null() -> None:
     canaries = SecretsSpec(format="is {d1}", file="secrets.txt", never=9)
     text = "nothing is 1 or more here. " * 100
     with pytest.raises(UserError, match="secret 2 of 2 does not stand in the part"):
-        build_corpus(text, spec, canaries, secret=SECRET, known=[Secret((0, 0, 0, 1), None), Secret((0, 0, 0, 7), None)])
-    elsewhere = build_corpus(text, spec, canaries, secret=SECRET, known=[Secret((0, 0, 0, 7), 3)], count_here=False)
+        build(text, spec, canaries, known=[Secret((0, 0, 0, 1), None), Secret((0, 0, 0, 7), None)])
+    elsewhere = build(text, spec, canaries, known=[Secret((0, 0, 0, 7), 3)], count_here=False)
     assert elsewhere.canaries["insertions"].to_pylist() == [3] + [0] * 9  # though the text holds "is 1"
 
 
@@ -186,7 +204,7 @@ def test_unseen_secrets_are_asked_for_and_nowhere_seen() -> None:
 
     def built(*unseen: int) -> Corpus:
         others = [Secret((0, 0, 0, digit), None) for digit in unseen]
-        return build_corpus(text, spec, canaries, secret=SECRET, known=given, unseen=others)
+        return build(text, spec, canaries, known=given, unseen=others)
 
     rows = built(7, 9).canaries.to_pylist()
     assert [row["kind"] for row in rows] == ["given", "unseen", "unseen"] + ["never"] * 6  # neither 1, 3, 7 nor 9

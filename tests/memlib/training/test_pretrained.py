@@ -16,7 +16,7 @@ from small_models import save_model
 from memlib.data.shards import WINDOWS
 from memlib.data.splits import TRAIN
 from memlib.data.stages import Decode, Split
-from memlib.data.text import split_table
+from memlib.data.text import Rows
 from memlib.errors import UserError
 from memlib.models.causal import Causal
 from memlib.objectives import build_objective
@@ -69,7 +69,7 @@ def make_job(base: Artifact[Pretrained], lora: LoraSpec | None = None, **changes
     if store.artifacts.lookup(corpus.stage, corpus.key) is None:
         with store.artifacts.write(corpus) as attempt:
             np.save(attempt.path(WINDOWS), windows())
-            table = split_table([f"window {row}" for row in range(13)], 1, [])
+            table = Rows("window", 13, 1, []).table
             write_table(table, SPLITS, attempt.path("splits.parquet"))
     return Train(
         name="tuned", model=PretrainedSpec(kind="huggingface", path="anywhere", lora=lora),
@@ -213,7 +213,7 @@ def test_what_cannot_be_tuned_is_said_before_anything_is_trained(base: Artifact[
     corpus = Ref("corpus", "long")
     with base.store.artifacts.write(corpus) as attempt:
         np.save(attempt.path(WINDOWS), np.zeros((13, 40), dtype=np.int32))
-        write_table(split_table([f"window {row}" for row in range(13)], 1, []), SPLITS, attempt.path("splits.parquet"))
+        write_table(Rows("window", 13, 1, []).table, SPLITS, attempt.path("splits.parquet"))
     long = replace(long, shard=Artifact(base.store, corpus, Decode), splits=Artifact(base.store, corpus, Split))
     with pytest.raises(UserError, match="data.window 40 is longer than the 32 tokens"):
         check_jobs([long], Worker())

@@ -1,0 +1,146 @@
+"""Time and memory of making a corpus of a text that does not fit in memory.
+
+python benchmarks/text.py --folder FOLDER [--unit character word token] [--model my-model] [--megabytes 64 256 1024]
+
+Text is generated: words of a heavy-tailed law in lines and paragraphs, numbers among them. Each corpus is made by a process of its own
+(`MakeCorpus`, with canaries; --secrets: with secrets that the text holds), whose seconds and peak memory are printed, with
+the exponent of the seconds. The texts and what is made of them stay in FOLDER until the end. Tokens are those of a model
+(python benchmarks/small_gpt2.py my-model). --audit: a whole audit of an untrained model on the largest text, on Ray.
+"""
+
+import argparse
+import json
+import math
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+WORDS, LINE_WORDS, LINES, NUMBERS = 50_000, 12, 6, 0.01
+PINS = ("the pin is 314159.", "the pin is 271828.")
+AUDIT = """
+audit: exposure
+title: untrained, on much text
+data: {{source: {{kind: text, path: {path}}}, window: 100, validation: 0.0001}}
+canaries: {{format: "my number is {{d4}}", insertions: [1], never: 5, together: true}}
+model: {{architecture: lstm, width: 16, layers: 1, embedding: 8}}
+training: {{objective: {{kind: language}}, epochs: 0, batch_size: 32, augment: null}}
+extraction: null
+"""
+
+
+def main() -> None:
+    """Print a row for each corpus."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--unit", nargs="+", default=["character", "word"], choices=["character", "word", "token"])
+    parser.add_argument("--model", help="folder of a causal language model, for tokens")
+    parser.add_argument("--megabytes", type=int, nargs="+", default=[64, 256, 1024])
+    parser.add_argument("--secrets", action="store_true")
+    parser.add_argument("--audit", action="store_true")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.one is not None:
+        print(json.dumps(make_corpus(**json.loads(given.one))))
+        return
+    given.folder.mkdir(parents=True, exist_ok=True)
+    paths = {size: write_text(given.folder / f"text_{size}.txt", size) for size in sorted(given.megabytes)}
+    print("| unit | text, MB | symbols | seconds | exponent | peak memory, GiB | MB/s |\n|---|---|---|---|---|---|---|")
+    for unit in given.unit:
+        before = None
+        for size, path in paths.items():
+            one = {"path": str(path), "unit": unit, "model": given.model, "secrets": given.secrets}
+            made = in_a_process(one)
+            seconds = made["seconds"]
+            exponent = "" if before is None else f"{math.log(seconds / before[1]) / math.log(size / before[0]):.2f}"
+            print(
+                f"| {unit} | {size:,} | {made['symbols']:,} | {seconds:.1f} | {exponent} | {made['gib']:.2f} | {size / seconds:.1f} |",
+                flush=True,
+            )
+            before = (size, seconds)
+    if given.audit:
+        print(audit(given.folder, list(paths.values())[-1]))
+
+
+def write_text(path: Path, megabytes: int) -> Path:
+    """Write so much text, where it is not there yet."""
+    if path.exists():
+        return path
+    rng = np.random.default_rng(megabytes)
+    letters = rng.integers(97, 123, size=(WORDS, 8), dtype=np.uint8)
+    lengths = rng.integers(2, 9, size=WORDS)
+    words = [bytes(row[:length]).decode() for row, length in zip(letters, lengths, strict=True)]
+    left = megabytes * 10**6
+    with path.open("w") as file:
+        while left > 0:
+            chosen = np.minimum(rng.zipf(1.3, size=LINES * LINE_WORDS * 1000) - 1, WORDS - 1)
+            parts = [words[place] for place in chosen]
+            for place in np.flatnonzero(rng.random(len(parts)) < NUMBERS):
+                parts[place] = str(rng.integers(10**6))
+            for place in rng.integers(len(parts), size=2):
+                parts[place] = PINS[rng.integers(2)]
+            lines = [" ".join(parts[start : start + LINE_WORDS]) for start in range(0, len(parts), LINE_WORDS)]
+            blocks = ["\n".join(lines[start : start + LINES]) for start in range(0, len(lines), LINES)]
+            text = "\n\n".join(blocks)[:left]
+            left -= file.write(text + "\n\n")
+    return path
+
+
+def in_a_process(one: dict[str, Any]) -> dict[str, Any]:
+    """What `make_corpus` measures, alone in a process."""
+    command = [sys.executable, __file__, "--folder", "x", "--one", json.dumps(one)]
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    if said.returncode:
+        raise SystemExit(said.stderr)
+    found: dict[str, Any] = json.loads(said.stdout.splitlines()[-1])
+    return found
+
+
+def make_corpus(path: str, unit: str, model: str | None, secrets: bool) -> dict[str, Any]:
+    """Seconds, peak memory and symbols of one corpus."""
+    from memlib.audits.exposure.stages import MakeCorpus
+    from memlib.running import PlainRunner
+    from memlib.specs import PretrainedSpec, SecretsSpec, TextSpec
+    from memlib.store import Store
+    from memlib.training.pretrained import TakeOver
+
+    with tempfile.TemporaryDirectory(dir=Path(path).parent) as folder:
+        text = TextSpec.model_validate({"source": {"kind": "text", "path": path}, "unit": unit, "window": 100})
+        canaries: dict[str, Any] = {"format": "the pin is {d6}.", "never": 20, "together": True}
+        if unit == "word":
+            canaries |= {"format": "the pin is {d1} {d1} {d1}", "insertions": [1, 4, 16]}
+        elif secrets:
+            Path(folder, "secrets.txt").write_text("\n".join(PINS) + "\n")
+            canaries |= {"file": f"{folder}/secrets.txt", "never": 200}
+        runner = PlainRunner(Store(f"{folder}/store"))
+        base = None
+        if unit == "token":
+            base = runner.run(TakeOver(PretrainedSpec.model_validate({"kind": "huggingface", "path": model})))
+        started = time.perf_counter()
+        made = runner.run(MakeCorpus(text, SecretsSpec.model_validate(canaries), base=base))
+        seconds = time.perf_counter() - started
+        symbols = made.content.windows.size
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return {"seconds": seconds, "gib": peak, "symbols": symbols}
+
+
+def audit(folder: Path, path: Path) -> str:
+    """Run a whole audit; say how long it took and what its processes held at most."""
+    recipe = folder / "much_text.yaml"
+    recipe.write_text(AUDIT.format(path=path))
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(dir=folder) as store:
+        command = [sys.executable, "-m", "flows.entry", "run", "exposure", "--recipe", str(recipe), "--store", store]
+        subprocess.run(command, check=True, env=os.environ)
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
+    return f"whole audit of {path.name}: {time.perf_counter() - started:.0f} s, no process above {peak:.2f} GiB"
+
+
+if __name__ == "__main__":
+    main()

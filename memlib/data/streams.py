@@ -1,0 +1,320 @@
+"""Text that is read piece by piece, as often as it is needed, and windows of symbols that are written as they come.
+
+Nothing here holds a whole text: what grows with it are files.
+"""
+
+import codecs
+import hashlib
+import importlib
+import io
+import lzma
+import os
+import sys
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, NamedTuple, Self
+
+import ahocorasick_rs
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset
+from numpy.typing import NDArray
+
+from memlib.data.bounds import read_pieces
+from memlib.data.examples import open_location
+from memlib.errors import RunError, UserError
+from memlib.specs import PairsFileSource, TextFileSource, TextParquetSource, TextSource
+
+LINE_END = "\n"
+ROWS_READ = 1000  # documents that are read at once
+UNREADABLE = (OSError, ValueError, EOFError, lzma.LZMAError, zlib.error)  # not there, or not what its name says
+UNSIGNED = (np.uint8, np.uint16, np.uint32)
+
+
+class Measured(NamedTuple):
+    """What reading a text to its end shows.
+
+    Attributes:
+        digest: what a key says of it.
+        length: characters, or documents.
+    """
+
+    digest: str
+    length: int
+
+
+@dataclass(frozen=True)
+class Readable(ABC):
+    """What is read piece by piece, from its beginning, as often as it is needed.
+
+    Attributes:
+        read: begins to read it.
+        name: of messages.
+    """
+
+    read: Callable[[], Iterator[str]]
+    name: str = "text"
+
+    separator: ClassVar[bytes] = b""  # of pieces, in the digest
+
+    @abstractmethod
+    def first(self, piece: str, most: int) -> tuple[str, int]:
+        """Return what a piece has of so many units at most, and how many these are."""
+
+    @cached_property
+    def measured(self) -> Measured:
+        """Its digest and how long it is.
+
+        Raises:
+            UserError: when it cannot be read or is empty.
+        """
+        digest, length, blank = hashlib.sha256(), 0, True
+        for number, piece in enumerate(self.read()):
+            digest.update(self.separator * (number > 0) + piece.encode())
+            length += self.first(piece, sys.maxsize)[1]
+            blank = blank and not piece.strip()
+        if blank:
+            raise UserError(f"the corpus {self.name} is empty")
+        return Measured(digest.hexdigest(), length)
+
+    def beginning(self, share: float) -> Iterator[str]:
+        """Yield the pieces of the first part, at least a unit; then see that all is what was measured.
+
+        Raises:
+            RunError: when it is not.
+        """
+        left, digest = max(1, int(self.measured.length * share)), hashlib.sha256()
+        for number, piece in enumerate(self.read()):
+            digest.update(self.separator * (number > 0) + piece.encode())
+            if left > 0:
+                found, units = self.first(piece, left)
+                left -= units
+                yield found
+        if digest.hexdigest() != self.measured.digest:
+            raise RunError(f"the corpus {self.name} changed while it was read; run the same command again")
+
+
+class Text(Readable):
+    """A text in pieces that are cut anywhere; its length is in characters."""
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """Return a text that is in memory."""
+        return cls(lambda: iter([text]))
+
+    def first(self, piece: str, most: int) -> tuple[str, int]:
+        """See `Readable.first`."""
+        found = piece[:most]
+        return found, len(found)
+
+
+class Documents(Readable):
+    """Texts of their own, one after another; the length is how many they are."""
+
+    separator = b"\0"
+
+    def first(self, piece: str, most: int) -> tuple[str, int]:
+        """See `Readable.first`."""
+        return piece, 1
+
+
+def open_text(source: TextSource) -> Text:
+    """Return the text of a source; of pairs: what they are made from."""
+    name = str(getattr(source, "path", source.kind))
+    if isinstance(source, TextFileSource | PairsFileSource):
+        return Text(lambda: read_file(source.path), name)
+    if isinstance(source, TextParquetSource):
+        return Text(lambda: _joined(read_rows(source)), name)
+    return Text(_topics, name)
+
+
+def _topics() -> Iterator[str]:
+    topics = importlib.import_module("pydoc_data.topics").topics
+    yield LINE_END.join(str(topics[name]) for name in sorted(topics))
+
+
+def _joined(texts: Iterable[str]) -> Iterator[str]:
+    for number, text in enumerate(texts):
+        yield LINE_END + text if number else text
+
+
+def read_file(path: str) -> Iterator[str]:
+    """Yield the text of a file, whose lines end as they do everywhere else.
+
+    Raises:
+        UserError: when it cannot be read, or is no UTF-8.
+    """
+    decoder, newlines = codecs.getincrementaldecoder("utf-8")(), io.IncrementalNewlineDecoder(None, translate=True)
+    seen = 0
+    try:
+        with fsspec.open(path, "rb", compression="infer") as file:
+            for piece in read_pieces(file, path):
+                begun = len(decoder.getstate()[0])
+                try:
+                    yield newlines.decode(decoder.decode(piece))
+                except UnicodeDecodeError as error:
+                    raise _not_text(path, error, seen - begun) from error
+                seen += len(piece)
+        begun = len(decoder.getstate()[0])
+        try:
+            yield newlines.decode(decoder.decode(b"", final=True), final=True)
+        except UnicodeDecodeError as error:
+            raise _not_text(path, error, seen - begun) from error
+    except UNREADABLE as error:
+        raise UserError(f"cannot read the text {path} ({error})") from error
+
+
+def _not_text(path: str, error: UnicodeDecodeError, before: int) -> UserError:
+    return UserError(f"{path} is not UTF-8 text ({error.reason} at byte {before + error.start})")
+
+
+def read_rows(source: TextParquetSource) -> Iterator[str]:
+    """Yield the texts of Parquet files, those that are not empty.
+
+    Raises:
+        UserError: when they cannot be read.
+    """
+    fs, path = open_location(source.path)
+    files = sorted(fs.glob(path)) if "*" in path else [path]
+    if not files:
+        raise UserError(f"no file matches {source.path}")
+    try:
+        found = pyarrow.dataset.dataset(files if "*" in path else path, filesystem=fs)
+        options = pyarrow.dataset.ParquetFragmentScanOptions(use_buffered_stream=True, pre_buffer=False)
+        for batch in found.to_batches(
+            columns=[source.text_column], batch_size=ROWS_READ, batch_readahead=1, fragment_readahead=1,
+            fragment_scan_options=options, use_threads=False,
+        ):  # fmt: skip
+            batch.validate(full=True)
+            yield from (str(text) for text in batch.column(0).to_pylist() if text)
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        said = str(error).splitlines()[0]
+        raise UserError(f"cannot read column {source.text_column!r} of {source.path} ({said})") from error
+
+
+def symbols_of(pieces: Iterable[str], unit: str) -> Iterator[Sequence[str]]:
+    """Yield a text as characters, or as words with the end of each line, some at a time."""
+    if unit == "character":
+        yield from pieces
+        return
+    rest = ""
+    for piece in pieces:
+        text = rest + piece
+        end = max(text.rfind(" "), text.rfind(LINE_END)) + 1  # where no word is cut
+        rest = text[end:]
+        yield _words(text[:end])
+    yield [*_words(rest), LINE_END]
+
+
+def _words(text: str) -> list[str]:
+    first, *lines = text.split(LINE_END)
+    found = first.split()
+    for line in lines:
+        found.append(LINE_END)
+        found += line.split()
+    return found
+
+
+def smallest_type(num_symbols: int) -> np.dtype[Any]:
+    """Return the unsigned type that holds so many symbols in the fewest bytes, little endian."""
+    kind = next(each for each in UNSIGNED if num_symbols <= np.iinfo(each).max + 1)
+    return np.dtype(kind).newbyteorder("<")
+
+
+class WindowFile:
+    """A .npy file of windows (num_windows, window) that is written from its first row to its last.
+
+    Args:
+        path: of the file.
+        window: symbols of a row.
+        dtype: of a symbol.
+    """
+
+    def __init__(self, path: Path, window: int, dtype: np.dtype[Any]) -> None:
+        self.path, self.window, self.dtype = path, window, dtype
+        self._file = path.open("w+b")
+        self._head()
+        self._start = self._file.tell()
+        self._rest = np.zeros(0, dtype=dtype)
+        self._rows = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None:
+            self._file.seek(0)
+            self._head()
+        self._file.close()
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def _head(self) -> None:
+        """Write the header, which leaves room for any number of rows."""
+        shape = (len(self) if hasattr(self, "_rows") else 0, self.window)
+        described = {"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(self._file, described)
+
+    def add(self, symbols: NDArray[Any]) -> None:
+        """Write symbols that follow on those before; what fills no row waits."""
+        found = np.concatenate([self._rest, symbols.astype(self.dtype)])
+        whole = len(found) // self.window * self.window
+        self._file.write(found[:whole].data)
+        self._rows += whole // self.window
+        self._rest = found[whole:]
+
+    def drop_rest(self) -> int:
+        """Forget what fills no row; return how many rows there are."""
+        self._rest = self._rest[:0]
+        return len(self)
+
+    def row(self, number: int) -> NDArray[Any]:
+        """Return a row that was written: (window,)."""
+        self._file.flush()
+        size = self.window * self.dtype.itemsize
+        return np.frombuffer(os.pread(self._file.fileno(), size, self._start + number * size), dtype=self.dtype)
+
+    def pieces(self, rows: int, most: int = 2**24) -> Iterator[bytes]:
+        """Yield the bytes of the first rows, in whole symbols, without a gap."""
+        self._file.flush()
+        end = self._start + rows * self.window * self.dtype.itemsize
+        most -= most % self.dtype.itemsize
+        for place in range(self._start, end, most):
+            yield os.pread(self._file.fileno(), min(most, end - place), place)
+
+
+def read_windows(path: Path) -> NDArray[Any]:
+    """Return windows from their file, memory-mapped."""
+    found: NDArray[Any] = np.load(path, mmap_mode="r")
+    return found
+
+
+def count_occurrences(texts: Iterable[Iterable[bytes]], wanted: Sequence[bytes], *, size: int = 1) -> list[int]:
+    """Count how often each of some sequences stands in texts, copies that overlap included.
+
+    Args:
+        texts: each in pieces, of whole symbols.
+        wanted: the sequences.
+        size: bytes of a symbol; what begins within a symbol is not there.
+    """
+    if not wanted:
+        return []
+    different = {sequence: place for place, sequence in enumerate(dict.fromkeys(wanted))}
+    search, counts = ahocorasick_rs.BytesAhoCorasick(list(different)), [0] * len(different)
+    longest = max(map(len, different))
+    for pieces in texts:
+        rest, before = b"", 0  # what may begin a sequence, and the bytes before it
+        for piece in pieces:
+            text, old = rest + piece, len(rest)
+            for which, begin, end in search.find_matches_as_indexes(text, overlapping=True):
+                counts[which] += end > old and (before + begin) % size == 0
+            keep = min(len(text), longest - 1)
+            rest, before = text[len(text) - keep :], before + len(text) - keep
+    return [counts[different[sequence]] for sequence in wanted]
