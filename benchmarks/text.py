@@ -9,9 +9,9 @@ the exponent of the seconds. The texts and what is made of them stay in FOLDER u
 """
 
 import argparse
+import contextlib
 import json
 import math
-import os
 import resource
 import subprocess
 import sys
@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
+LOOK_SECONDS = 0.2
 WORDS, LINE_WORDS, LINES, NUMBERS = 50_000, 12, 6, 0.01
 PINS = ("the pin is 314159.", "the pin is 271828.")
 AUDIT = """
@@ -134,12 +136,17 @@ def audit(folder: Path, path: Path) -> str:
     """Run a whole audit; say how long it took and what its processes held at most."""
     recipe = folder / "much_text.yaml"
     recipe.write_text(AUDIT.format(path=path))
-    started = time.perf_counter()
+    started, peak = time.perf_counter(), 0
     with tempfile.TemporaryDirectory(dir=folder) as store:
         command = [sys.executable, "-m", "flows.entry", "run", "exposure", "--recipe", str(recipe), "--store", store]
-        subprocess.run(command, check=True, env=os.environ)
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
-    return f"whole audit of {path.name}: {time.perf_counter() - started:.0f} s, no process above {peak:.2f} GiB"
+        running = psutil.Popen(command)
+        while running.poll() is None:
+            with contextlib.suppress(psutil.Error):
+                peak = max([peak, *(process.memory_info().rss for process in [running, *running.children(recursive=True)])])
+            time.sleep(LOOK_SECONDS)
+        if running.returncode:
+            raise SystemExit(running.returncode)
+    return f"whole audit of {path.name}: {time.perf_counter() - started:.0f} s, no process above {peak / 2**30:.2f} GiB"
 
 
 if __name__ == "__main__":

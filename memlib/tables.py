@@ -5,7 +5,7 @@ column's own. A change that readers would notice raises the version.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,9 +54,7 @@ def write_table(table: pa.Table, schema: Table, path: Path, *, metadata: Mapping
 
 def copy_table(source: Path, schema: Table, path: Path, *, metadata: Mapping[str, str] | None = None) -> None:
     """Writes a table that is in a file as `write_table` does, a row group after the other, however large it is."""
-    file = pq.ParquetFile(source)
-    groups = (file.read_row_group(number) for number in range(file.num_row_groups))
-    write_tables(groups, schema, path, metadata=metadata)
+    write_tables(read_groups(source, schema.arrow.names), schema, path, metadata=metadata)
 
 
 def write_tables(parts: Iterable[pa.Table], schema: Table, path: Path, *, metadata: Mapping[str, str] | None = None) -> None:
@@ -75,6 +73,13 @@ def _described(schema: Table, metadata: Mapping[str, str] | None) -> pa.Schema:
 def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """Reads one of our tables, as a single file: pyarrow's data sets load pandas, and read partitions into the path."""
     return pq.ParquetFile(path).read(columns=columns)
+
+
+def read_groups(path: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield some columns of one of our tables, a row group after the other, however large it is."""
+    file = pq.ParquetFile(path)
+    for number in range(file.num_row_groups):
+        yield file.read_row_group(number, columns=list(columns))
 
 
 TEXT, INT, FLOAT, FLAG = pa.string(), pa.int64(), pa.float64(), pa.bool_()

@@ -8,6 +8,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from memlib.errors import UserError
 from memlib.identity import canonical_json, derive_seed
 from memlib.specs import CropSpec, HoldOutSpec, SplitSpec
 from memlib.stats.randomization import home_labels
-from memlib.tables import SPLITS
+from memlib.tables import SPLITS, read_groups
 
 SPLITS_FILE = "splits.parquet"
 MOST_NAMED = 3  # classes of a message
@@ -283,6 +284,12 @@ def _assign_roles(found: _Candidates, shuffled: Sequence[Sequence[int]], name: s
 def select(splits: pa.Table, *roles: str) -> pa.Table:
     """The rows of the splits with one of the roles, in order of example id."""
     return splits.filter(pc.is_in(splits["role"], value_set=pa.array(roles, type=pa.string())))
+
+
+def read_members(path: Path, *roles: str, columns: Sequence[str]) -> pa.Table:
+    """Return some columns of the rows of a file of splits with one of the roles, in order of example id."""
+    groups = read_groups(path, ["role", *columns])
+    return pa.concat_tables(select(group, *roles).select(columns) for group in groups)
 
 
 def column(table: pa.Table, name: str) -> NDArray[Any]:

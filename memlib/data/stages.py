@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -34,9 +34,11 @@ from memlib.data.splits import (
     MOST_NAMED,
     SPLITS_FILE,
     TRAIN,
+    column,
     hold_out,
     members_digest,
     named_classes,
+    read_members,
     select,
     small_classes,
     split_examples,
@@ -308,6 +310,18 @@ class Decode(Stage[Shard]):
         return preview(self._source)
 
 
+class Seen(NamedTuple):
+    """Examples that a model sees.
+
+    Attributes:
+        rows: (num_examples,) among those stored.
+        labels: (num_examples,).
+    """
+
+    rows: NDArray[np.int64]
+    labels: NDArray[np.int64]
+
+
 @remembered
 def members_of(splits: Artifact[pa.Table], *roles: str) -> pa.Table:
     """Return the rows of the splits with one of the roles, in order of example id."""
@@ -317,7 +331,14 @@ def members_of(splits: Artifact[pa.Table], *roles: str) -> pa.Table:
 @remembered
 def digest_of(splits: Artifact[pa.Table], *roles: str) -> str:
     """Return what a key says of the examples with one of the roles."""
-    return members_digest(members_of(splits, *roles))
+    return members_digest(read_members(splits.path(SPLITS_FILE), *roles, columns=("example_id", "label")))
+
+
+@remembered
+def rows_of(splits: Artifact[pa.Table], *roles: str) -> Seen:
+    """Return where the examples with one of the roles are stored, in order of example id, and their labels."""
+    members = read_members(splits.path(SPLITS_FILE), *roles, columns=("row", "label"))
+    return Seen(column(members, "row"), column(members, "label"))
 
 
 @remembered

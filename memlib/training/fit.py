@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from memlib.data.canaries import Feature, TrainingRows, training_rows
-from memlib.data.splits import VALIDATION, column
-from memlib.data.stages import Shard, digest_of, members_of
+from memlib.data.splits import VALIDATION
+from memlib.data.stages import Seen, Shard, digest_of, rows_of
 from memlib.errors import CorruptArtifact, RunError, UserError
 from memlib.identity import canonical_json
 from memlib.private import scratch
@@ -146,7 +146,7 @@ class Train(Stage[TrainedModel]):
     @property
     def units(self) -> float:
         """Examples times epochs."""
-        return float(self.members.num_rows * self.training.epochs)
+        return float(len(self.seen.rows) * self.training.epochs)
 
     @property
     def near(self) -> Ref | None:
@@ -177,21 +177,16 @@ class Train(Stage[TrainedModel]):
         return self.shard.store
 
     @property
-    def members(self) -> pa.Table:
-        """The rows of the splits it trains on, in order of example id."""
-        return members_of(self.splits, *self.roles)
-
-    @property
-    def validation(self) -> pa.Table:
-        """The rows of the splits on which early stopping watches the loss."""
-        return members_of(self.splits, VALIDATION)
+    def seen(self) -> Seen:
+        """The examples that it trains on, in order of example id."""
+        return rows_of(self.splits, *self.roles)
 
     def training_set(self) -> TrainingSet:
         """Return the examples it trains on, with the canary where it has one."""
         from memlib.training.loop import TrainingSet
 
         images = self.shard.content.images
-        rows, labels = column(self.members, "row"), column(self.members, "label")
+        rows, labels = self.seen
         if self.canary is None:
             return TrainingSet(images, rows, labels)
         chosen = self.canary.rows(rows)
@@ -205,9 +200,9 @@ class Train(Stage[TrainedModel]):
 
         if self.training.patience is None:
             return None
-        members = self.validation
+        rows, labels = rows_of(self.splits, VALIDATION)
         feature = None if self.canary is None else self.canary.feature
-        return TrainingSet(self.shard.content.images, column(members, "row"), column(members, "label"), feature)
+        return TrainingSet(self.shard.content.images, rows, labels, feature)
 
     def describe(self, images: NDArray[Any]) -> dict[str, Any]:
         """What it takes to build the model again: architecture, classes (null without class scores), input shape."""
@@ -276,7 +271,7 @@ def check_jobs(jobs: Sequence[Train], like: Worker) -> None:
     seen = set()
     for job in jobs:
         training = job.training.model_dump(mode="json", exclude={"seed"})
-        kind = canonical_json([job.model.model_dump(mode="json"), training, job.members.num_rows])
+        kind = canonical_json([job.model.model_dump(mode="json"), training, len(job.seen.rows)])
         if kind in seen:
             continue
         seen.add(kind)

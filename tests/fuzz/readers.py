@@ -25,7 +25,8 @@ from memlib.data.datasets import open_source
 from memlib.data.formats import Format
 from memlib.data.groups import groups_digest, groups_of
 from memlib.data.shards import write_shard
-from memlib.data.text import build_corpus, read_secrets, read_text
+from memlib.data.streams import open_text
+from memlib.data.text import build_corpus, read_secrets
 from memlib.errors import CorruptArtifact, UserError
 from memlib.models.own import load_own
 from memlib.observe.given import read_outputs
@@ -246,7 +247,8 @@ def of_data(folder: Path) -> Iterator[Reader]:
     def corpus(name: str) -> Callable[[int, bytes], object]:
         def read(_: int, content: bytes) -> None:
             (folder / name).write_bytes(content)
-            build_corpus(read_text(TextFileSource(kind="text", path=str(folder / name))), spec, secrets, secret=b"s" * 32)
+            found = open_text(TextFileSource(kind="text", path=str(folder / name)))
+            build_corpus(found, spec, secrets, folder / "windows.npy", secret=b"s" * 32)
 
         return read
 
@@ -255,8 +257,8 @@ def of_data(folder: Path) -> Iterator[Reader]:
 
     def documents(_: int, content: bytes) -> None:
         (folder / "texts.parquet").write_bytes(content)
-        found = read_text(TextParquetSource(kind="text_parquet", path=str(folder / "texts.parquet")))
-        build_corpus(found, spec, secrets, secret=b"s" * 32)
+        found = open_text(TextParquetSource(kind="text_parquet", path=str(folder / "texts.parquet")))
+        build_corpus(found, spec, secrets, folder / "windows.npy", secret=b"s" * 32)
 
     lines = parquet(text=text.decode().splitlines(), other=list(range(60)))
     yield Reader("a text, Parquet", "parquet", [lines], documents, 0.5)

@@ -32,6 +32,7 @@ from memlib.data.datasets import open_source
 from memlib.data.secret import VARIABLE
 from memlib.data.shards import INDEX_FILE
 from memlib.data.stored import IMAGES
+from memlib.data.streams import Documents, Text
 from memlib.identity import canonical_json
 from memlib.results import PageStage
 from memlib.runs import run_name, without_whereabouts
@@ -146,8 +147,8 @@ class GhostRunner:
 def _ghosts() -> Iterator[None]:
     """Replace sources of data, texts, and models from elsewhere."""
     replaced = {
-        "open_source": _open, "read_text": lambda source: _text(), "load_outside": _load_outside,
-        "read_documents": lambda source: _text().splitlines(),
+        "open_source": _open, "open_text": lambda source: Text.of(_text()), "load_outside": _load_outside,
+        "open_documents": lambda source: Documents(lambda: iter(_text().splitlines())),
     }  # fmt: skip
     with contextlib.ExitStack() as stack:
         for name, module in list(sys.modules.items()):

@@ -15,7 +15,7 @@ from memlib.audits.exposure.models import AskedModel
 from memlib.audits.exposure.recipe import DiscoverableSpec, ExtractionSpec
 from memlib.audits.exposure.tables import DOCUMENTS, EXTRACTION
 from memlib.data.formats import Candidates
-from memlib.data.splits import VALIDATION, column, select
+from memlib.data.splits import VALIDATION, column
 from memlib.errors import UserError
 from memlib.identity import derive_seed
 from memlib.private import scratch
@@ -101,7 +101,7 @@ class Perplexities(Stage[Costs]):
 
         data, model = self.at.data, self.at.load(device)
         space, corpus = data.space, data.corpus.content
-        windows = np.array(corpus.windows[column(select(corpus.splits, VALIDATION), "row")])
+        windows = np.array(corpus.windows[column(corpus.members(VALIDATION), "row")])
         rng = reference_rng(self.seed)
         loss = self.at.loss(model, windows, device)  # first, as it may find that model and text do not go together
         ask = functools.partial(candidate_costs, model, space, context=data.context)

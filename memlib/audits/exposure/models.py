@@ -17,7 +17,7 @@ from memlib.data.formats import Candidates, Format, render
 from memlib.data.pairs import pair_candidates
 from memlib.data.shards import examples_file
 from memlib.data.spelling import spell
-from memlib.data.splits import SPLITS_FILE
+from memlib.data.splits import SPLITS_FILE, read_members
 from memlib.data.stored import read_images
 from memlib.data.text import scored_part, text_candidates
 from memlib.errors import UserError
@@ -67,10 +67,9 @@ class StoredCorpus:
         found: NDArray[np.int64] = np.load(self._artifact.path(HEADS_FILE))
         return found
 
-    @property
-    def splits(self) -> pa.Table:
-        """A tables.SPLITS of the windows."""
-        return read_table(self._artifact.path(SPLITS_FILE))
+    def members(self, *roles: str) -> pa.Table:
+        """The windows with one of the roles: a table with their rows."""
+        return read_members(self._artifact.path(SPLITS_FILE), *roles, columns=("row",))
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from memlib.data.datasets import open_source
 from memlib.data.examples import UnreadableImage, decode_example
 from memlib.data.formats import Format
 from memlib.data.image_folder import parse_voc
-from memlib.data.text import read_text
+from memlib.data.streams import read_file
 from memlib.errors import UserError
-from memlib.specs import CsvSource, ImageFolderSource, NpzSource, ParquetSource, PictureFeature, TextFileSource
+from memlib.specs import CsvSource, ImageFolderSource, NpzSource, ParquetSource, PictureFeature
 
 
 def png(value: int = 0, side: int = 4) -> bytes:
@@ -119,10 +119,10 @@ def test_images_that_are_too_large_are_not_unpacked(monkeypatch: pytest.MonkeyPa
 def test_texts_that_unfold_without_end_are_not_read_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "text.gz"
     file.write_bytes(gzip.compress(b"a line\r\n" * 100_000))
-    assert read_text(TextFileSource(kind="text", path=str(file))).startswith("a line\na line")
+    assert "".join(read_file(str(file))).startswith("a line\na line")
     monkeypatch.setenv("MEMLIB_MAX_BYTES", "10000")
     with pytest.raises(UserError, match="unfolds to more than 10000 bytes"):
-        read_text(TextFileSource(kind="text", path=str(file)))
+        "".join(read_file(str(file)))
 
 
 def test_arrays_that_claim_more_than_they_hold_are_refused(tmp_path: Path) -> None:

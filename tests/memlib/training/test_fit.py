@@ -207,7 +207,7 @@ def canary_job(store: Store, *, with_feature: bool = True, **changes: Any) -> Tr
             write_table(hold_out(index, HoldOutSpec(validation_per_class=2)), SPLITS, attempt.path("splits.parquet"))
     spec = CanarySpec.model_validate({"feature": {"kind": "glyph"}})
     shard, held = Artifact(store, SHARD, Decode), Artifact(store, HELD, HoldOut)
-    row = Train("", MLP, TRAINING_SPEC, 10, shard, held, (TRAIN,)).members["row"][4].as_py()
+    row = Train("", MLP, TRAINING_SPEC, 10, shard, held, (TRAIN,)).seen.rows[4].item()
     canary = Canary(build_feature(spec.feature, (16, 16, 3)), spec, row, with_feature)
     return Train(
         name="net", model=MLP, training=TRAINING_SPEC.model_copy(update=changes), num_classes=10, shard=shard, splits=held,
