@@ -590,7 +590,7 @@ class Score(ScoresStage):
         parts: the settings of a large audit, which are scored side by side. How they were scored is part of no key.
     """
 
-    declared: ClassVar[Declared] = Declared("score", 6, _SCORING)
+    declared: ClassVar[Declared] = Declared("score", 7, _SCORING)
     title: ClassVar[str] = "score déjà vu"
     place: ClassVar[Place] = "cores"
 

@@ -8,6 +8,8 @@ from memlib.audits.deja_vu.recipe import Recipe
 from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Verdict, cannot_reject
 from memlib.stats.randomization import smallest_two_class_p
 
+UPSIDE_DOWN = "The comparison is upside down."
+
 
 def limits(recipe: Recipe) -> Iterator[str]:
     """Name what the recipe cannot show, whatever the data."""
@@ -27,12 +29,31 @@ def limits(recipe: Recipe) -> Iterator[str]:
 
 
 def verdict(rows: Sequence[Mapping[str, Any]]) -> Verdict:
-    """The run's verdict, from its headline: the share of excess over both directions.
+    """The run's verdict, from its headline: the share of excess over both directions; memory without labels is told beside.
 
     Args:
         rows: of the summary, settled, the headline first.
     """
-    excess = rows[0]
+    said = _of_names(rows[0])
+    held = next((row for row in rows if row["metric"] == "sslmem" and row["verdict"] == SHOWN), None)
+    if held is None:
+        return said
+    told = (
+        "It holds the augmented views of its training images closer together than a model that did not see them (SSLMem "
+        f"{held['value']:.3f}, 95 % interval {held['ci_low']:.3f} to {held['ci_high']:.3f}; p = {held['p_adjusted']:.2g})"
+    )
+    if said.word == SHOWN or said.sentence == UPSIDE_DOWN:
+        return Verdict(said.word, said.sentence, f"{said.explanation} {told}.")
+    sentence = "The model holds its own training images closer than others, but was not shown to name their objects."
+    if said.word == BOUNDED:
+        sentence = (
+            "The model holds its own training images closer than others, but names the objects of fewer than "
+            f"{_percent(rows[0]['bound'])} of them from memory."
+        )
+    return Verdict(said.word, sentence, f"{said.explanation} {told}; this asks for no object.")
+
+
+def _of_names(excess: Mapping[str, Any]) -> Verdict:
     numbers = _numbers(excess)
     if excess["role"] != "test":
         text = (
@@ -51,7 +72,7 @@ def verdict(rows: Sequence[Mapping[str, Any]]) -> Verdict:
             f"{_sentence(numbers)}, which is not memory. Chance alone gives about one of forty runs such an interval; if it "
             "comes again with other seeds, look for a fault in the data or the training."
         )
-        return Verdict(INCONCLUSIVE, "The comparison is upside down.", text)
+        return Verdict(INCONCLUSIVE, UPSIDE_DOWN, text)
     if excess["verdict"] == BOUNDED:
         sentence = f"Memory of individual training images is below {_percent(excess['bound'])} of the images."
         text = f"{_sentence(numbers)}; with 95 % confidence at most {_percent(excess['upper_bound'])}. {_missed(excess)}"

@@ -17,8 +17,9 @@ from memlib.audits import AUDITS
 from memlib.audits.deja_vu import stability
 from memlib.audits.deja_vu.recipe import Config
 from memlib.audits.deja_vu.stability import Compared, stability_rows
+from memlib.audits.deja_vu.verdict import verdict
 from memlib.errors import UserError
-from memlib.findings import settle
+from memlib.findings import Interval, settle, tested
 from memlib.models.encoder import build_encoder
 from memlib.observe.embeddings import outputs_of
 from memlib.observe.stability import view_distances
@@ -155,3 +156,29 @@ def test_it_cannot_be_had_from_embeddings_alone() -> None:
             AUDITS["deja-vu"].recipe,
             load_recipe("smoke", ["training=null", f"encoders={pair}", "decode.stability.views=4"])[0],
         )
+
+
+def headline(**changed: Any) -> dict[str, Any]:
+    row = tested(
+        "share_excess", {"k": 10}, 0.01, n=600, interval=Interval(-0.02, 0.04, "examples"), p_value=0.4, family="headline",
+        upper_bound=0.035, detectable=0.04, smallest_p=1e-9,
+    )  # fmt: skip
+    return row | changed
+
+
+@pytest.mark.parametrize(
+    ("excess", "memory", "word", "sentence"),
+    [
+        ({}, 0.5, "inconclusive", "holds its own training images closer than others, but was not shown to name"),
+        ({"bound": 0.05}, 0.5, "bounded", "but names the objects of fewer than 5 % of them"),
+        ({"p_value": 1e-6}, 0.5, "shown", "has memorized individual training images"),
+        ({"value": -0.05, "ci_low": -0.08, "ci_high": -0.02, "p_value": 0.99}, 0.5, "inconclusive", "upside down"),
+        ({}, 0.0, "inconclusive", "No memorization of individual training images was shown"),
+    ],
+)
+def test_the_verdict_does_not_deny_what_views_show(excess: dict[str, Any], memory: float, word: str, sentence: str) -> None:
+    compared, splits = made_up(np.random.default_rng(0), memory)
+    said = verdict(settle([headline(**excess), *stability_rows([compared], splits, ["last"], QUICK)], alpha=0.05))
+    assert said.word == word
+    assert sentence in said.sentence
+    assert ("SSLMem" in said.explanation) == (memory > 0)
