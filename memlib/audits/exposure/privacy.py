@@ -75,6 +75,15 @@ def refuted_p(p: float, *, epsilon: float, delta: float, windows: int = 1) -> fl
     return min(1.0, math.exp(windows * epsilon) * p + windows * math.exp((windows - 1) * epsilon) * delta)
 
 
+def most_exposed(epsilon: float, delta: float) -> float | None:
+    """Bits of exposure that a canary in one window exceeds with probability at most .05 after a training that is as private.
+
+    Returns:
+        log2(e^epsilon / (.05 - delta)), maybe more than the canaries' space has; None where delta leaves no bound.
+    """
+    return None if delta >= ERROR else epsilon / math.log(2) - math.log2(ERROR - delta)
+
+
 def looks_at(models: Sequence[Scored], size: int) -> list[Look]:
     """Every canary that was drawn and inserted, under every model and checkpoint that was asked for it."""
     found = []

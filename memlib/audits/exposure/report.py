@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from memlib.audits.exposure.documents import GAP, GREEDY, NEAR, SHARE
+from memlib.audits.exposure.privacy import most_exposed
 from memlib.audits.exposure.recipe import Recipe
 from memlib.findings import SHOWN, verdict_of
 from memlib.report.figures import INK, MUTED, REFERENCE, TARGET, new_figure, plain_ticks, save_figure
@@ -238,6 +239,7 @@ def _privacy_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
             if name not in claims
             else f"{claims[name]['value']:.3g} (delta {claims[name]['params']['delta']:g})"
             + ("" if claims[name]["params"].get("tight", True) else LOOSE),
+            "" if name not in claims else _bits(most_exposed(claims[name]["value"], claims[name]["params"]["delta"])),
             "" if name not in bounds else f"{bounds[name]['value']:.2f}",
             "" if name not in bounds else f"{bounds[name]['params']['ceiling']:.1f}",
             "" if name not in tests else f"{tests[name]['p_adjusted']:.2g}",
@@ -245,17 +247,26 @@ def _privacy_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
         )
         for name in dict.fromkeys([*claims, *bounds])
     ]
-    headings = ("variant", "epsilon by the accountant", "epsilon is at least", "at most provable", "p", "the claim is")
+    headings = (
+        "variant", "epsilon by the accountant", "so exposure is at most", "epsilon is at least", "at most provable", "p",
+        "the claim is",
+    )  # fmt: skip
     return Section(
         heading="Is the training as private as it says?",
         paragraphs=[
             "A canary that was drawn by chance ranks among the lowest share q of all candidates with probability q after a "
             "training without it, and at most e^epsilon q + delta after a private training with it in one window. So a low "
             "rank proves a lower bound of epsilon (95 %, for all canaries, checkpoints and variants looked at). A bound "
-            "below the accountant's is no proof of privacy: the column beside it says how much could have been proved."
+            "below the accountant's is no proof of privacy: the column beside it says how much could have been proved. Where "
+            "the accountant is right, a canary in one window has more bits of exposure than its epsilon allows with "
+            "probability at most .05; one in several windows may have more."
         ],
         table=TableView(headings, cells),
     )
+
+
+def _bits(most: float | None) -> str:
+    return "no bound" if most is None else f"{most:.3g} bits"
 
 
 def _null_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:

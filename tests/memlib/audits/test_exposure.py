@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from memlib.audits.exposure.curves import curves, empty_extractions
-from memlib.audits.exposure.privacy import epsilon_bound, refuted_p
+from memlib.audits.exposure.privacy import epsilon_bound, most_exposed, refuted_p
 from memlib.audits.exposure.recipe import Config, Recipe
 from memlib.audits.exposure.report import build_page, pareto_front
 from memlib.audits.exposure.scores import Scored, canary_p, choose_method, exposure_by_sampling, exposure_of_rank, score
@@ -479,6 +479,8 @@ def test_bounds_of_epsilon_by_hand() -> None:
     assert refuted_p(1e-6, epsilon=2, delta=1e-5) == pytest.approx(math.e**2 * 1e-6 + 1e-5)
     assert refuted_p(1e-6, epsilon=1, delta=1e-5, windows=2) == pytest.approx(math.e**2 * 1e-6 + 2 * math.e * 1e-5)
     assert refuted_p(1e-6, epsilon=800, delta=0) == 1
+    assert refuted_p(2 ** -(most_exposed(8, 1e-5) or 0), epsilon=8, delta=1e-5) == pytest.approx(0.05)
+    assert most_exposed(8, 0.05) is None
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, 5.0])
@@ -513,7 +515,9 @@ def test_a_claim_of_privacy_that_a_canary_refutes_is_a_finding(tmp_path: Path) -
         "summary": summarize([private], units, empty_extractions(), recipe(), size=SIZE),
         "curves": curves([private], units, empty_extractions(), recipe()),
     }  # fmt: skip
-    assert "refuted" in render(build_page(recipe(), "a", tables, {}, tmp_path))
+    page = render(build_page(recipe(), "a", tables, {}, tmp_path))
+    assert "refuted" in page
+    assert "5.77 bits" in page, "log2(e / (.05 - 1e-5))"
     honest = replace(private, exact={0: ("enumerated", 300_000, 1), 1: ("enumerated", 90_000, 1)})
     rows = rows_of([honest], recipe())
     assert next(row for row in rows if row["metric"] == "privacy_claim")["verdict"] == "inconclusive"
