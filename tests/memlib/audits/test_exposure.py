@@ -517,7 +517,7 @@ def test_a_claim_of_privacy_that_a_canary_refutes_is_a_finding(tmp_path: Path) -
     }  # fmt: skip
     page = render(build_page(recipe(), "a", tables, {}, tmp_path))
     assert "refuted" in page
-    assert "5.77 bits" in page, "log2(e / (.05 - 1e-5))"
+    assert "5.76 bits" in page, "log2(e / (.05 - 1e-5))"
     honest = replace(private, exact={0: ("enumerated", 300_000, 1), 1: ("enumerated", 90_000, 1)})
     rows = rows_of([honest], recipe())
     assert next(row for row in rows if row["metric"] == "privacy_claim")["verdict"] == "inconclusive"
