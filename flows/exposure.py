@@ -3,20 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from memlib.audits.exposure.asking import reference_rng, told
+from memlib.audits.exposure.asking import Discover, Perplexities, Ranks, Search, reference_rng, told
 from memlib.audits.exposure.models import CorpusData, ModelAt, OutsideModel
+from memlib.audits.exposure.ranks import Asked, FitLaw, law_stages, rank_stages
 from memlib.audits.exposure.recipe import Recipe
-from memlib.audits.exposure.stages import (
-    Asked,
-    Discover,
-    MakeCorpus,
-    Perplexities,
-    Ranks,
-    Report,
-    Score,
-    Search,
-    rank_stages,
-)
+from memlib.audits.exposure.stages import MakeCorpus, Report, Score
 from memlib.data.splits import TRAIN
 from memlib.data.stages import Decode, Split
 from memlib.data.text import role_of
@@ -31,7 +22,7 @@ from memlib.training.files import step_file, weights_file
 from memlib.training.fit import Train, TrainedModel
 from memlib.training.pretrained import TakeOver
 
-STAGES = (TakeOver, MakeCorpus, Train, Perplexities, Ranks, Search, Discover, Score, Report)
+STAGES = (TakeOver, MakeCorpus, Train, Perplexities, Ranks, FitLaw, Search, Discover, Score, Report)
 NONE, ALL = "no canary", "all canaries"
 
 
@@ -45,9 +36,11 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
         asked += _checkpoints(recipe, data, model, artifact)
     costs = runner.run_all([Perplexities(m.at, m.canaries, m.config.references, m.config.seed) for m in asked])
     counts = runner.run_all([stage for _, _, stage in rank_stages(asked, costs)])
+    tests = law_stages(asked, costs, counts)
+    laws = dict(zip(tests, runner.run_all(list(tests.values())), strict=True))
     searches = runner.run_all(_searches(recipe, asked))
     documents = runner.run_all(_discoveries(recipe, asked))
-    scores = runner.run(Score(recipe, asked, costs, counts, searches, documents))
+    scores = runner.run(Score(recipe, asked, costs, counts, laws, searches, documents))
     report = runner.run(Report(recipe, run_id(recipe, scores), scores, data))
     named: dict[str, AnyArtifact] = {"corpus": data.corpus}
     named |= {} if data.base is None else {"base": data.base}

@@ -53,6 +53,11 @@ class SkewNormal:
             found[deep] = self._tail(values[deep]) / LN2
         return found
 
+    def exposures(self, canaries: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Extrapolate -log2 F(x), in bits, for log-perplexities (num_canaries,); not bounded by the size of the space."""
+        found: NDArray[np.float64] = np.maximum(0, -self.log2_cdf(canaries))
+        return found
+
     def _tail(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """log of the integral below x: the log density is concave and rises there, so it is nearly an exponential."""
         z = (x - self.location) / self.scale
@@ -112,41 +117,20 @@ def _by_moments(z: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.array([-scale * delta * np.sqrt(2 / np.pi), np.log(scale), delta / np.sqrt(1 - delta**2)])
 
 
-@dataclass(frozen=True)
-class Extrapolation:
-    """Exposures by extrapolation.
-
-    Attributes:
-        law: fitted to the references.
-        exposures: (num_canaries,) bits; not bounded by the size of the space.
-        fit_p: parametric-bootstrap p-value of the law (Kolmogorov-Smirnov distance); None without replicates.
-    """
-
-    law: SkewNormal
-    exposures: NDArray[np.float64]
-    fit_p: float | None
-
-
-def extrapolate(
-    references: NDArray[np.float64], canaries: NDArray[np.float64], *, replicates: int = 200, seed: int = 0
-) -> Extrapolation:
-    """Exposure -log2 F(x) of each canary under the law of the references (Carlini 2019, section 4.3).
+def goodness_of_fit(references: NDArray[np.float64], *, replicates: int, seed: int) -> float:
+    """Test that values follow a skew-normal law: parametric-bootstrap p-value of the Kolmogorov-Smirnov distance.
 
     Args:
         references: (num_references,) log-perplexities of random candidates.
-        canaries: (num_canaries,) log-perplexities.
-        replicates: of the parametric bootstrap; 0: whether the law fits is not asked.
-        seed: of the bootstrap.
+        replicates: samples of the fitted law, each fitted again.
+        seed: of the samples.
     """
-    law = fit_skew_normal(references)
-    exposures = np.maximum(0, -law.log2_cdf(canaries))
-    rng = np.random.default_rng(seed)
-    distance = _distance(references, law)
-    further = 0
+    law, rng = fit_skew_normal(references), np.random.default_rng(seed)
+    distance, further = _distance(references, law), 0
     for _ in range(replicates):
         sample = law.sample(len(references), rng)
         further += _distance(sample, fit_skew_normal(sample)) >= distance
-    return Extrapolation(law, exposures, (1 + further) / (1 + replicates) if replicates else None)
+    return (1 + further) / (1 + replicates)
 
 
 def _distance(values: NDArray[np.float64], law: SkewNormal) -> float:

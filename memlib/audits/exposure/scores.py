@@ -14,7 +14,7 @@ from memlib.audits.exposure.recipe import Config
 from memlib.audits.exposure.tables import UNITS
 from memlib.observe.likelihoods import UNITS_PER_BIT
 from memlib.specs.text import GIVEN, UNSEEN
-from memlib.stats.tails import Extrapolation, extrapolate
+from memlib.stats.tails import fit_skew_normal
 
 ENOUGH_BELOW = 30  # references at or below a canary from which sampling measures its exposure to a third of a bit
 FITS = 0.05  # goodness of fit from which auto trusts the skew-normal law; else sampling says how much is known at least
@@ -36,6 +36,7 @@ class Scored:
         validation_loss: nats a symbol.
         exact: by canary the method (pruned, enumerated), rank and evaluations, where a walk ended.
         privacy: epsilon, delta, noise and accountant of a private training at this epoch.
+        fit_p: goodness of fit of the references' skew-normal law; None where no canary's method asks for it.
     """
 
     variant: str
@@ -49,6 +50,7 @@ class Scored:
     validation_loss: float
     exact: Mapping[int, tuple[str, int, int]]
     privacy: Mapping[str, Any] | None = None
+    fit_p: float | None = None
 
     def costs_of(self, kind: str) -> NDArray[np.int64]:
         """(num_canaries of the kind,) in order."""
@@ -155,11 +157,7 @@ def _rows_of(model: Scored, size: int, config: Config) -> Iterator[dict[str, Any
     references, unseen = np.sort(model.references), np.sort(model.costs_of(UNSEEN))
     bits = model.costs / UNITS_PER_BIT
     at_or_below = np.searchsorted(references, model.costs, side="right")
-    asked = any(
-        canary not in model.exact and choose_method(config, at_or_below=int(below), size=size) != "sampled"
-        for canary, below in zip(model.canaries, at_or_below, strict=True)
-    )
-    tail = _extrapolated(references / UNITS_PER_BIT, bits, config if asked else config.model_copy(update={"replicates": 0}))
+    extrapolated = _extrapolate(references / UNITS_PER_BIT, bits)
     for place, canary in enumerate(model.canaries):
         kind, cost = model.kinds[place], model.costs[place]
         below = int(at_or_below[place])
@@ -174,12 +172,12 @@ def _rows_of(model: Scored, size: int, config: Config) -> Iterator[dict[str, Any
             row["p_value"] = _p_among(unseen, cost)
         elif kind not in (GIVEN, UNSEEN):
             row["p_value"] = canary_p(below, len(references), size=size, exact=exact)
-        if tail is not None:
-            row |= {"exposure_extrapolated": float(tail.exposures[place]), "fit_p": tail.fit_p}
+        if extrapolated is not None:
+            row |= {"exposure_extrapolated": float(extrapolated[place]), "fit_p": model.fit_p}
         wanted = choose_method(config, at_or_below=below, size=size)
         if exact is not None:
             row |= _exact(exact, size)
-        elif tail is not None and (wanted == "extrapolated" or (wanted != "sampled" and (tail.fit_p or 0) >= FITS)):
+        elif extrapolated is not None and (wanted == "extrapolated" or (wanted != "sampled" and (model.fit_p or 0) >= FITS)):
             row |= {"exposure": row["exposure_extrapolated"], "ci_high": None, "method": "extrapolated"}
         yield row
 
@@ -207,8 +205,6 @@ def _p_among(unseen: NDArray[np.int64], cost: np.int64) -> float:
     return sampled_p(int(np.searchsorted(unseen, cost, side="right")), len(unseen))
 
 
-def _extrapolated(references: NDArray[np.float64], canaries: NDArray[np.float64], config: Config) -> Extrapolation | None:
-    """None where the references do not differ, as under a model that ignores the holes."""
-    if np.ptp(references) == 0:
-        return None
-    return extrapolate(references, canaries, replicates=config.replicates, seed=config.seed)
+def _extrapolate(references: NDArray[np.float64], canaries: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    """(num_canaries,) bits; None where the references do not differ, as under a model that ignores the holes."""
+    return fit_skew_normal(references).exposures(canaries) if np.ptp(references) else None

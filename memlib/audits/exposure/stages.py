@@ -14,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from memlib.audits.exposure.asking import Costs, Discover, Perplexities, Ranks, Search
+from memlib.audits.exposure.asking import Costs
 from memlib.audits.exposure.models import CANARIES_FILE, HEADS_FILE, VOCABULARY, AskedModel, CorpusData, StoredCorpus
-from memlib.audits.exposure.recipe import Config, Recipe
+from memlib.audits.exposure.ranks import Asked, exact_ranks
+from memlib.audits.exposure.recipe import Recipe
 from memlib.audits.exposure.tables import DOCUMENTS, EXTRACTION, UNITS
 from memlib.data.documents import build_documents, open_documents
 from memlib.data.formats import Format
@@ -27,7 +28,6 @@ from memlib.data.splits import SPLITS_FILE
 from memlib.data.stages import described_data
 from memlib.data.streams import Documents, Text, open_text
 from memlib.data.text import Secret, build_corpus, read_secrets
-from memlib.errors import RunError
 from memlib.provenance import Declared
 from memlib.results import CURVES_FILE, FINDINGS, PAGES, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
 from memlib.specs import LanguageSpec, PretrainedSpec, SecretsSpec, TextSpec
@@ -43,10 +43,9 @@ if TYPE_CHECKING:
 
     from memlib.report.page import Page
 
-__all__ = ["Asked", "Discover", "MakeCorpus", "Perplexities", "Ranks", "Report", "Score", "Search", "rank_stages"]
-
 EXTRACTIONS_FILE, DOCUMENTS_FILE = "extractions.parquet", "documents.parquet"
 _HERE = "memlib.audits.exposure"
+_SCORING = ("curves", "documents", "evidence", "privacy", "ranks", "recipe", "scores", "stages", "summary", "verdict")
 
 
 class Given(NamedTuple):
@@ -176,58 +175,6 @@ class MakeCorpus(Stage[StoredCorpus]):
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A model at a checkpoint, and the canaries it is asked for.
-
-    Attributes:
-        variant, seed: which training.
-        at: the model.
-        config: how it is scored.
-        canaries, insertions: ids, and how often its training data hold each.
-    """
-
-    variant: str
-    seed: int
-    at: AskedModel
-    config: Config
-    canaries: tuple[int, ...]
-    insertions: tuple[int, ...]
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """Of each canary."""
-        return self.at.data.kinds(self.canaries)
-
-
-def rank_stages(models: Sequence[Asked], costs: Sequence[Artifact[Costs]]) -> list[tuple[int, tuple[int, ...], Ranks]]:
-    """Return (position of the model, ids of the canaries, stage) of every part of a walk through the space."""
-    from memlib.audits.exposure.scores import choose_method
-
-    found: list[tuple[int, tuple[int, ...], Ranks]] = []
-    for number, (model, asked) in enumerate(zip(models, costs, strict=True)):
-        config, space, seen = model.config, model.at.data.space, asked.content
-        below = np.searchsorted(np.sort(seen.references), seen.canaries, side="right")
-        methods: list[str] = [choose_method(config, at_or_below=int(b), size=space.size) for b in below]
-        if not space.has_tree:
-            methods = ["sampled" if method == "pruned" else method for method in methods]
-        by_id = dict(zip(model.canaries, seen.canaries.tolist(), strict=True))
-        pruned = [
-            canary
-            for canary, kind, method in zip(model.canaries, model.kinds, methods, strict=True)
-            if method == "pruned" and kind != UNSEEN  # whose costs are compared, not their ranks
-        ]
-        for canary in pruned:
-            stage = Ranks(model.at, (canary,), (by_id[canary],), 0, 1, True, config.max_evaluations)
-            found.append((number, (canary,), stage))
-        whole = tuple(canary for canary, method in zip(model.canaries, methods, strict=True) if method == "enumerated")
-        parts = range(len(list(space.shards(config.shards)))) if whole else ()
-        for shard in parts:
-            at = tuple(by_id[canary] for canary in whole)
-            found.append((number, whole, Ranks(model.at, whole, at, shard, config.shards, False, None)))
-    return found
-
-
-@dataclass(frozen=True)
 class Score(ScoresStage):
     """Take exposures by canary, model and checkpoint; also extractions.parquet.
 
@@ -236,6 +183,7 @@ class Score(ScoresStage):
         models: who was asked.
         costs: of each model.
         counts: of each part of `rank_stages`.
+        laws: of each of `law_stages`.
         searches: for canaries.
         documents: what was asked of documents.
     """
@@ -243,13 +191,7 @@ class Score(ScoresStage):
     declared: ClassVar[Declared] = Declared(
         "score_exposure",
         5,
-        (
-            *(
-                f"{_HERE}.{room}"
-                for room in ("curves", "documents", "evidence", "privacy", "recipe", "scores", "stages", "summary", "verdict")
-            ),
-            *FINDINGS,
-        ),
+        (*(f"{_HERE}.{room}" for room in _SCORING), *FINDINGS),
     )
     title: ClassVar[str] = "score exposure"
 
@@ -257,6 +199,7 @@ class Score(ScoresStage):
     models: Sequence[Asked]
     costs: Sequence[Artifact[Costs]]
     counts: Sequence[Artifact[NDArray[np.int64]]]
+    laws: Mapping[int, Artifact[float]]
     searches: Sequence[Artifact[pa.Table]]
     documents: Sequence[Artifact[pa.Table]]
 
@@ -274,13 +217,18 @@ class Score(ScoresStage):
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """Costs, counts, searches and documents."""
+        """Costs, counts, fits, searches and documents."""
         documents = {"documents": [one.key for one in self.documents]} if self.documents else {}
-        return documents | {
-            "costs": [costs.key for costs in self.costs],
-            "counts": [counts.key for counts in self.counts],
-            "searches": [search.key for search in self.searches],
-        }
+        laws = {"laws": [[number, law.key] for number, law in self.laws.items()]} if self.laws else {}
+        return (
+            documents
+            | laws
+            | {
+                "costs": [costs.key for costs in self.costs],
+                "counts": [counts.key for counts in self.counts],
+                "searches": [search.key for search in self.searches],
+            }
+        )
 
     @property
     def _asked_documents(self) -> dict[str, Any]:
@@ -294,13 +242,15 @@ class Score(ScoresStage):
         from memlib.audits.exposure.summary import summarize
 
         recipe, size = self.recipe, self.models[0].at.data.space.size
-        exact = self._exact()
+        exact = exact_ranks(self.models, self.costs, self.counts)
         scored = []
         for number, (model, costs) in enumerate(zip(self.models, self.costs, strict=True)):
             seen = costs.content
             at = (model.variant, model.seed, model.at.epoch, model.canaries, model.kinds, model.insertions)
-            known = exact.get(number, {})
-            scored.append(Scored(*at, seen.canaries, seen.references, seen.validation_loss, known, _privacy(model.at)))
+            fit_p = self.laws[number].content if number in self.laws else None
+            scored.append(
+                Scored(*at, seen.canaries, seen.references, seen.validation_loss, exact[number], _privacy(model.at), fit_p)
+            )
         units = score(scored, size, recipe.score)
         found = [search.content for search in self.searches]
         extractions = pa.concat_tables(found) if found else empty_extractions()
@@ -311,28 +261,6 @@ class Score(ScoresStage):
         summary = summarize(scored, units, extractions, recipe, size=size, documents=asked)
         write_table(summary, SUMMARY, attempt.path(SUMMARY_FILE))
         write_table(curves(scored, units, extractions, recipe), CURVES, attempt.path(CURVES_FILE))
-
-    def _exact(self) -> dict[int, dict[int, tuple[str, int, int]]]:
-        """By model and canary: the method, rank and evaluations, where all parts of a walk ended."""
-        found: dict[int, dict[int, tuple[str, int, int]]] = {}
-        unfinished: set[tuple[int, int]] = set()
-        for (number, canaries, stage), counted in zip(rank_stages(self.models, self.costs), self.counts, strict=True):
-            facts = counted.facts
-            method, mine = "pruned" if stage.pruned else "enumerated", found.setdefault(number, {})
-            for canary, more in zip(canaries, counted.content.tolist(), strict=True):
-                if not facts["ended"]:
-                    unfinished.add((number, canary))
-                    continue
-                _, rank, evaluations = mine.get(canary, (method, 0, 0))
-                mine[canary] = (method, rank + more, evaluations + facts["evaluations"])
-        for number, canary in unfinished:
-            found[number].pop(canary, None)
-        for number, mine in found.items():
-            for canary, (method, rank, evaluations) in mine.items():
-                if rank < 1 and self.models[number].at.precision == "float64":
-                    raise RunError(f"canary {canary} was not found among its own candidates by the {method} rank")
-                mine[canary] = (method, max(1, rank), evaluations)
-        return found
 
 
 def _privacy(at: AskedModel) -> dict[str, Any] | None:

@@ -19,6 +19,7 @@ from memlib.audits.exposure.summary import sign_flip_p, summarize
 from memlib.audits.exposure.tables import DOCUMENTS
 from memlib.observe.likelihoods import UNITS_PER_BIT
 from memlib.report.page import render
+from memlib.stats.tails import goodness_of_fit
 
 RECIPE = {
     "data": {"source": {"kind": "topics"}},
@@ -106,7 +107,7 @@ def test_auto_takes_the_cheapest_method_that_is_good_enough() -> None:
 
 
 def test_rows_keep_the_order_of_canaries_and_say_their_method() -> None:
-    model = seen([40.0, 20.0, 10.0], [0, 1, 16], exact={2: ("pruned", 1, 77)})
+    model = replace(seen([40.0, 20.0, 10.0], [0, 1, 16], exact={2: ("pruned", 1, 77)}), fit_p=0.6)
     rows = score([model], 10**9, Config(method="auto")).to_pylist()
     assert [row["canary"] for row in rows] == [0, 1, 2]
     assert [row["method"] for row in rows] == ["sampled", "extrapolated", "pruned"]
@@ -126,13 +127,15 @@ def test_a_law_that_does_not_fit_is_not_extrapolated() -> None:
     """Two humps: auto falls back on what the references say at least, whose interval holds the truth."""
     rng = np.random.default_rng(0)
     humps = np.concatenate([rng.normal(30, 1, 1000), rng.normal(50, 1, 1000)])
-    model = Scored("", 0, 4, (0,), ("inserted",), (2,), np.array([20 * 65536]), (humps * 65536).astype(np.int64), 1.5, {})
-    (row,) = score([model], 10**9, Config(replicates=40)).to_pylist()
+    fit_p = goodness_of_fit(humps, replicates=40, seed=0)
+    costs = (humps * 65536).astype(np.int64)
+    model = Scored("", 0, 4, (0,), ("inserted",), (2,), np.array([20 * 65536]), costs, 1.5, {}, None, fit_p)
+    (row,) = score([model], 10**9, Config()).to_pylist()
     assert row["fit_p"] < 0.05
     assert row["method"] == "sampled"
     assert row["ci_low"] > 9
     assert row["ci_high"] is None
-    assert score([model], 10**9, Config(replicates=40, method="extrapolated"))["method"][0].as_py() == "extrapolated"
+    assert score([model], 10**9, Config(method="extrapolated"))["method"][0].as_py() == "extrapolated"
 
 
 def test_a_model_that_ignores_the_holes_exposes_nothing() -> None:
@@ -285,7 +288,7 @@ def test_variants_are_cells() -> None:
 @pytest.fixture
 def no_law(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the fit of the skew-normal law, which no test rests on."""
-    monkeypatch.setattr("memlib.audits.exposure.scores._extrapolated", lambda *_: None)
+    monkeypatch.setattr("memlib.audits.exposure.scores._extrapolate", lambda *_: None)
 
 
 def given(costs: NDArray[np.float64], times: list[int], unseen: NDArray[np.float64], *, seed: int = 0) -> Scored:

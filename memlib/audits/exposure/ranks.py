@@ -1,0 +1,171 @@
+"""Who is asked for which canaries, how each is ranked, and whether the law that may stand in for a rank fits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memlib.audits.exposure.asking import Costs, Ranks
+from memlib.audits.exposure.models import AskedModel
+from memlib.audits.exposure.recipe import Config
+from memlib.errors import RunError
+from memlib.provenance import Declared
+from memlib.specs.text import UNSEEN
+from memlib.stage import Artifact, Place, Stage
+from memlib.store import Attempt
+
+if TYPE_CHECKING:
+    import torch
+
+FIT = "fit.json"
+Exact = dict[int, tuple[str, int, int]]  # by canary: the method, rank and evaluations
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A model at a checkpoint, and the canaries it is asked for.
+
+    Attributes:
+        variant, seed: which training.
+        at: the model.
+        config: how it is scored.
+        canaries, insertions: ids, and how often its training data hold each.
+    """
+
+    variant: str
+    seed: int
+    at: AskedModel
+    config: Config
+    canaries: tuple[int, ...]
+    insertions: tuple[int, ...]
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Of each canary."""
+        return self.at.data.kinds(self.canaries)
+
+
+def rank_stages(models: Sequence[Asked], costs: Sequence[Artifact[Costs]]) -> list[tuple[int, tuple[int, ...], Ranks]]:
+    """Return (position of the model, ids of the canaries, stage) of every part of a walk through the space."""
+    found: list[tuple[int, tuple[int, ...], Ranks]] = []
+    for number, (model, asked) in enumerate(zip(models, costs, strict=True)):
+        config, space, seen = model.config, model.at.data.space, asked.content
+        methods = _methods(model, seen)
+        if not space.has_tree:
+            methods = ["sampled" if method == "pruned" else method for method in methods]
+        by_id = dict(zip(model.canaries, seen.canaries.tolist(), strict=True))
+        pruned = [
+            canary
+            for canary, kind, method in zip(model.canaries, model.kinds, methods, strict=True)
+            if method == "pruned" and kind != UNSEEN  # whose costs are compared, not their ranks
+        ]
+        for canary in pruned:
+            stage = Ranks(model.at, (canary,), (by_id[canary],), 0, 1, True, config.max_evaluations)
+            found.append((number, (canary,), stage))
+        whole = tuple(canary for canary, method in zip(model.canaries, methods, strict=True) if method == "enumerated")
+        parts = range(len(list(space.shards(config.shards)))) if whole else ()
+        for shard in parts:
+            at = tuple(by_id[canary] for canary in whole)
+            found.append((number, whole, Ranks(model.at, whole, at, shard, config.shards, False, None)))
+    return found
+
+
+def _methods(model: Asked, seen: Costs) -> list[str]:
+    """What each canary's rank is taken by, as the recipe says."""
+    from memlib.audits.exposure.scores import choose_method
+
+    below = np.searchsorted(np.sort(seen.references), seen.canaries, side="right")
+    return [choose_method(model.config, at_or_below=int(b), size=model.at.data.space.size) for b in below]
+
+
+def exact_ranks(
+    models: Sequence[Asked], costs: Sequence[Artifact[Costs]], counts: Sequence[Artifact[NDArray[np.int64]]]
+) -> list[Exact]:
+    """Add up the counts of all parts of each walk that ended.
+
+    Args:
+        models, costs: as for `rank_stages`.
+        counts: of each of its parts.
+
+    Raises:
+        RunError: where a walk did not come by the canary itself.
+    """
+    found: list[Exact] = [{} for _ in models]
+    unfinished: set[tuple[int, int]] = set()
+    for (number, canaries, stage), counted in zip(rank_stages(models, costs), counts, strict=True):
+        facts, method, known = counted.facts, "pruned" if stage.pruned else "enumerated", found[number]
+        for canary, more in zip(canaries, counted.content.tolist(), strict=True):
+            if not facts["ended"]:
+                unfinished.add((number, canary))
+                continue
+            _, rank, evaluations = known.get(canary, (method, 0, 0))
+            known[canary] = (method, rank + more, evaluations + facts["evaluations"])
+    for number, canary in unfinished:
+        found[number].pop(canary, None)
+    for model, known in zip(models, found, strict=True):
+        for canary, (method, rank, evaluations) in known.items():
+            if rank < 1 and model.at.precision == "float64":
+                raise RunError(f"canary {canary} was not found among its own candidates by the {method} rank")
+            known[canary] = (method, max(1, rank), evaluations)
+    return found
+
+
+@dataclass(frozen=True)
+class FitLaw(Stage[float]):
+    """Test whether the costs of random references follow a skew-normal law: fit.json (Carlini 2019, section 4.3).
+
+    Attributes:
+        costs: of the references under one model.
+        replicates: of the parametric bootstrap.
+        seed: of the bootstrap.
+    """
+
+    declared: ClassVar[Declared] = Declared("fit_law", 1, ("memlib.stats.tails", "memlib.audits.exposure.ranks"))
+    title: ClassVar[str] = "fit skew-normal law"
+    place: ClassVar[Place] = "cores"
+
+    costs: Artifact[Costs]
+    replicates: int
+    seed: int
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """The bootstrap."""
+        return {"replicates": self.replicates, "seed": self.seed}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The costs."""
+        return {"costs": self.costs.key}
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write the p-value."""
+        from memlib.observe.likelihoods import UNITS_PER_BIT
+        from memlib.stats.tails import goodness_of_fit
+
+        bits = np.sort(self.costs.content.references) / UNITS_PER_BIT
+        p = goodness_of_fit(bits, replicates=self.replicates, seed=self.seed)
+        attempt.path(FIT).write_text(json.dumps({"p": p}))
+
+    @classmethod
+    def open(cls, artifact: Artifact[float]) -> float:
+        """Return the p-value."""
+        return float(json.loads(artifact.path(FIT).read_text())["p"])
+
+
+def law_stages(
+    models: Sequence[Asked], costs: Sequence[Artifact[Costs]], counts: Sequence[Artifact[NDArray[np.int64]]]
+) -> dict[int, FitLaw]:
+    """Return, by position of the model, the tests of the law that may stand in for ranks that no walk gave."""
+    asked: dict[int, FitLaw] = {}
+    for number, (model, exact) in enumerate(zip(models, exact_ranks(models, costs, counts), strict=True)):
+        seen, config = costs[number].content, model.config
+        methods = zip(model.canaries, _methods(model, seen), strict=True)
+        if np.ptp(seen.references) and any(method != "sampled" and canary not in exact for canary, method in methods):
+            asked[number] = FitLaw(costs[number], config.replicates, config.seed)
+    return asked
