@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memlib.data.formats import Candidates
-from memlib.observe.likelihoods import Predictor, Work, row_bytes, symbol_costs
+from memlib.observe.likelihoods import Predictor, Work, costs_of, row_bytes
 
 Node = tuple[int, tuple[int, ...]]
 """Cost in units of 2^-16 bit, and the symbols that lead there."""
@@ -178,9 +178,9 @@ class ShortestPath:
         for (_, place), nodes in alike.items():
             logits = self._evaluate([path for _, path in nodes])
             frontier.evaluations += len(nodes)
-            normaliser = torch.logsumexp(logits, dim=1, keepdim=True)
+            log_probs = torch.log_softmax(logits, dim=1)
             for _, symbols in self._space.edges(place):
-                found = symbol_costs(logits, torch.tensor(symbols, device=logits.device), normaliser).tolist()
+                found = costs_of(log_probs[:, torch.tensor(symbols, device=logits.device)]).tolist()
                 for (paid, path), costs in zip(nodes, found, strict=True):
                     for symbol, cost in zip(symbols, costs, strict=True):
                         heapq.heappush(frontier.nodes, (paid + cost, (*path, symbol)))
@@ -258,11 +258,10 @@ def beam_search(
     ended: list[Node] = []
     while beams:
         grown = [(cost, path, -1) for cost, path in ended]
-        normaliser = torch.logsumexp(logits, dim=1, keepdim=True)
+        log_probs = torch.log_softmax(logits, dim=1)
         for row, (paid, path) in enumerate(beams):
             for _, symbols in space.edges(space.place_of(path)):
-                slot = torch.tensor(symbols, device=logits.device)
-                costs = symbol_costs(logits[row : row + 1], slot, normaliser[row : row + 1])[0].tolist()
+                costs = costs_of(log_probs[row, torch.tensor(symbols, device=logits.device)]).tolist()
                 grown += [(paid + cost, (*path, symbol), row) for symbol, cost in zip(symbols, costs, strict=True)]
         best = sorted(grown, key=lambda node: node[:2])[:width]
         ended = [(cost, path) for cost, path, _ in best if space.place_of(path) == space.end]

@@ -61,24 +61,13 @@ class OutOfWork(Exception):
     """More model evaluations were needed than allowed."""
 
 
-def symbol_costs(logits: Tensor, symbols: Tensor, normaliser: Tensor | None = None) -> Tensor:
-    """-log2 of the probabilities of some symbols in units of 2^-16 bit.
-
-    Args:
-        logits: (num_prefixes, num_symbols).
-        symbols: (num_chosen,) int64 for all prefixes, or (num_prefixes, num_chosen).
-        normaliser: (num_prefixes, 1), where it is known.
-
-    Returns:
-        (num_prefixes, num_chosen) int64.
+def costs_of(log_probs: Tensor) -> Tensor:
+    """Convert natural logarithms of probabilities into whole units of 2^-16 bit, int64 of the same shape.
 
     Raises:
         RunError: when the model returns NaN.
     """
-    if normaliser is None:
-        normaliser = torch.logsumexp(logits, dim=1, keepdim=True)
-    chosen = logits[:, symbols] if symbols.dim() == 1 else logits.gather(1, symbols)
-    bits = (normaliser - chosen) * (UNITS_PER_BIT / np.log(2))
+    bits = log_probs * -(UNITS_PER_BIT / np.log(2))
     if torch.isnan(bits).any():
         raise RunError("the model returns probabilities that are not numbers (NaN); its training has diverged")
     costs: Tensor = bits.clamp_(0, IMPOSSIBLE).round_().long()
@@ -160,7 +149,7 @@ def _costs_of_block(predictor: Predictor, tokens: NDArray[np.int64], logits: Ten
     device = state.device
     part = torch.from_numpy(tokens).to(device)
     rows = torch.arange(len(part), device=device) % len(logits)  # of the state of each one's prefix
-    total = symbol_costs(logits[rows], part[:, :1])[:, 0]
+    total = costs_of(torch.log_softmax(logits, dim=1)[rows, part[:, 0]])
     for place in range(1, part.shape[1]):
         alive = torch.nonzero(part[:, place] >= 0)[:, 0]
         if not len(alive):
@@ -168,11 +157,9 @@ def _costs_of_block(predictor: Predictor, tokens: NDArray[np.int64], logits: Ten
         prefixes, where = torch.unique(rows[alive] * predictor.num_symbols + part[alive, place - 1], return_inverse=True)
         parents, last = prefixes // predictor.num_symbols, prefixes % predictor.num_symbols
         logits, state = predictor.advance(state, parents, last)
-        normaliser = torch.logsumexp(logits, dim=1, keepdim=True)
         rows = rows.clone()
         rows[alive] = where
-        costs = symbol_costs(logits[where], part[alive, place][:, None], normaliser[where])
-        total[alive] += costs[:, 0]
+        total[alive] += costs_of(torch.log_softmax(logits, dim=1)[where, part[alive, place]])
     return total.cpu().numpy()
 
 
@@ -214,13 +201,12 @@ def leaf_costs(
         return
     logits, state = predictor.begin(context)
     work.add(1)
-    device = state.device
+    first_log_probs, device = torch.log_softmax(logits, dim=1), state.device
 
-    def walk(place: int, logits: Tensor, state: Tensor, paid: Tensor, paths: Tensor) -> Iterator[NDArray[np.int64]]:
-        normaliser = torch.logsumexp(logits, dim=1, keepdim=True)
+    def walk(place: int, log_probs: Tensor, state: Tensor, paid: Tensor, paths: Tensor) -> Iterator[NDArray[np.int64]]:
         for after, symbols in space.edges(place):
             slot = torch.tensor(symbols, device=device)
-            costs = paid[:, None] + symbol_costs(logits, slot, normaliser)
+            costs = paid[:, None] + costs_of(log_probs[:, slot])
             if after == space.end and not space.ambiguous:
                 flat = costs.flatten()
                 yield (flat if limit is None else flat[flat <= limit]).cpu().numpy()
@@ -242,11 +228,12 @@ def leaf_costs(
                     continue
                 first, last = int(rows[0]), int(rows[-1]) + 1  # only these parents
                 work.add(len(rows))
-                scores, states = predictor.advance(state[first:last], rows - first, slot[columns])
-                yield from walk(after, scores, states, now, grown)
+                following, states = predictor.advance(state[first:last], rows - first, slot[columns])
+                following = torch.log_softmax(following, dim=1)
+                yield from walk(after, following, states, now, grown)
 
     nothing = torch.zeros(1, 0, dtype=torch.int64, device=device)
-    yield from walk(0, logits, state, torch.zeros(1, dtype=torch.int64, device=device), nothing)
+    yield from walk(0, first_log_probs, state, torch.zeros(1, dtype=torch.int64, device=device), nothing)
 
 
 def ranks(blocks: Iterator[NDArray[np.int64]], costs: NDArray[np.int64]) -> NDArray[np.int64]:
