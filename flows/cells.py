@@ -28,6 +28,7 @@ from memlib.identity import content_key, file_digest
 from memlib.private import scratch
 from memlib.publishing import publish_run
 from memlib.records import Finding, RunRecord, VerdictRecord
+from memlib.report.imprint import signed
 from memlib.report.page import render
 from memlib.results import REPORT_FILE, Tables
 from memlib.runs import NAME_LENGTH, results_path
@@ -148,7 +149,7 @@ def _publish(context: Context, recipe: Recipe, outcomes: list[Outcome]) -> RunRe
         results = {"sweep": store.publish(path, folder / "sweep.parquet")}
         (folder / "page").mkdir()
         (folder / "page" / REPORT_FILE).write_text(
-            render(build_page(recipe, run, outcomes, folder / "page", pairs, along, columns))
+            render(signed(build_page(recipe, run, outcomes, folder / "page", pairs, along, columns), recipe, store, ()))
         )
         pages = {
             file.name: store.publish(f"runs/{run}/{file.name}", file, secret=True)

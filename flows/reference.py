@@ -8,6 +8,7 @@ from pydantic.fields import FieldInfo
 
 from flows.recipes import models_in
 from memlib.audits import AUDITS, published_tables
+from memlib.report.glossary import terms
 from memlib.specs import Resources, limits
 from memlib.tables import Table
 
@@ -135,8 +136,15 @@ def _text(text: str | None) -> str:
     return " ".join((text or "").split())
 
 
+def glossary_page() -> str:
+    """docs/glossary.md: the terms that pages use."""
+    lines = ["# Glossary", "", "Terms of reports and documents, each in a sentence or two.", ""]
+    return "\n".join([*lines, *(f"- **{term}**: {text}" for term, text in terms().items())]) + "\n"
+
+
 def pages() -> Iterator[tuple[str, str]]:
     """(path, text) of every page."""
+    yield "docs/glossary.md", glossary_page()
     yield "docs/schema.md", schema_page()
     yield "docs/recipes.md", recipe_page()
 

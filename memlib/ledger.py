@@ -1,8 +1,13 @@
 """Which audits of the same data came before: whoever looks often enough finds something by chance."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
 
+from memlib.identity import canonical_json
 from memlib.records import EarlierAudit, Ledger, RunEntry, RunRecord
+from memlib.stage import AnyArtifact
+
+DATA_STAGES = ("decode", "secret/corpus")
 
 
 def entry(runs: Sequence[RunEntry], run: str, data: str, before: RunRecord | None) -> Ledger:
@@ -43,3 +48,17 @@ def in_words(earlier: Sequence[EarlierAudit]) -> str:
     return (
         f"{audits} in this store: {len(tests)} tested something, {shown} showed it. Their verdicts are not adjusted together."
     )
+
+
+def data_digest(artifacts: Iterable[AnyArtifact]) -> str:
+    """Return a digest of a run's data: of the content of its sources, whatever size they are decoded at; empty without any.
+
+    Args:
+        artifacts: of the run; decoded sources and corpora are among them.
+    """
+    found = []
+    for ref, store in {artifact.ref: artifact.store for artifact in artifacts}.items():
+        if ref.stage in DATA_STAGES:
+            manifest = store.artifacts.manifest(ref)
+            found.append([manifest.inputs.get("source") or manifest.inputs["text"], manifest.spec.get("source")])
+    return hashlib.sha256(canonical_json(sorted(found, key=canonical_json)).encode()).hexdigest() if found else ""

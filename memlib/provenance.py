@@ -6,11 +6,13 @@ version, or where they were made on machines that round differently. `content_di
 
 import ast
 import functools
+import getpass
 import hashlib
 import importlib.metadata
 import importlib.util
 import json
 import platform
+import socket
 import struct
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -159,6 +161,15 @@ def source_state() -> Mapping[str, str | bool]:
     except (OSError, subprocess.SubprocessError):  # without git, or a checkout of somebody else's
         return {}
     return {"commit": commit, "dirty": bool(changed)}
+
+
+def who() -> str:
+    """Return user@host."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container without a name for its user
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"
 
 
 def _git(folder: Path, *arguments: str) -> str:

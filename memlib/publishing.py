@@ -1,10 +1,8 @@
 """A run's results: tables below results/, page and figures below runs/<run>/, the manifest last."""
 
 import contextlib
-import getpass
 import hashlib
 import json
-import socket
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -16,9 +14,9 @@ from memlib import ledger
 from memlib.audits import tables_of
 from memlib.errors import RunError
 from memlib.findings import verdict_of
-from memlib.identity import canonical_json, file_digest
+from memlib.identity import file_digest
 from memlib.private import scratch
-from memlib.provenance import software, source_state
+from memlib.provenance import software, source_state, who
 from memlib.records import DIGEST, Finding, Ledger, Publication, RunRecord, VerdictRecord, sealed
 from memlib.results import REPORT_FILE, Tables
 from memlib.runs import asks_digest, findings_of, list_runs, pins_of, publish_rows, read_run, refs_of, results_path, run_name
@@ -26,8 +24,6 @@ from memlib.specs import Resources
 from memlib.stage import AnyArtifact, Artifact
 from memlib.store import MANIFEST, Store
 from memlib.tables import copy_table
-
-DATA_STAGES = ("decode", "secret/corpus")
 
 
 @dataclass
@@ -141,7 +137,7 @@ def _digest(store: Store, path: str) -> str:
 
 def _ledger(store: Store, run: str, artifacts: Iterable[AnyArtifact]) -> Ledger:
     """Return the digest of the run's data, and the audits of the same data that were published before it."""
-    return ledger.entry(list_runs(store).entries, run, data_digest(artifacts), _published_before(store, run))
+    return ledger.entry(list_runs(store).entries, run, ledger.data_digest(artifacts), _published_before(store, run))
 
 
 def _published_before(store: Store, run: str) -> RunRecord | None:
@@ -149,20 +145,6 @@ def _published_before(store: Store, run: str) -> RunRecord | None:
     with contextlib.suppress(RunError):
         return read_run(store, run)
     return None
-
-
-def data_digest(artifacts: Iterable[AnyArtifact]) -> str:
-    """Return a digest of a run's data: of the content of its sources, whatever size they are decoded at; empty without any.
-
-    Args:
-        artifacts: of the run; decoded sources and corpora are among them.
-    """
-    found = []
-    for ref, store in {artifact.ref: artifact.store for artifact in artifacts}.items():
-        if ref.stage in DATA_STAGES:
-            manifest = store.artifacts.manifest(ref)
-            found.append([manifest.inputs.get("source") or manifest.inputs["text"], manifest.spec.get("source")])
-    return hashlib.sha256(canonical_json(sorted(found, key=canonical_json)).encode()).hexdigest() if found else ""
 
 
 def publish_run(store: Store, work: Work, run: RunRecord) -> RunRecord:
@@ -189,17 +171,10 @@ def _history(store: Store, work: Work, run: str) -> list[Publication]:
     """Return who ran it when, the first time first: a run that is found finished is still noted."""
     before = _published_before(store, run)
     now = Publication(
-        who=f"{_user()}@{socket.gethostname()}",
+        who=who(),
         started=work.started,
         seconds=round(time.time() - work.started, 1),
         computed=len(work.computed),
         reused=len(work.reused),
     )
     return [*([] if before is None else before.history), now]
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container without a name for its user
-        return "unknown"

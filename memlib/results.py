@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 PARTS_FILE = "parts.json"  # the artifacts in which parts of tables lie, by table
 UNITS_FILE, SUMMARY_FILE, CURVES_FILE, REPORT_FILE = "units.parquet", "summary.parquet", "curves.parquet", "report.html"
 FINDINGS = ("memlib.findings", "memlib.stats")  # modules whose code decides every audit's scores
-PAGES = ("memlib.report.page", "memlib.report.figures", "memlib.report.read", "memlib.data.understood")  # and pages
+PAGES = (  # and pages
+    "memlib.report.page", "memlib.report.glossary", "memlib.report.imprint", "memlib.report.figures", "memlib.report.read",
+    "memlib.data.understood",
+)  # fmt: skip
 
 
 class Tables:
@@ -87,12 +90,14 @@ class PageStage(Stage[Path]):
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write the page and its figures."""
+        from memlib.report.imprint import signed
         from memlib.report.page import render  # matplotlib is slow to load
         from memlib.report.read import what_was_read
 
         page, section = self.page(attempt), what_was_read(self.read)
         if section is not None:
             page = replace(page, sections=(*page.sections, section))
+        page = signed(page, self.recipe, self.scores.store, self.read)
         attempt.path(REPORT_FILE).write_text(render(page), encoding="utf-8")
 
     @classmethod

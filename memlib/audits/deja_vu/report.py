@@ -27,7 +27,7 @@ from memlib.report.figures import (
     percent_axis,
     save_figure,
 )
-from memlib.report.page import KINDS, GalleryItem, Page, Section, TableView
+from memlib.report.page import KINDS, GalleryItem, Page, Section, TableView, meaning_of
 from memlib.specs import Spec
 
 COLOURS = {"memorized": TARGET, "misrepresented": REFERENCE, "correlated": ACCENT, "unassociated": MUTED}
@@ -47,6 +47,19 @@ class Shown:
     box: tuple[int, int, int, int]
     target: Sequence[tuple[NDArray[np.uint8], str]]
     reference: Sequence[tuple[NDArray[np.uint8], str]]
+
+
+_TERMS = (
+    "target model", "reference model", "A, B, C, X", "crop", "kNN", "déjà vu score", "share excess", "SSLMem", "null",
+    "p-value",
+    "95 % interval", "power", "diagnostic", "checkpoint",
+)  # fmt: skip
+_NOT_SHOWN = (
+    "What a stronger attacker would find: this one asks for the nearest public images alone.",
+    "What the world tells everybody: an object that its background gives away (a boat on water) is not counted as memory.",
+    "Memory of images that were not asked about, and of other parts of these than the crop.",
+    "Other models: a verdict is about these trained models, or with several pairs about models trained like them.",
+)
 
 
 @dataclass(frozen=True)
@@ -130,6 +143,18 @@ def build_page(
         _run_section(recipe, facts),
     ]
     return Page(
+        meaning=meaning_of(
+            said.word,
+            shown="Whoever has the trained model, the background of a training image and public images with labels can "
+            "name the "
+            "object that stood in front of it more often than chance allows, without having seen it.",
+            bounded="Whoever has the trained model and the background of a training image names its object hardly more "
+            "often than "
+            "without the model: at most by the share given above.",
+        ),
+        limits=_NOT_SHOWN,
+        terms=_TERMS,
+        model=", ".join(_model_rows(recipe)[0]),
         title=recipe.title,
         audit="deja_vu",
         run=run,
@@ -276,6 +301,7 @@ def _category_section(findings: Findings, recipe: Recipe, folder: Path) -> Secti
         heading="Four kinds of images" if alone else "Four kinds of training images",
         paragraphs=[one if alone else two],
         svg=save_figure(figure, folder, "categories"),
+        figure_caption="Share of images of each kind, of each model, with 95 % intervals over images.",
         table=TableView(columns, rows),
     )
 

@@ -13,7 +13,7 @@ from memlib.audits.exposure.privacy import most_exposed
 from memlib.audits.exposure.recipe import Recipe
 from memlib.findings import SHOWN, verdict_of
 from memlib.report.figures import INK, MUTED, REFERENCE, TARGET, new_figure, plain_ticks, save_figure
-from memlib.report.page import KINDS, Page, Section, TableView
+from memlib.report.page import KINDS, Page, Section, TableView, meaning_of
 from memlib.stats.tails import SkewNormal
 
 LOOSE = ", not tight: accountant pld gives less"
@@ -21,6 +21,18 @@ FIRST_ROWS = 30  # of a table; the rest is folded
 MARKERS = ("o", "s", "^", "D")
 NAMES = {"exposure": "bits of exposure,", "exposure_among_unseen": "bits of exposure among unseen secrets,"}
 COLOURS = (TARGET, REFERENCE, "#5f8f6b", "#b07d2b", "#7a3b9a", INK)
+_TERMS = (
+    "canary", "candidate", "log-perplexity", "exposure", "extraction", "validation loss", "token", "epsilon", "null",
+    "p-value",
+    "95 % interval", "checkpoint", "diagnostic",
+)  # fmt: skip
+_NOT_SHOWN = (
+    "How exposed secrets of another form are, or the same ones in another place or inserted more often.",
+    "That a secret is safe because a search did not find it: another search, or one with more tries, may.",
+    "What people see who get generated text alone: the audit asks for likelihoods, which tell more.",
+    "Other models: a verdict is about these trained models. Canaries drawn anew, another seed or another text give other "
+    "bits.",
+)
 
 
 def build_page(recipe: Recipe, run: str, tables: Mapping[str, pa.Table], facts: Mapping[str, str], folder: Path) -> Page:
@@ -62,6 +74,16 @@ def build_page(recipe: Recipe, run: str, tables: Mapping[str, pa.Table], facts: 
         ),
     ]
     return Page(
+        meaning=meaning_of(
+            said.word,
+            shown="Whoever can ask the model how likely a text is can guess the exposed secrets in far fewer tries than "
+            "without it. "
+            "Secrets that were extracted can be read out without guessing at all.",
+            bounded="Whoever can ask the model how likely a text is gains at most the stated bits for guessing a secret "
+            "like the "
+            "canaries.",
+        ),
+        limits=_NOT_SHOWN, terms=_TERMS, model=facts.get("model", ""),
         title=recipe.title, audit="exposure", run=run, verdict=said.sentence, verdict_kind=KINDS[said.word],
         lead=said.explanation, numbers=_numbers(rows), sections=[section for section in sections if section is not None],
     )  # fmt: skip
@@ -118,6 +140,8 @@ def _insertions_section(points: Sequence[Mapping[str, Any]], bits: float, folder
             "above e: that is chance."
         ],
         svg=save_figure(figure, folder, "exposure_by_insertions"),
+        figure_caption="Exposure of every canary (vertical) by how often it was inserted (horizontal). Dashed: all bits of "
+        "the secret.",
     )
 
 
@@ -152,6 +176,7 @@ def _epochs_section(points: Sequence[Mapping[str, Any]], folder: Path) -> Sectio
         heading="Exposure through training",
         paragraphs=["Every model at its checkpoints, and the mean validation loss of each variant."],
         svg=save_figure(figure, folder, "exposure_by_epoch"),
+        figure_caption="Exposure of every canary after each epoch; dotted, on the right axis: validation loss.",
     )
 
 
@@ -174,6 +199,8 @@ def _histogram_section(points: Sequence[Mapping[str, Any]], folder: Path) -> Sec
         heading="How likely the model finds candidates",
         paragraphs=["The model that saw a canary most often, at its last checkpoint."],
         svg=save_figure(figure, folder, "perplexity_histogram"),
+        figure_caption="Log-perplexities of random candidates (bars) and of the canary (red line): the further left, the "
+        "more exposed.",
     )
 
 
@@ -319,6 +346,8 @@ def _extraction_section(
             "likeliest), and how many prefixes had to be asked for. Known: symbols that the search was told."
         ],
         svg=_queries_figure([p for p in points if p["curve"] == "queries_by_exposure"], folder),
+        figure_caption="Prefixes that the search asked for (vertical) by the canary's exposure (horizontal), one dot a "
+        "canary.",
         table=TableView(headings, cells[:FIRST_ROWS]),
         details=TableView(headings, cells) if len(cells) > FIRST_ROWS else None,
         details_title=f"All {len(cells)}",
@@ -460,6 +489,8 @@ def _variants_section(rows: Sequence[Mapping[str, Any]], points: Sequence[Mappin
             )
         ],
         svg=_utility_figure(mine, means, front, folder),
+        figure_caption="Mean exposure (vertical) by validation loss (horizontal), one dot for each training: lower left is "
+        "better on both.",
         table=TableView(headings[:shown], [cell[:shown] for cell in cells]),
     )
 

@@ -277,7 +277,7 @@ def _privacy(at: AskedModel) -> dict[str, Any] | None:
 class Report(PageStage):
     """Draw the page of an exposure audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 6, (*PAGES, f"{_HERE}.report", f"{_HERE}.stages"))
+    declared: ClassVar[Declared] = Declared("report", 7, (*PAGES, f"{_HERE}.report", f"{_HERE}.stages"))
     title: ClassVar[str] = "report exposure"
 
     recipe: Recipe

@@ -14,7 +14,7 @@ from memlib.audits.forgetting.verdict import outcome
 from memlib.findings import verdict_of, with_params
 from memlib.report.figures import INK, MUTED, REFERENCE, data_uri, new_figure, save_figure
 from memlib.report.figures import TARGET as TARGET_COLOUR
-from memlib.report.page import KINDS, Page, Section, TableView
+from memlib.report.page import KINDS, Page, Section, TableView, meaning_of
 from memlib.specs.data import CALIBRATION, QUERY
 from memlib.stats.divergence import ks_gap
 
@@ -27,6 +27,16 @@ _FORGEABLE = (
     "of the pool at once, in mixed order and under names that say nothing (memlib ids), or if the auditor ran the model."
 )
 TICKS = (0.001, 0.1, 0.5, 0.9, 0.999, 0.99999)
+_TERMS = (
+    "D_Q", "D_C", "H", "trace", "rho", "KS distance", "null", "p-value", "95 % interval", "power", "diagnostic", "bounded",
+    "inconclusive", "external model",
+)  # fmt: skip
+_NOT_SHOWN = (
+    "Whether a single example of D_Q was used: the verdict is about D_Q as a whole.",
+    "Whether other data of the same owner were used: only D_Q was asked about.",
+    "That an unlearning method works in general: a verdict is about these models and this data set.",
+    "Anything about a model other than the one that was asked: that it is the one in use has to be known from elsewhere.",
+)
 
 
 def build_page(
@@ -75,6 +85,15 @@ def build_page(
         ),
     ]
     return Page(
+        meaning=meaning_of(
+            said.word,
+            shown="Whoever can query the model on D_Q, and on like examples that were withheld, can show that it was "
+            "trained on D_Q: "
+            "the data's owner, or a regulator. No single example is revealed by that.",
+            bounded="Whoever queries the model on D_Q finds at most the stated share of the trace that data in its "
+            "training leave.",
+        ),
+        limits=_NOT_SHOWN, terms=_TERMS, model=facts.get("model", ""),
         title=recipe.title, audit="forgetting", run=run, verdict=said.sentence, verdict_kind=KINDS[said.word],
         lead=said.explanation, numbers=_numbers(rows), sections=[section for section in sections if section is not None],
     )  # fmt: skip
@@ -221,6 +240,8 @@ def _distribution_section(
         heading="Confidences on D_Q",
         paragraphs=["The first model of each kind. The bar marks the largest gap between the query model and the target."],
         svg=save_figure(figure, folder, "confidences"),
+        figure_caption="Share of D_Q (vertical) on which a model is at most as confident in the true class (horizontal), "
+        "one line for each model.",
     )
 
 
@@ -252,6 +273,7 @@ def _mix_section(curves: pa.Table, recipe: Recipe, folder: Path) -> Section | No
             "Each dot is a model of its own seed. At share 0 rho scatters around 1: below 1 is no evidence by itself."
         ],
         svg=save_figure(figure, folder, "rho_by_share"),
+        figure_caption="rho (vertical) by the share of D_Q in the training data (horizontal); the line joins the means.",
     )
 
 

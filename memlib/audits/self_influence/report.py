@@ -13,6 +13,11 @@ from memlib.findings import verdict_of, with_params
 from memlib.report.figures import TARGET, data_uri, new_figure, percent_axis, plain_ticks, save_figure
 from memlib.report.page import KINDS, Page, Section, TableView
 
+_NOT_SHOWN = (
+    "That an example is memorized: self-influence has no null here, and large values are also those of hard examples.",
+    "What leaving an example out would change: the measure approximates that from gradients at checkpoints.",
+)
+
 
 def build_page(
     recipe: Recipe,
@@ -38,6 +43,10 @@ def build_page(
     found, top = verdict_of(rows), [row for row in rows if row["metric"] == "influence_share"]
     count = recipe.report.gallery
     return Page(
+        meaning="The examples at the top are those whose prediction rests most on themselves: the first candidates for being "
+        "memorized, and for being mislabelled. Look at them before the model is released, or leave them out.",
+        limits=_NOT_SHOWN,
+        terms=("self-influence", "checkpoint", "descriptive", "95 % interval"),
         title=recipe.title,
         audit="self-influence",
         run=run,
@@ -90,7 +99,12 @@ def _curve(curves: pa.Table, folder: Path) -> Section:
     percent_axis(axes.yaxis)
     axes.set_xlabel("most influential share of the examples")
     axes.set_ylabel("their share of all self-influence")
-    return Section(heading="How concentrated it is", svg=save_figure(figure, folder, "influence_by_rank"))
+    return Section(
+        heading="How concentrated it is",
+        svg=save_figure(figure, folder, "influence_by_rank"),
+        figure_caption="Share of all self-influence (vertical) that the most influential share of the examples holds "
+        "(horizontal).",
+    )
 
 
 def _gallery(heading: str, units: pa.Table, show: Callable[[str], NDArray[np.uint8] | None]) -> Section:

@@ -53,6 +53,12 @@ def build_page(
     said = verdict(outcomes)
     lead = "Every cell is an audit with a run and a report of its own; here they are compared."
     return Page(
+        limits=(
+            "A cell that shows nothing does not differ thereby from one that shows something: differences are tested "
+            "below, where "
+            "they could be.",
+        ),
+        terms=("shown", "bounded", "inconclusive", "descriptive", "p-value", "95 % interval"),
         title=recipe.title,
         audit="sweep",
         run=run,

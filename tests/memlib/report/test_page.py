@@ -1,4 +1,6 @@
+import importlib
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,7 +15,9 @@ from memlib.audits.deja_vu.scores import Decoding, score
 from memlib.audits.deja_vu.summary import summarize
 from memlib.findings import INCONCLUSIVE, verdict_of
 from memlib.report.figures import data_uri, outlined
+from memlib.report.glossary import defined, terms
 from memlib.report.page import GalleryItem, Page, Section, TableView, render
+from memlib.report.page import _columns as page_columns
 
 EVIL = "<script>alert('x')</script>"
 
@@ -32,6 +36,40 @@ def test_all_text_is_escaped() -> None:
     html = render(page)
     assert "<script" not in html
     assert html.count("&lt;script&gt;") >= 14
+
+
+def test_a_page_says_who_made_it_what_it_means_and_what_it_does_not_show() -> None:
+    figure = Section("Bits", svg="<svg width='1'><g></g></svg>", figure_caption="Bits by <epoch>.")
+    page = Page(
+        title="t", audit="exposure", run="r", verdict="v", verdict_kind="found", lead="an exposure of 3 bits", numbers=(),
+        sections=[figure, Section("Empty")], question="How many bits?", meaning="Guess it.", limits=["Other secrets."],
+        terms=("exposure", "rho"), imprint=[("drawn", "2026-01-01"), ("store", "s3://x")],
+    )  # fmt: skip
+    html = render(page)
+    for said in ("How many bits?", "Guess it.", "Other secrets.", "2026-01-01", "s3://x", 'href="#s2">Empty'):
+        assert said in html
+    assert "<dt>exposure</dt>" in html
+    assert "<dt>rho</dt>" not in html  # the page does not use it
+    assert "<title>Bits</title><desc>Bits by &lt;epoch&gt;.</desc><g>" in html
+    with pytest.raises(AssertionError, match="no caption"):
+        render(replace(page, sections=[replace(figure, figure_caption="")]))
+
+
+def test_no_row_of_tiles_holds_a_single_one() -> None:
+    for count in range(2, 14):
+        columns = page_columns(count)
+        assert columns <= 5
+        assert count <= columns or count % columns != 1, count
+
+
+def test_every_term_of_a_page_is_defined_and_every_definition_is_a_sentence() -> None:
+    for audit in ("deja_vu.report", "exposure.report", "forgetting.report", "unique_feature.report.page"):
+        module = importlib.import_module(f"memlib.audits.{audit}")
+        assert len(defined(module._TERMS)) == len(module._TERMS)
+    for term, text in terms().items():
+        assert text.endswith("."), term
+    with pytest.raises(KeyError, match="no definition of riddle"):
+        defined(["riddle"])
 
 
 class Loads(HTMLParser):

@@ -90,6 +90,8 @@ def epoch_section(curves: pa.Table, findings: Findings, folder: Path) -> Section
             "what the published one finds where there is nothing to find: its share at the first epoch is no early memory."
         ],
         svg=save_figure(figure, folder, "by_epoch"),
+        figure_caption="Share of nets (vertical) called memorizing after each epoch (horizontal), with and without the "
+        "feature.",
     )
 
 
@@ -124,6 +126,7 @@ def draws_section(curves: pa.Table, findings: Findings, folder: Path) -> Section
             "little a single draw's number says; intervals here are over draws."
         ],
         svg=save_figure(figure, folder, "by_data_seed"),
+        figure_caption="Share of nets (vertical) called memorizing on each draw of the data (horizontal).",
     )
 
 
@@ -147,6 +150,8 @@ def boundary_section(material: Material, folder: Path) -> Section | None:
         heading="Decision boundaries",
         paragraphs=["Probability of the second class over the plane of the two informative coordinates (2023, Fig. 3b)."],
         svg=save_figure(figure, folder, "boundaries"),
+        figure_caption="Warm: the second class is likely; cold: the first. The line marks equal odds; dots are training "
+        "points.",
     )
 
 
@@ -169,6 +174,7 @@ def removal_section(curves: pa.Table, findings: Findings, folder: Path) -> Secti
         heading="Parts of the feature",
         paragraphs=["The score when the nets are shown the feature with some of its pixels taken out (2023, Fig. 5)."],
         svg=save_figure(figure, folder, "removed_pixels"),
+        figure_caption="Mean white-box M (vertical) by the number of pixels taken out of the feature (horizontal).",
     )
 
 
@@ -197,6 +203,8 @@ def canary_section(curves: pa.Table, findings: Findings, folder: Path) -> Sectio
         heading="From canary to canary",
         paragraphs=["Scores of the nets of each canary (2022, Figs. 3a to 6): the dots differ by canary, the lines by seed."],
         svg=save_figure(figure, folder, "by_canary"),
+        figure_caption="Score (vertical) of each canary's nets: mean, and lowest to highest net; canaries in order of "
+        "their mean.",
     )
 
 
@@ -223,4 +231,6 @@ def latent_section(curves: pa.Table, folder: Path) -> Section | None:
             "What controls share with nets that saw the feature is no memory of it."
         ],
         svg=save_figure(figure, folder, "latent"),
+        figure_caption="How often the feature excites each unit (vertical), relative to the most excited one, by unit "
+        "(horizontal).",
     )

@@ -87,6 +87,7 @@ def nulls_section(frame: Any, findings: Findings, folder: Path) -> Section:
             "reacts more to any name than to random letters. Each label's score is centred by its mean over all features."
         ],
         svg=save_figure(figure, folder, "null_features"),
+        figure_caption="How many other features reach each score (bars), and the score of the feature in question (line).",
     )
 
 
@@ -239,6 +240,7 @@ def settings_section(frame: Any, findings: Findings, folder: Path) -> Section | 
             "black box take the highest of all labels, each centred by the controls, so controls lie above zero too."
         ],
         svg=save_figure(figure, folder, "settings"),
+        figure_caption="Each net's score in grey or black box (vertical) by its score in the white box (horizontal).",
         table=TableView(("variant", "scores", "output", "correlation over canary nets", "interval", "nets"), rows)
         if rows
         else None,

@@ -28,7 +28,17 @@ from memlib.audits.unique_feature.report.nets import (
 )
 from memlib.audits.unique_feature.verdict import score_name
 from memlib.findings import verdict_of
-from memlib.report.page import KINDS, Page, Section, TableView
+from memlib.report.page import KINDS, Page, Section, TableView, meaning_of
+
+_TERMS = (
+    "unique feature", "M", "white box, grey box, black box", "self-influence", "null", "p-value", "95 % interval", "power",
+    "external model", "model seed", "diagnostic",
+)  # fmt: skip
+_NOT_SHOWN = (
+    "Whether other features are remembered: only this one was asked about, in this place and typeface.",
+    "That the feature can be read out of the model by somebody who does not know it: it is shown to the model.",
+    "That a single model which was trained with the feature remembers it, unless an external model itself was audited.",
+)
 
 
 def build_page(
@@ -71,6 +81,16 @@ def build_page(
         ),
     ]
     return Page(
+        meaning=meaning_of(
+            found.word,
+            shown="Whoever can show the model pictures with and without the feature can tell from its answers that the "
+            "feature stood "
+            "in the training data, though it stood in a single example: for a name on an X-ray, that this patient was in it.",
+            bounded="Whoever shows the model the feature sees its answers change at most by the stated amount beyond what "
+            "any feature "
+            "of the kind does.",
+        ),
+        limits=_NOT_SHOWN, terms=_TERMS, model=material.facts.get("model", ""),
         title=recipe.title, audit="unique-feature", run=run, verdict=found.sentence,
         verdict_kind=KINDS[found.word], lead=found.explanation,
         numbers=_numbers_of_own(findings) if recipe.trained is not None else _numbers(findings),
