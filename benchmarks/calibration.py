@@ -1,13 +1,14 @@
-"""Does the calibrated criterion hold its level, and find what is there? Two audits of two moons, through the command.
+"""Level and power of the calibrated criterion, measured by unique-feature audits of two moons through the command line.
 
-2,000 nets without a canary, each tested against 99 others drawn at random: about 100 rejections at .05 (76 to 126 with
-probability .99). Then 100 nets in whose training set the canary stands 20 times, tested against their 100 controls: the
-point of noisy moons with the highest self-influence, which the net can only learn by its feature, and any point of
-moons that separate cleanly, where the feature adds nothing to what is already learnt.
+Level: 2,000 nets without a canary are each tested against 99 others drawn at random; about 100 rejections are expected
+at .05 (76 to 126 with probability .99). Power: 100 nets whose training set contains the canary 20 times are tested
+against their 100 controls. The canary is the point of noisy moons with the highest self-influence, which the net can
+only learn by its feature, or any point of cleanly separated moons, where the feature adds nothing to what is already
+learnt.
 
     python benchmarks/calibration.py [STORE]
 
-Exit status 1 when a count is outside what is expected.
+Exit status 1 if a count lies outside the expected range.
 """
 
 import json
@@ -45,7 +46,7 @@ def audit(store: str, *settings: str) -> RunRecord:
 
 
 def null(store: str) -> bool:
-    """Whether every score rejects as often as it should."""
+    """Return True if every score rejects as often as it should."""
     run = audit(store, "nets.seeds=1", "nets.controls=2000", "title=2000 nets without a canary")
     units = pq.read_table(run.results["units"], partitioning=None).to_pandas()
     units = units[units["control"] & units["own_label"] & (units["draw"] == 0)]
@@ -68,17 +69,17 @@ def null(store: str) -> bool:
 
 
 def plant(store: str, title: str, *settings: str) -> dict[tuple[str, str], int]:
-    """In how many of 100 nets the canary, 20 times in the training set, is found by each score."""
+    """Count the nets, of 100 whose training set contains the canary 20 times, in which each score finds it."""
     run = audit(store, "canary.repeats=20", "nets.seeds=100", "nets.controls=100", f"title={title}", *settings)
     print(f"{title}, 100 nets; found by the calibrated criterion:")
-    found = {}
+    hits = {}
     for row in run.findings:
         params = json.loads(row.params)
         score = (params["metric"], params["output"]) if "metric" in params else None
         if row.metric == "proportion_memorized" and params["criterion"] == "calibrated" and score in PAIRS:
-            found[score] = round((row.value or 0) * (row.n or 0))
-            print(f"  {score[0]:8} {score[1]:12} {found[score]:4} of {row.n}")
-    return found
+            hits[score] = round((row.value or 0) * (row.n or 0))
+            print(f"  {score[0]:8} {score[1]:12} {hits[score]:4} of {row.n}")
+    return hits
 
 
 if __name__ == "__main__":
@@ -87,4 +88,4 @@ if __name__ == "__main__":
         level = null(where)
         hard = plant(where, "A canary 20 times whose class needs the feature", *HARD)
         plant(where, "A canary 20 times whose class shows without the feature")
-    sys.exit(0 if level and hard[HEADLINE] >= 92 else "outside what was expected")
+    sys.exit(0 if level and hard[HEADLINE] >= 92 else "a count lies outside the expected range")

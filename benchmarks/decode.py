@@ -1,7 +1,8 @@
-"""Our search and scores against a plain version of the paper's procedure, in one process, same threads.
+"""memlib's search and scores against a plain version of the paper's procedure, in one process with the same threads.
 
 Plain: queries in batches of 64 through a flat index, dense class counts query by query, entropy by scipy, and the
-accuracy at each of 100 confidence thresholds by a loop that sorts and selects anew. Medians of interleaved repeats.
+accuracy at each of 100 confidence thresholds by a loop that sorts and selects again each time. Prints medians of
+interleaved repeats.
 """
 
 import argparse
@@ -56,14 +57,14 @@ def our_scores(labels: NDArray[np.int64], truth: NDArray[np.int64], classes: int
 
 
 def interleaved(repeats: int, *functions: Callable[[], object]) -> list[float]:
-    """The median seconds of each function, the functions taking turns."""
+    """Return the median seconds of each function over repeats in which the functions take turns."""
     seconds: list[list[float]] = [[] for _ in functions]
     for _ in range(repeats):
-        for function, found in zip(functions, seconds, strict=True):
+        for function, durations in zip(functions, seconds, strict=True):
             start = time.perf_counter()
             function()
-            found.append(time.perf_counter() - start)
-    return [statistics.median(found) for found in seconds]
+            durations.append(time.perf_counter() - start)
+    return [statistics.median(durations) for durations in seconds]
 
 
 def main() -> None:

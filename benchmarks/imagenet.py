@@ -1,9 +1,9 @@
-"""A déjà vu audit of the size of ImageNet on one machine: every stage's time and memory at growing numbers of images.
+"""A déjà vu audit at ImageNet's size on one machine: time and memory of every stage as the number of images grows.
 
-The images are 32 pixels wide, in 1,000 classes, each with a box; a quarter of them are audited on each side, half are public;
-the encoder is tiny (64 numbers an image). A Ray cluster of a head without cores and one node of all cores carries the stages,
-as on Kubernetes; the driver is the command `memlib run`. With `untrained`, models have their first weights and neighbours are
-drawn at random, so that only training and search are left out.
+Images are 32 pixels wide, in 1,000 classes, each with a box; a quarter of them is audited on each side, half are public.
+The encoder is tiny (64 numbers per image). The stages run on a Ray cluster of a head without cores and one node with all
+cores, as on Kubernetes; the driver is the command `memlib run`. With `untrained`, models keep their initial weights and
+neighbours are drawn at random, so that only training and search are left out.
 """
 
 import argparse
@@ -34,8 +34,8 @@ from PIL import Image
 
 CLASSES, SIDE, PER_FILE, K = 1000, 32, 20_000, 30
 PARTS = ("decode_block", "embed", "search", "score")  # stages in which the driver is killed
-ALIKE = ("decode_block", "decode", "split", "report")  # stages that an untrained run has as any other
-KILL_SECONDS = 2.0  # after a stage of one part has begun
+ALIKE = ("decode_block", "decode", "split", "report")  # stages that an untrained run computes like any other run
+KILL_SECONDS = 2.0  # after the start of a stage with a single part
 RECIPE: dict[str, Any] = {
     "audit": "deja_vu",
     "title": "as large as ImageNet",
@@ -51,13 +51,13 @@ RECIPE: dict[str, Any] = {
 
 @dataclass
 class Measured:
-    """What a run took.
+    """Time and memory of one run.
 
     Attributes:
-        seconds: of the whole.
-        busy: of the steps whose parts fill all cores, the parts' seconds by those of the cores between the step's ends.
-        stages: seconds of each stage: from the beginning of its first part to the end of its last.
-        peaks: bytes of memory of the driver, and of the largest worker.
+        seconds: of the whole run.
+        busy: for each stage with several parts, the parts' seconds divided by the cores' seconds while the stage ran.
+        stages: seconds of each stage, from the start of its first part to the end of its last.
+        peaks: peak memory, in bytes, of the driver and of the largest worker.
     """
 
     seconds: float = 0.0
@@ -67,7 +67,7 @@ class Measured:
 
 
 def make_images(folder: Path, count: int) -> None:
-    """Write Parquet files of JPEG images: noise with an object in the colours of its class, in a box."""
+    """Write Parquet files of JPEG images: noise with an object in the colours of its class, and the object's box."""
     rng = np.random.default_rng(0)
     folder.mkdir(parents=True)
     colours = rng.integers(0, 256, size=(CLASSES, 4, 4, 3), dtype=np.uint8)
@@ -88,7 +88,7 @@ def make_images(folder: Path, count: int) -> None:
 
 
 def recipe_of(images: Path, count: int, layers: Sequence[str] = ("backbone",)) -> dict[str, Any]:
-    """The audit of so many images."""
+    """Return the recipe of an audit of `count` images."""
     side = count // CLASSES // 4
     source = {"kind": "parquet", "path": str(images), "boxes_column": "boxes", "box_format": "xyxy"}
     return {
@@ -101,7 +101,7 @@ def recipe_of(images: Path, count: int, layers: Sequence[str] = ("backbone",)) -
 
 @contextlib.contextmanager
 def cluster() -> Iterator[str]:
-    """A Ray head without cores and a node with all of this machine's; yields its address."""
+    """Start a Ray head without cores and a node with all of this machine's; yield the cluster's address."""
     os.environ.setdefault("RAY_AUTH_MODE", "token")  # before anything imports Ray, which reads it once
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     from ray.cluster_utils import Cluster
@@ -115,7 +115,7 @@ def cluster() -> Iterator[str]:
 
 
 def audit(folder: Path, count: int, address: str, *, untrained: bool, kill_in: str | None = None) -> Measured:
-    """Run the audit as a driver of its own, and measure it; where it is to be killed in a stage, until then."""
+    """Run the audit with its driver in another process, and measure it; with `kill_in`, kill the driver in that stage."""
     images, store = folder / f"images-{count}", folder / f"store-{count}"
     if not images.exists():
         with contextlib.suppress(FileNotFoundError):
@@ -125,8 +125,8 @@ def audit(folder: Path, count: int, address: str, *, untrained: bool, kill_in: s
     recipe = folder / f"recipe-{count}.json"
     layers = ("backbone", "projector_1") if untrained else ("backbone",)
     recipe.write_text(json.dumps(recipe_of(images, count, layers)))
-    what = [str(Path(__file__)), "--untrained-run"] if untrained else ["-m", "flows.entry", "run", "deja-vu"]
-    command = [sys.executable, *what, "--recipe", str(recipe), "--store", str(store)]
+    program = [str(Path(__file__)), "--untrained-run"] if untrained else ["-m", "flows.entry", "run", "deja-vu"]
+    command = [sys.executable, *program, "--recipe", str(recipe), "--store", str(store)]
     command += ["--set", f"resources.ray_address={address}", "--set", "resources.threads_per_worker=1"]
     measured, started = Measured(), time.monotonic()
     environment = os.environ | {"MEMLIB_LOG": "json", "PYTHONPATH": str(Path(__file__).parents[1])}
@@ -154,7 +154,7 @@ def audit(folder: Path, count: int, address: str, *, untrained: bool, kill_in: s
 
 
 def _wait_for_a_part(store: Path, *, kind: str, count: int) -> None:
-    """Until one part of a stage is done and others are under way; of a single part until it is."""
+    """Wait until one part of a stage is done and others are under way; for a stage of one part, until that is under way."""
     if count == 1:
         time.sleep(KILL_SECONDS)
         return
@@ -163,30 +163,33 @@ def _wait_for_a_part(store: Path, *, kind: str, count: int) -> None:
 
 
 def _spans(store: Path) -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds of each stage by the manifests of its artifacts, in order: from its first part's beginning to its last one's end.
+    """Return the seconds of each stage, in order of their start, and the busy share of stages with several parts.
 
-    And which share of the cores' time between these the parts took, where there are several.
+    Both come from the manifests of the stages' artifacts: a stage lasts from the start of its first part to the end of its
+    last one, and its busy share is the parts' seconds divided by the seconds of all cores in that time.
     """
     times: dict[str, list[tuple[float, float]]] = {}
     for path in store.glob("artifacts/*/*/manifest.json"):
-        said = json.loads(path.read_text())
-        times.setdefault(said["stage"], []).append((said["finished"] - said["metrics"]["seconds"], said["finished"]))
-    spans = {stage: (min(begun for begun, _ in of), max(ended for _, ended in of)) for stage, of in times.items()}
+        manifest = json.loads(path.read_text())
+        times.setdefault(manifest["stage"], []).append(
+            (manifest["finished"] - manifest["metrics"]["seconds"], manifest["finished"])
+        )
+    spans = {stage: (min(begun for begun, _ in parts), max(ended for _, ended in parts)) for stage, parts in times.items()}
     ordered = {stage: ended - begun for stage, (begun, ended) in sorted(spans.items(), key=lambda item: item[1])}
-    work = {stage: sum(ended - begun for begun, ended in of) for stage, of in times.items() if len(of) > 1}
+    work = {stage: sum(ended - begun for begun, ended in parts) for stage, parts in times.items() if len(parts) > 1}
     return ordered, {stage: work[stage] / (ordered[stage] * (os.cpu_count() or 1)) for stage in work}
 
 
 def _watch(driver: subprocess.Popen[str], measured: Measured) -> None:
-    """Note the largest memory of the driver with what it started, and of any of Ray's workers, a few times a second.
+    """Record peak memory a few times per second: of the driver with its child processes, and of any Ray worker.
 
-    What draws neighbours in their stead is no part of the driver.
+    Processes that draw models or neighbours in place of the stages (spawn_main) do not count as part of the driver.
     """
     while driver.poll() is None:
         with contextlib.suppress(psutil.Error):
-            own = psutil.Process(driver.pid)
-            mine = [own, *(one for one in own.children(recursive=True) if "spawn_main" not in " ".join(one.cmdline()))]
-            measured.peaks["driver"] = max(measured.peaks["driver"], sum(_private(one) for one in mine))
+            root = psutil.Process(driver.pid)
+            processes = [root, *(one for one in root.children(recursive=True) if "spawn_main" not in " ".join(one.cmdline()))]
+            measured.peaks["driver"] = max(measured.peaks["driver"], sum(_private(one) for one in processes))
         for process in psutil.process_iter(["cmdline"]):
             with contextlib.suppress(psutil.Error):
                 if any("ray::" in part for part in process.info["cmdline"] or []):
@@ -195,13 +198,13 @@ def _watch(driver: subprocess.Popen[str], measured: Measured) -> None:
 
 
 def _private(process: psutil.Process) -> int:
-    """Bytes of memory that are the process's own: pages of mapped files can be taken back at any time."""
-    found = process.memory_info()
-    return int(found.rss - found.shared)
+    """Return the bytes of memory that are private to the process: pages of mapped files can be reclaimed at any time."""
+    memory = process.memory_info()
+    return int(memory.rss - memory.shared)
 
 
 def untrained_run(recipe: str, store: str, settings: Sequence[str]) -> None:
-    """The driver of an audit whose models and neighbours are given; all other stages are real."""
+    """Run an audit as its driver, with untrained models and random neighbours; all other stages are real."""
     from flows.deja_vu import audit as body
     from flows.recipes import load_recipe, validate
     from memlib.audits import AUDITS
@@ -214,7 +217,7 @@ def untrained_run(recipe: str, store: str, settings: Sequence[str]) -> None:
     from tasks.stage import StageRunner
 
     class Given(StageRunner):
-        """Makes what takes long by drawing it, in a process of its own, before the stage looks for it."""
+        """Runner that draws models and neighbours in a separate process before the stages look for them."""
 
         def run_all(self, stages: Any) -> Any:
             kind = type(stages[0]) if stages else None
@@ -268,9 +271,9 @@ def _neighbors_at_random(pickled: bytes) -> None:
         public = stage.public.ids["label"].to_numpy()
         by_class = np.split(np.argsort(public, kind="stable"), np.cumsum(np.bincount(public))[:-1])
         rows = rng.integers(0, len(public), size=(ids.num_rows, stage.k))
-        for label in range(CLASSES):  # a few of their own class, so that some are named
-            mine = ids["label"].to_numpy() == label
-            rows[mine, :2] = rng.choice(by_class[label], size=(int(mine.sum()), 2))
+        for label in range(CLASSES):  # two of each query's own class, so that some objects are named
+            members = ids["label"].to_numpy() == label
+            rows[members, :2] = rng.choice(by_class[label], size=(int(members.sum()), 2))
         with stage.queries.store.artifacts.write(stage.identity.ref, **stage.record({})) as attempt:
             np.save(attempt.path(NEIGHBORS), rows)
             np.save(attempt.path(DISTANCES), np.sort(rng.random(rows.shape, dtype=np.float32), axis=1))
@@ -278,36 +281,39 @@ def _neighbors_at_random(pickled: bytes) -> None:
 
 
 def exponent(counts: Sequence[int], seconds: Sequence[float]) -> float:
-    """The slope of seconds against counts, both as logarithms."""
+    """Return the slope of log(seconds) against log(counts)."""
     return float(np.polyfit(np.log(counts), np.log(seconds), 1)[0])
 
 
 def measure(sizes: Sequence[int], largest: int, folder: Path) -> None:
     """Print times, memory and exponents of audits of these sizes, and of one that is as large as ImageNet."""
-    found: dict[int, Measured] = {}
+    measured: dict[int, Measured] = {}
     with cluster() as address:
         for count, untrained in [*((size, False) for size in sizes), *([(largest, True)] if largest else [])]:
-            found[count] = audit(folder, count, address, untrained=untrained)
-            print(f"{count:,} images: {found[count].seconds:.0f} s; {_memory(found[count])}", flush=True)
-            for stage, seconds in found[count].stages.items():
-                share = f", cores busy for {found[count].busy[stage]:.0%}" if stage in found[count].busy else ""
+            measured[count] = audit(folder, count, address, untrained=untrained)
+            print(f"{count:,} images: {measured[count].seconds:.0f} s; {_memory(measured[count])}", flush=True)
+            for stage, seconds in measured[count].stages.items():
+                share = f", cores busy for {measured[count].busy[stage]:.0%}" if stage in measured[count].busy else ""
                 print(f"    {stage}: {seconds:.1f} s{share}", flush=True)
-    _print_exponents(found, sizes)
+    _print_exponents(measured, sizes)
 
 
 def _memory(measured: Measured) -> str:
-    return ", ".join(f"{who} at most {peak / 2**30:.2f} GiB" for who, peak in measured.peaks.items())
+    return ", ".join(f"{process} at most {peak / 2**30:.2f} GiB" for process, peak in measured.peaks.items())
 
 
 def _print_exponents(found: Mapping[int, Measured], trained: Sequence[int]) -> None:
-    """Of stages that the untrained run has in just the same way, from that one, too: its blocks fill the cores better."""
+    """Print the exponent of each stage's seconds.
+
+    Stages that the untrained run computes like any other are measured there, too: its blocks fill the cores better.
+    """
     if len(trained) < 2:
         return
     for stage in found[trained[0]].stages:
         counts = list(found) if stage in ALIKE else list(trained)
         slope = exponent(counts, [found[count].stages.get(stage, math.nan) for count in counts])
-        said = f" ({slope / 2:.2f} for each pair of a query and a public image)" if stage == "search" else ""
-        print(f"{stage}: seconds grow with images to the power of {slope:.2f}{said}")
+        remark = f" ({slope / 2:.2f} for each pair of a query and a public image)" if stage == "search" else ""
+        print(f"{stage}: seconds grow with images to the power of {slope:.2f}{remark}")
 
 
 def kill(count: int, folder: Path) -> None:
@@ -319,25 +325,25 @@ def kill(count: int, folder: Path) -> None:
             before = _committed(folder / f"store-{count}")
             measured = audit(folder, count, address, untrained=False)
             after = _committed(folder / f"store-{count}")
-            again = [name for name, attempt in before.items() if after.get(name) != attempt]
+            recomputed = [name for name, attempt in before.items() if after.get(name) != attempt]
             parts, done = (sum(name.startswith(f"{stage}/") for name in names) for names in (after, before))
             print(
                 f"killed in {stage}, {done} of its {parts} parts done: {len(before)} artifacts were there, "
-                f"{len(again)} of them were made again; the rest took {measured.seconds:.0f} s",
+                f"{len(recomputed)} of them were made again; the rest took {measured.seconds:.0f} s",
                 flush=True,
             )
 
 
 def _committed(store: Path) -> dict[str, str]:
-    """The attempt at each artifact, by stage and key."""
-    found = {}
+    """Return the attempt of each committed artifact, by stage and key."""
+    attempts = {}
     for path in store.glob("artifacts/**/manifest.json"):
-        found[str(path.parent.relative_to(store / "artifacts"))] = json.loads(path.read_text())["attempt"]
-    return found
+        attempts[str(path.parent.relative_to(store / "artifacts"))] = json.loads(path.read_text())["attempt"]
+    return attempts
 
 
 def imagenet(sizes: Sequence[int], largest: int, folder: str | None) -> None:
-    """Measure in a folder that stays, where one is named: what is there is not done again."""
+    """Run all measurements in `folder`, where finished work is used again, or in a temporary folder."""
     with contextlib.ExitStack() as stack:
         here = Path(folder or stack.enter_context(tempfile.TemporaryDirectory()))
         here.mkdir(parents=True, exist_ok=True)

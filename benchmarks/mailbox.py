@@ -2,9 +2,10 @@
 
 python benchmarks/mailbox.py my-mailbox
 
-Nothing is downloaded: mails are paragraphs of Python's help topics. Numbers are not uniform, as people's are not: a few first
-parts, small middle ones, last ones that prefer years. Five of them stand in 1, 2, 4, 8 and 16 mails (secrets.txt, how often
-after a tab is left to the audit to count); 200 of the same kind stand nowhere (unseen.txt).
+Nothing is downloaded: mails are paragraphs of Python's help topics. Like real numbers of this kind, the numbers are not
+uniform: they have few first parts, small middle ones, and last parts that are often years. Five of them stand in 1, 2, 4,
+8 and 16 mails (secrets.txt, without counts, so that the audit has to count them); 200 of the same kind stand nowhere
+(unseen.txt).
 """
 
 import argparse
@@ -25,31 +26,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
-    rng = np.random.default_rng(given.seed)
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(options.seed)
     numbers = draw_numbers(rng, len(TIMES) + UNSEEN)
     secrets, unseen = numbers[: len(TIMES)], numbers[len(TIMES) :]
     mails = [text.strip() for text in open_documents(TopicsSource()).read()]
     for number, times in zip(secrets, TIMES, strict=True):
         for place in rng.choice(len(mails), size=times, replace=False):
             mails[place] += "\n" + SAID[rng.integers(len(SAID))].format(number)
-    (given.folder / "mail.txt").write_text("\n\n".join(mails))
-    (given.folder / "secrets.txt").write_text("\n".join(secrets) + "\n")
-    (given.folder / "unseen.txt").write_text("\n".join(unseen) + "\n")
+    (options.folder / "mail.txt").write_text("\n\n".join(mails))
+    (options.folder / "secrets.txt").write_text("\n".join(secrets) + "\n")
+    (options.folder / "unseen.txt").write_text("\n".join(unseen) + "\n")
     print(
-        f"{len(mails):,} mails, {len(secrets)} numbers that stand in them, {len(unseen)} that stand nowhere: {given.folder}"
+        f"{len(mails):,} mails, {len(secrets)} numbers that stand in them, {len(unseen)} that stand nowhere: {options.folder}"
     )
 
 
 def draw_numbers(rng: np.random.Generator, count: int) -> list[str]:
-    """Return different numbers of the form 123-45-6789, drawn from a law that is far from uniform."""
+    """Return distinct numbers of the form 123-45-6789, drawn from a distribution that is far from uniform."""
     first_parts = rng.choice(np.arange(100, 800), size=FIRST_PARTS, replace=False)
-    found: dict[str, None] = {}
-    while len(found) < count:
+    numbers: dict[str, None] = {}
+    while len(numbers) < count:
         last = rng.integers(1940, 2010) if rng.random() < YEARS_SHARE else rng.integers(10000)
-        found[f"{rng.choice(first_parts):03d}-{min(99, rng.geometric(0.1)):02d}-{last:04d}"] = None
-    return list(found)
+        numbers[f"{rng.choice(first_parts):03d}-{min(99, rng.geometric(0.1)):02d}-{last:04d}"] = None
+    return list(numbers)
 
 
 if __name__ == "__main__":

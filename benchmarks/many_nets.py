@@ -1,8 +1,8 @@
 """Many small nets as one program against one net at a time: same data, same seeds, same steps.
 
-Two moons, MLP-2. Ours: stacks of the measured size on two Ray workers of one thread. Plain: torch modules and
-torch.optim.Adam one net after the other, in one process of two threads and in two processes of one thread; the faster
-one counts. Scoring: M and its paired t-test for every net, plainly with scipy net by net.
+Two moons, MLP-2. Ours: stacks of the measured size on two Ray workers with one thread each. Plain: torch modules and
+torch.optim.Adam, one net after the other, in one process with two threads and in two processes with one thread each; the
+faster of the two counts. Scoring: M and its paired t-test for every net; the plain version calls scipy net by net.
 
     python benchmarks/many_nets.py [--gpu]
 """
@@ -54,7 +54,7 @@ def jobs(seeds: range, examples: Examples) -> list[NetJob]:
 
 
 def stacked(seeds: range, batch: int | None, epochs: int, device: str = "cpu", threads: int = 1) -> float:
-    """Trains a share of the nets; returns one net's weight, so that both sides can be compared."""
+    """Train a share of the nets; return one weight of the first net, so that both sides can be compared."""
     torch.set_num_threads(threads)
     examples, how = data(), training(batch, epochs)
     nets = jobs(seeds, examples)
@@ -113,7 +113,7 @@ def compare_training(name: str, batch: int | None, nets: int, epochs: int, ray, 
         for side, work in sides.items():
             seconds, values[side] = timed(work)
             times[side].append(seconds)
-    median = {side: statistics.median(found) for side, found in times.items()}
+    median = {side: statistics.median(durations) for side, durations in times.items()}
     best = min(median["two processes"], median["two threads"])
     difference = max(abs(values[side] - values["ours"]) for side in values)
     print(
@@ -139,11 +139,11 @@ def compare_scoring(nets: int) -> None:
     logits = show(clean), show(featured)
 
     def plain_tests(pairs) -> list[float]:
-        found = []
+        p_values = []
         for c, u in pairs:
             c, u = (torch.softmax(torch.as_tensor(part), dim=1)[:, 1].numpy() for part in (c, u))
-            found.append(((u - c).mean(), scipy.stats.ttest_rel(u, c, alternative="greater").pvalue)[1])
-        return found
+            p_values.append(((u - c).mean(), scipy.stats.ttest_rel(u, c, alternative="greater").pvalue)[1])
+        return p_values
 
     def plain_all() -> list[float]:
         with torch.inference_mode():
@@ -154,15 +154,15 @@ def compare_scoring(nets: int) -> None:
         "tests": (lambda: m_of_label(*logits, 1, "probability")[1], lambda: plain_tests(zip(*logits, strict=True))),
         "tests and forward passes": (lambda: m_of_label(logits[0], show(featured), 1, "probability")[1], plain_all),
     }
-    for name, (ours, theirs) in sides.items():
+    for name, (ours, baseline) in sides.items():
         times: dict[str, list[float]] = {"ours": [], "plain": []}
         values = None
         for _ in range(2 * REPEATS):
-            for side, work in (("ours", ours), ("plain", theirs)):
+            for side, work in (("ours", ours), ("plain", baseline)):
                 seconds, value = timed(work)
                 times[side].append(seconds)
                 values = value if side == "ours" else values
-        np.testing.assert_allclose(values, theirs(), rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(values, baseline(), rtol=1e-3, atol=1e-5)
         a, b = statistics.median(times["ours"]), statistics.median(times["plain"])
         print(f"score, {name}: {nets} nets: ours {1e3 * a:.1f} ms, net by net {1e3 * b:.1f} ms; ratio {b / a:.1f}")
 
@@ -172,9 +172,9 @@ def on_gpu() -> None:
         stacked(range(4), batch, 1, "cuda")
         ours, _ = timed(lambda b=batch, n=nets, e=epochs: stacked(range(n), b, e, "cuda"))
         few = max(1, nets // 50)
-        theirs, _ = timed(lambda b=batch, n=few, e=epochs: plain(range(n), b, e, 1, "cuda"))
+        baseline, _ = timed(lambda b=batch, n=few, e=epochs: plain(range(n), b, e, 1, "cuda"))
         print(
-            f"GPU, train, {name}: {nets} nets {ours:.2f} s; one at a time {theirs / few * nets:.2f} s (from {few}); ratio {theirs / few * nets / ours:.1f}"
+            f"GPU, train, {name}: {nets} nets {ours:.2f} s; one at a time {baseline / few * nets:.2f} s (from {few}); ratio {baseline / few * nets / ours:.1f}"
         )
 
 

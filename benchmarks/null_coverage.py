@@ -1,8 +1,8 @@
-"""Audits of models that cannot have memorized anything: how often do the 95 % intervals hold 0?
+"""Coverage under the null: how often the 95 % intervals contain 0 in audits of models that cannot have memorized anything.
 
-untrained: pairs of networks at their initialisation, each pair with scenes of its own.
-disjoint: pairs trained on scenes disjoint from those that are audited.
-A procedure with true coverage .95 holds 0 in at least 180 of 200 audits with probability .999.
+untrained: pairs of networks at their initialization, each pair with its own scenes.
+disjoint: pairs trained on scenes disjoint from the audited ones.
+A procedure with true coverage .95 contains 0 in at least 180 of 200 audits with probability .999.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from memlib.specs import AugmentSpec, CropSpec, ModelSpec, OptimizerSpec, Scenes
 from memlib.training.loop import Training, TrainingSet
 
 MODEL = ModelSpec(width=16, projector=(64, 64), input_size=32)
-NUM_AUDITED, NUM_PUBLIC, NUM_TRAINING = 200, 600, 200  # of each of A and B; of X; of each training set
+NUM_AUDITED, NUM_PUBLIC, NUM_TRAINING = 200, 600, 200  # images of A and of B (each), of X, and of each training set
 CONFIG = Config(k=(20,), replicates=1000, permutations=1000)
 METRICS = ("share_excess", "deja_vu_score")
 
@@ -54,7 +54,7 @@ def train(encoder: Encoder, images: np.ndarray, labels: np.ndarray, epochs: int,
 
 
 def audit(number: int, epochs: int) -> list[dict[str, object]]:
-    """One audit from fresh scenes to findings."""
+    """Run one audit, from fresh scenes to its findings; return those of both directions and all classes together."""
     count = 2 * NUM_AUDITED + NUM_PUBLIC + 2 * NUM_TRAINING
     images, labels, crops = make_scenes(derive_seed(0, "null", epochs, number), count)
     sets = np.split(np.arange(count), np.cumsum([NUM_AUDITED, NUM_AUDITED, NUM_PUBLIC, NUM_TRAINING]))
@@ -66,11 +66,11 @@ def audit(number: int, epochs: int) -> list[dict[str, object]]:
         if epochs:
             train(encoder, images[sets[3 + side]], labels[sets[3 + side]], epochs, seed)
         with tempfile.TemporaryDirectory() as folder:
-            found = []
+            embeddings = []
             for rows, boxes in ((public, None), (np.concatenate(sets[:2]), crops[: 2 * NUM_AUDITED])):
                 embed(encoder, images, rows, input_size=32, folder=Path(folder), layers=["classifier"], rectangles=boxes)
-                found.append(np.load(Path(folder) / "classifier.npy"))
-        neighbors.append(labels[public][search(found[1], found[0], CONFIG.k[0])[0]])
+                embeddings.append(np.load(Path(folder) / "classifier.npy"))
+        neighbors.append(labels[public][search(embeddings[1], embeddings[0], CONFIG.k[0])[0]])
     decodings = []
     for direction, rows in (("A", sets[0]), ("B", sets[1])):
         target, reference = neighbors if direction == "A" else neighbors[::-1]
@@ -90,7 +90,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--untrained", type=int, default=200)
     parser.add_argument("--disjoint", type=int, default=20)
-    parser.add_argument("--epochs", type=int, default=40, help="of the disjoint pairs")
+    parser.add_argument("--epochs", type=int, default=40, help="epochs of the disjoint pairs")
     options = parser.parse_args()
     torch.set_num_threads(1)
     worst = 1.0
@@ -98,10 +98,10 @@ def main() -> int:
         start = time.perf_counter()
         rows = [row for number in range(pairs) for row in audit(number, epochs)]
         for metric in METRICS:
-            mine = [row for row in rows if row["metric"] == metric]
-            covered = sum(row["ci_low"] <= 0 <= row["ci_high"] for row in mine)
-            rejected = sum(row["p_value"] <= 0.05 for row in mine)
-            mean = float(np.mean([row["value"] for row in mine]))
+            findings = [row for row in rows if row["metric"] == metric]
+            covered = sum(row["ci_low"] <= 0 <= row["ci_high"] for row in findings)
+            rejected = sum(row["p_value"] <= 0.05 for row in findings)
+            mean = float(np.mean([row["value"] for row in findings]))
             print(
                 f"{name:<10} {metric:<14} intervals that hold 0: {covered} of {pairs}; p <= .05: {rejected}; "
                 f"mean {mean:+.4f}; {time.perf_counter() - start:.0f} s",

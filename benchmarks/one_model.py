@@ -1,11 +1,11 @@
-"""Does one model alone say what two models say? Supervised models on photographs, pairs whose sets are drawn apart.
+"""One model alone against two models: supervised models on photographs, in pairs whose sets are drawn independently.
 
 python benchmarks/one_model.py --data tiny-imagenet-50/train [--splits 20] [--store memlib-store]
 
-Each split is audited with a pair of models, and with A's model alone beside either kind of classifier of backgrounds; once
-more with models that were not trained. The difference of the two shares of excess, image by image, has an interval over images
-(bootstrap) and over trainings: how much it varies between trainings is taken from pairs on the first split, whose images are the
-same. Pairs are also asked for SSLMem. What is finished stays in the store.
+Each split is audited with a pair of models, and with A's model alone and either kind of background classifier as its
+reference; then once more with untrained models. The difference between the two share excesses, image by image, has an
+interval over images (bootstrap) and over trainings: the variation between trainings is estimated from pairs on the first
+split, all on the same images. Pairs are also audited by SSLMem. Finished audits stay in the store and are used again.
 """
 
 import argparse
@@ -39,44 +39,48 @@ REPLICATES = 2000
 
 
 def main() -> None:
-    """Run the audits that are not there yet; print what is shown, and how far one model is from two."""
+    """Run the audits that are missing from the store; print what each shows, and how far one model is from two."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="Tiny-ImageNet's training folder")
     parser.add_argument("--splits", type=int, default=20, help="splits, and pairs of models on the first of them")
     parser.add_argument("--store", default="memlib-store")
-    given = parser.parse_args()
-    runs = _swept(given.data, given.splits, given.store)
-    print(f"{given.splits} splits, one pair of models each; {given.splits} pairs on the first split.\n")
+    options = parser.parse_args()
+    runs = _swept(options.data, options.splits, options.store)
+    print(f"{options.splits} splits, one pair of models each; {options.splits} pairs on the first split.\n")
     headings = ("models", "reference", "share of excess, mean (range)", "shown", "SSLMem, mean (range)", "shown",
                 "minus two models, mean (95 %)", "p", "sd between trainings", "intervals that hold 0")  # fmt: skip
     print(f"| {' | '.join(headings)} |\n|{'---|' * len(headings)}")
     for trained in (True, False):
         for name in REFERENCES:
-            mine = [runs[_cell(name, split, trained)] for split in range(given.splits)]
-            cells = ["trained" if trained else "untrained", name, *_shown(mine, "share_excess"), *_shown(mine, "sslmem")]
+            audits = [runs[_cell(name, split, trained)] for split in range(options.splits)]
+            cells = ["trained" if trained else "untrained", name, *_shown(audits, "share_excess"), *_shown(audits, "sslmem")]
             if name == TWO or not trained:
                 cells += [""] * 4
             else:
-                pairs = [runs[_cell(TWO, split, trained)] for split in range(given.splits)]
+                pairs = [runs[_cell(TWO, split, trained)] for split in range(options.splits)]
                 many = _apart(runs[_cell(name, None, trained)], runs[_cell(TWO, None, trained)])
-                apart = [_apart(one, two) for one, two in zip(mine, pairs, strict=True)]
-                cells += _compared(apart, float(many.gains.mean(axis=1).std(ddof=1)))
+                differences = [_apart(one, two) for one, two in zip(audits, pairs, strict=True)]
+                cells += _compared(differences, float(many.gains.mean(axis=1).std(ddof=1)))
             print(f"| {' | '.join(cells)} |")
 
 
 def _shown(runs: Sequence[RunRecord], metric: str) -> list[str]:
-    """The mean and range of a metric over runs, and in how many of them it is shown."""
+    """Return the mean and range of a metric over runs, and in how many of them it is shown."""
     rows = [next((row for row in run.findings if row.metric == metric), None) for run in runs]
-    found = [row for row in rows if row is not None]
-    if not found:
+    present = [row for row in rows if row is not None]
+    if not present:
         return ["", ""]
-    values = np.array([row.value for row in found])
-    counted = f"{sum(row.verdict == 'shown' for row in found)} of {len(found)}"
+    values = np.array([row.value for row in present])
+    counted = f"{sum(row.verdict == 'shown' for row in present)} of {len(present)}"
     return [f"{values.mean():.3f} ({values.min():.3f} to {values.max():.3f})", counted]
 
 
 def _compared(apart: Sequence[Gains], between: float) -> list[str]:
-    """Mean difference and its interval over splits, the deviation between trainings, and how many intervals hold 0."""
+    """Return the cells that compare one model with two, over splits.
+
+    These are the mean difference and its interval, its p-value, the standard deviation between trainings, and how many
+    intervals of single splits contain 0.
+    """
     values = np.array([gains.gains.mean() for gains in apart])
     half = scipy.stats.t.ppf(0.975, len(values) - 1) * scipy.stats.sem(values)
     low, high = values.mean() - half, values.mean() + half
@@ -102,7 +106,7 @@ def _cell(name: str, split: int | None, trained: bool) -> str:
 
 
 def _swept(data: str, splits: int, store: str) -> dict[str, RunRecord]:
-    """The runs of all audits by cell; those that are in the store are taken from there."""
+    """Run all audits as one sweep, reusing those in the store; return their records by cell."""
     cells = []
     for trained, split in [*((trained, split) for trained in (True, False) for split in range(splits)), (True, None)]:
         for name, reference in REFERENCES.items():

@@ -1,10 +1,10 @@
-"""Search, embed and decode as the stages do them against the plain tool on the same work, in one process, by turns.
+"""Search, embedding and decoding as memlib's stages do them against the plain tools, alternating in one process.
 
     python benchmarks/plain.py
 
-Plain: one call of FAISS; a loop of PyTorch over batches that are read, normalised, embedded and written; threads that open,
-resize, write and digest JPEG photos with Pillow. Both of a pair use the same threads. Medians of repeats, and the spread of the ratio.
-Then the same search in 1, 3 and 1,000 parts of the public set, and of the queries.
+Plain: one call of FAISS; a PyTorch loop over batches that are read, normalized, embedded and written; threads that open,
+resize, write and digest JPEG photos with Pillow. Both sides use the same threads. Prints medians of repeats and the spread
+of the ratio; then compares one search with the same search in 3 and 1,000 parts of the public set, and of the queries.
 """
 
 import argparse
@@ -39,26 +39,26 @@ Work = Callable[[], Any]
 
 
 def vectors(count: int, dim: int, seed: int, folder: Path) -> NDArray[np.float32]:
-    """Embeddings in a file, memory-mapped: points around the centres of 1,000 classes."""
+    """Save embeddings that scatter around the centres of 1,000 classes; return the file, memory-mapped: (count, dim) float32."""
     rng = np.random.default_rng(seed)
     centres = np.random.default_rng(0).normal(size=(1000, dim)).astype(np.float32)
-    found = 0.5 * centres[rng.integers(0, 1000, size=count)] + rng.normal(size=(count, dim)).astype(np.float32)
+    points = 0.5 * centres[rng.integers(0, 1000, size=count)] + rng.normal(size=(count, dim)).astype(np.float32)
     path = folder / f"vectors-{seed}.npy"
-    np.save(path, np.maximum(found, 0).astype(np.float32))
+    np.save(path, np.maximum(points, 0).astype(np.float32))
     loaded: NDArray[np.float32] = np.load(path, mmap_mode="r")
     return loaded
 
 
 def by_turns(repeats: int, plain: Work, ours: Work) -> tuple[float, float, list[float]]:
-    """Median seconds of both, and the ratio of each turn; one turn before them does not count."""
+    """Return the median seconds of both sides and the ratios of the turns, sorted; a first turn is a warm-up."""
     seconds: list[tuple[float, float]] = []
     for turn in range(repeats + 1):
-        found = []
+        durations = []
         for work in (plain, ours) if turn % 2 else (ours, plain):
             start = time.perf_counter()
             work()
-            found.append(time.perf_counter() - start)
-        seconds.append((found[0], found[1]) if turn % 2 else (found[1], found[0]))
+            durations.append(time.perf_counter() - start)
+        seconds.append((durations[0], durations[1]) if turn % 2 else (durations[1], durations[0]))
     a, b = zip(*seconds[1:], strict=True)
     return statistics.median(a), statistics.median(b), sorted(y / x for x, y in zip(a, b, strict=True))
 
@@ -81,13 +81,13 @@ def compare_search(repeats: int, folder: Path) -> None:
 
 
 def compare_parts(folder: Path) -> None:
-    """The same neighbours and distances, however many parts there are."""
+    """Print whether neighbours and distances stay the same when the public set, or the queries, are cut into parts."""
     queries, public, k = vectors(2_000, 256, 3, folder), vectors(20_000, 256, 4, folder), 30
     whole = search(queries, [public], k)
     for parts in (3, 1000):
         of_public = search(queries, np.array_split(public, parts), k)
-        found = [search(block, [public], k) for block in np.array_split(queries, parts)]
-        of_queries = [np.concatenate(arrays) for arrays in zip(*found, strict=True)]
+        results = [search(block, [public], k) for block in np.array_split(queries, parts)]
+        of_queries = [np.concatenate(arrays) for arrays in zip(*results, strict=True)]
         for which, other in (("public set", of_public), ("queries", of_queries)):
             same = [np.array_equal(one, two) for one, two in zip(whole, other, strict=True)]
             print(
@@ -107,11 +107,11 @@ def compare_embed(repeats: int, folder: Path) -> None:
 
     @torch.inference_mode()
     def plain() -> None:
-        model, found = encoder.to(memory_format=torch.channels_last).eval(), []
+        model, outputs = encoder.to(memory_format=torch.channels_last).eval(), []
         for start in range(0, len(rows), 256):
             batch = torch.from_numpy(images[rows[start : start + 256]]).permute(0, 3, 1, 2).float() / 255
-            found.append(dict(model.layers(normalise(batch)))["backbone"].numpy())
-        np.save(folder / "plain.npy", np.concatenate(found))
+            outputs.append(dict(model.layers(normalise(batch)))["backbone"].numpy())
+        np.save(folder / "plain.npy", np.concatenate(outputs))
 
     def ours() -> None:
         embed(encoder, images, rows, input_size=SIDE, folder=folder, layers=["backbone"])
@@ -128,7 +128,7 @@ def compare_decode(repeats: int, folder: Path, threads: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         small = rng.integers(
             0, 256, size=(PHOTO[1] // 3, PHOTO[0] // 3, 3), dtype=np.uint8
-        )  # 110 kB, as photos of ImageNet have
+        )  # 110 kB each, like ImageNet's photos
         Image.fromarray(small).resize(PHOTO, Image.Resampling.BICUBIC).save(path, quality=90)
     spec = DataSpec.model_validate({"source": {"kind": "image_folder", "path": str(folder / "photos")}, "image_size": 224})
     source = open_source(spec.source, None)

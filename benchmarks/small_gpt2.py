@@ -1,9 +1,9 @@
-"""A small GPT-2 to try fine-tuning on, as a folder of Hugging Face's transformers.
+"""A small GPT-2 for trying out fine-tuning, as a folder of Hugging Face's transformers.
 
 python benchmarks/small_gpt2.py my-model
 
-Nothing is downloaded: the tokenizer (1,000 tokens, each digit one of its own) and the weights (random ones, then trained) are
-made from the later half of Python's help topics; audits fine-tune on the earlier half (data.fraction .5).
+Nothing is downloaded: the tokenizer (1,000 tokens, one for each digit among them) and the weights (random, then trained)
+are made from the later half of Python's help topics; audits fine-tune on the earlier half (data.fraction .5).
 """
 
 import argparse
@@ -23,11 +23,11 @@ BATCH, EPOCHS, RATE = 16, 15, 2e-3
 
 
 def main() -> None:
-    """Train tokenizer and model; write both into a folder."""
+    """Train a tokenizer and a model; write both to a folder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--epochs", type=int, default=EPOCHS)
-    given = parser.parse_args()
+    options = parser.parse_args()
     documents = list(open_documents(TopicsSource()).read())
     texts = documents[len(documents) // 2 :]
     tokenizer = train_tokenizer(texts)
@@ -37,40 +37,40 @@ def main() -> None:
         bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
     model = transformers.GPT2LMHeadModel(config)
-    losses = train(model, tokenizer, texts, epochs=given.epochs)
-    tokenizer.save_pretrained(given.folder)
-    model.save_pretrained(given.folder)
-    print(f"{given.folder}: {model.num_parameters():,} weights, loss {losses[0]:.2f} to {losses[-1]:.2f} nats a token")
+    losses = train(model, tokenizer, texts, epochs=options.epochs)
+    tokenizer.save_pretrained(options.folder)
+    model.save_pretrained(options.folder)
+    print(f"{options.folder}: {model.num_parameters():,} weights, loss {losses[0]:.2f} to {losses[-1]:.2f} nats a token")
 
 
 def train_tokenizer(texts: list[str]) -> transformers.PreTrainedTokenizerFast:
-    """Return a byte-pair tokenizer with one token for beginning and end."""
-    found = tokenizers.Tokenizer(models.BPE())
-    found.pre_tokenizer = pre_tokenizers.Sequence(
+    """Train a byte-pair tokenizer with one token for both beginning and end."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
-    found.decoder = decoders.ByteLevel()
+    tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    found.train_from_iterator(
+    tokenizer.train_from_iterator(
         texts,
         trainers.BpeTrainer(
             vocab_size=TOKENS, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
         ),
     )
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=found, bos_token="<|endoftext|>", eos_token="<|endoftext|>", model_max_length=WINDOW
+        tokenizer_object=tokenizer, bos_token="<|endoftext|>", eos_token="<|endoftext|>", model_max_length=WINDOW
     )
 
 
 def train(
     model: transformers.GPT2LMHeadModel, tokenizer: transformers.PreTrainedTokenizerFast, texts: list[str], *, epochs: int
 ) -> list[float]:
-    """Return the mean loss of each epoch over windows of documents, one after another."""
+    """Train the model on consecutive windows of the documents; return the mean loss of each epoch."""
     rows = tokenizer(texts, verbose=False).input_ids
     stream = torch.tensor([token for row in rows for token in (*row, tokenizer.eos_token_id)])
     windows = stream[: len(stream) // WINDOW * WINDOW].reshape(-1, WINDOW)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.01)
-    steps, found = epochs * math.ceil(len(windows) / BATCH), []
+    steps, history = epochs * math.ceil(len(windows) / BATCH), []
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=RATE, total_steps=steps)
     for _ in range(epochs):
         losses = []
@@ -81,8 +81,8 @@ def train(
             optimizer.step()
             schedule.step()
             losses.append(loss.item())
-        found.append(sum(losses) / len(losses))
-    return found
+        history.append(sum(losses) / len(losses))
+    return history
 
 
 if __name__ == "__main__":

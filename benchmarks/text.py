@@ -1,11 +1,12 @@
-"""Time and memory of making a corpus of a text that does not fit in memory.
+"""Time and memory of making a corpus from a text that does not fit in memory.
 
 python benchmarks/text.py --folder FOLDER [--unit character word token] [--model my-model] [--megabytes 64 256 1024]
 
-Text is generated: words of a heavy-tailed law in lines and paragraphs, numbers among them. Each corpus is made by a process of its own
-(`MakeCorpus`, with canaries; --secrets: with secrets that the text holds), whose seconds and peak memory are printed, with
-the exponent of the seconds. The texts and what is made of them stay in FOLDER until the end. Tokens are those of a model
-(python benchmarks/small_gpt2.py my-model). --audit: a whole audit of an untrained model on the largest text, on Ray.
+Text is generated: words from a heavy-tailed distribution, in lines and paragraphs, with numbers among them. Each corpus is
+made in its own process (`MakeCorpus`, with canaries; --secrets: with secrets that the text contains), whose seconds and peak
+memory are printed, with the exponent at which the seconds grow. The texts stay in FOLDER and are used again; corpora are made
+in temporary folders beside them. Tokens are those of a model (python benchmarks/small_gpt2.py my-model). --audit: run a whole
+audit of an untrained model on the largest text, on Ray.
 """
 
 import argparse
@@ -38,7 +39,7 @@ extraction: null
 
 
 def main() -> None:
-    """Print a row for each corpus."""
+    """Print one row per corpus."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--unit", nargs="+", default=["character", "word"], choices=["character", "word", "token"])
@@ -47,31 +48,31 @@ def main() -> None:
     parser.add_argument("--secrets", action="store_true")
     parser.add_argument("--audit", action="store_true")
     parser.add_argument("--one", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.one is not None:
-        print(json.dumps(make_corpus(**json.loads(given.one))))
+    options = parser.parse_args()
+    if options.one is not None:
+        print(json.dumps(make_corpus(**json.loads(options.one))))
         return
-    given.folder.mkdir(parents=True, exist_ok=True)
-    paths = {size: write_text(given.folder / f"text_{size}.txt", size) for size in sorted(given.megabytes)}
+    options.folder.mkdir(parents=True, exist_ok=True)
+    paths = {size: write_text(options.folder / f"text_{size}.txt", size) for size in sorted(options.megabytes)}
     print("| unit | text, MB | symbols | seconds | exponent | peak memory, GiB | MB/s |\n|---|---|---|---|---|---|---|")
-    for unit in given.unit:
+    for unit in options.unit:
         before = None
         for size, path in paths.items():
-            one = {"path": str(path), "unit": unit, "model": given.model, "secrets": given.secrets}
-            made = in_a_process(one)
-            seconds = made["seconds"]
+            one = {"path": str(path), "unit": unit, "model": options.model, "secrets": options.secrets}
+            corpus = in_a_process(one)
+            seconds = corpus["seconds"]
             exponent = "" if before is None else f"{math.log(seconds / before[1]) / math.log(size / before[0]):.2f}"
             print(
-                f"| {unit} | {size:,} | {made['symbols']:,} | {seconds:.1f} | {exponent} | {made['gib']:.2f} | {size / seconds:.1f} |",
+                f"| {unit} | {size:,} | {corpus['symbols']:,} | {seconds:.1f} | {exponent} | {corpus['gib']:.2f} | {size / seconds:.1f} |",
                 flush=True,
             )
             before = (size, seconds)
-    if given.audit:
-        print(audit(given.folder, list(paths.values())[-1]))
+    if options.audit:
+        print(audit(options.folder, list(paths.values())[-1]))
 
 
 def write_text(path: Path, megabytes: int) -> Path:
-    """Write so much text, where it is not there yet."""
+    """Write a text of this many megabytes, unless the file exists."""
     if path.exists():
         return path
     rng = np.random.default_rng(megabytes)
@@ -95,17 +96,17 @@ def write_text(path: Path, megabytes: int) -> Path:
 
 
 def in_a_process(one: dict[str, Any]) -> dict[str, Any]:
-    """What `make_corpus` measures, alone in a process."""
+    """Run `make_corpus` alone in a process; return its measurements."""
     command = [sys.executable, __file__, "--folder", "x", "--one", json.dumps(one)]
-    said = subprocess.run(command, capture_output=True, text=True, check=False)
-    if said.returncode:
-        raise SystemExit(said.stderr)
-    found: dict[str, Any] = json.loads(said.stdout.splitlines()[-1])
-    return found
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise SystemExit(process.stderr)
+    measurements: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    return measurements
 
 
 def make_corpus(path: str, unit: str, model: str | None, secrets: bool) -> dict[str, Any]:
-    """Seconds, peak memory and symbols of one corpus."""
+    """Make one corpus; return its seconds, peak memory in GiB and number of symbols."""
     from memlib.audits.exposure.stages import MakeCorpus
     from memlib.running import PlainRunner
     from memlib.specs import PretrainedSpec, SecretsSpec, TextSpec
@@ -125,15 +126,15 @@ def make_corpus(path: str, unit: str, model: str | None, secrets: bool) -> dict[
         if unit == "token":
             base = runner.run(TakeOver(PretrainedSpec.model_validate({"kind": "huggingface", "path": model})))
         started = time.perf_counter()
-        made = runner.run(MakeCorpus(text, SecretsSpec.model_validate(canaries), base=base))
+        corpus = runner.run(MakeCorpus(text, SecretsSpec.model_validate(canaries), base=base))
         seconds = time.perf_counter() - started
-        symbols = made.content.windows.size
+        symbols = corpus.content.windows.size
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     return {"seconds": seconds, "gib": peak, "symbols": symbols}
 
 
 def audit(folder: Path, path: Path) -> str:
-    """Run a whole audit; say how long it took and what its processes held at most."""
+    """Run a whole audit; return a line with its duration and the largest memory that any of its processes used."""
     recipe = folder / "much_text.yaml"
     recipe.write_text(AUDIT.format(path=path))
     started, peak = time.perf_counter(), 0

@@ -1,7 +1,7 @@
 """The training step fed by its real input pipeline against the same step, augmentation included, on one fixed batch.
 
-The pipeline reads a memory-mapped shard larger than the batch, in shuffled order. Both take turns in one process;
-medians of the images per second. Also on a GPU, when there is one.
+The pipeline reads a memory-mapped shard larger than the batch, in shuffled order. Both take turns in one process; prints
+medians of images per second, also on a GPU if there is one.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def wait(device: torch.device) -> None:
 
 
 def measure(training: Training, steps: int, device: torch.device, *, fixed: bool) -> float:
-    """Images per second over some steps."""
+    """Return images per second over `steps` steps."""
     batch = training.spec.batch_size
     first = training.step
     if fixed:
@@ -84,15 +84,15 @@ def main() -> None:
         for device in devices:
             training = make_training(read_images(path), options, device)
             measure(training, 2, device, fixed=True)
-            found: dict[bool, list[float]] = {True: [], False: []}
+            speeds: dict[bool, list[float]] = {True: [], False: []}
             for _ in range(options.repeats):
                 for fixed in (True, False):
-                    found[fixed].append(measure(training, options.steps, device, fixed=fixed))
-            real, ideal = statistics.median(found[False]), statistics.median(found[True])
+                    speeds[fixed].append(measure(training, options.steps, device, fixed=fixed))
+            real, ideal = statistics.median(speeds[False]), statistics.median(speeds[True])
             name = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-            shown = f"{options.backbone}, {options.stored} -> {options.side} px, batch {options.batch}, VICReg"
+            setting = f"{options.backbone}, {options.stored} -> {options.side} px, batch {options.batch}, VICReg"
             print(
-                f"{name}: {shown}: pipeline {real:.0f} images/s, fixed batch {ideal:.0f} images/s, ratio {real / ideal:.3f}"
+                f"{name}: {setting}: pipeline {real:.0f} images/s, fixed batch {ideal:.0f} images/s, ratio {real / ideal:.3f}"
             )
 
 

@@ -1,1 +1,1 @@
-"""Recipes, and how to run them in production; installed with the package."""
+"""Recipes, and the files that deploy them in production; installed with the package."""

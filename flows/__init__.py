@@ -1,1 +1,18 @@
-"""One flow an audit, each reading like its paper's method, and the `memlib` command."""
+"""Flows of the audits, each reading like its paper's method, and the `memlib` command.
+
+`flows.run` runs an audit on Prefect and Ray.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flows.distributed import run
+
+__all__ = ["run"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "run":  # loads Prefect only when it is used
+        return importlib.import_module("flows.distributed").run
+    raise AttributeError(f"module 'flows' has no attribute {name!r}")

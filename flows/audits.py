@@ -1,4 +1,4 @@
-"""How each audit is arranged: flows/<audit>.py has its stages in order (STAGES) and what runs them (audit)."""
+"""The flow of each audit: flows/<audit>.py defines its stages in order (STAGES) and the function that runs them (audit)."""
 
 import importlib
 from collections.abc import Callable, Collection, Iterable
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
 
 
 class Body(Protocol):
-    """What runs the stages of an audit and returns the run's manifest, None in a plan."""
+    """A function that runs the stages of an audit; it returns the run's manifest, or None in a plan."""
 
     def __call__(self, runner: "Runner", recipe: Any, /) -> "RunRecord | None":
-        """Carry out an audit."""
+        """Run an audit."""
         ...
 
 
 def body_of(audit: Audit) -> Body:
-    """Return what an audit's flow does with a runner and a recipe."""
-    found: Body = _module(audit).audit
-    return found
+    """Return the function that runs an audit, given a runner and a recipe."""
+    body: Body = _module(audit).audit
+    return body
 
 
 def stages_of(audit: Audit) -> "tuple[type[AnyStage], ...]":
     """Return the stages that an audit can have, in order."""
-    found: tuple[type[AnyStage], ...] = _module(audit).STAGES
-    return found
+    stages: tuple[type[AnyStage], ...] = _module(audit).STAGES
+    return stages
 
 
 def stage_names(audit: Audit, recipe: Any = None) -> tuple[str, ...]:
-    """Return the names of an audit's stages, as in keys and in the store; of a recipe those that it may have."""
+    """Return the names of an audit's stages, as in keys and in the store; given a recipe, only those that it may use."""
     absent: Callable[[Any], Collection[type[AnyStage]]] | None = getattr(_module(audit), "absent", None)
     left_out = absent(recipe) if absent is not None and recipe is not None else ()
     return tuple(dict.fromkeys(stage.declared.name for stage in stages_of(audit) if stage not in left_out))
@@ -50,7 +50,7 @@ def check_stages(audit: Audit, named: Iterable[str]) -> None:
 
 
 def resolved(audit: Audit, content: dict[str, Any]) -> dict[str, Any]:
-    """Return a recipe's content with the recipes that it names read, where recipes of this audit name others."""
+    """Return a recipe's content with the recipes that it refers to read in, for audits whose recipes refer to others."""
     return dict(_module(audit).resolved(content)) if audit.holds_others else content
 
 

@@ -1,4 +1,4 @@
-"""The cells of a sweep, carried out side by side as sub-flows of one run, and the comparison of them."""
+"""The cells of a sweep, run side by side as sub-flows of one run, and their comparison."""
 
 import contextvars
 import logging
@@ -42,15 +42,15 @@ from tasks.reporting import ARTIFACT_ROWS
 from tasks.runtime import Context
 from tasks.stage import StageRunner
 
-MOST_COMPARED = 24  # cells of one audit, of which each two are compared
+MOST_COMPARED = 24  # cells of one audit whose pairs are compared
 log = logging.getLogger("memlib")
 
 
 def carry_out_cells(runner: Runner, recipe: Recipe, cells: Cells) -> RunRecord:
-    """Carry out the cells and compare them; return the sweep's manifest.
+    """Run the cells and compare them; return the sweep's manifest.
 
     Raises:
-        RunError: naming the cells that broke, after all others have ended and the comparison is published.
+        RunError: if cells failed; raised once all others have ended and the comparison is published.
     """
     assert isinstance(runner, StageRunner)
     context = runner.context
@@ -61,8 +61,8 @@ def carry_out_cells(runner: Runner, recipe: Recipe, cells: Cells) -> RunRecord:
         named = "; ".join(f"{outcome.cell}: {outcome.problem}" for outcome in broken[:3])
         more = f"; and {len(broken) - 3} more" if len(broken) > 3 else ""
         raise RunError(
-            f"{len(broken)} of {len(cells)} cells broke ({named}{more}); the others are compared in {run.report}. "
-            "Run the same command again to do just those"
+            f"{len(broken)} of {len(cells)} cells failed ({named}{more}); the others are compared in {run.report}. "
+            "Run the same command again to run only the failed cells"
         )
     return run
 
@@ -75,7 +75,7 @@ def _carry_out_cells(context: Context, recipe: Recipe, cells: Cells) -> dict[str
         for name, (audit, spec, changes) in cells.items():
             if name in done:
                 continue
-            here = contextvars.copy_context()  # so that a cell is a sub-flow of the sweep, and takes its turns with others
+            here = contextvars.copy_context()  # makes the cell a sub-flow of the sweep that shares its stage locks
             running[pool.submit(here.run, _cell, context, name, audit, spec, changes)] = name
         try:
             while running:
@@ -84,7 +84,7 @@ def _carry_out_cells(context: Context, recipe: Recipe, cells: Cells) -> dict[str
                 progress(len(done), len(cells))
         except BaseException:
             context.shared.stopped.set()
-            stop_ray()  # what the cells wait for
+            stop_ray()  # the cells wait for it
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     pool.shutdown()
@@ -92,10 +92,10 @@ def _carry_out_cells(context: Context, recipe: Recipe, cells: Cells) -> dict[str
 
 
 def _finished(context: Context, cells: Cells) -> dict[str, Outcome]:
-    """The cells in which nothing is left to do, but for those of which a stage is to be computed again."""
-    left = {name: (audit, spec) for name, (audit, spec, _) in cells.items() if not _forced(context, audit)}
-    found = finished_cells(left, context.store, context.resources, say=context.warn, passing=context.shared.passing)
-    return {name: Outcome(name, run.audit, cells[name][2], run) for name, run in found.items()}
+    """Return the outcomes of cells that are already finished, except those with a stage that must be recomputed."""
+    unforced = {name: (audit, spec) for name, (audit, spec, _) in cells.items() if not _forced(context, audit)}
+    runs = finished_cells(unforced, context.store, context.resources, say=context.warn, passing=context.shared.passing)
+    return {name: Outcome(name, run.audit, cells[name][2], run) for name, run in runs.items()}
 
 
 def _forced(context: Context, audit: Audit) -> tuple[str, ...]:
@@ -103,7 +103,7 @@ def _forced(context: Context, audit: Audit) -> tuple[str, ...]:
 
 
 def _cell(context: Context, name: str, audit: Audit, spec: Spec, changes: dict[str, Any]) -> Outcome:
-    """A cell's audit; whatever goes wrong in it is its own."""
+    """Run the audit of a cell; a failure becomes its outcome and does not affect the other cells."""
     kind = str(getattr(spec, "audit", ""))
     try:
         forced = _forced(context, audit)
@@ -117,39 +117,39 @@ def _cell(context: Context, name: str, audit: Audit, spec: Spec, changes: dict[s
 
 
 def _compared(store: Store, outcomes: list[Outcome]) -> dict[str, list[Row]]:
-    """Rows about each two cells of one audit that can be compared; cells with the same scores count once."""
-    found: dict[str, list[Row]] = {}
+    """Return comparisons of each pair of comparable cells of one audit; cells with the same scores count once."""
+    rows: dict[str, list[Row]] = {}
     for audit in AUDITS.values():
         if audit.compare is None:
             continue
-        mine = [(o.cell, o.run) for o in outcomes if o.run is not None and o.audit == audit.field]
-        runs = {run.artifacts["scores"]: (name, run) for name, run in reversed(mine)}
+        named_runs = [(o.cell, o.run) for o in outcomes if o.run is not None and o.audit == audit.field]
+        runs = {run.artifacts["scores"]: (name, run) for name, run in reversed(named_runs)}
         if 1 < len(runs) <= MOST_COMPARED:
             tables = {scores: next(Tables(store, Ref.parse(scores)).parts("units")) for scores in runs}
             cells = [Cell(name, run, tables[scores]) for scores, (name, run) in reversed(runs.items())]
-            found[audit.field] = audit.compare(cells)
-    return found
+            rows[audit.field] = audit.compare(cells)
+    return rows
 
 
 def _publish(context: Context, recipe: Recipe, outcomes: list[Outcome]) -> RunRecord:
-    """The comparison: a table below results/, a page and the sweep's manifest below runs/."""
+    """Publish the comparison: a table below results/, a page and the sweep's manifest below runs/."""
     store = context.store
     done = [(outcome.cell, outcome.run) for outcome in outcomes if outcome.run is not None]
     spec = recipe.model_dump(mode="json", exclude={"concurrent_cells"})
     run = content_key("sweep", version=1, spec=spec, inputs={})[:NAME_LENGTH]
-    pairs, along = _compared(store, outcomes), trends(outcomes)
+    pairs, trends_ = _compared(store, outcomes), trends(outcomes)
     columns = {audit.field: audit.columns for audit in AUDITS.values()}
     with scratch("sweep") as folder:
-        said = verdict(outcomes)
-        metadata = {"memlib.run": run, "memlib.software": memlib.__version__, "memlib.sentence": said.sentence}
+        judgement = verdict(outcomes)
+        metadata = {"memlib.run": run, "memlib.software": memlib.__version__, "memlib.sentence": judgement.sentence}
         write_table(
-            score(outcomes, pairs, [trend.row for trend in along]), SWEEP, folder / "sweep.parquet", metadata=metadata
+            score(outcomes, pairs, [trend.row for trend in trends_]), SWEEP, folder / "sweep.parquet", metadata=metadata
         )
         path = results_path(SWEEP.name, "sweep", run)
         results = {"sweep": store.publish(path, folder / "sweep.parquet")}
         (folder / "page").mkdir()
         (folder / "page" / REPORT_FILE).write_text(
-            render(signed(build_page(recipe, run, outcomes, folder / "page", pairs, along, columns), recipe, store, ()))
+            render(signed(build_page(recipe, run, outcomes, folder / "page", pairs, trends_, columns), recipe, store, ()))
         )
         pages = {
             file.name: store.publish(f"runs/{run}/{file.name}", file, secret=True)
@@ -163,7 +163,7 @@ def _publish(context: Context, recipe: Recipe, outcomes: list[Outcome]) -> RunRe
         title=recipe.title,
         finished=time.time(),
         recipe=recipe.model_dump(mode="json"),
-        verdict=VerdictRecord(**asdict(said)),
+        verdict=VerdictRecord(**asdict(judgement)),
         findings=[Finding(**row) for row in summarize(outcomes)],
         results=results,
         report=pages[REPORT_FILE],
@@ -174,8 +174,8 @@ def _publish(context: Context, recipe: Recipe, outcomes: list[Outcome]) -> RunRe
         computed=sorted({ref for _, one in done for ref in one.computed}),
         reused=sorted({ref for _, one in done for ref in one.reused}),
     )
-    found = publish_run(context.store, context.work, compared)
+    manifest = publish_run(context.store, context.work, compared)
     if FlowRunContext.get() is not None:
         rows = [{"cell": o.cell, "run": None if o.run is None else o.run.run, "problem": o.problem} for o in outcomes]
         quietly(create_table_artifact, table=rows[:ARTIFACT_ROWS], key=f"sweep-{run}-cells", description=recipe.title)
-    return found
+    return manifest

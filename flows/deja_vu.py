@@ -1,4 +1,4 @@
-"""The déjà vu audit (Meehan 2023) from images to a page."""
+"""The déjà vu audit (Meehan 2023), from images to report."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -43,18 +43,18 @@ _ASKED_FOR: dict[type[AnyStage], Callable[[Recipe], Any]] = {
     Background: lambda recipe: recipe.reference,
     Stability: lambda recipe: recipe.decode.stability,
 }
-LOOKED_ROWS = 1024  # in which a crop is looked for at a time
+LOOKED_ROWS = 1024  # rows per step of the search for an image with a crop
 Side = tuple[int, Direction]
 Models = Mapping[Side, Artifact[TrainedModel] | OutsideEncoder]
 
 
 def absent(recipe: Recipe) -> list[type[AnyStage]]:
-    """Return the stages that the recipe does not ask for."""
+    """Return the stages that the recipe does not use."""
     return [stage for stage, asked in _ASKED_FOR.items() if asked(recipe) is None]
 
 
 def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
-    """Carry out the audit from data to a page; return the run's manifest, None in a plan."""
+    """Run the audit from data to report; return the run's manifest, or None in a plan."""
     shard = decode(runner, recipe.data)
     splits = runner.run(Split(recipe.split, shard))
     _refuse_the_impossible(recipe, splits, shard)
@@ -77,25 +77,25 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
 
 
 def _score(runner: Runner, whole: Score) -> Artifact[Tables]:
-    """Score all settings, side by side where they are large."""
+    """Score all settings, in parallel if they are large."""
     return runner.run(replace(whole, parts=tuple(runner.run_all(whole.in_parts()))))
 
 
 def _refuse_the_impossible(recipe: Recipe, splits: Artifact[pa.Table], shard: Artifact[Shard]) -> None:
-    """Before hours are spent on training: more neighbours than images, crop modes that no image has."""
+    """Refuse, before hours of training, more neighbours than images and crop modes that no image has."""
     for crop in recipe.crops:
         for role in (TARGET, REFERENCE):
             view = View((role,), crop)
             count = members_of(splits, *view.roles).num_rows
             looks = (shown_rows(splits, shard, view, (at, at + LOOKED_ROWS)) for at in range(0, count, LOOKED_ROWS))
             if not any(shown.members.num_rows for shown in looks):
-                raise UserError(f"no audited image has a {crop.mode} crop; take it out of decode.crops")
+                raise UserError(f"no audited image has a {crop.mode} crop; remove it from decode.crops")
         if recipe.reference is not None:
             shown = shown_rows(splits, shard, _queries(crop)).members.num_rows
             if shown < 2 * recipe.reference.folds:
                 raise UserError(
-                    f"{shown} audited images have a {crop.mode} crop, too few for {recipe.reference.folds} folds of two "
-                    "or more; lower reference.folds, or raise split.train_per_class"
+                    f"{shown} audited images have a {crop.mode} crop, too few for {recipe.reference.folds} folds of at "
+                    "least two; lower reference.folds, or raise split.train_per_class"
                 )
     public = members_of(splits, PUBLIC).num_rows
     if max(recipe.decode.k) > public:
@@ -107,7 +107,7 @@ def _run_all(runner: Runner, stages: Mapping[Side, Train]) -> dict[Side, Artifac
 
 
 def _starts(recipe: Recipe, shard: Artifact[Shard], splits: Artifact[pa.Table]) -> dict[Side, Train]:
-    """The models that are fine-tuned afterwards, each trained on its own images; none without fine-tuning."""
+    """Return the stages that pretrain the models to be fine-tuned, each on its own images; empty without fine-tuning."""
     if recipe.training is None or recipe.training.start is None:
         return {}
     return _trainings(recipe, recipe.training.start, recipe.model, "start", ("own",), shard, splits)
@@ -119,12 +119,12 @@ def _training(
     splits: Artifact[pa.Table],
     starts: Mapping[Side, Artifact[TrainedModel]],
 ) -> dict[Side, Train]:
-    """The models, by pair and the set they train on; each from a seed of its own."""
+    """Return the stages that train the audited models, by pair and training set; each has its own seed."""
     training = recipe.training
     if training is None:
         return {}
-    found = _trainings(recipe, training.own_part, recipe.audited_model, "model", training.on, shard, splits)
-    return {side: replace(stage, parent=starts.get(side), head_alone=training.head_alone) for side, stage in found.items()}
+    stages = _trainings(recipe, training.own_part, recipe.audited_model, "model", training.on, shard, splits)
+    return {side: replace(stage, parent=starts.get(side), head_alone=training.head_alone) for side, stage in stages.items()}
 
 
 def _trainings(
@@ -136,11 +136,11 @@ def _trainings(
     shard: Artifact[Shard],
     splits: Artifact[pa.Table],
 ) -> dict[Side, Train]:
-    found: dict[Side, Train] = {}
+    trainings: dict[Side, Train] = {}
     for pair in range(recipe.pairs):
         for direction in recipe.directions:
             own = (ROLE_OF[direction], SHARED) if "own" in on else ()
-            found[pair, direction] = Train(
+            trainings[pair, direction] = Train(
                 name=f"{name} {direction}{pair}",
                 model=model,
                 training=training.model_copy(update={"seed": derive_seed(training.seed, "pair", pair, direction)}),
@@ -149,11 +149,11 @@ def _trainings(
                 splits=splits,
                 roles=(*own, *((EXTRA,) if "extra" in on else ())),
             )
-    return found
+    return trainings
 
 
 def _trained_elsewhere(recipe: Recipe) -> Models:
-    """The encoders of the recipe, by pair and the set they were trained on."""
+    """Return the external encoders of the recipe, by pair and training set."""
     return {
         (number, direction): OutsideEncoder(spec)
         for number, pair in enumerate(recipe.encoders)
@@ -163,7 +163,7 @@ def _trained_elsewhere(recipe: Recipe) -> Models:
 
 
 class _Observations:
-    """Embeddings, searches and probes of all models; each step is submitted at once, whatever it is made of."""
+    """Embeddings, searches and probes of all models; the parts of each step are submitted together."""
 
     def __init__(
         self, runner: Runner, recipe: Recipe, shard: Artifact[Shard], splits: Artifact[pa.Table], models: Models
@@ -175,7 +175,7 @@ class _Observations:
         self._views = self._embed()
 
     def _embed(self) -> dict[tuple[Side, int, View], EmbeddedView]:
-        """Every view of every model, once a run, however many layers and searches read it."""
+        """Embed every view by every model, once per run, however many layers and searches use it."""
         epochs, last = self.recipe.epochs, self.recipe.last_epoch
         wanted = [(epoch, view) for epoch in epochs for view in (*map(_queries, self.recipe.crops), PUBLIC_VIEW)]
         stages = {
@@ -193,11 +193,11 @@ class _Observations:
             for epoch, view in dict.fromkeys([*wanted, (last, PROBED_VIEW)])
         }
         self.embedded = self.runner.run_all([part for parts in stages.values() for part in parts])
-        made = iter(self.embedded)
-        return {which: EmbeddedView([next(made) for _ in parts]) for which, parts in stages.items()}
+        artifacts = iter(self.embedded)
+        return {key: EmbeddedView([next(artifacts) for _ in parts]) for key, parts in stages.items()}
 
     def searches(self) -> list[Searches]:
-        """Every layer, epoch, crop and pair; the headline's setting first."""
+        """Search every layer, epoch, crop and pair; the headline's setting comes first."""
         recipe, k = self.recipe, max(self.recipe.decode.k)
         storage: Any = "float16" if self.runner.resources.index_float16 else "float32"
         settings = [
@@ -207,7 +207,7 @@ class _Observations:
             for layer in recipe.layers
             for pair in range(recipe.num_pairs)
         ]
-        known, directions = self._backgrounds(), self.recipe.directions
+        backgrounds, directions = self._backgrounds(), self.recipe.directions
         stages = {
             (setting, direction): [
                 Search(part, self._views[(pair, direction), epoch, PUBLIC_VIEW], layer, k, storage)
@@ -217,37 +217,37 @@ class _Observations:
             for pair, layer, epoch, crop in [setting]
             for direction in directions
         }
-        made = iter(self.runner.run_all([part for parts in stages.values() for part in parts]))
-        found = {which: Found([next(made) for _ in parts]) for which, parts in stages.items()}
+        artifacts = iter(self.runner.run_all([part for parts in stages.values() for part in parts]))
+        found = {key: Found([next(artifacts) for _ in parts]) for key, parts in stages.items()}
         return [
             Searches(
                 pair, layer, epoch, crop.mode,
                 tuple(found[setting, direction] for direction in directions),
                 self._views[(pair, directions[0]), epoch, PUBLIC_VIEW],
-                known.get(crop),
+                backgrounds.get(crop),
             )
             for setting in settings
             for pair, layer, epoch, crop in [setting]
         ]  # fmt: skip
 
     def _backgrounds(self) -> dict[CropSpec, Backgrounds]:
-        """What stands for second models where there are none, by crop."""
-        wanted = self.recipe.reference
-        if wanted is None:
+        """Fit the background classifiers that replace second models, by crop; empty if the recipe has no reference."""
+        reference = self.recipe.reference
+        if reference is None:
             return {}
         stages = {
-            (crop, fold): Background(wanted, fold, _queries(crop), self.shard, self.splits)
+            (crop, fold): Background(reference, fold, _queries(crop), self.shard, self.splits)
             for crop in self.recipe.crops
-            for fold in range(wanted.folds)
+            for fold in range(reference.folds)
         }
-        made = dict(zip(stages, self.runner.run_all(list(stages.values())), strict=True))
+        parts = dict(zip(stages, self.runner.run_all(list(stages.values())), strict=True))
         return {
-            crop: Backgrounds(wanted.kind, [found for (which, _), found in made.items() if which == crop])
+            crop: Backgrounds(reference.kind, [part for (key, _), part in parts.items() if key == crop])
             for crop in self.recipe.crops
         }
 
     def probes(self) -> list[Artifact[pa.Table]]:
-        """What each model's backbone and last layer know of whole images."""
+        """Probe what the backbone and last layer of each model know about whole images."""
         last = self.recipe.last_epoch
         stages = [
             Probe(
@@ -264,7 +264,7 @@ class _Observations:
         return self.runner.run_all(stages)
 
     def views(self) -> list[Compared]:
-        """Distances between the views of each image under both models of each pair, where the recipe asks for them."""
+        """Measure distances between views of each image under both models of each pair, if the recipe includes them."""
         wanted, training, last = self.recipe.decode.stability, self.recipe.training, self.recipe.last_epoch
         if wanted is None:
             return []
@@ -276,8 +276,8 @@ class _Observations:
             for side, model in self.models.items()
             for roles, rows in blocks_of(self.splits, wanted)
         }
-        made = dict(zip(stages, self.runner.run_all(list(stages.values())), strict=True))
-        by_model = {side: [found for (whose, *_), found in made.items() if whose == side] for side in self.models}
+        parts = dict(zip(stages, self.runner.run_all(list(stages.values())), strict=True))
+        by_model = {side: [part for (key, *_), part in parts.items() if key == side] for side in self.models}
         return [
             Compared(pair, (by_model[pair, DIRECTIONS[0]], by_model[pair, DIRECTIONS[1]]))
             for pair in range(self.recipe.num_pairs)

@@ -1,4 +1,4 @@
-"""The `memlib` command: what may be lost with Ray or Prefect runs in a child process, all else at once."""
+"""Entry point of the `memlib` command. Commands that use Ray or Prefect run in a supervised child process."""
 
 import contextlib
 import gc
@@ -10,47 +10,47 @@ import traceback
 from flows.supervised import ended, supervised
 
 LONG = ("run", "resume")
-DEFECT = 70  # EX_SOFTWARE: memlib's own fault
+DEFECT = 70  # EX_SOFTWARE: a bug in memlib
 STOPPED = 130
 
 
 def command() -> int:
-    """Runs the command line and returns its exit status."""
+    """Run the command line and return its exit status."""
     if len(sys.argv) > 1 and sys.argv[1] in LONG:
         return supervised(_work)
-    gc.set_threshold(200_000)  # a short command has no cycles worth looking for: 10,000 runs are listed in a fifth less time
+    gc.set_threshold(200_000)  # rare garbage collection: 10,000 runs are listed in a fifth less time
     return _work()
 
 
 def _work() -> int:
     try:
-        from flows.cli import main  # here, as a process with threads had better not fork
+        from flows.cli import main  # imported after the fork, as forking a process with threads is unsafe
 
         status = main()
-    except SystemExit as error:  # of --help, or of arguments that are none
+    except SystemExit as error:  # from --help, or invalid arguments
         status = error.code if isinstance(error.code, int) else int(error.code is not None)
-    except KeyboardInterrupt:  # before main could take it
-        _say("memlib: stopped; run the same command to go on, or memlib resume")
+    except KeyboardInterrupt:  # before main handles it
+        _say("memlib: stopped; to continue, run the same command again, or memlib resume")
         status = STOPPED
     except Exception as error:
-        _say(f"memlib: this is a defect of memlib's ({type(error).__name__}); please report it with {_logged(error)}")
+        _say(f"memlib: this is a bug in memlib ({type(error).__name__}); please report it with {_logged(error)}")
         status = DEFECT
     ended(status)
     display = sys.modules.get("tasks.display")
     if display is not None and display.gone():
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(status)  # threads of Prefect's still try to reach its server
+        os._exit(status)  # Prefect's threads still try to reach its server
     return status
 
 
 def _say(line: str) -> None:
-    with contextlib.suppress(OSError):  # whoever would read it may be gone
+    with contextlib.suppress(OSError):  # the terminal may be gone
         print(line, file=sys.stderr, flush=True)
 
 
 def _logged(error: Exception) -> str:
-    """Where the traceback of a defect is: in a private file, as it may say what a recipe or a store holds."""
+    """Save the traceback of a bug to a private file, as it may quote a recipe or a store; return a phrase that names it."""
     from memlib.private import PRIVATE, make_folder, user_folder, write_file
 
     text = "".join(traceback.format_exception(error))

@@ -1,4 +1,4 @@
-"""The exposure audit (Carlini 2019) from text to a page."""
+"""The exposure audit (Carlini 2019), from text to report."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ NONE, ALL = "no canary", "all canaries"
 
 
 def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
-    """Carry out the audit from text to a page; return the run's manifest, None in a plan."""
+    """Run the audit from text to report; return the run's manifest, or None in a plan."""
     data = _data(runner, recipe)
     models = _models(recipe, data)
     trained = runner.run_all([model.stage for model in models])
@@ -50,7 +50,7 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
 
 
 def _data(runner: Runner, recipe: Recipe) -> CorpusData:
-    """The corpus; what cannot be asked is refused, and what cannot be found is said, before anything is trained."""
+    """Make the corpus. Before any training, refuse impossible settings and warn if no given secret could be detected."""
     base = None
     if isinstance(recipe.subject, TrainIt) and isinstance(recipe.subject.model, PretrainedSpec):
         base = runner.run(TakeOver(recipe.subject.model))
@@ -64,7 +64,7 @@ def _data(runner: Runner, recipe: Recipe) -> CorpusData:
 
 
 def _check_known(recipe: Recipe, data: CorpusData) -> None:
-    """Finds a search that has nothing to search for, and candidates that cannot be spelt, before anything is trained."""
+    """Refuse, before any training, searches with nothing left to find and candidates that the tokenizer cannot encode."""
     if data.base is not None:
         references = data.space.sample(recipe.score.references, reference_rng(recipe.score.seed))
         for candidates in (references, data.choices(tuple(data.table["canary"].to_pylist()))):
@@ -75,7 +75,7 @@ def _check_known(recipe: Recipe, data: CorpusData) -> None:
 
 @dataclass(frozen=True)
 class _Model:
-    """A model that is trained here: its variant, its seed, how often it sees which canary, and the stage."""
+    """A model to be trained: its variant, its seed, the number of insertions of each canary, and the stage."""
 
     variant: str
     seed: int
@@ -84,7 +84,7 @@ class _Model:
 
 
 def _models(recipe: Recipe, data: CorpusData) -> list[_Model]:
-    """Every model that is trained here."""
+    """Return every model to be trained: one per variant, group of canaries and seed."""
     shard, splits = data.corpus.seen_as(Decode), data.corpus.seen_as(Split)
     insertions = dict(zip(data.table["canary"].to_pylist(), data.table["insertions"].to_pylist(), strict=True))
     inserted = {canary: times for canary, times in insertions.items() if times}
@@ -93,7 +93,7 @@ def _models(recipe: Recipe, data: CorpusData) -> list[_Model]:
         groups = {ALL: inserted}
     elif recipe.canaries.never:
         groups[NONE] = {}
-    found = []
+    models = []
     for variant, cell in recipe.cells.items():
         subject = cell.subject
         if not isinstance(subject, TrainIt):
@@ -111,29 +111,29 @@ def _models(recipe: Recipe, data: CorpusData) -> list[_Model]:
                     roles=(TRAIN, *(role_of(canary) for canary in seen)),
                     base=data.base,
                 )
-                found.append(_Model(variant, seed, seen, stage))
-    return found
+                models.append(_Model(variant, seed, seen, stage))
+    return models
 
 
 def _checkpoints(recipe: Recipe, data: CorpusData, model: _Model, trained: Artifact[TrainedModel]) -> list[Asked]:
-    """A model at each of its checkpoints, asked for the canaries it saw; one that saw all or none also for the others."""
+    """Return a model at each of its checkpoints, with the canaries to score: those it saw, or all if it saw all or none."""
     cell, seen, training = recipe.cells[model.variant], model.seen, model.stage.training
     whole = recipe.canaries.together or recipe.canaries.file is not None or not seen
     asked = data.table["canary"].to_pylist() if whole else list(seen)
     insertions = tuple(seen.get(canary, 0) for canary in asked)
-    files, length = trained.files, trained.facts["steps_per_epoch"]  # stopped early, later ones were not reached
+    files, length = trained.files, trained.facts["steps_per_epoch"]  # training may have stopped before later checkpoints
     kept: list[tuple[float, int | None]] = [
         (float(epoch), None) for epoch in training.kept_epochs if weights_file(epoch) in files
     ]
     whole_epochs = {epoch for epoch, _ in kept}
     within = {step: step / length for step in training.checkpoint_steps if step_file(step) in files}
     kept += [(epoch, step) for step, epoch in within.items() if epoch not in whole_epochs]
-    mine = replace(data, canaries=cell.canaries)
+    variant_data = replace(data, canaries=cell.canaries)
     return [
         Asked(
             model.variant,
             model.seed,
-            ModelAt(mine, trained, epoch, cell.quantize, cell.score.precision, step, cell.score.cache_gb),
+            ModelAt(variant_data, trained, epoch, cell.quantize, cell.score.precision, step, cell.score.cache_gb),
             cell.score,
             tuple(asked),
             insertions,
@@ -143,19 +143,19 @@ def _checkpoints(recipe: Recipe, data: CorpusData, model: _Model, trained: Artif
 
 
 def _external(recipe: Recipe, trained: HuggingFaceSpec | ProtocolSpec, data: CorpusData) -> Asked:
-    """The model that was trained elsewhere, asked for all canaries."""
+    """Return the external model, with all canaries to score."""
     model = OutsideModel(data, outside_digest(trained), recipe.score.precision, cache_gb=recipe.score.cache_gb)
     ids, insertions = data.table["canary"].to_pylist(), data.table["insertions"].to_pylist()
     return Asked("", 0, model, recipe.score, tuple(ids), tuple(insertions))
 
 
 def _last(asked: Sequence[Asked]) -> list[Asked]:
-    """Each model at its last checkpoint."""
+    """Return each model at its last checkpoint."""
     return list({(m.variant, m.seed, m.at.model): m for m in asked}.values())  # in order of epochs
 
 
 def _discoveries(recipe: Recipe, asked: Sequence[Asked]) -> list[Discover]:
-    """Documents asked of the models that saw all canaries, or of all where each saw one: text is the same in all."""
+    """Return a search for training documents in one model per variant and seed: all of them are trained on the same text."""
     how = recipe.discoverable
     if how is None:
         return []
@@ -166,17 +166,17 @@ def _discoveries(recipe: Recipe, asked: Sequence[Asked]) -> list[Discover]:
 
 
 def _searches(recipe: Recipe, asked: Sequence[Asked]) -> list[Search]:
-    """Searches in each model's last checkpoint: one for all canaries it saw, and where symbols are told one for each."""
+    """Return searches in each model's last checkpoint: one for all canaries it saw, or one for each if symbols are given."""
     how = recipe.extraction
     if how is None:
         return []
-    found = []
+    searches = []
     for model in _last(asked):
         seen = {c: times for c, times in zip(model.canaries, model.insertions, strict=True) if times}
         for known in how.known if seen else ():
             groups = [tuple(seen)] if known == 0 else [(canary,) for canary in seen]
-            found += [
+            searches += [
                 Search(model.at, model.variant, model.seed, group, tuple(seen[c] for c in group), known, how)
                 for group in groups
             ]
-    return found
+    return searches

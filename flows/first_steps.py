@@ -1,4 +1,4 @@
-"""The commands with which somebody begins: a recipe to start from, whether it can run, and whether this machine can."""
+"""The commands for getting started: write a recipe, check it, list data sources, and check this machine."""
 
 import importlib.metadata
 import json
@@ -28,21 +28,21 @@ from memlib.specs import Resources
 from memlib.store import Store
 
 LIBRARIES = ("torch", "torchvision", "ray", "prefect", "numpy", "pyarrow", "scipy", "s3fs")
-LEAST_FREE = 2 * 2**30  # bytes on a disk: less than that ends most audits
+LEAST_FREE = 2 * 2**30  # bytes of disk space; most audits fail with less
 console = Console(highlight=False, markup=False)
 
 
 def init(
-    audit: Annotated[Literal[tuple(PACKAGES)], Parameter(help="Which audit; see `memlib run --help`.")],  # type: ignore[valid-type]
+    audit: Annotated[Literal[tuple(PACKAGES)], Parameter(help="Name of the audit; see `memlib run --help`.")],  # type: ignore[valid-type]
     path: Path | None = None,
     /,
 ) -> None:
-    """Write a commented recipe to start from. It runs as it is, on embedded data.
+    """Write a commented recipe as a starting point. It runs unchanged, on embedded data.
 
     Parameters
     ----------
     path
-        The new file; by default the audit's name in this folder.
+        The new file; by default named after the audit, in the current folder.
     """
     field = AUDITS[audit].field
     target = Path(f"{field}.yaml") if path is None else path.expanduser()
@@ -51,10 +51,10 @@ def init(
         with target.open("x", encoding="utf-8") as file:
             file.write(text.replace("THIS_FILE", str(target)))
     except FileExistsError as error:
-        raise UserError(f"{target} is there already; name another file") from error
+        raise UserError(f"{target} already exists; choose another file") from error
     except OSError as error:
         raise UserError(f"cannot write {target} ({error.strerror})") from error
-    console.print(f"{target} is there; next: memlib run {audit} --recipe {target}", soft_wrap=True)
+    console.print(f"wrote {target}; next: memlib run {audit} --recipe {target}", soft_wrap=True)
 
 
 def validate(
@@ -64,21 +64,21 @@ def validate(
     set_: Annotated[tuple[str, ...], Parameter(name="--set", negative="")] = (),
     json_: JsonOption = False,
 ) -> None:
-    """Say whether a recipe is valid, and what it could not show, whatever the data. No data are read.
+    """Check whether a recipe is valid, and list what its audit cannot show on any data. No data are read.
 
     Parameters
     ----------
     recipe
-        The name of a shipped recipe or the path of a YAML file.
+        Name of a shipped recipe or path of a YAML file.
     set_
-        Change a value of the recipe, as in --set training.epochs=50.
+        Override a value of the recipe, as in --set training.epochs=50.
     json_
-        Print the recipe with all defaults filled in as JSON.
+        Print the recipe as JSON, with all defaults filled in.
     """
     content, machines = load_recipe(recipe, set_)
     name = audit_of(str(content.get("audit", "")))
     if name not in AUDITS:
-        raise UserError(f"{recipe} does not say which audit it is for (audit: {', '.join(AUDITS)})")
+        raise UserError(f"{recipe} does not name its audit; set audit to one of {', '.join(AUDITS)}")
     audit = AUDITS[name]
     spec = validated(audit.recipe, resolved(audit, content), origin=partial(origin_of, recipe, set_))
     validated(Resources, machines, origin=lambda place: origin_of(recipe, set_, ["resources", *place]))
@@ -94,27 +94,27 @@ def validate(
 
 
 def sources(*, json_: JsonOption = False) -> None:
-    """List the kinds of data that a recipe can name, with what they need.
+    """List the kinds of data sources that a recipe can use, and the settings that each requires.
 
     Parameters
     ----------
     json_
-        Print them as JSON.
+        Print the list as JSON.
     """
     from memlib.specs.data import JoinedSource, PlainSource
     from memlib.specs.text import TextSource
 
     kinds = {"images and points": [*_members(PlainSource), JoinedSource], "text": _members(TextSource)}
-    found = {title: [_source(kind) for kind in members] for title, members in kinds.items()}
+    rows_by_title = {title: [_source(kind) for kind in members] for title, members in kinds.items()}
     if json_:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(rows_by_title, indent=1))
         return
-    for title, rows in found.items():
+    for title, rows in rows_by_title.items():
         console.print(title, style="bold")
         for row in rows:
             needs = f" (needs {', '.join(row['needs'])})" if row["needs"] else ""
             console.print(f"  kind: {row['kind']}{needs}: {row['meaning']}", soft_wrap=True)
-    console.print("their keys: docs/recipes.md, memlib schema AUDIT")
+    console.print("all settings: docs/recipes.md, or memlib schema AUDIT")
 
 
 def _members(union: Any) -> list[Any]:
@@ -130,46 +130,46 @@ def _source(kind: Any) -> dict[str, Any]:
 
 
 def doctor(*, store: StoreOption = DEFAULT_STORE, json_: JsonOption = False) -> int:
-    """Look whether this machine can run audits: libraries, GPU, FAISS, Prefect, the store, room on the disk.
+    """Check whether this machine can run audits: libraries, GPU, FAISS, Prefect, the store, disk space.
 
-    Ends with status 2 when something has to be mended.
+    Exits with status 2 if there are problems to fix.
 
     Parameters
     ----------
     store
         Folder or s3:// prefix that runs would write to.
     json_
-        Print what was found as JSON.
+        Print the results as JSON.
     """
-    found = list(_looked_at(store))
+    checks = list(_looked_at(store))
     if json_:
-        rows = [{"what": what, "found": said, "problem": problem} for what, said, problem in found]
+        rows = [{"what": what, "found": state, "problem": problem} for what, state, problem in checks]
         print(json.dumps(rows, indent=1))
-    for what, said, problem in found if not json_ else ():
-        console.print(f"{what}: {said}{f'; {problem}' if problem else ''}", soft_wrap=True)
-    problems = [what for what, _, problem in found if problem]
+    for what, state, problem in checks if not json_ else ():
+        console.print(f"{what}: {state}{f'; {problem}' if problem else ''}", soft_wrap=True)
+    problems = [what for what, _, problem in checks if problem]
     if not json_:
-        console.print(f"to be mended: {', '.join(problems)}" if problems else "all is well")
+        console.print(f"to fix: {', '.join(problems)}" if problems else "all is well")
     return 2 if problems else 0
 
 
 def _looked_at(store: str) -> Iterator[tuple[str, str, str]]:
-    """Yield what was looked at, what was found, and what is wrong with it."""
+    """Yield each item that is checked, its state, and the problem with it, or an empty string if there is none."""
     yield "memlib", f"{memlib.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores", ""
     for name in LIBRARIES:
         version = _version(name)
-        yield name, version or "not there", "" if version else f"pip install {name}"
+        yield name, version or "not installed", "" if version else f"pip install {name}"
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     yield "GPU", f"{count} ({torch.cuda.get_device_name(0)})" if count else "none; audits run on the CPU", ""
     faiss = next((f"{name} {_version(name)}" for name in ("faiss-gpu", "faiss-cpu") if _version(name)), "")
-    yield "FAISS", faiss or "not there", "" if faiss else "pip install 'memlib[cpu]'"
+    yield "FAISS", faiss or "not installed", "" if faiss else "pip install 'memlib[cpu]'"
     yield "Prefect", *_prefect()
     yield "store", *_store(store)
     for what, place in (("temporary files", tempfile.gettempdir()), ("this folder", os.getcwd())):
         free = shutil.disk_usage(place).free
-        yield what, f"{place}, {free / 2**30:.0f} GiB free", "" if free >= LEAST_FREE else "make room"
+        yield what, f"{place}, {free / 2**30:.0f} GiB free", "" if free >= LEAST_FREE else "free some disk space"
 
 
 def _version(name: str) -> str:
@@ -185,11 +185,11 @@ def _prefect() -> tuple[str, str]:
         check_prefect()
     except UserError as error:
         return url, str(error)
-    return (f"{url} answers" if url else "each run starts a server of its own (PREFECT_API_URL is not set)"), ""
+    return (f"{url} answers" if url else "each run starts its own server (PREFECT_API_URL is not set)"), ""
 
 
 def check_prefect() -> None:
-    """Asks the Prefect server for a sign of life, when one is configured."""
+    """Check that the Prefect server answers, if one is configured."""
     url = os.environ.get("PREFECT_API_URL")
     if not url:
         return
@@ -197,7 +197,7 @@ def check_prefect() -> None:
         with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=10):
             pass
     except urllib.error.HTTPError:
-        pass  # it answers; what it thinks of us is for Prefect to find out
+        pass  # it answers; Prefect itself reports whether it accepts the credentials
     except (OSError, ValueError) as error:
         raise UserError(f"no Prefect server at PREFECT_API_URL {url} ({error}); start it or unset the variable") from error
 
@@ -207,11 +207,11 @@ def _store(uri: str) -> tuple[str, str]:
         opened = Store(uri)
         if opened.marker() is None:
             opened.check_room()
-            return f"{opened.uri} is not there yet; the first run makes it", ""
+            return f"{opened.uri} does not exist yet; the first run creates it", ""
         opened.check_writable()
     except (UserError, RunError, OSError) as error:
         return uri, str(error)
-    return f"{opened.uri} can be written ({opened.mode})", ""
+    return f"{opened.uri} is writable ({opened.mode})", ""
 
 
 COMMANDS: dict[str, Callable[..., Any]] = {"init": init, "validate": validate, "sources": sources, "doctor": doctor}

@@ -1,4 +1,4 @@
-"""The forgetting audit (Liu and Tsaftaris 2020) from examples to a page."""
+"""The forgetting audit (Liu and Tsaftaris 2020), from data to report."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ STAGES = (DecodeBlock, Decode, DrawSets, DrawMixes, Train, ModelOutputs, Score, 
 
 
 def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
-    """Carry out the audit from data to a page; return the run's manifest, None in a plan."""
+    """Run the audit from data to report; return the run's manifest, or None in a plan."""
     shard = decode(runner, recipe.data)
     sets = runner.run(DrawSets(recipe, shard))
     data = TrainingData(shard, sets)
@@ -40,7 +40,7 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
 
 @dataclass(frozen=True)
 class _Model:
-    """A model that is trained here: who it is, what its training set holds, and its seed."""
+    """A model to be trained: its identity, the composition of its training set, and its seed."""
 
     group: str
     target: str
@@ -50,12 +50,12 @@ class _Model:
 
     @property
     def name(self) -> str:
-        """Its role in the table of mixes."""
+        """The model's role in the table of mixes."""
         return f"{self.group} {self.target} {self.number}" if self.target else f"{self.group} {self.number}"
 
 
 def _models(recipe: Recipe) -> list[_Model]:
-    """Query, calibration, null and retained models, and the targets that are mixes."""
+    """Return the query, calibration, null and retained models, and the targets that the recipe defines as mixes."""
     groups: list[tuple[str, str, Mapping[str, float], int]] = [
         (QUERY, "", {QUERY: 1.0}, recipe.seeds),
         (CALIBRATION, "", {CALIBRATION: 1.0}, recipe.seeds),
@@ -71,14 +71,14 @@ def _models(recipe: Recipe) -> list[_Model]:
 
 
 def _given(recipe: Recipe, data: TrainingData, num_classes: int) -> dict[str, GivenOutputs | TrainedSpec]:
-    """Targets that were brought; what is wrong with their outputs is said before anything is trained."""
-    found: dict[str, GivenOutputs | TrainedSpec] = {}
+    """Return the external targets, given as outputs or as weights; bad outputs are refused before any training."""
+    targets: dict[str, GivenOutputs | TrainedSpec] = {}
     for name, target in recipe.targets.items():
         if target.outputs is not None:
-            found[name] = read_outputs(target.outputs, data.members(*POOL), num_classes)
+            targets[name] = read_outputs(target.outputs, data.members(*POOL), num_classes)
         elif target.trained is not None:
-            found[name] = target.trained
-    return found
+            targets[name] = target.trained
+    return targets
 
 
 def _train(
@@ -112,12 +112,12 @@ def _observe(
     given: Mapping[str, GivenOutputs | TrainedSpec],
     num_classes: int,
 ) -> list[Shown]:
-    """Every model with its outputs on D_Q and the rest of its pool."""
-    brought = {name: spec for name, spec in given.items() if isinstance(spec, TrainedSpec)}
+    """Return every model with its outputs on the query data D_Q and the rest of its pool."""
+    external = {name: spec for name, spec in given.items() if isinstance(spec, TrainedSpec)}
     stages = [ModelOutputs(data, model, recipe.training.epochs, POOL, num_classes) for _, model in trained]
-    stages += [ModelOutputs(data, spec, 0, POOL, num_classes) for spec in brought.values()]
+    stages += [ModelOutputs(data, spec, 0, POOL, num_classes) for spec in external.values()]
     outputs_of = iter(runner.run_all(stages))
     shown = [Shown(m.group, m.target, m.number, m.name, next(outputs_of)) for m, _ in trained]
-    shown += [Shown(TARGET, name, 0, None, next(outputs_of)) for name in brought]
+    shown += [Shown(TARGET, name, 0, None, next(outputs_of)) for name in external]
     shown += [Shown(TARGET, name, 0, None, outputs) for name, outputs in given.items() if isinstance(outputs, GivenOutputs)]
     return shown

@@ -1,4 +1,4 @@
-"""A run as a gate: a build that goes on only while a model remembers less than was agreed."""
+"""A run as a gate in a build: the build passes only if a model remembers no more than agreed limits."""
 
 import json
 import math
@@ -30,48 +30,48 @@ def check(
     store: StoreOption = DEFAULT_STORE,
     json_: JsonOption = False,
 ) -> int:
-    """Compare a run's findings with what was agreed, for a build that stops where a model remembers more.
+    """Compare a run's findings with limits, for a build that must fail if a model remembers too much.
 
-    Ends with status 0 where the upper end of every interval is at most the value, 1 where the lower end of one lies above it,
-    and 3 where the run cannot tell, as with too few examples, or a finding without an interval.
+    Exits with status 0 if the upper end of every 95 % interval is at most the limit, 1 if the lower end of any lies above it,
+    and 3 if the run cannot tell, for example with too few examples or a finding without an interval.
 
     Parameters
     ----------
     run_id
-        The run's id, or enough of its beginning.
+        Id of the run, or a unique prefix of it.
     fail_above
-        METRIC=VALUE, or METRIC[KEY=VALUE,...]=VALUE for the settings with these params alone, as `memlib show` lists them:
+        METRIC=VALUE, or METRIC[KEY=VALUE,...]=VALUE for the findings with these params only, as listed by `memlib show`:
         share_excess=0.05, 'deja_vu_score[p=0.2]=0.1'. May be given several times.
     junit
-        Also write the outcome to this file as JUnit XML.
+        Also write the outcome to this file, as JUnit XML.
     store
         Folder or s3:// prefix that the run was written to.
     json_
         Print the outcome as JSON.
     """
     run = find_run(opened_store(store), run_id)
-    found = [
+    judgements = [
         (gate, finding, judged(finding, value)) for gate, findings, value in _asked(run, fail_above) for finding in findings
     ]
     if junit is not None:
         try:
-            junit.write_bytes(_junit(run, found))
+            junit.write_bytes(_junit(run, judgements))
         except OSError as error:
             raise UserError(f"cannot write {junit} ({error.strerror})") from error
     if json_:
         rows = [
             {"gate": gate, "metric": one.metric, "params": json.loads(one.params), "outcome": outcome, **_ends(one)}
-            for gate, one, outcome in found
+            for gate, one, outcome in judgements
         ]
         print(json.dumps({"run": run.run, "findings": rows}, indent=1))
-    for gate, finding, outcome in found if not json_ else ():
+    for gate, finding, outcome in judgements if not json_ else ():
         console.print(f"{outcome}: {gate}: {_said(finding)}", soft_wrap=True)
-    outcomes = {outcome for _, _, outcome in found}
+    outcomes = {outcome for _, _, outcome in judgements}
     return STATUS["failed" if "failed" in outcomes else "undecided" if "undecided" in outcomes else "passed"]
 
 
 def judged(finding: Finding, value: float) -> Outcome:
-    """Return whether a finding lies below a value, above it, or cannot tell; both by its 95 % interval."""
+    """Return whether a finding passes or fails a limit by its 95 % interval, or is undecided if the interval straddles it."""
     low, high = finding.ci_low, finding.ci_high
     if low is not None and low > value:
         return "failed"
@@ -81,12 +81,12 @@ def judged(finding: Finding, value: float) -> Outcome:
 
 
 def _asked(run: RunRecord, gates: Sequence[str]) -> list[tuple[str, list[Finding], float]]:
-    """Return each gate with the findings it is about and its value.
+    """Return each gate with the findings that it applies to and its limit.
 
     Raises:
-        UserError: for one that is none, or about nothing that the run found.
+        UserError: for a malformed gate, or one that matches no finding of the run.
     """
-    found = []
+    selected = []
     for gate in gates:
         match = GATE.fullmatch(gate)
         try:
@@ -94,16 +94,16 @@ def _asked(run: RunRecord, gates: Sequence[str]) -> list[tuple[str, list[Finding
         except ValueError:
             value = math.nan
         if match is None or not math.isfinite(value):
-            raise UserError(f"--fail-above {gate!r} is not METRIC=VALUE")
+            raise UserError(f"--fail-above {gate!r} does not have the form METRIC=VALUE")
         wanted = [part.partition("=") for part in (match["params"] or "").split(",") if part]
-        alike = [row for row in run.findings if row.metric == match["metric"]]
-        chosen = [row for row in alike if all(str(json.loads(row.params).get(key)) == said for key, _, said in wanted)]
+        rows = [row for row in run.findings if row.metric == match["metric"]]
+        chosen = [row for row in rows if all(str(json.loads(row.params).get(key)) == text for key, _, text in wanted)]
         if not chosen:
             metrics = ", ".join(dict.fromkeys(row.metric for row in run.findings))
-            seen = f"at these params; it has {'; '.join(row.params for row in alike[:3])}" if alike else f"; it has {metrics}"
-            raise UserError(f"run {run.run} has no {match['metric']} {seen}")
-        found.append((gate, chosen, value))
-    return found
+            hint = f" at these params; it has {'; '.join(row.params for row in rows[:3])}" if rows else f"; it has {metrics}"
+            raise UserError(f"run {run.run} has no {match['metric']}{hint}")
+        selected.append((gate, chosen, value))
+    return selected
 
 
 def _ends(finding: Finding) -> dict[str, float | None]:
@@ -117,7 +117,7 @@ def _said(finding: Finding) -> str:
 
 
 def _junit(run: RunRecord, found: Sequence[tuple[str, Finding, Outcome]]) -> bytes:
-    """Return the outcome as JUnit XML: what is undecided is an error there, so that no build takes it for a pass."""
+    """Return the outcome as JUnit XML; undecided findings become errors, so that no build takes them for a pass."""
     counts = {kind: str(sum(outcome == kind for _, _, outcome in found)) for kind in STATUS}
     suite = ElementTree.Element(
         "testsuite", name=f"memlib {run.audit} {run.run}", tests=str(len(found)), failures=counts["failed"],

@@ -1,4 +1,4 @@
-"""What the owner of a model is asked: every example of a pool by a name that says nothing of its role."""
+"""The commands that export examples for the owner of an external model, who returns its outputs or embeddings."""
 
 from __future__ import annotations
 
@@ -39,26 +39,27 @@ def ids(
     set_: Annotated[Sequence[str], Parameter(name="--set", negative="")] = (),
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
-    """Write what to ask a model's owner: images of D_Q and of withheld examples, in mixed order, under names of their own.
+    """Export the examples for which a model's owner is to supply outputs: D_Q, the data in question, and withheld examples.
 
-    An owner who can tell which of them are D_Q can make the outputs say anything. The names are drawn from your secret
-    file, so that a run of the same recipe on this machine joins the outputs by them.
+    The examples are shuffled and get random names, as an owner who can tell which of them are in D_Q can make the outputs say
+    anything. The names are derived from your secret file, so that a run of the same recipe on this machine can match the
+    outputs to the examples.
 
     Parameters
     ----------
     recipe
         A recipe of the forgetting audit, by name or path.
     output
-        The new folder: ids.csv, and images/NAME.png as the audit sees them.
+        The new folder, with ids.csv and images/NAME.png, the images as the audit uses them.
     set_
-        Change a value of the recipe, as in --set data.image_size=64.
+        Override a value of the recipe, as in --set data.image_size=64.
     store
-        Folder or s3:// prefix, in which the images are decoded and the sets are drawn.
+        Folder or s3:// prefix for the decoded images and the sets.
     """
     audit, spec = _audit_of(recipe, set_)
     if audit.asked is None:
-        able = ", ".join(other for other, found in AUDITS.items() if found.asked is not None)
-        raise UserError(f"recipe {recipe} is for the {audit.name} audit; owners are asked for outputs by {able} alone")
+        capable = ", ".join(other for other, entry in AUDITS.items() if entry.asked is not None)
+        raise UserError(f"recipe {recipe} is for the {audit.name} audit; only {capable} takes outputs from a model's owner")
     target = _new_folder(output)
     examples, asked = audit.asked(_runner(store), spec)
     secret = read_secret()
@@ -66,7 +67,7 @@ def ids(
     _write(target, rows, examples)
     console.print(
         f"{target} has {len(rows):,} examples; ask for a Parquet file with the columns example_id and scores (a list of the "
-        "model's class scores) for all of them, and name it as targets.NAME.outputs.path in the recipe",
+        "model's class scores) for all of them, and give its path as targets.NAME.outputs.path in the recipe",
         soft_wrap=True,
     )
 
@@ -78,56 +79,58 @@ def export(
     set_: Annotated[Sequence[str], Parameter(name="--set", negative="")] = (),
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
-    """Write what an audit shows encoders, for an owner who embeds it and gives nothing but embeddings away.
+    """Export the images of an audit for an owner of encoders, who returns only embeddings and keeps the weights.
 
-    The owner trains (or has trained) one encoder on the sets A and C of sets.csv and another one on B and C (or, where
-    the recipe has a reference, the first one alone), embeds every image of images.csv with each, and returns a Parquet
-    file for each: id, and a list of numbers a layer.
+    The owner trains (or has trained) one encoder on the sets A and C of sets.csv and another one on B and C (only the first
+    one, if the recipe has a reference), embeds every image of images.csv with each encoder, and returns one Parquet file per
+    encoder: the column id, and one column per layer with lists of numbers.
 
     Parameters
     ----------
     recipe
         A recipe of the déjà vu audit, by name or path.
     output
-        The new folder: sets.csv, images.csv and images/, every background crop and every whole image as a PNG.
+        The new folder, with sets.csv, images.csv and images/: every background crop and every whole image as a PNG.
     set_
-        Change a value of the recipe, as in --set data.image_size=64.
+        Override a value of the recipe, as in --set data.image_size=64.
     store
-        Folder or s3:// prefix, in which the images are decoded and the sets are drawn.
+        Folder or s3:// prefix for the decoded images and the sets.
     """
     audit, spec = _audit_of(recipe, set_)
     if audit.exported is None:
-        able = ", ".join(other for other, found in AUDITS.items() if found.exported is not None)
-        raise UserError(f"recipe {recipe} is for the {audit.name} audit; embeddings are taken by {able} alone")
+        capable = ", ".join(other for other, found in AUDITS.items() if found.exported is not None)
+        raise UserError(
+            f"recipe {recipe} is for the {audit.name} audit; only {capable} takes embeddings from a model's owner"
+        )
     target = _new_folder(output)
     found = audit.exported(_runner(store), spec)
     make_folder(target, PRIVATE.folder)
     make_folder(target / "images", PRIVATE.folder)
     sets = [f"{_quoted(example)},{name}" for example, name in found.sets.items()]
     write_file(target / "sets.csv", "\n".join(["example_id,set", *sets, ""]).encode(), PRIVATE.file)
-    listed = ["id,file"]
+    lines = ["id,file"]
     for name, picture in found.pictures:
         file = target / "images" / f"{name}.png"
         if not file.parent.is_dir():
             make_folder(file.parent, PRIVATE.folder)
         _write_png(file, picture)
-        listed.append(f"{name},images/{name}.png")
-    write_file(target / "images.csv", "\n".join([*listed, ""]).encode(), PRIVATE.file)  # last: what it names is there
-    given = ", ".join(f"{name}: {{kind: embeddings, path: {name}.parquet}}" for name in found.encoders)
+        lines.append(f"{name},images/{name}.png")
+    write_file(target / "images.csv", "\n".join([*lines, ""]).encode(), PRIVATE.file)  # last, as it names the others
+    encoders = ", ".join(f"{name}: {{kind: embeddings, path: {name}.parquet}}" for name in found.encoders)
     console.print(
-        f"{target} has {found.count:,} images; ask for a Parquet file of each encoder trained on "
-        f"{' or on '.join(found.encoders.values())}, with the column id of images.csv and a list of numbers a layer, and "
-        f"name it in the recipe, as in encoders: [{{{given}}}]",
+        f"{target} has {found.count:,} images; ask for one Parquet file from each encoder trained on "
+        f"{' or on '.join(found.encoders.values())}, with the column id of images.csv and a list of numbers per layer, "
+        f"and name it in the recipe, as in encoders: [{{{encoders}}}]",
         soft_wrap=True,
     )
 
 
 def _audit_of(recipe: str, set_: Sequence[str]) -> tuple[Audit, Spec]:
-    """The audit that a recipe is for, and the recipe; whoever gives it to this command may run its code."""
+    """Return the audit of a recipe, and the recipe; as it was given on the command line, code that it names may run."""
     content, _ = load_recipe(recipe, set_)
     name = audit_of(str(content.get("audit", "")))
     if name not in AUDITS:
-        raise UserError(f"recipe {recipe} is for the {name} audit; there are {', '.join(AUDITS)}")
+        raise UserError(f"recipe {recipe} is for the {name} audit, which does not exist; choose from {', '.join(AUDITS)}")
     spec = validate(AUDITS[name].recipe, content, origin=partial(origin_of, recipe, set_))
     code.allow(code.modules_in(spec.model_dump(mode="json")))
     return AUDITS[name], spec
@@ -136,7 +139,7 @@ def _audit_of(recipe: str, set_: Sequence[str]) -> tuple[Audit, Spec]:
 def _new_folder(output: Path) -> Path:
     target = output.expanduser()
     if target.exists():
-        raise UserError(f"{target} is there already; name another folder")
+        raise UserError(f"{target} already exists; choose another folder")
     return target
 
 
@@ -149,10 +152,10 @@ def _runner(store: str) -> PlainRunner:
 
 
 def _quoted(text: str) -> str:
-    """A cell of a CSV file."""
-    found = StringIO()
-    csv.writer(found, lineterminator="").writerow([text])
-    return found.getvalue()
+    """Return a text as a cell of a CSV file."""
+    cell = StringIO()
+    csv.writer(cell, lineterminator="").writerow([text])
+    return cell.getvalue()
 
 
 def _write_png(file: Path, picture: NDArray[Any]) -> None:
@@ -164,7 +167,7 @@ def _write_png(file: Path, picture: NDArray[Any]) -> None:
 
 
 def _write(target: Path, rows: dict[str, int], examples: NDArray[Any]) -> None:
-    """Write the examples, sorted by names that are drawn at random."""
+    """Write the examples in the order of their random names."""
     make_folder(target, PRIVATE.folder)
     if examples.ndim == 2:
         listed = [",".join([name, *(f"{value:.9g}" for value in examples[rows[name]])]) for name in sorted(rows)]

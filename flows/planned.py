@@ -1,4 +1,4 @@
-"""What an audit would do, and an audit in which nothing is left to do: neither Prefect nor PyTorch is loaded."""
+"""Plans of audits, and the republication of finished audits, without loading Prefect or PyTorch."""
 
 import os
 import tomllib
@@ -23,43 +23,44 @@ from memlib.stage import AnyArtifact, Artifact, Out, Stage, in_words
 from memlib.store import Ref, Store
 from memlib.upkeep import let_go
 
-OWN_SERVER = "ephemeral"  # the profile of Prefect's in which a run starts a server of its own
+OWN_SERVER = "ephemeral"  # the Prefect profile with which each run starts its own server
 
 
 def plan(audit: Audit, recipe: Spec, store: str, resources: Resources, *, force: Sequence[str] = ()) -> Plan:
-    """Return what an audit would do: its flow, run without computing anything, as far as that can be known."""
-    found = Plan(Store(store))
-    found.limits += audit.limits(recipe)
-    with found.following(stage_names(audit, recipe)), code.planning():
-        body_of(audit)(PlanRunner(found, resources, frozenset(force)), recipe)
-    return found
+    """Return the plan of an audit: run its flow without computing anything, as far as keys can be known."""
+    result = Plan(Store(store))
+    result.limits += audit.limits(recipe)
+    with result.following(stage_names(audit, recipe)), code.planning():
+        body_of(audit)(PlanRunner(result, resources, frozenset(force)), recipe)
+    return result
 
 
 def finished(
     audit: Audit, recipe: Spec, store: Store, resources: Resources, *, say: Callable[[str], None]
 ) -> RunRecord | None:
-    """Publish a run again of which nothing is left to compute; return its manifest, None where anything is left.
+    """Publish a finished run again, and return its manifest; return None if anything is left to compute.
 
-    Whatever is missing, damaged, or made from what has changed since is for the audit's flow, which says so and mends it.
+    Artifacts that are missing, damaged or made from inputs that have changed since are left to the audit's flow, which
+    reports and recomputes them.
 
     Args:
         audit: of the recipe.
-        recipe, resources: what is asked for.
-        store: where it may be.
-        say: told what a run's user must see.
+        recipe, resources: of the run.
+        store: the store that may hold the run.
+        say: called with messages for the user.
     """
-    asked = asks_digest(recipe.model_dump(mode="json"))
-    if audit.holds_others or all(entry["asks"] != asked for entry in list_runs(store).entries):
+    wanted = asks_digest(recipe.model_dump(mode="json"))
+    if audit.holds_others or all(entry["asks"] != wanted for entry in list_runs(store).entries):
         return None
     runner = _Announcing(audit, store, resources, say)
     try:
-        found = body_of(audit)(runner, recipe)
+        run = body_of(audit)(runner, recipe)
     except RunError:
         return None
     let_go(store, runner.passing, resources, say=say)
     for line in (*audit.limits(recipe), *runner.warnings, *([in_words(runner.old_code)] if runner.old_code else [])):
         say(line)
-    return found
+    return run
 
 
 def finished_cells(
@@ -70,42 +71,42 @@ def finished_cells(
     say: Callable[[str], None],
     passing: list[AnyArtifact] | None = None,
 ) -> dict[str, RunRecord]:
-    """Return the runs of those cells of a sweep in which nothing is left to do, as they were published.
+    """Return the runs of the finished cells of a sweep, by cell, as they were published.
 
-    One plan for all, and one listing of what is published; of artifacts only what a plan needs is read. Damage within one is
-    named by `memlib verify`, and by whatever opens it.
+    All cells share one plan and one listing of published files, and only what the plan needs is read from artifacts. Damaged
+    files are reported by `memlib verify`, or when they are opened.
 
     Args:
-        cells: audit and recipe of each by name.
-        store: where they may be.
-        resources: machines.
-        say: told what a run's user must see.
-        passing: gets the artifacts whose files may be let go.
+        cells: audit and recipe of each cell, by name.
+        store: the store that may hold the runs.
+        resources: machine settings.
+        say: called with messages for the user.
+        passing: extended by the artifacts whose transient files may be evicted.
     """
     known = {entry["asks"] for entry in list_runs(store).entries}
-    asked = {name: cell for name, cell in cells.items() if asks_digest(cell[1].model_dump(mode="json")) in known}
-    if not asked:
+    candidates = {name: cell for name, cell in cells.items() if asks_digest(cell[1].model_dump(mode="json")) in known}
+    if not candidates:
         return {}
-    there = {**store.listing("runs"), **store.listing("results")}
-    found, runner = {}, _Naming(Plan(store), resources)
+    existing = {**store.listing("runs"), **store.listing("results")}
+    runs, runner = {}, _Naming(Plan(store), resources)
     with code.planning():
-        for name, (audit, recipe) in asked.items():
+        for name, (audit, recipe) in candidates.items():
             run = runner.run_of(audit, recipe)
-            if run is not None and all(path in there for path in run.published):
+            if run is not None and all(path in existing for path in run.published):
                 if passing is not None:
                     passing += runner.passing
-                found[name] = run.model_copy(update={"computed": [], "reused": sorted({*run.computed, *run.reused})})
-    limits = [line for name in found for line in asked[name][0].limits(asked[name][1])]
-    for line in dict.fromkeys([*limits, *([in_words(runner.plan.old_code)] if found and runner.plan.old_code else [])]):
+                runs[name] = run.model_copy(update={"computed": [], "reused": sorted({*run.computed, *run.reused})})
+    limits = [line for name in runs for line in candidates[name][0].limits(candidates[name][1])]
+    for line in dict.fromkeys([*limits, *([in_words(runner.plan.old_code)] if runs and runner.plan.old_code else [])]):
         say(line)
-    return found
+    return runs
 
 
 class _Naming(PlanRunner):
-    """Finds out which run an audit's would be."""
+    """A runner that determines the run that an audit would publish, without computing anything."""
 
     def run_of(self, audit: Audit, recipe: Spec) -> RunRecord | None:
-        """Return an audit's finished run; None where anything of it is missing, or made from what has changed since."""
+        """Return an audit's finished run; None if any part of it is missing or made from inputs that have changed."""
         self._refs: list[Ref] = []
         self._run = ""
         self.passing: list[AnyArtifact] = []
@@ -113,31 +114,31 @@ class _Naming(PlanRunner):
             body_of(audit)(self, recipe)
             if self._run and all(self.plan.parts[ref].is_settled for ref in self._refs):
                 return read_run(self.store, self._run)
-        except (RunError, UserError):  # said by whoever carries it out
+        except (RunError, UserError):  # the run itself reports it
             pass
         return None
 
     def run_all(self, stages: Sequence[Stage[Out]]) -> list[Artifact[Out]]:
-        """Note the parts of a step."""
+        """Record the parts of a step."""
         self._refs += [stage.identity.ref for stage in stages]
         return super().run_all(stages)
 
     def let_go(self, artifacts: Sequence[AnyArtifact]) -> None:
-        """Note what may be let go."""
+        """Record the artifacts whose transient files may be evicted."""
         self.passing += artifacts
 
     def publish(
         self, recipe: Spec, scores: Artifact[Tables], report: Artifact[Path], artifacts: Mapping[str, AnyArtifact]
     ) -> None:
-        """Note the name of the run."""
+        """Record the name of the run."""
         self._run = run_id(recipe, scores)
 
 
 class _Announcing(FinishedRunner):
-    """Publishes as a run does: announced while it is under way, and noted in the log."""
+    """A runner that publishes a finished run like any other: recorded in the store while under way, and in its log."""
 
     def __init__(self, audit: Audit, store: Store, resources: Resources, say: Callable[[str], None]) -> None:
-        super().__init__(store, resources)
+        super().__init__(store, resources=resources)
         self._audit, self._say = audit, say
 
     def publish(
@@ -154,7 +155,7 @@ class _Announcing(FinishedRunner):
 
 
 def has_server() -> bool:
-    """Whether Prefect may be told of a server, which is to show every run: in the environment or in one of its files."""
+    """Return whether a Prefect server may be configured, in the environment or a file; it is to show every run."""
     if os.environ.get("PREFECT_API_URL") or os.environ.get("PREFECT_PROFILE"):
         return True
     for path in (Path(".env"), Path("prefect.toml"), Path("pyproject.toml")):
@@ -163,12 +164,12 @@ def has_server() -> bool:
                 return True
     home = Path(os.environ.get("PREFECT_HOME", Path.home() / ".prefect"))
     try:
-        said = tomllib.loads(
+        content = tomllib.loads(
             Path(os.environ.get("PREFECT_PROFILES_PATH", home / "profiles.toml")).read_text(encoding="utf-8")
         )
-    except OSError:  # there are no profiles
+    except OSError:  # no profiles
         return False
     except ValueError:
         return True
-    active = said.get("active", OWN_SERVER)
-    return bool(said.get("profiles", {}).get(active, {"PREFECT_API_URL": active != OWN_SERVER}).get("PREFECT_API_URL"))
+    active = content.get("active", OWN_SERVER)
+    return bool(content.get("profiles", {}).get(active, {"PREFECT_API_URL": active != OWN_SERVER}).get("PREFECT_API_URL"))

@@ -1,4 +1,4 @@
-"""Recipes: YAML files, shipped or the user's own, with overrides from the command line."""
+"""Recipes: YAML files, shipped with memlib or written by users, with overrides from the command line."""
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,51 +16,51 @@ from memlib.plain import is_plain, plain
 from memlib.private import read_plain
 
 MOST_BYTES = 10 * 2**20  # of a recipe
-EMBEDDED = ("scenes", "digits", "two_moons")  # sources whose size is known, and that budgets of examples are made for
+EMBEDDED = ("scenes", "digits", "two_moons")  # sources of known size, to which the recipes' split or sets are fitted
 BUDGETS = ("split", "sets")
 Model = TypeVar("Model", bound=BaseModel)
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """Return the recipes that come with the package by name, those of an audit (a folder) together."""
+    """Return the paths of the shipped recipes by name, grouped by audit (one folder each)."""
     folder = Path(str(files("deployments").joinpath("recipes")))
     return {path.stem: path for path in sorted(folder.glob("*/*.yaml"))}
 
 
 def load_recipe(name_or_file: str, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the recipe and the resources of a YAML file, with `key=value` overrides applied.
+    """Return the recipe and the resources in a YAML file, with `key=value` overrides applied.
 
     Args:
-        name_or_file: a shipped recipe's name, or a path to a YAML file.
+        name_or_file: name of a shipped recipe, or path of a YAML file.
         overrides: dotted keys of the recipe, or of resources (resources.gpu=false); values are YAML.
 
     Raises:
-        UserError: when there is no such recipe or it is not YAML.
+        UserError: if there is no such recipe, or it is not valid YAML.
     """
     content: dict[str, Any] = {}
-    left: dict[str, str] = {}
+    dropped: dict[str, str] = {}
     before = ""
     for part in reversed(_parts(name_or_file)):
         unfit = _unfit(content, part.content)
-        left |= dict.fromkeys(unfit, before)
+        dropped |= dict.fromkeys(unfit, before)
         content, before = inherited(_without(content, unfit), part.content, part.name), part.name
     content = overridden(content, overrides)
-    for section, base in left.items():
+    for section, base in dropped.items():
         if section not in content:
             raise UserError(
-                f"{name_or_file} names other data than {base}, whose {section} was made for its own embedded examples; say "
-                f"{section} yourself (memlib recipes {base} shows how)"
+                f"{name_or_file} replaces the data of {base}, whose section {section} is only for its embedded "
+                f"examples; set {section} as well (see memlib recipes {base})"
             )
     resources = content.pop("resources", None) or {}
     if not isinstance(resources, dict):
-        raise UserError(f"resources is {resources!r}; it is a section, as in resources.gpu=false")
-    if content.get("audit") == "sweep" and isinstance(content.get("recipe"), str):  # its machines hold for the sweep
+        raise UserError(f"resources is {resources!r}, but must be a section, as in resources.gpu=false")
+    if content.get("audit") == "sweep" and isinstance(content.get("recipe"), str):  # of all its cells
         resources = inherited(load_recipe(content["recipe"])[1], resources, name_or_file)
     return content, resources
 
 
 def _unfit(base: Mapping[str, Any], change: Mapping[str, Any]) -> list[str]:
-    """Return sections that say how many examples have which role, of embedded data that a change replaces by others."""
+    """Return the sections of `base` that allot its embedded examples to roles, if `change` replaces that data."""
     kinds = [_kind_of_source(content) for content in (base, change)]
     return [name for name in BUDGETS if name in base] if kinds[0] in EMBEDDED and kinds[1] not in (None, kinds[0]) else []
 
@@ -76,30 +76,30 @@ def _without(content: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]
 
 
 def printed_recipe(name_or_file: str) -> str:
-    """Return a recipe as YAML with what it extends filled in, and with the comments of all its files.
+    """Return a recipe as YAML, including inherited values and the comments of all its files.
 
     Raises:
-        UserError: when there is no such recipe or it is not YAML.
+        UserError: if there is no such recipe, or it is not valid YAML.
     """
     *own, base = _parts(name_or_file)
     if not own:
         return base.text
-    found = read_commented(base.text)
+    recipe = read_commented(base.text)
     for part in reversed(own):
-        for name in _unfit(found, part.content):
-            found.pop(name)
-        found = inherited_commented(found, read_commented(part.text))
-    found.pop("extends", None)
-    return print_yaml(found)
+        for name in _unfit(recipe, part.content):
+            recipe.pop(name)
+        recipe = inherited_commented(recipe, read_commented(part.text))
+    recipe.pop("extends", None)
+    return print_yaml(recipe)
 
 
 def origin_of(name_or_file: str, overrides: Sequence[str], place: Sequence[str]) -> str:
-    """Return who says what stands at a place of a recipe: a setting, the recipe, one that it extends; "" where nobody does.
+    """Return the origin of a value: an override, the recipe, or a recipe that it extends; "" if none of them sets it.
 
     Args:
         name_or_file: the recipe.
         overrides: of the command line.
-        place: keys from the outside in.
+        place: the keys that lead to the value, outermost first.
     """
     for override in reversed(overrides):
         key = override.partition("=")[0].split(".")
@@ -113,7 +113,7 @@ def origin_of(name_or_file: str, overrides: Sequence[str], place: Sequence[str])
 
 
 def _depth(content: Any, place: Sequence[str]) -> int:
-    """Return how many keys of a place are there."""
+    """Return the number of leading keys of a place that exist in the content."""
     for depth, key in enumerate(place):
         if not isinstance(content, Mapping) or key not in content:
             return depth
@@ -122,28 +122,28 @@ def _depth(content: Any, place: Sequence[str]) -> int:
 
 
 def overridden(content: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the content, changed by `key=value` settings with dotted keys.
+    """Return the content with `key=value` overrides applied; keys are dotted.
 
     Raises:
-        UserError: for a setting that is none.
+        UserError: for a malformed override.
     """
-    found = dict(content)
+    result = dict(content)
     for override in overrides:
         key, separator, text = override.partition("=")
         if not separator or not key:
-            raise UserError(f"--set {override!r} is not key=value")
+            raise UserError(f"--set {override!r} does not have the form key=value")
         value = read_yaml(text, f"--set {override}")
         _check_plain(value, f"--set {key}")
         *sections, _ = names = key.split(".")
-        at: Any = found
+        inner: Any = result
         for section in sections:
-            at = at.get(section, {})
-            if not isinstance(at, Mapping):
+            inner = inner.get(section, {})
+            if not isinstance(inner, Mapping):
                 raise UserError(f"--set {override!r}: {section} is a value, not a section")
         for name in reversed(names):
             value = {name: value}
-        found = inherited(found, value, f"--set {key}")
-    return found
+        result = inherited(result, value, f"--set {key}")
+    return result
 
 
 @dataclass(frozen=True)
@@ -151,8 +151,9 @@ class _Part:
     """One file of a recipe.
 
     Attributes:
-        name: as it was asked for.
-        text, content: what it holds; its content is without what it extends.
+        name: the name or path by which it was requested.
+        text: the YAML text.
+        content: the parsed text, without `extends` and inherited values.
     """
 
     name: str
@@ -161,24 +162,24 @@ class _Part:
 
 
 def _parts(name_or_file: str) -> list[_Part]:
-    """Return the files of a recipe: its own, the one that this extends, and so on."""
-    found: list[_Part] = []
+    """Return the files of a recipe: its own, then the one that it extends, and so on."""
+    parts: list[_Part] = []
     named: str | None = name_or_file
     while named is not None:
-        if any(part.name == named for part in found):
-            raise UserError(f"recipes extend each other in a circle: {' -> '.join([*(part.name for part in found), named])}")
+        if any(part.name == named for part in parts):
+            raise UserError(f"recipes extend each other in a circle: {' -> '.join([*(part.name for part in parts), named])}")
         part, named = _part(named)
-        found.append(part)
-    return found
+        parts.append(part)
+    return parts
 
 
 def _part(name_or_file: str) -> tuple[_Part, str | None]:
-    """Return a file of a recipe, and the name of what it extends."""
+    """Return one file of a recipe, and the name of the recipe that it extends, if any."""
     known = shipped_recipes()
     path = known.get(name_or_file) or Path(name_or_file).expanduser()
     if not name_or_file or not path.is_file():
         near = difflib.get_close_matches(name_or_file, known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else "; memlib recipes lists those that are shipped"
+        hint = f"; did you mean {near[0]}?" if near else "; memlib recipes lists the shipped recipes"
         raise UserError(f"no recipe {name_or_file!r}{hint}")
     try:
         text = read_plain(path, MOST_BYTES).decode("utf-8-sig")
@@ -199,18 +200,18 @@ def _part(name_or_file: str) -> tuple[_Part, str | None]:
 
 
 def _beside(path: Path, named: str) -> str:
-    """Return a recipe that another one names: a file is meant relative to the one that names it."""
+    """Return the recipe named in a file; a path is relative to the folder of that file."""
     beside = path.parent / named
     return str(beside) if named not in shipped_recipes() and beside.is_file() else named
 
 
 def _check_plain(content: Any, where: str) -> None:
-    """Refuses characters that terminals obey or that nothing can write: what a recipe says is shown in many places."""
+    """Refuse control characters and unpaired surrogates, as texts of recipes are shown in terminals and pages."""
     if isinstance(content, str) and not is_plain(content):
-        raise UserError(f"{where}: {plain(content)[:60]!r} holds a control character, or half a character")
+        raise UserError(f"{where}: {plain(content)[:60]!r} contains a control character or an unpaired surrogate")
     inner = [*content, *content.values()] if isinstance(content, Mapping) else content if isinstance(content, list) else ()
     if isinstance(content, list) and any(isinstance(value, Removed | Replaced) for value in content):
-        raise UserError(f"{where}: !remove and !replace are for the value of a key, not in a list")
+        raise UserError(f"{where}: !remove and !replace can only be values of a key, not items of a list")
     for value in inner:
         _check_plain(value, where)
 
@@ -218,15 +219,15 @@ def _check_plain(content: Any, where: str) -> None:
 def validate(
     model: type[Model], content: Mapping[str, Any], *, origin: Callable[[Sequence[str]], str] = lambda place: ""
 ) -> Model:
-    """Return the content as a spec.
+    """Validate the content as a spec.
 
     Args:
-        model: its class.
-        content: plain values; audits are called by their name on the command line or by that in recipes.
-        origin: who says what stands at a place, see `origin_of`.
+        model: class of the spec.
+        content: plain values; `audit` may be the name on the command line or the name in recipes.
+        origin: function that returns the origin of a value, see `origin_of`.
 
     Raises:
-        UserError: naming the first problems in words, unknown keys with the nearest right one, and who says so.
+        UserError: with the first two problems and their origins, and the most similar key for an unknown one.
     """
     named = content.get("audit")
     try:
@@ -235,8 +236,8 @@ def validate(
         problems = []
         for problem in error.errors(include_url=False):
             place = list(_without_tags(model, [str(part) for part in problem["loc"]]))
-            said = origin(place)
-            problems.append(_in_words(model, problem) + (f" (in {said})" if said else ""))
+            source = origin(place)
+            problems.append(_in_words(model, problem) + (f" (in {source})" if source else ""))
         more = f" (and {len(problems) - 2} more)" if len(problems) > 2 else ""
         raise UserError("; ".join(problems[:2]) + more) from error
 
@@ -257,7 +258,7 @@ def _in_words(model: type[BaseModel], problem: Mapping[str, Any]) -> str:
 
 
 def _without_tags(model: type[BaseModel], place: Sequence[str]) -> Iterator[str]:
-    """The place of a problem without the names of union members that pydantic puts in."""
+    """Yield the keys of a problem's place without the tags of union members that pydantic inserts."""
     for position, part in enumerate(place):
         if position == 0 or part.isdigit() or part in _fields_at(model, place[:position]):
             yield part
@@ -286,7 +287,7 @@ def _members_at(model: type[BaseModel], place: Sequence[str]) -> list[type[BaseM
 
 
 def models_in(annotation: Any, *, mappings: bool = False) -> Iterator[type[BaseModel]]:
-    """The specs that a field can hold, also by name in a mapping."""
+    """Yield the classes of the specs that a field can hold; with `mappings`, also as values of a mapping."""
     if get_origin(annotation) in (Union, UnionType, Annotated, tuple, list, *((dict, Mapping) if mappings else ())):
         for part in get_args(annotation):
             yield from models_in(part, mappings=mappings)

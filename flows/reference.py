@@ -1,4 +1,4 @@
-"""Reference pages, written from the code: every column of the results, every key of a recipe."""
+"""Reference pages, generated from the code: every column of the results, every key of a recipe, every term."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, get_args, get_origin
@@ -14,14 +14,14 @@ from memlib.tables import Table
 
 
 def schema_page() -> str:
-    """docs/schema.md: the published tables."""
+    """Return docs/schema.md: the published tables."""
     lines = [
         "# Results",
         "",
-        "Parquet below `<store>/results/table=<table>/audit=<audit>/run=<run>/part-0.parquet`, and `part-1.parquet` and so",
-        "on where a run's table is large: one glob a table (`*.parquet`) reads all audits and runs (hive partitions `table`,",
-        "`audit`, `run`). Each file carries the table's name and version, the run, and the key of the stage that made it;",
-        "each column its unit and meaning. `memlib schema` prints the same.",
+        "Results are Parquet files, `<store>/results/table=<table>/audit=<audit>/run=<run>/part-0.parquet`; large tables",
+        "continue in `part-1.parquet` and so on. One glob per table (`*.parquet`) reads all audits and runs, with `table`,",
+        "`audit` and `run` as hive partitions. Each file's metadata give its table and version, the run, and the key of the",
+        "stage that wrote it; each column's metadata give its unit and meaning. `memlib schema` prints the same.",
         "",
     ]
     for name, tables in published_tables().items():
@@ -33,10 +33,10 @@ def schema_page() -> str:
 
 
 EARLIER_SUMMARY = [
-    "Version 1, of runs before roles and families, had `metric`, `params`, `value`, `ci_low`, `ci_high`, `n` as above;",
-    "`null_value`, the value when nothing is memorized, also on rows that were never tested; `p_value`, not adjusted; and",
-    "`verdict`: `above_null`, `at_null` or `below_null` by the side of `null_value` on which the interval lay, whatever",
-    "the p-value, else `descriptive`. Such a verdict is no test: read the p-value, and adjust it for the rows looked at.",
+    "Version 1, from before roles and families, had `metric`, `params`, `value`, `ci_low`, `ci_high`, `n` as above;",
+    "`null_value`, the value when nothing is memorized, even on rows that were never tested; `p_value`, not adjusted; and",
+    "`verdict`: `above_null`, `at_null` or `below_null`, by the position of the interval relative to `null_value` whatever",
+    "the p-value, else `descriptive`. Such a verdict is not a test: read the p-value and adjust it for the rows examined.",
     "",
 ]
 
@@ -56,18 +56,18 @@ def _table_lines(name: str, audit: str, table: Table) -> list[str]:
 
 
 def recipe_page() -> str:
-    """docs/recipes.md: every key of every audit's recipe, and of the resources."""
+    """Return docs/recipes.md: every key of every audit's recipe, and of the resources."""
     lines = [
         "# Recipes",
         "",
         "A recipe is a YAML file (1.2); `memlib recipes` lists the shipped ones and `memlib recipes NAME` prints one, with",
-        "its comments. A file may say `extends: NAME_OR_FILE` and change parts of it: mappings merge key by key, unless they",
-        "name another `kind`; `null` is a value like others. `key: !remove` does not inherit a key, and",
-        "`key: !replace {...}` replaces an inherited mapping as a whole. A recipe that names other data than an embedded one",
-        "inherits neither `split` nor `sets` from it: it says its own. Any key can be set on the command line with",
-        "`--set training.epochs=50`. Unknown keys, keys that are given twice and numbers out of bounds are refused, and who",
-        "says so is named. A recipe decides the result and is part of every content key; `resources` says how the work is",
-        "carried out and is part of none.",
+        "its comments. `extends: NAME_OR_FILE` inherits from another recipe: mappings are merged key by key, unless they",
+        "have different `kind`s; `null` is a value like any other. `key: !remove` drops an inherited key, and",
+        "`key: !replace {...}` replaces an inherited mapping as a whole. A recipe that replaces the embedded data of the",
+        "recipe it extends does not inherit `split` and `sets`, and has to set its own. Any key can be set on the command",
+        "line, as in `--set training.epochs=50`. Unknown keys, duplicate keys and numbers out of bounds are refused, and the",
+        "message names the file or option at fault. A recipe determines the result and is part of every content key;",
+        "`resources` determines how the work is carried out and is part of none.",
         "",
     ]
     for audit in AUDITS.values():
@@ -81,7 +81,7 @@ def _section(place: str, model: type[BaseModel]) -> list[str]:
     rows, inner = [], []
     for name, field in model.model_fields.items():
         key = f"{place}.{name}" if place else name
-        if name in ("kind", "audit"):  # the heading says it
+        if name in ("kind", "audit"):  # already in the heading
             continue
         members = list(models_in(field.annotation))
         if not members:
@@ -100,12 +100,12 @@ def _kind(model: type[BaseModel]) -> str:
 
 
 def _type(field: FieldInfo) -> str:
-    said = [(name, getattr(limit, mark)) for limit in field.metadata for mark, name in _BOUNDS if hasattr(limit, mark)]
-    bounds = [f"{name} {value}" for name, value in said if name != "at most" or value not in _SLIPS]
+    marked = [(name, getattr(limit, mark)) for limit in field.metadata for mark, name in _BOUNDS if hasattr(limit, mark)]
+    bounds = [f"{name} {value}" for name, value in marked if name != "at most" or value not in _SLIPS]
     return "".join([_name(field.annotation), *(f", {bound}" for bound in bounds)])
 
 
-_SLIPS = {value for name, value in vars(limits).items() if name.startswith("MOST_")}  # which only catch slips
+_SLIPS = {value for name, value in vars(limits).items() if name.startswith("MOST_")}  # they only catch typing errors
 _BOUNDS = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
 
 
@@ -137,13 +137,22 @@ def _text(text: str | None) -> str:
 
 
 def glossary_page() -> str:
-    """docs/glossary.md: the terms that pages use."""
+    """Return docs/glossary.md: the terms used in reports and documents."""
     lines = ["# Glossary", "", "Terms of reports and documents, each in a sentence or two.", ""]
     return "\n".join([*lines, *(f"- **{term}**: {text}" for term, text in terms().items())]) + "\n"
 
 
+def command_page() -> str:
+    """Return docs/cli.md: every command with its arguments and options."""
+    from flows.cli import app  # imports every command
+
+    _, _, commands = app.generate_docs().partition("**Commands**:\n")
+    return f"# Commands\n\n`memlib COMMAND --help` prints the same.\n{commands.rstrip()}\n"
+
+
 def pages() -> Iterator[tuple[str, str]]:
-    """(path, text) of every page."""
+    """Yield the path and the text of every page."""
+    yield "docs/cli.md", command_page()
     yield "docs/glossary.md", glossary_page()
     yield "docs/schema.md", schema_page()
     yield "docs/recipes.md", recipe_page()

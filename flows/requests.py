@@ -1,4 +1,4 @@
-"""What was asked of a store and has not ended: enough to go on without the recipe at hand."""
+"""Records of the runs that were started in a store and have not ended; they suffice to resume a run without its recipe."""
 
 import contextlib
 import json
@@ -30,20 +30,21 @@ def announced(
     *,
     say: Callable[[str], None] = lambda text: None,
 ) -> Iterator[str]:
-    """Notes what is asked for while it is under way, and yields its id; what ends well or is refused is forgotten.
+    """Record a run in the store while it is under way, and yield its id; delete the record if it succeeds or is refused.
 
-    Each driver has a note of its own, which beats while the driver lives.
+    Each driver has its own record, with a heartbeat while the driver lives.
 
     Args:
-        store: where it runs.
+        store: where the run writes.
         audit: its name on the command line.
-        recipe, resources: what is asked for.
-        computed: what it has made so far; what machines cannot do is worth going on with, with others, once it has begun.
-        say: told when it has to wait.
+        recipe, resources: of the run.
+        computed: the artifacts computed so far. A run that fails for lack of resources keeps its record once it has computed
+            any, as it can be resumed with other resources.
+        say: called with a message if the run has to wait.
     """
-    asked = {"audit": audit, "recipe": recipe.model_dump(mode="json")}
-    key = content_key("request", version=1, spec=asked, inputs={})[:12]
-    note = asked | {
+    request = {"audit": audit, "recipe": recipe.model_dump(mode="json")}
+    key = content_key("request", version=1, spec=request, inputs={})[:12]
+    note = request | {
         "run": key, "title": str(getattr(recipe, "title", "")), "resources": resources.model_dump(mode="json"),
         "started": time.time(), "began": store.clock(), "host": socket.gethostname(), "pid": os.getpid(), "finished": None,
     }  # fmt: skip
@@ -53,7 +54,7 @@ def announced(
         with beating(store, path, json.dumps(note, indent=1).encode()):
             wait_for_clearing(store, say)
             yield key
-    except UserError as error:  # a recipe that is refused will be refused again
+    except UserError as error:  # a refused recipe would be refused again
         if not computed or not isinstance(error, ResourcesError):
             store.drop(path)
         raise
@@ -62,7 +63,7 @@ def announced(
 
 
 def _forget_dead(store: Store, key: str) -> None:
-    """Drops the notes of drivers that died over the same run, which has ended well by now."""
+    """Delete the records of dead drivers of a run that has now succeeded."""
     now = store.clock()
     for path, (_, beaten) in store.listing(FOLDER).items():
         if path.startswith(f"{FOLDER}/{key}") and (beaten < now - SILENT_SECONDS or _has_died(store.published(path))):
@@ -70,12 +71,12 @@ def _forget_dead(store: Store, key: str) -> None:
 
 
 def _has_died(note: bytes | None) -> bool:
-    """Whether a note is of a process of this machine that is not there any more."""
+    """Return whether a record belongs to a process of this machine that no longer exists."""
     try:
-        said = parse(RequestRecord, note or b"")
+        record = parse(RequestRecord, note or b"")
     except Unreadable:
         return False
-    return said.host == socket.gethostname() and said.pid > 0 and not _lives(said.pid)
+    return record.host == socket.gethostname() and record.pid > 0 and not _lives(record.pid)
 
 
 def _lives(process: int) -> bool:
@@ -83,18 +84,18 @@ def _lives(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except (OSError, OverflowError):  # somebody else's
+    except (OSError, OverflowError):  # a process of another user
         return True
     return True
 
 
 def unfinished(store: Store) -> list[RequestRecord]:
-    """What was asked for and has not ended, or is under way, once each; the newest first."""
-    found: dict[str, RequestRecord] = {}
+    """Return the runs that have not ended, one record per run, newest first."""
+    records: dict[str, RequestRecord] = {}
     paths = sorted(path for path in store.listing(FOLDER) if path.endswith(".json"))
     for content in store.published_together(paths).values():
-        with contextlib.suppress(Unreadable):  # not written by us, or damaged: nothing that can be gone on with
-            note = parse(RequestRecord, content)
-            if note.started >= found.get(note.run, note).started:
-                found[note.run] = note
-    return sorted(found.values(), key=lambda note: -note.started)
+        with contextlib.suppress(Unreadable):  # foreign or damaged: cannot be resumed
+            record = parse(RequestRecord, content)
+            if record.started >= records.get(record.run, record).started:
+                records[record.run] = record
+    return sorted(records.values(), key=lambda record: -record.started)

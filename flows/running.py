@@ -1,4 +1,4 @@
-"""Around every audit that Prefect arranges: its store, who asked for what, how far it is, the end of Ray."""
+"""The frame of every audit that runs through Prefect: store, run record, progress, errors, and the shutdown of Ray."""
 
 import functools
 import inspect
@@ -26,14 +26,14 @@ from tasks.runtime import Context, Shared
 from tasks.stage import StageRunner
 
 LONGEST_NAME = 120  # characters
-TAG = "memlib"  # of runs on a Prefect server; deployments/automations.yaml looks after these
+TAG = "memlib"  # on flow runs; deployments/automations.yaml acts on runs with this tag
 _finished: ContextVar[list[RunRecord] | None] = ContextVar("finished", default=None)
 _shared: ContextVar[Shared | None] = ContextVar("shared", default=None)
 
 
 @functools.cache
 def flow_of(audit: Audit) -> Any:
-    """Return the Prefect flow of an audit: its signature is the form in Prefect's UI, its parameters are plain JSON."""
+    """Return the Prefect flow of an audit. Its signature is the form in Prefect's UI; its parameters are plain JSON."""
 
     def run(
         recipe: Any,
@@ -44,12 +44,12 @@ def flow_of(audit: Audit) -> Any:
         cascade: bool = False,
     ) -> RunRecord:
         """Args:
-            recipe: what is asked for; `memlib schema` shows its keys.
+            recipe: the audit's settings; `memlib schema` lists the keys.
             store: folder or s3:// prefix for artifacts, results and reports.
-            resources: machines; changes no result.
-            quiet: no progress.
-            force: stages that are computed again, though they are there.
-            cascade: train models again whose inputs were made again and came out otherwise.
+            resources: machine settings; they do not affect results.
+            quiet: do not show progress.
+            force: stages to recompute even if the store holds their results.
+            cascade: retrain models whose inputs were recomputed with a different result.
 
         Returns:
             the run's manifest.
@@ -63,7 +63,7 @@ def flow_of(audit: Audit) -> Any:
 
 
 def _title() -> str:
-    """What Prefect calls a run: as its recipe does."""
+    """Return the name of a run in Prefect: the title of its recipe."""
     recipe = flow_run.parameters.get("recipe")
     return str(getattr(recipe, "title", recipe))[:LONGEST_NAME]
 
@@ -79,23 +79,24 @@ def carry_out(
     force: Sequence[str],
     cascade: bool,
 ) -> RunRecord:
-    """Runs an audit's body in a store, and returns the run's manifest.
+    """Run the body of an audit in a store, and return the run's manifest.
 
     Args:
         audit: its name on the command line.
-        body: takes a runner and the recipe, returns the run's manifest.
-        recipe, resources: what is asked for.
+        body: function that takes a runner and the recipe and returns the run's manifest.
+        recipe: the audit's settings.
         store: folder or s3:// prefix.
-        quiet: no progress.
-        force: stages that are computed again, though they are there.
-        cascade: train models again whose inputs were made again and came out otherwise.
+        resources: machine settings.
+        quiet: do not show progress.
+        force: stages to recompute even if the store holds their results.
+        cascade: retrain models whose inputs were recomputed with a different result.
     """
     opened = Store(store)
     check_stages(AUDITS[audit], force)
     within = _shared.get()
     if within is None:
         opened.check_writable()
-        check_stages(AUDITS[audit], resources.stages)  # of a sweep, other cells may have the stage
+        check_stages(AUDITS[audit], resources.stages)  # not in a cell of a sweep: the stage may belong to other cells
     computed: list[str] = []
     console = Console(stderr=True, markup=False, highlight=False)
     with announced(opened, audit, recipe, resources, computed, say=console.print) as run:
@@ -118,8 +119,8 @@ def carry_out(
             manifest = _run_of(body(StageRunner(context), recipe))
         except BaseException as caught:
             error = as_lost(caught)
-            said = str(error) if isinstance(error, UserError | RunError | OSError) else type(error).__name__
-            context.journal.end("failed" if isinstance(error, Exception) else "stopped", said)
+            problem = str(error) if isinstance(error, UserError | RunError | OSError) else type(error).__name__
+            context.journal.end("failed" if isinstance(error, Exception) else "stopped", problem)
             if error is caught:
                 raise
             raise error from caught
@@ -136,7 +137,7 @@ def carry_out(
 
 @contextmanager
 def sharing(shared: Shared) -> Iterator[None]:
-    """What is carried out within goes by the turns of one sweep, which itself ends Ray."""
+    """Make runs in this block share the state of a sweep, such as its stage locks; the sweep itself stops Ray."""
     token = _shared.set(shared)
     try:
         yield
@@ -145,7 +146,7 @@ def sharing(shared: Shared) -> Iterator[None]:
 
 
 def through_prefect(flow: Any, *arguments: Any) -> RunRecord:
-    """Runs an audit's flow; where Prefect's server goes away, what is left of it runs without, and is not done twice."""
+    """Run an audit's flow; if Prefect's server goes away, finish without Prefect, without repeating finished work."""
     if is_gone():
         return _run_of(flow.fn(*arguments))
     finished: list[RunRecord] = []
@@ -161,6 +162,6 @@ def through_prefect(flow: Any, *arguments: Any) -> RunRecord:
 
 
 def _run_of(found: Any) -> RunRecord:
-    """What carries out an audit returns its run; Prefect's flows have no types, and a body returns None in a plan."""
+    """Return a run's manifest with its type: Prefect's flows are untyped, and bodies return None only in a plan."""
     assert isinstance(found, RunRecord)
     return found

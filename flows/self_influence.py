@@ -1,4 +1,4 @@
-"""Self-influence (TracInCP) of every training example, from examples to a page."""
+"""The self-influence audit (TracInCP, Pruthi 2020) of every training example, from data to report."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ STAGES = (DecodeBlock, Decode, HoldOut, Train, CheckpointNorms, Score, Report)
 
 
 def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
-    """Carry out the audit from data to a page; return the run's manifest, None in a plan."""
+    """Run the audit from data to report; return the run's manifest, or None in a plan."""
     shard = decode(runner, recipe.data)
     splits = runner.run(HoldOut(recipe.split, shard))
     data = TrainingData(shard, splits)
@@ -40,16 +40,17 @@ def influence_of(
     influence: InfluenceSpec,
     canaries: Sequence[Canary | None] = (None,),
 ) -> list[Artifact[Tables]]:
-    """Train a model for each training set, keep every epoch, and take the self-influence of its training examples.
+    """Train one model per training set, save every epoch, and compute the self-influence of its training examples.
 
     Args:
         runner: runs the stages.
         data: the training examples.
-        subject, influence: how.
-        canaries: for each training set who carries a unique feature; None for nobody.
+        subject: how the models are trained.
+        influence: how self-influence is computed.
+        canaries: the example with the unique feature in each training set; None if there is none.
     """
     epochs = influence.epochs or subject.training.epochs
-    # the best epoch's weights would take the last epoch's place
+    # no early stopping: it would save the best epoch's weights in place of the last epoch's
     every = changed(subject.training, {"epochs": epochs, "checkpoint_epochs": list(range(1, epochs + 1)), "patience": None})
     stages = [
         Train(f"self-influence {i}", subject.model, every, data.num_classes, data.shard, data.splits, (TRAIN,), canary=canary)
@@ -73,7 +74,7 @@ def _checkpoints(
     influence: InfluenceSpec,
     training: TrainingSpec,
 ) -> tuple[list[CheckpointNorms], list[float]]:
-    """The checkpoints of a training that count, and their learning rates."""
+    """Return the stages for the checkpoints that enter the sum, and their learning rates."""
     history = trained.content.history.to_pylist()
     losses = {row["epoch"]: row["value"] for row in history if row["term"] == "loss"}
     rates = {row["epoch"]: row["learning_rate"] for row in history}
@@ -91,7 +92,7 @@ def influence_of_external(
     checkpoints: Sequence[CheckpointSpec],
     influence: InfluenceSpec,
 ) -> Artifact[Tables]:
-    """Take the same for the checkpoints of a model that was trained elsewhere; they are numbered from 1."""
+    """Compute self-influence from the checkpoints of an external model, numbered from 1."""
     stages = [
         CheckpointNorms(data, trained, number, checkpoint.weights, influence, None)
         for number, checkpoint in enumerate(checkpoints, start=1)

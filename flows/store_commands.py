@@ -1,4 +1,4 @@
-"""The commands over a store: what ran in it, what it found, whether it is whole."""
+"""The commands that operate on a store: list and show runs, compare, verify and sign them, and delete what is unused."""
 
 import json
 import sys
@@ -45,56 +45,56 @@ ASIDE = {
     "chance",
     "wins",
     "losses",
-}  # said elsewhere
+}  # params left out of settings, as they are shown elsewhere
 DEFAULT_STORE = "memlib-store"
 StoreOption = Annotated[str, Parameter(name="--store", env_var="MEMLIB_STORE")]
 JsonOption = Annotated[bool, Parameter(name="--json", negative="")]
 
-QUIET_SECONDS = 60  # after which a running run is said not to have been heard of
-WIDE = 100  # columns of a terminal that has room for every p-value
+QUIET_SECONDS = 60  # without an update, after which a running run is reported as silent
+WIDE = 100  # columns; narrower terminals show adjusted p-values only
 
 console = Console(highlight=False, markup=False)
 
 
 def runs(*, data: str | None = None, store: StoreOption = DEFAULT_STORE, json_: JsonOption = False) -> None:
-    """List the runs in a store, newest first, and those that have not ended.
+    """List the runs in a store, newest first, after those that have not ended.
 
     Parameters
     ----------
     data
-        Only audits of the data with this digest, or enough of its beginning, as `memlib show RUN --json` names it: how many
-        audits one set of data has had says how often something could have turned up by chance.
+        Only audits of the data with this digest, or a prefix of it; `memlib show RUN --json` prints the digest. The more
+        audits have been made of the same data, the more results are to be expected by chance.
     store
         Folder or s3:// prefix that the runs were written to.
     json_
         Print the runs' manifests as JSON.
     """
     opened = opened_store(store)
-    listed, open_ = list_runs(opened), unfinished(opened)
-    found = list(listed.entries)
+    listed, open_runs = list_runs(opened), unfinished(opened)
+    entries = list(listed.entries)
     if data is not None:
-        found, open_ = [run for run in found if run["ledger"]["data"].startswith(data)], []
-        if not found:
-            raise UserError(f"no run in {store} is of data {data!r}; memlib show RUN --json names a run's data")
+        entries, open_runs = [run for run in entries if run["ledger"]["data"].startswith(data)], []
+        if not entries:
+            raise UserError(f"no run in {store} has data {data!r}; memlib show RUN --json prints the digest of a run's data")
     if listed.damaged:
         print(f"memlib: {listed.warning()}", file=sys.stderr)
     if json_:
-        finished = [read_run(opened, entry["run"]) for entry in found]
-        print(json.dumps([record.model_dump() for record in (*open_, *finished)], indent=1))
+        finished = [read_run(opened, entry["run"]) for entry in entries]
+        print(json.dumps([record.model_dump() for record in (*open_runs, *finished)], indent=1))
         return
-    for note in open_:
+    for note in open_runs:
         started = datetime.fromtimestamp(note.started).strftime("%Y-%m-%d %H:%M")
-        said = f"{note.run}  not ended, started {started}  {note.audit}  {note.title}"
-        console.print(f"{said}  (memlib resume {note.run})", soft_wrap=True)
-    if not found:
-        console.print(f"no {'finished ' if open_ else ''}runs in {store}")
+        line = f"{note.run}  not ended, started {started}  {note.audit}  {note.title}"
+        console.print(f"{line}  (memlib resume {note.run})", soft_wrap=True)
+    if not entries:
+        console.print(f"no {'finished ' if open_runs else ''}runs in {store}")
         return
     rows = [("run", "finished", "audit", "headline", "value", "p", "verdict", "title")]
-    for entry in found:
-        first = entry["findings"][0]
+    for entry in entries:
+        headline = entry["findings"][0]
         ended = datetime.fromtimestamp(entry["finished"]).strftime("%Y-%m-%d %H:%M")
-        word = entry["verdict"]["word"] if entry["verdict"] else first["verdict"] or ""
-        cells = (first["metric"], _number(first["value"]), _p(first["p_value"]), word)
+        verdict = entry["verdict"]["word"] if entry["verdict"] else headline["verdict"] or ""
+        cells = (headline["metric"], _number(headline["value"]), _p(headline["p_value"]), verdict)
         rows.append((entry["run"], ended, audit_of(entry["audit"]), *cells, entry["title"]))
     print("\n".join(_aligned(rows)))
 
@@ -107,37 +107,37 @@ def show(
     json_: JsonOption = False,
     reveal: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
-    """Show what a run found, and where its results and report are.
+    """Show the findings of a run, and the location of its results and report.
 
     Parameters
     ----------
     run_id
-        The run's id, or enough of its beginning.
+        Id of the run, or a unique prefix of it.
     store
         Folder or s3:// prefix that the run was written to.
     json_
         Print the run's manifest as JSON, with the recipe and the keys of all artifacts.
     reveal
-        Print the canaries of an exposure audit, which are in no result or report, and what the searches found.
+        Print the canaries of an exposure audit, which appear in no result or report, and the texts that searches found.
     """
     opened = opened_store(store)
-    found = find_run(opened, run_id)
+    run = find_run(opened, run_id)
     if json_:
-        print(json.dumps(found.model_dump(), indent=1))
+        print(json.dumps(run.model_dump(), indent=1))
         return
     if reveal:
-        _reveal(opened, found)
+        _reveal(opened, run)
         return
-    print_run(opened, found, whole=True)
+    print_run(opened, run, whole=True)
 
 
 def open_page(run_id: str, /, *, store: StoreOption = DEFAULT_STORE) -> None:
-    """Open a run's page in the browser; a page on S3 is copied to this machine first, for you alone to read.
+    """Open a run's report in the browser. A report on S3 is first copied to this machine, readable by you only.
 
     Parameters
     ----------
     run_id
-        The run's id, or enough of its beginning.
+        Id of the run, or a unique prefix of it.
     store
         Folder or s3:// prefix that the run was written to.
     """
@@ -146,7 +146,7 @@ def open_page(run_id: str, /, *, store: StoreOption = DEFAULT_STORE) -> None:
     path = _page_of(run)
     content = opened.published(path)
     if content is None:
-        raise RunError(f"run {run.run} has no page in {opened.uri}; run its audit again")
+        raise RunError(f"run {run.run} has no report in {opened.uri}; run the audit again")
     page = Path(opened.root) / path
     if not opened.is_local:
         page = user_folder("cache") / "pages" / f"{run.run}.html"
@@ -155,11 +155,11 @@ def open_page(run_id: str, /, *, store: StoreOption = DEFAULT_STORE) -> None:
         write_file(page, content, PRIVATE.file)
     console.print(str(page), soft_wrap=True)
     if not webbrowser.open(page.as_uri()):
-        console.print("no browser was found here; open the file in one")
+        console.print("no browser found; open the file yourself")
 
 
 def _page_of(run: RunRecord) -> str:
-    """Return where a run's page is, below the root of whatever store it is in by now."""
+    """Return the path of a run's report relative to the root of its store, which may have moved since."""
     return f"runs/{run.run}/{run.report.rpartition('/')[2]}"
 
 
@@ -171,58 +171,58 @@ def status(
     watch: Annotated[bool, Parameter(negative="")] = False,
     json_: JsonOption = False,
 ) -> None:
-    """Show how far a run is, stage by stage; of a finished one, what its stages took.
+    """Show the progress of a run, stage by stage; for a finished run, the time and resources of its stages.
 
     Parameters
     ----------
     run_id
-        The run's id, or enough of its beginning, as `memlib runs` lists it.
+        Id of the run, or a unique prefix of it, as listed by `memlib runs`.
     store
         Folder or s3:// prefix.
     watch
-        Go on showing it until the run has ended.
+        Keep updating until the run has ended.
     json_
-        Print it as JSON.
+        Print the progress as JSON.
     """
     opened = opened_store(store)
-    found = find_asked(opened, run_id)
-    if isinstance(found, RunRecord):
-        rows = upkeep.metrics_by_stage(opened, found)
+    record = find_asked(opened, run_id)
+    if isinstance(record, RunRecord):
+        rows = upkeep.metrics_by_stage(opened, record)
         if json_:
-            print(json.dumps({"run": found.run, "state": "completed", "stages": rows}, indent=1))
+            print(json.dumps({"run": record.run, "state": "completed", "stages": rows}, indent=1))
         else:
-            console.print(_metrics_table(found, rows))
+            console.print(_metrics_table(record, rows))
             console.print(_in_all(rows))
         return
-    seen = _progress(opened, found)
+    progress = _progress(opened, record)
     if json_:
-        print(json.dumps(seen.model_dump(), indent=1))
+        print(json.dumps(progress.model_dump(), indent=1))
         return
     if not watch:
-        console.print(_status_table(seen))
+        console.print(_status_table(progress))
         return
-    with Live(_status_table(seen), console=console, refresh_per_second=2) as live:
-        while seen.state not in upkeep.ENDED and any(note.run == found.run for note in unfinished(opened)):
+    with Live(_status_table(progress), console=console, refresh_per_second=2) as live:
+        while progress.state not in upkeep.ENDED and any(note.run == record.run for note in unfinished(opened)):
             time.sleep(2)
-            seen = _progress(opened, found)
-            if seen.stages:
-                live.update(_status_table(seen))
-    if seen.state not in upkeep.ENDED:
-        console.print(f"run {found.run} has ended; see memlib runs")
+            progress = _progress(opened, record)
+            if progress.stages:
+                live.update(_status_table(progress))
+    if progress.state not in upkeep.ENDED:
+        console.print(f"run {record.run} has ended; see memlib runs")
 
 
 def _progress(store: Store, note: RequestRecord) -> StatusRecord:
     from memlib.journal import read_status
 
-    asked = StatusRecord(run=note.run, title=note.title, state="asked for", started=note.started, updated=note.started)
-    return read_status(store, note.run) or asked
+    requested = StatusRecord(run=note.run, title=note.title, state="asked for", started=note.started, updated=note.started)
+    return read_status(store, note.run) or requested
 
 
 def _status_table(seen: StatusRecord) -> Table:
     ago = time.time() - seen.updated
-    heard = f", last heard of {ago:.0f} s ago" if seen.state == "running" and ago > QUIET_SECONDS else ""
+    silence = f", last update {ago:.0f} s ago" if seen.state == "running" and ago > QUIET_SECONDS else ""
     problem = f": {seen.problem}" if seen.problem else ""
-    title = f"run {seen.run}  {seen.title}  ({seen.state}{problem}{heard})"
+    title = f"run {seen.run}  {seen.title}  ({seen.state}{problem}{silence})"
     table = _table(title, "stage", "state", "computed", "reused", "progress", "")
     for stage, row in seen.stages.items():
         done = "" if row.total is None else f"{row.done} of {row.total}"
@@ -242,42 +242,42 @@ def _metrics_table(run: RunRecord, rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _in_all(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What a run took, in what is paid for."""
+    """Return the total cost of a run: CPU-hours, GPU-hours and bytes written."""
     cores, gpus, written = (sum(row[name] for row in rows) for name in ("cpu_seconds", "gpu_seconds", "bytes_out"))
-    return f"in all {cores / 3600:.2f} CPU-hours, {gpus / 3600:.2f} GPU-hours, {written / 2**30:.2f} GiB written"
+    return f"total: {cores / 3600:.2f} CPU-hours, {gpus / 3600:.2f} GPU-hours, {written / 2**30:.2f} GiB written"
 
 
 def print_plan(found: Plan) -> None:
-    """A line a stage, with the key where it has one part; then what cannot be known yet."""
-    table = _table(f"store {found.store.uri}", "stage", "key", "parts", "there", "to compute", "estimate")
+    """Print one row per stage, with its key (the first of several parts), then what cannot be known yet."""
+    table = _table(f"store {found.store.uri}", "stage", "key", "parts", "in store", "to compute", "estimate")
     total, unknown = 0.0, False
     for stage, parts in found.by_stage():
-        todo = [part for part in parts if not part.hit]
-        known = [part.seconds for part in todo if part.seconds is not None]
-        total, unknown = total + sum(known), unknown or len(known) < len(todo)
-        cost = "" if not todo else _seconds(sum(known)) if len(known) == len(todo) else "unknown"
+        missing = [part for part in parts if not part.hit]
+        known = [part.seconds for part in missing if part.seconds is not None]
+        total, unknown = total + sum(known), unknown or len(known) < len(missing)
+        cost = "" if not missing else _seconds(sum(known)) if len(known) == len(missing) else "unknown"
         key = parts[0].ref.key[:12] if len(parts) == 1 else f"{parts[0].ref.key[:12]} ..."
-        counts = (str(len(parts)), str(len(parts) - len(todo)), str(len(todo)))
+        counts = (str(len(parts)), str(len(parts) - len(missing)), str(len(missing)))
         table.add_row(stage, key, *counts, cost)
     for stage, lines in found.read.items():
         for line in dict.fromkeys(lines):
             console.print(f"{stage}: {line}", soft_wrap=True)
     console.print(table)
     for stage, after in found.cascade().items():
-        retrained = "; it is trained again only with --cascade" if stage == "train" else ""
-        said = f"{stage} is there; it is computed again if {' or '.join(after)} comes out otherwise than before{retrained}"
-        console.print(said, soft_wrap=True)
+        retrained = "; it is retrained only with --cascade" if stage == "train" else ""
+        message = f"{stage} is in the store; it is recomputed if the result of {' or '.join(after)} changes{retrained}"
+        console.print(message, soft_wrap=True)
     for ref, later in found.blocked.items():
-        console.print(f"not known before {ref.stage} {ref.key[:12]} is there: {', '.join(later)}", soft_wrap=True)
+        console.print(f"unknown until {ref.stage} {ref.key[:12]} is computed: {', '.join(later)}", soft_wrap=True)
     for cell, problem in found.problems.items():
         console.print(f"cell {cell} cannot run: {problem}", soft_wrap=True)
     for line in found.all_limits:
         console.print(line, soft_wrap=True)
     if unknown and not total:
-        console.print("no estimate of cost: this store has nothing alike yet")
+        console.print("no cost estimate: this store has no similar artifacts yet")
         return
-    said = f"{'at least ' if unknown or found.blocked else ''}{_seconds(total)}"
-    console.print(f"to compute: {said} of one worker, by what alike stages took in this store", soft_wrap=True)
+    message = f"{'at least ' if unknown or found.blocked else ''}{_seconds(total)}"
+    console.print(f"to compute: {message} on one worker, estimated from similar stages in this store", soft_wrap=True)
 
 
 def _seconds(seconds: float) -> str:
@@ -294,10 +294,10 @@ def _table(title: str, *headings: str) -> Table:
 
 
 def opened_store(uri: str) -> Store:
-    """A store that is there.
+    """Open an existing store.
 
     Raises:
-        UserError: with what is there instead.
+        UserError: if there is none, with what was found instead.
     """
     store = Store(uri)
     store.check_known()
@@ -305,19 +305,19 @@ def opened_store(uri: str) -> Store:
 
 
 def find_run(store: Store, run_id: str) -> RunRecord:
-    """Return the manifest of the finished run whose id begins so.
+    """Return the manifest of the finished run whose id begins with `run_id`.
 
     Raises:
-        UserError: when no id, or more than one, begins so.
+        UserError: if no id, or more than one, matches.
     """
     return read_run(store, _only(store, run_id, run_names(store)))
 
 
 def find_asked(store: Store, run_id: str) -> RunRecord | RequestRecord:
-    """Return the manifest of the run whose id begins so, or the note of one that has not ended.
+    """Return the manifest of the run whose id begins with `run_id`, or the record of a run that has not ended.
 
     Raises:
-        UserError: when no id, or more than one, begins so.
+        UserError: if no id, or more than one, matches.
     """
     notes = {note.run: note for note in unfinished(store)}
     name = _only(store, run_id, [*notes, *run_names(store)])
@@ -325,11 +325,11 @@ def find_asked(store: Store, run_id: str) -> RunRecord | RequestRecord:
 
 
 def _only(store: Store, run_id: str, names: Iterable[str]) -> str:
-    found = list(dict.fromkeys(name for name in names if name.startswith(run_id)))
-    if len(found) != 1:
-        seen = "no run" if not found else f"{len(found)} runs"
-        raise UserError(f"{seen} in {store.uri} begin{'s' if len(found) < 2 else ''} with {run_id!r}; see memlib runs")
-    return found[0]
+    matches = list(dict.fromkeys(name for name in names if name.startswith(run_id)))
+    if len(matches) != 1:
+        count = "no run" if not matches else f"{len(matches)} runs"
+        raise UserError(f"{count} in {store.uri} begin{'s' if len(matches) < 2 else ''} with {run_id!r}; see memlib runs")
+    return matches[0]
 
 
 def diff(
@@ -340,12 +340,12 @@ def diff(
     store: StoreOption = DEFAULT_STORE,
     json_: JsonOption = False,
 ) -> None:
-    """Compare two runs of one audit: what their recipes, findings and artifacts have in common and what not.
+    """Compare the recipes, findings and artifacts of two runs of the same audit.
 
     Parameters
     ----------
     first, second
-        The runs' ids, or enough of their beginnings.
+        Ids of the runs, or unique prefixes of them.
     store
         Folder or s3:// prefix that the runs were written to.
     json_
@@ -381,7 +381,7 @@ def _print_rows(title: str, headings: Sequence[str], rows: Sequence[Sequence[str
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Pad each column to its widest cell, one line per row however long: a rich table of 10,000 runs takes 16 seconds."""
+    """Yield one line per row, columns padded to their widest cells; a rich table of 10,000 runs would take 16 seconds."""
     sizes = [[len(cell) if cell.isascii() else cell_len(cell) for cell in row] for row in rows]
     widths = [max(column) for column in zip(*sizes, strict=True)]
     for row, taken in zip(rows, sizes, strict=True):
@@ -400,17 +400,17 @@ def verify(
     store: StoreOption = DEFAULT_STORE,
     json_: JsonOption = False,
 ) -> None:
-    """Check that a store, or one run in it, is what was committed: every byte, every digest, and every number of a run.
+    """Check that a store, or one run in it, is unchanged since it was committed: every byte, digest and number.
 
-    Of a run it checks its artifacts, tables, page, findings, verdict, recipe and name against each other. What is damaged
-    is computed again by the next run that needs it. Ends with status 2 when anything is not as it was.
+    The artifacts, tables, report, findings, verdict, recipe and name of a run are checked against each other. Damaged
+    artifacts are recomputed by the next run that needs them. Exits with status 2 if anything has changed.
 
     Parameters
     ----------
     run_id
-        The run's id, or enough of its beginning; by default all runs and artifacts are checked.
+        Id of the run, or a unique prefix of it; by default all runs and artifacts are checked.
     trust
-        A public key (Ed25519, PEM) from outside the store: runs must be signed with its private half, see memlib sign.
+        A public key (Ed25519, PEM) from outside the store; runs must be signed with its private key, see memlib sign.
     store
         Folder or s3:// prefix.
     json_
@@ -422,7 +422,7 @@ def verify(
     runs, problems = [], []
     listed = list_runs(opened, indexed=False)
     if list_runs(opened) != listed:
-        problems.append(verification.Problem(INDEX, "says otherwise than the runs; delete it, it is made again"))
+        problems.append(verification.Problem(INDEX, "does not match the runs; delete it, and it is rebuilt"))
     if run_id is None:
         problems += [verification.Problem(f"run {name}", problem) for name, problem in listed.damaged.items()]
         runs, refs = [read_run(opened, entry["run"]) for entry in listed.entries], upkeep.committed(opened)
@@ -444,28 +444,30 @@ def verify(
         console.print(f"{problem.what}: {problem.problem}", soft_wrap=True)
     if older and not json_:
         said = f"{older[0]}{f' and {len(older) - 1} more' if len(older) > 1 else ''}"
-        console.print(f"older, not checkable but for their artifacts: {said} (run their audits again)", soft_wrap=True)
+        console.print(
+            f"from an older version, only the artifacts can be checked: {said} (run these audits again)", soft_wrap=True
+        )
     if problems:
         count = len({found.what for found in problems})
-        raise RunError(f"{count} of {len(refs)} artifacts and {len(runs)} runs in {store} are not as they were committed")
+        raise RunError(f"{count} of {len(refs)} artifacts and {len(runs)} runs in {store} failed verification")
     if not json_:
         signed = f", and signed with the key of {trust}" if trust is not None else ""
-        said = f"{len(refs)} artifacts and {len(runs)} runs in {store} are as they were committed{signed}"
+        said = f"{len(refs)} artifacts and {len(runs)} runs in {store} are unchanged since they were committed{signed}"
         console.print(said, soft_wrap=True)
 
 
 def sign(run_id: str, /, *, key: Path, store: StoreOption = DEFAULT_STORE) -> None:
     """Sign a run, so that others can check with memlib verify --trust that it is yours and unchanged.
 
-    Publishing the run again, as by running its audit once more, needs a new signature.
+    If the run is published again, for example by running its audit once more, it needs a new signature.
 
     Parameters
     ----------
     run_id
-        The run's id, or enough of its beginning.
+        Id of the run, or a unique prefix of it.
     key
-        A file with your private key, readable by you alone: openssl genpkey -algorithm ed25519 -out key.pem makes one, and
-        openssl pkey -in key.pem -pubout its public half.
+        A file with your private key, readable by you only. Create it with openssl genpkey -algorithm ed25519 -out key.pem;
+        openssl pkey -in key.pem -pubout prints the public key.
     store
         Folder or s3:// prefix.
     """
@@ -489,83 +491,83 @@ def gc(
     store: StoreOption = DEFAULT_STORE,
     json_: JsonOption = False,
 ) -> None:
-    """List what no run refers to: artifacts, broken attempts, states to resume from, Ray's notes. Deletes only when told.
+    """List unreferenced items: artifacts, broken attempts, resume states, records of Ray. Deletes only with --delete.
 
     Parameters
     ----------
     keep
-        A run to keep, by its id or enough of its beginning; may be given several times. By default all runs are kept; the
-        results, report and artifacts of runs that are not are listed too.
+        A run to keep, by its id or a unique prefix of it; may be given several times. By default all runs are kept; the
+        results, reports and artifacts of runs that are not kept are listed as well.
     days
-        Only what nobody has written to for so many days. A run that has not ended and was heard of since then, or within a
-        day, may use any artifact, so that none is listed.
+        List only items that have not been written to for this number of days. No artifacts are listed while a run that
+        has not ended was active within this time, or within a day, as it may use any of them.
     delete
-        Delete it.
+        Delete the listed items.
     store
         Folder or s3:// prefix.
     json_
-        Print it as JSON.
+        Print the list as JSON.
     """
     if days < 0:
-        raise UserError(f"--days {days:g} lies in the future; use 0 or more")
+        raise UserError(f"--days {days:g} is negative; use 0 or more")
     opened = opened_store(store)
     kept = {find_run(opened, run_id).run for run_id in keep} if keep else None
-    found = (upkeep.clear if delete else upkeep.garbage)(opened, keep=kept, days=days)
+    items = (upkeep.clear if delete else upkeep.garbage)(opened, keep=kept, days=days)
     if json_:
-        print(json.dumps({"deleted": delete, "found": [asdict(item) for item in found]}, indent=1))
+        print(json.dumps({"deleted": delete, "found": [asdict(item) for item in items]}, indent=1))
         return
     table = Table(box=None, pad_edge=False)
     for heading in ("kind", "count", "MiB"):
         table.add_column(heading, justify="left" if heading == "kind" else "right")
-    for kind in dict.fromkeys(item.kind for item in found):
-        mine = [item for item in found if item.kind == kind]
-        table.add_row(kind, str(len(mine)), f"{sum(item.size for item in mine) / 2**20:.1f}")
-    if found:
+    for kind in dict.fromkeys(item.kind for item in items):
+        group = [item for item in items if item.kind == kind]
+        table.add_row(kind, str(len(group)), f"{sum(item.size for item in group) / 2**20:.1f}")
+    if items:
         console.print(table)
-    said = f"{len(found)} unreferenced items; {'all' if kept is None else len(kept)} runs kept"
-    if alive := len(upkeep.under_way(opened, days=days)):
-        said += f"; {alive} under way (until they end no artifact goes, as any may be in use)"
-    console.print(f"deleted {said}" if delete else f"found {said}; --delete removes what was found")
+    summary = f"{len(items)} unreferenced items; {'all' if kept is None else len(kept)} runs kept"
+    if active := len(upkeep.under_way(opened, days=days)):
+        summary += f"; {active} under way (artifacts are kept until they end, as they may be in use)"
+    console.print(f"deleted {summary}" if delete else f"found {summary}; --delete deletes the items")
 
 
 def adopt(*, mode: Literal["private", "group", "open"] | None = None, store: StoreOption = DEFAULT_STORE) -> None:
-    """Mark a store that an earlier memlib made, before stores were marked. Until then it is neither read nor cleared.
+    """Mark a store that was made by an early version of memlib, without a marker. Unmarked stores are not read or cleaned up.
 
     Parameters
     ----------
     mode
-        Who may use what is written to it from now on: private: its owner; group: the folder's group reads and writes all of
-        it; open: everybody reads results and runs. By default as the folder is: group where its group may write to it.
+        Access to files written from now on. private: the owner only; group: the folder's group can read and write
+        everything; open: everyone can read results and runs. By default group if the folder is group-writable.
     store
         Folder or s3:// prefix.
     """
     opened = Store(store)
-    seen = opened.adopt(mode)
-    console.print(f"{opened.uri} is a store now ({opened.mode}): {seen} artifacts and runs", soft_wrap=True)
+    count = opened.adopt(mode)
+    console.print(f"{opened.uri} is now a store ({opened.mode}): {count} artifacts and runs", soft_wrap=True)
 
 
 def print_run(store: Store, run: RunRecord, *, whole: bool = False) -> None:
-    """Print the verdict and findings of a run, and where its results and report are, wherever the store is by now."""
-    said = run.verdict
+    """Print the findings and verdict of a run, and the current location of its results and report."""
+    verdict = run.verdict
     rows = [(row, json.loads(row.params)) for row in run.findings]
     if not whole:
         headline, audit = rows[0][1], AUDITS[audit_of(run.audit)]
         rows = [(row, params) for row, params in rows if audit.in_brief(params, headline)]
     console.print(run.title, style="italic", soft_wrap=True)
     _print_findings(rows)
-    if said is not None:
-        console.print(f"\n{said.sentence}\n{said.explanation}", soft_wrap=True)
+    if verdict is not None:
+        console.print(f"\n{verdict.sentence}\n{verdict.explanation}", soft_wrap=True)
     if earlier := run.ledger.earlier:
         console.print(f"\n{ledger.in_words(earlier)}", soft_wrap=True)
-    done = f"{len(run.computed)} stages computed, {len(run.reused)} reused, {run.seconds:.0f} s"
-    console.print(f"\nrun {run.run}: {done}")
+    totals = f"{len(run.computed)} stages computed, {len(run.reused)} reused, {run.seconds:.0f} s"
+    console.print(f"\nrun {run.run}: {totals}")
     table_name = "summary" if "summary" in run.results else next(iter(run.results), "summary")
     console.print(f"results {store.uri.rstrip('/')}/{results_path(table_name, run.audit, run.run)}", soft_wrap=True)
     console.print(f"report  {store.uri.rstrip('/')}/{_page_of(run)}", soft_wrap=True)
 
 
 def _print_findings(rows: Sequence[tuple[Finding, dict[str, Any]]]) -> None:
-    """Print findings below the setting that they share; a narrow terminal has adjusted p-values alone."""
+    """Print findings grouped by setting; a narrow terminal shows adjusted p-values only."""
     varying = _varying([params for _, params in rows])
     is_wide = console.width >= WIDE or not any(row.p_adjusted is not None for row, _ in rows)
     adjusted = "p adjusted" if is_wide else "p adj."
@@ -592,7 +594,7 @@ def _print_findings(rows: Sequence[tuple[Finding, dict[str, Any]]]) -> None:
 
 
 def _columns(widths: Mapping[str, int], *, header: bool = False) -> Table:
-    """A table without rows, whose columns are as wide as those of others like it."""
+    """Return an empty table with fixed column widths, so that several tables align."""
     table = Table(box=None, pad_edge=False, show_header=header)
     for name, width in widths.items():
         table.add_column(name, justify="left" if name in ("metric", "verdict") else "right", width=width, overflow="fold")
@@ -627,7 +629,7 @@ def _reveal(store: Store, run: RunRecord) -> None:
 
 
 def _varying(params: Sequence[dict[str, Any]]) -> list[str]:
-    """The names in which findings differ, so that a reader can tell them apart."""
+    """Return the names of the params in which the findings differ."""
     names = dict.fromkeys(name for at in params for name in at if name not in ASIDE)
     return [name for name in names if len({str(at[name]) for at in params if name in at}) > 1]
 

@@ -1,7 +1,8 @@
-"""A run in a child process, so that losing it is a line and not a crash.
+"""Supervision of a run in a child process, so that the loss of that process is reported in one line.
 
-Ray and Prefect end the process that they live in when their own servers die, or print kilobytes first. The parent that
-stays sees that, says what happened and what to do, marks the run, and ends what was left over. It loads nothing heavy.
+When their servers die, Ray and Prefect kill the process that they run in, or print kilobytes first. The parent process
+survives, prints what happened and what to do, marks the run as failed, and ends the remaining processes. It loads no
+large libraries.
 """
 
 import contextlib
@@ -14,21 +15,21 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-TRY_AGAIN = 75  # EX_TEMPFAIL: the same command, run again, goes on
+TRY_AGAIN = 75  # EX_TEMPFAIL: running the same command again resumes the work
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGCONT)
 ENDING_SECONDS = 10.0
 END = "ended "
-_told: int | None = None  # in the child: where it says which run it is
+_told: int | None = None  # in the child: descriptor of the pipe to the parent
 
 
 def supervised(work: Callable[[], int]) -> int:
-    """Carries out some work in a child process and returns its exit status.
+    """Run a function in a child process and return its exit status.
 
-    Where the system cannot watch over children (it needs Linux), the work is done in this process.
+    Without Linux, which supervision needs, the function runs in this process.
 
     Args:
-        work: returns an exit status; it may also end the process it is in.
+        work: returns an exit status; it may also end its process.
     """
     if not sys.platform.startswith("linux") or _prctl(PR_SET_CHILD_SUBREAPER, 1) != 0:
         return work()
@@ -36,9 +37,9 @@ def supervised(work: Callable[[], int]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
-    watched = {number for number in FORWARDED if signal.getsignal(number) != signal.SIG_IGN}  # as under nohup
+    watched = {number for number in FORWARDED if signal.getsignal(number) != signal.SIG_IGN}  # ignored under nohup
     watched |= {signal.SIGTSTP, signal.SIGCHLD}
-    signal.pthread_sigmask(signal.SIG_BLOCK, watched)  # until they are waited for: none is lost
+    signal.pthread_sigmask(signal.SIG_BLOCK, watched)  # until sigwait takes them, so that none is lost
     child = os.fork()
     if child == 0:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, watched)
@@ -49,7 +50,7 @@ def supervised(work: Callable[[], int]) -> int:
 
 
 def tell(store: str, run: str) -> None:
-    """Says, in the child, which run is under way, so that its end can be noted whatever ends it."""
+    """In the child: tell the parent which run is under way, so that it can record how the run ends."""
     if _told is not None:
         with contextlib.suppress(OSError):
             os.write(_told, json.dumps([store, run]).encode() + b"\n")
@@ -59,8 +60,8 @@ def _in_child(work: Callable[[], int], parent: int, writing: int) -> int:
     global _told
     _told = writing
     os.set_inheritable(writing, False)
-    os.setpgid(0, 0)  # what the terminal sends reaches the parent alone, which passes it on once
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # who kills the command kills the work
+    os.setpgid(0, 0)  # signals from the terminal reach only the parent, which forwards them once
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # killing the command also kills the child
     if os.getppid() != parent:
         os._exit(TRY_AGAIN)
     return work()
@@ -77,20 +78,20 @@ def _watch(child: int, reading: int, watched: set[signal.Signals]) -> int:
             if number == signal.SIGTSTP:
                 os.kill(os.getpid(), signal.SIGSTOP)
     _end_leftovers()
-    said = _read(reading)
-    last = said.splitlines()[-1].decode() if said else ""
+    messages = _read(reading)
+    last = messages.splitlines()[-1].decode() if messages else ""
     if last.startswith(END):
         return int(last.removeprefix(END))
-    how = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"status {os.WEXITSTATUS(status)}"
-    problem = f"the computing process was lost ({how}): Ray's or its own server died, or memory ran out"
-    _mark(said, problem)
+    cause = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"status {os.WEXITSTATUS(status)}"
+    problem = f"the computing process was lost ({cause}): Ray's or its own server died, or memory ran out"
+    _mark(messages, problem)
     with contextlib.suppress(OSError):
         print(f"memlib: {problem}; run the same command again", file=sys.stderr)
     return TRY_AGAIN
 
 
 def ended(status: int) -> int:
-    """Says, in the child, that it ends by itself and has said all there is to say; whatever crashes after that is no news."""
+    """In the child: tell the parent that the work has ended with this status; later crashes are then not reported."""
     if _told is not None:
         with contextlib.suppress(OSError):
             os.write(_told, f"{END}{status}\n".encode())
@@ -98,7 +99,7 @@ def ended(status: int) -> int:
 
 
 def _reaped(child: int) -> int | None:
-    """The child's status once it has ended; orphans, whose parent we became, are taken leave of."""
+    """Return the child's status if it has ended, else None; also reap orphans that this process has adopted."""
     status = None
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -108,16 +109,16 @@ def _reaped(child: int) -> int | None:
 
 def _read(reading: int) -> bytes:
     os.set_blocking(reading, False)
-    found = b""
+    content = b""
     with contextlib.suppress(BlockingIOError):
         while part := os.read(reading, 65_536):
-            found += part
+            content += part
     os.close(reading)
-    return found
+    return content
 
 
 def _mark(said: bytes, problem: str) -> None:
-    """Writes into the store how the runs under way have ended."""
+    """Mark the runs under way as failed in the store."""
     from memlib.errors import RunError, UserError
     from memlib.records import StatusRecord, Unreadable, parse
     from memlib.store import Store
@@ -133,15 +134,15 @@ def _mark(said: bytes, problem: str) -> None:
 
 
 def _end_leftovers() -> None:
-    """Ends all descendants: what the child started is ours now."""
+    """End all descendants; this process has adopted those that the child started."""
     end, number = time.monotonic() + ENDING_SECONDS, signal.SIGTERM
-    while (left := _descendants()) and time.monotonic() < end:
-        for process in left:
+    while (remaining := _descendants()) and time.monotonic() < end:
+        for process in remaining:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process, number)
-        number = signal.SIGKILL  # whoever has not ended by the next look
-        look = time.monotonic() + 1.0
-        while time.monotonic() < look and _descendants():
+        number = signal.SIGKILL  # for processes that are still alive at the next check
+        next_check = time.monotonic() + 1.0
+        while time.monotonic() < next_check and _descendants():
             with contextlib.suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
@@ -149,7 +150,7 @@ def _end_leftovers() -> None:
 
 
 def _descendants() -> list[int]:
-    """Processes that descend from this one, those furthest down first."""
+    """Return the descendants of this process, deepest first."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

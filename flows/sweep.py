@@ -1,4 +1,4 @@
-"""A sweep: many audits as one run, what they share computed once, a broken cell named and the others finished."""
+"""A sweep: many audits as one run. Shared stages are computed once, and a failed cell does not stop the others."""
 
 from typing import Any
 
@@ -18,10 +18,10 @@ Cells = dict[str, tuple[Audit, Spec, dict[str, Any]]]
 
 
 def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
-    """Carry out the cells and compare them; return the sweep's manifest, those of its cells are runs of their own.
+    """Run the cells and compare them; return the sweep's manifest, or None in a plan. Each cell is also a run of its own.
 
     Raises:
-        RunError: naming the cells that broke, after all others have ended and the comparison is published.
+        RunError: if cells failed; raised once all others have ended and the comparison is published.
     """
     cells = cells_of(recipe)
     if isinstance(runner, PlanRunner):
@@ -42,29 +42,29 @@ def _plan_cells(runner: PlanRunner, cells: Cells) -> None:
 
 
 def resolved(content: dict[str, Any]) -> dict[str, Any]:
-    """A sweep's recipe with the recipes that it names read from their files, so that it means the same everywhere."""
+    """Return a sweep's recipe with the recipes that it names read in, so that it does not depend on files."""
 
     def read(named: Any) -> Any:
         return load_recipe(named)[0] if isinstance(named, str) else named
 
-    found = {**content, "recipe": read(content["recipe"])} if "recipe" in content else dict(content)
+    result = {**content, "recipe": read(content["recipe"])} if "recipe" in content else dict(content)
     if isinstance(content.get("cells"), list):
-        found["cells"] = [
+        result["cells"] = [
             {"name": cell["recipe"] if isinstance(cell["recipe"], str) and not cell.get("set") else "", **cell,
              "recipe": read(cell["recipe"])}
             if isinstance(cell, dict) and "recipe" in cell else cell
             for cell in content["cells"]
         ]  # fmt: skip
-    return found
+    return result
 
 
 def cells_of(recipe: Recipe) -> Cells:
-    """Audit, recipe and changes of every cell by name; what cannot run is refused before anything does.
+    """Return the audit, recipe and changes of every cell, by name.
 
     Raises:
-        UserError: naming the cell.
+        UserError: if a cell cannot run; it names the cell.
     """
-    found: Cells = {}
+    cells: Cells = {}
     try:
         changes = recipe.changes()
     except ValueError as error:
@@ -73,9 +73,9 @@ def cells_of(recipe: Recipe) -> Cells:
         content = changed_content(load_recipe(base)[0] if isinstance(base, str) else base, change)
         audit = AUDITS.get(audit_of(str(content.get("audit", ""))))
         if audit is None or audit.holds_others:
-            raise UserError(f"cell {name}: {content.get('audit')!r} is no audit")
+            raise UserError(f"cell {name}: {content.get('audit')!r} is not an audit that can be a cell")
         try:
-            found[name] = (audit, validate(audit.recipe, content), change)
+            cells[name] = (audit, validate(audit.recipe, content), change)
         except UserError as error:
             raise UserError(f"cell {name}: {error}") from error
-    return found
+    return cells

@@ -1,4 +1,4 @@
-"""The unique-feature audit (Hartley 2023, 2022) from examples to a page."""
+"""The unique-feature audit (Hartley 2023, 2022), from data to report."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,11 +35,11 @@ STAGES = (
     DecodeBlock, Decode, HoldOut, Train, CheckpointNorms, SelfInfluence, ChooseCanaries, TrainNets, ScoreNets, Score,
     ScoreOwn, Report,
 )  # fmt: skip
-NULL_FEATURES = 99  # features that a model trained elsewhere is compared on, when the recipe names no number
+NULL_FEATURES = 99  # default number of features on which an external model is compared
 
 
 def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
-    """Carry out the audit from data to a page; return the run's manifest, None in a plan."""
+    """Run the audit from data to report; return the run's manifest, or None in a plan."""
     if isinstance(recipe.subject, TrainedSpec):
         return _audit_external(runner, recipe, recipe.subject)
     cells = [_prepare(runner, cell) for cell in recipe.cells]
@@ -56,7 +56,7 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
 
 
 def _audit_external(runner: Runner, recipe: Recipe, trained: TrainedSpec) -> RunRecord | None:
-    """A model that was trained elsewhere: the feature's scores among those of others of its kind."""
+    """Audit an external model: compare its scores on the feature with those on other features of the same kind."""
     data, probe = _data(runner, recipe)
     feature = build_feature(recipe.canary.feature, data.images.shape[1:])
     config = recipe.score.model_copy(update={"null_features": recipe.score.null_features or NULL_FEATURES})
@@ -66,16 +66,16 @@ def _audit_external(runner: Runner, recipe: Recipe, trained: TrainedSpec) -> Run
         labels=(), probe=recipe.probe, other=probe, config=config,
     )  # fmt: skip
     check_nulls(len(stage.nulls), config.alpha)
-    found = runner.run(stage)
-    scores = runner.run(ScoreOwn(found, config, recipe.canary))
-    cell = Scored("", 0, (), feature, data, (nets,), (), (found,))
+    net_scores = runner.run(stage)
+    scores = runner.run(ScoreOwn(net_scores, config, recipe.canary))
+    cell = Scored("", 0, (), feature, data, (nets,), (), (net_scores,))
     report = runner.run(Report(recipe, run_id(recipe, scores), scores, [cell]))
     return runner.publish(recipe, scores, report, {"shard": data.shard, "splits": data.splits})
 
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A cell with its data, canaries and nets, before anything is trained."""
+    """A cell with its data, canaries and nets, ready for training."""
 
     cell: Cell
     data: TrainingData
@@ -87,28 +87,28 @@ class _Prepared:
 
     @property
     def groups(self) -> list[list[Net]]:
-        """The nets of each artifact: chunks of small ones, single large ones."""
+        """The nets of each artifact: small nets in chunks, large nets singly."""
         size = self.cell.recipe.nets.chunk if self.stackable else 1
         sides = ([net for net in self.nets if net.control == control] for control in (False, True))
         return [side[start : start + size] for side in sides for start in range(0, len(side), size)]
 
     @property
     def stackable(self) -> bool:
-        """Whether its nets are small enough to be trained as one."""
+        """Return whether the nets are small enough to be trained together in one stack."""
         return self.cell.subject.model.stackable
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """The stored rows of all canaries."""
+        """The shard rows of all canaries."""
         return tuple(sorted(int(canary["row"]) for canary in self.canaries))
 
     def canary(self, net: Net) -> Canary:
-        """Whose training set the net has."""
+        """Return the canary of the net's training set; a control gets its clean twin, without the feature."""
         return Canary(self.feature, self.cell.recipe.canary, int(self.canaries[net.canary]["row"]), not net.control)
 
 
 def _prepare(runner: Runner, cell: Cell) -> _Prepared:
-    """Data, roles, canaries and nets of a cell; refuses what cannot be done before anything is trained."""
+    """Prepare the data, roles, canaries and nets of a cell; impossible settings are refused before any training."""
     recipe = cell.recipe
     data, probe = _data(runner, recipe)
     feature = build_feature(recipe.canary.feature, data.images.shape[1:])
@@ -123,7 +123,7 @@ def _prepare(runner: Runner, cell: Cell) -> _Prepared:
 
 
 def _data(runner: Runner, recipe: Recipe) -> tuple[TrainingData, Artifact[Shard] | None]:
-    """The examples and their roles, and the probe data where they are another source."""
+    """Return the examples with their roles, and the probe data if they come from another source."""
     shard = decode(runner, recipe.data)
     splits = runner.run(HoldOut(recipe.split, shard))
     probe = decode(runner, recipe.probe.data) if recipe.probe.data is not None else None
@@ -131,7 +131,7 @@ def _data(runner: Runner, recipe: Recipe) -> tuple[TrainingData, Artifact[Shard]
 
 
 def _refuse_to_cut(training: TrainingSpec, feature: Feature) -> None:
-    """No augmentation may cut the feature off."""
+    """Raise an error if the augmentation could cut off the feature."""
     shift = training.augment.shift if training.augment is not None else 0
     if not shift or feature.values.ndim != 3:
         return
@@ -140,26 +140,26 @@ def _refuse_to_cut(training: TrainingSpec, feature: Feature) -> None:
     margin = min(x0, y0, width - x1, height - y1)
     if margin < shift:
         raise UserError(
-            f"training.augment.shift {shift} could cut the feature away, which is {margin} px from an edge; move it inward"
+            f"training.augment.shift {shift} could cut off the feature, which is {margin} px from an edge; move it inward"
         )
 
 
 def _pull(runner: Runner, cell: Cell, data: TrainingData, feature: Feature, canaries: Sequence[dict[str, Any]]) -> list[Pull]:
-    """The self-influence of the first and the last canary, with the feature in the training set and without."""
+    """Compute the self-influence of the first and the last canary, with and without the feature in the training set."""
     recipe = cell.recipe
     chosen = list({int(canary["row"]): canary for canary in (canaries[0], canaries[-1])}.values())
     rows = [int(canary["row"]) for canary in chosen]
     sets = [Canary(feature, recipe.canary, row, with_feature) for row in rows for with_feature in (False, True)]
-    found = influence_of(runner, data, cell.subject, recipe.influence, sets)
+    influences = influence_of(runner, data, cell.subject, recipe.influence, sets)
     names = [str(canary["example_id"]) for canary in chosen]
     return [
         Pull(name, *(influence_by_example(influence)[name] for influence in pair))
-        for name, pair in zip(names, zip(found[::2], found[1::2], strict=True), strict=True)
+        for name, pair in zip(names, zip(influences[::2], influences[1::2], strict=True), strict=True)
     ]
 
 
 def _train(runner: Runner, cells: Sequence[_Prepared]) -> list[list[Trained]]:
-    """The models of every cell, in the order of its groups: small nets as chunks, large ones each by itself."""
+    """Train the models of every cell, in the order of its groups: small nets in chunks, large nets singly."""
     chunks: list[TrainNets] = []
     large: list[Train] = []
     for cell in cells:
@@ -217,11 +217,11 @@ def _score(runner: Runner, cells: Sequence[_Prepared], models: Sequence[Sequence
                     config=recipe.score,
                 )
             )  # fmt: skip
-    found = iter(runner.run_all(stages))
+    scored = iter(runner.run_all(stages))
     return [
         Scored(
             cell.cell.variant, cell.cell.data_seed, cell.canaries, cell.feature, cell.data, cell.groups, trained,
-            [next(found) for _ in cell.groups], _epochs(cell), cell.pulls,
+            [next(scored) for _ in cell.groups], _epochs(cell), cell.pulls,
         )
         for cell, trained in zip(cells, models, strict=True)
     ]  # fmt: skip

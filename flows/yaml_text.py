@@ -1,4 +1,4 @@
-"""Recipes as text: YAML 1.2, strict, with two tags; and printed again with the comments that their authors wrote."""
+"""Strict YAML 1.2 with two tags, as used by recipes; recipes are printed with their authors' comments."""
 
 import re
 import warnings
@@ -17,32 +17,32 @@ from memlib.errors import UserError
 
 QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 TWICE = re.compile(r'found duplicate key "([\w.-]{1,60})"')
-CLOSED = re.compile(r"!remove[}\],]")  # YAML takes the bracket for a part of the tag
-MOST_VALUES = 100_000  # of a recipe, those that aliases repeat counted each time
+CLOSED = re.compile(r"!remove[}\],]")  # YAML parses the bracket as part of the tag
+MOST_VALUES = 100_000  # values in a recipe; those repeated by aliases count each time
 WIDTH = 120
 
 
 class Removed:
-    """What `!remove` stands for: the key is not inherited."""
+    """The value of a `!remove` tag: the key is not inherited."""
 
 
 class Replaced(dict[str, Any]):
-    """What `!replace {...}` stands for: a mapping that takes the place of the inherited one as a whole."""
+    """The value of a `!replace {...}` tag: a mapping that replaces the inherited one as a whole."""
 
 
 class _Constructor(SafeConstructor):
-    """YAML's plain values, and the two tags."""
+    """Constructor of plain YAML values and the two tags."""
 
 
 def _remove(constructor: Any, node: Any) -> Removed:
     if not isinstance(node, ScalarNode) or node.value:
-        raise MarkedYAMLError(None, None, "!remove stands alone", node.start_mark)
+        raise MarkedYAMLError(None, None, "!remove takes no value", node.start_mark)
     return Removed()
 
 
 def _replace(constructor: Any, node: Any) -> Replaced:
     if not isinstance(node, MappingNode):
-        raise MarkedYAMLError(None, None, "!replace stands before a mapping", node.start_mark)
+        raise MarkedYAMLError(None, None, "!replace must precede a mapping", node.start_mark)
     return Replaced(constructor.construct_mapping(node, deep=True))
 
 
@@ -51,41 +51,41 @@ _Constructor.add_constructor("!replace", _replace)
 
 
 def read_yaml(text: str, where: str) -> Any:
-    """Return what a YAML text holds, as plain values, `Removed` and `Replaced`.
+    """Parse a YAML text into plain values, `Removed` and `Replaced`.
 
-    YAML 1.2: `12:30` is a text and no number of seconds, `yes` is a text, and no key is given twice.
+    By YAML 1.2, `12:30` is a string, not a number of seconds, `yes` is a string, and duplicate keys are errors.
 
     Args:
         text: of a file, or of a setting.
-        where: it stands, for messages; of what stands there they say nothing, as it may be anybody's password.
+        where: the origin of the text, for error messages. They do not quote the text itself, as it may hold a password.
 
     Raises:
-        UserError: when it is not valid, or unfolds without end.
+        UserError: if the text is not valid, or its aliases expand to too many values.
     """
     loader = YAML(typ="safe", pure=True)
     loader.Constructor = _Constructor
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # an anchor that is set twice; they quote the text
+            warnings.simplefilter("ignore")  # warnings about anchors that are set twice quote the text
             content = loader.load(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark
         place = "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}"
         if isinstance(error, DuplicateKeyError):
             twice = TWICE.search(str(error.problem))
-            raise UserError(f"{where} gives the key {twice[1] if twice else '...'} twice{place}") from error
+            raise UserError(f"{where} has the key {twice[1] if twice else '...'} twice{place}") from error
         problem = QUOTED.sub("...", " ".join(str(error.problem).split()))
-        hint = "; leave a space behind !remove" if CLOSED.search(text) else ""
+        hint = "; put a space after !remove" if CLOSED.search(text) else ""
         raise UserError(f"{where} is not valid YAML: {problem}{place}{hint}") from error
     except (YAMLError, ValueError, TypeError, RecursionError) as error:
         raise UserError(f"{where} is not valid YAML ({type(error).__name__})") from error
     if _unfolded(content, {}) > MOST_VALUES:
-        raise UserError(f"{where} unfolds to more than {MOST_VALUES} values; use fewer aliases (*name)")
+        raise UserError(f"{where} expands to more than {MOST_VALUES} values; use fewer aliases (*name)")
     return content
 
 
 def _unfolded(content: Any, known: dict[int, int]) -> int:
-    """Return how many values there are; too many where something holds itself."""
+    """Return the number of values, with aliases expanded; more than MOST_VALUES if a value contains itself."""
     if not isinstance(content, dict | list):
         return 1
     if id(content) not in known:
@@ -96,22 +96,22 @@ def _unfolded(content: Any, known: dict[int, int]) -> int:
 
 
 def inherited(base: Mapping[str, Any], change: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return `change` over `base`: mappings merge key by key unless they name another `kind`.
+    """Return `base` with `change` merged into it: mappings merge key by key, unless they name different `kind`s.
 
     Args:
-        base: what is inherited.
-        change: what a recipe says itself.
-        where: it says so, for messages.
+        base: inherited values.
+        change: a recipe's own values.
+        where: the origin of `change`, for error messages.
 
     Raises:
-        UserError: for a !remove of what is not there.
+        UserError: for a !remove of a key that does not exist.
     """
     result = dict(base)
     for name, value in change.items():
         old = result.get(name)
         if isinstance(value, Removed):
             if name not in result:
-                raise UserError(f"{where}: !remove of {name}, which nothing before it gives")
+                raise UserError(f"{where}: !remove of {name}, but there is no such key to remove")
             del result[name]
         elif not isinstance(value, dict):
             result[name] = value
@@ -123,12 +123,12 @@ def inherited(base: Mapping[str, Any], change: Mapping[str, Any], where: str) ->
 
 
 def _is_alike(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Return whether two mappings name one `kind`, where they name any."""
+    """Return whether two mappings have the same `kind`; a change that names none counts as the same."""
     return bool(new.get("kind", old.get("kind")) == old.get("kind"))
 
 
 def print_yaml(content: Any) -> str:
-    """Return plain values, or what `read_commented` returns, as YAML text."""
+    """Return plain values, or the result of `read_commented`, as YAML text."""
     writer = YAML()
     writer.width, writer.default_flow_style = WIDTH, False
     text = StringIO()
@@ -137,15 +137,15 @@ def print_yaml(content: Any) -> str:
 
 
 def read_commented(text: str) -> CommentedMap:
-    """Return the mapping that a valid YAML text holds, with its comments."""
+    """Return the mapping in a valid YAML text, with its comments."""
     reader = YAML()
     reader.preserve_quotes = True
-    found: CommentedMap = reader.load(text)
-    return found
+    mapping: CommentedMap = reader.load(text)
+    return mapping
 
 
 def inherited_commented(base: CommentedMap, change: CommentedMap) -> CommentedMap:
-    """Put `change` over `base`, which is changed in place, as `inherited` does; comments of either stay with their keys."""
+    """Merge `change` into `base` in place, as `inherited` does; comments of both stay with their keys."""
     for name, value in change.items():
         old, tag = base.get(name), str(getattr(getattr(value, "tag", None), "value", "") or "")
         if tag == "!remove":

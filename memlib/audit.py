@@ -1,4 +1,4 @@
-"""What an audit is to the rest of memlib: its package below memlib.audits says so in one value."""
+"""The interface of an audit to the rest of memlib: each package below memlib.audits declares one `Audit`."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ Params = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Cell:
-    """An audit among others that it is compared with.
+    """One cell of a sweep, to be compared with the others.
 
     Attributes:
         name: of the cell.
-        run: its manifest.
-        units: the first part of its units, which holds those of the headline.
+        run: manifest of its run.
+        units: the first part of the run's units table, which holds the units of the headline.
     """
 
     name: str
@@ -40,13 +40,13 @@ def _none(recipe: Any) -> Iterable[str]:
 
 @dataclass(frozen=True)
 class Exported:
-    """What the owner of encoders is given.
+    """The images handed to the owner of external encoders.
 
     Attributes:
-        pictures: of every image that the audit shows, id and pixels (height, width, channels) uint8; read one by one.
-        count: how many they are.
-        sets: which set each example of the data is in, for whoever trains on them.
-        encoders: those that are asked for, as recipes call them, each with the sets that it is trained on.
+        pictures: id and pixels (height, width, channels) uint8 of every image that the audit embeds; read one at a time.
+        count: number of pictures.
+        sets: the set of each example of the data, needed to train the encoders.
+        encoders: the encoders that the audit needs, by their names in recipes, each with the sets that it is trained on.
     """
 
     pictures: Iterable[tuple[str, NDArray[np.uint8]]]
@@ -55,25 +55,26 @@ class Exported:
     encoders: Mapping[str, str]
 
 
-@dataclass(frozen=True, eq=False)  # there is one of each
+@dataclass(frozen=True, eq=False)  # one instance per audit, compared by identity
 class Audit:
-    """An audit as its package declares it; light, as torch and scipy are slow to load.
+    """An audit as declared by its package; importing it loads neither torch nor scipy, which are slow to load.
 
     Attributes:
         name: on the command line.
-        question: that it answers, in plain words.
-        recipe: the schema of its recipes.
-        tables: what it publishes beside the summary and the curves, by name.
-        in_brief: whether a finding with these params is shown where there is little room, given those of the headline.
+        question: the question that it answers, in plain words.
+        recipe: schema of its recipes.
+        tables: the tables that it publishes besides the summary and the curves, by name.
+        in_brief: whether a finding with these params is shown where space is limited, given the params of the headline.
         limits: what a recipe cannot show, whatever the data: tests that are too small to reject, controls that are missing.
-        revealed: the secrets of a run in plain text, where an audit has any: takes store, recipe and artifacts of its
-            manifest, and gives rows by title.
-        asked: the examples that the owner of a model is asked about, where outputs can be supplied: takes a runner and the
-            recipe, and gives stored examples and the row of each by id.
+        revealed: function that returns the secrets of a run in plain text, for audits that have secrets: takes the store and
+            the recipe and artifacts of the run's manifest, and returns rows by title.
+        asked: function that returns the examples on which the owner of a model runs it, for audits that accept supplied
+            outputs: takes a runner and the recipe, and returns the stored examples and the row of each by id.
         columns: metrics that a sweep shows side by side; by default the first ones.
-        compare: rows about each two cells of a sweep that audit the same examples, settled.
-        exported: what the owner of encoders is given, where embeddings can be supplied: takes a runner and the recipe.
-        holds_others: whether its recipes hold, or name, recipes of other audits.
+        compare: function that compares each pair of cells of a sweep that audit the same examples; returns settled rows.
+        exported: function that returns the images for the owner of encoders, for audits that accept supplied embeddings:
+            takes a runner and the recipe.
+        holds_others: whether its recipes contain, or name, recipes of other audits.
     """
 
     name: str
@@ -91,5 +92,5 @@ class Audit:
 
     @property
     def field(self) -> str:
-        """Its name in recipes, results and module names."""
+        """The audit's name in recipes, results and module names."""
         return self.name.replace("-", "_")

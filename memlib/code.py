@@ -1,8 +1,8 @@
-"""Code that recipes name: which of it this machine imports, and what can be said of it without running it.
+"""Code named by recipes: the modules that this machine allows, and where a function is defined, without running it.
 
-Recipes and stores are code: a recipe names functions that are imported and called. Who writes one decides what runs. So the
-machine decides which modules may be named: MEMLIB_CODE holds their names, or the beginnings of them up to a dot, separated by
-commas. See docs/security.md.
+Recipes and stores are code: a recipe names functions that are imported and called, so the author of a recipe decides
+what runs. Each machine therefore decides which modules may be named: MEMLIB_CODE lists module names, or dotted prefixes of
+them, separated by commas. See docs/security.md.
 """
 
 import ast
@@ -25,10 +25,10 @@ _planning: ContextVar[bool] = ContextVar("planning", default=False)
 
 
 def modules_in(content: Any) -> Iterator[str]:
-    """The modules that a recipe's content names as package.module:function, wherever they stand in it."""
+    """Yield the modules that a recipe's content names as package.module:function, at any depth."""
     if isinstance(content, str):
-        if found := NAMED.fullmatch(content):
-            yield found[1]
+        if match := NAMED.fullmatch(content):
+            yield match[1]
     elif isinstance(content, Mapping):
         yield from (name for value in content.values() for name in modules_in(value))
     elif isinstance(content, Sequence):
@@ -36,20 +36,20 @@ def modules_in(content: Any) -> Iterator[str]:
 
 
 def allow(modules: Iterable[str]) -> None:
-    """Allows modules in this process and those that it starts, beside what MEMLIB_CODE says."""
-    said = os.environ.get(VARIABLE, "")
-    os.environ[VARIABLE] = ",".join(dict.fromkeys([*filter(None, said.split(",")), *modules]))
+    """Allow modules in this process and its children, in addition to those in MEMLIB_CODE."""
+    allowed = os.environ.get(VARIABLE, "")
+    os.environ[VARIABLE] = ",".join(dict.fromkeys([*filter(None, allowed.split(",")), *modules]))
 
 
 def is_allowed(module: str) -> bool:
-    """Whether this machine lets recipes name code of a module."""
-    said = [name.strip() for name in os.environ.get(VARIABLE, "").split(",")]
-    return any(name and (module == name or module.startswith(f"{name}.")) for name in said)
+    """Return whether recipes may name code of a module on this machine."""
+    allowed = [name.strip() for name in os.environ.get(VARIABLE, "").split(",")]
+    return any(name and (module == name or module.startswith(f"{name}.")) for name in allowed)
 
 
 @contextlib.contextmanager
 def planning() -> Iterator[None]:
-    """Within it, no code that a recipe names is run."""
+    """Make `load` raise inside the block instead of importing code that a recipe names."""
     token = _planning.set(True)
     try:
         yield
@@ -58,34 +58,34 @@ def planning() -> Iterator[None]:
 
 
 def load(named: str) -> Any:
-    """The function `package.module:function`.
+    """Import and return the function `package.module:function`.
 
     Raises:
-        UserError: when this machine does not allow it, or it cannot be imported or called.
-        UnknownUntilRun: while a run is only planned.
+        UserError: when this machine does not allow the module, it cannot be imported, or it has no such function.
+        UnknownUntilRun: inside `planning`.
     """
     module, name = named.split(":")
     if _planning.get():
-        raise UnknownUntilRun(f"what {named} makes: planning runs no code of recipes")
+        raise UnknownUntilRun(f"the result of {named} (a plan runs no code named by recipes)")
     if not is_allowed(module):
         raise UserError(
-            f"the recipe names code, {named}, that this machine does not run: if you trust it, say {VARIABLE}={module}, or "
-            "give the recipe's file to memlib run; see docs/security.md"
+            f"the recipe names code, {named}, that this machine does not allow: if you trust it, set {VARIABLE}={module}, or "
+            "pass the recipe's file to memlib run; see docs/security.md"
         )
     try:
-        found = getattr(importlib.import_module(module), name, None)
+        function = getattr(importlib.import_module(module), name, None)
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         problem = f"{type(error).__name__}: {error}"
         raise UserError(f"cannot import {module!r} ({problem}); is its folder on PYTHONPATH?") from error
-    if not callable(found):
+    if not callable(function):
         raise UserError(f"{module} has no function {name!r}")
-    return found
+    return function
 
 
 def source_file(named: str) -> Path | None:
-    """The file that defines `package.module:function`, found without running any of it; None where that takes more.
+    """Return the file that defines `package.module:function` without running any code; None where that is impossible.
 
-    A function that is wrapped, or imported from elsewhere, is known only once it is imported.
+    A function that is decorated, or imported from another module, is known only once its module is imported.
     """
     module, name = named.split(":")
     path: list[str] | None = sys.path

@@ -11,15 +11,15 @@ from torch import Tensor
 
 
 def sum_over_workers(values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """The sum of every worker's values, on each of them; gradients are summed likewise."""
+    """Return the sum of all workers' values, on every worker; gradients are summed in the same way."""
     total: Tensor = _Sum.apply(values, group)
     return total
 
 
 def gather_rows(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """All workers' rows in order of rank: (batch, dim) -> (global batch, dim).
+    """Return all workers' rows in order of rank: (batch, dim) -> (global batch, dim).
 
-    The gradient of a worker's rows is the sum of what every worker's loss says of them.
+    The gradient of a worker's rows is summed over the losses of all workers.
     """
     gathered: Tensor = _Gather.apply(rows, group)
     return gathered

@@ -1,4 +1,4 @@
-"""What differs between two runs: their recipes, their findings, the artifacts they are made of."""
+"""Differences between two runs: recipes, findings, and artifacts."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ class RecipeChange(TypedDict):
 
 
 class FindingChange(TypedDict):
-    """A finding in both runs, or in one; `apart` says that the intervals do not overlap."""
+    """The values of one finding in both runs, or in one; `apart` is true where the intervals do not overlap."""
 
     metric: str
     params: str
@@ -27,14 +27,14 @@ class FindingChange(TypedDict):
 
 
 def recipe_changes(first: RunRecord, second: RunRecord) -> list[RecipeChange]:
-    """Keys of the recipes, dotted, with the values of both where they differ; None where one has no such key."""
+    """Return the dotted recipe keys whose values differ, with both values; None where a recipe has no such key."""
     a, b = (dict(flat(run.recipe)) for run in (first, second))
     names = dict.fromkeys([*a, *b])
     return [{"key": name, "first": a.get(name), "second": b.get(name)} for name in names if a.get(name) != b.get(name)]
 
 
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values of nested mappings; lists are values."""
+    """Yield the dotted keys and the values of nested mappings; lists are values."""
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
             yield from flat(inner, f"{name}.{key}" if name else str(key))
@@ -43,27 +43,27 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def finding_changes(first: RunRecord, second: RunRecord) -> list[FindingChange]:
-    """Findings of either run by metric and params: both values, and how the second differs where it has both.
+    """Return the findings of either run, matched by metric and params, with both values and their difference.
 
-    Intervals that do not overlap are marked: the difference is more than either run's own uncertainty. Runs share data and
-    seeds, so overlapping intervals do not say that nothing changed.
+    Intervals that do not overlap are marked: the difference exceeds the uncertainty of either run. Runs share data and
+    seeds, so overlapping intervals do not mean that nothing changed.
     """
     a, b = (_by_setting(run) for run in (first, second))
-    found: list[FindingChange] = []
+    changes: list[FindingChange] = []
     for key in dict.fromkeys([*a, *b]):
         metric, params = key
-        mine, other = a.get(key), b.get(key)
-        before, after = _value(mine), _value(other)
+        first_row, second_row = a.get(key), b.get(key)
+        before, after = _value(first_row), _value(second_row)
         difference = None if before is None or after is None else after - before
-        apart = difference is not None and _apart(mine, other)
-        found.append(
+        apart = difference is not None and _apart(first_row, second_row)
+        changes.append(
             {"metric": metric, "params": params, "first": before, "second": after, "difference": difference, "apart": apart}
         )
-    return found
+    return changes
 
 
 def _by_setting(run: RunRecord) -> dict[tuple[str, str], Finding]:
-    """Params are compared as canonical JSON, whatever order their keys were written in."""
+    """Index a run's findings by metric and params; params are canonical JSON, as the order of their keys may differ."""
     return {(row.metric, json.dumps(json.loads(row.params), sort_keys=True)): row for row in run.findings}
 
 
@@ -80,7 +80,7 @@ def _apart(mine: Finding | None, other: Finding | None) -> bool:
 
 
 def shared_artifacts(first: RunRecord, second: RunRecord) -> dict[str, list[str]]:
-    """Names of the artifacts that both runs have, in the same version or in another, or that only one has."""
+    """Return the names of artifacts that are the same in both runs, that differ, and that only one run has."""
     a, b = first.artifacts, second.artifacts
     return {
         "same": sorted(name for name in a if a[name] == b.get(name)),

@@ -1,41 +1,41 @@
-"""What a user can get wrong, and what the world can do to a run.
+"""Errors that users make, and faults of the environment that stop a run.
 
-The command line prints these without a traceback; anything else is a defect and keeps its traceback.
+The command line prints these without a traceback; any other exception is a bug and keeps its traceback.
 """
 
 from typing import Any
 
 
 class UserError(ValueError):
-    """A mistake the user can mend: the message says what was seen and what to do."""
+    """A mistake that the user can correct; the message says what was seen and what to do."""
 
 
 class ResourcesError(UserError):
-    """Machines that cannot do the work; the same recipe goes on with others."""
+    """Resources that cannot do the work; the same recipe can resume with other resources."""
 
 
 class RunError(RuntimeError):
-    """An expected fault of the world (a diverged loss, a lost store): said plainly, no traceback."""
+    """An expected failure at run time (a diverged loss, a lost store), reported without a traceback."""
 
 
 class UnknownUntilRun(RunError):
-    """Something that a plan cannot know, as it does not run the code that says it."""
+    """A value that a plan cannot know, as a plan does not run the code that computes it."""
 
 
 class EngineLost(RunError):
-    """Ray or Prefect has died under a run; the same command, run again, goes on."""
+    """The loss of Ray or Prefect during a run; running the same command again resumes it."""
 
 
 class StoreUnreachable(RunError):
-    """The store did not answer for as long as we were told to wait."""
+    """A store that did not answer within the configured time."""
 
 
 class StoreRefused(RunError):
-    """The store does not accept our credentials, or has no such bucket."""
+    """A store that rejected the credentials, or a bucket that does not exist."""
 
 
 class CorruptArtifact(RunError):
-    """An artifact whose bytes do not match its manifest: `ref`, its address, where it is known. Never to be read."""
+    """An artifact whose bytes do not match its manifest, and which must not be read; `ref` is its address where known."""
 
     def __init__(self, message: str, ref: Any = None) -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class CorruptArtifact(RunError):
 
 
 class MissingArtifact(CorruptArtifact):
-    """An artifact that nobody has committed yet, or that was taken out."""
+    """An artifact that is not committed yet, or was deleted."""
 
     def __init__(self, ref: Any) -> None:
         super().__init__(f"artifact {ref} has no manifest; it must be computed again", ref)

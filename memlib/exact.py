@@ -1,8 +1,8 @@
-"""Float32 that is float32, on GPUs too."""
+"""Full float32 precision on GPUs."""
 
 
 def be_exact() -> None:
-    """Have GPUs compute in float32 where a recipe says so; by default cuDNN rounds factors to 10 bits (TF32)."""
+    """Disable TF32, so that float32 means float32 on GPUs; by default cuDNN rounds factors to 10-bit mantissas."""
     import torch
 
     torch.backends.cudnn.allow_tf32 = False

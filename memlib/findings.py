@@ -1,10 +1,10 @@
-"""What a run says: rows of tests, estimates and diagnostics, their families, and one verdict in plain words.
+"""Findings of a run: rows of tests, estimates and diagnostics, their families, and one verdict in plain words.
 
-A test compares its statistic with a null; its p-value is adjusted within its family, and it alone has a verdict:
+A test compares its statistic with a null. Its p-value is adjusted within its family, and only tests have a verdict:
 
     shown         p_adjusted is at most alpha
-    bounded       not shown, and the 95 % upper bound lies below a bound that the recipe has fixed
-    inconclusive  neither: what such a test would have found with a power of 80 % is in `detectable`
+    bounded       not shown, and the 95 % upper bound lies below a bound fixed by the recipe
+    inconclusive  neither; `detectable` is the effect that the test would have found with a power of 80 %
 
 An estimate has an interval over something that was sampled. Everything else is a diagnostic.
 """
@@ -30,12 +30,12 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Interval:
-    """A 95 % interval, and what was sampled.
+    """A 95 % interval, and the units that were sampled.
 
     Attributes:
-        low: its lower end in the metric's unit.
-        high: its upper end; None where only a lower bound is known.
-        over: what it is over: examples, trainings, nets, canaries, references, data.
+        low: lower end in the metric's unit.
+        high: upper end; None where only a lower bound is known.
+        over: the sampled units: examples, trainings, nets, canaries, references, or data.
     """
 
     low: float
@@ -45,12 +45,12 @@ class Interval:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a run says in plain words.
+    """The verdict of a run in plain words.
 
     Attributes:
         word: shown, bounded, inconclusive, or descriptive when the audit tests nothing.
-        sentence: what one who reads nothing else must know.
-        explanation: the numbers behind it, and what could have been missed.
+        sentence: the result for readers who read nothing else.
+        explanation: the numbers behind it, and the effects that could have been missed.
     """
 
     word: Word
@@ -59,13 +59,13 @@ class Verdict:
 
 
 def estimate(metric: str, params: Mapping[str, Any], value: float, *, n: int, interval: Interval | None = None) -> Row:
-    """A row with an interval, or without one where nothing was sampled often enough."""
+    """Return an estimate row; without an interval where too little was sampled for one."""
     row = _row(metric, params, value, n) | {"role": "estimate"}
     return row | _interval(value, interval)
 
 
 def diagnostic(metric: str, params: Mapping[str, Any], value: float, *, n: int, interval: Interval | None = None) -> Row:
-    """A row that says how the models or the data are; it has no verdict."""
+    """Return a diagnostic row, which describes the models or the data and has no verdict."""
     return _row(metric, params, value, n) | {"role": "diagnostic"} | _interval(value, interval)
 
 
@@ -85,19 +85,19 @@ def tested(
     detectable: float | None = None,
     smallest_p: float = 0.0,
 ) -> Row:
-    """A row of a test; `settle` adds p_adjusted, unless it is given, and the verdict.
+    """Return a test row; `settle` adds p_adjusted, unless it is given here, and the verdict.
 
     Args:
         metric, params, value, n: as for an estimate.
-        p_value: under the null.
-        family: the tests that it is adjusted with.
+        p_value: p-value under the null.
+        family: name of the tests that the p-value is adjusted with.
         null_value: the statistic's value under the null.
-        interval: of the estimate; it has no part in the verdict.
-        p_adjusted: where the family is adjusted jointly (max-T).
+        interval: interval of the estimate; it does not affect the verdict.
+        p_adjusted: the adjusted p-value, where the family is adjusted jointly (max-T).
         upper_bound: one-sided 95 % upper bound of the value.
-        bound: fixed by the recipe; below it counts as bounded.
-        detectable: what would have been found with a power of 80 %; None when nothing could be.
-        smallest_p: no data of this size can give a smaller p-value.
+        bound: fixed by the recipe; an upper bound below it counts as bounded.
+        detectable: the effect that would have been found with a power of 80 %; None when none would have been.
+        smallest_p: the smallest p-value that data of this size can give.
     """
     row = _row(metric, params, value, n) | {"role": "test"} | _interval(value, interval)
     return row | {
@@ -107,7 +107,7 @@ def tested(
 
 
 def untested(row: Row) -> Row:
-    """The estimate that a test's row holds, where what its null rests on is not given; other rows as they are."""
+    """Turn a test row into an estimate, for when the basis of its null is missing; return other rows unchanged."""
     if row["role"] != "test":
         return row
     return row | dict.fromkeys(_OF_TESTS) | {"role": "estimate"}
@@ -120,9 +120,9 @@ def settle(rows: Iterable[Row], *, alpha: float, adjust: Mapping[str, str] | Non
     """Adjust p-values within families and give each test its verdict.
 
     Args:
-        rows: of estimate, diagnostic and tested.
+        rows: made by `estimate`, `diagnostic` and `tested`.
         alpha: level of every family.
-        adjust: "holm" (the default) or "benjamini-hochberg" by family.
+        adjust: method by family, "holm" (the default) or "benjamini-hochberg".
     """
     settled = [dict(row) for row in rows]
     families: dict[str, list[Row]] = {}
@@ -141,29 +141,29 @@ def settle(rows: Iterable[Row], *, alpha: float, adjust: Mapping[str, str] | Non
 
 
 def cannot_reject(row: Mapping[str, Any]) -> bool:
-    """Whether a test could not have been significant, whatever the data."""
+    """Return whether a row is a test that could not have been significant, whatever the data."""
     return row["role"] == "test" and row["smallest_p"] is not None and row["smallest_p"] > row["alpha"]
 
 
 def summary_table(rows: Sequence[Row], verdict: Verdict) -> pa.Table:
-    """tables.SUMMARY of settled rows; the verdict stands on the first row.
+    """Return settled rows as a table of schema tables.SUMMARY, with the verdict on the first row.
 
     Args:
-        rows: the headline first.
-        verdict: of the run.
+        rows: settled rows, the headline first.
+        verdict: verdict of the run.
     """
     first = {**rows[0], "sentence": verdict.sentence, "explanation": verdict.explanation, "conclusion": verdict.word}
     return pa.Table.from_pylist([first, *rows[1:]], schema=SUMMARY.arrow)
 
 
 def verdict_of(rows: Sequence[Mapping[str, Any]]) -> Verdict:
-    """The verdict that a summary holds."""
+    """Return the verdict recorded in the first row of a summary."""
     first = rows[0]
     return Verdict(first["conclusion"], first["sentence"], first["explanation"])
 
 
 def with_params(summary: pa.Table) -> list[Row]:
-    """The rows of a summary with their params as mappings."""
+    """Return the rows of a summary with their params as mappings."""
     return [{**row, "params": json.loads(row["params"])} for row in summary.to_pylist()]
 
 
@@ -173,7 +173,7 @@ def _row(metric: str, params: Mapping[str, Any], value: float, n: int) -> Row:
 
 
 def _interval(value: float, interval: Interval | None) -> Row:
-    """The columns of an interval, whose ends always enclose the value that they belong to, rounding included."""
+    """Return the columns of an interval, widened where rounding would leave the value outside."""
     if interval is None:
         return {}
     high = None if interval.high is None else float(max(interval.high, float(value)))

@@ -1,4 +1,4 @@
-"""Notes in a store that are written again and again while what they speak of lives."""
+"""Heartbeat files: rewritten in the store at intervals while a process is alive."""
 
 import contextlib
 import threading
@@ -8,22 +8,22 @@ from memlib.errors import RunError
 from memlib.store import Store
 
 BEAT_SECONDS = 30.0
-SILENT_SECONDS = 120.0  # after so many beats that failed, it is dead, or its machine sleeps
-TELLING_SECONDS = 5.0  # that an outage of the store may hold up a beat
+SILENT_SECONDS = 120.0  # without a beat for this long, the process is dead or its machine is asleep
+TELLING_SECONDS = 5.0  # patience with the store: the longest that an outage may delay a beat
 
 
 @contextlib.contextmanager
 def beating(store: Store, path: str, content: bytes) -> Iterator[None]:
-    """Keeps a file in a store fresh while the block runs; it stays when the block ends.
+    """Rewrite a file in the store every BEAT_SECONDS while the block runs; the file stays when the block ends.
 
-    Its time, by the store's clock, is when the process was last alive.
+    The file's modification time, by the store's clock, is when the process was last alive.
     """
     store.publish(path, content, secret=True)
     patient, done = (store if store.is_local else store.waiting(TELLING_SECONDS)), threading.Event()
 
     def beat() -> None:
         while not done.wait(BEAT_SECONDS):
-            with contextlib.suppress(OSError, RunError):  # an outage; the run has worse to do than to end for this
+            with contextlib.suppress(OSError, RunError):  # an outage must not end the run
                 patient.publish(path, content, secret=True)
 
     thread = threading.Thread(target=beat, daemon=True, name="memlib-heartbeat")

@@ -1,7 +1,7 @@
-"""Names for things: canonical JSON, content keys, derived seeds.
+"""Canonical JSON, content keys, derived seeds, and file digests.
 
-Equal content gets an equal name in every process and on every machine. Whatever cannot be written the
-same way everywhere (sets, callables, NaN) is refused rather than guessed.
+Equal content gets an equal name in every process and on every machine. Values without a unique representation (sets,
+callables, NaN) are rejected.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ KEY_LENGTH = 32  # hex digits, 128 bits
 
 
 def canonical_json(value: Any) -> str:
-    """Serialises plain data to one line of JSON that is the same in every process.
+    """Serialize plain data to one line of JSON that is the same in every process.
 
     Args:
         value: None, bool, int, finite float, str, list, tuple, a mapping with str keys, or a pydantic model.
@@ -48,25 +48,25 @@ def _plain(value: Any) -> Any:
 
 
 def content_key(stage: str, *, version: int, spec: Any, inputs: Mapping[str, Any]) -> str:
-    """The key of a stage's result: who computes it, how, and from what.
+    """Return the key of a stage's artifact: a digest of the stage, its version, its spec and its inputs.
 
     Args:
         stage: the stage's name.
         version: the declared version of its code, raised when results change.
-        spec: only what this stage itself is configured by.
-        inputs: the keys of what it reads, by role.
+        spec: the configuration of this stage alone.
+        inputs: the keys of the artifacts that it reads, by role.
     """
     name = canonical_json({"stage": stage, "version": version, "spec": spec, "inputs": inputs})
     return hashlib.sha256(name.encode()).hexdigest()[:KEY_LENGTH]
 
 
 def derive_seed(seed: int, *names: str | int) -> int:
-    """A seed for one purpose, independent of every other purpose's: 63 bits from (seed, names)."""
+    """Derive a 63-bit seed from (seed, names), independent of the seeds derived for other names."""
     digest = hashlib.sha256(canonical_json([seed, *names]).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 def file_digest(path: Path) -> str:
-    """sha256 of a file's bytes, in hex."""
+    """Return the sha256 of a file's bytes, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""What happens in a run, kept for whoever looks: a structured log, and a status in the store."""
+"""Record of a run in progress: a structured log, and a status file in the store."""
 
 import contextlib
 import json
@@ -14,22 +14,22 @@ from memlib.store import Store
 
 STATUS = "status"
 LOG_VARIABLE = "MEMLIB_LOG"
-LOCAL_SECONDS, REMOTE_SECONDS = 2.0, 10.0  # between two writes of a status
-OUTAGE_SECONDS = 60.0  # until it is tried again after an outage
-TELLING_SECONDS = 5.0  # that an outage may hold up a run which only tells how far it is
+LOCAL_SECONDS, REMOTE_SECONDS = 2.0, 10.0  # minimum time between two writes of a status
+OUTAGE_SECONDS = 60.0  # before the next attempt after an outage
+TELLING_SECONDS = 5.0  # patience with the store: the longest that an outage may delay a run for its status
 log = logging.getLogger("memlib")
 
 
 class Journal:
-    """What happens in a run, stage by stage.
+    """The events of a run, stage by stage.
 
-    Events go to the logger `memlib` (each record carries run, stage, key, event), and into `status/<run>.json` of the
-    store, which `memlib status` reads. Failing to tell never stops a run.
+    Events go to the logger `memlib` (each record carries run, stage, key, event) and to `status/<run>.json` in the
+    store, which `memlib status` reads. A failure to write the status never stops a run.
 
     Args:
-        store: where the status goes.
+        store: store of the status file.
         run: the run's id; "" for no status.
-        about: what else the status says of the run.
+        about: further fields of the status.
     """
 
     def __init__(self, store: Store, run: str, about: dict[str, Any]) -> None:
@@ -40,11 +40,11 @@ class Journal:
         self._lock = threading.Lock()
 
     def note(self, event: str, stage: str, key: str = "", **facts: Any) -> None:
-        """An event of a stage: computing, computed, cached, progress, failed."""
-        said = " ".join(f"{name}={value}" for name, value in facts.items())
+        """Record an event of a stage: computing, computed, cached, progress, or failed."""
+        details = " ".join(f"{name}={value}" for name, value in facts.items())
         extra = {"run": self._run, "stage": stage, "key": key, "event": event, "facts": facts}
         level = logging.DEBUG if event == "progress" else logging.INFO
-        log.log(level, "%s %s %s", stage, event, " ".join(filter(None, [key[:8], said])), extra=extra)
+        log.log(level, "%s %s %s", stage, event, " ".join(filter(None, [key[:8], details])), extra=extra)
         with self._lock:
             row = self._status["stages"].setdefault(stage, {"computed": 0, "cached": 0, "state": "running"})
             if event in ("computed", "cached"):
@@ -60,18 +60,18 @@ class Journal:
         self.publish()
 
     def end(self, state: str, problem: str = "") -> None:
-        """The run has ended: completed, failed, stopped."""
+        """Record the end of the run: completed, failed, or stopped."""
         with self._lock:
             self._status |= {"state": state, "problem": problem}
         log.info("run %s%s", state, f": {problem}" if problem else "", extra={"run": self._run, "event": state})
-        if state == "completed":  # the run's manifest says it all
+        if state == "completed":  # its manifest replaces the status
             with contextlib.suppress(OSError, RunError):
                 self._store.drop(f"{STATUS}/{self._run}.json")
         else:
             self.publish(now=True)
 
     def publish(self, *, now: bool = False) -> None:
-        """Writes the status, not too often."""
+        """Write the status, unless it was written a moment ago; `now` writes it in any case."""
         with self._lock:
             if not self._run or not (now or time.monotonic() >= self._due):
                 return
@@ -80,13 +80,13 @@ class Journal:
         try:
             self._store.publish(f"{STATUS}/{self._run}.json", text.encode(), secret=True)
         except (StoreUnreachable, StoreRefused):
-            self._due = time.monotonic() + OUTAGE_SECONDS  # the run has worse to do than to try this again and again
+            self._due = time.monotonic() + OUTAGE_SECONDS  # do not slow the run down by constant retries
         except OSError:
             pass
 
 
 def read_status(store: Store, run: str) -> StatusRecord | None:
-    """How far a run is, or was when it ended; None where nothing is known."""
+    """Return the status of a run, the last one if it has ended; None where there is none that can be read."""
     content = store.published(f"{STATUS}/{run}.json")
     with contextlib.suppress(Unreadable):
         return None if content is None else parse(StatusRecord, content)
@@ -94,15 +94,15 @@ def read_status(store: Store, run: str) -> StatusRecord | None:
 
 
 def log_as_asked() -> None:
-    """Write what happens as lines of JSON on standard error where MEMLIB_LOG is json; on workers, into Ray's log of each.
+    """Log as lines of JSON to standard error where MEMLIB_LOG is json; on Ray workers this goes to the worker's log.
 
     Raises:
-        UserError: where it is anything else.
+        UserError: when MEMLIB_LOG has any other value.
     """
-    asked = os.environ.get(LOG_VARIABLE, "")
-    if asked not in ("", "json"):
-        raise UserError(f"{LOG_VARIABLE} is {asked!r}; it can be json, or not set")
-    if asked:
+    setting = os.environ.get(LOG_VARIABLE, "")
+    if setting not in ("", "json"):
+        raise UserError(f"{LOG_VARIABLE} is {setting!r}; set it to json, or leave it unset")
+    if setting:
         handler = logging.StreamHandler()
         handler.setFormatter(JsonLines())
         log.handlers, log.propagate = [handler], False
@@ -110,10 +110,10 @@ def log_as_asked() -> None:
 
 
 class JsonLines(logging.Formatter):
-    """A log record as a line of JSON."""
+    """A formatter that writes each log record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """time, level, message; run, stage, key, event and facts where the record has them."""
+        """Return time, level and message, with run, stage, key, event, facts and traceback where the record has them."""
         line = {"time": round(record.created, 3), "level": record.levelname, "message": record.getMessage()}
         line |= {name: getattr(record, name) for name in ("run", "stage", "key", "event", "facts") if hasattr(record, name)}
         line |= {"traceback": self.formatException(record.exc_info)} if record.exc_info else {}

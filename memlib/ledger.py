@@ -1,4 +1,4 @@
-"""Which audits of the same data came before: whoever looks often enough finds something by chance."""
+"""Ledger of earlier audits of the same data: repeated testing finds something by chance sooner or later."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -11,13 +11,13 @@ DATA_STAGES = ("decode", "secret/corpus")
 
 
 def entry(runs: Sequence[RunEntry], run: str, data: str, before: RunRecord | None) -> Ledger:
-    """What a run's manifest records at its first publication: the data, and the audits of it that came before.
+    """Return the ledger that a run records when it is first published: its data digest and earlier audits of that data.
 
     Args:
-        runs: the finished runs of the store. Those of before digests were kept, and sweeps, have no data.
-        run: this one's id.
-        data: digest of its data.
-        before: this run's manifest as it was published earlier; what it recorded stays.
+        runs: the finished runs of the store. Sweeps, and runs published before digests were recorded, have no data.
+        run: id of this run.
+        data: digest of the run's data.
+        before: this run's manifest if it was published before; a ledger recorded there for the same data is kept.
     """
     if not data:
         return Ledger()
@@ -40,25 +40,26 @@ def _line(run: RunEntry) -> EarlierAudit:
 
 
 def in_words(earlier: Sequence[EarlierAudit]) -> str:
-    """One line about the audits that came before."""
+    """Return one line of text about the earlier audits."""
     count = len(earlier)
     tests = [one for one in earlier if one.p_value is not None]
     shown = sum(one.verdict == "shown" for one in tests)
     audits = f"{count} audit{'s' if count > 1 else ''} of the same data came before"
     return (
-        f"{audits} in this store: {len(tests)} tested something, {shown} showed it. Their verdicts are not adjusted together."
+        f"{audits} in this store: {len(tests)} with a test, {shown} with the verdict 'shown'. "
+        "Their p-values are not adjusted jointly."
     )
 
 
 def data_digest(artifacts: Iterable[AnyArtifact]) -> str:
-    """Return a digest of a run's data: of the content of its sources, whatever size they are decoded at; empty without any.
+    """Return a digest of the content of a run's data sources, independent of the size they are decoded at; "" without any.
 
     Args:
-        artifacts: of the run; decoded sources and corpora are among them.
+        artifacts: of the run, including its decoded sources and corpora.
     """
-    found = []
+    sources = []
     for ref, store in {artifact.ref: artifact.store for artifact in artifacts}.items():
         if ref.stage in DATA_STAGES:
             manifest = store.artifacts.manifest(ref)
-            found.append([manifest.inputs.get("source") or manifest.inputs["text"], manifest.spec.get("source")])
-    return hashlib.sha256(canonical_json(sorted(found, key=canonical_json)).encode()).hexdigest() if found else ""
+            sources.append([manifest.inputs.get("source") or manifest.inputs["text"], manifest.spec.get("source")])
+    return hashlib.sha256(canonical_json(sorted(sources, key=canonical_json)).encode()).hexdigest() if sources else ""

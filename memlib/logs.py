@@ -1,6 +1,6 @@
-"""What code prints and logs while it makes an artifact, kept so that it can be read where the artifact is.
+"""Recording of the output printed and logged while an artifact is computed, so that it can be stored with the artifact.
 
-On a cluster a worker's own files go away with its machine.
+On a cluster, a worker's own files are lost with its machine.
 """
 
 import contextlib
@@ -11,26 +11,26 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import TextIO
 
-LONGEST = 2**20  # characters; of more, the last ones are kept
+LONGEST = 2**20  # characters; of longer output the end is kept
 
 _record: ContextVar[io.StringIO | None] = ContextVar("record", default=None)
 
 
 class _Record(io.StringIO):
-    """Text of which the end is kept."""
+    """A text buffer that discards its beginning once it exceeds twice LONGEST."""
 
     def write(self, text: str) -> int:
-        written = super().write(text)
+        length = super().write(text)
         if self.tell() > 2 * LONGEST:
             kept = self.getvalue()[-LONGEST:]
             self.seek(0)
             self.truncate()
             super().write(kept)
-        return written
+        return length
 
 
 class _Tee(io.TextIOBase):
-    """Writes to a stream and into a record."""
+    """A stream that copies what is written to it into a record."""
 
     def __init__(self, stream: TextIO, record: io.StringIO) -> None:
         self._stream, self._record = stream, record
@@ -48,7 +48,7 @@ class _Tee(io.TextIOBase):
 
 @contextlib.contextmanager
 def recording() -> Iterator[None]:
-    """Records what Python code in this process prints, and logs as a warning or worse; one block at a time."""
+    """Record what Python code in this process prints, and what it logs at level WARNING or above; blocks must not overlap."""
     record = _Record()
     handler = logging.StreamHandler(record)
     handler.setLevel(logging.WARNING)
@@ -64,6 +64,6 @@ def recording() -> Iterator[None]:
 
 
 def recorded() -> str:
-    """What was recorded so far, "" outside of a recording."""
+    """Return the text recorded so far; "" outside a `recording` block."""
     record = _record.get()
     return "" if record is None else record.getvalue()[-LONGEST:]

@@ -1,23 +1,23 @@
-"""Texts that came from elsewhere, made harmless for terminals, pages and figures."""
+"""Sanitizing of untrusted text for terminals, pages and figures."""
 
 import re
 
+# characters that move a cursor, end a line, change the writing direction, or are lone surrogates; tabs and \n stay
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-LONGEST = 2000  # characters of what is said in one go
-# what moves a cursor, turns writing round, or is half a character; tabs and ends of lines are left
+LONGEST = 2000  # characters of one message
 
 
 def plain(text: str) -> str:
-    """The text with a sign in the place of every character that a terminal obeys, or nothing can write."""
+    """Replace control characters, Unicode line separators, bidirectional controls and lone surrogates by U+FFFD."""
     return CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def brief(text: str) -> str:
-    """The same, cut where nobody would read on."""
+    """Return the sanitized text, truncated after LONGEST characters."""
     text = plain(text)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} ... ({len(text)} characters)"
 
 
 def is_plain(text: str) -> bool:
-    """Whether it has no such character."""
+    """Return whether a text has no character that `plain` would replace."""
     return CONTROL.search(text) is None

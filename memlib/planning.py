@@ -1,4 +1,4 @@
-"""What a run would do: every stage with its key, whether it is there, and what it may cost; nothing is computed."""
+"""Plan of a run: every stage with its key, whether its artifact is committed, and its estimated cost; computes nothing."""
 
 import contextlib
 import statistics
@@ -19,13 +19,15 @@ SAMPLE, NEIGHBORS = 50, 5
 
 @dataclass(frozen=True)
 class Planned:
-    """A part of a stage.
+    """One part of a stage in a plan.
 
     Attributes:
         ref: its artifact.
-        hit: whether that is committed.
-        seconds: what computing it may take on one worker, from artifacts of the same stage; None when there are none.
-        after: stages before it that will be computed: it is computed again if what they make is not what it was made from.
+        hit: whether the artifact is committed.
+        seconds: estimated time on one worker, from artifacts of the same stage; None when it need not be computed, or when
+            there are none to estimate from.
+        after: earlier stages that will be computed: this part is recomputed if their outputs differ from those it was made
+            from.
     """
 
     ref: Ref
@@ -35,46 +37,47 @@ class Planned:
 
     @property
     def is_settled(self) -> bool:
-        """Whether it is there and stays as it is."""
+        """Whether the artifact is committed and cannot be invalidated by earlier stages."""
         return self.hit and not self.after
 
 
 class Costs:
-    """Seconds a unit of a stage's work took, by the artifacts in a store that are most alike."""
+    """Cost estimates from the seconds per unit of work of the most similar artifacts in a store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._known: dict[str, list[tuple[dict[str, Any], float]]] = {}
 
     def estimate(self, stage: str, spec: Any, units: float) -> float | None:
-        """Seconds of one worker.
+        """Estimate the seconds that the work takes on one worker; None when the store has no artifacts of the stage.
 
         Args:
-            stage: whose.
-            spec: of the work; what agrees in most keys is taken as an example.
-            units: how much work it is, in what the stage counts.
+            stage: name of the stage.
+            spec: spec of the work; artifacts whose specs agree with it in most keys serve as examples.
+            units: amount of work, in the stage's own units.
         """
         if stage not in self._known:
             manifests = self._store.artifacts.manifests(stage, limit=SAMPLE)
             self._known[stage] = [(dict(flat(m.spec)), m.metrics.seconds / max(m.metrics.units, 1e-9)) for m in manifests]
-        known, mine = self._known[stage], dict(flat(spec))
+        known, wanted = self._known[stage], dict(flat(spec))
         if not known:
             return None
-        alike = sorted(known, key=lambda other: -sum(mine.get(name) == value for name, value in other[0].items()))
+        alike = sorted(known, key=lambda other: -sum(wanted.get(name) == value for name, value in other[0].items()))
         return float(statistics.median(rate for _, rate in alike[:NEIGHBORS]) * units)
 
 
 @dataclass
 class Plan:
-    """What a flow would do, noted while it runs without computing anything.
+    """The work that a flow would do, recorded by running it with a `PlanRunner`, which computes nothing.
 
     Attributes:
-        parts: what was found so far, each artifact once.
-        blocked: artifacts without which nothing more can be said, and the stages that come after.
-        problems: cells of a sweep that cannot run, and why.
+        store: where artifacts are looked up.
+        parts: the parts recorded so far, one per artifact.
+        blocked: missing artifacts without which the plan cannot continue, each with the stages after that point.
+        problems: cells of a sweep that cannot run, with the reasons.
         limits: what the recipe cannot show, whatever the data.
-        read: lines about what the data hold, or seem to hold, by stage.
-        old_code: stages that are reused though their code has changed since, their version not.
+        read: lines that describe the content of the data, or its likely content before decoding, by stage.
+        old_code: stages whose artifacts are reused although their code has changed without a new version.
     """
 
     store: Store
@@ -90,13 +93,13 @@ class Plan:
         self._seen: set[str] = set()
 
     def note(self, ref: Ref, spec: Any, units: float, *, before: Sequence[Ref] = (), forced: bool = False) -> None:
-        """Adds a part of a stage.
+        """Record one part of a stage.
 
         Args:
             ref: its artifact.
-            spec, units: of the work.
+            spec, units: spec and amount of the work.
             before: the artifacts that it reads.
-            forced: whether it is computed again though it is there.
+            forced: whether it is recomputed even if it is committed.
         """
         self._seen.add(ref.stage)
         if ref not in self.parts:
@@ -106,51 +109,55 @@ class Plan:
             self.parts[ref] = Planned(ref, hit, seconds, tuple(dict.fromkeys(other.stage for other in again)) if hit else ())
 
     def again(self, ref: Ref, spec: Any, units: float) -> None:
-        """Note that an artifact is made again, as somebody reads what was let go of it."""
+        """Record that an artifact is recomputed because a later stage reads files that were evicted from it."""
         self.parts[ref] = Planned(ref, False, self._costs.estimate(ref.stage, spec, units))
 
     def saw(self, stage: str) -> None:
-        """Note that a flow has come to a stage."""
+        """Record that a flow has reached a stage."""
         self._seen.add(stage)
 
     @contextlib.contextmanager
     def following(self, stages: Sequence[str]) -> Iterator[None]:
-        """Follows one flow, whose stages these are in order, to its end or to what it cannot do without."""
+        """Follow one flow to its end, or to the first missing artifact or value that it needs.
+
+        Args:
+            stages: the stages of the flow, in order.
+        """
         self._seen = set()
         try:
             yield
         except MissingArtifact as missing:
             self.blocked[missing.ref] = self._after(stages)
         except UnknownUntilRun as unknown:
-            said = f"not known before it runs: {unknown}"
+            message = f"not known before the run: {unknown}"
             later = self._after(stages)
-            self.limits.append(f"{said}; after it come {', '.join(later)}" if later else said)
+            self.limits.append(f"{message}; stages after it: {', '.join(later)}" if later else message)
 
     def _after(self, stages: Sequence[str]) -> tuple[str, ...]:
-        """Stages of a flow after the last one that was reached."""
+        """Return the stages of a flow after the last one that was reached."""
         reached = max((n for n, stage in enumerate(stages) if stage in self._seen), default=-1)
         return tuple(stages[reached + 1 :])
 
     def by_stage(self) -> Iterator[tuple[str, list[Planned]]]:
-        """The parts of every stage, in order of their first appearance."""
+        """Yield each stage with its parts, in order of first appearance."""
         for stage in dict.fromkeys(ref.stage for ref in self.parts):
             yield stage, [part for part in self.parts.values() if part.ref.stage == stage]
 
     @property
     def all_limits(self) -> list[str]:
-        """What the recipe cannot show, and what is reused though its code has changed."""
+        """The limits of the recipe, and a line about stages that are reused although their code has changed."""
         return [*self.limits, in_words(self.old_code)] if self.old_code else self.limits
 
     def cascade(self) -> dict[str, list[str]]:
-        """Stages that are there and are computed again if stages before them come out otherwise, with these."""
-        found: dict[str, dict[str, None]] = {}
+        """Return the committed stages that are recomputed if earlier stages give other outputs, each with those stages."""
+        stages: dict[str, dict[str, None]] = {}
         for part in self.parts.values():
             if part.after:
-                found.setdefault(part.ref.stage, {}).update(dict.fromkeys(part.after))
-        return {stage: list(after) for stage, after in found.items()}
+                stages.setdefault(part.ref.stage, {}).update(dict.fromkeys(part.after))
+        return {stage: list(after) for stage, after in stages.items()}
 
     def as_json(self) -> Mapping[str, Any]:
-        """The whole plan, plain."""
+        """Return the whole plan as plain JSON."""
         parts = [
             {
                 "stage": part.ref.stage,
@@ -162,17 +169,17 @@ class Plan:
             for part in self.parts.values()
         ]
         blocked = {str(ref): list(stages) for ref, stages in self.blocked.items()}
-        said = {"blocked": blocked, "problems": self.problems, "limits": self.all_limits, "read": self.read}
-        return {"parts": parts, **said}
+        rest = {"blocked": blocked, "problems": self.problems, "limits": self.all_limits, "read": self.read}
+        return {"parts": parts, **rest}
 
 
 class PlanRunner:
-    """Notes what the stages of an audit would do, instead of running them.
+    """A runner that records the stages of an audit in a plan instead of running them.
 
     Args:
-        plan: where it is noted.
+        plan: the plan to fill.
         resources: machines.
-        forced: stages that would be computed again though they are there.
+        forced: stages that would be recomputed even if they are committed.
     """
 
     def __init__(self, plan: Plan, resources: Resources | None = None, forced: Collection[str] = ()) -> None:
@@ -183,20 +190,20 @@ class PlanRunner:
 
     @property
     def store(self) -> Store:
-        """Where artifacts are."""
+        """The store of the artifacts."""
         return self.plan.store
 
     @property
     def resources(self) -> Resources:
-        """Machines, which change no result."""
+        """The machines; they do not affect results."""
         return self._resources
 
     def run(self, stage: Stage[Out]) -> Artifact[Out]:
-        """Note a stage, and return its artifact, which may not be there."""
+        """Record a stage, and return its artifact, which may not exist."""
         return self.run_all([stage])[0]
 
     def run_all(self, stages: Sequence[Stage[Out]]) -> list[Artifact[Out]]:
-        """Note the parts of a step."""
+        """Record the parts of a step, and return their artifacts, which may not exist."""
         for stage in stages:
             self._known.add(stage.identity.ref)
         for stage in stages:
@@ -204,17 +211,17 @@ class PlanRunner:
         return [self._artifact(stage) for stage in stages]
 
     def _artifact(self, stage: Stage[Out]) -> Artifact[Out]:
-        """The artifact of a stage, one for all cells of a sweep: what was read of it is read once."""
-        found: Artifact[Out] = self._artifacts.setdefault(
+        """Return the artifact of a stage, shared by all cells of a sweep so that its content is read once."""
+        artifact: Artifact[Out] = self._artifacts.setdefault(
             stage.identity.ref, Artifact(self.store, stage.identity.ref, type(stage))
         )
-        return found
+        return artifact
 
     def let_go(self, artifacts: Sequence[AnyArtifact]) -> None:
-        """Let nothing go."""
+        """Evict nothing."""
 
     def warn(self, text: str) -> None:
-        """Note a line among the limits of the plan."""
+        """Add a line to the limits of the plan."""
         self.plan.limits.append(text)
 
     def publish(
@@ -224,7 +231,7 @@ class PlanRunner:
 
     def _note(self, stage: AnyStage) -> None:
         ref, plan = stage.identity.ref, self.plan
-        if ref in plan.parts:  # another cell of a sweep has it, too
+        if ref in plan.parts:  # shared with another cell of the sweep
             plan.saw(ref.stage)
             return
         stale = False
@@ -236,10 +243,10 @@ class PlanRunner:
             self._stages[ref] = stage
         for artifact in () if plan.parts[ref].hit else stage.reads_passing:
             if plan.parts[artifact.ref].hit and self.store.artifacts.let_go_of(artifact.ref):
-                gone = self._stages[artifact.ref]
-                plan.again(artifact.ref, gone.identity.spec, gone.units)
+                evicted = self._stages[artifact.ref]
+                plan.again(artifact.ref, evicted.identity.spec, evicted.units)
         with contextlib.suppress(CorruptArtifact):
-            there = self._artifact(stage) if plan.parts[ref].hit else None
-            plan.read.setdefault(stage.title, []).extend(stage.preview() if there is None else stage.described(there))
+            committed = self._artifact(stage) if plan.parts[ref].hit else None
+            plan.read.setdefault(stage.title, []).extend(stage.preview() if committed is None else stage.described(committed))
         if not stale and ref.stage_name not in plan.old_code and has_changed_code(self.store, ref, stage.declared):
             plan.old_code.append(ref.stage_name)

@@ -1,4 +1,4 @@
-"""Files and folders that are nobody else's from the first byte, and temporary folders that the next run sweeps."""
+"""Files and folders that have their permissions from creation on, and temporary folders that the next run cleans up."""
 
 import contextlib
 import fcntl
@@ -17,7 +17,7 @@ from memlib.errors import UserError
 
 Mode = Literal["private", "group", "open"]
 MODES: tuple[Mode, ...] = ("private", "group", "open")
-SETTLING_SECONDS = 60.0  # between making a temporary folder and locking it lies less
+SETTLING_SECONDS = 60.0  # longer than it takes from creating a temporary folder to locking it
 LOCK = ".lock"
 
 
@@ -35,12 +35,12 @@ _OPEN = Permissions(0o644, 0o755)
 
 
 def permissions(mode: Mode, *, secret: bool) -> Permissions:
-    """What others may do with a store's files.
+    """Return the permissions of a store's files and folders.
 
     Args:
-        mode: private: nothing; group: the group may read and write all, as several people use the store; open: all may read
-            results and the runs' manifests.
-        secret: whether it is an artifact, a page or anything else that may show training data.
+        mode: private: only the owner has access; group: the group may read and write everything, for stores shared by
+            several people; open: everybody may read results and the runs' manifests.
+        secret: whether the file is an artifact, a page or anything else that may reveal training data.
     """
     if mode == "group":
         return _GROUP
@@ -48,7 +48,7 @@ def permissions(mode: Mode, *, secret: bool) -> Permissions:
 
 
 def mode_like(folder: Path) -> Mode:
-    """The mode that a folder of the user's suggests: group where its group may write to it."""
+    """Return the mode suggested by an existing folder's permissions: group if it is group-writable, else private."""
     try:
         return "group" if folder.stat().st_mode & stat.S_IWGRP else "private"
     except OSError:
@@ -56,25 +56,25 @@ def mode_like(folder: Path) -> Mode:
 
 
 def make_folder(path: Path, bits: int) -> None:
-    """Makes a folder and those above it that are missing; none is ever more open than it will be.
+    """Create a folder and its missing parents; none is ever more accessible than its final permissions allow.
 
-    A folder that is there is left as it is.
+    An existing folder is left unchanged.
     """
     missing = []
     while not path.exists() and path != path.parent:
         missing.append(path)
         path = path.parent
     for folder in reversed(missing):
-        with contextlib.suppress(FileExistsError):  # made by another process meanwhile
+        with contextlib.suppress(FileExistsError):  # another process has created it meanwhile
             folder.mkdir(mode=bits & 0o700)
             os.chmod(folder, bits | (folder.stat().st_mode & stat.S_ISGID))
 
 
 def write_file(path: Path, data: bytes, bits: int) -> None:
-    """Writes a new file, which has its permissions before it has content.
+    """Write a new file whose permissions are set before its content.
 
     Raises:
-        FileExistsError: when there is one, or a link.
+        FileExistsError: when the path exists, even as a link.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, bits & 0o600)
     with open(descriptor, "wb") as file:
@@ -83,18 +83,18 @@ def write_file(path: Path, data: bytes, bits: int) -> None:
 
 
 def copy_file(source: Path, path: Path, bits: int) -> None:
-    """Copies into a new file, which has its permissions before it has content."""
+    """Copy to a new file whose permissions are set before its content."""
     write_file(path, b"", bits)
-    with source.open("rb") as given, path.open("wb") as taken:
-        shutil.copyfileobj(given, taken, 2**20)
+    with source.open("rb") as reader, path.open("wb") as writer:
+        shutil.copyfileobj(reader, writer, 2**20)
 
 
 def read_plain(path: Path, most: int) -> bytes:
-    """The bytes of a regular file: pipes and devices are not waited for.
+    """Return the bytes of a regular file, without blocking on pipes or devices.
 
     Raises:
-        FileNotFoundError: when there is none.
-        OSError: when it is no regular file, or larger than `most` bytes.
+        FileNotFoundError: when it does not exist.
+        OSError: when it is not a regular file, or larger than `most` bytes.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
@@ -108,16 +108,16 @@ def read_plain(path: Path, most: int) -> bytes:
 
 @contextlib.contextmanager
 def scratch(purpose: str, base: Path | None = None) -> Iterator[Path]:
-    """A temporary folder for private files, which goes with the block, or with the next run where this one was killed.
+    """Create a temporary folder for private files; it is removed after the block, or by the next run if this one is killed.
 
     Args:
-        purpose: stands in its name.
-        base: where it is made; by default where temporary files go.
+        purpose: part of the folder's name.
+        base: parent folder; by default the system's folder for temporary files.
     """
     base = Path(tempfile.gettempdir()) if base is None else base
     _sweep_once(str(base))
     outer = Path(tempfile.mkdtemp(prefix=f"memlib-{purpose}-", dir=base))
-    lock = open(outer / LOCK, "w")  # noqa: SIM115 - held as long as the folder lives
+    lock = open(outer / LOCK, "w")  # noqa: SIM115 - held until the folder is removed
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         inner = outer / "files"
@@ -134,7 +134,7 @@ def _sweep_once(base: str) -> None:
 
 
 def sweep(base: Path) -> None:
-    """Removes temporary folders of ours whose process has died."""
+    """Remove the temporary folders of this user's memlib processes that have died."""
     for folder in base.glob("memlib-*"):
         with contextlib.suppress(OSError):
             facts = folder.lstat()
@@ -148,22 +148,25 @@ def _is_abandoned(lock: Path) -> bool:
     with lock.open("r+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # its process lives
+        except OSError:  # its process is alive
             return False
     return True
 
 
 def user_folder(kind: str) -> Path:
-    """Memlib's folder among the user's: cache or config.
+    """Return memlib's folder in the user's home (or XDG) folder.
+
+    Args:
+        kind: cache or config.
 
     Raises:
-        UserError: where the machine knows no home.
+        UserError: when the user has no home folder.
     """
     variable = f"XDG_{kind.upper()}_HOME"
-    named = os.environ.get(variable)
-    if named:
-        return Path(named) / "memlib"
+    base = os.environ.get(variable)
+    if base:
+        return Path(base) / "memlib"
     try:
         return Path.home() / f".{kind}" / "memlib"
     except RuntimeError as error:
-        raise UserError(f"this machine knows no home folder of yours; set HOME or {variable}") from error
+        raise UserError(f"this user has no home folder; set HOME or {variable}") from error

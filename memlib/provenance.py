@@ -1,7 +1,7 @@
-"""How an artifact was made, beside its key: which code, which libraries, and what exactly it read.
+"""Provenance of an artifact, recorded beside its key: the code, the libraries, and the exact content of its inputs.
 
-A key says what was asked for. Two artifacts of one key may still differ, where code was changed without raising its stage's
-version, or where they were made on machines that round differently. `content_digest` tells the first from the second.
+A key identifies the requested work. Two artifacts with one key may still differ because code was changed without raising its
+stage's version, or because the machines round differently. `content_digest` distinguishes the first case from the second.
 """
 
 import ast
@@ -29,19 +29,19 @@ from memlib.identity import canonical_json
 from memlib.records import FileRecord
 
 LIBRARIES = ("torch", "torchvision", "numpy", "scipy", "pyarrow", "faiss-cpu", "faiss-gpu", "ray", "prefect")
-SHOWN = (".html", ".png", ".svg", ".pdf")  # files for the eye, which no stage reads
+SHOWN = (".html", ".png", ".svg", ".pdf")  # files for people, which no stage reads
 DIGEST_LENGTH = 32
 NO_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True)
 class Declared:
-    """What a stage promises of its code.
+    """A stage's declaration of its code.
 
     Attributes:
-        name: the stage's, in the store.
-        version: raised whenever its results change.
-        modules: those whose code decides the results; a package stands for all modules in it.
+        name: the stage's name in the store.
+        version: raised whenever the stage's results change.
+        modules: the modules whose code determines the results; a package stands for all modules in it.
     """
 
     name: str
@@ -50,14 +50,14 @@ class Declared:
 
     @property
     def code(self) -> str:
-        """A digest of that code."""
+        """The digest of that code."""
         return code_digest(self.modules)
 
     def provenance(self, reads: Mapping[str, str]) -> dict[str, Any]:
-        """What an artifact's manifest says of how it was made.
+        """Return the provenance that an artifact's manifest records.
 
         Args:
-            reads: content digests of the artifacts it reads, by key.
+            reads: content digests of the artifacts that it reads, by key.
         """
         return {
             "version": self.version,
@@ -70,7 +70,7 @@ class Declared:
 
 @functools.cache
 def code_digest(modules: tuple[str, ...]) -> str:
-    """sha256 of modules as Python understands them: comments, docstrings and layout change nothing."""
+    """Return a digest (from sha256) of the syntax trees of modules; comments, docstrings and layout do not affect it."""
     digest = hashlib.sha256()
     for name in sorted({inner for module in modules for inner in _modules(module)}):
         digest.update(f"{name} {_module_digest(name)}\n".encode())
@@ -96,7 +96,7 @@ def _modules(name: str) -> Iterator[str]:
 
 
 def _file(name: str) -> Path:
-    """Where a module's code is, found without importing the packages that it is in."""
+    """Return the source file of a module without importing the packages that contain it."""
     root, *inner = name.split(".")
     spec = importlib.util.find_spec(root)
     if spec is not None and spec.submodule_search_locations is None and not inner:
@@ -111,7 +111,7 @@ def _file(name: str) -> Path:
 
 
 def _plain(node: Any) -> Any:
-    """A syntax tree as plain data, the same in all versions of Python: what is empty is left out."""
+    """Return a syntax tree as plain data that is the same in all versions of Python: empty fields are omitted."""
     if not isinstance(node, ast.AST):
         return node if isinstance(node, str | int | bool) else repr(node)
     kept = {}
@@ -127,7 +127,7 @@ def _plain(node: Any) -> Any:
 
 
 def _without_texts(node: ast.AST, body: list[ast.stmt]) -> list[ast.stmt]:
-    """A body without its docstring, and without the texts below attributes, which are docstrings too."""
+    """Return a body without its docstring and without attribute docstrings."""
     if isinstance(node, NO_DOCSTRING) and ast.get_docstring(node, clean=False) is not None:
         body = body[1:]
     return [inner for inner in body if not _is_text(inner)] if isinstance(node, ast.Module | ast.ClassDef) else body
@@ -139,26 +139,26 @@ def _is_text(node: ast.stmt) -> bool:
 
 @functools.cache
 def software() -> Mapping[str, str]:
-    """Versions of memlib, Python and the libraries that compute."""
-    found = {"memlib": memlib.__version__, "python": platform.python_version()}
+    """Return the versions of memlib, Python and the numerical libraries."""
+    versions = {"memlib": memlib.__version__, "python": platform.python_version()}
     for name in LIBRARIES:
         try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:  # one of FAISS's two, or Ray where nothing needs it
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:  # only one FAISS package is installed, and Ray is optional
             continue
-    return found
+    return versions
 
 
 @functools.cache
 def source_state() -> Mapping[str, str | bool]:
-    """The commit that memlib runs from, and whether files were changed since; empty where it was installed."""
+    """Return the commit that memlib runs from and whether tracked files differ from it; empty for an installed package."""
     folder = Path(memlib.__file__).parents[1]
     if not (folder / ".git").exists():
         return {}
     try:
         commit = _git(folder, "rev-parse", "HEAD")
         changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
-    except (OSError, subprocess.SubprocessError):  # without git, or a checkout of somebody else's
+    except (OSError, subprocess.SubprocessError):  # git is missing, or refuses another user's checkout
         return {}
     return {"commit": commit, "dirty": bool(changed)}
 
@@ -167,41 +167,41 @@ def who() -> str:
     """Return user@host."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a container without a name for its user
+    except (KeyError, OSError):  # a container whose user has no name
         user = "unknown"
     return f"{user}@{socket.gethostname()}"
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    asked = ["git", "-C", str(folder), *arguments]
-    return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
 
 def content_digest(folder: Path, files: Mapping[str, FileRecord], provenance: Mapping[str, Any]) -> str:
-    """What an artifact says to those who read it: remade by the same code it is equal, though floats may be rounded.
+    """Return a digest of an artifact's content that stays equal when the same code recomputes it with other rounding.
 
-    Exact for ids, labels and all else that is no float. Of floats it takes shape and type, with the version and the code of
-    the stage. Pictures and pages, which no stage reads, do not enter.
+    Ids, labels and everything else that is not a float enter exactly. Floats enter by shape and type only, together with
+    the version and code digest of the stage. Pictures and pages, which no stage reads, are ignored.
 
     Args:
-        folder: where the files are.
-        files: their size and sha256 by name.
-        provenance: version and code of the stage.
+        folder: folder of the files.
+        files: size and sha256 of each file, by name.
+        provenance: provenance of the artifact, with the version and code digest of its stage.
     """
-    found = {name: _content(folder / name, file.sha256) for name, file in files.items() if not name.endswith(SHOWN)}
-    rounded = [provenance.get("version"), provenance.get("code")] if any(floats for _, floats in found.values()) else []
-    said = [sorted((name, digest) for name, (digest, _) in found.items()), rounded]
-    return hashlib.sha256(canonical_json(said).encode()).hexdigest()[:DIGEST_LENGTH]
+    contents = {name: _content(folder / name, file.sha256) for name, file in files.items() if not name.endswith(SHOWN)}
+    rounded = [provenance.get("version"), provenance.get("code")] if any(floats for _, floats in contents.values()) else []
+    parts = [sorted((name, digest) for name, (digest, _) in contents.items()), rounded]
+    return hashlib.sha256(canonical_json(parts).encode()).hexdigest()[:DIGEST_LENGTH]
 
 
 def _content(path: Path, sha256: str) -> tuple[str, bool]:
-    """A digest of a file but for the values of its floats, and whether it has any; what is unknown is taken as it is."""
-    read = {".npy": _of_npy, ".npz": _of_npz, ".parquet": _of_parquet, ".safetensors": _of_safetensors, ".json": _of_json}
+    """Return a file's digest without the values of its floats, and whether it has any; unknown formats keep their sha256."""
+    readers = {".npy": _of_npy, ".npz": _of_npz, ".parquet": _of_parquet, ".safetensors": _of_safetensors, ".json": _of_json}
     try:
-        found = read[path.suffix](path) if path.suffix in read else None
-    except (ValueError, KeyError, TypeError, OSError, struct.error):  # a user's own, that only looks like one of these
-        found = None
-    return (sha256, False) if found is None else (_short(found), True)
+        summary = readers[path.suffix](path) if path.suffix in readers else None
+    except (ValueError, KeyError, TypeError, OSError, struct.error):  # another format under one of these suffixes
+        summary = None
+    return (sha256, False) if summary is None else (_short(summary), True)
 
 
 def _short(value: Any) -> str:

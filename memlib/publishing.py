@@ -1,4 +1,4 @@
-"""A run's results: tables below results/, page and figures below runs/<run>/, the manifest last."""
+"""Publication of a run's results: tables below results/, page and figures below runs/<run>/, the manifest last."""
 
 import contextlib
 import hashlib
@@ -28,12 +28,12 @@ from memlib.tables import copy_table
 
 @dataclass
 class Work:
-    """What a run has taken so far.
+    """Resources and artifacts that a run has used so far.
 
     Attributes:
         resources: machines.
-        started: seconds since 1970.
-        computed, reused: artifacts, as text.
+        started: start time, in seconds since 1970.
+        computed, reused: addresses of the artifacts that were computed, and of those that were already in the store.
     """
 
     resources: Resources = field(default_factory=Resources)
@@ -43,7 +43,7 @@ class Work:
 
 
 def run_id(recipe: Any, scores: Artifact[Tables]) -> str:
-    """Return the name of a run: of its recipe, wherever its data lie and however its page looks, and of its scores."""
+    """Return a run's id, which depends on its scores and on its recipe without data locations and presentation."""
     return run_name(recipe.model_dump(mode="json"), scores.key)
 
 
@@ -55,14 +55,14 @@ def publish_audit(
     report: Artifact[Path],
     artifacts: Mapping[str, AnyArtifact],
 ) -> RunRecord:
-    """Put the tables below results/, the page and figures below runs/<run>/, the run's manifest last.
+    """Publish the tables below results/, the page and figures below runs/<run>/, and the run's manifest last.
 
     Args:
-        store: where.
-        work: what the run has taken.
-        recipe: what was run.
-        scores, report: its tables, its page.
-        artifacts: what else it made, by what people call it.
+        store: the store to publish in.
+        work: the work of the run.
+        recipe: the recipe of the run.
+        scores, report: the artifacts of its tables and its page.
+        artifacts: its other artifacts, by their names in the manifest.
 
     Returns:
         the manifest.
@@ -85,7 +85,7 @@ def publish_audit(
         pages[name] = store.publish(path, report.path(name), secret=True)
         published[path] = file.sha256
     summary = scores.content["summary"].to_pylist()
-    found = RunRecord(
+    record = RunRecord(
         run=run,
         audit=recipe.audit,
         title=recipe.title,
@@ -102,29 +102,29 @@ def publish_audit(
         reused=work.reused,
         published=published,
     )
-    return publish_run(store, work, found)
+    return publish_run(store, work, record)
 
 
 def publish_again(store: Store, work: Work, recipe: Any, scores: Artifact[Tables]) -> RunRecord | None:
-    """Note that a run was found finished; None where it has to be published anew, as what it published is not all there.
+    """Record that a run was already finished; return None if it must be republished because it has changed or lacks files.
 
-    Files in a folder are compared with what was published; of a remote store they are only looked for.
+    In a local store the published files are compared by digest; in a remote store only their presence is checked.
 
     Args:
-        store: where.
-        work: what the run has taken, which computed nothing.
-        recipe: what was run.
-        scores: its tables.
+        store: the store to publish in.
+        work: the work of the run, which has computed nothing.
+        recipe: the recipe of the run.
+        scores: the artifact of its tables.
 
     Returns:
-        the manifest.
+        the manifest, or None.
     """
     run = _published_before(store, run_id(recipe, scores))
     if run is None or run.recipe != recipe.model_dump(mode="json") or run.pins != pins_of(store, refs_of(run)):
         return None
     folders = {path.rpartition("/")[0] for path in run.published}
-    there = {path for folder in folders for path in store.listing(folder)}
-    if not run.published or not run.published.keys() <= there:
+    existing = {path for folder in folders for path in store.listing(folder)}
+    if not run.published or not run.published.keys() <= existing:
         return None
     if store.is_local and any(_digest(store, path) != digest for path, digest in run.published.items()):
         return None
@@ -136,19 +136,19 @@ def _digest(store: Store, path: str) -> str:
 
 
 def _ledger(store: Store, run: str, artifacts: Iterable[AnyArtifact]) -> Ledger:
-    """Return the digest of the run's data, and the audits of the same data that were published before it."""
+    """Return the ledger of a run: the digest of its data, and the audits of the same data that were published before it."""
     return ledger.entry(list_runs(store).entries, run, ledger.data_digest(artifacts), _published_before(store, run))
 
 
 def _published_before(store: Store, run: str) -> RunRecord | None:
-    """Return the manifest of an earlier publication of the run; a damaged one is written anew."""
+    """Return the manifest of an earlier publication of the run; None where there is none that can be read."""
     with contextlib.suppress(RunError):
         return read_run(store, run)
     return None
 
 
 def publish_run(store: Store, work: Work, run: RunRecord) -> RunRecord:
-    """Publish a run's manifest, which comes last; return it with who ran it when, where, and with which software."""
+    """Complete a run's manifest with its history, pins, machines and software, publish it, and return it."""
     whole = run.model_copy(
         update={
             "asks": asks_digest(run.recipe),
@@ -168,7 +168,7 @@ def publish_run(store: Store, work: Work, run: RunRecord) -> RunRecord:
 
 
 def _history(store: Store, work: Work, run: str) -> list[Publication]:
-    """Return who ran it when, the first time first: a run that is found finished is still noted."""
+    """Return all publications of the run, oldest first, including this one even if it computed nothing."""
     before = _published_before(store, run)
     now = Publication(
         who=who(),

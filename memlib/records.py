@@ -1,6 +1,6 @@
-"""The schema of every JSON file that memlib reads back: what does not fit it is damage, said in words, never a traceback.
+"""Schemas of all JSON files that memlib reads back; a file that violates its schema is reported as damaged.
 
-Fields that are not named here are kept as they are: later versions add some, and what reads them says what it needs.
+Unknown fields are kept unchanged, as later versions may add some.
 """
 
 import hashlib
@@ -15,18 +15,18 @@ from typing_extensions import TypedDict
 
 from memlib.plain import plain
 
-MANIFEST = "manifest.json"  # of an artifact, a state to resume from, a run: it is written last, and names the rest
-MOST_BYTES = 256 * 2**20  # of any JSON file: beyond that it is none of ours
+MANIFEST = "manifest.json"  # of an artifact, a resume state, or a run; written last, it names the other files
+MOST_BYTES = 256 * 2**20  # of any JSON file; memlib writes no larger ones
 NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 DIGEST = "digest"
 
 
 class Unreadable(ValueError):
-    """A file that is not what it should be; the message says in what, without its content."""
+    """A file that violates its schema; the message says how, without quoting its content."""
 
 
 def is_inside(name: str) -> bool:
-    """Whether a file's name stays in the folder it is given for."""
+    """Return whether a relative file name stays inside its folder."""
     path = PurePosixPath(name)
     inside = bool(name) and not path.is_absolute() and ".." not in path.parts
     return inside and "\\" not in name and "\0" not in name and name == str(path) != "."
@@ -60,7 +60,7 @@ Name = Annotated[str, Field(pattern=r"^\w[\w.-]*$", max_length=200)]
 
 
 class Record(BaseModel):
-    """A JSON object of which some fields are known."""
+    """A JSON object with some known fields; others are kept."""
 
     model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=(), defer_build=True)
 
@@ -73,7 +73,7 @@ class FileRecord(Record):
 
 
 class Metrics(Record):
-    """Resources that were spent on making an artifact."""
+    """Resources spent on computing an artifact."""
 
     seconds: Seconds = 0.0
     cpu_seconds: Seconds = 0.0
@@ -88,17 +88,17 @@ class ArtifactRecord(Record):
     """The manifest of an artifact.
 
     Attributes:
-        attempt: whose files it is made of.
-        files: size and digest of each, by path.
-        version: of the stage's code; None of artifacts from before it was noted.
-        code: a digest of the stage's code.
-        spec: what the stage was configured by.
-        inputs: keys of what it read, by role.
-        facts: what the stage noted.
-        metrics: what it took.
-        reads: content digests of what it read, by key.
-        content: its own, see memlib.provenance.content_digest.
-        log: where what was printed is kept, below the store's root.
+        attempt: name of the attempt whose files form the artifact.
+        files: size and digest of each file, by path.
+        version: version of the stage's code; None for artifacts from before versions were recorded.
+        code: digest of the stage's code.
+        spec: configuration of the stage.
+        inputs: keys of the artifacts that it read, by role.
+        facts: facts that the stage recorded.
+        metrics: resources that it took.
+        reads: content digests of the artifacts that it read, by key.
+        content: the artifact's own content digest, see memlib.provenance.content_digest.
+        log: path of its log below the store's root.
     """
 
     attempt: Name
@@ -115,13 +115,13 @@ class ArtifactRecord(Record):
 
 
 class ResumeRecord(Record):
-    """The manifest of a state to resume from."""
+    """The manifest of a resume state."""
 
     files: Annotated[dict[Inside, FileRecord], Field(min_length=1)]
 
 
 class Finding(Record):
-    """A row of the summary; tables.SUMMARY says what its columns mean."""
+    """A row of the summary; tables.SUMMARY documents its columns."""
 
     metric: Shown
     params: JsonObject
@@ -147,7 +147,7 @@ class VerdictRecord(Record):
 
 
 class EarlierAudit(Record):
-    """A line of the ledger."""
+    """An earlier audit of the same data, as the ledger lists it."""
 
     run: str
     audit: str = ""
@@ -158,14 +158,14 @@ class EarlierAudit(Record):
 
 
 class Ledger(Record):
-    """The data that a run audits, and the earlier audits of them."""
+    """The data that a run audits, by digest, and the earlier audits of the same data."""
 
     data: str = ""
     earlier: list[EarlierAudit] = Field(default_factory=list)
 
 
 class Pin(Record):
-    """The attempt at an artifact that a run was made from."""
+    """The exact attempt at an artifact that a run was made from, with digests of its files and facts."""
 
     attempt: Name
     files: Sha256
@@ -173,7 +173,7 @@ class Pin(Record):
 
 
 class Publication(Record):
-    """Who published a run when, and what that took."""
+    """One publication of a run: user and host, time, duration, and numbers of computed and reused artifacts."""
 
     who: str = ""
     started: Seconds = 0.0
@@ -186,23 +186,23 @@ class RunRecord(Record):
     """The manifest of a finished run.
 
     Attributes:
-        run, audit, title: its name, the audit's, what its recipe calls it.
-        finished, seconds: when it was published last, and what that run took.
-        recipe, resources: what was asked for, and on which machines, as plain JSON.
+        run, audit, title: id of the run, name of its audit, title from its recipe.
+        finished, seconds: time of its last publication, and the seconds that the publishing run took.
+        recipe, resources: recipe and machines, as plain JSON.
         findings: rows of its summary, the headline first.
-        verdict: in words; None of runs from before there were any.
-        ledger: the data, and what was audited before on them.
+        verdict: the verdict in words; None for runs from before verdicts were recorded.
+        ledger: digest of the data, and earlier audits of the same data.
         results, report: URIs of its tables by name, and of its page.
-        artifacts: addresses by what people call them.
-        scores: that of the numbers; None of a sweep.
-        computed, reused: addresses of what was made for it, and of what was there.
-        cells, problems: of a sweep: the run of each cell, None where it broke; and why it did.
-        history: its publications, the first one first.
-        asks: digest of what its recipe asks for.
-        software, source: versions, and the commit that memlib ran from.
-        pins: by address, which attempt it rests on.
-        published: sha256 of what it published, by path.
-        digest: of all the rest; None of runs from before manifests were sealed.
+        artifacts: addresses of its artifacts by readable names.
+        scores: address of its scores; None for a sweep.
+        computed, reused: addresses of the artifacts that were computed for it, and of those that were already committed.
+        cells, problems: for a sweep: the run of each cell, None where it failed; and the reasons for failures.
+        history: its publications, oldest first.
+        asks: digest of its recipe without data locations and presentation, see memlib.runs.asks_digest.
+        software, source: versions of libraries, and the commit that memlib ran from.
+        pins: the attempt at each artifact that it rests on, by address.
+        published: sha256 of each published file, by path.
+        digest: digest of all other fields; None for runs from before manifests were sealed.
     """
 
     run: Name
@@ -233,7 +233,7 @@ class RunRecord(Record):
 
 
 class Headline(TypedDict):
-    """A run's first finding, as the index of runs keeps it."""
+    """A run's first finding, as stored in the index of runs."""
 
     metric: Shown
     params: JsonObject
@@ -243,23 +243,23 @@ class Headline(TypedDict):
 
 
 class VerdictEntry(TypedDict):
-    """A run's verdict, as the index of runs keeps it."""
+    """A run's verdict, as stored in the index of runs."""
 
     word: Shown
     sentence: Shown
 
 
 class LedgerEntry(TypedDict):
-    """A run's data digest from the ledger, as the index of runs keeps it."""
+    """A run's data digest from the ledger, as stored in the index of runs."""
 
     data: str
 
 
 @final
 class RunEntry(TypedDict):
-    """A run in the list of runs: what lists of runs and the search for garbage need of it.
+    """An entry of the list of runs, with the fields that listings and the search for garbage need.
 
-    `refs` are all its artifacts, `mark` is size and time of the manifest that it was made from.
+    `refs` are all artifacts of the run; `mark` is the size and modification time of the manifest behind the entry.
     """
 
     run: Name
@@ -279,7 +279,7 @@ class RunEntry(TypedDict):
 
 @final
 class IndexedRun(TypedDict):
-    """The same as the index of runs keeps it: artifacts by their places in its list."""
+    """A `RunEntry` as stored in the index of runs: artifacts are positions in the index's list of addresses."""
 
     run: Name
     audit: Name
@@ -305,9 +305,9 @@ class DamagedEntry(TypedDict):
 
 
 class IndexRecord(TypedDict):
-    """The index of runs; their artifacts by place in a list, as they share most of them.
+    """The index of runs, with one list of artifact addresses for all entries, as runs share most of their artifacts.
 
-    Dictionaries, as models of 10,000 runs take three times as long to validate.
+    Entries are dictionaries: pydantic models of 10,000 runs take three times as long to validate.
     """
 
     format: int
@@ -316,11 +316,11 @@ class IndexRecord(TypedDict):
 
 
 class RequestRecord(Record):
-    """The note of a run that has not ended.
+    """The request file of a run that has not ended.
 
     Attributes:
-        started, began: when its driver began, by the driver's clock, and by the store's.
-        host, pid: where the driver is.
+        started, began: start time of its driver, by the driver's clock and by the store's clock.
+        host, pid: host and process id of the driver.
     """
 
     run: Name
@@ -336,7 +336,7 @@ class RequestRecord(Record):
 
 
 class StageStatus(Record):
-    """How far a stage is."""
+    """Progress of a stage."""
 
     state: Shown
     note: Shown = ""
@@ -347,7 +347,7 @@ class StageStatus(Record):
 
 
 class StatusRecord(Record):
-    """How far a run is."""
+    """Progress of a run."""
 
     run: Name
     state: Shown
@@ -367,7 +367,7 @@ class SignatureRecord(Record):
 
 
 class MarkerRecord(Record):
-    """What a store says of itself."""
+    """The marker file of a store: its format, id and access mode."""
 
     format: int = Field(ge=1, strict=True)
     id: Name
@@ -379,19 +379,19 @@ Valid = TypeVar("Valid")
 
 
 def parse(kind: type[Kind], content: bytes) -> Kind:
-    """The record that a file holds.
+    """Parse the content of a file as a record of the given kind.
 
     Raises:
-        Unreadable: when it holds none, or its digest is not that of the rest.
+        Unreadable: when it violates the schema, or its digest does not match its other fields.
     """
     return _validated(kind.model_validate, content)
 
 
 def parse_index(content: bytes) -> IndexRecord:
-    """The index of runs that a file holds.
+    """Parse the content of a file as the index of runs.
 
     Raises:
-        Unreadable: when it holds none.
+        Unreadable: when it violates the schema.
     """
     return _validated(TypeAdapter(IndexRecord).validate_python, content)
 
@@ -416,12 +416,12 @@ def _validated(validate: Callable[[Any], Valid], content: bytes) -> Valid:
 
 
 def digest_of(value: Mapping[str, Any]) -> str:
-    """sha256 of a JSON object but for its digest. Findings may be NaN, which is written as Python writes it."""
+    """Return the sha256 of a JSON object without its digest field; NaN, which findings may hold, is written as `NaN`."""
     plain = {name: item for name, item in value.items() if name != DIGEST}
     return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
-    """A JSON object with its digest."""
+    """Return a JSON object with its digest added."""
     plain: dict[str, Any] = json.loads(json.dumps(value))
     return {**plain, DIGEST: digest_of(plain)}

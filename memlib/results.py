@@ -1,4 +1,4 @@
-"""What every audit ends with: a stage that writes tables of scores, and one that draws the page from them."""
+"""The last two stages of every audit: one writes tables of scores, the other draws the page from them."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
     from memlib.report.page import Page
 
-PARTS_FILE = "parts.json"  # the artifacts in which parts of tables lie, by table
+PARTS_FILE = "parts.json"  # the artifacts that hold the parts of each table, by table
 UNITS_FILE, SUMMARY_FILE, CURVES_FILE, REPORT_FILE = "units.parquet", "summary.parquet", "curves.parquet", "report.html"
-FINDINGS = ("memlib.findings", "memlib.stats")  # modules whose code decides every audit's scores
-PAGES = (  # and pages
+FINDINGS = ("memlib.findings", "memlib.stats")  # modules whose code determines every audit's scores
+PAGES = (  # modules whose code determines every audit's page
     "memlib.report.page", "memlib.report.glossary", "memlib.report.imprint", "memlib.report.figures", "memlib.report.read",
     "memlib.data.understood",
 )  # fmt: skip
 
 
 class Tables:
-    """The tables of an artifact, each read when it is asked for by name; a large one lies in parts in other artifacts."""
+    """The tables of an artifact, read on access by name; the parts of a large table may lie in other artifacts."""
 
     def __init__(self, store: Store, ref: Ref) -> None:
         self._artifacts, self._ref = store.artifacts, ref
@@ -40,20 +40,20 @@ class Tables:
         return pa.concat_tables(self.parts(name))
 
     def parts(self, name: str) -> Iterator[pa.Table]:
-        """Yield the parts of a table; of most there is one."""
+        """Yield the parts of a table; most tables have one."""
         return map(read_table, self.paths(name))
 
     def paths(self, name: str) -> Iterator[Path]:
-        """Yield local files with the parts of a table."""
-        here, listed = self._artifacts, {}
-        if PARTS_FILE in here.manifest(self._ref).files:
-            listed = json.loads(here.local_path(self._ref, PARTS_FILE).read_text(encoding="utf-8"))
+        """Yield the local files of the parts of a table."""
+        artifacts, listed = self._artifacts, {}
+        if PARTS_FILE in artifacts.manifest(self._ref).files:
+            listed = json.loads(artifacts.local_path(self._ref, PARTS_FILE).read_text(encoding="utf-8"))
         for ref in map(Ref.parse, listed.get(name, [str(self._ref)])):
-            yield here.local_path(ref, f"{name}.parquet")
+            yield artifacts.local_path(ref, f"{name}.parquet")
 
 
 class ScoresStage(Stage[Tables]):
-    """A stage that writes an audit's scores: units.parquet, curves.parquet, summary.parquet, and what else it publishes."""
+    """A stage that writes an audit's scores: units.parquet, curves.parquet, summary.parquet, and the audit's other tables."""
 
     @classmethod
     def open(cls, artifact: Artifact[Tables]) -> Tables:
@@ -65,9 +65,9 @@ class PageStage(Stage[Path]):
     """A stage that draws the figures and the page of a run: report.html, figures/*.svg and *.png.
 
     Attributes:
-        recipe: what was run.
-        run: its id.
-        scores: its tables.
+        recipe: recipe of the run.
+        run: id of the run.
+        scores: artifact of its tables.
     """
 
     recipe: Spec
@@ -76,12 +76,12 @@ class PageStage(Stage[Path]):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """The whole recipe, as the page shows it."""
+        """The whole recipe, which the page shows, and the run's id."""
         return {"recipe": self.recipe.model_dump(mode="json"), "run": self.run}
 
     @property
     def read(self) -> Sequence[AnyArtifact]:
-        """The data that the run rests on: what they hold is said at the end of the page."""
+        """The data artifacts of the run; the end of the page describes their content."""
         return ()
 
     @abstractmethod

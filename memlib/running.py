@@ -1,4 +1,4 @@
-"""Running an audit in one process, without Prefect and without Ray; or only publishing again what is there."""
+"""Runners for one process, without Prefect and Ray: one computes an audit, the other only republishes a finished one."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ if TYPE_CHECKING:
 
 
 class PlainRunner:
-    """Runs stages one after another in this process, for notebooks and tests; what is in the store is not computed again.
+    """A runner that executes stages one by one in this process, for notebooks and tests; committed artifacts are reused.
 
     Args:
-        store: where artifacts are.
-        device: where to compute; the CPU by default.
+        store: store of the artifacts.
+        device: device to compute on; the CPU by default.
+        resources: machines, recorded in the run's manifest.
 
     Attributes:
-        warnings: lines that must be seen.
-        passing: artifacts whose files may be let go, see `memlib.upkeep.let_go`.
-        old_code: stages that were reused though their code has changed since, their version not.
+        warnings: warnings for the user.
+        passing: artifacts with files that may be evicted, see `memlib.upkeep.let_go`.
+        old_code: stages whose artifacts were reused although their code has changed without a new version.
     """
 
-    def __init__(self, store: Store, device: torch.device | None = None) -> None:
+    def __init__(self, store: Store, device: torch.device | None = None, resources: Resources = Resources()) -> None:
         self._store, self._device = store, device
-        self._known, self._work = Known(), Work()
+        self._known, self._work = Known(), Work(resources)
         self._stages: dict[Ref, AnyStage] = {}
         self.warnings: list[str] = []
         self.old_code: list[str] = []
@@ -42,20 +43,30 @@ class PlainRunner:
 
     @property
     def store(self) -> Store:
-        """Where artifacts are."""
+        """The store of the artifacts."""
         return self._store
 
     @property
     def resources(self) -> Resources:
-        """Machines, which change no result."""
+        """The machines; they do not affect results."""
         return self._work.resources
 
+    @property
+    def computed(self) -> Sequence[str]:
+        """The addresses of the artifacts that were computed so far."""
+        return self._work.computed
+
+    @property
+    def reused(self) -> Sequence[str]:
+        """The addresses of the artifacts that were found in the store so far."""
+        return self._work.reused
+
     def run(self, stage: Stage[Out]) -> Artifact[Out]:
-        """Run a stage unless its artifact is there.
+        """Run a stage unless its artifact is committed.
 
         Raises:
-            CorruptArtifact: when it is there and damaged.
-            RunError: when it was made from inputs that hold something else by now.
+            CorruptArtifact: when the committed artifact is damaged.
+            RunError: when the artifact was made from inputs whose content has changed since.
         """
         ref = stage.identity.ref
         self._known.add(ref)
@@ -65,7 +76,9 @@ class PlainRunner:
             self._work.computed.append(str(ref))
             return Artifact(self._store, ref, type(stage))
         if changed := self._known.changed_since(self._store, self._store.artifacts.manifest(ref)):
-            raise RunError(f"{ref} was made from another {changed[0]}, which was made again since; discard it in the store")
+            raise RunError(
+                f"{ref} was made from an earlier {changed[0]}, which was recomputed since; discard it from the store"
+            )
         self._reuse(stage, ref)
         return Artifact(self._store, ref, type(stage))
 
@@ -89,15 +102,15 @@ class PlainRunner:
             self.old_code.append(ref.stage_name)
 
     def run_all(self, stages: Sequence[Stage[Out]]) -> list[Artifact[Out]]:
-        """Run the parts of a step in the order given."""
+        """Run the parts of a step in the given order."""
         return [self.run(stage) for stage in stages]
 
     def let_go(self, artifacts: Sequence[AnyArtifact]) -> None:
-        """Keep them in `passing`."""
+        """Collect artifacts in `passing`."""
         self.passing += artifacts
 
     def warn(self, text: str) -> None:
-        """Keep a line that must be seen in `warnings`."""
+        """Append a warning to `warnings`."""
         self.warnings.append(text)
 
     def publish(
@@ -108,32 +121,18 @@ class PlainRunner:
 
 
 class Unfinished(RunError):
-    """An artifact of the run has to be made."""
+    """A run cannot be republished because one of its artifacts has to be computed."""
 
 
 class FinishedRunner(PlainRunner):
-    """Goes through an audit whose artifacts are all there and publishes it again; it computes nothing.
-
-    Args:
-        store: where artifacts are.
-        resources: machines, for the run's manifest.
-    """
-
-    def __init__(self, store: Store, resources: Resources) -> None:
-        super().__init__(store)
-        self._work = Work(resources)
-
-    @property
-    def reused(self) -> Sequence[str]:
-        """The artifacts that were found, as text."""
-        return self._work.reused
+    """A runner that republishes an audit whose artifacts are all committed; it computes nothing."""
 
     def publish(
         self, recipe: Spec, scores: Artifact[Tables], report: Artifact[Path], artifacts: Mapping[str, AnyArtifact]
     ) -> RunRecord:
-        """Note that the run was found finished, or publish again what is not there."""
-        found = publish_again(self._store, self._work, recipe, scores)
-        return super().publish(recipe, scores, report, artifacts) if found is None else found
+        """Record that the run was already finished, or publish it in full where that does not suffice."""
+        manifest = publish_again(self._store, self._work, recipe, scores)
+        return super().publish(recipe, scores, report, artifacts) if manifest is None else manifest
 
     def _make(self, stage: AnyStage, ref: Ref) -> None:
-        raise Unfinished(f"{ref} is not there")
+        raise Unfinished(f"{ref} is not committed")

@@ -1,7 +1,7 @@
-"""The finished runs of a store: an index that is made again where it is missing or old, and one run's whole manifest.
+"""The finished runs of a store: an index, rebuilt where it is missing or stale, and the manifest of each run.
 
-The index holds what lists of runs and the search for garbage need, so that ten thousand runs are one file to read. Each
-entry names size and time of the manifest it was made from; what differs is read again.
+The index holds the fields that listings and the search for garbage need, so that ten thousand runs take one file to read.
+Each entry records the size and modification time of its manifest; manifests that differ from their entry are read again.
 """
 
 import contextlib
@@ -35,26 +35,26 @@ from memlib.tables import RUNS, write_table
 
 INDEX = "index/runs.json"
 FORMAT = 1
-SETTLING_SECONDS = 2.0  # a store's clock may tick once a second: what was written just before the index is read again
+SETTLING_SECONDS = 2.0  # a store's clock may tick once a second: manifests written just before the index are read again
 BATCH = 500
-PRESENTATION = ("title", "report")  # keys of a recipe that change no number
+PRESENTATION = ("title", "report")  # keys of a recipe that affect no numbers
 NAME_LENGTH = 12
 
 
 @dataclass(frozen=True)
 class Runs:
-    """What is known of a store's finished runs.
+    """The finished runs of a store.
 
     Attributes:
-        entries: newest first.
-        damaged: what is wrong with the manifests that cannot be read, by run.
+        entries: the readable runs, newest first.
+        damaged: problems of the manifests that cannot be read, by run.
     """
 
     entries: Sequence[RunEntry]
     damaged: Mapping[str, str]
 
     def warning(self) -> str:
-        """One line about those that cannot be read, "" where all can."""
+        """Return one line about the manifests that cannot be read; "" without any."""
         if not self.damaged:
             return ""
         name, problem = next(iter(self.damaged.items()))
@@ -63,27 +63,27 @@ class Runs:
 
 
 def list_runs(store: Store, *, indexed: bool = True, listing: Mapping[str, tuple[int, float]] | None = None) -> Runs:
-    """All finished runs; those whose manifest cannot be read are named.
+    """Return all finished runs, and the runs whose manifests cannot be read.
 
     Args:
-        store: which.
-        indexed: whether to believe the index. Otherwise all manifests are read, and nothing is written.
-        listing: the store's listing of "runs", where the caller has it.
+        store: the store to list.
+        indexed: whether to use and update the index; otherwise all manifests are read, and nothing is written.
+        listing: the store's listing of "runs", if the caller has it.
     """
-    there = store.listing("runs") if listing is None else listing
-    found = {path.split("/")[1]: facts for path, facts in there.items() if _is_manifest(path)}
+    files = store.listing("runs") if listing is None else listing
+    marks = {path.split("/")[1]: facts for path, facts in files.items() if _is_manifest(path)}
     known, written = _read_index(store) if indexed else ({}, 0.0)
     entries: dict[str, RunEntry | DamagedEntry] = {}
-    for name, mark in found.items():
+    for name, mark in marks.items():
         entry = known.get(name)
         if entry is not None and tuple(entry["mark"]) == mark and mark[1] < written - SETTLING_SECONDS:
             entries[name] = entry
-    missing = [name for name in found if name not in entries]
+    missing = [name for name in marks if name not in entries]
     for start in range(0, len(missing), BATCH):
         batch = missing[start : start + BATCH]
         contents = store.published_together([f"runs/{name}/{MANIFEST}" for name in batch])
         for name in batch:
-            entries[name] = _entry(contents.get(f"runs/{name}/{MANIFEST}"), name, found[name])
+            entries[name] = _entry(contents.get(f"runs/{name}/{MANIFEST}"), name, marks[name])
     if indexed and (missing or len(known) != len(entries)):
         _write_index(store, entries)
     whole = [entry for entry in entries.values() if "problem" not in entry]
@@ -97,15 +97,15 @@ def _is_manifest(path: str) -> bool:
 
 
 def _entry(content: bytes | None, name: str, mark: tuple[int, float]) -> RunEntry | DamagedEntry:
-    """What the index keeps of a run, or what is wrong with its manifest."""
-    if content is None:  # taken away meanwhile, or no file that can be read
-        return {"problem": "it is no plain file", "mark": mark}
+    """Return the index entry of a run, or the problem with its manifest."""
+    if content is None:  # deleted meanwhile, or not a readable file
+        return {"problem": "it is not a regular file", "mark": mark}
     try:
         run = parse(RunRecord, content)
     except Unreadable as error:
         return {"problem": str(error), "mark": mark}
     if run.run != name:
-        return {"problem": f"it says that it is run {run.run}", "mark": mark}
+        return {"problem": f"it names run {run.run}", "mark": mark}
     first = run.findings[0]
     return {
         "run": run.run,
@@ -133,7 +133,7 @@ def _entry(content: bytes | None, name: str, mark: tuple[int, float]) -> RunEntr
 
 
 def _read_index(store: Store) -> tuple[dict[str, RunEntry | DamagedEntry], float]:
-    """Entries by run, and when the index was written; none where it is missing or not of this format."""
+    """Return the index entries by run, and when the index was written; no entries if it is missing or of another format."""
     written = next((when for path, (_, when) in store.listing("index").items() if path == INDEX), 0.0)
     content = store.published(INDEX) if written else None
     with contextlib.suppress(Unreadable, IndexError):
@@ -151,7 +151,7 @@ def _read_index(store: Store) -> tuple[dict[str, RunEntry | DamagedEntry], float
 
 
 def _write_index(store: Store, entries: Mapping[str, RunEntry | DamagedEntry]) -> None:
-    """Where it cannot be written, as in a store that is read-only, nothing is lost but time."""
+    """Write the index; a failure, as in a read-only store, is ignored, as it costs only time."""
     places: dict[str, int] = {}
     brief: dict[str, IndexedRun | DamagedEntry] = {}
     for name, entry in entries.items():
@@ -165,10 +165,10 @@ def _write_index(store: Store, entries: Mapping[str, RunEntry | DamagedEntry]) -
 
 
 def read_run(store: Store, name: str) -> RunRecord:
-    """The whole manifest of a finished run.
+    """Return the whole manifest of a finished run.
 
     Raises:
-        RunError: when it cannot be read.
+        RunError: when it is missing or cannot be read.
     """
     content = store.published(f"runs/{name}/{MANIFEST}")
     if content is None:
@@ -176,13 +176,39 @@ def read_run(store: Store, name: str) -> RunRecord:
     try:
         return parse(RunRecord, content)
     except Unreadable as error:
-        raise RunError(
-            f"the manifest of run {name} cannot be read ({error}); run its audit again to write it anew"
-        ) from error
+        raise RunError(f"the manifest of run {name} cannot be read ({error}); run its audit again to rewrite it") from error
+
+
+def find_run(store: Store, prefix: str) -> RunRecord:
+    """Read the manifest of the only finished run whose name starts with a prefix.
+
+    Raises:
+        UserError: when no name, or more than one, starts with it.
+        RunError: when the manifest cannot be read.
+    """
+    return read_run(store, only_name(store, prefix, run_names(store)))
+
+
+def only_name(store: Store, prefix: str, names: Iterable[str]) -> str:
+    """Return the only one of some runs' names that starts with a prefix.
+
+    Raises:
+        UserError: when no name, or more than one, starts with it.
+    """
+    matches = list(dict.fromkeys(name for name in names if name.startswith(prefix)))
+    if len(matches) != 1:
+        count = "no run" if not matches else f"{len(matches)} runs"
+        raise UserError(f"{count} in {store.uri} start{'s' if len(matches) < 2 else ''} with {prefix!r}; see memlib runs")
+    return matches[0]
+
+
+def page_path(run: RunRecord) -> str:
+    """Return the path of a run's page below the root of its store, wherever the store is by now."""
+    return f"runs/{run.run}/{run.report.rpartition('/')[2]}"
 
 
 def without_whereabouts(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The data section of a recipe without where its files happen to lie."""
+    """Return the data section of a recipe without the locations of its files."""
     described: dict[str, Any] = json.loads(json.dumps(data))
     for source in (described["source"], *(part["source"] for part in described["source"].get("parts", {}).values())):
         for name in whereabouts_of(source["kind"]):
@@ -191,28 +217,28 @@ def without_whereabouts(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def asks(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """What a recipe (plain JSON) asks for: without where its data lie, and without how its page looks."""
-    found = {key: value for key, value in recipe.items() if key not in PRESENTATION}
-    return found | ({"data": without_whereabouts(recipe["data"])} if "data" in recipe else {})
+    """Return a recipe (plain JSON) without data locations and presentation: the part that determines its numbers."""
+    kept = {key: value for key, value in recipe.items() if key not in PRESENTATION}
+    return kept | ({"data": without_whereabouts(recipe["data"])} if "data" in recipe else {})
 
 
 def asks_digest(recipe: Mapping[str, Any]) -> str:
-    """A digest of what a recipe asks for: runs that differ in titles and galleries alone have the same."""
+    """Return a digest of `asks`; it is equal for recipes that differ only in titles, galleries and data locations."""
     return hashlib.sha256(canonical_json(asks(recipe)).encode()).hexdigest()
 
 
 def run_name(recipe: Mapping[str, Any], scores: str) -> str:
-    """The name of a run: of what its recipe asks for, and of the key of its scores."""
+    """Return the id of a run, derived from `asks` of its recipe and the key of its scores."""
     return content_key("run", version=2, spec=asks(recipe), inputs={"scores": scores})[:NAME_LENGTH]
 
 
 def pins_of(store: Store, refs: Iterable[Ref]) -> dict[str, Pin]:
-    """By artifact which attempt it is, and a digest of its files, so that it can be told from another one."""
+    """Return the pin of each artifact by address, which distinguishes its attempt from any other one."""
     return {str(ref): pin_of(manifest) for ref, manifest in sorted(store.artifacts.manifests_of(refs).items(), key=str)}
 
 
 def pin_of(manifest: ArtifactRecord) -> Pin:
-    """Which attempt at an artifact that is, a digest of its files, and one of its facts but for who made it."""
+    """Return an artifact's attempt with a digest of its files and one of its facts; the worker that made it is ignored."""
     files = {name: file.sha256 for name, file in manifest.files.items()}
     facts = {name: value for name, value in manifest.facts.items() if name != "worker"}
     return Pin(
@@ -223,50 +249,50 @@ def pin_of(manifest: ArtifactRecord) -> Pin:
 
 
 def findings_of(summary: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of a summary that a run's manifest repeats: all but those of single classes."""
+    """Return the summary rows that a run's manifest repeats: all except those of single classes."""
     return [dict(row) for row in summary if '"class"' not in row["params"]]
 
 
 def results_path(table: str, audit: str, run: str, part: int = 0) -> str:
-    """Where a run's part of a published table lies, below the store's root; large tables are in several files."""
+    """Return the path of one part of a run's published table below the store's root; large tables have several parts."""
     return f"results/table={table}/audit={audit}/run={run}/part-{part}.parquet"
 
 
 def rows_of(entries: Iterable[RunEntry]) -> dict[str, dict[str, Any]]:
-    """Each run's row of the table of runs; of those that ask the same of the same data the newest one is current.
+    """Return each run's row of the table of runs; among runs with the same recipe and data, the newest is current.
 
     Args:
-        entries: all runs of a store, newest first, as `list_runs` has them.
+        entries: all runs of a store, newest first, as `list_runs` returns them.
     """
-    found: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     newest: set[tuple[str, str]] = set()
     for entry in entries:
-        said = entry["verdict"] or {"word": "", "sentence": ""}
-        found[entry["run"]] = {
+        verdict = entry["verdict"] or {"word": "", "sentence": ""}
+        rows[entry["run"]] = {
             "finished": datetime.fromtimestamp(entry["finished"], tz=UTC),
             "title": entry["title"],
             "data": entry["ledger"]["data"],
             "asks": entry["asks"],
             "scores": entry["scores"],
             "current": _question(entry) not in newest,
-            "verdict": said["word"],
-            "sentence": said["sentence"],
+            "verdict": verdict["word"],
+            "sentence": verdict["sentence"],
             "memlib": entry["memlib"],
         }
         newest.add(_question(entry))
-    return found
+    return rows
 
 
 def publish_rows(store: Store, changed: Iterable[RunEntry]) -> None:
-    """Writes the rows of runs that were published or taken out, and of those that ask the same of the same data.
+    """Rewrite the rows of runs that were published or deleted, and of all runs with the same recipe and data.
 
-    A row makes its run's other tables count.
+    A run's other tables are counted only once its row exists.
 
     Args:
-        store: which.
-        changed: the runs, as `list_runs` has them or had them.
+        store: store of the runs.
+        changed: entries of the changed runs, as `list_runs` returned them.
     """
-    questions = {_question(entry) for entry in changed if entry["asks"]}  # else of before there were rows
+    questions = {_question(entry) for entry in changed if entry["asks"]}  # runs without it are from before there were rows
     entries = list_runs(store).entries
     rows = rows_of(entries)
     with scratch("publish") as folder:
@@ -281,12 +307,12 @@ def _question(entry: RunEntry) -> tuple[str, str]:
 
 
 def run_names(store: Store) -> list[str]:
-    """Names of the folders of runs, finished or not."""
+    """Return the names of all run folders, finished or not."""
     return sorted(name for name in store.names("runs") if NAME.fullmatch(name))
 
 
 def refs_of(*runs: RunRecord | RunEntry) -> set[Ref]:
-    """All artifacts that the manifests of runs, or their entries in the list of runs, name."""
+    """Return all artifacts that the manifests or index entries of runs name."""
     named: set[str] = set()
     for run in runs:
         named.update([*run.artifacts.values(), *run.computed, *run.reused] if isinstance(run, RunRecord) else run["refs"])

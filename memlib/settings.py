@@ -1,4 +1,4 @@
-"""Settings of a machine, from its environment."""
+"""Machine settings from environment variables."""
 
 import os
 from collections.abc import Sequence
@@ -10,29 +10,29 @@ Choice = TypeVar("Choice", bound=str)
 
 
 def number(name: str, default: float) -> float:
-    """Return a number of at least 0 from the environment.
+    """Return an environment variable as a finite number of at least 0, or the default where it is unset or empty.
 
     Raises:
-        UserError: when it is none.
+        UserError: when it is anything else.
     """
-    said = os.environ.get(name, "")
+    text = os.environ.get(name, "")
     try:
-        found = float(said) if said else float(default)
+        value = float(text) if text else float(default)
     except ValueError:
-        found = -1.0
-    if not 0 <= found < float("inf"):
-        raise UserError(f"{name} is {said!r}; it must be a number of at least 0")
-    return found
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise UserError(f"{name} is {text!r}; it must be a number of at least 0")
+    return value
 
 
 def choice(name: str, choices: Sequence[Choice]) -> Choice | None:
-    """Return one of some words from the environment, None where nothing is said.
+    """Return an environment variable as one of the choices; None where it is unset or empty.
 
     Raises:
-        UserError: when it is another word.
+        UserError: when it is not one of the choices.
     """
-    said = os.environ.get(name, "")
-    found = next((choice for choice in choices if choice == said), None)
-    if said and found is None:
-        raise UserError(f"{name} is {said!r}; it can be {', '.join(choices)}")
-    return found
+    text = os.environ.get(name, "")
+    value = next((choice for choice in choices if choice == text), None)
+    if text and value is None:
+        raise UserError(f"{name} is {text!r}; it must be one of {', '.join(choices)}")
+    return value

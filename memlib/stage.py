@@ -1,10 +1,11 @@
-"""One way to write a stage: a frozen value that says what it is made from, and fills one artifact.
+"""The one way to write a stage: a frozen value that declares its inputs and fills one artifact.
 
-A stage names its artifact by what it asks for, so two equal stages are one piece of work, done once, by whoever comes first.
-Stages of one class are the parts of one step of an audit. They hold the artifacts they read, never a runner: they travel.
+A stage derives its artifact's key from its spec and inputs, so equal stages are the same work, which is done once. Stages of
+one class are the parts of one step of an audit. They hold references to the artifacts they read, never a runner, so they can
+be sent to workers.
 
-`Runner` is what an audit's flow needs of whoever runs stages. `PlainRunner` runs them one after another in this process, for
-notebooks and tests (memlib.running); `tasks` has the one that arranges them with Prefect and spreads them over a Ray cluster.
+`Runner` is the interface between an audit's flow and the code that runs its stages. `PlainRunner` (memlib.running) runs them
+one by one in this process, for notebooks and tests; `tasks` has the runner that uses Prefect and a Ray cluster.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ Place = Literal["driver", "cores", "anywhere", "fleet"]
 
 @dataclass(frozen=True)
 class Identity:
-    """What an artifact's key is a digest of; its manifest records the same, so that anyone can compute the key again.
+    """The content of which an artifact's key is a digest; the manifest records it, so that the key can be recomputed.
 
     Attributes:
         stage: the stage's name.
-        version: of its code, raised when results change.
-        spec: what this stage itself is configured by, plain JSON.
-        inputs: the keys of what it reads, by role.
+        version: version of its code, raised when results change.
+        spec: configuration of this stage alone, plain JSON.
+        inputs: keys of the artifacts that it reads, by role.
     """
 
     stage: str
@@ -54,7 +55,7 @@ class Identity:
 
     @classmethod
     def recorded(cls, ref: Ref, manifest: ArtifactRecord) -> Identity | None:
-        """Return the identity that a manifest records; None where it is from before versions were recorded."""
+        """Return the identity that a manifest records; None for manifests from before versions were recorded."""
         version = manifest.version
         return None if version is None else cls(ref.stage, version, manifest.spec, manifest.inputs)
 
@@ -66,12 +67,12 @@ class Identity:
 
 @dataclass(frozen=True)
 class Artifact(Generic[Out]):
-    """A typed reference to what a stage has made, or will have made once it is run.
+    """A typed reference to a stage's output, which exists once the stage has run.
 
     Attributes:
-        store: where it is.
+        store: store of the artifact.
         ref: its address.
-        stage: the class that made it, which knows how to open it.
+        stage: class of the stage that makes it, which can open it.
     """
 
     store: Store = field(compare=False, repr=False)
@@ -79,68 +80,68 @@ class Artifact(Generic[Out]):
     stage: type[Stage[Out]] = field(compare=False, repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Artifact, (self.store, self.ref, self.stage))  # without what was read of it here
+        return (Artifact, (self.store, self.ref, self.stage))  # without cached content
 
     def __str__(self) -> str:
         return str(self.ref)
 
     @property
     def key(self) -> str:
-        """The key by which stages that read it name it."""
+        """The key that stages which read the artifact list among their inputs."""
         return self.ref.key
 
     def open(self) -> Out:
-        """Return what it holds, read anew.
+        """Read and return the artifact's content, without caching.
 
         Raises:
-            MissingArtifact: when it has not been made.
+            MissingArtifact: when it is not committed.
             CorruptArtifact: when it is damaged.
         """
         return self.stage.open(self)
 
     @cached_property
     def content(self) -> Out:
-        """What it holds, read once and kept as long as this reference is; see `open`."""
+        """The artifact's content, read once and cached for the lifetime of this reference; see `open`."""
         return self.open()
 
     @property
     def facts(self) -> Facts:
-        """What its stage noted about the work."""
+        """The facts that its stage recorded about the work."""
         return Facts(self.store.artifacts.manifest(self.ref).facts, self.ref)
 
     @property
     def files(self) -> Mapping[str, FileRecord]:
-        """Size and digest of its files, by name."""
+        """The size and digest of each of its files, by name."""
         return self.store.artifacts.manifest(self.ref).files
 
     def seen_as(self, stage: type[Stage[Other]]) -> Artifact[Other]:
-        """Return the same artifact as that of another stage, whose files it also has."""
+        """Return the same artifact typed as the output of another stage whose files it also contains."""
         return Artifact(self.store, self.ref, stage)
 
     def opened(self, name: str) -> RangeFile:
-        """Return one of its files to read parts of, which nobody has verified."""
+        """Return one of its files for reading byte ranges, which are not verified."""
         return self.store.artifacts.opened(self.ref, name)
 
     def path(self, name: str) -> Path:
-        """Return a local file with the verified bytes of one of its files, safe to memory-map."""
+        """Return a verified local copy of one of its files, safe to memory-map."""
         return self.store.artifacts.local_path(self.ref, name)
 
 
 def remembered(
     work: Callable[Concatenate[Artifact[Out], Asked], Found],
 ) -> Callable[Concatenate[Artifact[Out], Asked], Found]:
-    """Have a function of an artifact, and of whatever else has a hash, work out each answer once.
+    """Cache the results of a function of an artifact and other hashable arguments on the artifact reference.
 
-    Answers are kept as long as the reference is: not for another store, nor for what is made anew under the same key.
+    Results live as long as the reference: they are not shared with other stores or with recomputed artifacts.
     """
 
     @wraps(work)
     def asked(artifact: Artifact[Out], /, *others: Asked.args, **named: Asked.kwargs) -> Found:
-        known: dict[Any, Found] = artifact.__dict__.setdefault("_remembered", {})
-        question = (work, others, tuple(named.items()))
-        if question not in known:
-            known[question] = work(artifact, *others, **named)
-        return known[question]
+        results: dict[Any, Found] = artifact.__dict__.setdefault("_remembered", {})
+        call = (work, others, tuple(named.items()))
+        if call not in results:
+            results[call] = work(artifact, *others, **named)
+        return results[call]
 
     return asked
 
@@ -149,11 +150,11 @@ class Stage(ABC, Generic[Out]):
     """A step of an audit, or a part of one, that fills one artifact. Subclasses are frozen dataclasses.
 
     Attributes:
-        declared: the name in keys, the version, and the modules whose code decides the results.
-        title: what people read; no other stage of any audit has the same.
-        place: where it is computed: by the driver; anywhere, as parts of a step side by side, or there on cores alone, as
-            no GPU would help; or by a fleet of workers that train together.
-        passing: a pattern of file names; such files may be let go once those who read them are done.
+        declared: name in keys, version, and the modules whose code determines the results.
+        title: name shown to users, unique among the stages of all audits.
+        place: where it is computed: "driver"; "anywhere", with the parts of a step in parallel; "cores", the same but on CPU
+            cores only, where a GPU would not help; or "fleet", a group of workers that train together.
+        passing: pattern of the names of transient files, which may be evicted once all stages that read them are done.
     """
 
     declared: ClassVar[Declared]
@@ -164,36 +165,36 @@ class Stage(ABC, Generic[Out]):
     @property
     @abstractmethod
     def spec(self) -> Mapping[str, Any]:
-        """What the stage itself is configured by, as plain JSON; machines do not enter."""
+        """The configuration of the stage alone, as plain JSON; machines are not part of it."""
 
     @property
     @abstractmethod
     def inputs(self) -> Mapping[str, Any]:
-        """The keys of what it reads, by role."""
+        """The keys of the artifacts that it reads, by role."""
 
     @property
     def units(self) -> float:
-        """How much work it is, in what the stage counts; relates its cost to that of others."""
+        """The amount of work in the stage's own units, from which costs are estimated."""
         return 1.0
 
     @property
     def label(self) -> str:
-        """Which model, checkpoint or setting this part is about, for people; empty where there is but one."""
+        """The model, checkpoint or setting of this part, shown to users; empty where there is only one."""
         return ""
 
     @property
     def where(self) -> Place:
-        """Where this part of the step is computed: as `place` says, unless the part knows better."""
+        """The place where this part of the step is computed: `place`, unless a subclass overrides it."""
         return self.place
 
     @property
     def near(self) -> Ref | None:
-        """The largest artifact that it alone reads: the node that made it has a copy."""
+        """The largest artifact that only this part reads; the node that made it has a copy."""
         return None
 
     @property
     def reads_passing(self) -> Sequence[AnyArtifact]:
-        """Artifacts of which it reads files that may have been let go."""
+        """The artifacts of which it reads files that may have been evicted."""
         return ()
 
     @abstractmethod
@@ -201,37 +202,37 @@ class Stage(ABC, Generic[Out]):
         """Fill the artifact.
 
         Args:
-            attempt: the folder to fill, where to note facts, and whom to tell about progress.
-            device: where to compute.
+            attempt: the folder to fill, with methods for recording facts and reporting progress.
+            device: device to compute on.
         """
 
     @classmethod
     @abstractmethod
     def open(cls, artifact: Artifact[Out]) -> Out:
-        """Return what an artifact of this stage holds."""
+        """Return the content of an artifact of this stage."""
 
     @classmethod
     def described(cls, artifact: Artifact[Out]) -> list[str]:
-        """Return lines about what an artifact holds, for people who want to know whether it is what they meant."""
+        """Return lines that describe an artifact's content, so that users can check that it is what they intended."""
         return []
 
     def preview(self) -> list[str]:
-        """Return the same of an artifact that is not there yet, as far as a look at what it would read tells."""
+        """Return such lines for an artifact that is not computed yet, as far as a look at its inputs allows."""
         return []
 
     def __getstate__(self) -> dict[str, Any]:
-        return {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]  # nothing it worked out
+        return {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]  # no cached properties
 
     @cached_property
     def identity(self) -> Identity:
-        """What its key is made from."""
+        """The identity from which the artifact's key is derived."""
         return Identity(self.declared.name, self.declared.version, self.spec, self.inputs)
 
     def record(self, reads: Mapping[str, str]) -> Making:
-        """Return what the artifact's manifest says of its making, as arguments of Artifacts.write.
+        """Return the description of the work for the artifact's manifest, as arguments of Artifacts.write.
 
         Args:
-            reads: content digests of the artifacts it reads, by key.
+            reads: content digests of the artifacts that it reads, by key.
         """
         identity = self.identity
         provenance = self.declared.provenance(reads)
@@ -243,32 +244,32 @@ AnyArtifact = Artifact[Any]
 
 
 class Runner(Protocol):
-    """Whoever runs the stages of an audit."""
+    """The interface that runs the stages of an audit."""
 
     @property
     def store(self) -> Store:
-        """Where artifacts are."""
+        """The store of the artifacts."""
         ...
 
     @property
     def resources(self) -> Resources:
-        """Machines, which change no result."""
+        """The machines; they do not affect results."""
         ...
 
     def run(self, stage: Stage[Out]) -> Artifact[Out]:
-        """Run a stage unless its artifact is there."""
+        """Run a stage unless its artifact is committed, and return the artifact."""
         ...
 
     def run_all(self, stages: Sequence[Stage[Out]]) -> list[Artifact[Out]]:
-        """Run the parts of one step, in whatever order, and return their artifacts in the order given."""
+        """Run the parts of one step in any order, and return their artifacts in the given order."""
         ...
 
     def warn(self, text: str) -> None:
-        """Say a line that must be seen."""
+        """Show the user a warning."""
         ...
 
     def let_go(self, artifacts: Sequence[AnyArtifact]) -> None:
-        """Take files away that nobody will read, once the run has ended, where the resources say so."""
+        """Evict files of artifacts that no stage will read any more once the run has ended, if the resources allow it."""
         ...
 
     def publish(
@@ -277,30 +278,30 @@ class Runner(Protocol):
         """Publish a run's tables and page, and return its manifest; None where nothing is computed, as in a plan.
 
         Args:
-            recipe: what was run.
-            scores, report: its tables, its page.
-            artifacts: what else it made, by what people call it.
+            recipe: the recipe of the run.
+            scores, report: the artifacts of its tables and its page.
+            artifacts: its other artifacts, by their names in the manifest.
         """
         ...
 
 
 class Known:
-    """The artifacts of a run, by whose keys later stages name them, and what they hold."""
+    """The artifacts of a run by key, with cached digests of their content, to trace the inputs of later stages."""
 
     def __init__(self) -> None:
         self._refs: dict[str, Ref] = {}
         self._contents: dict[str, str] = {}
 
     def add(self, ref: Ref) -> None:
-        """Note an artifact of this run."""
+        """Register an artifact of this run."""
         self._refs[ref.key] = ref
 
     def forget_content(self, ref: Ref) -> None:
-        """Look again at what an artifact holds once it has been made again."""
+        """Drop the cached content digest of an artifact that is recomputed."""
         self._contents.pop(ref.key, None)
 
     def named_in(self, inputs: Any) -> list[Ref]:
-        """Return the artifacts of this run that a stage's inputs name, however deep."""
+        """Return the artifacts of this run that a stage's inputs name, at any depth."""
         return list(dict.fromkeys(self._named_in(inputs)))
 
     def _named_in(self, inputs: Any) -> Iterator[Ref]:
@@ -312,12 +313,12 @@ class Known:
                 yield from self._named_in(inner)
 
     def contents_of(self, store: Store, inputs: Any) -> dict[str, str]:
-        """Return content digests of the artifacts that inputs name, by key; those from before there were any have none."""
-        found = {ref.key: self._content_of(store, ref) for ref in self.named_in(inputs)}
-        return {key: content for key, content in found.items() if content is not None}
+        """Return the content digests of the artifacts that inputs name, by key; artifacts without a digest are left out."""
+        contents = {ref.key: self._content_of(store, ref) for ref in self.named_in(inputs)}
+        return {key: content for key, content in contents.items() if content is not None}
 
     def changed_since(self, store: Store, manifest: ArtifactRecord) -> list[Ref]:
-        """Return artifacts of this run that an artifact was made from, and which hold something else now."""
+        """Return the artifacts of this run that an artifact was made from and whose content has changed since."""
         known = [(self._refs[key], content) for key, content in manifest.reads.items() if key in self._refs]
         return [ref for ref, content in known if self._content_of(store, ref) not in (None, content)]
 
@@ -325,7 +326,7 @@ class Known:
         if ref.key not in self._contents:
             try:
                 content = store.artifacts.manifest(ref).content
-            except CorruptArtifact:  # not there (yet), or not to be trusted
+            except CorruptArtifact:  # missing or damaged
                 return None
             if content is None:
                 return None
@@ -334,7 +335,7 @@ class Known:
 
 
 def has_changed_code(store: Store, ref: Ref, declared: Declared) -> bool:
-    """Whether an artifact that is there was made by other code of the same version."""
+    """Return whether a committed artifact was made by code that differs from the current code."""
     with contextlib.suppress(CorruptArtifact):
         code = store.artifacts.manifest(ref).code
         return code is not None and code != declared.code
@@ -342,13 +343,13 @@ def has_changed_code(store: Store, ref: Ref, declared: Declared) -> bool:
 
 
 def in_words(changed: Collection[str]) -> str:
-    """Return a line about stages whose artifacts are reused though their code has changed.
+    """Return a line about stages whose artifacts are reused although their code has changed.
 
     Args:
-        changed: their names, as --force-stage takes them.
+        changed: names of the stages, as --force-stage takes them.
     """
     first, *others = changed
-    whose = "its code has changed since what is there was made, its version has not"
+    problem = "its code has changed since its artifact was made, but its version has not"
     if others:
-        whose = "their code has changed since what is there was made, their versions have not"
-    return f"{', '.join(changed)}: {whose}; reused (--force-stage {first} computes it again)"
+        problem = "their code has changed since their artifacts were made, but their versions have not"
+    return f"{', '.join(changed)}: {problem}; reused (--force-stage {first} recomputes it)"

@@ -1,4 +1,4 @@
-"""Checking a store, and clearing it of what no run refers to."""
+"""Store maintenance: eviction of transient files, resource metrics, and garbage collection of unreferenced items."""
 
 import contextlib
 import json
@@ -20,16 +20,16 @@ from memlib.store import MANIFEST, Ref, Store
 
 SUMMED = ("seconds", "cpu_seconds", "bytes_in", "bytes_out", "units")
 HIGHEST = ("peak_memory_bytes", "gpu_peak_memory_bytes")
-ENDED = ("failed", "stopped")  # what a status says of a run that will not go on by itself
+ENDED = ("failed", "stopped")  # states of a run that will not continue by itself
 DAY = 86_400.0
-SILENCE_SECONDS = DAY  # after which a run that is not heard of is dead
+SILENCE_SECONDS = DAY  # a run without a sign of life for this long is dead
 CLEARING = "clearing"
 LOOK_SECONDS = 1.0
 KEY = re.compile(r"[0-9a-f]{32}")
 ATTEMPT = re.compile(r"[0-9a-f]{12}")
 STATE = re.compile(r"\d{12}-[0-9a-f]{12}")
 PART = re.compile(r".+\.[0-9a-f]{32}\.part|[0-9a-f]{32}\.part")
-# below its folder, every name that memlib gives; all else is somebody else's, and stays
+# all names that memlib creates, by folder; files with other names are not memlib's and are kept
 PATTERNS = {
     "resume": re.compile(r"resume/(\w+/)?[0-9a-f]{32}/\d{12}-[0-9a-f]{12}/.+"),
     "ray": re.compile(r"ray/memlib-[0-9a-f]{12}/.+"),
@@ -41,20 +41,20 @@ PATTERNS = {
     "tmp": re.compile(r"tmp/[0-9a-f]{32}\.part"),
 }
 Kind = Literal["artifact", "attempt", "resume", "ray", "log", "request", "status", "run", "part"]
-Facts = tuple[int, float]  # bytes, and when it was written
+Facts = tuple[int, float]  # size in bytes, and modification time
 
 
 @dataclass(frozen=True)
 class Garbage:
-    """Something in a store that nothing kept refers to.
+    """An item in a store that no kept run refers to.
 
     Attributes:
-        kind: artifact: committed, but of no kept run; attempt: files that no manifest names; resume: the state of an
-            unfinished stage; ray: Ray's notes of an attempt at training; log: what a worker printed while it made an
-            artifact that is gone, or failed; request: what was asked for and never ended; status: how far that was;
-            run: results and report of a run that is not kept; part: half of a file, whose writer was killed.
-        path: below the store's root.
-        size: bytes.
+        kind: artifact: committed, but part of no kept run; attempt: files that no manifest names; resume: resume states of
+            an unfinished stage; ray: Ray's files of a training attempt; log: a worker's log of an artifact that no kept run
+            refers to, or of a failed attempt; request: the request file of a run that never ended; status: the status of
+            such a run; run: results and report of a run that is not kept; part: an incomplete file whose writer was killed.
+        path: path below the store's root.
+        size: size in bytes.
     """
 
     kind: Kind
@@ -63,118 +63,127 @@ class Garbage:
 
 
 def let_go(store: Store, artifacts: Sequence[AnyArtifact], resources: Resources, *, say: Callable[[str], None]) -> None:
-    """Take the passing files of artifacts away, where the resources say so and no run is under way that may read them.
+    """Evict the transient files of artifacts, if the resources allow it and no run in progress may read them.
 
     Args:
-        store: of the artifacts.
-        artifacts: of a run that has ended; their stages say which of their files pass.
-        resources: of that run.
-        say: told what went.
+        store: store of the artifacts.
+        artifacts: artifacts of a run that has ended; `passing` of their stages selects the transient files.
+        resources: resources of that run; keep_embeddings prevents eviction.
+        say: called with a line for the user.
     """
     if resources.keep_embeddings or not artifacts:
         return
     if under_way(store, days=1):
-        say("embeddings stay, as other runs are under way (resources.keep_embeddings)")
+        say("embeddings are kept, as other runs are in progress (resources.keep_embeddings)")
         return
     freed = 0
     for artifact in dict.fromkeys(artifacts):
         names = [name for name in artifact.files if artifact.stage.passing and fnmatch(name, artifact.stage.passing)]
         freed += store.artifacts.let_go(artifact.ref, names)
     if freed:
-        say(f"{freed / 2**20:.1f} MiB of embeddings were let go (resources.keep_embeddings)")
+        say(f"{freed / 2**20:.1f} MiB of embeddings were evicted (resources.keep_embeddings)")
 
 
 def metrics_by_stage(store: Store, run: RunRecord) -> list[dict[str, Any]]:
-    """What the artifacts of a run took, a row a stage: sums, and of memory the most that any of them took.
+    """Return the resources that a run's artifacts took, one row per stage: sums, and maxima over artifacts for memory.
 
-    `gpu_seconds` are those of artifacts that were made on a GPU.
+    `gpu_seconds` sums the seconds of artifacts that were computed on a GPU.
     """
     rows: dict[str, dict[str, Any]] = {}
     for ref in sorted(refs_of(run), key=str):
         with contextlib.suppress(CorruptArtifact):
-            taken = store.artifacts.manifest(ref).metrics.model_dump()
+            metrics = store.artifacts.manifest(ref).metrics.model_dump()
             row = rows.setdefault(ref.stage, {"stage": ref.stage, "artifacts": 0})
             row["artifacts"] += 1
-            row["gpu_seconds"] = row.get("gpu_seconds", 0) + (taken["seconds"] if taken["gpu_peak_memory_bytes"] else 0)
+            row["gpu_seconds"] = row.get("gpu_seconds", 0) + (metrics["seconds"] if metrics["gpu_peak_memory_bytes"] else 0)
             for name in SUMMED:
-                row[name] = row.get(name, 0) + taken[name]
+                row[name] = row.get(name, 0) + metrics[name]
             for name in HIGHEST:
-                row[name] = max((v for v in (row.get(name), taken[name]) if v is not None), default=None)
+                row[name] = max((v for v in (row.get(name), metrics[name]) if v is not None), default=None)
     return list(rows.values())
 
 
 def committed(store: Store) -> list[Ref]:
-    """All artifacts that have a manifest, in order."""
+    """Return all artifacts that have a manifest, sorted by address."""
     return sorted((ref for ref, files in _by_artifact(store).items() if MANIFEST in files), key=str)
 
 
 def garbage(store: Store, *, keep: Collection[str] | None = None, days: float) -> list[Garbage]:
-    """What no kept run refers to and nobody has touched for some days, so that it is nobody's work under way.
+    """Return the items that no kept run refers to and that are too old for a run to be working on them.
 
-    Times are those of the store's own clock. Only what has a name that memlib gives is listed, and nothing behind a link.
-    While runs are under way, all that is whole and all states to resume from stay: any of them may be read, and no manifest
-    says so yet.
+    Times are those of the store's own clock. Only files with names that memlib creates are listed, and none behind links.
+    While runs are in progress, committed artifacts and resume states are all kept: a run may read any of them before its
+    manifest says so.
 
     Args:
-        store: which.
-        keep: ids of the runs that stay; by default all.
-        days: of 86,400 seconds.
+        store: the store to search.
+        keep: ids of the runs to keep; by default all.
+        days: minimum age, in days of 86,400 seconds.
 
     Raises:
-        RunError: when a run cannot be read, so that nobody knows what it refers to.
+        RunError: when a run's manifest cannot be read, so that the artifacts it refers to are unknown.
     """
-    artifacts = _by_artifact(store)  # takes longest; who has begun meanwhile is seen below
+    artifacts = _by_artifact(store)  # slowest, so listed first; runs that start meanwhile appear in the requests below
     requests, statuses = store.listing("requests"), store.listing("status")
     now = store.clock()
     alive = _alive(store, requests, statuses, now, days)
     listed = {"runs": store.listing("runs"), "requests": requests, "status": statuses}
-    runs = list_runs(store, listing=listed["runs"])  # listed after the requests: who ends is in one
+    runs = list_runs(
+        store, listing=listed["runs"]
+    )  # listed after the requests: a run that ends meanwhile is in one of the two
     if runs.damaged:
         raise RunError(
-            f"{runs.warning()}, so nobody knows which artifacts it needs; run its audit again, or take its folder out of "
+            f"{runs.warning()}, so the artifacts that it needs are unknown; run its audit again, or remove its folder from "
             f"{store.uri}/runs"
         )
     kept = [run for run in runs.entries if keep is None or run["run"] in keep]
-    before = min([now - days * DAY, *alive.values()])  # attempts and logs of runs under way
+    before = min([now - days * DAY, *alive.values()])  # protects attempts and logs of runs in progress
     whole_before = float("-inf") if alive else before
     wanted = refs_of(*kept)
-    found: list[Garbage] = []
+    items: list[Garbage] = []
     for ref, files in artifacts.items():
-        found += _of_artifact(store, ref, files, wanted, before=before, whole_before=whole_before)
-    found += [*_folders(store, "resume", whole_before), *_folders(store, "ray", before)]
+        items += _of_artifact(store, ref, files, wanted, before=before, whole_before=whole_before)
+    items += [*_folders(store, "resume", whole_before), *_folders(store, "ray", before)]
     listed |= {folder: store.listing(folder) for folder in ("tmp", "logs", "results")}
     old = {folder: _old(files, before) for folder, files in listed.items()}
     kinds: tuple[tuple[Kind, str], ...] = (("request", "requests"), ("status", "status"), ("part", "tmp"))
     for kind, folder in kinds:
-        found += [Garbage(kind, path, size) for path, size in _ours(old, folder) if path not in alive]
+        items += [Garbage(kind, path, size) for path, size in _ours(old, folder) if path not in alive]
     named = {f"logs/{ref.stage}/{ref.key}/" for ref in wanted}
     for path, size in _ours(old, "logs"):
         if f"{path.rpartition('/')[0]}/" not in named or path.rpartition("/")[2].startswith("failed-"):
-            found.append(Garbage("log", path, size))
+            items.append(Garbage("log", path, size))
     ids = {run["run"] for run in kept} | {cell for run in kept for cell in run["cells"].values()}
-    found += [Garbage("run", path, size) for path, size in _ours(old, "runs") if path.split("/")[1] not in ids]
+    items += [Garbage("run", path, size) for path, size in _ours(old, "runs") if path.split("/")[1] not in ids]
     for path, size in _ours(old, "results"):
         if path.split("/")[3].removeprefix("run=") not in ids:
-            found.append(Garbage("run", path, size))
-    for folder in ("requests", "status", "runs", "results", "logs"):  # where earlier versions wrote before they renamed
-        found += [Garbage("part", path, size) for path, size in old[folder] if PART.fullmatch(path)]
-    return found
+            items.append(Garbage("run", path, size))
+    for folder in (
+        "requests",
+        "status",
+        "runs",
+        "results",
+        "logs",
+    ):  # where earlier versions wrote files before renaming them
+        items += [Garbage("part", path, size) for path, size in old[folder] if PART.fullmatch(path)]
+    return items
 
 
 def _old(files: Mapping[str, Facts], before: float) -> list[tuple[str, int]]:
-    """Files that nobody has written to since a time, with their sizes."""
+    """Return the files last modified before a time, with their sizes, sorted by path."""
     return sorted((path, size) for path, (size, when) in files.items() if when < before)
 
 
 def _ours(old: Mapping[str, Sequence[tuple[str, int]]], folder: str) -> list[tuple[str, int]]:
-    """Those in one of memlib's folders that have names that it gives."""
+    """Return the files in one of memlib's folders whose names memlib creates."""
     return [(path, size) for path, size in old[folder] if PATTERNS[folder].fullmatch(path)]
 
 
 def under_way(store: Store, *, days: float) -> dict[str, float]:
-    """When each run was asked for that has not ended, by the path of its note; those not heard of for some days are dead.
+    """Return the start time of each run in progress, by the path of its request file.
 
-    One that did not say how it ended is not dead before a day of silence, whatever the days.
+    A run without a sign of life for `days` days counts as dead; a run that has not recorded its end counts as dead only
+    after at least one day of silence.
     """
     return _alive(store, store.listing("requests"), store.listing("status"), store.clock(), days)
 
@@ -182,19 +191,19 @@ def under_way(store: Store, *, days: float) -> dict[str, float]:
 def _alive(
     store: Store, requests: Mapping[str, Facts], statuses: Mapping[str, Facts], now: float, days: float
 ) -> dict[str, float]:
-    found, since, lately = {}, now - days * DAY, now - SILENCE_SECONDS
+    starts, since, lately = {}, now - days * DAY, now - SILENCE_SECONDS
     for path, (_, beaten) in requests.items():
         if not PATTERNS["requests"].fullmatch(path):
             continue
         status = f"status/{path.rpartition('/')[2].removesuffix('.json').partition('-')[0]}.json"
         heard = max(beaten, statuses.get(status, (0, 0.0))[1])
         if heard >= since or (heard >= lately and not _has_ended(store.published(status))):
-            found[path] = min(beaten, _began(store.published(path), beaten))
-    return found
+            starts[path] = min(beaten, _began(store.published(path), beaten))
+    return starts
 
 
 def _began(note: bytes | None, beaten: float) -> float:
-    """When a run began, by the store's clock; its note's own time is when it was last alive."""
+    """Return when a run began, by the store's clock; where that is not recorded, the time of its last heartbeat."""
     with contextlib.suppress(Unreadable):
         began = parse(RequestRecord, note or b"").began
         return beaten if began is None else began
@@ -208,13 +217,13 @@ def _has_ended(status: bytes | None) -> bool:
 
 
 def clear(store: Store, *, keep: Collection[str] | None = None, days: float) -> list[Garbage]:
-    """Deletes what `garbage` finds, and returns it.
+    """Delete the items that `garbage` finds, and return those that were deleted.
 
-    Runs that begin meanwhile wait (see `wait_for_clearing`). Just before it is deleted, each item is looked at again: what
-    somebody has written to stays. Manifests go first, so that nothing half removed is trusted.
+    Runs that start meanwhile wait (see `wait_for_clearing`). Each item is checked again just before it is deleted, and kept
+    if it was modified. Manifests are deleted first, so that no partly deleted artifact is trusted.
 
     Raises:
-        RunError: when a run cannot be read, another process is clearing, or a run has begun all the same.
+        RunError: when a run cannot be read, another process is clearing the store, or a run has started without waiting.
     """
     if _clearing(store):
         raise RunError(f"another memlib gc is clearing {store.uri}; try again when it has ended")
@@ -228,25 +237,25 @@ def clear(store: Store, *, keep: Collection[str] | None = None, days: float) -> 
 
 def _clear(store: Store, keep: Collection[str] | None, days: float) -> Iterator[Garbage]:
     alive, looked = set(store.listing("requests")), time.monotonic()
-    before, gone = store.clock() - days * DAY, set()
-    found = garbage(store, keep=keep, days=days)
-    runs = list_runs(store).entries if any(item.kind == "run" for item in found) else ()
-    for item in found:
+    before, deleted = store.clock() - days * DAY, set()
+    items = garbage(store, keep=keep, days=days)
+    runs = list_runs(store).entries if any(item.kind == "run" for item in items) else ()
+    for item in items:
         if time.monotonic() - looked > LOOK_SECONDS:
-            if set(store.listing("requests")) - alive:  # by a memlib that does not wait
-                raise RunError(f"a run has begun in {store.uri}; what is left of the garbage stays until it has ended")
+            if set(store.listing("requests")) - alive:  # a run of an earlier memlib, which does not wait
+                raise RunError(f"a run has started in {store.uri}; the remaining garbage is kept until it has ended")
             looked = time.monotonic()
         if any(when >= before for _, when in store.listing(item.path).values()):
             continue
         _delete(store, item)
-        gone |= {item.path.split("/")[1]} if item.kind == "run" else set()
+        deleted |= {item.path.split("/")[1]} if item.kind == "run" else set()
         yield item
-    if gone:
-        publish_rows(store, [run for run in runs if run["run"] in gone])
+    if deleted:
+        publish_rows(store, [run for run in runs if run["run"] in deleted])
 
 
 def _delete(store: Store, item: Garbage) -> None:
-    """Removes it, and of a folder that it shares with other people's files just what is memlib's."""
+    """Delete an item; in a folder that may also hold other files, delete only memlib's."""
     inner = {"artifact": ATTEMPT, "resume": STATE}.get(item.kind)
     if inner is None:
         store.drop(item.path)
@@ -267,18 +276,18 @@ def _clearing(store: Store) -> bool:
 
 
 def wait_for_clearing(store: Store, say: Callable[[str], None]) -> None:
-    """Waits for the end of a `memlib gc --delete` under way, which may be about to delete what a run would find."""
-    said = False
+    """Wait for a `memlib gc --delete` in progress to end, as it may be about to delete artifacts that a run would reuse."""
+    announced = False
     while _clearing(store):
-        if not said:
+        if not announced:
             say(f"waiting for memlib gc, which is clearing {store.uri}")
-            said = True
+            announced = True
         time.sleep(LOOK_SECONDS)
 
 
 def _by_artifact(store: Store) -> dict[Ref, dict[str, Facts]]:
-    """Files of every artifact by their path below it; names that memlib does not give are left out."""
-    found: dict[Ref, dict[str, Facts]] = {}
+    """Return the files of every artifact by their paths below it, except files with names that memlib does not create."""
+    artifacts: dict[Ref, dict[str, Facts]] = {}
     for path, facts in store.listing("artifacts").items():
         parts = path.split("/")[1:]
         place = next((n for n, part in enumerate(parts) if KEY.fullmatch(part)), None)
@@ -287,8 +296,8 @@ def _by_artifact(store: Store) -> dict[Ref, dict[str, Facts]]:
         inner = parts[place + 1 :]
         if inner == [MANIFEST] or (len(inner) > 1 and ATTEMPT.fullmatch(inner[0])) or PART.fullmatch("/".join(inner)):
             with contextlib.suppress(CorruptArtifact):
-                found.setdefault(Ref("/".join(parts[:place]), parts[place]), {})["/".join(inner)] = facts
-    return found
+                artifacts.setdefault(Ref("/".join(parts[:place]), parts[place]), {})["/".join(inner)] = facts
+    return artifacts
 
 
 def _of_artifact(
@@ -299,8 +308,8 @@ def _of_artifact(
         attempts.setdefault(name.split("/")[0], []).append(facts)
     whole = MANIFEST in files
     named = None
-    if whole and len(attempts) > 2:  # else there is only one
-        with contextlib.suppress(CorruptArtifact):  # the next run that needs it makes it anew
+    if whole and len(attempts) > 2:  # otherwise there is only one attempt
+        with contextlib.suppress(CorruptArtifact):  # the next run that needs it recomputes it
             named = str(store.artifacts.manifest(ref).attempt)
     base = f"artifacts/{ref.stage}/{ref.key}"
     if whole and ref not in wanted and max(when for _, when in files.values()) < whole_before:
@@ -316,13 +325,13 @@ def _of_artifact(
 
 
 def _folders(store: Store, kind: Literal["resume", "ray"], before: float) -> Iterator[Garbage]:
-    """The state of each unfinished stage, or Ray's folder of each attempt."""
-    found: dict[str, list[Facts]] = {}
+    """Yield the old resume states of each unfinished stage, or the old Ray folder of each training attempt."""
+    folders: dict[str, list[Facts]] = {}
     for path, facts in store.listing(kind).items():
         if PATTERNS[kind].fullmatch(path):
             parts = path.split("/")
             place = next((n for n, part in enumerate(parts) if KEY.fullmatch(part)), 1)
-            found.setdefault("/".join(parts[: place + 1]), []).append(facts)
-    for path, every in sorted(found.items()):
+            folders.setdefault("/".join(parts[: place + 1]), []).append(facts)
+    for path, every in sorted(folders.items()):
         if max(when for _, when in every) < before:
             yield Garbage(kind, path, sum(size for size, _ in every))

@@ -1,4 +1,4 @@
-"""What a piece of work took: seconds, CPU, memory, bytes. A line in the manifest of what it made."""
+"""Resource usage of a piece of work (time, CPU, memory, bytes read), recorded in the manifest of its artifact."""
 
 import contextlib
 import resource
@@ -10,18 +10,18 @@ from typing import Any
 
 
 class Usage:
-    """Measures from its making on, in this process and its children; see `taken`."""
+    """A measurement of this process and its children that starts when the object is created; see `taken`."""
 
     def __init__(self) -> None:
         self._wall, self._cpu = time.monotonic(), _cpu_seconds()
         self.read: dict[str, int] = {}  # bytes of each file that was read
-        self.earlier = 0.0  # seconds that interrupted attempts at the same work had spent
+        self.earlier = 0.0  # seconds spent by interrupted attempts at the same work
         cuda = _cuda()
         if cuda is not None:
             cuda.reset_peak_memory_stats()
 
     def taken(self) -> dict[str, float | int | None]:
-        """seconds, cpu_seconds and bytes_in since the start; peak_memory_bytes of the process (the highest it ever had);
+        """Return seconds, cpu_seconds and bytes_in since the start; peak_memory_bytes of the process since it began; and
         gpu_peak_memory_bytes since the start, None without a GPU."""
         cuda = _cuda()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -39,7 +39,7 @@ _current: ContextVar[Usage | None] = ContextVar("usage", default=None)
 
 @contextlib.contextmanager
 def measuring() -> Iterator[Usage]:
-    """Measures the block; inside a block that is measured already it is part of that one."""
+    """Measure the block; a nested block is counted as part of the outer one."""
     running = _current.get()
     if running is not None:
         yield running
@@ -52,7 +52,7 @@ def measuring() -> Iterator[Usage]:
 
 
 def note_read(path: str, size: int) -> None:
-    """Counts a file that the work under way has read."""
+    """Count a file as read by the measured work."""
     usage = _current.get()
     if usage is not None:
         usage.read[path] = size
@@ -66,6 +66,6 @@ def _cpu_seconds() -> float:
 
 
 def _cuda() -> Any:
-    """torch.cuda where it is in use; this module loads nothing heavy."""
+    """Return torch.cuda if it is already in use; this module never imports torch."""
     torch = sys.modules.get("torch")
     return torch.cuda if torch is not None and torch.cuda.is_initialized() else None

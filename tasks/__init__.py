@@ -1,1 +1,1 @@
-"""Thin Prefect tasks over memlib, and the only place that knows Ray."""
+"""Thin Prefect tasks over memlib, and the only package that depends on Ray."""

@@ -1,17 +1,17 @@
-"""A Ray actor to which workers post, and which tells them what to do next; in a module of its own so that its process loads
-nothing heavy."""
+"""Ray actor that collects the workers' progress and assigns them their next model; a separate module, so that its process
+loads nothing heavy."""
 
 from typing import Any
 
-LONGEST_SECONDS = 30 * 86_400  # that workers wait for one another
+LONGEST_SECONDS = 30 * 86_400  # timeout of workers that wait for one another
 
 
 class Board:
-    """Which models wait, how far each of the others is, and what went wrong.
+    """Models that wait for training, progress of the others, and problems.
 
     Args:
-        names: of the models, in the order in which they are to be trained.
-        max_failures: how often workers may be lost over one model that gets no further meanwhile.
+        names: names of the models, in training order.
+        max_failures: number of times that workers may be lost over a model that makes no progress in between.
     """
 
     def __init__(self, names: list[str], max_failures: int) -> None:
@@ -25,10 +25,10 @@ class Board:
         self._problems: dict[str, tuple[str, Any]] = {}
 
     def begin(self, start: str) -> None:
-        """Note that workers have started, or started anew because some were lost: what was under way comes first.
+        """Record a start of the workers; after a restart, which follows a loss of workers, interrupted models come first.
 
         Args:
-            start: the same for all workers, another one each time.
+            start: id of the start, the same for all workers and different each time.
         """
         if start == self._start:
             return
@@ -40,7 +40,7 @@ class Board:
             self._failures[number] = self._failures.get(number, 0) + 1
 
     def take(self, group: int) -> int | None:
-        """Return the number of the model that a group is to train next, None where none is left."""
+        """Return the number of the model that a group is to train next, or None if none is left."""
         self._under_way.pop(group, None)
         if not self._waiting:
             return None
@@ -48,33 +48,33 @@ class Board:
         return number
 
     def may_start(self, number: int, step: int) -> bool:
-        """Return whether a model is to be tried once more; failures from before it got further are forgotten.
+        """Return whether a model may be tried once more; progress resets its count of failures.
 
         Args:
-            number: of the model.
-            step: at which it goes on.
+            number: number of the model.
+            step: step at which it resumes.
         """
         if step > self._steps.get(number, -1):
             self._steps[number], self._failures[number] = step, 0
         if self._failures[number] <= self._max_failures:
             return True
         lost = self._failures[number]
-        said = f"its workers were lost {lost} times at step {step} (resources.max_failures); run the same command again"
-        self.object_to(self._names[number], said)
+        problem = f"its workers were lost {lost} times at step {step} (resources.max_failures); run the same command again"
+        self.object_to(self._names[number], problem)
         return False
 
     def post(self, name: str, news: dict[str, Any]) -> None:
-        """Replaces what is known of a model's progress."""
+        """Record the latest progress of a model."""
         self._news[name] = news
 
     def object_to(self, name: str, problem: str, ref: Any = None) -> None:
-        """Notes why a model cannot be trained, and the damaged artifact that is to blame."""
+        """Record why a model cannot be trained, and the damaged artifact that caused it, if any."""
         self._problems[name] = (problem, ref)
 
     def news(self) -> dict[str, dict[str, Any]]:
-        """The newest of every model."""
+        """Return the latest progress of every model."""
         return self._news
 
     def problems(self) -> dict[str, tuple[str, Any]]:
-        """What went wrong, by model; and the damaged artifact that is to blame."""
+        """Return problems by model, each with the damaged artifact that caused it or None."""
         return self._problems

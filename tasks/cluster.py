@@ -1,4 +1,4 @@
-"""Ray on demand: connecting, calling a function once for each part of a stage, noticing that no node is left for it."""
+"""Ray on demand: connect, call a function once per part of a stage, and give up when no node can run it."""
 
 import contextlib
 import os
@@ -23,30 +23,30 @@ RAY_SETTINGS = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # halves the cost of a short fit
     "RAY_DEDUP_LOGS": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_ENABLE_AUTO_CONNECT": "0",  # where Ray was stopped, nothing may start another one
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # after Ray was stopped, no call may start it implicitly
 }
-WORKER_SETTINGS = {  # freed memory is kept: returning it to the system after every step costs a quarter of the time
+WORKER_SETTINGS = {  # keep freed memory: returning it to the system after every step costs a quarter of the time
     "MALLOC_MMAP_THRESHOLD_": "1073741824",
     "MALLOC_TRIM_THRESHOLD_": "1073741824",
 }
-OBJECT_STORE_BYTES = 128 * 2**20  # nothing large travels through Ray's own store
-MOST_ASKED = 1000  # parts that wait in a cluster, which may grow for them
-LOOK_SECONDS = 5.0  # between two looks at the cluster while nothing ends
-LONGEST_SOCKET, OWN_SOCKET = 107, 91  # characters of a socket's path; of what Ray puts below its folder
+OBJECT_STORE_BYTES = 128 * 2**20  # no large data pass through Ray's object store
+MOST_ASKED = 1000  # parts that are queued in a cluster, which may grow for them
+LOOK_SECONDS = 5.0  # between two checks of the cluster while no part ends
+LONGEST_SOCKET, OWN_SOCKET = 107, 91  # characters: limit of a socket's path; length of what Ray appends to its folder
 _starting = threading.Lock()
-_own = contextlib.ExitStack()  # of a Ray of our own: its folder, until it ends
+_own = contextlib.ExitStack()  # holds the folder of a local Ray until it stops
 
 
 def start_ray(context: Context) -> Any:
-    """The ray module, connected: to the cluster the resources name, or to one of our own on this machine."""
+    """Connect Ray to the cluster named in the resources, or start it on this machine; return the ray module."""
     for name, value in RAY_SETTINGS.items():
         os.environ.setdefault(name, value)
     if context.resources.ray_address is None and "RAY_AUTH_MODE" not in os.environ:
-        # parts of Ray listen on all addresses, whatever it is told; nobody else on the network knows this token
+        # some Ray components listen on all addresses regardless of settings; a secret token keeps the network out
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    if context.resources.ray_address is None:  # all of it is on this machine, where nobody restarts it
+    if context.resources.ray_address is None:  # all of Ray is on this machine, where nothing restarts it
         os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "15")
-        os.environ.setdefault("AUTOSCALER_METRIC_PORT", "-1")  # these would be told to whoever asks
+        os.environ.setdefault("AUTOSCALER_METRIC_PORT", "-1")  # the metrics would be served without authentication
     import ray
 
     with _starting:
@@ -62,7 +62,7 @@ def _connect(ray: Any, context: Context) -> None:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "namespace": "memlib"}
     if address is None:
         options |= {
-            "address": "local",  # also where RAY_ADDRESS names a cluster
+            "address": "local",  # even if RAY_ADDRESS names a cluster
             "_node_ip_address": "127.0.0.1",
             "include_dashboard": False,
             "object_store_memory": OBJECT_STORE_BYTES,
@@ -73,71 +73,71 @@ def _connect(ray: Any, context: Context) -> None:
         options["address"] = address
     try:
         ray.init(**options)
-    except Exception as error:  # Ray raises plain ones where a part of it dies at the start
+    except Exception as error:  # Ray raises plain Exceptions if one of its processes dies during start-up
         where = f"the Ray cluster at {address}" if address else "Ray on this machine"
-        said = (str(error).strip(" .\n") or type(error).__name__).splitlines()[0]
+        cause = (str(error).strip(" .\n") or type(error).__name__).splitlines()[0]
         if address is None:
-            raise EngineLost(f"cannot start {where} ({said}); run the same command again") from error
-        look = "resources.ray_address, and RAY_AUTH_MODE=token and RAY_AUTH_TOKEN where the cluster wants a token"
-        raise RunError(f"cannot reach {where} ({said}); see {look}") from error
+            raise EngineLost(f"cannot start {where} ({cause}); run the same command again") from error
+        hint = "resources.ray_address, and RAY_AUTH_MODE=token and RAY_AUTH_TOKEN if the cluster requires a token"
+        raise RunError(f"cannot reach {where} ({cause}); check {hint}") from error
 
 
 def _own_folder() -> str:
-    """A folder for Ray's sockets and logs that nobody else on this machine can enter: Ray itself lets all write its logs.
+    """Create a private folder for Ray's sockets and logs; Ray itself would make its logs writable for all users.
 
     Raises:
-        RunError: when there is no place for one.
+        RunError: if no such folder can be created.
     """
     named = os.environ.get("RAY_TMPDIR")
     places = [named] if named else [tempfile.gettempdir(), "/tmp"]
     base = next((place for place in places if len(place) + OWN_SOCKET <= LONGEST_SOCKET), None)
     if base is None:
-        raise RunError(f"{places[0]} is too long a path for Ray's sockets; name a shorter one by RAY_TMPDIR or TMPDIR")
+        raise RunError(f"{places[0]} is too long a path for Ray's sockets; set RAY_TMPDIR or TMPDIR to a shorter one")
     try:
         return str(_own.enter_context(scratch("ray", Path(base))))
     except OSError as error:
-        raise RunError(f"Ray cannot have a folder below {base} ({error}); name another one by RAY_TMPDIR") from error
+        raise RunError(f"cannot create a folder for Ray below {base} ({error}); set RAY_TMPDIR to another one") from error
 
 
 def _check_address(address: str | None) -> None:
-    """Fails at once where nothing listens; Ray itself would try for many minutes."""
+    """Fail immediately if nothing listens at the address; Ray itself would retry for many minutes."""
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         return
     try:
         socket.create_connection((host, int(port)), timeout=20).close()
     except OSError as error:
-        raise RunError(f"cannot reach the Ray cluster at {address} ({error}); see resources.ray_address") from error
+        raise RunError(f"cannot reach the Ray cluster at {address} ({error}); check resources.ray_address") from error
 
 
 def needs_of(ray: Any, context: Context, stage: str, *, gpu: bool = True) -> dict[str, float]:
-    """What a part of a stage asks a node for, as Ray counts it: CPU, GPU, memory in bytes, and the site's own names.
+    """Return the resources that a part of a stage needs, as Ray counts them: CPU, GPU, memory in bytes, custom resources.
 
     Args:
         ray, context, stage: the cluster, the run, the stage.
-        gpu: whether it can use one.
+        gpu: whether the part can use a GPU.
     """
-    asked, resources = context.resources.of(stage), context.resources
-    gpus = asked.gpus
+    configured, resources = context.resources.of(stage), context.resources
+    gpus = configured.gpus
     if gpus is None:
         wanted = resources.gpu if resources.gpu is not None else ray.cluster_resources().get("GPU", 0) >= 1
         gpus = 1.0 if wanted and gpu else 0.0
-    needs: dict[str, float] = {"CPU": float(asked.cpus or resources.threads_per_worker or 1)}
+    needs: dict[str, float] = {"CPU": float(configured.cpus or resources.threads_per_worker or 1)}
     needs |= {"GPU": gpus} if gpus else {}
-    needs |= {"memory": asked.memory_gb * 2**30} if asked.memory_gb else {}
-    needs |= {f"accelerator_type:{asked.accelerator_type}": 0.001} if asked.accelerator_type else {}
-    return needs | dict(asked.custom)
+    needs |= {"memory": configured.memory_gb * 2**30} if configured.memory_gb else {}
+    needs |= {f"accelerator_type:{configured.accelerator_type}": 0.001} if configured.accelerator_type else {}
+    return needs | dict(configured.custom)
 
 
 def places(ray: Any, needs: Mapping[str, float]) -> int:
-    """How many parts with these needs the living nodes hold at once."""
+    """Return how many parts with these needs the live nodes can run at once."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     return sum(min(int(node.get(kind, 0) // amount) for kind, amount in needs.items()) for node in nodes)
 
 
 @contextlib.contextmanager
 def demand(needs: Mapping[str, float], parts: int) -> Iterator[None]:
-    """Asks a cluster that grows for nodes with room for these parts; any other takes no notice."""
+    """Request nodes with room for these parts from an autoscaling cluster; other clusters ignore the request."""
     from ray.autoscaler.sdk import request_resources
 
     request_resources(bundles=[dict(needs)] * parts)
@@ -148,7 +148,7 @@ def demand(needs: Mapping[str, float], parts: int) -> Iterator[None]:
 
 
 def in_words(needs: Mapping[str, float]) -> str:
-    """What a part asks for, for a message."""
+    """Return the needs of a part in words, for a message."""
     shown = {name: f"{amount / 2**30:g} GiB" if name == "memory" else f"{amount:g}" for name, amount in needs.items()}
     return " and ".join(
         name.partition(":")[2] if name.startswith("accelerator_type:") else f"{amount} {name}"
@@ -157,9 +157,9 @@ def in_words(needs: Mapping[str, float]) -> str:
 
 
 class Watch:
-    """Says when a stage has waited long enough: for its time limit, or for a node that could carry it.
+    """Time limits of a stage: on its running time, and on the wait for a node that can run it.
 
-    Ray itself waits for ever for resources that went away with a node.
+    Ray itself waits forever for resources that were lost with a node.
     """
 
     def __init__(self, ray: Any, context: Context, stage: str, needs: Mapping[str, float], *, parts: int = 1) -> None:
@@ -168,7 +168,7 @@ class Watch:
         self._started = self._had_room = time.monotonic()
 
     def look(self) -> None:
-        """Raises RunError when it is too late."""
+        """Check the time limits; raise RunError if one has passed."""
         now = time.monotonic()
         if self._limit is not None and now - self._started > self._limit:
             raise RunError(
@@ -193,52 +193,52 @@ def map_on_ray(
     *,
     gpu: bool = True,
 ) -> list[str]:
-    """Calls a function once for each tuple of arguments, in Ray tasks of one thread, or of a GPU each.
+    """Call a function once for each tuple of arguments, in Ray tasks with the resources that the stage needs.
 
-    The function gets its number of threads as a last argument. Killed workers and lost nodes are survived by trying
-    again; no more tasks are submitted than keep the cluster busy and let it grow, however many calls there are.
+    The function gets its number of threads as its last argument. Calls survive killed workers and lost nodes by retries. No
+    more tasks are submitted at a time than keep the cluster busy and let it grow.
 
     Args:
-        context: of the run.
-        stage: whose needs the calls have.
-        function: returns lines that must be seen, and the seconds that it took.
-        calls: its arguments.
+        context: context of the run.
+        stage: stage whose needs the calls have.
+        function: returns warnings, and the seconds that it took.
+        calls: arguments of each call.
         progress: called with (calls done, calls in all).
-        near: ids of the nodes that have what the calls read; they go there when there is room.
-        gpu: whether the calls can use one.
+        near: id of the node that holds a copy of what each call reads, or None; the call goes there if there is room.
+        gpu: whether the calls can use a GPU.
 
     Returns:
-        the lines that must be seen, each once.
+        the warnings, without duplicates.
 
     Raises:
-        UserError, RunError: the first that a call raised, once all have ended, with the number of failures; or at once
-            when the stage's time is over, or the cluster has lost all nodes that could carry it.
+        UserError, RunError: the first error of a call, after all calls have ended, with the number of failures; or
+            immediately if the stage's time limit has passed or the cluster has lost all nodes that could run it.
     """
     ray = start_ray(context)
     needs = needs_of(ray, context, stage, gpu=gpu)
     _refuse_without_room(ray, context, stage, needs)
     threads = int(needs["CPU"])
-    asked = context.resources.of(stage)
-    options: dict[str, Any] = {"num_cpus": threads, "num_gpus": needs.get("GPU", 0), "resources": dict(asked.custom)}
+    configured = context.resources.of(stage)
+    options: dict[str, Any] = {"num_cpus": threads, "num_gpus": needs.get("GPU", 0), "resources": dict(configured.custom)}
     options |= {"memory": needs["memory"]} if "memory" in needs else {}
-    options |= {"accelerator_type": asked.accelerator_type} if asked.accelerator_type else {}
-    # where one is not set, the cluster's own machines decide
+    options |= {"accelerator_type": configured.accelerator_type} if configured.accelerator_type else {}
+    # a variable that is not set here keeps the value that it has on the cluster's machines
     here = {name: os.environ[name] for name in (code.VARIABLE, LOG_VARIABLE) if os.environ.get(name)}
     settings = WORKER_SETTINGS | here
     remote = ray.remote(**options, max_retries=3, runtime_env={"env_vars": settings})(function)
-    watch, limit = Watch(ray, context, stage, needs), asked.parallel
+    watch, limit = Watch(ray, context, stage, needs), configured.parallel
     waiting = list(zip(calls, near or [None] * len(calls), strict=True))[::-1]
     running: list[Any] = []
     failures: list[Exception] = []
-    said: list[str] = []
+    warnings: list[str] = []
     looked, slots = -LOOK_SECONDS, 1
-    asked_for = MOST_ASKED if context.resources.ray_address is not None else 1  # a cluster grows for tasks that wait
+    queued = MOST_ASKED if context.resources.ray_address is not None else 1  # an autoscaling cluster grows for queued tasks
     try:
         while waiting or running:
             if time.monotonic() - looked >= LOOK_SECONDS:
                 context.check_going()
                 watch.look()
-                room = max(2 * places(ray, needs), asked_for, 2)  # the next parts wait beside those under way
+                room = max(2 * places(ray, needs), queued, 2)  # keep further parts queued behind the running ones
                 looked, slots = time.monotonic(), min(room, limit or room)
             while waiting and len(running) < slots:
                 call, node = waiting.pop()
@@ -247,7 +247,7 @@ def map_on_ray(
             for done in finished:
                 try:
                     lines, seconds = ray.get(done)
-                    said += lines
+                    warnings += lines
                     context.spend(1, seconds)
                 except ray.exceptions.RayError as error:
                     failures.append(_cause(ray, error))
@@ -259,11 +259,11 @@ def map_on_ray(
         raise
     if failures:
         raise _joined(failures, len(calls))
-    return list(dict.fromkeys(said))
+    return list(dict.fromkeys(warnings))
 
 
 def _near(remote: Any, node: str | None) -> Any:
-    """The remote function, on that node when it lives and has room."""
+    """Return the remote function, scheduled on that node if it is alive and has room."""
     if node is None:
         return remote
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -272,46 +272,46 @@ def _near(remote: Any, node: str | None) -> Any:
 
 
 def _refuse_without_room(ray: Any, context: Context, stage: str, needs: Mapping[str, float]) -> None:
-    """On our own machine no node will join: what does not fit never will."""
+    """Check that a part fits on this machine if Ray runs only here, where no node can join later."""
     if context.resources.ray_address is None and places(ray, needs) < 1:
         raise ResourcesError(
-            f"{stage} needs {in_words(needs)} a part, which this machine does not have; see resources.stages"
+            f"each part of {stage} needs {in_words(needs)}, which this machine does not have; see resources.stages"
         )
 
 
 def _cause(ray: Any, error: Exception) -> Exception:
-    """What went wrong in a task, as whoever runs the audit should hear of it."""
+    """Return the error of a task in the form that the user should see."""
     if isinstance(error, ray.exceptions.RayTaskError):
-        cause = error.cause  # what Ray makes of it begins with a traceback
-        if isinstance(cause, OSError):  # a full disk
+        cause = error.cause  # Ray's own message would begin with a traceback
+        if isinstance(cause, OSError):  # for example, a full disk
             return RunError(f"{type(cause).__name__}: {cause}")
-        found: Exception = cause if isinstance(cause, UserError | RunError) else error.as_instanceof_cause()
-        return found
-    return RunError(f"a worker was lost again and again ({str(error).strip().splitlines()[0]})")
+        original: Exception = cause if isinstance(cause, UserError | RunError) else error.as_instanceof_cause()
+        return original
+    return RunError(f"a worker was lost repeatedly ({str(error).strip().splitlines()[0]})")
 
 
 def _joined(failures: Sequence[Exception], count: int) -> Exception:
     first = failures[0]
     if len(failures) == 1 or not isinstance(first, UserError | RunError):
         return first
-    said = f"{first} ({len(failures)} of {count} parts failed)"
+    message = f"{first} ({len(failures)} of {count} parts failed)"
     damaged = next((failure.ref for failure in failures if isinstance(failure, CorruptArtifact)), None)
     if damaged is not None:
-        return CorruptArtifact(said, damaged)
-    return UserError(said) if isinstance(first, UserError) else RunError(said)
+        return CorruptArtifact(message, damaged)
+    return UserError(message) if isinstance(first, UserError) else RunError(message)
 
 
 def as_lost(error: BaseException) -> BaseException:
-    """An error as whoever runs the audit should hear of it: Ray's own say what has died in many lines."""
+    """Return an error in the form that the user should see: a Ray error becomes an EngineLost of one line."""
     ray = sys.modules.get("ray")
     if ray is None or not isinstance(error, ray.exceptions.RayError):
         return error
-    said = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return EngineLost(f"Ray has died under the run ({said}); run the same command again")
+    cause = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return EngineLost(f"Ray died during the run ({cause}); run the same command again")
 
 
 def stop_ray() -> None:
-    """Disconnects, if Ray was ever started in this process."""
+    """Disconnect from Ray if it was started in this process."""
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
         ray.shutdown()

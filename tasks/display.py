@@ -1,4 +1,4 @@
-"""Prefect, which shows and arranges runs, may go away: the computing goes on without it, and is in the store."""
+"""Calls to Prefect that survive the loss of its server: the run continues without it, and its results are in the store."""
 
 import logging
 import sys
@@ -10,16 +10,16 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 Out = TypeVar("Out")
-LOOKS, LOOK_SECONDS = 3, 2.0  # that a server is given to answer
+LOOKS, LOOK_SECONDS = 3, 2.0  # health checks before a server counts as gone, and the time limit of each
 _gone = threading.Event()
 
 
 def is_gone(error: BaseException | None = None) -> bool:
-    """Whether Prefect's server has stopped answering; once it has, nobody waits for it again.
+    """Return whether Prefect's server has stopped answering; once it has, it is never waited for again.
 
     Args:
-        error: what was raised while it was told something. Prefect's client has tried again by then, so that a server which
-            says that it cannot is as good as gone.
+        error: error raised by a call to the server. Prefect's client has already retried by then, so a server that answers
+            with a server error counts as gone.
     """
     if _gone.is_set():
         return True
@@ -30,14 +30,14 @@ def is_gone(error: BaseException | None = None) -> bool:
             if look + 1 < LOOKS:
                 time.sleep(LOOK_SECONDS)
     _gone.set()
-    logging.getLogger("prefect").setLevel(logging.CRITICAL + 1)  # it would say so again and again
+    logging.getLogger("prefect").setLevel(logging.CRITICAL + 1)  # it would repeat the error
     logging.getLogger("prefect._internal").setLevel(logging.CRITICAL + 1)
-    print("warning: Prefect's server does not answer any more; the run goes on without it", file=sys.stderr)
+    print("warning: Prefect's server no longer answers; the run continues without it", file=sys.stderr)
     return True
 
 
 def _is_refusal(error: BaseException | None) -> bool:
-    """Whether the server said that it is overloaded or broken."""
+    """Return whether the server answered that it is overloaded or broken."""
     if error is None:
         return False
     from prefect.exceptions import PrefectHTTPStatusError
@@ -46,7 +46,7 @@ def _is_refusal(error: BaseException | None) -> bool:
 
 
 def gone() -> bool:
-    """Whether it has been found gone; nobody is asked."""
+    """Return whether the server was already found gone, without a request to it."""
     return _gone.is_set()
 
 
@@ -58,13 +58,13 @@ def _answers() -> bool:
         with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=LOOK_SECONDS):
             return True
     except urllib.error.HTTPError:
-        return True  # what it thinks of us is not the question
+        return True  # any answer will do
     except (OSError, ValueError):
         return False
 
 
 def _api() -> str | None:
-    """Where the server is: the one that is configured, or the one that this process has started."""
+    """Return the address of the server: the configured one, or the one that this process has started."""
     from prefect.server.api.server import SubprocessASGIServer
     from prefect.settings import PREFECT_API_URL
 
@@ -77,11 +77,11 @@ def _api() -> str | None:
 
 
 def shown(through_prefect: Callable[[Callable[[], Out]], Out], work: Callable[[], Out]) -> Out:
-    """Does some work as Prefect's, or without Prefect where its server is gone; never twice.
+    """Do some work through Prefect, or without Prefect if its server is gone; never do it twice.
 
     Args:
-        through_prefect: calls what it is given as a flow or task run.
-        work: what is to be done.
+        through_prefect: calls its argument as a flow or task run.
+        work: the work to do.
     """
     if is_gone():
         return work()
@@ -105,7 +105,7 @@ def shown(through_prefect: Callable[[Callable[[], Out]], Out], work: Callable[[]
 
 
 def quietly(tell: Callable[..., Any], *facts: Any, **named: Any) -> None:
-    """Tells Prefect something that only it shows."""
+    """Send Prefect information that is for display only; ignore errors if its server is gone."""
     if not _gone.is_set():
         try:
             tell(*facts, **named)

@@ -1,4 +1,4 @@
-"""How far a run is, for whoever watches: bars on a terminal, and Prefect's progress; memlib.journal keeps what happened."""
+"""Display of a run's progress: bars on a terminal, and progress artifacts in Prefect; memlib.journal keeps the record."""
 
 import contextlib
 import threading
@@ -16,11 +16,11 @@ from memlib.journal import Journal
 from tasks.display import is_gone
 
 PREFECT_SECONDS = 5.0  # between two updates of a task's progress
-LINE_SECONDS = 30.0  # between two lines where there is no terminal
+LINE_SECONDS = 30.0  # between two lines of output if there is no terminal
 
 
 class Bars:
-    """Named progress bars that appear when they first move, and their sum as progress of the Prefect task."""
+    """Named progress bars that appear on their first move; their sum is shown as the progress of the Prefect task."""
 
     def __init__(self, progress: Progress | None, stage: str, journal: Journal, say: Callable[[str], None]) -> None:
         self._progress, self._stage, self._journal, self._say = progress, stage, journal, say
@@ -31,7 +31,7 @@ class Bars:
         self._prefect = _PrefectProgress(stage)
 
     def move(self, name: str, done: int, total: int, note: str = "") -> None:
-        """Shows that `done` of `total` are finished."""
+        """Show that `done` of `total` are finished."""
         with self._lock:
             if self._progress is not None and name not in self._tasks:
                 self._tasks[name] = self._progress.add_task(name, total=total, note=note)
@@ -44,19 +44,19 @@ class Bars:
         elif (now := time.monotonic()) >= self._said + LINE_SECONDS:
             self._said, left = now, (now - self._started) * (all_total - all_done) / max(all_done, 1)
             self._say(
-                f"{self._stage}: {all_done:,} of {all_total:,}" + (f", some {left / 60:.0f} min left" if left > 60 else "")
+                f"{self._stage}: {all_done:,} of {all_total:,}" + (f", about {left / 60:.0f} min left" if left > 60 else "")
             )
         self._journal.note("progress", self._stage, done=all_done, total=all_total, note=note)
         self._prefect.move(all_done / max(all_total, 1))
 
 
 class _PrefectProgress:
-    """A progress artifact of the task run in which it was made; the server is not asked more often than it must."""
+    """Progress artifact of the task run in which this object was created; updates to the server are rate-limited."""
 
     def __init__(self, stage: str) -> None:
         self._stage = stage
         self._artifact: UUID | None = None
-        self._told = time.monotonic()  # what ends soon needs no progress
+        self._told = time.monotonic()  # a short task needs no progress artifact
         self._inside = TaskRunContext.get() is not None
 
     def move(self, share: float) -> None:
@@ -64,7 +64,7 @@ class _PrefectProgress:
         if not self._inside or not (late or (share >= 1 and self._artifact is not None)):
             return
         self._told = time.monotonic()
-        with contextlib.suppress(Exception):  # nobody's audit ends because its progress cannot be shown
+        with contextlib.suppress(Exception):  # a failure to show progress must not end an audit
             if is_gone():
                 return
             if self._artifact is None:
@@ -77,13 +77,13 @@ class _PrefectProgress:
 def bars(
     console: Console | None, stage: str, journal: Journal, say: Callable[[str], None] = lambda line: None
 ) -> Iterator[Bars]:
-    """Progress bars where there is a terminal; elsewhere lines, now and then, for who reads a log.
+    """Yield progress bars on a terminal; without one, they print occasional lines for a log.
 
     Args:
-        console: the terminal.
-        stage: what moves.
-        journal: is told, too.
-        say: takes a line.
+        console: the terminal, or None.
+        stage: stage whose progress is shown.
+        journal: journal that records the progress as well.
+        say: prints a line.
     """
     if console is None:
         yield Bars(None, stage, journal, say)

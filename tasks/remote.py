@@ -1,4 +1,4 @@
-"""A stage's work inside a Ray task; apart from the tasks, so that its process loads neither Prefect nor FAISS."""
+"""Work of a stage inside a Ray task; a separate module, so that the task's process loads neither Prefect nor FAISS."""
 
 import contextlib
 import os
@@ -16,36 +16,36 @@ from memlib.journal import log, log_as_asked
 from memlib.logs import recorded, recording
 from memlib.store import Attempt, Ref, Store
 
-REACH_SECONDS = 10.0  # that a store is given to answer
+REACH_SECONDS = 10.0  # within which a store must answer
 
 
 def compute_there(
     store: Store, ref: Ref, record: Mapping[str, Any], compute: Callable[[Attempt, torch.device], None], threads: int
 ) -> tuple[list[str], float]:
-    """Fills an artifact that is not there; what it makes goes to the store from there, and so does what it prints.
+    """Compute an artifact that the store lacks, on this worker; its files and its printed output go to the store.
 
     Returns:
-        lines that must be seen, and seconds that it took.
+        warnings, and the seconds that it took.
     """
-    said: list[str] = []
+    warnings: list[str] = []
     if store.artifacts.has(ref):
-        return said, 0.0  # made by another driver meanwhile, or by a worker that was lost before it could say so
+        return warnings, 0.0  # computed meanwhile by another driver, or by a worker that was lost before it could report
     started = time.monotonic()
-    import ray  # here, as who imports this module may still have to say how Ray is to start
+    import ray  # imported late: importers of this module may still have to configure Ray's start
 
-    granted = bool(ray.get_runtime_context().get_accelerator_ids().get("GPU"))  # Ray hides none from who asked for none
+    granted = bool(ray.get_runtime_context().get_accelerator_ids().get("GPU"))  # Ray hides no GPU from tasks that need none
     device = torch.device("cuda" if granted and torch.cuda.is_available() else "cpu")
     torch.set_num_threads(threads)
     be_exact()
     with telling(ref), log_kept(store, ref), store.artifacts.write(ref, **record) as attempt:
-        attempt.facts["worker"], attempt.warn = whereabouts(), said.append
+        attempt.facts["worker"], attempt.warn = whereabouts(), warnings.append
         compute(attempt, device)
-    return said, time.monotonic() - started
+    return warnings, time.monotonic() - started
 
 
 @contextlib.contextmanager
 def telling(ref: Ref) -> Iterator[None]:
-    """Log on this worker which artifact it begins, and how that ended."""
+    """Log on this worker that the computation of an artifact begins, and how it ends."""
     log_as_asked()
     event, started = "failed", time.monotonic()
     _log(ref, "computing", {})
@@ -62,38 +62,38 @@ def _log(ref: Ref, event: str, facts: Mapping[str, Any]) -> None:
 
 
 def reach(store: Store) -> str:
-    """Says why the store cannot be read from here, "" where it can: other nodes may lack credentials, or the folder."""
+    """Return why the store cannot be read from this node, or "" if it can; a node may lack credentials or the folder."""
     try:
-        there = store.waiting(REACH_SECONDS).marker() is not None
-    except Exception as error:  # whatever a client of S3 raises
-        said = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return f"{type(error).__name__}: {said}"
-    return "" if there else "there is no store at that place"
+        exists = store.waiting(REACH_SECONDS).marker() is not None
+    except Exception as error:  # S3 clients raise errors of many types
+        cause = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return f"{type(error).__name__}: {cause}"
+    return "" if exists else "there is no store at that place"
 
 
 @contextlib.contextmanager
 def log_kept(store: Store, ref: Ref) -> Iterator[None]:
-    """Records what is printed; where the work fails, the record goes to the store, and the error names it."""
+    """Record the printed output of a block; if the block fails, keep the record in the store and name it in the error."""
     with recording():
         try:
             yield
         except Exception as error:
-            said = isinstance(error, UserError | RunError)
-            if not said:
+            expected = isinstance(error, UserError | RunError)
+            if not expected:
                 traceback.print_exc()
             if not recorded():
                 raise
             path = None
             with contextlib.suppress(Exception):  # the error matters more than its log
                 path = store.artifacts.keep_log(ref, f"failed-{uuid.uuid4().hex[:12]}")
-            if path is None or not said or isinstance(error, CorruptArtifact):
+            if path is None or not expected or isinstance(error, CorruptArtifact):
                 raise
             kind = UserError if isinstance(error, UserError) else RunError
-            raise kind(f"{error} (what it printed: {store.uri}/{path})") from error
+            raise kind(f"{error} (its output: {store.uri}/{path})") from error
 
 
 def whereabouts() -> dict[str, Any]:
-    """Which process of which node this is, as Ray's own logs name it."""
+    """Return the node and process id of this worker, as Ray's logs name them."""
     import ray.util
 
     return {

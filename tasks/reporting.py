@@ -1,4 +1,4 @@
-"""A run as Prefect shows it: the summary as a table, the verdict, and links to page and figures."""
+"""Display of a run in Prefect: the summary as a table, the verdict, the page's address and a link to a figure."""
 
 from pathlib import Path
 
@@ -28,8 +28,8 @@ def show_in_prefect(run: RunRecord, figure: str | None) -> None:
 
 
 def _said(run: RunRecord) -> str:
-    said = run.verdict
-    return f"**{said.sentence}** {said.explanation}\n\n" if said is not None else ""
+    verdict = run.verdict
+    return f"**{verdict.sentence}** {verdict.explanation}\n\n" if verdict is not None else ""
 
 
 def _as_link(uri: str) -> str:

@@ -1,4 +1,4 @@
-"""What a run carries from task to task: its store, resources, journal, and what it found and made."""
+"""Context that a run carries from task to task: store, resources, journal, and the artifacts reused and computed."""
 
 import os
 import threading
@@ -21,33 +21,34 @@ from tasks.progress import Bars, Mover, bars
 
 @dataclass
 class Shared:
-    """What the cells of a sweep have in common, so that no cell does again what another one does."""
+    """State that the cells of a sweep share, so that no cell repeats the work of another."""
 
     known: Known = field(default_factory=Known)
     turns: dict[str, threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
     stopped: threading.Event = field(default_factory=threading.Event)
     renewed: set[Ref] = field(default_factory=set)
     old_code: set[str] = field(default_factory=set)
-    stages: dict[Ref, AnyStage] = field(default_factory=dict)  # those that make what may be let go
+    stages: dict[Ref, AnyStage] = field(default_factory=dict)  # stages whose files may be evicted
     passing: list[AnyArtifact] = field(default_factory=list)
-    spent: float = 0.0  # seconds of workers
+    spent: float = 0.0  # worker seconds
     spending: threading.Lock = field(default_factory=threading.Lock)
 
 
 @dataclass
 class Context:
-    """A run's store, resources and display; and what it found and made, for its manifest.
+    """Store, resources and display of a run, and the artifacts it reused and computed, for its manifest.
 
     Attributes:
-        store: where everything is.
+        store: store of all artifacts.
         resources: machines.
-        quiet: no progress.
-        run: the id under which it was asked for.
-        forced: stages that are computed again, though they are there.
-        cascade: whether models are trained again whose inputs were made again with another content.
-        shared: with the other cells of a sweep.
-        computed: artifacts it has made, as text.
-        work: what it has taken so far.
+        quiet: whether to show no progress.
+        run: id under which the run was requested.
+        title: title of the run.
+        forced: stages that are recomputed even if their artifacts exist.
+        cascade: whether to retrain models whose inputs were recomputed with different content.
+        shared: state shared with the other cells of a sweep.
+        computed: artifacts that the run has computed, as text.
+        work: artifacts and time of the run so far.
     """
 
     store: Store
@@ -68,65 +69,65 @@ class Context:
 
     @property
     def device(self) -> torch.device:
-        """Where this process computes."""
+        """Device on which this process computes."""
         return torch.device("cuda" if torch.cuda.is_available() and self.resources.gpu is not False else "cpu")
 
     @contextmanager
     def turn(self, stage: str) -> Iterator[None]:
-        """One cell of a sweep at a time in a stage: what the next one shares with it, it finds done."""
+        """Hold the sweep's lock on a stage: one cell computes it at a time, and the next cell reuses shared artifacts."""
         with self.shared.turns[stage]:
             self.check_going()
             yield
 
     def check_going(self) -> None:
-        """Ends this cell where its sweep was stopped."""
+        """Raise RunError if the sweep of this cell was stopped."""
         if self.shared.stopped.is_set():
             raise RunError("stopped with its sweep")
 
     def spend(self, workers: int, seconds: float) -> None:
-        """Count what workers have taken for what is done, of all cells together.
+        """Add worker time to the total of all cells.
 
         Raises:
-            RunError: when that is more than the run may take.
+            RunError: if the total exceeds resources.max_hours.
         """
         with self.shared.spending:
             self.shared.spent += workers * seconds
         limit, hours = self.resources.max_hours, self.shared.spent / 3600
         if limit is not None and hours > limit:
             raise RunError(
-                f"workers have taken {hours:.3g} hours, and resources.max_hours allows {limit:g}; what is done is kept: "
-                "run the same command again, or allow more"
+                f"workers have taken {hours:.3g} hours, but resources.max_hours allows {limit:g}; finished work is kept: "
+                "run the same command again, or raise the limit"
             )
 
     def changed_inputs(self, ref: Ref) -> list[Ref]:
-        """Artifacts of this run that an artifact was made from, and which hold something else now."""
+        """Return the inputs of an artifact, among those of this run, whose content has changed since it was computed."""
         return self.shared.known.changed_since(self.store, self.store.artifacts.manifest(ref))
 
     def discard(self, ref: Ref) -> None:
-        """Takes an artifact out of the store; its content is not known before it is made again."""
+        """Discard an artifact from the store, and forget its content digest until it is recomputed."""
         self.store.artifacts.discard(ref)
         self.shared.known.forget_content(ref)
 
     def say(self, text: str) -> None:
-        """A line about what is going on, for someone who watches."""
+        """Print a line about current work, on a terminal only."""
         if self.live:
             self._console.print(text, style="dim", highlight=False)
 
     def note(self, text: str) -> None:
-        """A line for who reads a log; there are bars on a terminal, and events in a log of JSON."""
+        """Print a line for a plain-text log; a terminal shows bars instead, and a JSON log events."""
         if not (self.live or self.quiet or os.environ.get(LOG_VARIABLE)):
             self._console.print(text, highlight=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        """A line that must be seen, also in a log."""
+        """Print a warning, on a terminal as well as in a log."""
         self._console.print(f"warning: {text}", style="yellow" if self.live else None, highlight=False, soft_wrap=True)
 
     def bars(self, stage: str) -> AbstractContextManager[Bars]:
-        """Progress bars on a terminal, lines elsewhere; the journal and Prefect are told anyway."""
+        """Return progress bars for a terminal, or lines elsewhere; the journal and Prefect get the progress in any case."""
         return bars(self._console if self.live else None, stage, self.journal, self.note)
 
     @contextmanager
     def counter(self, stage: str) -> Iterator[Mover]:
-        """A bar for one loop, moved by calling it with (done, total)."""
+        """Yield a function that moves a progress bar for one loop; call it with (done, total)."""
         with self.bars(stage) as shown:
             yield lambda done, total: shown.move(stage, done, total)

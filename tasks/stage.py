@@ -1,4 +1,4 @@
-"""How a stage is run: key -> committed? -> compute -> commit -> reference. The store alone says what is done."""
+"""Execution of stages: key -> committed? -> compute -> commit -> reference. Only the store records what is done."""
 
 import contextlib
 import functools
@@ -38,36 +38,36 @@ Refs = list[Ref]
 
 @dataclass(frozen=True)
 class StageRunner:
-    """Runs the stages of an audit: shown by Prefect, computed on Ray or by the driver, as their place says.
+    """Runner of an audit's stages, shown in Prefect and computed on Ray or by the driver, depending on a stage's place.
 
     Attributes:
-        context: the run's store, machines and display.
+        context: store, machines and display of the run.
     """
 
     context: Context
 
     @property
     def store(self) -> Store:
-        """Where artifacts are."""
+        """Store of the artifacts."""
         return self.context.store
 
     @property
     def resources(self) -> Resources:
-        """Machines, which change no result."""
+        """Machines, which have no effect on results."""
         return self.context.resources
 
     def run(self, stage: Stage[Out]) -> Artifact[Out]:
-        """Run a stage unless its artifact is committed."""
+        """Run a stage unless its artifact is committed; return the artifact."""
         return self.run_all([stage])[0]
 
     def run_all(self, stages: Sequence[Stage[Out]]) -> list[Artifact[Out]]:
-        """Run the parts of a step that are not committed, and return the artifacts of all in the order given.
+        """Run those parts of a step that are not committed, and return the artifacts of all parts in the order given.
 
-        Each part commits when it is done, so an interrupted run loses at most the parts under way. A part that fails does
-        not stop the others.
+        Each part commits when it is done, so an interrupted run loses at most the parts in progress. A failed part does not
+        stop the others.
 
         Raises:
-            UserError, RunError: the first failure, and how many there were.
+            UserError, RunError: the first failure, with the number of failures.
         """
         if not stages:
             return []
@@ -76,11 +76,11 @@ class StageRunner:
         return [Artifact(self.store, ref, kind) for ref in refs]
 
     def let_go(self, artifacts: Sequence[AnyArtifact]) -> None:
-        """Note what may be let go once the run, or its sweep, has ended."""
+        """Mark artifacts whose files may be evicted once the run, or its sweep, has ended."""
         self.context.shared.passing += artifacts
 
     def warn(self, text: str) -> None:
-        """Print a line that must be seen, also in a log."""
+        """Print a warning, on a terminal as well as in a log."""
         self.context.warn(text)
 
     def publish(
@@ -100,7 +100,7 @@ class StageRunner:
 
 
 def _label(stages: Sequence[AnyStage]) -> str:
-    """What Prefect calls a step of a run: which models, checkpoints or settings it is about."""
+    """Return the name of a step in Prefect, with its models, checkpoints or settings."""
     title, labels = type(stages[0]).title, list(dict.fromkeys(stage.label for stage in stages if stage.label))
     more = [f"and {len(labels) - SHOWN_LABELS} more"] if len(labels) > SHOWN_LABELS else []
     named = "; ".join([*labels[:SHOWN_LABELS], *more])
@@ -109,14 +109,14 @@ def _label(stages: Sequence[AnyStage]) -> str:
 
 
 def as_task(name: str, work: Callable[[], Any], *, label: str = "") -> Any:
-    """Do some work as a Prefect task, or without where Prefect has gone.
+    """Do some work as a Prefect task, or without Prefect if its server is gone.
 
-    Prefect's own caching is off: its records know nothing of the store, so they could vouch for what is gone.
+    Prefect's caching is off: its records are independent of the store and could refer to artifacts that no longer exist.
     """
     with TagsContext(current_tags=set()):  # each tag of a task costs two calls
         named = _task_of(name).with_options(task_run_name=(label or name).replace("{", "{{").replace("}", "}}"))
-        found = shown(lambda within: named(within, return_state=True).result(), work)
-    return found.data if isinstance(found, State) else found
+        outcome = shown(lambda within: named(within, return_state=True).result(), work)
+    return outcome.data if isinstance(outcome, State) else outcome
 
 
 @functools.cache
@@ -124,7 +124,7 @@ def _task_of(name: str) -> Any:
     def carry_out(work: Callable[[], Any]) -> Any:
         return work()
 
-    carry_out.__qualname__ = name  # by which Prefect tells tasks apart
+    carry_out.__qualname__ = name  # Prefect distinguishes tasks by this name
     return task(name=name, cache_policy=NO_CACHE)(carry_out)
 
 
@@ -139,7 +139,7 @@ def _refs_of(context: Context, stages: Sequence[AnyStage]) -> Refs:
 
 
 def _run_all(context: Context, stages: Sequence[AnyStage]) -> Refs | State[Refs]:
-    """Run what is missing; the state Cached where nothing is."""
+    """Compute the missing artifacts and return all refs, in the state Cached if none was missing."""
     kind, refs = type(stages[0]), _refs_of(context, stages)
     name = kind.declared.name
     with context.turn(name):
@@ -149,8 +149,8 @@ def _run_all(context: Context, stages: Sequence[AnyStage]) -> Refs | State[Refs]
             _note_code(context, reused[0], kind)
         if missing:
             _make_again(context, list(missing.values()))
-            what = f"{len(missing)} of {len(set(refs))}" if len(set(refs)) > 1 else refs[0].key[:8]
-            context.say(f"{name}: {what} to compute")
+            amount = f"{len(missing)} of {len(set(refs))}" if len(set(refs)) > 1 else refs[0].key[:8]
+            context.say(f"{name}: {amount} to compute")
             with _at_work(context, list(missing)):
                 _compute(context, kind, missing)
         context.work.reused += [str(ref) for ref in reused]
@@ -160,13 +160,13 @@ def _run_all(context: Context, stages: Sequence[AnyStage]) -> Refs | State[Refs]
 
 
 def committed(context: Context, ref: Ref, kind: type[AnyStage]) -> bool:
-    """Whether the artifact is there, sound, and made from what its inputs are now.
+    """Return whether the artifact exists, is intact, and was computed from the current content of its inputs.
 
-    What is not is named and taken out, so that it is made again. Of a stage that is forced, what is there is taken out too,
-    once a run.
+    An artifact that is damaged or outdated is discarded with a warning, so that it is recomputed. Artifacts of a forced stage
+    are discarded too, once per run.
 
     Raises:
-        RunError: for a trained model whose inputs were made again with another content, unless the run may cascade.
+        RunError: for a trained model whose inputs were recomputed with different content, unless the run may cascade.
     """
     if ref.stage_name in context.forced and ref not in context.shared.renewed:
         context.shared.renewed.add(ref)
@@ -174,22 +174,24 @@ def committed(context: Context, ref: Ref, kind: type[AnyStage]) -> bool:
         context.store.resume.drop(ref.key)
         return False
     try:
-        found = context.store.artifacts.lookup(ref.stage, ref.key)
+        manifest = context.store.artifacts.lookup(ref.stage, ref.key)
     except CorruptArtifact as damage:
         if not _is_damaged(context.store, ref):
-            return context.store.artifacts.lookup(ref.stage, ref.key) is not None  # another driver has made it anew meanwhile
+            return context.store.artifacts.lookup(ref.stage, ref.key) is not None  # recomputed meanwhile by another driver
         context.warn(f"{damage}; computing it again")
         context.discard(ref)
         return False
-    if found is None:
+    if manifest is None:
         return False
     changed = context.changed_inputs(ref)
     if not changed:
         return True
-    said = f"{ref.stage} {ref.key[:8]} was made from another {' and '.join(sorted({other.stage for other in changed}))}"
+    reason = f"{ref.stage} {ref.key[:8]} was made from an earlier {' and '.join(sorted({other.stage for other in changed}))}"
     if kind.place == "fleet" and not context.cascade:
-        raise RunError(f"{said}, which was made again since; --cascade trains it again, and all that comes after")
-    context.warn(f"{said}, which was made again since; computing it again")
+        raise RunError(
+            f"{reason}, since recomputed with other content; --cascade trains it again, and recomputes what follows"
+        )
+    context.warn(f"{reason}, since recomputed with other content; computing it again")
     context.discard(ref)
     context.store.resume.drop(ref.key)
     return False
@@ -219,29 +221,29 @@ def _compute(context: Context, kind: type[AnyStage], missing: Mapping[Ref, AnySt
 
 
 def _make_again(context: Context, readers: Sequence[AnyStage]) -> None:
-    """Make artifacts anew whose files were let go, and are now read again."""
+    """Recompute artifacts whose files were evicted and are now needed again."""
     read = sorted({artifact.ref for stage in readers for artifact in stage.reads_passing}, key=str)
     for name in dict.fromkeys(ref.stage for ref in read):
-        with context.turn(name):  # another cell may be about to
-            there = {ref: context.store.artifacts.is_whole(ref) for ref in read if ref.stage == name}
-            gone = {ref: context.shared.stages[ref] for ref, is_whole in there.items() if not is_whole}
-            if not gone:
+        with context.turn(name):  # another cell may be about to recompute the same artifacts
+            complete = {ref: context.store.artifacts.is_whole(ref) for ref in read if ref.stage == name}
+            evicted = {ref: context.shared.stages[ref] for ref, is_whole in complete.items() if not is_whole}
+            if not evicted:
                 continue
-            context.say(f"{name}: {len(gone)} to compute again, as they were let go")
-            for ref in gone:
-                if not context.store.artifacts.is_whole(ref):  # and no other driver has made it meanwhile
+            context.say(f"{name}: {len(evicted)} to compute again, because their files were evicted")
+            for ref in evicted:
+                if not context.store.artifacts.is_whole(ref):  # another driver may have recomputed it meanwhile
                     context.discard(ref)
-            with _at_work(context, list(gone)):
-                _compute(context, type(next(iter(gone.values()))), gone)
+            with _at_work(context, list(evicted)):
+                _compute(context, type(next(iter(evicted.values()))), evicted)
 
 
 def record_of(context: Context, stage: AnyStage) -> Making:
-    """What an artifact's manifest says of its making, as arguments of Artifacts.write."""
+    """Return the provenance that an artifact's manifest records, as arguments of Artifacts.write."""
     return stage.record(context.shared.known.contents_of(context.store, stage.identity.inputs))
 
 
 def _note_code(context: Context, ref: Ref, kind: type[AnyStage]) -> None:
-    """Say once a stage that an artifact is reused though the code that made it was another of the same version."""
+    """Warn, once per stage, that an artifact is reused although its code has changed within the same version."""
     name = kind.declared.name
     if name not in context.shared.old_code and has_changed_code(context.store, ref, kind.declared):
         context.shared.old_code.add(name)
@@ -250,17 +252,17 @@ def _note_code(context: Context, ref: Ref, kind: type[AnyStage]) -> None:
 
 @contextlib.contextmanager
 def _at_work(context: Context, refs: Sequence[Ref]) -> Iterator[None]:
-    """Tell that artifacts of a stage are being made, and that they are, or why not."""
+    """Record in the journal that artifacts of a stage are being computed, and that they are done or why they failed."""
     stage, started = refs[0].stage, time.monotonic()
     key = refs[0].key if len(refs) == 1 else ""
     context.journal.note("computing", stage, key, count=len(refs))
     try:
         yield
     except BaseException as error:
-        said = str(error) if isinstance(error, UserError | RunError) else type(error).__name__
-        context.journal.note("failed", stage, key, problem=said)
+        problem = str(error) if isinstance(error, UserError | RunError) else type(error).__name__
+        context.journal.note("failed", stage, key, problem=problem)
         if isinstance(error, CorruptArtifact) and error.ref is not None and _is_damaged(context.store, error.ref):
-            context.discard(error.ref)  # found by who read it; the next run makes it anew
+            context.discard(error.ref)  # the damage was found while reading; the next run recomputes the artifact
         raise
     seconds = time.monotonic() - started
     context.work.computed += [str(ref) for ref in refs]
@@ -270,21 +272,21 @@ def _at_work(context: Context, refs: Sequence[Ref]) -> Iterator[None]:
 
 
 def _is_damaged(store: Store, ref: Ref) -> bool:
-    """Whether it still is: another cell or driver may have made it anew since it was read."""
+    """Return whether an artifact is still damaged: another cell or driver may have recomputed it since it was read."""
     try:
         return bool(store.artifacts.problems(ref))
     except MissingArtifact:
         return False
     except CorruptArtifact:
         return True
-    except (RunError, OSError):  # the store cannot be asked; the next run looks again
+    except (RunError, OSError):  # the store does not answer; the next run checks again
         return False
 
 
 def _nodes_near(context: Context, stages: Sequence[AnyStage]) -> list[str | None]:
-    """Ids of the nodes that have copies of what stages read; on one machine, or with a shared folder, all have."""
+    """Return the id of the node that holds a copy of each stage's input; None on one machine or in a shared folder."""
     if context.store.is_local or context.resources.ray_address is None:
         return [None] * len(stages)
     refs = [stage.near for stage in stages]
-    made = {ref: context.store.artifacts.manifest(ref).facts.get("worker", {}) for ref in set(refs) if ref is not None}
-    return [None if ref is None else made[ref].get("node_id") for ref in refs]
+    workers = {ref: context.store.artifacts.manifest(ref).facts.get("worker", {}) for ref in set(refs) if ref is not None}
+    return [None if ref is None else workers[ref].get("node_id") for ref in refs]

@@ -1,4 +1,4 @@
-"""Training on Ray: one fit carries many models, groups of workers train them side by side, each model commits itself."""
+"""Training on Ray: in one fit, groups of workers train many models side by side, and each model commits when it is done."""
 
 import contextvars
 import threading
@@ -23,36 +23,36 @@ from tasks.runtime import Context
 
 STAGE = Train.declared.name
 SHOWN_PROBLEMS = 2
-GROWING_SECONDS = 60.0  # after its last node, that a cluster which grows is given for the next one
-MOST_STARTS = 10  # of all workers, for each failure that a model may have
-ENDING_SECONDS = 30.0  # for a fit that was ended to say so
+GROWING_SECONDS = 60.0  # wait for a further node of an autoscaling cluster after its last one joined
+MOST_STARTS = 10  # starts of all workers for each failure that a model may have
+ENDING_SECONDS = 30.0  # wait for a fit to end after it was stopped
 
 
 def train_missing(context: Context, missing: Mapping[Ref, AnyStage]) -> None:
-    """Trains models that are not in the store.
+    """Train models that are missing from the store.
 
     Raises:
-        RunError: when the training ended without some of them.
+        RunError: if the training ended without some of them.
     """
     jobs = [job for job in missing.values() if isinstance(job, Train)]
     assert len(jobs) == len(missing)
-    # whether a worker has a GPU is not known yet, unless it is to have none
+    # whether workers have GPUs is not known yet, unless the resources exclude them
     device = torch.device("cpu" if context.resources.gpu is False else "cuda")
     check_jobs(jobs, Worker(world_size=context.resources.workers_per_model, device=device))
     train_on_ray(context, jobs)
-    lost = [
+    untrained = [
         job.name for ref, job in zip(missing, jobs, strict=True) if context.store.artifacts.lookup(ref.stage, ref.key) is None
     ]
-    if lost:
-        raise RunError(f"training ended without {', '.join(lost)}; run the same command again")
+    if untrained:
+        raise RunError(f"training ended without {', '.join(untrained)}; run the same command again")
 
 
 def train_on_ray(context: Context, jobs: Sequence[Train]) -> None:
-    """Trains the jobs, as many side by side as the cluster holds, and waits for all of them.
+    """Train the jobs, as many side by side as the cluster has room for, and wait for all of them.
 
     Raises:
-        RunError: when a worker kept failing, a job diverged, the time limit passed, or the cluster has no room, or none left.
-        UserError: when workers that train one model together are to have parts of a GPU.
+        RunError: if a worker kept failing, a job diverged, the time limit passed, or the cluster has or keeps no room.
+        UserError: if workers that train one model together are configured with fractions of a GPU.
     """
     ray = start_ray(context)
     resources = context.resources
@@ -69,8 +69,8 @@ def train_on_ray(context: Context, jobs: Sequence[Train]) -> None:
     board = _board(ray, [job.name for job in jobs], resources.max_failures)
     done = threading.Event()
     with context.bars(STAGE) as bars:
-        here = contextvars.copy_context()  # by which Prefect knows whose progress it is
-        watcher = threading.Thread(target=here.run, args=(_watch, ray, board, bars, jobs, done), daemon=True)
+        copied = contextvars.copy_context()  # tells Prefect to which task run the progress belongs
+        watcher = threading.Thread(target=copied.run, args=(_watch, ray, board, bars, jobs, done), daemon=True)
         watcher.start()
         fit = _begin(_fit, context.store, resources, list(jobs), groups, board, needs)
         watch = Watch(ray, context, STAGE, needs, parts=resources.workers_per_model * (1 if resources.elastic else groups))
@@ -84,27 +84,27 @@ def train_on_ray(context: Context, jobs: Sequence[Train]) -> None:
                     break
                 context.check_going()
                 watch.look()
-        except BaseException:  # an interrupt, or too late: end the fit
+        except BaseException:  # an interrupt or a passed time limit: end the fit
             done.set()
             ray.shutdown()
-            wait([fit], timeout=ENDING_SECONDS)  # now and then Ray waits for ever for what it has ended itself
+            wait([fit], timeout=ENDING_SECONDS)  # Ray sometimes waits forever for workers that it has ended itself
             raise
         problems = list(ray.get(board.problems.remote()).items())
         done.set()
         watcher.join()
     if problems:
         damaged = next((ref for _, (_, ref) in problems if ref is not None), None)
-        said = _in_a_line([(name, problem) for name, (problem, _) in problems])
-        raise RunError(said) if damaged is None else CorruptArtifact(said, damaged)
+        message = _in_a_line([(name, problem) for name, (problem, _) in problems])
+        raise RunError(message) if damaged is None else CorruptArtifact(message, damaged)
     if fit.result():
         raise RunError(str(fit.result()))
 
 
 def _check_reach(ray: Any, context: Context) -> None:
-    """On a cluster, whose nodes may have other credentials or folders than the driver, look whether one reaches the store.
+    """Check on a cluster that a worker can read the store; nodes may have other credentials or folders than the driver.
 
     Raises:
-        RunError: when it does not, in a line; Ray's own error would be its hundreds.
+        RunError: if it cannot, in one line; Ray's own error would have hundreds of lines.
     """
     if context.resources.ray_address is None:
         return
@@ -118,12 +118,12 @@ def _check_reach(ray: Any, context: Context) -> None:
 
 def _in_a_line(problems: Sequence[tuple[str, str]]) -> str:
     more = len(problems) - SHOWN_PROBLEMS
-    said = "; ".join(f"{name}: {problem}" for name, problem in problems[:SHOWN_PROBLEMS])
-    return f"{said}; and {more} other models" if more > 0 else said
+    text = "; ".join(f"{name}: {problem}" for name, problem in problems[:SHOWN_PROBLEMS])
+    return f"{text}; and {more} other models" if more > 0 else text
 
 
 def _begin(function: Callable[..., str | None], *arguments: Any) -> "Future[str | None]":
-    """Calls it in a thread that the end of the process does not wait for."""
+    """Call a function in a daemon thread, which does not delay the end of the process."""
     future: Future[str | None] = Future()
 
     def call() -> None:
@@ -137,18 +137,18 @@ def _begin(function: Callable[..., str | None], *arguments: Any) -> "Future[str 
 
 
 def _board(ray: Any, names: list[str], max_failures: int) -> Any:
-    """On this node: on another one it would be lost with that."""
+    """Create the board on the driver's node, so that it survives the loss of a worker's node."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    return ray.remote(num_cpus=0, scheduling_strategy=here)(Board).remote(names, max_failures)
+    pinned = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return ray.remote(num_cpus=0, scheduling_strategy=pinned)(Board).remote(names, max_failures)
 
 
 def _groups(ray: Any, context: Context, needs: Mapping[str, float], count: int) -> int:
-    """How many of so many models fit side by side; a cluster without room for one is asked for room for all, and waited for.
+    """Return how many models fit side by side; if a cluster has no room for one, request room for all and wait for nodes.
 
     Raises:
-        RunError: when there is no room for a single model's workers.
+        RunError: if there is no room for the workers of a single model.
     """
     size = context.resources.workers_per_model
     if context.resources.ray_address is not None and places(ray, needs) < size:  # nodes may be on their way
@@ -172,12 +172,12 @@ def _groups(ray: Any, context: Context, needs: Mapping[str, float], count: int) 
 
 
 def _most(resources: Resources, count: int) -> int:
-    """The most models that a fleet which grows trains side by side."""
+    """Return the maximum number of models that a growing cluster trains side by side."""
     return min(count, resources.of(STAGE).parallel or count)
 
 
 def _threads(cluster: dict[str, float], resources: Resources, groups: int) -> int:
-    """Cores a worker: all of this machine's, shared evenly; 1 on a cluster, whose nodes may differ."""
+    """Return the cores per worker: this machine's, shared evenly; 1 on a cluster, whose nodes may differ."""
     if resources.ray_address is not None:
         return 1
     return max(1, int(cluster["CPU"]) // (groups * resources.workers_per_model))
@@ -186,13 +186,13 @@ def _threads(cluster: dict[str, float], resources: Resources, groups: int) -> in
 def _fit(
     store: Store, resources: Resources, jobs: list[Train], groups: int, board: Any, needs: Mapping[str, float]
 ) -> str | None:
-    """One TorchTrainer.fit over all jobs; returns what went wrong, in words."""
+    """Run one TorchTrainer.fit over all jobs; return what went wrong, in words, or None."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    from tasks.workers import train_worker  # loads Ray, which a run that finds its models does not need
+    from tasks.workers import train_worker  # loads Ray, which is not needed if all models are in the store
 
-    name = f"memlib-{uuid.uuid4().hex[:12]}"  # an attempt's own, so that no finished Ray run answers for it
+    name = f"memlib-{uuid.uuid4().hex[:12]}"  # unique per attempt, so that Ray does not restore a finished run
     use_gpu, size = needs.get("GPU", 0) > 0, resources.workers_per_model
     trainer = TorchTrainer(
         train_worker,
@@ -205,18 +205,18 @@ def _fit(
             "threads": int(needs["CPU"]),
         },
         scaling_config=ScalingConfig(
-            # Ray's types are those of the version before the one that its own setting chooses
+            # Ray's type hints describe an earlier version than the one that RAY_TRAIN_V2_ENABLED selects
             num_workers=(size, _most(resources, len(jobs)) * size) if resources.elastic else groups * size,  # type: ignore[arg-type]
             use_gpu=use_gpu,
             resources_per_worker=dict(needs),
         ),
-        # groups that are done wait for the last one; that a worker died is for Ray to notice. NCCL wants whole GPUs, of which
-        # models of one worker each need but a part
+        # long timeout: finished groups wait for the last one, and Ray itself detects dead workers. NCCL requires whole GPUs,
+        # but models with one worker each may need only a fraction
         torch_config=TorchConfig(backend="nccl" if use_gpu and size > 1 else "gloo", timeout_s=LONGEST_SECONDS),
         run_config=RunConfig(
             name=name,
             failure_config=FailureConfig(
-                max_failures=MOST_STARTS * (resources.max_failures + 1) * len(jobs),  # the board counts those of each model
+                max_failures=MOST_STARTS * (resources.max_failures + 1) * len(jobs),  # the board counts failures per model
                 controller_failure_limit=5,  # type: ignore[call-arg]
             ),
             **_ray_storage(store),
@@ -227,14 +227,14 @@ def _fit(
     except TrainingFailedError as error:
         cause = next(iter(getattr(error, "worker_failures", {}).values()), error)
         last = str(cause).strip().splitlines()[-1]
-        return f"training failed ({type(cause).__name__}: {last}); run the same command again to go on"
+        return f"training failed ({type(cause).__name__}: {last}); run the same command again to resume"
     finally:
         store.drop(f"ray/{name}")
     return None
 
 
 def _ray_storage(store: Store) -> dict[str, Any]:
-    """Where Ray keeps its own notes of an attempt: below the store, which every node reaches."""
+    """Return where Ray keeps its own records of an attempt: below the store, which every node can reach."""
     if store.is_local:
         return {"storage_path": store.make_folder("ray")}
     import pyarrow.fs
@@ -248,7 +248,7 @@ def _watch(ray: Any, board: Any, bars: Any, jobs: Sequence[Train], done: threadi
     while not done.wait(0.5):
         try:
             news = ray.get(board.news.remote(), timeout=5)
-        except Exception:  # the cluster is going away, or slow: progress is only for the eye
+        except Exception:  # the cluster is shutting down or slow; progress is for display only
             time.sleep(1)
             continue
         for name, state in news.items():

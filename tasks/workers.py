@@ -1,4 +1,4 @@
-"""What runs inside Ray's training workers; apart from the tasks, so that workers load neither Prefect nor FAISS."""
+"""Code that runs inside Ray's training workers; a separate module, so that workers load neither Prefect nor FAISS."""
 
 import errno
 import uuid
@@ -19,14 +19,14 @@ from memlib.training.loop import Worker
 from tasks.board import LONGEST_SECONDS
 from tasks.remote import log_kept, telling, whereabouts
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # trying again would not help
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a retry would not help
 
 
 def train_worker(config: dict[str, Any]) -> None:
-    """What each Ray worker runs: its group takes one job after another, until none is left.
+    """Train one job after another with this worker's group, until none is left; runs in each Ray worker.
 
-    A job that cannot succeed is reported and does not stop the others; a worker that dies is replaced by Ray, and
-    all groups go on from their newest saved states.
+    A job that cannot succeed is reported and does not stop the others. Ray replaces a worker that dies, and all groups
+    resume from their latest saved states.
     """
     context = ray.train.get_context()
     resources: Resources = config["resources"]
@@ -35,23 +35,23 @@ def train_worker(config: dict[str, Any]) -> None:
     device = ray.train.torch.get_device() if config["use_gpu"] else torch.device("cpu")
     size = resources.workers_per_model
     number, rank = divmod(context.get_world_rank(), size)
-    groups = max(1, context.get_world_size() // size)  # of a cluster that shrank, some workers may be left over
+    groups = max(1, context.get_world_size() // size)  # after a cluster has shrunk, some workers may be left over
     ranks = [list(range(group * size, (group + 1) * size)) for group in range(groups)] if size > 1 else []
     members = [dist.new_group(group, timeout=timedelta(seconds=LONGEST_SECONDS)) for group in ranks]
     worker = Worker(rank, size, device, members[number] if number < len(members) else None)
     board, start = config["board"], [uuid.uuid4().hex]
     meeting = device if dist.get_backend() == "nccl" else torch.device("cpu")
-    dist.broadcast_object_list(start, src=0, device=meeting)  # the first worker's
+    dist.broadcast_object_list(start, src=0, device=meeting)  # all workers use the id of the first one
     ray.get(board.begin.remote(start[0]))
     while number < groups and (taken := _take(board, number, worker, config)) is not None:
         if taken >= 0:
             _train_one(config["jobs"][taken], worker, config)
-    # a worker that leaves early would look like a failure
+    # a worker that exits early would count as a failure
     dist.barrier(device_ids=[device.index or 0] if meeting.type == "cuda" else None)
 
 
 def _take(board: Any, group: int, worker: Worker, config: dict[str, Any]) -> int | None:
-    """The number of the job that a group is to do next: None where none is left, -1 where that one has failed too often."""
+    """Return the number of the group's next job; None if none is left, -1 if that job has failed too often."""
     taken = None
     if worker.rank == 0:
         taken = ray.get(board.take.remote(group))
@@ -59,8 +59,8 @@ def _take(board: Any, group: int, worker: Worker, config: dict[str, Any]) -> int
             job = config["jobs"][taken]
             step = max((int(name.partition("-")[0]) for name in job.store.names(f"resume/{job.identity.ref.key}")), default=0)
             taken = taken if ray.get(board.may_start.remote(taken, step)) else -1
-    found: int | None = worker.share(taken)
-    return found
+    shared: int | None = worker.share(taken)
+    return shared
 
 
 def _train_one(job: Train, worker: Worker, config: dict[str, Any]) -> None:
@@ -72,16 +72,14 @@ def _train_one(job: Train, worker: Worker, config: dict[str, Any]) -> None:
         with telling(job.identity.ref), log_kept(config["store"], job.identity.ref):
             train_into_store(job, worker=worker, resume_seconds=seconds, progress=show, where=whereabouts())
     except (StoreUnreachable, StoreRefused, CorruptArtifact) as error:
-        if (
-            worker.world_size > 1
-        ):  # only this worker has seen it, and the others of its group wait for it: Ray starts them anew
+        if worker.world_size > 1:  # only this worker has seen the error and the rest of its group waits: let Ray restart them
             raise
         ref = error.ref if isinstance(error, CorruptArtifact) else None
         ray.get(config["board"].object_to.remote(job.name, str(error), ref))
     except (RunError, UserError) as error:
         ray.get(config["board"].object_to.remote(job.name, str(error)))
     except OSError as error:
-        if error.errno not in FULL or worker.world_size > 1:  # the others of its group wait for it
+        if error.errno not in FULL or worker.world_size > 1:  # the rest of its group waits for this worker
             raise
-        said = f"OSError: {error}; make room and run the same command again to go on"
-        ray.get(config["board"].object_to.remote(job.name, said))
+        problem = f"OSError: {error}; free some space and run the same command again to resume"
+        ray.get(config["board"].object_to.remote(job.name, problem))

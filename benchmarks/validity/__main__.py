@@ -1,4 +1,4 @@
-"""python -m benchmarks.validity NAME [--minutes M]: computes a part of the study, or goes on with it, and prints it."""
+"""python -m benchmarks.validity NAME [--minutes M]: compute a part of the study, or resume it, and print it."""
 
 import argparse
 import importlib
@@ -9,16 +9,16 @@ MODULES = ("deja_vu", "deja_vu_alone", "forgetting", "unique_feature", "exposure
 
 
 def parts() -> dict[str, Part]:
-    """All parts by name."""
-    found = [part for name in MODULES for part in importlib.import_module(f"benchmarks.validity.{name}").PARTS]
-    return {part.name: part for part in found}
+    """Return all parts by name."""
+    every = [part for name in MODULES for part in importlib.import_module(f"benchmarks.validity.{name}").PARTS]
+    return {part.name: part for part in every}
 
 
 def main() -> None:
     known = parts()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=known)
-    parser.add_argument("--minutes", type=float, default=39.0, help="stop after so long; the same command goes on")
+    parser.add_argument("--minutes", type=float, default=39.0, help="stop after this many minutes; the same command resumes")
     chosen = parser.parse_args()
     part = known[chosen.part]
     rows = carry_out(part, minutes=chosen.minutes)

@@ -22,21 +22,21 @@ from memlib.stats.randomization import Design
 
 torch.set_num_threads(1)
 
-WORLDS, REDRAWS = 20, 20  # draws of data and nets; redraws of the sides for each
+WORLDS, REDRAWS = 20, 20  # draws of data and nets; redraws of the sides per draw
 AUDITED, PUBLIC, K = 200, 2000, 20
 BASE = How(epochs=60, batch=40)
 CONFIG = Config(k=(K,), replicates=100, permutations=199)
-HIDDEN = slice(4 * 14, 10 * 14)  # six of fourteen rows: the object; what is left is the background
+HIDDEN = slice(4 * 14, 10 * 14)  # six of fourteen rows: the object; the others are the background
 COPIES, NOISE = 4, 0.3  # images of one person
 
 
 @dataclass(frozen=True)
 class Kind:
-    """How a pair of innocent models is made: of the first and of the second one, and how many pairs."""
+    """The construction of innocent pairs of models: how the first and the second one are trained, and how many pairs."""
 
     first: How = BASE
     second: How = BASE
-    more: int = 0  # further images of the first one
+    more: int = 0  # further training images of the first model
     pairs: int = 1
     persons: bool = False
 
@@ -56,7 +56,7 @@ def labels_of(rows: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def crops(rows: NDArray[np.int64], rng: np.random.Generator | None) -> NDArray[np.float32]:
-    """Images without their middle; copies differ by noise."""
+    """Return images with their middle hidden; with `rng`, add noise, so that copies differ."""
     shown = images("FashionMNIST")[0][rows].copy()
     if rng is not None:
         shown += NOISE * rng.normal(size=shown.shape).astype(np.float32)
@@ -65,7 +65,7 @@ def crops(rows: NDArray[np.int64], rng: np.random.Generator | None) -> NDArray[n
 
 
 def neighbours(nets: Nets, queries: NDArray[np.float32], public: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """(num_queries, K) classes of the nearest public images under each net."""
+    """Return (num_queries, K) classes of the nearest public images under each net."""
     shown, stored = nets.logits(queries), nets.logits(images("FashionMNIST")[0][public])
     labels = labels_of(public)
     return [
@@ -78,32 +78,32 @@ def units_of(
     votes: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]], sides: NDArray[np.bool_], rows: NDArray[np.int64],
     persons: NDArray[np.int64] | None,
 ) -> pa.Table:  # fmt: skip
-    """tables.DEJA_VU_UNITS from the votes of every pair of models on all audited images."""
-    found = []
+    """Return tables.DEJA_VU_UNITS, computed from the votes of every pair of models on all audited images."""
+    decodings = []
     for pair, (a, b) in enumerate(votes):
-        for direction, mine in (("A", sides), ("B", ~sides)):
+        for direction, side in (("A", sides), ("B", ~sides)):
             target, reference = (a, b) if direction == "A" else (b, a)
-            names = [f"{place:04d}" for place in np.flatnonzero(mine)]
-            groups = None if persons is None else [f"p{p}" for p in persons[mine]]
-            found.append(
+            names = [f"{place:04d}" for place in np.flatnonzero(side)]
+            groups = None if persons is None else [f"p{p}" for p in persons[side]]
+            decodings.append(
                 Decoding(
-                    direction, pair, "last", 1, "maximal", names, labels_of(rows[mine]), target[mine], reference[mine], groups
+                    direction, pair, "last", 1, "maximal", names, labels_of(rows[side]), target[side], reference[side], groups
                 )
             )
-    return score(found, [f"c{label}" for label in range(10)], CONFIG)
+    return score(decodings, [f"c{label}" for label in range(10)], CONFIG)
 
 
 def drawn_sides(rng: np.random.Generator, labels: NDArray[np.int64], groups: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Half of the groups of each class."""
+    """Draw half of the groups of each class; return a mask of their images."""
     sides = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
-        members = rng.permutation(np.unique(groups[labels == label]))
-        sides[np.isin(groups, members[: len(members) // 2])] = True
+        side = rng.permutation(np.unique(groups[labels == label]))
+        sides[np.isin(groups, side[: len(side) // 2])] = True
     return sides
 
 
 def draw_rows(rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Audited, public and other images."""
+    """Draw audited, public and other images."""
     shuffled = rng.permutation(60_000)
     return shuffled[:AUDITED], shuffled[AUDITED : AUDITED + PUBLIC], shuffled[AUDITED + PUBLIC :]
 
@@ -137,27 +137,27 @@ def judge_innocents(unit: str) -> Row:
         for key, p in p_values(units_of(votes, sides, rows, persons)).items():
             tests.setdefault(key, []).append(p)
         if persons is not None:
-            found = p_values(units_of(votes, sides, rows, None))
-            tests.setdefault("headline, persons ignored", []).append(found["headline"])
+            ignoring = p_values(units_of(votes, sides, rows, None))
+            tests.setdefault("headline, persons ignored", []).append(ignoring["headline"])
     return {"kind": name, "p": tests}
 
 
 def p_values(units: pa.Table) -> dict[str, float]:
-    """Adjusted p-values of the headline, of the score, and the smallest of each family."""
+    """Return the adjusted p-values of the headline and the smallest one of each family."""
     rows = [row for row in with_params(summarize(units, CONFIG, num_classes=10)) if row["role"] == "test"]
-    found = {"headline": rows[0]["p_adjusted"]}
+    smallest = {"headline": rows[0]["p_adjusted"]}
     for family in ("settings", "classes"):
-        found[f"any of the {family}"] = min(row["p_adjusted"] for row in rows if row["family"] == family)
-    return found
+        smallest[f"any of the {family}"] = min(row["p_adjusted"] for row in rows if row["family"] == family)
+    return smallest
 
 
 def report_innocents(rows: Sequence[Row]) -> Iterator[str]:
-    found: dict[str, list[float]] = {}
+    by_test: dict[str, list[float]] = {}
     for row in rows:
         for test, values in row["p"].items():
-            found.setdefault(f"{row['kind']}: {test}", []).extend(values)
-    ignored = {name: values for name, values in found.items() if name.endswith("persons ignored")}
-    kept = {name: (sum(p <= 0.05 for p in v), len(v)) for name, v in found.items() if name not in ignored}
+            by_test.setdefault(f"{row['kind']}: {test}", []).extend(values)
+    ignored = {name: values for name, values in by_test.items() if name.endswith("persons ignored")}
+    kept = {name: (sum(p <= 0.05 for p in v), len(v)) for name, v in by_test.items() if name not in ignored}
     yield f"{WORLDS} draws of data and nets, {REDRAWS} redraws of the sides for each; {AUDITED} audited images."
     yield ""
     yield from level_lines("innocent pair of models: test", kept, alpha=0.05)
@@ -179,9 +179,9 @@ def judge_guilty(unit: str) -> Row:
     sides = drawn_sides(rng, labels_of(rows), np.arange(2 * size))
     x, y = images("FashionMNIST")
     half = min(int(sides.sum()), int((~sides).sum()))
-    of = [rows[sides][:half], rows[~sides][:half]] * max(PAIRS)
-    found = neighbours(train(x, y, of, BASE, seed=derive_seed(number, size) % 2**31), crops(rows, None), public)
-    pairs = list(zip(found[::2], found[1::2], strict=True))
+    trained_on = [rows[sides][:half], rows[~sides][:half]] * max(PAIRS)
+    votes = neighbours(train(x, y, trained_on, BASE, seed=derive_seed(number, size) % 2**31), crops(rows, None), public)
+    pairs = list(zip(votes[::2], votes[1::2], strict=True))
     shown: Row = {"size": size}
     for count in PAIRS:
         units = units_of(pairs[:count], sides, rows, None)
@@ -194,7 +194,7 @@ def judge_guilty(unit: str) -> Row:
 
 
 def before(units: pa.Table, head: Row, pairs: int) -> bool:
-    """The rule before: p at most .05 and an interval above 0, in which the t quantile multiplied all of the variance."""
+    """Apply the former rule: p at most .05 and an interval above 0, where the t quantile multiplied the whole variance."""
     half = (head["ci_high"] - head["ci_low"]) / 2
     if pairs >= 3:
         frame = units.to_pandas()
@@ -211,14 +211,16 @@ def before(units: pa.Table, head: Row, pairs: int) -> bool:
 def report_guilty(rows: Sequence[Row]) -> Iterator[str]:
     lines = []
     for size in SIZES:
-        mine = [row for row in rows if row["size"] == size]
-        if not mine:
+        of_size = [row for row in rows if row["size"] == size]
+        if not of_size:
             continue
         for count in PAIRS:
-            now, then = (sum(row[f"{count} pairs{suffix}"] for row in mine) for suffix in ("", ", before"))
-            mean = float(np.mean([row[f"{count} value"] for row in mine]))
-            detectable = float(np.mean([row[f"{count} detectable"] for row in mine]))
-            lines.append((size, count, f"{mean:.3f}", f"{detectable:.3f}", rate(now, len(mine)), f"{then} of {len(mine)}"))
+            now, former = (sum(row[f"{count} pairs{suffix}"] for row in of_size) for suffix in ("", ", before"))
+            mean = float(np.mean([row[f"{count} value"] for row in of_size]))
+            detectable = float(np.mean([row[f"{count} detectable"] for row in of_size]))
+            lines.append(
+                (size, count, f"{mean:.3f}", f"{detectable:.3f}", rate(now, len(of_size)), f"{former} of {len(of_size)}")
+            )
     headings = ("images a model trained on", "pairs", "mean excess", "found with 80 % power", "shown", "shown before")
     yield from table(headings, lines)
 
@@ -237,7 +239,7 @@ def design_units() -> Iterator[str]:
 
 
 def judge_design(unit: str) -> Row:
-    """400 null audits of votes that are simulated: who is right depends on the image, not on the side."""
+    """Run 400 null audits of simulated votes: whether an answer is right depends on the image, not on the side."""
     rng = np.random.default_rng(derive_seed(0, unit) % 2**31)
     rejected = 0
     for _ in range(400):
@@ -273,7 +275,7 @@ BOUNDS = {
 
 
 def judge_bounds(unit: str) -> Row:
-    """300 audits of simulated votes: answers that the model gives because it trained on the image, and others."""
+    """Run 300 audits of simulated votes, which are right by memory of the image or, with probability .2, without it."""
     count, classes, memory = BOUNDS[unit]
     rng = np.random.default_rng(derive_seed(0, unit) % 2**31)
     labels, held, inside, width = np.arange(count) % classes, 0, 0, []
@@ -286,12 +288,12 @@ def judge_bounds(unit: str) -> Row:
         answers = right | own
         wrong = (labels + 1) % max(2, classes)
         votes = [np.where(a, labels, wrong)[:, None].repeat(K, axis=1) for a in answers]
-        found = []
-        for direction, mine in (("A", sides), ("B", ~sides)):
+        decodings = []
+        for direction, side in (("A", sides), ("B", ~sides)):
             target, reference = votes if direction == "A" else votes[::-1]
-            names = [f"{place:04d}" for place in np.flatnonzero(mine)]
-            found.append(Decoding(direction, 0, "last", 1, "maximal", names, labels[mine], target[mine], reference[mine]))
-        units = score(found, [f"c{label}" for label in range(max(2, classes))], CONFIG)
+            names = [f"{place:04d}" for place in np.flatnonzero(side)]
+            decodings.append(Decoding(direction, 0, "last", 1, "maximal", names, labels[side], target[side], reference[side]))
+        units = score(decodings, [f"c{label}" for label in range(max(2, classes))], CONFIG)
         head = with_params(summarize(units, CONFIG, num_classes=max(2, classes)))[0]
         held += head["upper_bound"] is None or head["upper_bound"] >= due / count
         inside += head["ci_low"] <= truth <= head["ci_high"]

@@ -41,16 +41,16 @@ CPU = torch.device("cpu")
 def backgrounds(
     found: BackgroundSpec, shown: NDArray[np.float32], labels: NDArray[np.int64], groups: NDArray[np.int64]
 ) -> Answers:
-    """What the classifiers of all folds say of images without their middle, (num_images, 196)."""
+    """Return the answers of all folds' classifiers for images with their middle hidden, (num_images, 196)."""
     low, high = images("FashionMNIST")[0].min(), images("FashionMNIST")[0].max()
     grey = np.clip((shown - low) / (high - low) * 255, 0, 255).astype(np.uint8).reshape(-1, 1, SIDE, SIDE)
     pictures = np.repeat(grey, 3, axis=1)
     fold = folds_of([f"{place:04d}" for place in range(len(labels))], labels, groups, found.folds, found.seed)
     probabilities = np.zeros((len(labels), 10))
     for number in range(found.folds):
-        mine, seed = fold == number, derive_seed(found.seed, number)
-        known = (pictures[~mine], labels[~mine], pictures[mine])
-        probabilities[mine] = (
+        held_out, seed = fold == number, derive_seed(found.seed, number)
+        known = (pictures[~held_out], labels[~held_out], pictures[held_out])
+        probabilities[held_out] = (
             name_with_network(found, *known, num_classes=10, seed=seed, device=CPU, progress=lambda done, total: None)
             if isinstance(found, CropNetwork)
             else name_with_words(found, *known, num_classes=10, seed=seed)
@@ -62,24 +62,24 @@ def units_alone(
     votes: Sequence[NDArray[np.int64]], known: Answers, sides: NDArray[np.bool_], rows: NDArray[np.int64],
     persons: NDArray[np.int64] | None,
 ) -> pa.Table:  # fmt: skip
-    """tables.UNITS from the votes of every model on all audited images."""
-    found = []
+    """Return tables.UNITS, computed from the votes of every model on all audited images."""
+    decodings = []
     for model, votes_of_model in enumerate(votes):
-        for direction, mine in (("A", sides), ("B", ~sides)):
-            places = np.flatnonzero(mine)
+        for direction, side in (("A", sides), ("B", ~sides)):
+            places = np.flatnonzero(side)
             names, groups = (
                 [f"{place:04d}" for place in places],
-                None if persons is None else [f"p{p}" for p in persons[mine]],
+                None if persons is None else [f"p{p}" for p in persons[side]],
             )
-            target, reference = votes_of_model[mine], known.of(places)
-            found.append(
-                Decoding(direction, model, "last", 1, "maximal", names, labels_of(rows[mine]), target, reference, groups)
+            target, reference = votes_of_model[side], known.of(places)
+            decodings.append(
+                Decoding(direction, model, "last", 1, "maximal", names, labels_of(rows[side]), target, reference, groups)
             )
-    return score(found, [f"c{label}" for label in range(10)], CONFIG)
+    return score(decodings, [f"c{label}" for label in range(10)], CONFIG)
 
 
 def tested(units: pa.Table, reference: str) -> list[Row]:
-    """The tests, the headline first."""
+    """Return the rows that are tests, the headline first."""
     summary = summarize(units, CONFIG, num_classes=10, reference=reference)
     return [row for row in with_params(summary) if row["role"] == "test"]
 
@@ -89,10 +89,10 @@ def tested(units: pa.Table, reference: str) -> list[Row]:
 
 @dataclass(frozen=True)
 class Kind:
-    """How an innocent model is made, and what stands beside it."""
+    """The construction of innocent models: how they are trained, and the reference beside them."""
 
     how: How = BASE
-    more: int = 0  # further images that it trains on
+    more: int = 0  # further training images
     models: int = 1
     persons: bool = False
     reference: BackgroundSpec = NETWORK
@@ -123,26 +123,26 @@ def judge_innocents(unit: str) -> Row:
         neighbours(train(x, y, [rng.permutation(rest)[: AUDITED + kind.more]], kind.how, seed=seed), queries, public)[0]
         for seed in (derive_seed(int(number), name, model) % 2**31 for model in range(kind.models))
     ]
-    found: dict[str, list[float]] = {}
+    p_values: dict[str, list[float]] = {}
     for _ in range(REDRAWS):
         rows_of_tests = tested(
             units_alone(votes, known, drawn_sides(rng, labels_of(rows), groups), rows, persons), kind.reference.kind
         )
-        found.setdefault("headline", []).append(rows_of_tests[0]["p_adjusted"])
+        p_values.setdefault("headline", []).append(rows_of_tests[0]["p_adjusted"])
         for family in ("settings", "classes"):
             least = min(row["p_adjusted"] for row in rows_of_tests if row["family"] == family)
-            found.setdefault(f"any of the {family}", []).append(least)
-    return {"kind": name, "p": found}
+            p_values.setdefault(f"any of the {family}", []).append(least)
+    return {"kind": name, "p": p_values}
 
 
 def report_innocents(rows: Sequence[Row]) -> Iterator[str]:
-    found: dict[str, list[float]] = {}
+    by_test: dict[str, list[float]] = {}
     for row in rows:
         for test, values in row["p"].items():
-            found.setdefault(f"{row['kind']}: {test}", []).extend(values)
+            by_test.setdefault(f"{row['kind']}: {test}", []).extend(values)
     yield f"{WORLDS} draws of data and nets, {REDRAWS} redraws of who is held out for each; {AUDITED} audited images."
     yield ""
-    counts = {name: (sum(p <= 0.05 for p in values), len(values)) for name, values in found.items()}
+    counts = {name: (sum(p <= 0.05 for p in values), len(values)) for name, values in by_test.items()}
     yield from level_lines("innocent model: test", counts, alpha=0.05)
 
 
@@ -159,29 +159,29 @@ def judge_guilty(unit: str) -> Row:
     rows, public = shuffled[: 2 * size], shuffled[2 * size : 2 * size + 2000]
     sides, queries = drawn_sides(rng, labels_of(rows), np.arange(2 * size)), crops(rows, None)
     half = min(int(sides.sum()), int((~sides).sum()))
-    of = [rows[sides][:half], rows[~sides][:half]]
+    trained_on = [rows[sides][:half], rows[~sides][:half]]
     x, y = images("FashionMNIST")
-    under_a, under_b = neighbours(train(x, y, of, BASE, seed=derive_seed(number, size) % 2**31), queries, public)
+    under_a, under_b = neighbours(train(x, y, trained_on, BASE, seed=derive_seed(number, size) % 2**31), queries, public)
     pair = with_params(summarize(units_of([(under_a, under_b)], sides, rows, None), CONFIG, num_classes=10))[0]
-    found: Row = {"size": size, "two models": [pair["verdict"] == "shown", pair["value"], pair["detectable"]]}
+    result: Row = {"size": size, "two models": [pair["verdict"] == "shown", pair["value"], pair["detectable"]]}
     for name, reference in REFERENCES.items():
         known = backgrounds(reference, queries, labels_of(rows), np.arange(2 * size))
         head = tested(units_alone([under_a], known, sides, rows, None), reference.kind)[0]
-        found[name] = [head["verdict"] == "shown", head["value"], head["detectable"]]
+        result[name] = [head["verdict"] == "shown", head["value"], head["detectable"]]
         swapped = tested(units_alone([under_b], known, sides, rows, None), reference.kind)[0]
-        found[f"{name}, the other half's net"] = [swapped["verdict"] == "shown", swapped["value"], swapped["detectable"]]
-    return found
+        result[f"{name}, the other half's net"] = [swapped["verdict"] == "shown", swapped["value"], swapped["detectable"]]
+    return result
 
 
 def report_guilty(rows: Sequence[Row]) -> Iterator[str]:
     lines = []
     for size in SIZES:
-        mine = [row for row in rows if row["size"] == size]
+        of_size = [row for row in rows if row["size"] == size]
         for name in ("two models", *REFERENCES, *(f"{name}, the other half's net" for name in REFERENCES)):
-            if mine:
-                shown, value, detectable = (np.array([row[name][place] for row in mine]) for place in range(3))
+            if of_size:
+                shown, value, detectable = (np.array([row[name][place] for row in of_size]) for place in range(3))
                 lines.append(
-                    (size, name, f"{value.mean():.3f}", f"{detectable.mean():.3f}", rate(int(shown.sum()), len(mine)))
+                    (size, name, f"{value.mean():.3f}", f"{detectable.mean():.3f}", rate(int(shown.sum()), len(of_size)))
                 )
     yield from table(("images the model trained on", "reference", "mean excess", "found with 80 % power", "shown"), lines)
 

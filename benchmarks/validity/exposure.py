@@ -1,4 +1,4 @@
-"""Exposure: secrets of a kind that the model knows, variants and nets that saw nothing, intervals, claims of privacy."""
+"""Exposure: secrets of a kind that the model knows, variants and nets that saw none, intervals, claims of privacy."""
 
 import json
 import math
@@ -42,7 +42,7 @@ NEVER_FITTED = "memlib.audits.exposure.scores._extrapolated"  # the skew-normal 
 
 
 def recipe(**changes: Any) -> Recipe:
-    """A recipe whose tests are settled; nothing of it is trained but by `trained`."""
+    """Return a recipe with the settings of the tests; only `trained` trains anything."""
     plain = {
         "data": {"source": {"kind": "topics"}},
         "training": {"objective": {"kind": "language"}, "epochs": 1, "augment": None},
@@ -51,7 +51,7 @@ def recipe(**changes: Any) -> Recipe:
 
 
 def findings(models: Sequence[Scored], said: Recipe, size: int) -> list[Row]:
-    """What the audit's own functions say of models, params as mappings."""
+    """Return the findings of the audit's own functions for some models, params as mappings."""
     with patch(NEVER_FITTED, lambda *_: None):
         units = score(models, size, said.score)
     rows = summarize(models, units, empty_extractions(), said, size=size).to_pylist()
@@ -59,13 +59,13 @@ def findings(models: Sequence[Scored], said: Recipe, size: int) -> list[Row]:
 
 
 def built(text: Text, spec: TextSpec, canaries: SecretsSpec, secret: bytes) -> Corpus:
-    """A corpus of which nothing stays on disk."""
+    """Build a corpus that leaves nothing on disk."""
     with TemporaryDirectory() as folder:
         return build_corpus(text, spec, canaries, Path(folder) / "windows.npy", secret=secret)
 
 
 def trained(corpus: Corpus, roles: Sequence[str], model: LanguageSpec, training: dict[str, Any]) -> LanguageModel:
-    """A language model that saw the windows of some roles, made as the product makes it."""
+    """Train a language model on the windows of some roles, in the same way as the product."""
     rows = column(select(corpus.splits, *roles), "row")
     spec = TrainingSpec.model_validate({"objective": {"kind": "language"}, "augment": None, **training})
     net = build_language_model(model, len(corpus.vocabulary), corpus.windows.shape[1], seed=spec.seed)
@@ -75,7 +75,7 @@ def trained(corpus: Corpus, roles: Sequence[str], model: LanguageSpec, training:
 
 
 def optimizer(rate_: float, name: str = "adamw") -> Row:
-    """An optimiser without decay or warm-up."""
+    """Return an optimizer without decay or warm-up."""
     return {"name": name, "learning_rate": rate_, "weight_decay": 0, "warmup_epochs": 0, "schedule": "constant"}
 
 
@@ -89,34 +89,34 @@ FILE_FORMAT = "call me at {d8}"
 
 @cache
 def digit_law(bits: float) -> NDArray[np.float64]:
-    """Probabilities of ten digits, geometric, of a given entropy."""
+    """Return probabilities of ten digits, falling geometrically, with a given entropy in bits."""
     low, high = 0.0, 2.0
     for _ in range(60):
         steep = (low + high) / 2
         weights = np.exp(-steep * np.arange(10))
         law = weights / weights.sum()
         low, high = (steep, high) if -(law * np.log2(law)).sum() > bits else (low, steep)
-    found: NDArray[np.float64] = law
-    return found
+    solution: NDArray[np.float64] = law
+    return solution
 
 
 def numbers(count: int, bits: float, rng: np.random.Generator) -> list[str]:
-    """Numbers of eight digits, which fall off in every place alike."""
+    """Draw numbers of eight digits whose digits follow the same law in every place."""
     return ["".join(DIGITS[d] for d in row) for row in rng.choice(10, size=(count, 8), p=digit_law(bits))]
 
 
 def choices_of(texts: Sequence[str]) -> NDArray[np.int32]:
-    """Choices of the holes and nothing after them."""
+    """Return the choices of the holes, (num_texts, num_holes), with nothing after them."""
     return np.array([[int(letter) for letter in text] for text in texts], dtype=np.int32)
 
 
 def file_unit(unit: str) -> Row:
-    """One net on a text full of numbers; audits of secrets that it never saw, and of planted ones."""
+    """Train a net on a text full of numbers; audit secrets that it never saw, and planted ones."""
     bits, number = float(unit.split("/")[0]), int(unit.split("/")[1])
     rng = np.random.default_rng([int(100 * bits), number])
     filler, planted = numbers(1200, bits, rng), numbers(GIVEN * len(TIMES), bits, rng)
-    said = [*filler, *(text for place, text in enumerate(planted) for _ in range(TIMES[place // GIVEN]))]
-    text = "\n".join(f"call me at {said[place]}" for place in rng.permutation(len(said)))
+    inserted = [*filler, *(text for place, text in enumerate(planted) for _ in range(TIMES[place // GIVEN]))]
+    text = "\n".join(f"call me at {inserted[place]}" for place in rng.permutation(len(inserted)))
     spec = TextSpec(source=TopicsSource(), window=40)
     secrets = SecretsSpec(format=FILE_FORMAT, insertions=(1,), never=0)
     corpus = built(Text.of(text), spec, secrets, bytes(32))
@@ -125,7 +125,7 @@ def file_unit(unit: str) -> Row:
     space, context = text_candidates(
         Format(FILE_FORMAT, {}), secrets, spec, {symbol: place for place, symbol in enumerate(corpus.vocabulary)}
     )
-    taken = set(said)
+    taken = set(inserted)
 
     def cost(texts: Sequence[str]) -> NDArray[np.int64]:
         return candidate_costs(net, space, choices_of(texts), context=context)
@@ -146,38 +146,38 @@ def file_unit(unit: str) -> Row:
 
 
 def file_audit(given: NDArray[np.int64], unseen: NDArray[np.int64], references: NDArray[np.int64], space: Space) -> bool:
-    """Whether the audit calls given secrets given away."""
+    """Return whether the audit concludes that the given secrets are given away."""
     count = len(given) + len(unseen)
     kinds = ("given",) * len(given) + ("unseen",) * len(unseen)
     times = (1,) * len(given) + (0,) * len(unseen)
     costs = np.concatenate([given, unseen])
     model = Scored("", 0, 1, tuple(range(count)), kinds, times, costs, references, 1.0, {})
-    said = recipe(canaries={"file": "secrets.txt", "unseen": "unseen.txt"}, score={"method": "sampled"})
-    return bool(findings([model], said, space.size)[0]["conclusion"] == "shown")
+    settings = recipe(canaries={"file": "secrets.txt", "unseen": "unseen.txt"}, score={"method": "sampled"})
+    return bool(findings([model], settings, space.size)[0]["conclusion"] == "shown")
 
 
 def uniform_rule(given: NDArray[np.int64], references: NDArray[np.int64]) -> bool:
-    """The rule before: rank in R over its size, Holm over the secrets."""
+    """Apply the former rule: the rank among the references over their number, Holm over the secrets."""
     p = [(1 + int((references <= cost).sum())) / (1 + len(references)) for cost in given]
     return len(p) * min(p) <= ALPHA
 
 
 def file_report(rows: Sequence[Row]) -> Iterator[str]:
-    """Rejections of five unseen secrets by entropy, before and now; planted ones found."""
+    """Report rejections of five unseen secrets by entropy, before and now, and how often planted ones are found."""
     for name, field in (("rank / |R|, before", "before"), ("among unseen secrets, now", "wrong")):
-        found = {
-            f"{bits} bits a digit": (sum(r[field] for r in mine), sum(r["audits"] for r in mine))
+        rejections = {
+            f"{bits} bits a digit": (sum(r[field] for r in chosen), sum(r["audits"] for r in chosen))
             for bits in LAWS
-            if (mine := [r for r in rows if r["bits"] == bits])
+            if (chosen := [r for r in rows if r["bits"] == bits])
         }
-        yield from level_lines(f"five secrets never seen: {name}", found, alpha=ALPHA)
+        yield from level_lines(f"five secrets never seen: {name}", rejections, alpha=ALPHA)
         yield ""
     cells = []
     for times in TIMES:
         for bits in LAWS:
-            mine = [bool(row["power"][str(times)]) for row in rows if row["bits"] == bits]
-            if mine:
-                cells.append((f"{times}x", bits, rate(sum(mine), len(mine))))
+            chosen = [bool(row["power"][str(times)]) for row in rows if row["bits"] == bits]
+            if chosen:
+                cells.append((f"{times}x", bits, rate(sum(chosen), len(chosen))))
     yield from table(("five secrets stood", "bits a digit", f"found ({UNSEEN} unseen secrets)"), cells)
 
 
@@ -188,7 +188,7 @@ VARIANT_FORMAT = "the code is {d5}"
 
 
 def variants_unit(unit: str) -> Row:
-    """Eight nets that saw no canary, asked for the same ones: as variants, and as seeds of one training."""
+    """Score eight nets that saw no canary on the same canaries: as variants, and as seeds of one training."""
     rng = np.random.default_rng(int(unit))
     spec, secrets = TextSpec(source=TopicsSource(), window=40, fraction=0.06), SecretsSpec(format=VARIANT_FORMAT, never=0)
     corpus = built(open_text(TopicsSource()), spec, secrets, bytes(32))
@@ -202,7 +202,7 @@ def variants_unit(unit: str) -> Row:
         nets.append(np.concatenate(list(leaf_costs(net, space, context=context))))
     names = [f"v{number}" for number in range(VARIANTS)]
     ordered = [np.sort(costs) for costs in nets]
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for _ in range(VARIANT_REDRAWS):
         chosen = rng.choice(space.size, CANARIES, replace=False)
         sampled = rng.choice(space.size, 2000)
@@ -211,17 +211,17 @@ def variants_unit(unit: str) -> Row:
         ]
         rows = findings(models, recipe(variants={name: {} for name in names}), space.size)
         p = np.array([[model.exact[canary][1] / space.size for canary in range(CANARIES)] for model in models])
-        found["variants, before"] += bool((CANARIES * p.min(axis=1) <= ALPHA).any())
-        found["variants, now"] += rows[0]["conclusion"] == "shown"
+        counts["variants, before"] += bool((CANARIES * p.min(axis=1) <= ALPHA).any())
+        counts["variants, now"] += rows[0]["conclusion"] == "shown"
         seeds = [
             ranked("", number, costs, order, chosen, sampled)
             for number, (costs, order) in enumerate(zip(nets, ordered, strict=True))
         ]
-        found["nets that share canaries, pooled"] += combined_p(p.ravel().tolist()) <= ALPHA
-        found["nets that share canaries, now"] += (
+        counts["nets that share canaries, pooled"] += combined_p(p.ravel().tolist()) <= ALPHA
+        counts["nets that share canaries, now"] += (
             findings(seeds, recipe(seeds=VARIANTS), space.size)[0]["conclusion"] == "shown"
         )
-    return {"found": {name: int(hits) for name, hits in found.items()}, "audits": VARIANT_REDRAWS}
+    return {"found": {name: int(hits) for name, hits in counts.items()}, "audits": VARIANT_REDRAWS}
 
 
 def ranked(
@@ -232,20 +232,20 @@ def ranked(
     chosen: NDArray[np.int64],
     sampled: NDArray[np.int64],
 ) -> Scored:
-    """What a net says of some candidates, with their exact ranks."""
-    mine = costs[chosen]
-    ranks = np.searchsorted(order, mine, side="right").tolist()
+    """Return a net's costs of some candidates, with their exact ranks."""
+    chosen_costs = costs[chosen]
+    ranks = np.searchsorted(order, chosen_costs, side="right").tolist()
     exact = {canary: ("enumerated", rank, 1) for canary, rank in enumerate(ranks)}
     count = len(chosen)
     kinds, times = ("inserted",) * count, (1,) * count
-    return Scored(variant, seed, 1, tuple(range(count)), kinds, times, mine, costs[sampled], 1.0, exact)
+    return Scored(variant, seed, 1, tuple(range(count)), kinds, times, chosen_costs, costs[sampled], 1.0, exact)
 
 
 def variants_report(rows: Sequence[Row]) -> Iterator[str]:
-    """Runs of eight that call something given away."""
+    """Report the runs of eight that call something given away."""
     names = dict.fromkeys(name for row in rows for name in row["found"])
-    found = {name: (sum(r["found"].get(name, 0) for r in rows), sum(r["audits"] for r in rows)) for name in names}
-    yield from level_lines("eight nets, three canaries that none saw", found, alpha=ALPHA)
+    counts = {name: (sum(r["found"].get(name, 0) for r in rows), sum(r["audits"] for r in rows)) for name in names}
+    yield from level_lines("eight nets, three canaries that none saw", counts, alpha=ALPHA)
 
 
 # -- intervals ----------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ DRAWS, FITTED = 400, 40
 
 
 def intervals_unit(unit: str) -> Row:
-    """Canaries of known exposure among normal references: does the interval, or lower bound, hold the truth?"""
+    """Check intervals and lower bounds for canaries of known exposure among normally distributed references."""
 
     truth, count = float(unit.split("/")[0]), int(unit.split("/")[1])
     rng = np.random.default_rng([int(10 * truth), count])
@@ -278,7 +278,7 @@ def intervals_unit(unit: str) -> Row:
 
 
 def intervals_report(rows: Sequence[Row]) -> Iterator[str]:
-    """Coverage by true exposure."""
+    """Report coverage by true exposure."""
     cells = [
         (
             row["bits"], row["references"], rate(row["held"], row["draws"]), f"{row['one_sided'] / row['draws']:.2f}",
@@ -297,12 +297,12 @@ PRIVATE_FORMAT = "my code is {d5}"
 
 
 def without_noise(*args: Any, noise: float, **kwargs: Any) -> Any:
-    """The planted bug: gradients are clipped, but no noise is added."""
+    """Make training private but for a planted bug: gradients are clipped, but no noise is added."""
     return make_private(*args, noise=1e-6, **kwargs)
 
 
 def epsilon_unit(unit: str) -> Row:
-    """One training that claims epsilon 1, with three canaries in a window each."""
+    """Run one training that claims epsilon 1, with three canaries, each in one window."""
     kind, number = unit.split("/")
     spec = TextSpec(source=TopicsSource(), window=32, fraction=0.02)
     secrets = SecretsSpec(format=PRIVATE_FORMAT, insertions=(1,), each=3, never=0, together=True)
@@ -336,13 +336,13 @@ def epsilon_unit(unit: str) -> Row:
 
 
 def epsilon_report(rows: Sequence[Row]) -> Iterator[str]:
-    """How often a claim of epsilon 1 is refuted."""
+    """Report how often a claim of epsilon 1 is refuted."""
     cells = []
     for kind in dict.fromkeys(row["kind"] for row in rows):
-        mine = [row for row in rows if row["kind"] == kind]
-        bounds = sorted(row["at_least"] for row in mine)
-        middle = f"{bounds[len(bounds) // 2]:.2f} (at most {max(bounds):.2f}; ceiling {mine[0]['ceiling']:.1f})"
-        cells.append((kind, rate(sum(row["refuted"] for row in mine), len(mine)), middle))
+        of_kind = [row for row in rows if row["kind"] == kind]
+        bounds = sorted(row["at_least"] for row in of_kind)
+        middle = f"{bounds[len(bounds) // 2]:.2f} (at most {max(bounds):.2f}; ceiling {of_kind[0]['ceiling']:.1f})"
+        cells.append((kind, rate(sum(row["refuted"] for row in of_kind), len(of_kind)), middle))
     yield from table(("training that claims epsilon 1", "claim refuted", "median lower bound of epsilon"), cells)
 
 

@@ -28,10 +28,10 @@ from memlib.stats.likelihood import CLIP
 
 torch.set_num_threads(1)
 
-WORLDS = 4  # draws of U, D_C and the provider's other images
-INNOCENT, REDRAWS = 10, 10  # targets of a kind in a world; redraws of D_Q for each
-GUILTY = 25  # targets of a kind in a world, each with a draw of D_Q of its own
-SIZE = 20  # of D_Q, of the known and of the withheld examples, by class
+WORLDS = 4  # draws of the pool U, of D_C and of the provider's other images
+INNOCENT, REDRAWS = 10, 10  # targets per kind and world; redraws of D_Q per target
+GUILTY = 25  # targets per kind and world, each with its own draw of D_Q
+SIZE = 20  # examples per class of D_Q, of the known and of the withheld examples
 ALPHA, PERMUTATIONS = 0.05, 999
 BASE = How(epochs=40)
 NULL_MODELS = 10
@@ -40,7 +40,7 @@ SHARE_BOUND = float(VerdictSpec.model_fields["share_bound"].default)
 
 @dataclass(frozen=True)
 class World:
-    """What all audits of a world share: rows of MNIST's training images, and the null models' log odds on U."""
+    """The data that all audits of a world share: rows of MNIST's training images, and the null models' log odds on U."""
 
     pool: NDArray[np.int64]
     calibration: NDArray[np.int64]
@@ -75,12 +75,12 @@ def per_class(rng: np.random.Generator, among: NDArray[np.int64], count: int) ->
 
 
 def draw(rng: np.random.Generator, at: World) -> Pool:
-    """A random split of U into D_Q, known and withheld examples, within class."""
+    """Split U at random into D_Q, known and withheld examples, within classes."""
     roles = np.empty(len(at.pool), dtype="<U8")
     for label in range(10):
-        mine = rng.permutation(np.flatnonzero(at.labels == label))
+        members = rng.permutation(np.flatnonzero(at.labels == label))
         for place, role in enumerate((QUERY, KNOWN, WITHHELD)):
-            roles[mine[place * SIZE : (place + 1) * SIZE]] = role
+            roles[members[place * SIZE : (place + 1) * SIZE]] = role
     return Pool(roles, at.labels, np.arange(len(at.pool)))
 
 
@@ -120,14 +120,14 @@ def clipped(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def surer(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A nat more for the class that the model names."""
+    """Add a nat to the logit of the class that the model names."""
     changed = logits.copy()
     np.put_along_axis(changed, logits.argmax(-1)[..., None], logits.max(-1, keepdims=True) + 1, axis=-1)
     return changed
 
 
 def calibrated(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Platt scaling towards a mean confidence of .9."""
+    """Rescale logits (Platt) to a mean confidence of .9."""
     scales = np.geomspace(0.05, 5, 40)
     means = [np.exp(logits * s - np.logaddexp.reduce(logits * s, axis=-1, keepdims=True)).max(-1).mean() for s in scales]
     return logits * scales[int(np.abs(np.array(means) - 0.9).argmin())]
@@ -135,13 +135,13 @@ def calibrated(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class Kind:
-    """How targets are made: training, data beside D_Q, and what is done to their outputs."""
+    """The construction of targets: training, data beside D_Q, and changes of their outputs."""
 
     how: How = BASE
     rows: Rows = usual
     outputs: Callable[[NDArray[np.float64]], NDArray[np.float64]] = lambda logits: logits
     distilled: bool = False
-    share: float = 1.0  # of D_Q that a guilty target used
+    share: float = 1.0  # share of D_Q that a guilty target used
 
 
 INNOCENTS: Mapping[str, Kind] = {
@@ -184,7 +184,7 @@ GUILTIES: Mapping[str, Kind] = {
 def outputs(
     kind: Kind, at: World, used: Sequence[NDArray[np.int64]], rng: np.random.Generator, seed: int
 ) -> NDArray[np.float64]:
-    """(num_targets, num_pool) log odds of targets that trained on some examples of U besides other data."""
+    """Return (num_targets, num_pool) log odds of targets that trained on some examples of U and on other data."""
     x, y = images()
     rows = [np.concatenate([own, kind.rows(rng, at)]) for own in used]
     length = min(map(len, rows))
@@ -225,9 +225,9 @@ def judge_innocents(unit: str) -> Row:
 
 
 def likelihood_ratio_rule(target: NDArray[np.float64], at: World) -> bool:
-    """The rule before: the target's mean log odds beyond those of null models, by Student's t at .01.
+    """Apply the former rule: the target's mean log odds exceed those of null models, by Student's t at .01.
 
-    What "retained" rested on moves with overall confidence; the mean log odds on D_Q stands for it here.
+    The statistic behind "retained" moves with overall confidence; the mean log odds on D_Q stand for it here.
     """
     null = at.unseen.mean(axis=1)
     spread = null.std(ddof=1) * np.sqrt(1 + 1 / len(null))
@@ -241,11 +241,11 @@ def report_innocents(rows: Sequence[Row]) -> Iterator[str]:
         by_kind.setdefault(row["kind"], []).extend(row["p"])
         before.setdefault(row["kind"], []).append(row["before"])
     for alpha in (0.05, 0.01):
-        found = {kind: (sum(p <= alpha for p in values), len(values)) for kind, values in by_kind.items()}
+        rejections = {kind: (sum(p <= alpha for p in values), len(values)) for kind, values in by_kind.items()}
         yield f"Level {alpha:g}: targets that used none of D_Q and are said to have used it, or to treat it worse."
         yield ""
-        yield from level_lines("kind of innocent target", found, alpha=alpha)
-        hits, count = sum(h for h, _ in found.values()), sum(n for _, n in found.values())
+        yield from level_lines("kind of innocent target", rejections, alpha=alpha)
+        hits, count = sum(h for h, _ in rejections.values()), sum(n for _, n in rejections.values())
         high = upper_limit(hits, count)
         yield ""
         yield f"Pooled: {rate(hits, count)}; upper 95 % limit {high:.4f}, at most 1.5 alpha = {1.5 * alpha:g}: {'yes' if high <= 1.5 * alpha else 'NO'}."
@@ -347,9 +347,9 @@ def report_clean(rows: Sequence[Row]) -> Iterator[str]:
     names = list(dict.fromkeys(row["kind"] for row in rows))
     lines = []
     for name in names:
-        mine = [row for row in rows if row["kind"] == name]
-        total = sum(row["targets"] for row in mine)
-        cells = [rate(sum(row[key] for row in mine), total) for key in ("retained", "forgotten", "powered")]
+        of_kind = [row for row in rows if row["kind"] == name]
+        total = sum(row["targets"] for row in of_kind)
+        cells = [rate(sum(row[key] for row in of_kind), total) for key in ("retained", "forgotten", "powered")]
         lines.append((name, *cells))
     yield from table(("target without D_Q", "falsely said to retain it", "called forgotten", "control found"), lines)
 

@@ -1,4 +1,4 @@
-"""What the parts of the validity study share: units that are computed once, rates with exact intervals, tables."""
+"""Shared code of the validity study: units that are computed once, rates with exact intervals, tables."""
 
 import json
 import os
@@ -21,11 +21,11 @@ class Part:
     """A part of the study.
 
     Attributes:
-        name: on the command line.
-        question: what it asks, one sentence.
-        units: ids of what it computes, each once.
-        compute: one unit; returns plain numbers.
-        report: lines of Markdown from all units' rows.
+        name: as given on the command line.
+        question: what the part asks, in one sentence.
+        units: ids of the units, each computed once.
+        compute: computes one unit; returns plain numbers.
+        report: yields lines of Markdown from the rows of all units.
     """
 
     name: str
@@ -36,10 +36,10 @@ class Part:
 
 
 def carry_out(part: Part, *, minutes: float) -> list[Row]:
-    """Compute the units that are not there yet, a line each in a file; stop after some minutes, to be continued.
+    """Compute the missing units, writing one line per unit to a file; stop after `minutes`, to be resumed later.
 
     Returns:
-        the rows of all units that are there.
+        the rows of all units computed so far.
     """
     path = RESULTS / f"{part.name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def carry_out(part: Part, *, minutes: float) -> list[Row]:
             if unit in done:
                 continue
             if time.monotonic() - started > 60 * minutes:
-                print(f"{part.name}: {len(done)} of {len(units)} units are there; run the same command again to go on")
+                print(f"{part.name}: {len(done)} of {len(units)} units are done; run the same command again to continue")
                 break
             began = time.monotonic()
             row = part.compute(unit) | {"unit": unit, "seconds": round(time.monotonic() - began, 3)}
@@ -63,7 +63,7 @@ def carry_out(part: Part, *, minutes: float) -> list[Row]:
 
 
 def _rows(path: Path) -> list[Row]:
-    """Whole lines of a file; an interrupted last one is computed again."""
+    """Return the complete rows of a file; an interrupted last line is dropped, so that its unit is computed again."""
     if not path.exists():
         return []
     lines, kept = path.read_text().splitlines(), []
@@ -78,7 +78,10 @@ def _rows(path: Path) -> list[Row]:
 
 
 def crossed(names: Iterable[str], numbers: int) -> Iterator[str]:
-    """Units name/number: every name in the first draw of data, then in the next, so that a study stopped early is balanced."""
+    """Yield units name/number: every name with the first draw of data, then with the next one.
+
+    So a study that is stopped early is balanced.
+    """
     chosen = list(names)
     for number in range(numbers):
         for name in chosen:
@@ -86,29 +89,32 @@ def crossed(names: Iterable[str], numbers: int) -> Iterator[str]:
 
 
 def clopper_pearson(hits: int, count: int, *, level: float = 0.95) -> tuple[float, float]:
-    """Exact interval of a proportion."""
+    """Return the exact confidence interval of a proportion."""
     interval = scipy.stats.binomtest(hits, count).proportion_ci(level, method="exact")
     return float(interval.low), float(interval.high)
 
 
 def lower_limit(hits: int, count: int, *, level: float) -> float:
-    """One-sided lower Clopper-Pearson limit at a level: a true rate below it gives as many hits with at most `level`."""
+    """Return the one-sided lower Clopper-Pearson limit at a level.
+
+    A true rate below it gives this many hits or more with probability at most `level`.
+    """
     return 0.0 if hits == 0 else float(scipy.stats.beta.ppf(level, hits, count - hits + 1))
 
 
 def upper_limit(hits: int, count: int, *, level: float = 0.05) -> float:
-    """One-sided upper Clopper-Pearson limit."""
+    """Return the one-sided upper Clopper-Pearson limit."""
     return 1.0 if hits == count else float(scipy.stats.beta.isf(level, hits + 1, count - hits))
 
 
 def rate(hits: int, count: int) -> str:
-    """A proportion with its exact 95 % interval."""
+    """Return a proportion in words, with its exact 95 % interval."""
     low, high = clopper_pearson(hits, count)
     return f"{hits} of {count} = {hits / count:.3f} ({low:.3f} to {high:.3f})"
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
-    """A table in Markdown."""
+    """Yield the lines of a Markdown table."""
     yield f"| {' | '.join(headings)} |"
     yield f"|{'---|' * len(headings)}"
     for row in rows:
@@ -116,12 +122,12 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[st
 
 
 def level_lines(name: str, found: Mapping[str, tuple[int, int]], *, alpha: float) -> Iterator[str]:
-    """A table of rejections under nulls, and whether any one's lower limit (Bonferroni over them) exceeds alpha.
+    """Yield a table of rejections under nulls: does any lower limit (Bonferroni over the nulls) exceed alpha?
 
     Args:
         name: heading of the first column.
         found: (rejections, tries) by null.
-        alpha: of the tests.
+        alpha: level of the tests.
     """
     rows = []
     for null, (hits, count) in found.items():
@@ -131,7 +137,7 @@ def level_lines(name: str, found: Mapping[str, tuple[int, int]], *, alpha: float
 
 
 def heading(part: Part, rows: Sequence[Row]) -> Iterator[str]:
-    """Question, command, date, machine and cost of a part."""
+    """Yield the question, command, date, machine and cost of a part."""
     seconds = sum(row["seconds"] for row in rows)
     yield f"## {part.name}"
     yield ""

@@ -1,6 +1,6 @@
 """Many small nets at once for the validity study: MLPs on images, each with its own rows, seed and outputs.
 
-Nets of one call share architecture, epochs and optimiser; they are trained side by side as stacked matrices.
+Nets of one call share architecture, epochs and optimizer; they are trained side by side as stacked matrices.
 """
 
 import gzip
@@ -22,7 +22,7 @@ DATA = Path(os.environ.get("MEMLIB_DATA", "../shared/data"))
 
 @cache
 def images(name: str = "MNIST") -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """The 60,000 training images, averaged to 14 x 14 and standardised (60000, 196), and their labels."""
+    """Return the 60,000 training images, averaged to 14 x 14 and standardized (60000, 196), and their labels."""
     folder = DATA / name / "raw"
     with gzip.open(folder / "train-images-idx3-ubyte.gz") as file:
         pixels = np.frombuffer(file.read(), dtype=np.uint8, offset=16).reshape(-1, 14, 2, 14, 2)
@@ -34,7 +34,7 @@ def images(name: str = "MNIST") -> tuple[NDArray[np.float32], NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class How:
-    """How nets are made."""
+    """Architecture and training of nets."""
 
     widths: tuple[int, ...] = (128,)
     epochs: int = 60
@@ -44,21 +44,21 @@ class How:
     smoothing: float = 0.0
     decay: float = 0.0
     dropout: float = 0.0
-    shift: bool = False  # augmentation: every batch is moved by a pixel at random
+    shift: bool = False  # augmentation: every batch is shifted at random by up to one pixel
     activation: str = "relu"
 
 
 class Nets:
-    """Trained nets: parameters with a leading axis of nets."""
+    """Trained nets, as parameters with a leading axis of nets."""
 
     def __init__(self, parameters: Sequence[Tensor], how: How) -> None:
         self._parameters, self._how = parameters, how
 
     def logits(self, x: NDArray[np.float32]) -> NDArray[np.float64]:
-        """(num_nets, num_examples, num_classes) float64."""
+        """Return logits of shape (num_nets, num_examples, num_classes), float64."""
         with torch.no_grad():
-            found = forward(self._parameters, torch.from_numpy(x)[None], self._how, train=False)
-        return found.double().numpy()
+            scores = forward(self._parameters, torch.from_numpy(x)[None], self._how, train=False)
+        return scores.double().numpy()
 
 
 def forward(parameters: Sequence[Tensor], x: Tensor, how: How, *, train: bool) -> Tensor:
@@ -82,15 +82,15 @@ def train(
     soft: NDArray[np.float64] | None = None,
     start: Nets | None = None,
 ) -> Nets:
-    """Train a net on each set of rows.
+    """Train one net on each set of rows.
 
     Args:
         x, y: all examples.
-        rows: of each net; all of one length.
+        rows: the rows of each net, all of one length.
         how: architecture and training.
         seed: of weights, order and dropout.
         soft: (num_nets, num_examples_of_x, num_classes) logits of teachers, in place of the labels.
-        start: nets to go on from.
+        start: nets whose training is continued.
     """
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
@@ -135,7 +135,7 @@ def _shifted(inputs: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def phi(logits: NDArray[np.float64], labels: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Logit-scaled confidence z_y - logsumexp of the others: (..., num_examples)."""
+    """Return the logit-scaled confidence, z_y - logsumexp of the other logits: (..., num_examples)."""
     own = np.take_along_axis(logits, np.broadcast_to(labels[..., None], (*logits.shape[:-1], 1)), axis=-1)[..., 0]
     others = logits.copy()
     np.put_along_axis(others, np.broadcast_to(labels[..., None], (*logits.shape[:-1], 1)), -np.inf, axis=-1)
@@ -144,5 +144,5 @@ def phi(logits: NDArray[np.float64], labels: NDArray[np.int64]) -> NDArray[np.fl
 
 
 def longer(how: How, factor: float) -> How:
-    """The same with other epochs."""
+    """Return the same training with its number of epochs multiplied by `factor`."""
     return replace(how, epochs=max(1, round(how.epochs * factor)))

@@ -1,8 +1,8 @@
 """Unique feature: nulls, plants and coverage on nets that are trained on handwritten digits with room for a name.
 
-An example is a digit of scikit-learn's, doubled to 16 x 16 pixels, below a line in which a text of four letters fits: noise
-where one letter is planted, black where models know names.
-Nets are MLPs of one hidden layer that reach some 95 % on new digits, trained by memlib's stacked engine.
+An example is one of scikit-learn's digits, enlarged to 16 x 16 pixels, below a line with room for a text of four letters:
+noise where one letter is planted, black where models know names.
+Nets are MLPs with one hidden layer that reach about 95 % on new digits, trained by memlib's stacked engine.
 """
 
 import functools
@@ -59,27 +59,27 @@ LETTER = GlyphFeature(kind="glyph", text="A", top=1, left=2)  # over noise
 
 
 def text(name: str, **changes: Any) -> GlyphFeature:
-    """The name in a black line above the digit."""
+    """Return the feature that writes a name in a black line above the digit."""
     return GlyphFeature(kind="glyph", text=name, top=1, left=2, cover=True, **changes)
 
 
 @functools.cache
 def digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """(1797, 24, 28, 1) images and their labels."""
+    """Return (1797, 24, 28, 1) images and their labels."""
     from sklearn.datasets import load_digits
 
-    found = load_digits()
-    large = np.kron(found.images, np.ones((2, 2))) * 255 / 16
+    source = load_digits()
+    large = np.kron(source.images, np.ones((2, 2))) * 255 / 16
     images = np.zeros((len(large), 24, 28, 1), np.uint8)
     images[:, 7:23, 6:22, 0] = large
-    return images, found.target.astype(np.int64)
+    return images, source.target.astype(np.int64)
 
 
 def noisy(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The images with noise where the text would stand, so that a letter there is nothing that only the canary has."""
-    found = images.copy()
-    found[:, :7] = np.random.default_rng(0).integers(0, 256, found[:, :7].shape, dtype=np.uint8)
-    return found
+    """Return the images with noise in the place of the text, so that a letter there is not the canary's only distinction."""
+    changed = images.copy()
+    changed[:, :7] = np.random.default_rng(0).integers(0, 256, changed[:, :7].shape, dtype=np.uint8)
+    return changed
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Draw:
 
 
 def draw_of(seed: int, *, noise: bool = True) -> Draw:
-    """600 digits to train on and 200 others, with noise above the digit or a black line."""
+    """Draw 600 digits for training and 200 others, with noise or a black line above the digit."""
     images, labels = digits()
     images = noisy(images) if noise else images
     order = np.random.default_rng(derive_seed(seed, "draw")).permutation(len(images))
@@ -106,7 +106,7 @@ def draw_of(seed: int, *, noise: bool = True) -> Draw:
 
 
 def trained(draw: Draw, feature: Feature, jobs: Sequence[NetJob]) -> Forward:
-    """Nets of these jobs as one forward pass."""
+    """Train the nets of these jobs; return them as one forward pass."""
     torch.set_num_threads(1)
     data = Examples(draw.images, draw.labels, feature)
     results = train_nets(MODEL, TRAINING, data, jobs, CLASSES, stack_size=20, device=CPU)
@@ -118,7 +118,7 @@ def trained(draw: Draw, feature: Feature, jobs: Sequence[NetJob]) -> Forward:
 
 
 def shown(draw: Draw, forward: Forward, feature: Feature, count: int, *, without: Sequence[int], random: bool) -> Shown:
-    """What the audit shows, as its score stage does."""
+    """Return the class scores that the audit compares, computed as in its score stage."""
 
     def see(images: NDArray[Any]) -> NDArray[np.float32]:
         with torch.inference_mode():
@@ -138,14 +138,17 @@ def shown(draw: Draw, forward: Forward, feature: Feature, count: int, *, without
 
 @dataclass(frozen=True)
 class Scored:
-    """Nets and what they were scored at."""
+    """Nets and their scores."""
 
     nets: Sequence[Net]
     units: pa.Table
     by_label: NDArray[np.float64]
 
     def audit(self, pairs: Sequence[tuple[int, int]], *, repair: bool = False) -> tuple[pa.Table, ByLabel]:
-        """The units of an audit of some canary nets and their controls, by position; `repair` gives pairs one seed."""
+        """Return the units of an audit of some canary nets and their controls, given by position.
+
+        With `repair`, the nets of a pair get the pair's number as their seed.
+        """
         chosen = [i for i, _ in pairs] + [j for _, j in pairs]
         nets = []
         for place, position in enumerate(chosen):
@@ -172,32 +175,32 @@ class Scored:
 def scored(
     draw: Draw, nets: Sequence[Net], rows: Sequence[TrainingRows], feature: Feature, canaries: Sequence[int]
 ) -> Scored:
-    """Train nets and score them; unit rows carry the position as the net's number."""
+    """Train nets and score them; each unit row has the net's position as its number."""
     forward = trained(draw, feature, [NetJob(net.seed, r) for net, r in zip(nets, rows, strict=True)])
-    seen = shown(draw, forward, feature, len(nets), without=canaries, random=True)
+    outputs = shown(draw, forward, feature, len(nets), without=canaries, random=True)
     numbered = [Net(i, net.canary, net.control, net.seed, net.label) for i, net in enumerate(nets)]
-    return Scored(nets, score(numbered, seen, CONFIG), score_by_label(seen, CONFIG))
+    return Scored(nets, score(numbered, outputs, CONFIG), score_by_label(outputs, CONFIG))
 
 
 # -- (a) nothing is memorized -------------------------------------------------------------------------
 
 
 def null_unit(unit: str) -> Row:
-    """Audits whose canary nets saw no feature either: 20 nets against 20 others of other seeds, each net three times."""
+    """Audit canary nets that saw no feature either: 20 nets against 20 others of other seeds, each net used three times."""
     draw, feature = draw_of(int(unit)), build_feature(LETTER, (24, 28, 1))
     rows = training_rows(draw.members, draw.canary, CanarySpec(feature=LETTER), with_feature=False)
     nets = [Net(i, 0, True, derive_seed(int(unit), "net", i), draw.label) for i in range(NULL_NETS)]
     pool = scored(draw, nets, [rows] * NULL_NETS, feature, [draw.canary])
-    found, rng = [], np.random.default_rng(derive_seed(int(unit), "partition"))
+    audits, rng = [], np.random.default_rng(derive_seed(int(unit), "partition"))
     for _ in range(PARTITIONS):
         for chosen in rng.permutation(NULL_NETS).reshape(-1, PAIRS, 2):
             pairs = [(int(i), int(j)) for i, j in chosen]
-            found.append(before(pool, pairs) | after(*pool.audit(pairs, repair=True)))
-    return {"audits": found}
+            audits.append(before(pool, pairs) | after(*pool.audit(pairs, repair=True)))
+    return {"audits": audits}
 
 
 def after(units: pa.Table, cell: ByLabel) -> Row:
-    """What the audit says."""
+    """Return the verdict and the smallest p-values of the audit."""
     rows = summarize(units, {("", 0): cell}, CONFIG).to_pylist()
     places = {setting: place for place, setting in enumerate(settings_of(CONFIG))}
     scores = [
@@ -215,7 +218,10 @@ def after(units: pa.Table, cell: ByLabel) -> Row:
 
 
 def before(pool: Scored, pairs: Sequence[tuple[int, int]]) -> Row:
-    """The smallest raw p-value of eight differences (maxima of raw scores) and their McNemar tests by both criteria."""
+    """Return the smallest raw p-values of the former tests.
+
+    These are eight differences (maxima of raw scores), and McNemar tests of each by both criteria.
+    """
     nets = [i for i, _ in pairs] + [j for _, j in pairs]
     values: dict[tuple[str, str], NDArray[np.float64]] = {}
     published: dict[tuple[str, str], NDArray[np.bool_]] = {}
@@ -276,7 +282,7 @@ def null_report(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def plant_unit(unit: str) -> Row:
-    """20 canary nets with the feature so often in one example, and their controls."""
+    """Audit 20 canary nets, trained on some copies of one example with the feature, and their controls."""
     seed, repeats = (int(part) for part in unit.split("-"))
     draw, spec = draw_of(1000 + seed), CanarySpec(feature=LETTER, mode="append", repeats=repeats)
     feature = build_feature(spec.feature, (24, 28, 1))
@@ -288,15 +294,15 @@ def plant_unit(unit: str) -> Row:
     labels: dict[str, list[int]] = {}
     for place, (metric, output) in enumerate(settings_of(CONFIG)):
         raw = (pool.by_label[:PAIRS, place, :, 0] - pool.by_label[:PAIRS, place, :, 1]).argmax(axis=1)
-        mine = [r for r in units.to_pylist() if (r["metric"], r["output"], r["control"]) == (metric, output, False)]
-        labels[f"{metric} {output}"] = [int((raw == draw.label).sum()), sum(r["label"] == draw.label for r in mine)]
-    found = summarize(units, {("", 0): cell}, CONFIG).to_pylist()
+        of_setting = [r for r in units.to_pylist() if (r["metric"], r["output"], r["control"]) == (metric, output, False)]
+        labels[f"{metric} {output}"] = [int((raw == draw.label).sum()), sum(r["label"] == draw.label for r in of_setting)]
+    summary = summarize(units, {("", 0): cell}, CONFIG).to_pylist()
     p = {
         f"{r['metric']} {json.loads(r['params'])['output']}": r["p_adjusted"]
-        for r in found
+        for r in summary
         if r["role"] == "test" and r["metric"] != "proportion_memorized"
     }
-    return {"labels": labels, "p": p, "word": found[0]["conclusion"], "before": before(pool, pairs)["any_before"]}
+    return {"labels": labels, "p": p, "word": summary[0]["conclusion"], "before": before(pool, pairs)["any_before"]}
 
 
 def plant_report(rows: Sequence[Row]) -> Iterator[str]:
@@ -307,18 +313,20 @@ def plant_report(rows: Sequence[Row]) -> Iterator[str]:
     yield ""
     names = list(rows[0]["p"])
     lines = []
-    for repeats, mine in by_repeats.items():
-        hits = [f"{sum(row['p'][name] <= ALPHA for row in mine)}" for name in names]
-        lines.append((repeats, len(mine), rate(sum(row["word"] == "shown" for row in mine), len(mine)), *hits))
+    for repeats, of_repeats in by_repeats.items():
+        hits = [f"{sum(row['p'][name] <= ALPHA for row in of_repeats)}" for name in names]
+        lines.append(
+            (repeats, len(of_repeats), rate(sum(row["word"] == "shown" for row in of_repeats), len(of_repeats)), *hits)
+        )
     yield from table(("copies with the feature", "audits", "verdict shown", *names), lines)
     yield ""
     yield "Canary nets whose grey- or black-box maximum stands on the canary's own label (chance: 1 in 10)."
     yield ""
     lines = []
-    for repeats, mine in by_repeats.items():
+    for repeats, of_repeats in by_repeats.items():
         for name in rows[0]["labels"]:
-            raw, centred = (sum(row["labels"][name][k] for row in mine) for k in (0, 1))
-            lines.append((repeats, name, rate(raw, PAIRS * len(mine)), rate(centred, PAIRS * len(mine))))
+            raw, centred = (sum(row["labels"][name][k] for row in of_repeats) for k in (0, 1))
+            lines.append((repeats, name, rate(raw, PAIRS * len(of_repeats)), rate(centred, PAIRS * len(of_repeats))))
     yield from table(("copies", "score", "before: raw maximum", "after: centred by the controls"), lines)
 
 
@@ -326,7 +334,7 @@ def plant_report(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def coverage_unit(unit: str) -> Row:
-    """Many canaries with 10 nets each on one draw: intervals from 5 of them, against the mean of all."""
+    """Train many canaries with 10 nets each on one draw; compare intervals from 5 canaries with the mean of all."""
     seed = int(unit)
     draw, spec = draw_of(2000 + seed), CanarySpec(feature=LETTER, mode="append", repeats=5)
     feature = build_feature(spec.feature, (24, 28, 1))
@@ -340,20 +348,20 @@ def coverage_unit(unit: str) -> Row:
             rows.append(training_rows(draw.members, canary, spec, with_feature=not control))
     forward = trained(draw, feature, [NetJob(net.seed, r) for net, r in zip(nets, rows, strict=True)])
     gains, hits = _white(draw, forward, feature, nets, canaries)
-    whose = np.repeat(np.arange(CANARIES), NETS_EACH)
+    canary_of = np.repeat(np.arange(CANARIES), NETS_EACH)
     truth = {"difference": float(gains.mean()), "published": float(hits.mean())}
     held = {f"{what} over {over}": 0 for what in truth for over in ("nets", "canaries")}
     for _ in range(RESAMPLES):
-        chosen = np.isin(whose, rng.choice(CANARIES, 5, replace=False))
+        chosen = np.isin(canary_of, rng.choice(CANARIES, 5, replace=False))
         for what, values in (("difference", gains[chosen]), ("published", hits[chosen].astype(float))):
-            means = unit_means([values], [whose[chosen]])
-            ends = {
+            means = unit_means([values], [canary_of[chosen]])
+            intervals = {
                 over: mean_interval(units, replicates=500, seed=0)
                 if what == "difference"
                 else exact_interval(float(units.sum()), len(units))
                 for over, units in (("canaries", means), ("nets", values))
             }
-            for over, (low, high) in ends.items():
+            for over, (low, high) in intervals.items():
                 held[f"{what} over {over}"] += low - 1e-12 <= truth[what] <= high + 1e-12
     return {"held": held, "resamples": RESAMPLES}
 
@@ -361,10 +369,13 @@ def coverage_unit(unit: str) -> Row:
 def _white(
     draw: Draw, forward: Forward, feature: Feature, nets: Sequence[Net], canaries: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """M of each canary net at its own label minus its control's, and the published criterion, both on probability."""
-    seen = shown(draw, forward, feature, len(nets), without=[int(c) for c in canaries], random=True)
+    """Return M of each canary net at its own label minus its control's, and the published criterion.
+
+    Both are computed on probabilities.
+    """
+    outputs = shown(draw, forward, feature, len(nets), without=[int(c) for c in canaries], random=True)
     config = CONFIG.model_copy(update={"outputs": ("probability",)})
-    rows = [r for r in score(nets, seen, config, random=False).to_pylist() if r["own_label"]]
+    rows = [r for r in score(nets, outputs, config, random=False).to_pylist() if r["own_label"]]
     values = {(r["net"], r["control"]): (r["value"], r["published_p"] < ALPHA and r["value"] > 0) for r in rows}
     count = len(nets) // 2
     gains = np.array([values[i, False][0] - values[i, True][0] for i in range(count)])
@@ -393,23 +404,23 @@ KINDS = (
 
 
 def own_unit(unit: str) -> Row:
-    """Models that know no name, 60 others, the tested name (20 copies in one class), or both; names have 4 letters.
+    """Train models that know no name, 60 other names, the tested name (20 copies in one class), or both.
 
-    Where codes of random letters stand in the other classes a model must learn what makes a name.
+    Names have 4 letters. Where codes of random letters stand in the other classes, a model must learn what makes a name.
     """
     seed = int(unit)
     draw, rng = draw_of(3000 + seed, noise=False), np.random.default_rng(derive_seed(seed, "names"))
     pool = ["JOHN", *other_names("JOHN", 199, seed=0)]
     images, labels, jobs, tested, kinds = [draw.images], [draw.labels], [], [], []
     at = len(draw.images)
-    mine = draw.members[draw.labels[draw.members] == draw.label]
+    class_rows = draw.members[draw.labels[draw.members] == draw.label]
     for kind, i in itertools.product(KINDS, range(OWN_NETS)):
         order = [pool[k] for k in rng.permutation(len(pool))]
-        where = draw.members if "all classes" in kind else mine
+        where = draw.members if "all classes" in kind else class_rows
         bearers = [(name, int(rng.choice(where))) for name in order[1 : 1 + KNOWN_NAMES] if "others" in kind]
-        bearers += [(order[0], int(rng.choice(mine))) for _ in range(NAME_REPEATS) if "the name" in kind]
+        bearers += [(order[0], int(rng.choice(class_rows))) for _ in range(NAME_REPEATS) if "the name" in kind]
         codes = ["".join(rng.choice(list(LETTERS), 4)) for _ in range(KNOWN_NAMES) if "codes" in kind]
-        bearers += [(code, int(rng.choice(np.setdiff1d(draw.members, mine)))) for code in codes]
+        bearers += [(code, int(rng.choice(np.setdiff1d(draw.members, class_rows)))) for code in codes]
         images += [build_feature(text(name), (24, 28, 1)).insert(draw.images[row][None]) for name, row in bearers]
         labels.append(draw.labels[[row for _, row in bearers]])
         rows = np.concatenate([draw.members, np.arange(at, at + len(bearers))])
@@ -418,15 +429,15 @@ def own_unit(unit: str) -> Row:
         tested.append([order[0], *order[1 + KNOWN_NAMES : 100 + KNOWN_NAMES]])
         kinds.append(kind)
     whole = Draw(np.concatenate(images), np.concatenate(labels), draw.members, draw.probe, draw.canary)
-    return {"models": [_own(whole, job, *who) for job, *who in zip(jobs, tested, kinds, strict=True)]}
+    return {"models": [_own(whole, job, *names_and_kind) for job, *names_and_kind in zip(jobs, tested, kinds, strict=True)]}
 
 
 def _own(draw: Draw, job: NetJob, names: Sequence[str], kind: str) -> Row:
-    """One model; `names` are the tested one and 99 that it does not know."""
+    """Test one model; `names` are the tested one and 99 that it does not know."""
     name = names[0]
-    bare = text(name).model_copy(update={"cover": False})  # a cover would black the names out that stand in the images
+    bare = text(name).model_copy(update={"cover": False})  # a cover would black out the names that stand in the images
     forward = trained(draw, build_feature(bare, (24, 28, 1)), [job])
-    found: Row = {"kind": kind}
+    result: Row = {"kind": kind}
     for nulls in ("letters", "names", "list"):
         spec = text(name, nulls=None if nulls == "list" else nulls)
         others = {other: build_feature(text(other), (24, 28, 1)) for other in names[1:]}
@@ -441,14 +452,14 @@ def _own(draw: Draw, job: NetJob, names: Sequence[str], kind: str) -> Row:
         )
         for label in (None, draw.label):
             rows = summarize_own(own_units(list(features), scores, CONFIG, label=label), CONFIG, null=nulls).to_pylist()
-            found[f"{nulls}{'' if label is None else ', label known'}"] = rows[0]["conclusion"] == "shown"
+            result[f"{nulls}{'' if label is None else ', label known'}"] = rows[0]["conclusion"] == "shown"
         if nulls == "letters":
-            found["before"] = _own_before(scores)
-    return found
+            result["before"] = _own_before(scores)
+    return result
 
 
 def _own_before(scores: NDArray[np.float64]) -> bool:
-    """Raw maxima among random letters, Bonferroni over the scores, as it was."""
+    """Apply the former rule: raw maxima among random letters, Bonferroni over the scores."""
     values = (scores[..., 0] - scores[..., 1]).max(axis=2)
     p = [permutation_p(float(values[0, s]), values[1:, s]) for s in range(values.shape[1])]
     return bool(min(p) < ALPHA / len(p) or holm(p).min() <= ALPHA)
@@ -464,8 +475,8 @@ def own_report(rows: Sequence[Row]) -> Iterator[str]:
     }  # fmt: skip
     lines = []
     for kind in KINDS:
-        mine = [model for model in models if model["kind"] == kind]
-        lines.append((kind, *(rate(sum(model[key] for model in mine), len(mine)) for key in columns.values())))
+        of_kind = [model for model in models if model["kind"] == kind]
+        lines.append((kind, *(rate(sum(model[key] for model in of_kind), len(of_kind)) for key in columns.values())))
     yield from table(("the model was trained on", *columns), lines)
 
 

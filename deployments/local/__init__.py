@@ -1,1 +1,1 @@
-"""A whole deployment on one machine, without containers, and a drill of what goes wrong in production."""
+"""A complete deployment on one machine, without containers, and a drill of failures that occur in production."""

@@ -1,4 +1,4 @@
-"""What Prefect's UI asks of its server, asked without the UI."""
+"""A client for the requests that Prefect's UI sends to its server."""
 
 import base64
 import json
@@ -15,16 +15,16 @@ TERMINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 @dataclass(frozen=True)
 class Api:
-    """A Prefect server's API behind a password."""
+    """The password-protected API of a Prefect server."""
 
     url: str
     password: str
 
     def ask(self, path: str, content: Any = None, method: str | None = None) -> Any:
-        """The answer to a GET, or to a POST (or another method) with some content.
+        """Return the response to a GET, or to a POST (or another method) if there is content.
 
         Raises:
-            Unexpected: with what the server said, when it refuses.
+            Unexpected: if the server refuses, with its response.
         """
         code = base64.b64encode(self.password.encode()).decode()
         headers = {"Content-Type": "application/json", "Authorization": f"Basic {code}"}
@@ -37,30 +37,30 @@ class Api:
             raise Unexpected(f"{path} was refused ({error.code}): {error.read().decode()[:1000]}") from error
 
     def healthy(self) -> bool:
-        """Whether it answers at all."""
+        """Return whether the server answers and is healthy."""
         try:
             return bool(self.ask("/health"))
         except (OSError, Unexpected):
             return False
 
     def deployment(self, name: str) -> dict[str, Any]:
-        """A deployment of the flow `audit`."""
-        found: dict[str, Any] = self.ask(f"/deployments/name/audit/{name}")
-        return found
+        """Return a deployment of the flow `audit`."""
+        deployment: dict[str, Any] = self.ask(f"/deployments/name/audit/{name}")
+        return deployment
 
     def flow_run(self, run: str) -> dict[str, Any]:
-        """A run as the UI shows it."""
-        found: dict[str, Any] = self.ask(f"/flow_runs/{run}")
-        return found
+        """Return a flow run, as shown in the UI."""
+        flow_run: dict[str, Any] = self.ask(f"/flow_runs/{run}")
+        return flow_run
 
     def runs_of(self, deployment: str) -> list[dict[str, Any]]:
-        """All runs of a deployment, the newest first."""
+        """Return all runs of a deployment, newest first."""
         query = {"deployments": {"id": {"any_": [deployment]}}, "sort": "START_TIME_DESC"}
-        found: list[dict[str, Any]] = self.ask("/flow_runs/filter", query)
-        return found
+        runs: list[dict[str, Any]] = self.ask("/flow_runs/filter", query)
+        return runs
 
     def ended(self, run: str, *, seconds: float = 300) -> dict[str, Any]:
-        """The run once it is in a terminal state."""
+        """Wait until a run is in a terminal state, and return it."""
 
         def done() -> dict[str, Any] | None:
             found = self.flow_run(run)
@@ -69,18 +69,18 @@ class Api:
         return wait_for(done, f"run {run} to end", seconds=seconds)
 
     def completed(self, run: str, *, seconds: float = 300) -> dict[str, Any]:
-        """The run, which must end well."""
+        """Wait until a run has ended, and return it; raise an error if it did not complete."""
         found = self.ended(run, seconds=seconds)
         if found["state_type"] != "COMPLETED":
             raise Unexpected(f"run {found['name']} ended as {found['state_name']}: {found['state']['message']}")
         return found
 
     def stages(self, run: str, *, since: str = "") -> dict[str, set[str]]:
-        """In which states the stages of a run ended, by their names.
+        """Return the states in which the stages of a run ended, by their names.
 
         Args:
-            run: the id of the deployment's run; the stages are those of the audit within it.
-            since: an ISO time; what an earlier, killed attempt began before it stays Running for ever and is left out.
+            run: id of the deployment's run; the stages are those of the audit within it.
+            since: an ISO time; earlier tasks are left out, as those of a killed attempt stay Running for ever.
         """
 
         def settled() -> dict[str, set[str]] | None:
@@ -91,17 +91,17 @@ class Api:
             return states if tasks and all(task["state_type"] in TERMINAL for task in tasks) else None
 
         wait_for(settled, f"the stages of run {run}", seconds=60)
-        time.sleep(3)  # the server takes in task states as events, one after the other
+        time.sleep(3)  # the server processes task states one by one, as events
         return wait_for(settled, f"the stages of run {run}", seconds=60)
 
     def _tasks(self, run: str) -> list[dict[str, Any]]:
         within = self.ask("/flow_runs/filter", {"flow_runs": {"parent_flow_run_id": {"any_": [run]}}})
         ids = [flow["id"] for flow in within]
-        found: list[dict[str, Any]] = self.ask("/task_runs/filter", {"flow_runs": {"id": {"any_": ids}}}) if ids else []
-        return found
+        tasks: list[dict[str, Any]] = self.ask("/task_runs/filter", {"flow_runs": {"id": {"any_": ids}}}) if ids else []
+        return tasks
 
     def retry(self, run: str) -> None:
-        """What the UI's button Retry does."""
+        """Retry a run, as the UI's Retry button does."""
         state = {"type": "SCHEDULED", "name": "AwaitingRetry", "message": "Retry from the UI"}
         answer = self.ask(f"/flow_runs/{run}/set_state", {"state": state, "force": True})
         if answer["status"] != "ACCEPT":
@@ -109,5 +109,5 @@ class Api:
 
 
 def step_of(name: str) -> str:
-    """The step of an audit that a task run is named after, as in `train models: model A0; model B0 (2 parts)`."""
+    """Return the step of an audit in a task run's name, such as `train models: model A0; model B0 (2 parts)`."""
     return name.partition(": ")[0].partition(" (")[0]

@@ -1,9 +1,9 @@
-"""A Prefect server on PostgreSQL, workers, the deployments, and what goes wrong in production.
+"""A drill of failures that occur in production, with a Prefect server on PostgreSQL, workers and the deployments.
 
     python -m deployments.local.drill
 
-Everything is in a temporary folder and on loopback, but for Ray, which listens on all addresses and asks for a token; all of
-it is ended again. Linux, with PostgreSQL's binaries; ten minutes.
+Everything is in a temporary folder and on loopback, except Ray, which listens on all addresses and requires a token; all
+processes are ended afterwards. Needs Linux and PostgreSQL's binaries; takes ten minutes.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ LONGER = {"training.epochs": 200}  # long enough to be killed in the middle
 
 @dataclass
 class Drill:
-    """A server with a worker, and what was seen so far."""
+    """A server with workers, and the results so far."""
 
     folder: Path
     api: Api
@@ -43,11 +43,11 @@ class Drill:
 
     @property
     def store(self) -> Path:
-        """Where the runs write."""
+        """The store that the runs write to."""
         return self.folder / "store"
 
     def step(self, what: str, do: Callable[["Drill"], str]) -> bool:
-        """Does one thing and notes what was seen, or what was wrong."""
+        """Run one step, and record what was observed or what went wrong; return whether it succeeded."""
         print(f"... {what}", flush=True)
         began = time.monotonic()
         try:
@@ -58,11 +58,11 @@ class Drill:
         return verdict == "ok"
 
     def new_worker(self) -> None:
-        """Starts another worker."""
+        """Start another worker."""
         self.workers.append(start_worker(self.folder, self.environment, f"worker-{len(self.workers)}"))
 
     def start(self, deployment: str = "smoke", **parameters: Any) -> str:
-        """Starts a run as the command line does, and returns its id."""
+        """Start a run through the command line, and return its id."""
         given = {"recipe": str(TINY)} | parameters
         options = [part for name, value in given.items() for part in ("--param", f"{name}={json.dumps(value)}")]
         before = {run["id"] for run in self.api.runs_of(self.api.deployment(deployment)["id"])}
@@ -73,12 +73,12 @@ class Drill:
 
 
 def deploy(drill: Drill) -> str:
-    """What set-up.sh does, twice, as one does after a change; and a worker."""
+    """Run set-up.sh twice, as after a change, and start a worker."""
     for _ in range(2):
         call(["bash", str(DEPLOYMENTS / "set-up.sh")], drill.environment, cwd=drill.folder)
     automations = [found["name"] for found in drill.api.ask("/automations/filter", {})]
     if len(automations) != len(set(automations)) or not automations:
-        raise Unexpected(f"there are the automations {automations}")
+        raise Unexpected(f"expected automations, each of them once; found {automations}")
     drill.new_worker()
     names = sorted(found["name"] for found in drill.api.ask("/deployments/filter", {}))
     nightly = drill.api.deployment("nightly")
@@ -91,7 +91,7 @@ def deploy(drill: Drill) -> str:
 
 
 def run_two(drill: Drill) -> str:
-    """Two runs at once: the limit of one lets the second wait."""
+    """Start two runs at once; the concurrency limit of one makes the second wait."""
     first, second = drill.start(), drill.start()
     wait_for(
         lambda: drill.api.flow_run(second)["state_name"] == "AwaitingConcurrencySlot" or None,
@@ -99,15 +99,15 @@ def run_two(drill: Drill) -> str:
     )
     drill.api.completed(first)
     drill.api.completed(second)
-    made, found = drill.api.stages(first), drill.api.stages(second)
-    if any("Completed" not in states for states in made.values()):
-        raise Unexpected(f"the first run found stages in an empty store: {made}")
-    _all_cached(found)
-    return f"both Completed, the second after AwaitingConcurrencySlot and with its {len(found) - 1} stages Cached"
+    computed, reused = drill.api.stages(first), drill.api.stages(second)
+    if any("Completed" not in states for states in computed.values()):
+        raise Unexpected(f"the first run found stages in an empty store: {computed}")
+    _all_cached(reused)
+    return f"both Completed, the second after AwaitingConcurrencySlot and with its {len(reused) - 1} stages Cached"
 
 
 def refuse(drill: Drill) -> str:
-    """A mistake in a parameter ends as one line before anything runs; a wrong name or type does not even make a run."""
+    """Check that a bad parameter value fails in one line before anything runs, and that a bad name or type creates no run."""
     path = f"/deployments/{drill.api.deployment('smoke')['id']}/create_flow_run"
     try:
         drill.api.ask(path, {"parameters": {"resources": {"gpus": 1}}})
@@ -115,7 +115,7 @@ def refuse(drill: Drill) -> str:
         if "gpus" not in str(refused):
             raise
     else:
-        raise Unexpected("a run with resources.gpus was made")
+        raise Unexpected("a run with resources.gpus was created")
     ended = drill.api.ended(drill.start(recipe="smok"))
     message = ended["state"]["message"]
     if ended["state_name"] != "Failed" or message != "no recipe 'smok'; did you mean smoke?":
@@ -124,7 +124,7 @@ def refuse(drill: Drill) -> str:
 
 
 def kill_and_resume(drill: Drill) -> str:
-    """The worker and all it started are killed in the middle of a training; the automations do the rest."""
+    """Kill the worker and all its processes in the middle of a training; the automations must resume the run."""
     run = drill.start(changes=LONGER)
     wait_for(lambda: _saved_step(drill.store) or None, "a training to be saved")
     worker = drill.workers[-1]
@@ -132,9 +132,9 @@ def kill_and_resume(drill: Drill) -> str:
     killed, step = _now(), _saved_step(drill.store)
     drill.new_worker()
     if (state := drill.api.flow_run(run)["state_name"]) != "Running":
-        raise Unexpected(f"a killed run cannot have said so, but its state is {state}")
-    crashed = wait_for(lambda: _was(drill.api, run, "Crashed"), "the automation to call the run crashed", seconds=240)
-    wait_for(lambda: _was(drill.api, run, "AwaitingRetry"), "the automation to run it again", seconds=120)
+        raise Unexpected(f"a killed run cannot report its end, but its state is {state}")
+    crashed = wait_for(lambda: _was(drill.api, run, "Crashed"), "the automation to mark the run as crashed", seconds=240)
+    wait_for(lambda: _was(drill.api, run, "AwaitingRetry"), "the automation to retry it", seconds=120)
     wait_for(lambda: drill.api.flow_run(run)["state_name"] != "Crashed" or None, "the run to be scheduled")
     ended = drill.api.completed(run, seconds=400)
     stages = drill.api.stages(run, since=killed)
@@ -147,7 +147,7 @@ def kill_and_resume(drill: Drill) -> str:
 
 
 def run_again(drill: Drill) -> str:
-    """The same once more, as a new run: there is nothing left to do."""
+    """Start the same audit as a new run; nothing is left to compute."""
     run = drill.start(changes=LONGER)
     drill.api.completed(run)
     stages = drill.api.stages(run)
@@ -156,19 +156,19 @@ def run_again(drill: Drill) -> str:
 
 
 def mend_and_retry(drill: Drill) -> str:
-    """A stage fails because a file is where its folder should be; mended, the run is retried as by the UI's button."""
+    """Make a stage fail with a file in place of its folder; after the fix, retry the run like the UI's button."""
     changes = {"title": "another page", "report.gallery": 1}
-    way = drill.store / "artifacts" / "report"
-    aside = way.with_name("report-aside")
-    way.rename(aside)
-    way.write_text("in the way")
+    folder = drill.store / "artifacts" / "report"
+    aside = folder.with_name("report-aside")
+    folder.rename(aside)
+    folder.write_text("in the way")
     run = drill.start(changes=changes)
     failed = drill.api.ended(run)
     if failed["state_name"] != "Failed":
         raise Unexpected(f"a run that cannot write its report ended as {failed['state_name']}")
     before = drill.api.stages(run)
-    way.unlink()
-    aside.rename(way)
+    folder.unlink()
+    aside.rename(folder)
     mended = _now()
     drill.api.retry(run)
     drill.api.completed(run)
@@ -178,23 +178,23 @@ def mend_and_retry(drill: Drill) -> str:
 
 
 def schedule(drill: Drill) -> str:
-    """A schedule starts runs by itself."""
+    """Check that a schedule starts runs."""
     deployment = drill.api.deployment("smoke")["id"]
     before = {run["id"] for run in drill.api.runs_of(deployment)}
     every = {"active": True, "schedule": {"interval": 20}, "parameters": {"recipe": str(TINY)}}
-    (made,) = drill.api.ask(f"/deployments/{deployment}/schedules", [every])
+    (created,) = drill.api.ask(f"/deployments/{deployment}/schedules", [every])
 
     def scheduled() -> dict[str, Any] | None:
         runs = (run for run in drill.api.runs_of(deployment) if run["id"] not in before and run["auto_scheduled"])
         return next((run for run in runs if run["state_name"] == "Completed"), None)
 
     found = wait_for(scheduled, "a scheduled run to complete", seconds=240)
-    drill.api.ask(f"/deployments/{deployment}/schedules/{made['id']}", {"active": False}, "PATCH")
+    drill.api.ask(f"/deployments/{deployment}/schedules/{created['id']}", {"active": False}, "PATCH")
     return f"{found['name']}, planned for {found['expected_start_time'][11:19]}, Completed"
 
 
 def run_in_ray(drill: Drill) -> str:
-    """What compose.yaml does: a head with a token, and a worker that has joined it by in-ray-cluster.sh."""
+    """Start a Ray head with a token and a worker that joins it by in-ray-cluster.sh, as compose.yaml does; run an audit."""
     port = free_port()
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex}
     own = dict(drill.environment) | token | {"RAY_TMPDIR": str(drill.folder)}
@@ -207,23 +207,23 @@ def run_in_ray(drill: Drill) -> str:
     run = drill.start("cluster", changes={"training.seed": 1}, resources={"ray_address": "auto"})
     drill.api.completed(run, seconds=400)
     stages = drill.api.stages(run)
-    return f"Completed, made {_names(stages, 'Completed')}"
+    return f"Completed, computed {_names(stages, 'Completed')}"
 
 
 STEPS: dict[str, Callable[[Drill], str]] = {
     "set-up.sh, twice, and a worker": deploy,
     "two runs of smoke at once, limit 1": run_two,
-    "parameters that are wrong": refuse,
-    "kill -9 of worker and run in a training": kill_and_resume,
+    "bad parameters": refuse,
+    "kill -9 of worker and run during training": kill_and_resume,
     "the same run as a new one": run_again,
-    "a stage fails, is mended, Retry in the UI": mend_and_retry,
+    "a stage fails, is fixed, Retry in the UI": mend_and_retry,
     "a schedule of every 20 seconds": schedule,
     "a worker in a Ray cluster behind a token": run_in_ray,
 }
 
 
 def _saved_step(store: Path) -> int:
-    """How far the trainings in the store have been saved."""
+    """Return the latest saved training step in the store."""
     return max((int(path.parent.name.partition("-")[0]) for path in store.glob("resume/*/*/manifest.json")), default=0)
 
 
@@ -237,10 +237,10 @@ def _was(api: Api, run: str, name: str) -> str | None:
 
 
 def _all_cached(stages: Mapping[str, set[str]], *, but: tuple[str, ...] = ()) -> None:
-    but = (*but, "publish")  # no stage: it notes that the run was made
-    made = {name: states for name, states in stages.items() if states != {"Cached"} and name not in but}
-    if made or not stages:
-        raise Unexpected(f"stages that the store held were made again: {made or 'none is known'}")
+    but = (*but, "publish")  # not a stage: it records the run
+    recomputed = {name: states for name, states in stages.items() if states != {"Cached"} and name not in but}
+    if recomputed or not stages:
+        raise Unexpected(f"stages in the store were recomputed: {recomputed or 'no stages found'}")
 
 
 def _names(stages: Mapping[str, set[str]], state: str) -> str:
@@ -249,7 +249,7 @@ def _names(stages: Mapping[str, set[str]], state: str) -> str:
 
 @contextlib.contextmanager
 def everything(folder: Path) -> Iterator[Drill]:
-    """Database and server, and the end of all that was started, come what may."""
+    """Run the database and the server, and end all processes in any case."""
     mark = uuid.uuid4().hex
     environment = environment_for(folder, mark)
     try:
@@ -265,15 +265,15 @@ def everything(folder: Path) -> Iterator[Drill]:
 
 
 def _interrupt(*_: object) -> None:
-    """SIGTERM as Ctrl-C: what was started is ended."""
+    """Handle SIGTERM like Ctrl-C, so that all processes are ended."""
     raise KeyboardInterrupt
 
 
 def main() -> int:
-    """Runs the drill and prints what was seen; the folder with the logs is kept when something was not as it should be."""
+    """Run the drill and print the results; keep the folder with the logs if a step failed."""
     signal.signal(signal.SIGTERM, _interrupt)
     folder = Path(tempfile.mkdtemp(prefix="memlib-drill-"))
-    os.chmod(folder, 0o755)  # PostgreSQL may run as another user below it
+    os.chmod(folder, 0o755)  # PostgreSQL may run as another user in a folder below
     good = False
     try:
         with everything(folder) as drill:
@@ -281,7 +281,7 @@ def main() -> int:
             for verdict, what, saw, seconds in drill.rows:
                 print(f"{verdict:<7} {seconds:4.0f} s  {what:<42} {saw}")
     except KeyboardInterrupt:
-        print("stopped; nothing of it runs any more")
+        print("stopped; all processes have ended")
     if good:
         shutil.rmtree(folder)
     else:

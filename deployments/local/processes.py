@@ -1,4 +1,4 @@
-"""Processes that are all found again, whatever they started and whoever was killed. Linux: reads /proc."""
+"""Processes that can all be found and ended, including descendants and orphans. Linux only, as it reads /proc."""
 
 import os
 import signal
@@ -14,11 +14,11 @@ T = TypeVar("T")
 
 
 class Unexpected(RuntimeError):
-    """The drill saw something else than it should."""
+    """An observation of the drill that differs from what is expected."""
 
 
 def start(command: Sequence[str], environment: Mapping[str, str], log: Path, **options: Any) -> subprocess.Popen[bytes]:
-    """Starts a command in a session of its own, its output in a file."""
+    """Start a command in a new session, with its output in a file."""
     with log.open("ab") as file:
         return subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True, **options
@@ -26,7 +26,7 @@ def start(command: Sequence[str], environment: Mapping[str, str], log: Path, **o
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Asks a process to end, and ends it when it does not."""
+    """Terminate a process, and kill it if it does not end."""
     process.terminate()
     try:
         process.wait(timeout=20)
@@ -35,7 +35,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def call(command: Sequence[str], environment: Mapping[str, str], **options: Any) -> str:
-    """Runs a command that must succeed and returns what it prints."""
+    """Run a command that must succeed, and return its output."""
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, **options)
     if done.returncode != 0:
         raise Unexpected(f"{' '.join(command)} ended with {done.returncode}: {(done.stderr or done.stdout).strip()[-2000:]}")
@@ -44,18 +44,18 @@ def call(command: Sequence[str], environment: Mapping[str, str], **options: Any)
 
 
 def wait_for(condition: Callable[[], T | None], what: str, *, seconds: float = 300) -> T:
-    """What the condition returns as soon as it is something."""
+    """Wait until the condition returns a true value, and return that value."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        found = condition()
-        if found:
-            return found
+        result = condition()
+        if result:
+            return result
         time.sleep(0.3)
     raise Unexpected(f"waited {seconds:.0f} seconds in vain for {what}")
 
 
 def free_port() -> int:
-    """A port on loopback that nobody listens on."""
+    """Return a free port on loopback."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
@@ -63,13 +63,13 @@ def free_port() -> int:
 
 
 def descendants(pid: int) -> list[int]:
-    """A process's children, their children and so on."""
+    """Return all descendants of a process."""
     parents: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
         except (OSError, ValueError):
-            continue  # it ended while we looked
+            continue  # it has ended in the meantime
     found, new = [], [pid]
     while new:
         new = [child for child, parent in parents.items() if parent in new]
@@ -78,7 +78,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def kill(pids: Sequence[int]) -> None:
-    """kill -9, as when memory or the machine is gone."""
+    """Send SIGKILL to the processes, as if memory had run out or the machine were lost."""
     for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)
@@ -87,7 +87,7 @@ def kill(pids: Sequence[int]) -> None:
 
 
 def marked(mark: str) -> Iterator[int]:
-    """The processes whose environment carries the drill's mark, orphans too."""
+    """Yield the processes whose environment contains the drill's mark, including orphans."""
     wanted = f"{MARK}={mark}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -99,10 +99,10 @@ def marked(mark: str) -> Iterator[int]:
 
 
 def kill_marked(mark: str) -> None:
-    """Ends all of them, and what they start meanwhile."""
+    """Kill all marked processes, and those that they start in the meantime."""
     for _ in range(20):
-        found = list(marked(mark))
-        if not found:
+        processes = list(marked(mark))
+        if not processes:
             return
-        kill(found)
+        kill(processes)
         time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""PostgreSQL, a Prefect server and workers on one machine, on loopback and behind passwords made for this run."""
+"""PostgreSQL, a Prefect server and workers on one machine, on loopback, with passwords generated for each run."""
 
 import contextlib
 import os
@@ -19,19 +19,19 @@ PREFECT = (sys.executable, "-m", "prefect", "--no-prompt")
 
 
 def postgres_binaries() -> Path | None:
-    """The folder with initdb and postgres: what pg_config says, on the PATH, or where Debian puts it."""
+    """Return the folder with initdb and postgres: from pg_config, on the PATH, or in Debian's folder; None if not found."""
     candidates = []
     if config := shutil.which("pg_config"):
-        said = subprocess.run([config, "--bindir"], capture_output=True, text=True, check=False)
-        candidates.append(Path(said.stdout.strip()))
-    if found := shutil.which("initdb"):
-        candidates.append(Path(found).resolve().parent)
+        answer = subprocess.run([config, "--bindir"], capture_output=True, text=True, check=False)
+        candidates.append(Path(answer.stdout.strip()))
+    if initdb := shutil.which("initdb"):
+        candidates.append(Path(initdb).resolve().parent)
     candidates += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     return next((path for path in candidates if all((path / name).exists() for name in ("initdb", "postgres"))), None)
 
 
 def _other_user() -> dict[str, Any]:
-    """PostgreSQL refuses to run as root."""
+    """Return the options that start PostgreSQL as another user if this is root, as it refuses to run as root."""
     if os.geteuid() != 0:
         return {}
     for name in ("postgres", "nobody"):
@@ -43,14 +43,14 @@ def _other_user() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def postgres(folder: Path, environment: Mapping[str, str]) -> Iterator[str]:
-    """A PostgreSQL cluster of its own on loopback, with a database for Prefect.
+    """Run a new PostgreSQL cluster on loopback, with a database for Prefect.
 
     Yields:
         the URL for PREFECT_API_DATABASE_CONNECTION_URL.
     """
     binaries = postgres_binaries()
     if binaries is None:
-        raise Unexpected("no PostgreSQL here: install it (Debian: apt-get install postgresql postgresql-contrib)")
+        raise Unexpected("PostgreSQL not found; install it (Debian: apt-get install postgresql postgresql-contrib)")
     user, password, port, data = _other_user(), secrets.token_urlsafe(24), free_port(), folder / "data"
     folder.mkdir(mode=0o700)
     (folder / "password").write_text(password)
@@ -79,17 +79,17 @@ def _answers(command: list[str], environment: Mapping[str, str]) -> bool:
 
 @contextlib.contextmanager
 def prefect_server(folder: Path, environment: Mapping[str, str], database: str) -> Iterator[tuple[Api, dict[str, str]]]:
-    """A Prefect server on loopback, on PostgreSQL, behind a password.
+    """Run a password-protected Prefect server on loopback, with PostgreSQL as its database.
 
     Yields:
-        its API, and the environment for those who use it.
+        its API, and the environment for its clients.
     """
     port, password = free_port(), f"admin:{secrets.token_urlsafe(24)}"
     own = dict(environment) | {
         "PREFECT_API_DATABASE_CONNECTION_URL": database,
         "PREFECT_SERVER_API_AUTH_STRING": password,
         "PREFECT_SERVER_DEPLOYMENTS_CONCURRENCY_SLOT_WAIT_SECONDS": "5",
-        "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5",  # else a new schedule waits for a minute
+        "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5",  # by default a new schedule waits for a minute
     }
     command = [*PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     server = start(command, own, folder / "server.log")
@@ -104,14 +104,14 @@ def prefect_server(folder: Path, environment: Mapping[str, str], database: str) 
 
 
 def start_worker(folder: Path, environment: Mapping[str, str], name: str) -> subprocess.Popen[bytes]:
-    """A worker of the local pool that looks for work every two seconds."""
+    """Start a worker of the local pool that polls for work every two seconds."""
     own = dict(environment) | {"PREFECT_WORKER_QUERY_SECONDS": "2"}
     command = [*PREFECT, "worker", "start", "--pool", POOL, "--name", name]
     return start(command, own, folder / f"{name}.log", cwd=folder)
 
 
 def environment_for(folder: Path, mark: str) -> dict[str, str]:
-    """An environment in which nothing of the user's Prefect or caches is read or written."""
+    """Return an environment that neither reads nor writes the user's Prefect settings and caches."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MEMLIB_", "RAY_"))}
     path = f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', os.defpath)}"
     return kept | {

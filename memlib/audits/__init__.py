@@ -1,6 +1,6 @@
-"""The audits there are: one package each, with the same rooms.
+"""Registry of the audits: one package per audit, all with the same layout.
 
-recipe.py (what is asked for), stages.py, scores.py, summary.py, verdict.py, tables.py, report.py; AUDIT in `__init__.py`.
+recipe.py (schema of the recipes), stages.py, scores.py, summary.py, verdict.py, tables.py, report.py; AUDIT in `__init__.py`.
 """
 
 import importlib
@@ -20,11 +20,11 @@ PACKAGES = {
 
 
 class _Audits(Mapping[str, Audit]):
-    """Audits by their names on the command line, each imported when it is asked for."""
+    """Mapping from command-line names to audits, each imported on first access."""
 
     def __getitem__(self, name: str) -> Audit:
-        found: Audit = importlib.import_module(PACKAGES[name]).AUDIT
-        return found
+        audit: Audit = importlib.import_module(PACKAGES[name]).AUDIT
+        return audit
 
     def __iter__(self) -> Iterator[str]:
         return iter(PACKAGES)
@@ -42,19 +42,19 @@ def audit_of(field: str) -> str:
 
 
 def published_tables() -> dict[str, dict[str, Table]]:
-    """Return the tables below results/, by name and audit ("" where all audits share one)."""
-    found: dict[str, dict[str, Table]] = {table.name: {"": table} for table in (RUNS, SUMMARY, CURVES)}
+    """Return the tables below results/, by name and audit ("" for tables that all audits share)."""
+    tables: dict[str, dict[str, Table]] = {table.name: {"": table} for table in (RUNS, SUMMARY, CURVES)}
     for audit in AUDITS.values():
         for name, table in audit.tables.items():
-            found.setdefault(name, {})[audit.field] = table
-    return found
+            tables.setdefault(name, {})[audit.field] = table
+    return tables
 
 
 def tables_of(field: str) -> dict[str, Table]:
-    """Return the tables that runs of an audit publish, by name; the table of runs comes last and is not among them.
+    """Return the tables that runs of an audit publish, by name; the table of runs, published last, is not included.
 
     Args:
-        field: the audit, as in recipes.
+        field: the audit's name in recipes.
     """
     audit = AUDITS[audit_of(field)]
     return {**({} if audit.holds_others else {"summary": SUMMARY, "curves": CURVES}), **audit.tables}

@@ -1,1 +1,1 @@
-"""Which examples exist, which a model may see, and how an image is cut."""
+"""Sources, decoding, splits, background crops and canaries of images and text."""

@@ -1,4 +1,4 @@
-"""Images in NumPy .npz files, such as MedMNIST's."""
+"""Images in NumPy .npz files, such as those of MedMNIST."""
 
 from pathlib import Path
 
@@ -51,5 +51,5 @@ class NpzImages:
         return Example(f"{self._spec.images}-{index:07d}", image, int(self._labels[index]), NO_BOXES)
 
     def content_digest(self) -> str:
-        """Of the file."""
+        """Return the digest of the file."""
         return file_digest(Path(self._spec.path))

@@ -1,4 +1,4 @@
-"""How much a file may unfold to, and how far a name may lead: data come from people whom nobody knows."""
+"""Limits on decompressed sizes and on the locations that file names may lead to: data can come from untrusted sources."""
 
 import lzma
 import math
@@ -28,28 +28,28 @@ UNREADABLE_ZIP = (
     zipfile.BadZipFile,
     zlib.error,
     lzma.LZMAError,
-)  # what zipfile and NumPy raise of archives that are damaged, encrypted, or packed in ways that they do not know
+)  # raised by zipfile and NumPy for archives that are damaged, encrypted, or compressed by an unknown method
 
 
 def most_pixels() -> int:
-    """Pixels that an image may have: MEMLIB_MAX_PIXELS, or 100 million."""
+    """Return the largest number of pixels of an image: MEMLIB_MAX_PIXELS, or 100 million."""
     return _setting("MEMLIB_MAX_PIXELS", MOST_PIXELS)
 
 
 def most_bytes() -> int:
-    """Bytes that a compressed file may unfold to: MEMLIB_MAX_BYTES, or 32 GiB."""
+    """Return the largest decompressed size of a file in bytes: MEMLIB_MAX_BYTES, or 32 GiB."""
     return _setting("MEMLIB_MAX_BYTES", MOST_BYTES)
 
 
 def _setting(name: str, default: int) -> int:
-    said = os.environ.get(name, "")
-    if said and not (said.isascii() and said.isdigit() and int(said) > 0):
-        raise UserError(f"{name} is {said!r}; it is a number of at least 1")
-    return int(said) if said else default
+    value = os.environ.get(name, "")
+    if value and not (value.isascii() and value.isdigit() and int(value) > 0):
+        raise UserError(f"{name} is {value!r}; set it to a whole number of at least 1")
+    return int(value) if value else default
 
 
 def read_pieces(file: IO[bytes], path: str) -> Iterator[bytes]:
-    """Yield a file that is unpacked while it is read, up to the bound.
+    """Yield the content of a file that is decompressed while it is read, up to `most_bytes`.
 
     Raises:
         UserError: when it is longer.
@@ -58,26 +58,26 @@ def read_pieces(file: IO[bytes], path: str) -> Iterator[bytes]:
     while part := file.read(PIECE):
         size += len(part)
         if size > most:
-            raise UserError(f"{path} unfolds to more than {most} bytes; if that is right, raise MEMLIB_MAX_BYTES")
+            raise UserError(f"{path} decompresses to more than {most} bytes; if that is right, raise MEMLIB_MAX_BYTES")
         yield part
 
 
 def check_pixels(image: Any) -> None:
-    """Refuses an image (Pillow's, not yet decoded) with more pixels than the bound.
+    """Refuse a Pillow image, before it is decoded, if it has more than `most_pixels` pixels.
 
     Raises:
-        ValueError: saying how many.
+        ValueError: with the image's size.
     """
     if image.width * image.height > most_pixels():
         raise ValueError(f"{image.width} x {image.height} pixels; if that is right, raise MEMLIB_MAX_PIXELS")
 
 
 def check_arrays(path: Path) -> None:
-    """Refuses an .npz file whose arrays claim to be larger than what it holds, or than the bound.
+    """Refuse an .npz file with an array whose header claims more bytes than the archive entry holds, or than `most_bytes`.
 
     Raises:
-        UserError: naming the array.
-        UNREADABLE_ZIP: when it is no such file.
+        UserError: with the array's name.
+        UNREADABLE_ZIP: when it is not an .npz file.
     """
     most = most_bytes()
     with zipfile.ZipFile(path) as archive:
@@ -87,23 +87,23 @@ def check_arrays(path: Path) -> None:
                 read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
                 try:
                     shape, _, dtype = read(file)
-                except (tokenize.TokenError, SyntaxError) as error:  # which NumPy lets through
-                    raise ValueError(f"array {entry.filename} has no header that can be read") from error
+                except (tokenize.TokenError, SyntaxError) as error:  # not converted by NumPy
+                    raise ValueError(f"the header of array {entry.filename} cannot be read") from error
             size = math.prod(shape) * dtype.itemsize
             if size > min(most, entry.file_size):
                 raise UserError(f"{path}: array {entry.filename} claims {size} bytes, but it holds {entry.file_size}")
 
 
 def check_inside(fs: Any, root: str, name: str, said_by: str) -> None:
-    """Refuses a file that is not below a source's root, by its name or through a link.
+    """Refuse a file that lies outside a source's root, by its name or through a link.
 
     Args:
-        fs, root: of the source.
-        name: relative to the root.
-        said_by: what names it, for the message.
+        fs, root: file system and root of the source.
+        name: path relative to the root.
+        said_by: description of what names the file, for the message.
 
     Raises:
-        UserError: naming it.
+        UserError: with the file's name.
     """
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\0" in name or not path.parts:
@@ -113,7 +113,11 @@ def check_inside(fs: Any, root: str, name: str, said_by: str) -> None:
 
 
 def check_links(fs: Any, root: str, listing: Mapping[str, Mapping[str, Any]]) -> None:
-    """The same for the links among listed files."""
+    """Refuse links among listed files that lead outside the source's root.
+
+    Raises:
+        UserError: with the link's name.
+    """
     if isinstance(fs, LocalFileSystem):
         for name, info in listing.items():
             if info.get("islink"):
@@ -125,5 +129,5 @@ def _check_links(root: Path, path: Path, said_by: str) -> None:
     real = path.resolve()
     if not any(real.is_relative_to(folder.resolve()) for folder in allowed):
         raise UserError(
-            f"{said_by} leads from {path.name} to {real}, outside of {root}; if it may, name that folder in {ROOTS}"
+            f"{said_by} leads from {path.name} to {real}, outside of {root}; to allow it, add its folder to {ROOTS}"
         )

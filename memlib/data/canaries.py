@@ -1,8 +1,8 @@
 """Unique features and the training examples that carry them (Hartley 2023, section 2; 2022, section 2.4).
 
-A feature is content and place. The example that gets it is the canary; the same example without it is its clean
-twin, which the control model sees instead. Whatever else happens to the images (a black rectangle over the same
-place in all others) happens to canary models and controls alike.
+A feature has content and a place. The example that carries it is the canary; the same example without it is the clean twin,
+which the control model sees instead. All other changes to the images (such as a black rectangle at the same place in all
+others) are the same for canary models and controls.
 """
 
 import hashlib
@@ -28,12 +28,12 @@ from memlib.specs import CanarySpec, FeatureSpec, GlyphFeature, PictureFeature, 
 
 @dataclass(frozen=True)
 class Feature:
-    """A feature as it is put into examples of one shape.
+    """A feature as it is inserted into examples of one shape.
 
     Attributes:
         values: (height, width, channels) uint8, or (dim,) float32 for points.
-        mask: (height, width) or (dim,) bool, what is overwritten.
-        cover: grey value that the mask has in all other images; None leaves them as they are.
+        mask: (height, width) or (dim,) bool, True where the example is overwritten.
+        cover: grey value of the masked area in all other images; None leaves them unchanged.
     """
 
     values: NDArray[Any]
@@ -42,36 +42,36 @@ class Feature:
 
     @property
     def weight(self) -> NDArray[np.bool_]:
-        """The mask, with a last axis for the channels of images."""
+        """Return the mask, with a last axis for the channels of images."""
         return self.mask[..., None] if self.values.ndim == 3 else self.mask
 
     @property
     def box(self) -> tuple[int, int, int, int]:
-        """x0, y0, x1, y1, half open, of an image's feature."""
+        """Return x0, y0, x1, y1, half open, of an image's feature."""
         rows, columns = np.flatnonzero(self.mask.any(axis=1)), np.flatnonzero(self.mask.any(axis=0))
         return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
 
     @property
     def digest(self) -> str:
-        """Of what is overwritten and with what."""
+        """Return a digest of the mask, the values within it, and the cover."""
         shown = np.where(self.weight, self.values, 0)
         return hashlib.sha256(shown.tobytes() + self.mask.tobytes() + repr(self.cover).encode()).hexdigest()
 
     def insert(self, images: NDArray[Any]) -> NDArray[Any]:
-        """The images (count, ...) with the feature."""
+        """Return the images (count, ...) with the feature."""
         return np.where(self.weight, self.values, images)
 
     def clean(self, images: NDArray[Any]) -> NDArray[Any]:
-        """The images as they are without the feature: covered, when all others are."""
+        """Return the images without the feature: covered if all others are, otherwise unchanged."""
         if self.cover is None:
             return images
         covered: NDArray[Any] = np.where(self.weight, np.asarray(self.cover, dtype=images.dtype), images)
         return covered
 
     def insert_random(self, images: NDArray[Any], *, seed: int) -> NDArray[Any]:
-        """The images with a random partner z_r of the feature, drawn anew for each (2022, section 2.1).
+        """Return the images, each with an independent random partner z_r of the feature (2022, section 2.1).
 
-        Pixels are uniform over all grey values, coordinates over plus and minus the feature's value.
+        Pixels are uniform over all grey values, coordinates between minus and plus the feature's absolute value.
         """
         rng = np.random.default_rng(seed)
         if images.dtype == np.uint8:
@@ -81,16 +81,16 @@ class Feature:
         return np.where(self.weight, noise, images)
 
     def without(self, num_pixels: int, *, seed: int) -> "Feature":
-        """The feature with some of its pixels, drawn at random, taken out (2023, Fig. 5)."""
+        """Return the feature without `num_pixels` of its pixels, drawn at random (2023, Fig. 5)."""
         places = np.flatnonzero(self.mask)
-        gone = np.random.default_rng(seed).permutation(places)[:num_pixels]
+        removed = np.random.default_rng(seed).permutation(places)[:num_pixels]
         mask = self.mask.copy()
-        mask.reshape(-1)[gone] = False
+        mask.reshape(-1)[removed] = False
         return replace(self, mask=mask)
 
 
 def build_feature(spec: FeatureSpec, shape: Sequence[int]) -> Feature:
-    """The feature for examples of a shape.
+    """Build the feature for examples of a shape.
 
     Args:
         spec: content and place.
@@ -139,7 +139,7 @@ def _placed(
             f"so it does not fit into an image of {shape[1]} x {shape[0]}"
         )
     if not mask.any():
-        raise UserError("the feature's mask is empty: there is nothing to insert")
+        raise UserError("the feature's mask is empty, so there is nothing to insert")
     whole = np.zeros(tuple(shape), dtype=np.uint8)
     where = np.zeros(tuple(shape[:2]), dtype=bool)
     place = (slice(spec.top, spec.top + height), slice(spec.left, spec.left + width))
@@ -171,22 +171,22 @@ def _opened(path: str, mode: str) -> Image.Image:
 
 
 def null_features(spec: FeatureSpec, shape: Sequence[int], count: int, *, seed: int) -> dict[str, Feature]:
-    """Features of the same kind that the model was not asked about, to compare the feature with.
+    """Return other features of the same kind, as the null with which the feature is compared.
 
-    The comparison is only as good as this kind: a model that knows names reacts more to any name than to random
-    letters, so a name needs other names (GlyphFeature.nulls).
+    The comparison is only as good as the choice of kind: a model that knows names reacts more to any name than to random
+    letters, so a name must be compared with other names (GlyphFeature.nulls).
 
     Args:
         spec: the feature.
-        shape: of an example.
-        count: how many at most; there may be fewer, such as 25 other single letters.
-        seed: of the draws.
+        shape: shape of an example.
+        count: largest number of features; there may be fewer, such as 25 other single letters.
+        seed: seed of the draws.
 
     Returns:
         features by name, all different from the feature and from each other.
 
     Raises:
-        UserError: for features without others of their kind.
+        UserError: when there are no other features of the same kind.
     """
     if isinstance(spec, PictureFeature) and spec.nulls is not None:
         return _null_pictures(spec, spec.nulls, shape, count)
@@ -201,15 +201,15 @@ def null_features(spec: FeatureSpec, shape: Sequence[int], count: int, *, seed: 
 def _null_pictures(spec: PictureFeature, folder: str, shape: Sequence[int], count: int) -> dict[str, Feature]:
     paths = sorted(p for p in Path(folder).glob("*") if p.suffix.lower() in (".png", ".bmp", ".gif"))
     pictures = {p.name: build_feature(spec.model_copy(update={"path": str(p)}), shape) for p in paths}
-    own = build_feature(spec, shape).digest
-    others = {feature.digest: name for name, feature in pictures.items() if feature.digest != own}
+    feature_digest = build_feature(spec, shape).digest
+    others = {feature.digest: name for name, feature in pictures.items() if feature.digest != feature_digest}
     if not others:
         raise UserError(f"{folder} holds no .png, .bmp or .gif that differs from the feature's own picture")
     return {name: pictures[name] for name in sorted(others.values())[:count]}
 
 
 def null_kind(spec: FeatureSpec) -> str:
-    """What the null features of a feature are: names, letters, list or pictures."""
+    """Return the kind of a feature's null features: names, letters, list or pictures."""
     if not isinstance(spec, GlyphFeature):
         return "pictures"
     if spec.nulls is None:
@@ -219,15 +219,15 @@ def null_kind(spec: FeatureSpec) -> str:
 
 
 def null_texts(spec: GlyphFeature, count: int, *, seed: int) -> list[str]:
-    """Other texts of the same kind, at most `count`.
+    """Return other texts of the same kind, at most `count`.
 
     Args:
         spec: the feature.
-        count: how many.
-        seed: of the draws.
+        count: largest number of texts.
+        seed: seed of the draws.
 
     Raises:
-        UserError: when there are none, or the user's list cannot be read.
+        UserError: when there are no other texts, or the user's list cannot be read.
     """
     kind = null_kind(spec)
     if kind == "names":
@@ -240,52 +240,52 @@ def null_texts(spec: GlyphFeature, count: int, *, seed: int) -> list[str]:
         raise UserError(f"canary.feature.nulls is names, letters or a file; cannot read {spec.nulls} ({error})") from error
     texts = [text for text in dict.fromkeys(line.strip() for line in lines) if text and text != spec.text]
     if not texts:
-        raise UserError(f"{spec.nulls} has no line besides {spec.text!r}; give a text a line")
+        raise UserError(f"{spec.nulls} has no line besides {spec.text!r}; give one text per line")
     order = np.random.default_rng(seed).permutation(len(texts))[:count]
     return [texts[place] for place in order]
 
 
 def _other_letters(text: str, count: int, *, seed: int) -> list[str]:
-    """Each letter replaced by a letter and each digit by a digit."""
+    """Return distinct texts with each letter replaced by a letter and each digit by a digit."""
     rng = np.random.default_rng(seed)
     alphabets = [_alphabet(c) for c in text]
     possible = math.prod(len(a) for a in alphabets) - 1
     if not possible:
-        raise UserError(f"the text {text!r} has no letter or digit that another could stand for")
-    found: dict[str, None] = {}
-    while len(found) < min(count, possible):
+        raise UserError(f"the text {text!r} has no letter or digit to replace")
+    texts: dict[str, None] = {}
+    while len(texts) < min(count, possible):
         other = "".join(str(rng.choice(list(alphabet))) for alphabet in alphabets)
         if other != text:
-            found[other] = None
-    return list(found)
+            texts[other] = None
+    return list(texts)
 
 
 def _alphabet(character: str) -> str:
-    """The characters that could stand in its place: capitals, small letters or digits; itself for spaces and signs."""
+    """Return the replacements of a character: capitals, lower-case letters or digits; spaces and signs are kept."""
     for alphabet in (LETTERS, LETTERS.lower(), DIGITS):
         if character in alphabet:
             return alphabet
     if character.isalnum():
-        raise UserError(f"there are no null features for a text with {character!r}: A to Z, a to z and 0 to 9 have others")
+        raise UserError(f"there are no null features for a text with {character!r}; use A to Z, a to z and 0 to 9")
     return character
 
 
-# -- who carries it -----------------------------------------------------------------------------------
+# -- examples that carry the feature ------------------------------------------------------------------
 
 
 def choose_canaries(members: pa.Table, spec: CanarySpec, influence: Mapping[str, float] | None = None) -> pa.Table:
-    """The training examples that get the feature, one a canary.
+    """Choose the training examples that get the feature, one per canary.
 
     Args:
         members: the training rows of tables.SPLITS.
-        spec: how to choose.
-        influence: self-influence by example id, for choices by it.
+        spec: the rule of choice.
+        influence: self-influence by example id, needed if the rule uses it.
 
     Returns:
         the chosen rows of `members`, in order of choice.
 
     Raises:
-        UserError: when there are too few examples, or a class or id is not there.
+        UserError: when there are too few examples, or a class or id is missing.
     """
     ids, labels = members["example_id"].to_pylist(), members["label"].to_numpy()
     if spec.choice == "by_id":
@@ -297,7 +297,7 @@ def choose_canaries(members: pa.Table, spec: CanarySpec, influence: Mapping[str,
     rows = np.arange(len(ids)) if spec.label is None else np.flatnonzero(labels == spec.label)
     if not len(rows):
         raise UserError(
-            f"canary.label is {spec.label}, but no training example has that class; there are {sorted(set(labels.tolist()))}"
+            f"canary.label is {spec.label}: no training example has that class; classes are {sorted(set(labels.tolist()))}"
         )
     if spec.count > len(rows):
         raise UserError(f"canary.count is {spec.count}, but only {len(rows)} training examples qualify")
@@ -312,11 +312,11 @@ def choose_canaries(members: pa.Table, spec: CanarySpec, influence: Mapping[str,
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """One model's training set as rows of a pool: the stored examples, then the chosen ones with the feature.
+    """One model's training set: stored rows, and the examples among them that carry the feature.
 
     Attributes:
         rows: (num_examples,) int64 rows of the stored images.
-        marked: (num_examples,) bool, which of them carry the feature.
+        marked: (num_examples,) bool, True for examples with the feature.
     """
 
     rows: NDArray[np.int64]
@@ -324,12 +324,12 @@ class TrainingRows:
 
 
 def training_rows(members: NDArray[np.int64], canary: int, spec: CanarySpec, *, with_feature: bool) -> TrainingRows:
-    """The training set of a canary model or of its control, which has the clean twin in the same places.
+    """Return the training set of a canary model, or of its control, which has the clean twin in the same places.
 
     Args:
         members: (num_members,) stored rows of the training examples.
-        canary: the stored row of the canary.
-        spec: replace or append, and how often.
+        canary: stored row of the canary.
+        spec: mode (replace or append) and number of repeats.
         with_feature: False for the control.
     """
     copies = spec.repeats - (spec.mode == "replace")
@@ -344,17 +344,19 @@ def training_rows(members: NDArray[np.int64], canary: int, spec: CanarySpec, *, 
 
 
 def probe_rows(members: pa.Table, label: int, *, without: Collection[int], max_examples: int, seed: int) -> NDArray[np.int64]:
-    """Positions in `members` of the examples on which M is taken for a label: D_y without any canary (2023, Eq. 1).
+    """Return the positions in `members` of the examples on which the score M is computed for a class.
+
+    These are D_y, the training examples of class y, without any canary (2023, Eq. 1).
 
     Args:
         members: the training rows of tables.SPLITS.
-        label: the class.
+        label: the class y.
         without: stored rows of the canaries.
-        max_examples: at most so many, drawn at random.
-        seed: of the draw.
+        max_examples: largest number of examples; more are subsampled at random.
+        seed: seed of the draw.
 
     Raises:
-        UserError: when there are fewer than two.
+        UserError: when there are fewer than two such examples.
     """
     wanted = (members["label"].to_numpy() == label) & ~np.isin(members["row"].to_numpy(), list(without))
     rows = np.flatnonzero(wanted)

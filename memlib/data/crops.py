@@ -1,8 +1,8 @@
-"""Background ("periphery") crops: rectangles that hold none of the object.
+"""Background ("periphery") crops: rectangles that contain no part of the object.
 
-Meehan 2023, section 3.1 asks for "the largest possible crop that does not intersect with any bounding box";
-A.8 replaces it by the lower-left corner where there are no boxes. Rectangles are (x0, y0, x1, y1) in pixels,
-half open: columns x0 <= x < x1 and rows y0 <= y < y1.
+Meehan 2023, section 3.1 uses "the largest possible crop that does not intersect with any bounding box"; A.8 replaces it by
+the lower-left corner if there are no boxes. Rectangles are (x0, y0, x1, y1) in pixels, half open: columns x0 <= x < x1 and
+rows y0 <= y < y1.
 """
 
 import itertools
@@ -20,41 +20,41 @@ NONE = (-1, -1, -1, -1)
 
 
 def periphery_crops(index: pa.Table, spec: CropSpec) -> NDArray[np.int64]:
-    """The crops of many images, as `periphery_crop` finds each.
+    """Return the crops of many images; each equals the result of `periphery_crop`.
 
     Args:
         index: tables.INDEX, or its columns unreadable, content and boxes.
-        spec: which crop.
+        spec: the kind of crop.
 
     Returns:
-        (num_images, 4) int64; -1 where there is none, as for what could not be read.
+        (num_images, 4) int64; -1 if an image has no crop or could not be read.
     """
     count = index.num_rows
     content = pc.list_flatten(index["content"]).to_numpy().reshape(count, 4).astype(np.int64)
     readable = pc.is_null(index["unreadable"]).to_numpy(zero_copy_only=False) if count else np.zeros(0, dtype=bool)
     if spec.mode == "corner":
-        found = _corner_crops(content)
-        found[~readable] = -1
-        return found
+        crops = _corner_crops(content)
+        crops[~readable] = -1
+        return crops
     boxes = pc.list_flatten(index["boxes"]).to_numpy().reshape(-1, 4).astype(np.int64)
     counts = pc.list_value_length(index["boxes"]).to_numpy() // 4
     starts = np.cumsum(counts) - counts
-    found = np.full((count, 4), -1, dtype=np.int64)
+    crops = np.full((count, 4), -1, dtype=np.int64)
     alone = np.flatnonzero(readable & (counts == 1))
     inside = _clipped(boxes[starts[alone]], content[alone])
     plain = ((inside[:, :2] < inside[:, 2:]).all(axis=1)) if len(alone) else np.zeros(0, dtype=bool)
     of_one_box = _official_crops if spec.mode == "official" else _maximal_crops
-    found[alone[plain]] = of_one_box(content[alone[plain]], inside[plain], spec.min_side)
+    crops[alone[plain]] = of_one_box(content[alone[plain]], inside[plain], spec.min_side)
     for row in np.concatenate([np.flatnonzero(readable & (counts > 1)), alone[~plain]]).tolist():
         x0, y0, x1, y1 = content[row].tolist()
-        found[row] = periphery_crop((x0, y0, x1, y1), boxes[starts[row] : starts[row] + counts[row]], spec) or NONE
-    return found
+        crops[row] = periphery_crop((x0, y0, x1, y1), boxes[starts[row] : starts[row] + counts[row]], spec) or NONE
+    return crops
 
 
 def _maximal_crops(content: NDArray[np.int64], box: NDArray[np.int64], min_side: float) -> NDArray[np.int64]:
-    """As `maximal_crop` of one box each: the strip beside it on one of its four sides."""
+    """Return `maximal_crop` for images with one box each: the best of the four strips beside the box."""
     least = np.maximum(1, np.ceil(_least(content, min_side) - 1e-9).astype(np.int64))
-    found = np.full_like(content, -1)
+    crops = np.full_like(content, -1)
     best = np.full((len(content), 4), -1, dtype=np.int64)
     for strip in _strips(content, box, "left", "above", "below", "right"):
         sides = strip[:, 2:] - strip[:, :2]
@@ -63,18 +63,18 @@ def _maximal_crops(content: NDArray[np.int64], box: NDArray[np.int64], min_side:
         first = differs.argmax(axis=1)
         rows = np.arange(len(content))
         better = differs.any(axis=1) & (size[rows, first] > best[rows, first]) & (sides.min(axis=1) >= least)
-        found[better], best[better] = strip[better], size[better]
-    return found
+        crops[better], best[better] = strip[better], size[better]
+    return crops
 
 
 def _official_crops(content: NDArray[np.int64], box: NDArray[np.int64], min_side: float) -> NDArray[np.int64]:
-    """As `official_crop` of one box each: beside it over the whole height, above or below it only as wide as it is."""
-    found, best = np.full_like(content, -1), _least(content, min_side)
+    """Return `official_crop` for images with one box each: full-height strips beside it, or its width above or below it."""
+    crops, best = np.full_like(content, -1), _least(content, min_side)
     for strip in _strips(content, box, "left", "over", "under", "right"):
         shorter = (strip[:, 2:] - strip[:, :2]).min(axis=1)
         better = shorter > best
-        found[better], best[better] = strip[better], shorter[better]
-    return found
+        crops[better], best[better] = strip[better], shorter[better]
+    return crops
 
 
 def _strips(content: NDArray[np.int64], box: NDArray[np.int64], *names: str) -> list[NDArray[np.int64]]:
@@ -94,9 +94,9 @@ def _least(content: NDArray[np.int64], min_side: float) -> NDArray[np.float64]:
 def _corner_crops(content: NDArray[np.int64]) -> NDArray[np.int64]:
     sides = (CORNER * (content[:, 2:] - content[:, :2])).astype(np.int64)
     x0, y1 = content[:, 0], content[:, 3]
-    found = np.stack([x0, y1 - sides[:, 1], x0 + sides[:, 0], y1], axis=1)
-    found[(sides <= 0).any(axis=1)] = -1
-    return found
+    crops = np.stack([x0, y1 - sides[:, 1], x0 + sides[:, 0], y1], axis=1)
+    crops[(sides <= 0).any(axis=1)] = -1
+    return crops
 
 
 def _clipped(boxes: NDArray[np.int64], content: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -104,12 +104,12 @@ def _clipped(boxes: NDArray[np.int64], content: NDArray[np.int64]) -> NDArray[np
 
 
 def periphery_crop(content: Box, boxes: NDArray[np.int64], spec: CropSpec) -> Box | None:
-    """The crop of one image, or None when no rectangle with the required shorter side exists.
+    """Return the crop of one image, or None if no rectangle has the required shorter side.
 
     Args:
         content: the part of the stored image that shows the picture (all of it unless it was padded).
         boxes: (num_boxes, 4) int, the objects.
-        spec: which crop, and its minimum side as a fraction of the content's shorter side.
+        spec: the kind of crop, and its minimum side as a fraction of the content's shorter side.
     """
     if spec.mode == "corner":
         return corner_crop(content)
@@ -123,17 +123,17 @@ def periphery_crop(content: Box, boxes: NDArray[np.int64], spec: CropSpec) -> Bo
 
 
 def maximal_crop(content: Box, boxes: Sequence[Box], *, min_side: int = 1) -> Box | None:
-    """The rectangle of largest area within `content` that meets no box, its sides at least `min_side`.
+    """Return the rectangle of largest area within `content` that meets no box and has sides of at least `min_side`.
 
-    Exact for any number of boxes: in a maximal rectangle each side touches the content's edge or a box, so the
-    left side is some box's right edge (or the content's left), and so on. For each pair of left and right
-    sides the boxes that reach between them leave free vertical gaps; the tallest is the best for the pair.
-    Among equal areas the one with the longer shorter side wins, then the topmost, then the leftmost.
+    Exact for any number of boxes: each side of a maximal rectangle touches the content's edge or a box, so its left side is
+    some box's right edge (or the content's left), and so on. For each pair of left and right sides, the boxes between them
+    leave free vertical gaps; the tallest gap is the best for the pair. Among equal areas the rectangle with the longer
+    shorter side wins, then the topmost, then the leftmost.
     """
     lefts = sorted({content[0], *(box[2] for box in boxes)})
     rights = sorted({content[2], *(box[0] for box in boxes)})
     best: tuple[int, int, int, int] | None = None  # area, shorter side, -top, -left
-    found: Box | None = None
+    crop: Box | None = None
     for left in lefts:
         for right in rights:
             if right - left < min_side:
@@ -143,8 +143,8 @@ def maximal_crop(content: Box, boxes: Sequence[Box], *, min_side: int = 1) -> Bo
                     continue
                 size = ((right - left) * (bottom - top), min(right - left, bottom - top), -top, -left)
                 if best is None or size > best:
-                    best, found = size, (left, top, right, bottom)
-    return found
+                    best, crop = size, (left, top, right, bottom)
+    return crop
 
 
 def _free_gaps(content: Box, boxes: Sequence[Box]) -> list[tuple[int, int]]:
@@ -159,29 +159,29 @@ def _free_gaps(content: Box, boxes: Sequence[Box]) -> list[tuple[int, int]]:
 
 
 def official_crop(content: Box, boxes: Sequence[Box], *, threshold: float = 0.0) -> Box | None:
-    """The free rectangle of the largest shorter side between neighbouring box edges, as in the authors' code.
+    """Return the free rectangle with the largest shorter side between neighbouring box edges, as in the authors' code.
 
-    The image is cut into columns at every left and right edge of a box, and neighbours are never joined. In each, the rows
-    that no box of the column takes are candidates. So the crop can be smaller than `maximal_crop`, or missing. The first of
-    equals is taken, from the left and from the top. The authors' code finds none where a box ends beyond the right edge;
-    here boxes end at the edge.
+    The image is cut into columns at every left and right edge of a box; neighbouring columns are never joined. In each
+    column, the gaps between the boxes that cross it are candidates. The crop can therefore be smaller than `maximal_crop`,
+    or missing. Ties go to the leftmost, then the topmost. The authors' code finds no crop if a box ends beyond the right
+    edge; here boxes are clipped to the edge.
 
     Args:
         content: the part of the stored image that shows the picture.
-        boxes: the objects, within it.
+        boxes: the objects, within `content`.
         threshold: pixels that the shorter side must exceed.
     """
     cuts = sorted({content[0], content[2], *(box[0] for box in boxes), *(box[2] for box in boxes)})
-    found, best = None, threshold
+    crop, best = None, threshold
     for left, right in itertools.pairwise(cuts):
         for top, bottom in _free_gaps(content, [b for b in boxes if b[0] < right and b[2] > left]):
             if (shorter := min(right - left, bottom - top)) > best:
-                found, best = (left, top, right, bottom), shorter
-    return found
+                crop, best = (left, top, right, bottom), shorter
+    return crop
 
 
 def corner_crop(content: Box) -> Box | None:
-    """The lower-left 0.3 width x 0.3 height, truncated to pixels, whatever the boxes (Meehan 2023, A.8, and its code)."""
+    """Return the lower-left 0.3 width x 0.3 height, truncated to pixels, ignoring boxes (Meehan 2023, A.8, and its code)."""
     width, height = int(CORNER * (content[2] - content[0])), int(CORNER * (content[3] - content[1]))
     return (content[0], content[3] - height, content[0] + width, content[3]) if width and height else None
 

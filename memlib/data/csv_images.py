@@ -52,7 +52,7 @@ class CsvImages:
         return decode_example(data, name, label)
 
     def content_digest(self) -> str:
-        """Of the rows that are used and of the image files."""
+        """Return a digest of the image files that are used, and the rows."""
         listing: dict[str, Any] = list_files(self._fs, self._root)
         used = {name: listing[name] for name, _ in self._rows if name in listing}
         return listing_digest(self._fs, self._root, used, look=look_at_image) + canonical_json(self._rows)

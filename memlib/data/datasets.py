@@ -1,7 +1,7 @@
-"""Where examples come from: one indexable interface, whatever the source.
+"""Sources of examples behind one indexable interface.
 
-Example ids are stable: the path or row within the source, the same on every machine. A source says by its
-`content_digest` what it holds, so that stages computed from it are found again exactly when nothing changed.
+Example ids are stable: the path or row within the source, the same on every machine. A source identifies its content by
+its `content_digest`, so that results computed from it are reused exactly when nothing has changed.
 """
 
 import inspect
@@ -43,14 +43,14 @@ from memlib.specs.data import (
 
 
 def open_source(spec: SourceSpec, intensities: IntensitySpec | None = None) -> Source:
-    """Opens the source a spec describes; its examples are 8 bits a channel, or points.
+    """Open the source that a spec describes; its examples have 8 bits per channel, or are points.
 
     Args:
-        spec: which.
-        intensities: what is black and white where more bits are stored.
+        spec: the source.
+        intensities: intensities of black and white for images with more bits.
 
     Raises:
-        UserError: when there is nothing there, or it is not laid out as the spec says.
+        UserError: when the source is missing, or its layout differs from the spec.
     """
     if isinstance(spec, JoinedSource):
         return Joined({name: open_source(part.source, intensities) for name, part in spec.parts.items()}, spec)
@@ -112,7 +112,7 @@ class Torchvision:
         stated: Any = getattr(self._data, "classes", None)
         labels: Any = getattr(self._data, "targets", getattr(self._data, "labels", None))
         if stated is None and labels is None:
-            raise UserError(f"torchvision.datasets.{spec.name} tells neither its classes nor its labels")
+            raise UserError(f"torchvision.datasets.{spec.name} states neither its classes nor its labels")
         if stated is not None:
             self.class_names = [str(name) for name in stated]
         else:
@@ -136,7 +136,7 @@ class Torchvision:
         return names.index(name)
 
     def content_digest(self) -> str:
-        """Of the data set's own files below the root."""
+        """Return a digest of the data set's own files below the root."""
         folder = getattr(self._data, "raw_folder", None)
         base = getattr(self._data, "base_folder", None)
         if folder is None:
@@ -146,9 +146,9 @@ class Torchvision:
 
 
 class _Imported:
-    """A user's source, with a content digest of its own or that of the module it comes from.
+    """A user's source; its digest combines the version, or the module's digest, with the source's own digest if it has one.
 
-    Its items are examples, mappings with the fields of one, or, as torchvision's, pairs of an image and a label.
+    Its items are examples, mappings with the fields of an example, or pairs of an image and a label as in torchvision.
     """
 
     def __init__(self, inner: Any, digest: str) -> None:
@@ -181,21 +181,21 @@ class _Imported:
 
 
 def _as_pixels(image: Any, index: int) -> NDArray[Any]:
-    """Return an array, or a tensor as torchvision's ToTensor makes them, as (height, width, 3) or intensities."""
-    found = np.asarray(image)
-    if found.ndim == 3 and found.shape[0] in (1, 3) and found.shape[2] not in (1, 3):
-        found = np.moveaxis(found, 0, 2)
-    if found.ndim == 3 and found.shape[2] == 1:
-        found = found[..., 0]
-    if found.ndim not in (2, 3) or (found.ndim == 3 and found.shape[2] != 3) or found.dtype.kind not in "uif":
-        raise UserError(f"item {index} of the imported source holds {found.dtype} {found.shape}, which is no image")
-    if found.dtype == np.uint8 and found.ndim == 2:
-        found = np.repeat(found[..., None], 3, axis=2)
-    return found.astype(np.float32) if found.dtype.kind == "f" else found
+    """Convert an array, or a tensor as made by torchvision's ToTensor, to (height, width, 3) or to intensities."""
+    pixels = np.asarray(image)
+    if pixels.ndim == 3 and pixels.shape[0] in (1, 3) and pixels.shape[2] not in (1, 3):
+        pixels = np.moveaxis(pixels, 0, 2)
+    if pixels.ndim == 3 and pixels.shape[2] == 1:
+        pixels = pixels[..., 0]
+    if pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] != 3) or pixels.dtype.kind not in "uif":
+        raise UserError(f"item {index} of the imported source holds {pixels.dtype} {pixels.shape}, which is not an image")
+    if pixels.dtype == np.uint8 and pixels.ndim == 2:
+        pixels = np.repeat(pixels[..., None], 3, axis=2)
+    return pixels.astype(np.float32) if pixels.dtype.kind == "f" else pixels
 
 
 def import_source(spec: ImportSource) -> Source:
-    """Calls the user's `package.module:function` and checks what comes back."""
+    """Call the user's `package.module:function` and check the source that it returns."""
     function, module_name = load(spec.function), spec.function.split(":")[0]
     try:
         source = function(**spec.options)
@@ -207,5 +207,5 @@ def import_source(spec: ImportSource) -> Source:
         raise UserError(f"{spec.function} returned a {type(source).__name__} without {', '.join(missing)}")
     file = inspect.getsourcefile(sys.modules[module_name])
     if spec.version is None and file is None:
-        raise UserError(f"the source of {module_name} cannot be read; declare a version")
+        raise UserError(f"the source code of {module_name} cannot be read; declare a version")
     return _Imported(source, spec.version or file_digest(Path(str(file))))

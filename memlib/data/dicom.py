@@ -1,4 +1,4 @@
-"""DICOM files: X-rays and the like, with the window and the photometric interpretation that they name.
+"""Decoding of DICOM files, such as X-rays, with their window and photometric interpretation.
 
 Source: DICOM PS3.3, C.7.6.3.1.2 (photometric interpretation), C.11.1 (modality LUT), C.11.2.1 (VOI LUT and window).
 """
@@ -16,7 +16,7 @@ MAGIC, AT = b"DICM", 128
 
 
 def is_dicom(data: bytes) -> bool:
-    """Return whether bytes are a DICOM file, by what stands behind its preamble."""
+    """Return True if the bytes are a DICOM file: "DICM" follows its preamble."""
     return data[AT : AT + len(MAGIC)] == MAGIC
 
 
@@ -24,12 +24,12 @@ def read_dicom(data: bytes) -> tuple[NDArray[Any], tuple[float, float] | None, i
     """Decode the first picture of a DICOM file.
 
     Returns:
-        RGB pixels (height, width, 3) uint8, or intensities (height, width) that are brighter the larger they are; which of
-        these are black and white, where the file says so; bits a channel; how many pictures the file has.
+        RGB pixels (height, width, 3) uint8, or intensities (height, width), larger meaning brighter; the intensities of black
+        and white, if the file states them; bits per channel; number of pictures in the file.
 
     Raises:
-        UserError: where pydicom is not installed.
-        ValueError and others of pydicom: for files that cannot be decoded.
+        UserError: when pydicom is not installed.
+        ValueError, or another error of pydicom: for files that cannot be decoded.
     """
     try:
         import pydicom
@@ -61,11 +61,11 @@ def read_dicom(data: bytes) -> tuple[NDArray[Any], tuple[float, float] | None, i
     return values.astype(np.int32 if whole else np.float32), window, bits, count
 
 
-LUT_TOP = 65535.0  # to which tables of values are stretched
+LUT_TOP = 65535.0  # white of images with a VOI lookup table
 
 
 def _windowed(values: NDArray[np.float64], file: Any) -> tuple[NDArray[np.float64], tuple[float, float] | None]:
-    """Return intensities after the file's table of values, if it has one, and what the file says is black and white."""
+    """Apply the file's VOI lookup table, if any; return the intensities, and those of black and white if stated."""
     if file.get("WindowCenter") is not None and file.get("WindowWidth") is not None:
         centre, width = (float(np.atleast_1d(file[name].value)[0]) for name in ("WindowCenter", "WindowWidth"))
         if str(file.get("VOILUTFunction") or "LINEAR") == "LINEAR":  # C.11.2.1.2.1
@@ -81,5 +81,5 @@ def _windowed(values: NDArray[np.float64], file: Any) -> tuple[NDArray[np.float6
 
 
 def _eight_bits(colours: NDArray[Any], bits: int) -> NDArray[np.uint8]:
-    found: NDArray[np.uint8] = (colours.astype(np.float64) / (2**bits - 1) * 255).round().astype(np.uint8)
-    return found
+    pixels: NDArray[np.uint8] = (colours.astype(np.float64) / (2**bits - 1) * 255).round().astype(np.uint8)
+    return pixels

@@ -1,8 +1,8 @@
-"""Text as windows of a tokenizer's tokens: documents in random order, packed, with canaries as documents of their own.
+"""Text as windows of a tokenizer's tokens: documents packed in random order, with each canary as a separate document.
 
-Who trains on a document is drawn at random, by document, so that those held out are like those trained on; copies of a
-document stay together, so that none is held out that stands among the others. What stands before a canary and after it are
-the tokenizer's marks of beginning and end, as around a document.
+The held-out documents are drawn at random, so that they are distributed like the training documents; copies of a document
+stay together, so that no held-out document has a copy in the training text. A canary, like a document, is enclosed in the
+tokenizer's beginning and end marks.
 """
 
 import hashlib
@@ -47,33 +47,33 @@ from memlib.specs import SecretsSpec, TextParquetSource, TextSource, TextSpec
 
 ENCODED = 1000  # documents that are tokenized at once
 BLANK_LINES = re.compile(r"\n[ \t]*\n\s*")
-FINGERPRINT = 16  # bytes by which copies of a document are found
+FINGERPRINT = 16  # bytes of the hash by which copies of a document are found
 
 
 class Marked(Tokenizer, Protocol):
-    """A tokenizer with marks of beginning and end."""
+    """A tokenizer with beginning and end marks."""
 
     start: int
     end: int
 
 
 def open_documents(source: TextSource) -> Documents:
-    """Return the documents of a source: rows of Parquet, or what blank lines part in other text."""
+    """Return the documents of a source: the rows of Parquet files, or other text split at blank lines."""
 
     def read() -> Iterator[str]:
-        found = read_rows(source) if isinstance(source, TextParquetSource) else _parted(open_text(source).read())
-        return (text.strip("\n") for text in found if text.strip())
+        texts = read_rows(source) if isinstance(source, TextParquetSource) else _parted(open_text(source).read())
+        return (text.strip("\n") for text in texts if text.strip())
 
     return Documents(read, str(getattr(source, "path", source.kind)))
 
 
 def _parted(pieces: Iterator[str]) -> Iterator[str]:
-    """Yield what blank lines part."""
+    """Split a text at blank lines."""
     rest = ""
     for piece in pieces:
         text, begin = rest + piece, 0
         for blank in BLANK_LINES.finditer(text):
-            if blank.end() < len(text):  # else it may go on
+            if blank.end() < len(text):  # else the blank may continue in the next piece
                 yield text[begin : blank.start()]
                 begin = blank.end()
         rest = text[begin:]
@@ -91,20 +91,20 @@ def build_documents(
     known: Sequence[Secret] = (),
     unseen: Sequence[Secret] = (),
 ) -> Corpus:
-    """Write windows of tokens, with canaries drawn and inserted, or with secrets that the documents hold already.
+    """Write windows of tokens: draw and insert canaries, or use secrets that the documents already contain.
 
     Args:
         documents: the corpus.
         spec: window, shares.
-        canaries: format and how often each is inserted.
-        tokenizer: of the model.
-        windows: the file that they are written to.
-        secret: with the spec's seed, draws who is held out, canaries, windows and places.
-        known: secrets that are there already; then nothing is inserted.
-        unseen: secrets of their kind that are not there.
+        canaries: format and numbers of insertions.
+        tokenizer: the model's.
+        windows: file that the windows are written to.
+        secret: with the spec's seed, determines the held-out documents, canaries, carrying windows and places.
+        known: secrets that the text already contains; nothing is inserted if there are any.
+        unseen: secrets of the same kind that the text does not contain.
 
     Raises:
-        UserError: when there is too little text, a canary longer than a window, or the space too small.
+        UserError: when there is too little text, a canary is longer than a window, or the candidate space is too small.
         RunError: when the documents change while they are read.
     """
     form = Format(canaries.format, canaries.alphabets)
@@ -117,8 +117,8 @@ def build_documents(
         training, plain = packed[0].last, packed[1].last
         if not 0 < training < plain:
             raise UserError(
-                f"{documents.measured.length} documents do not fill a window of {spec.window} tokens on either side; take "
-                "more text or a shorter window"
+                f"{documents.measured.length} documents do not fill a window of {spec.window} tokens on both sides, training "
+                "and held-out; use more text or a shorter window"
             )
         if known:
             trained_on = np.zeros(len(firsts), dtype=bool)
@@ -142,7 +142,7 @@ def build_documents(
         longest = max((len(row) for row in spelt), default=0)
         if longest + 2 > spec.window:
             raise UserError(
-                f"a canary of {longest} tokens and its ends do not fit into a window of {spec.window}; raise data.window"
+                f"a canary of {longest} tokens and its end marks do not fit into a window of {spec.window}; raise data.window"
             )
         for canary, row in placed:
             window = file.row(row).copy()
@@ -155,10 +155,10 @@ def build_documents(
 
 
 def find_copies(documents: Documents, fraction: float) -> NDArray[np.int64]:
-    """Return for each document of the first part the number of the first one with the same text: (num_documents,).
+    """Return, for each document of the first part, the number of the first document with the same text: (num_documents,).
 
     Raises:
-        RunError: when they are no longer those that were measured.
+        RunError: when the documents have changed since they were measured.
     """
     prints = np.zeros(max(1, int(documents.measured.length * fraction)), dtype=f"S{FINGERPRINT}")
     for number, text in enumerate(documents.beginning(fraction)):
@@ -170,13 +170,13 @@ def find_copies(documents: Documents, fraction: float) -> NDArray[np.int64]:
 def hold_out(
     firsts: NDArray[np.int64], spec: TextSpec, canaries: SecretsSpec, secret: bytes
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the numbers of the documents that are trained on and of those that are held out, each in random order.
+    """Return the numbers of the training documents and of the held-out documents, each in random order.
 
     Args:
-        firsts: of `find_copies`; documents that stand more than once are held out with all their copies or not at all.
-        spec: the share that is held out.
-        canaries: whose seed draws.
-        secret: draws too.
+        firsts: result of `find_copies`; a document is held out with all its copies or not at all.
+        spec: gives the share to hold out.
+        canaries: gives the seed of the draw.
+        secret: key of the draw.
     """
     rng = np.random.default_rng(keyed_seed(secret, "documents", canaries.seed))
     different = np.unique(firsts)
@@ -187,11 +187,11 @@ def hold_out(
 
 
 class _Packed(NamedTuple):
-    """Documents of one side, in the order in which they stand in its rows.
+    """Documents of one side (training or held-out), in their order in its rows.
 
     Attributes:
-        begins, lengths: where the text of each begins, counted from the side's first row, and its tokens.
-        first, last: the side's first row, and the one after its last.
+        begins, lengths: offset of each text in tokens, counted from the side's first row, and its number of tokens.
+        first, last: the side's first row, and the row after its last.
     """
 
     begins: NDArray[np.int64]
@@ -203,9 +203,9 @@ class _Packed(NamedTuple):
 def _pack(
     documents: Iterator[str], count: int, sides: Sequence[NDArray[np.int64]], tokenizer: Marked, file: WindowFile
 ) -> list[_Packed]:
-    """Write whole windows of the documents of each side one after another, each with its marks.
+    """Write each side's documents, with their marks, as consecutive whole windows.
 
-    The tokens lie in a file without a name until they are written in their order.
+    The tokens are kept in an unnamed temporary file until they are written in random order.
     """
     lengths, number = np.zeros(count, dtype=np.int64), 0
     with TemporaryFile(dir=file.path.parent) as unordered:
@@ -218,17 +218,17 @@ def _pack(
         places = (np.cumsum(lengths) - lengths) * file.dtype.itemsize
         before = [] if tokenizer.start == tokenizer.end else [tokenizer.start]
         start, end = np.array(before, dtype=file.dtype).tobytes(), np.array([tokenizer.end], dtype=file.dtype).tobytes()
-        found, descriptor = [], unordered.fileno()
+        packed, descriptor = [], unordered.fileno()
         for side in sides:
             first = len(file)
             for some in np.array_split(side, max(1, len(side) // ENCODED)):
                 sizes = lengths[some] * file.dtype.itemsize
                 spelt = map(os.pread, repeat(descriptor), sizes.tolist(), places[some].tolist())
                 file.add(np.frombuffer(b"".join(start + row + end for row in spelt), dtype=file.dtype))
-            mine = lengths[side]
-            stops = np.cumsum(mine + len(before) + 1)
-            found.append(_Packed(stops - 1 - mine, mine, first, file.drop_rest()))
-    return found
+            side_lengths = lengths[side]
+            stops = np.cumsum(side_lengths + len(before) + 1)
+            packed.append(_Packed(stops - 1 - side_lengths, side_lengths, first, file.drop_rest()))
+    return packed
 
 
 def _heads(
@@ -238,14 +238,14 @@ def _heads(
     window: int,
     replaced: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """See `Corpus.heads`.
+    """Compute `Corpus.heads`.
 
     Args:
-        packed: of `_pack`.
-        sides: the numbers of the documents.
-        firsts: of `find_copies`.
-        window: tokens of a row.
-        replaced: rows in which canaries have taken the place of text.
+        packed: result of `_pack`.
+        sides: numbers of the documents of each side.
+        firsts: result of `find_copies`.
+        window: tokens per row.
+        replaced: rows whose text was replaced by canaries.
     """
     copies = np.bincount(firsts)
     parts = []
@@ -256,8 +256,8 @@ def _heads(
         kept = here[kept]
         room = np.minimum(part.lengths[kept], window - place[kept])
         parts.append(np.stack([text, np.full(len(text), side), copies[text], row[kept], place[kept], room], axis=1))
-    found = np.concatenate(parts).astype(np.int64)
-    return found[np.argsort(found[:, 0])]
+    heads = np.concatenate(parts).astype(np.int64)
+    return heads[np.argsort(heads[:, 0])]
 
 
 def _texts(places: Sequence[Sequence[str]], choices: Choices | Sequence[Sequence[int]]) -> list[str]:

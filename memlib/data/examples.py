@@ -1,4 +1,4 @@
-"""What an example is, how its bytes become pixels, and how a source says what it holds."""
+"""Examples, their decoding from bytes to pixels, and the content digests of sources."""
 
 import contextlib
 import hashlib
@@ -23,7 +23,7 @@ from memlib.identity import canonical_json, file_digest
 from memlib.private import PRIVATE, make_folder, user_folder
 
 REHASH = "MEMLIB_REHASH"
-MEMO_ROWS = 2_000  # files whose digests are written down together
+MEMO_ROWS = 2_000  # files whose digests are committed together
 MOST_CLASSES = 1_000_000
 NO_BOXES: NDArray[np.int64] = np.zeros((0, 4), dtype=np.int64)
 
@@ -35,11 +35,11 @@ class Example:
     Attributes:
         example_id: path or row within the source.
         image: (height, width, 3) uint8, RGB; or intensities of more than 8 bits, (height, width) or (height, width, 3), which
-            are scaled once for the source; from a source of points (dim,) float32.
+            are scaled once for the source; or a point, (dim,) float32.
         label: index into the source's class_names.
         boxes: (num_boxes, 4) int64, half-open pixel rectangles x0, y0, x1, y1 of the objects; may be empty.
-        oddities: what was put right when it was read, in words.
-        window: which intensities are black and white, where the file itself says so.
+        oddities: what was corrected when it was read, in words.
+        window: intensities of black and white, if the file states them.
     """
 
     example_id: str
@@ -51,7 +51,7 @@ class Example:
 
 
 class UnreadableImage(ValueError):
-    """An image that cannot be decoded; carries its id and label so that it can be listed."""
+    """Error for an image that cannot be decoded; it carries the id and label so that the image can be listed."""
 
     def __init__(self, example_id: str, label: int, reason: str) -> None:
         super().__init__(f"{example_id}: {reason}")
@@ -59,10 +59,10 @@ class UnreadableImage(ValueError):
 
 
 class Source(Protocol):
-    """What the pipeline needs of a data set.
+    """Interface of a data set to the pipeline.
 
-    A source of points says their dimension in `point_dim`; one with something to say before anything is trained says it in
-    `remarks`, a list of lines.
+    A source of points states their dimension in `point_dim`. Optional `remarks`, a list of lines, are shown to the user
+    before anything is trained.
     """
 
     class_names: list[str]
@@ -70,7 +70,7 @@ class Source(Protocol):
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> Example: ...
     def content_digest(self) -> str:
-        """Changes exactly when the source's content does."""
+        """Return a digest that changes exactly when the source's content does."""
         ...
 
 
@@ -80,15 +80,15 @@ def decode_example(
     label: int,
     boxes: Callable[[Picture], NDArray[np.int64]] = lambda picture: NO_BOXES,
 ) -> Example:
-    """Return an encoded image as an example.
+    """Decode an image into an example.
 
     Args:
-        data: of the image.
-        example_id, label: its own.
-        boxes: of its objects, given the decoded picture.
+        data: the encoded or opened image.
+        example_id, label: id and label of the example.
+        boxes: returns the boxes of the objects, given the decoded picture.
 
     Raises:
-        UnreadableImage: for what cannot be decoded, and where the boxes are of another picture.
+        UnreadableImage: for an image that cannot be decoded, and for boxes that do not fit it.
     """
     try:
         picture = read_picture(data)
@@ -98,40 +98,40 @@ def decode_example(
 
 
 def check_no_fractions(boxes: Sequence[Sequence[float]], where: str) -> None:
-    """Refuse boxes in fractions of the picture, as YOLO has them: as pixels they would be one pixel, and hide nothing.
+    """Refuse boxes in fractions of the picture, as in YOLO's format: read as pixels they would cover one pixel.
 
     Args:
         boxes: four numbers each.
-        where: they stand, for the message.
+        where: the boxes' location, for the message.
 
     Raises:
-        UserError: when no number is above 1 and one is no integer.
+        UserError: when all numbers lie in [0, 1] and some are not integers.
     """
     values = [value for box in boxes for value in box]
     if any(value != int(value) for value in values if math.isfinite(value)) and all(0 <= value <= 1 for value in values):
-        raise UserError(f"{where} has boxes in fractions of the picture (as YOLO has them); boxes are pixels")
+        raise UserError(f"{where} has boxes in fractions of the picture, as in YOLO's format; give them in pixels")
 
 
 def numbered_classes(largest: int, where: str) -> list[str]:
-    """Names of classes that have none but their numbers.
+    """Return the class names "0", "1", ... for classes that are only numbered.
 
     Args:
-        largest: of the labels.
-        where: they are, for the message.
+        largest: the largest label.
+        where: the labels' location, for the message.
 
     Raises:
-        UserError: for a label that is no class index.
+        UserError: for a label that is too large for a class index.
     """
     if largest >= MOST_CLASSES:
-        raise UserError(f"{where}: label {largest} is no class index; classes are numbered from 0")
+        raise UserError(f"{where}: label {largest} is not a class index; classes are numbered from 0")
     return [str(label) for label in range(largest + 1)]
 
 
-# -- what a folder or bucket holds --------------------------------------------------------------------
+# -- content of a folder or bucket --------------------------------------------------------------------
 
 
 def open_location(uri: str) -> tuple[Any, str]:
-    """The file system of a path or URL, and the path on it.
+    """Return the file system of a path or URL, and the path on it.
 
     Raises:
         UserError: for an unknown protocol.
@@ -144,29 +144,29 @@ def open_location(uri: str) -> tuple[Any, str]:
 
 
 def find_files(fs: Any, root: str) -> dict[str, dict[str, Any]]:
-    """All files below `root` by their whole path, with what the file system says of them; empty when none.
+    """Return all files below `root` by their full path, with the file system's details of each; empty if there are none.
 
     Raises:
-        UserError: when the file system cannot be asked (no network, no permission).
+        UserError: when the file system cannot be listed (no network, no permission).
     """
     try:
-        found: dict[str, dict[str, Any]] = fs.find(root, detail=True)
+        files: dict[str, dict[str, Any]] = fs.find(root, detail=True)
     except FileNotFoundError:
         return {}
-    except Exception as error:  # each file system has errors of its own
+    except Exception as error:  # each file system raises different errors
         raise UserError(f"cannot list {root}: {type(error).__name__}: {error}") from error
-    return found
+    return files
 
 
 def list_files(fs: Any, root: str) -> dict[str, dict[str, Any]]:
-    """The same by relative path, sorted; folders that are links are followed, within the source's root and those allowed.
+    """Return the same by relative path, sorted; links to folders are followed within the source's root and allowed roots.
 
     Raises:
-        UserError: as above, and for links that lead elsewhere.
+        UserError: as in `find_files`, and for links that lead elsewhere.
     """
     root = root.rstrip("/")
-    found = find_files(fs, root)
-    listing = {name[len(root) + 1 :]: found[name] for name in sorted(found) if name != root}
+    files = find_files(fs, root)
+    listing = {name[len(root) + 1 :]: files[name] for name in sorted(files) if name != root}
     check_links(fs, root, listing)
     if not isinstance(fs, LocalFileSystem):
         return listing
@@ -174,7 +174,7 @@ def list_files(fs: Any, root: str) -> dict[str, dict[str, Any]]:
     while links := [name for name, info in listing.items() if info.get("islink") and Path(info["name"]).is_dir()]:
         for link in links:
             inner = listing.pop(link)["name"]
-            if Path(inner).resolve() not in seen:  # else in a circle
+            if Path(inner).resolve() not in seen:  # else a cycle of links
                 seen.add(Path(inner).resolve())
                 more = find_files(fs, inner)
                 listing |= {name[len(root) + 1 :]: more[name] for name in more if name != inner}
@@ -190,20 +190,20 @@ def listing_digest(
     look: Callable[[str], Collection[str]] | None = None,
     looks_for: str = "",
 ) -> str:
-    """A digest of a listing: path, size, and content hash (local) or ETag (object stores) of each file.
+    """Return a digest of a listing: path, size, and content hash (local) or ETag (object stores) of each file.
 
-    Local hashes are remembered by path, size, inode and the times of changes, so that an unchanged folder of any size is
-    read once; copying or touching the files changes nothing. With MEMLIB_REHASH in the environment all is read again.
+    Local hashes are cached by path, size, inode and modification times, so that an unchanged folder of any size is read
+    once; copying or touching the files does not change the digest. MEMLIB_REHASH in the environment bypasses the cache.
 
-    Where a file has images that memlib once read otherwise (see `pictures.READ_OTHERWISE`), the digest is another one than it
-    was then. All other sources keep theirs, so that no model is trained again for nothing.
+    Sources with images that memlib's first version decoded differently (see `pictures.READ_OTHERWISE`) have a digest that
+    differs from that version's. All other sources keep theirs, so that no model is retrained needlessly.
 
     Args:
-        fs, root: where the files are.
-        listing: their names below the root, and what the file system says of them.
-        look: returns the oddities of the images in a local file, given its path; None where files hold no images. Those of
-            remote files, which would have to be fetched, count as odd.
-        looks_for: what `look` depends on beside the file.
+        fs, root: file system and folder of the files.
+        listing: file names below the root, with the file system's details of each.
+        look: returns the oddities of the images in a local file, given its path; None if the files hold no images. Remote
+            files, which would have to be fetched, count as odd.
+        looks_for: parameters of `look` other than the file; part of the cache key.
     """
     local = isinstance(fs, LocalFileSystem)
     odd = look is not None and not local
@@ -222,14 +222,14 @@ def look_at_image(path: str) -> Collection[str]:
     try:
         with Image.open(path) as image:
             return oddities_of(image)
-    except Exception:  # it is named when it is decoded
+    except Exception:  # the file is reported when it is decoded
         return ()
 
 
 class _HashMemo:
-    """What was found out about local files, remembered in the user's cache folder: sha256, oddities of their images.
+    """Cache of local files' SHA-256 and of the oddities of their images, in the user's cache folder.
 
-    It is written down many files at a time: a commit each would take longer than reading a small file.
+    Entries are committed in batches: one commit per file would take longer than reading a small file.
     """
 
     def __init__(self) -> None:
@@ -260,26 +260,26 @@ class _HashMemo:
 
     def oddities(self, path: Path, look: Callable[[str], Collection[str]], looks_for: str) -> frozenset[str]:
         mark = f"{READING}:{looks_for}:{self._mark(path)}"
-        said = self._remembered("oddities", "said", mark, lambda: "\n".join(sorted(look(str(path)))))
-        return frozenset(filter(None, said.split("\n")))
+        lines = self._remembered("oddities", "said", mark, lambda: "\n".join(sorted(look(str(path)))))
+        return frozenset(filter(None, lines.split("\n")))
 
     def _mark(self, path: Path) -> str:
-        stat = path.stat()  # whoever writes a file and sets its times back cannot set the time of that change back
+        stat = path.stat()  # ctime, as mtime can be set back after a write
         return f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ctime_ns}:{stat.st_dev}:{stat.st_ino}"
 
     def _remembered(self, table: str, column: str, mark: str, find: Callable[[], str]) -> str:
         row = self._db.execute(f"select {column} from {table} where mark = ?", (mark,)).fetchone()
         if row is not None and not os.environ.get(REHASH):
             return str(row[0])
-        found = find()
-        self._found[table].append((mark, found))
+        value = find()
+        self._found[table].append((mark, value))
         if len(self._found[table]) >= MEMO_ROWS:
             self._write_down(table)
-        return found
+        return value
 
     def _write_down(self, table: str) -> None:
         rows, self._found[table] = self._found[table], []
-        with contextlib.suppress(sqlite3.Error):  # another process is writing: it is only a memo
+        with contextlib.suppress(sqlite3.Error):  # another process is writing; the cache is optional
             self._db.execute("begin immediate")
             self._db.executemany(f"insert or replace into {table} values (?, ?)", rows)
             self._db.execute("commit")

@@ -1,7 +1,7 @@
 """Canary formats: a text with holes, and the space of candidates that fill them (Carlini 2019, section 4.1).
 
-"My number is {d3}-{d4}" has seven holes for digits; the randomness space R holds every way to fill them. A candidate is
-a row of choices, one for each place of the sequence; places outside the holes offer one symbol.
+"My number is {d3}-{d4}" has seven holes for digits; the randomness space R is the set of all ways to fill them. A candidate
+is a row of choices, one for each place of the sequence; places outside the holes offer a single symbol.
 """
 
 import math
@@ -26,7 +26,7 @@ ALPHABETS: Mapping[str, tuple[str, ...]] = {
 }
 HOLE = re.compile(r"\{([a-z_]+)(\d*)\}")
 LONGEST_HOLE = 1000
-PERMUTED = 1_000_000  # spaces up to this size are permuted, larger ones drawn from until enough differ
+PERMUTED = 1_000_000  # draws permute spaces up to this size, and sample larger ones until enough candidates differ
 
 Choices = NDArray[np.int32]
 
@@ -35,84 +35,84 @@ Choices = NDArray[np.int32]
 class Candidates(ABC):
     """All ways to fill a format, and the paths of a model's symbols that spell them.
 
-    A candidate is a row of choices, one for each slot. A walk through the tree of prefixes goes from place to place: 0
-    is before the first slot, the number of slots is the end.
+    A candidate is a row of choices, one for each slot. A walk through the tree of prefixes goes from place to place: place 0
+    lies before the first slot, and place len(slots) is the end.
 
     Attributes:
-        slots: for each place what it may hold.
+        slots: the options at each place.
     """
 
     slots: tuple[tuple[Any, ...], ...]
 
     @abstractmethod
     def tokens(self, choices: Choices) -> NDArray[np.int64]:
-        """(num_candidates, longest) symbols of (num_candidates, num_places) choices; short ones end in -1."""
+        """Return the symbols (num_candidates, longest) of choices (num_candidates, num_places), padded with -1."""
 
     @abstractmethod
     def edges(self, place: int) -> list[tuple[int, tuple[int, ...]]]:
-        """The places that one symbol leads to, and for each the symbols that lead there."""
+        """Return the places that one symbol leads to from a place, each with the symbols that lead there."""
 
     @abstractmethod
     def place_of(self, path: Sequence[int]) -> int:
-        """Where a path of symbols ends."""
+        """Return the place at which a path of symbols ends."""
 
     ambiguous = False
-    """Whether a path through the tree may be nobody's."""
+    """True if a path through the tree may differ from the symbols that the model has for its candidate."""
     has_tree = True
-    """Whether candidates share prefixes; else each is scored by itself."""
+    """True if candidates share prefixes; otherwise each is scored separately."""
 
     def accepts(self, paths: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """(num_paths,) which whole paths (num_paths, length) are their candidates' own."""
+        """Return a mask (num_paths,) of the whole paths (num_paths, length) that equal the symbols of their candidate."""
         return np.ones(len(paths), dtype=np.bool_)
 
     def contexts(self, choices: Choices) -> NDArray[np.int64] | None:
-        """(num_candidates, length) symbols that stand before each candidate, where they differ."""
+        """Return the symbols (num_candidates, length) that precede each candidate; None if all share one context."""
         return None
 
     @property
     def end(self) -> int:
-        """The last place."""
+        """Return the last place."""
         return len(self.slots)
 
     @property
     def size(self) -> int:
-        """|R|, the number of candidates; exact, however large."""
+        """Return |R|, the number of candidates, as an exact integer."""
         return math.prod(len(slot) for slot in self.slots)
 
     @property
     def bits(self) -> float:
-        """log2 |R|."""
+        """Return log2 |R|."""
         return sum(math.log2(len(slot)) for slot in self.slots)
 
     def draw(self, count: int, rng: np.random.Generator) -> Choices:
-        """Different candidates, uniformly: (count, num_places) int32, in the order they were drawn.
+        """Draw distinct candidates uniformly: (count, num_places) int32, in the order of the draw.
 
         Raises:
-            UserError: when there are fewer.
+            UserError: when there are fewer than `count` candidates.
         """
         if count > self.size:
-            raise UserError(f"the randomness space has {self.size} candidates, fewer than the {count} that are asked for")
+            raise UserError(f"the randomness space has {self.size} candidates, fewer than the {count} requested")
         sizes = np.array([len(slot) for slot in self.slots])
         if self.size <= PERMUTED:
             return self._numbered(rng.permutation(self.size)[:count])
-        found: dict[bytes, None] = {}  # a candidate that was drawn before is skipped, which favours none
-        while len(found) < count:
-            for row in rng.integers(0, sizes, size=(count - len(found), len(sizes)), dtype=np.int32):
-                found.setdefault(row.tobytes())
-        return np.stack([np.frombuffer(row, dtype=np.int32) for row in found])
+        drawn: dict[bytes, None] = {}  # skipping repeats keeps the draw uniform
+        while len(drawn) < count:
+            for row in rng.integers(0, sizes, size=(count - len(drawn), len(sizes)), dtype=np.int32):
+                drawn.setdefault(row.tobytes())
+        return np.stack([np.frombuffer(row, dtype=np.int32) for row in drawn])
 
     def sample(self, count: int, rng: np.random.Generator) -> Choices:
-        """Candidates, uniformly and independently: (count, num_places) int32."""
+        """Draw candidates uniformly and independently: (count, num_places) int32."""
         sizes = np.array([len(slot) for slot in self.slots])
         return rng.integers(0, sizes, size=(count, len(sizes)), dtype=np.int32)
 
     def blocks(self, rows: int) -> Iterator[Choices]:
-        """All candidates in order, (rows, num_places) int32 at a time."""
+        """Yield all candidates in order, in blocks (rows, num_places) int32."""
         for start in range(0, self.size, rows):
             yield self._numbered(np.arange(start, min(start + rows, self.size)))
 
     def _numbered(self, numbers: NDArray[np.int64]) -> Choices:
-        """Candidates by their number in order."""
+        """Return the candidates with the given numbers in order."""
         sizes = np.array([len(slot) for slot in self.slots])
         holes = np.flatnonzero(sizes > 1)
         chosen = np.zeros((len(numbers), len(sizes)), dtype=np.int32)
@@ -121,12 +121,12 @@ class Candidates(ABC):
         return chosen
 
     def fixed(self, place: int, choice: int) -> Self:
-        """The candidates that have a choice at a place."""
+        """Return the candidates with a given choice at a place."""
         slots = (*self.slots[:place], (self.slots[place][choice],), *self.slots[place + 1 :])
         return replace(self, slots=slots)
 
     def shards(self, at_least: int) -> Iterator[Self]:
-        """The candidates in parts that share their first choices: as few as there are not fewer than asked for."""
+        """Yield the candidates in parts that share their first choices: at least `at_least` parts, but as few as possible."""
         parts = [self]
         for place, slot in enumerate(self.slots):
             if len(parts) >= at_least:
@@ -137,16 +137,16 @@ class Candidates(ABC):
 
 @dataclass(frozen=True)
 class Space(Candidates):
-    """Candidates of a model that has a symbol for whatever a place may hold.
+    """Candidates for a model with one symbol for each option at a place.
 
     Attributes:
-        slots: for each place the ids of the symbols it may hold.
+        slots: ids of the possible symbols at each place.
     """
 
     slots: tuple[tuple[int, ...], ...]
 
     def tokens(self, choices: Choices) -> NDArray[np.int64]:
-        """See `Candidates.tokens`; all have one length."""
+        """See `Candidates.tokens`; all candidates have the same length."""
         columns = [np.array(slot, dtype=np.int64)[choices[:, place]] for place, slot in enumerate(self.slots)]
         return np.stack(columns, axis=1)
 
@@ -164,9 +164,9 @@ class Format:
     """A text with holes.
 
     Attributes:
-        text: with holes such as {d3}: three symbols of alphabet d.
+        text: text with holes such as {d3}: three symbols of alphabet d.
         alphabets: symbols by name, besides the built-in d (digits), h (hexadecimal), l and u (letters), a (l and d).
-        holes: whether it must have one.
+        holes: True if the text must have at least one hole.
     """
 
     text: str
@@ -174,13 +174,13 @@ class Format:
     holes: bool = True
 
     def places(self, unit: str) -> list[tuple[str, ...]]:
-        """For each place of the sequence the symbols it may hold.
+        """Return the possible symbols at each place of the sequence.
 
         Args:
-            unit: character or word; a token stands for characters.
+            unit: character or word; token is treated as character.
 
         Raises:
-            UserError: for an unknown alphabet, no hole, or holes that are no whole words.
+            UserError: for an unknown alphabet, a text without holes, or holes that are not whole words.
         """
         parts: list[str | list[tuple[str, ...]]] = []
         end = 0
@@ -205,13 +205,15 @@ class Format:
         name, digits = hole[1], hole[2] or "1"
         count = int(digits) if len(digits) < 9 else LONGEST_HOLE + 1
         if not 1 <= count <= LONGEST_HOLE:
-            raise UserError(f"the format {self.text[:80]!r} has a hole {hole[0][:20]}; 1 to {LONGEST_HOLE} symbols fit one")
+            raise UserError(
+                f"the format {self.text[:80]!r} has a hole {hole[0][:20]}; holes have 1 to {LONGEST_HOLE} symbols"
+            )
         alphabet = {**ALPHABETS, **self.alphabets}.get(name)
         if alphabet is None:
             known = ", ".join([*ALPHABETS, *self.alphabets])
-            raise UserError(f"the format {self.text!r} uses alphabet {name!r}; there are {known}")
+            raise UserError(f"the format {self.text!r} uses an unknown alphabet {name!r}; known are {known}")
         if len(set(alphabet)) < len(alphabet) or len(alphabet) < 2:
-            raise UserError(f"alphabet {name!r} needs two symbols or more, each once")
+            raise UserError(f"alphabet {name!r} needs at least two symbols, all different")
         return [tuple(alphabet)] * count
 
     def _check_words(self, part: str, *, first: bool, last: bool) -> None:
@@ -219,7 +221,7 @@ class Format:
             raise UserError(f"the format {self.text!r} has a hole inside a word; a word model needs spaces around holes")
 
     def choices(self, text: str, unit: str) -> list[int] | None:
-        """Which symbol a filled-in text has in each place; None where it does not fill the format."""
+        """Return the choice at each place of a filled-in text; None if the text does not match the format."""
         places = self.places(unit)
         symbols = text.split() if unit == "word" else list(text)
         if len(symbols) != len(places) or any(s not in place for s, place in zip(symbols, places, strict=True)):
@@ -227,10 +229,10 @@ class Format:
         return [place.index(symbol) for symbol, place in zip(symbols, places, strict=True)]
 
     def space(self, vocabulary: Mapping[str, int], unit: str) -> Space:
-        """The candidates as symbols of a model.
+        """Return the candidates as symbols of a model.
 
         Raises:
-            UserError: for a symbol that the model cannot produce.
+            UserError: for a symbol that is not in the model's vocabulary.
         """
         places = self.places(unit)
         missing = sorted({symbol for place in places for symbol in place if symbol not in vocabulary})
@@ -240,5 +242,5 @@ class Format:
 
 
 def render(symbols: Sequence[str], unit: str) -> str:
-    """Symbols as text."""
+    """Join symbols to a text."""
     return (" " if unit == "word" else "").join(symbols)

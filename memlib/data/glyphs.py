@@ -1,4 +1,4 @@
-"""A typeface of 5 x 5 dots: capital letters and digits; 'A' is the papers' patch (Hartley 2022, Fig. 2)."""
+"""A 5 x 5 dot typeface with capital letters and digits; 'A' is the papers' patch (Hartley 2022, Fig. 2)."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,12 +53,12 @@ DIGITS = "".join(name for name in GLYPHS if name.isdigit())
 
 
 def draw_text(text: str, *, scale: int = 1, font: str | None = None) -> NDArray[np.bool_]:
-    """The dots of a text: (height, width) bool.
+    """Draw a text as a bitmap: (height, width) bool.
 
     Args:
-        text: capital letters, digits and spaces; anything with a `font`.
-        scale: side of a dot in pixels; with a `font` its size is 8 times this.
-        font: a TrueType or OpenType file instead of the built-in typeface.
+        text: capital letters, digits and spaces; any text if a `font` is given.
+        scale: side of a dot in pixels; the size of a `font` is 8 times this.
+        font: a TrueType or OpenType file to use instead of the built-in typeface.
 
     Raises:
         UserError: for a letter the typeface lacks, or a font that cannot be read.
@@ -67,7 +67,7 @@ def draw_text(text: str, *, scale: int = 1, font: str | None = None) -> NDArray[
         return _draw_with_font(text, font, size=8 * scale)
     unknown = [letter for letter in text if letter not in GLYPHS and letter != " "]
     if unknown:
-        raise UserError(f"the built-in typeface has no {unknown[0]!r}; it has A to Z, 0 to 9 and space, or name a font file")
+        raise UserError(f"the built-in typeface has no {unknown[0]!r}, only A to Z, 0 to 9 and space; set a font file")
     gap = np.zeros((SIDE, 1), dtype=bool)
     blank = np.zeros((SIDE, SIDE), dtype=bool)
     parts = [part for letter in text for part in (gap, GLYPHS.get(letter, blank))][1:]

@@ -1,4 +1,4 @@
-"""Examples that belong together, by person or because they are copies: a random split draws them as one."""
+"""Groups of examples that belong to one person or are copies of one another: a random split keeps each group together."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -16,10 +16,10 @@ from memlib.data.splits import LEFT_OUT
 from memlib.errors import UserError
 from memlib.specs import GroupSpec
 
-SMALL = 16  # side of the versions that are compared
-NEIGHBORS = 16  # of each image that may be its copies
-ALIKE = 2.0  # grey levels between small versions of images that look alike
-ASKED, AMONG = 500, 10_000  # images of a look for copies: of each role, of all
+SMALL = 16  # side of the small versions that are compared
+NEIGHBORS = 16  # nearest neighbours of each image that are considered as copies
+ALIKE = 2.0  # root mean square difference, in grey levels, of small versions below which images look alike
+ASKED, AMONG = 500, 10_000  # images in a check for copies: queries per role, images searched
 
 
 def groups_of(
@@ -29,14 +29,14 @@ def groups_of(
 
     Args:
         entries: rows of tables.INDEX.
-        images: (num_stored, height, width, channels) uint8, for `near`; None where nothing is compared.
-        spec: the rules; None makes every example a group of its own.
+        images: (num_stored, height, width, channels) uint8, for `near`; None if nothing is compared.
+        spec: the rules; None puts every example in a separate group.
 
     Returns:
         (num_examples,) int64 from 0 in order of first appearance.
 
     Raises:
-        UserError: when a rule joins nothing by a name that no example has, or the file cannot be read.
+        UserError: when a pattern or file matches no example, the file cannot be read, or `near` is set for points.
     """
     if spec is None:
         return np.arange(len(entries))
@@ -52,14 +52,14 @@ def groups_of(
 
 
 def groups_digest(spec: GroupSpec | None) -> dict[str, str]:
-    """Name what a key says of a file of groups; nothing without one."""
+    """Return the stage inputs for a file of groups; an empty dict if there is no file."""
     if spec is None or spec.path is None:
         return {}
     return {"groups": named_digest(spec.path, setting="group.path")}
 
 
 def groups_in(splits: pa.Table) -> NDArray[np.int64]:
-    """The groups that a table of splits records; every example is its own where it records none.
+    """Number the groups that a table of splits records; an example without a group gets a separate one.
 
     Args:
         splits: tables.SPLITS, of any version.
@@ -73,13 +73,13 @@ def groups_in(splits: pa.Table) -> NDArray[np.int64]:
 
 
 def small_version(image: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """(256,) grey levels of an image (height, width, channels) at 16 x 16, by which copies are found."""
+    """Return the grey levels (256,) of an image (height, width, channels) at 16 x 16, by which copies are found."""
     picture = Image.fromarray(image[..., 0] if image.shape[2] == 1 else image).convert("L")
     return np.asarray(picture.resize((SMALL, SMALL), Image.Resampling.BOX), dtype=np.float32).reshape(-1)
 
 
 def near_links(entries: Sequence[Mapping[str, Any]], images: NDArray[np.uint8], near: float) -> list[tuple[int, int]]:
-    """Pairs of readable examples whose small versions lie at most `near` apart, each example with its nearest ones."""
+    """Return pairs of readable examples whose small versions differ by at most `near`, among nearest neighbours."""
     from memlib.stats.neighbors import nearest_neighbors
 
     rows = [i for i, entry in enumerate(entries) if entry["unreadable"] is None]
@@ -93,16 +93,16 @@ def near_links(entries: Sequence[Mapping[str, Any]], images: NDArray[np.uint8], 
 
 
 def near_copies(splits: pa.Table, images: NDArray[np.uint8]) -> list[tuple[str, str]]:
-    """Pairs of images that look alike and have different roles, the nearest of each that was looked at.
+    """Return pairs of images that look alike and have different roles: per queried image, its nearest such neighbour.
 
-    A look, not a search: at most 500 images of each role against at most 10,000 of all others, drawn evenly.
+    A spot check, not a full search: at most 500 images of each role against at most 10,000 of all, evenly spaced.
 
     Args:
         splits: a tables.SPLITS.
         images: (num_images, height, width, channels) as stored.
 
     Returns:
-        example ids, those of which the small versions are at most `ALIKE` grey levels apart.
+        pairs of example ids whose small versions are at most `ALIKE` grey levels apart.
     """
     from memlib.stats.neighbors import nearest_neighbors
 
@@ -111,50 +111,50 @@ def near_copies(splits: pa.Table, images: NDArray[np.uint8]) -> list[tuple[str, 
     roles = pc.rank(used["role"].combine_chunks(), tiebreaker="dense").to_numpy()  # in order of their names
     if len(np.unique(roles)) < 2:
         return []
-    asked = np.concatenate([_evenly(np.flatnonzero(roles == role), ASKED) for role in np.unique(roles)])
+    queried = np.concatenate([_evenly(np.flatnonzero(roles == role), ASKED) for role in np.unique(roles)])
     among = _evenly(np.arange(len(ids)), AMONG)
-    small = {int(place): small_version(images[rows[place]]) for place in {*asked.tolist(), *among.tolist()}}
+    small = {int(place): small_version(images[rows[place]]) for place in {*queried.tolist(), *among.tolist()}}
     base = np.stack([small[place] for place in among.tolist()])
-    queries = np.stack([small[place] for place in asked.tolist()])
+    queries = np.stack([small[place] for place in queried.tolist()])
     count = min(NEIGHBORS + 1, len(among))
     closest, distances = nearest_neighbors(queries, [(among, base)], count)
     apart = np.sqrt(distances / base.shape[1])
-    found: dict[frozenset[int], tuple[str, str]] = {}
-    for place, others, far in zip(asked.tolist(), closest, apart, strict=True):
+    copies: dict[frozenset[int], tuple[str, str]] = {}
+    for place, others, far in zip(queried.tolist(), closest, apart, strict=True):
         other = next((int(o) for o, f in zip(others, far, strict=True) if f <= ALIKE and roles[o] != roles[place]), None)
         if other is not None:
-            found.setdefault(frozenset((place, other)), (ids[place].as_py(), ids[other].as_py()))
-    return list(found.values())
+            copies.setdefault(frozenset((place, other)), (ids[place].as_py(), ids[other].as_py()))
+    return list(copies.values())
 
 
 def _evenly(places: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-    found: NDArray[np.int64] = places[np.unique(np.linspace(0, len(places) - 1, min(most, len(places))).astype(int))]
-    return found
+    chosen: NDArray[np.int64] = places[np.unique(np.linspace(0, len(places) - 1, min(most, len(places))).astype(int))]
+    return chosen
 
 
 def joined(groups: NDArray[np.int64], links: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
-    """The groups, with those merged that a link joins.
+    """Merge the groups that are joined by a link.
 
     Args:
         groups: (num_examples,) int.
         links: pairs of examples.
     """
     first: dict[int, int] = {}
-    own = [(first.setdefault(group, i), i) for i, group in enumerate(groups.tolist())]
-    return _components(len(groups), [*own, *links])
+    members = [(first.setdefault(group, i), i) for i, group in enumerate(groups.tolist())]
+    return _components(len(groups), [*members, *links])
 
 
 def _by_pattern(ids: Sequence[str], pattern: str) -> list[str | None]:
-    found = [re.search(pattern, name) for name in ids]
-    if not any(found):
-        raise UserError(f"group.pattern {pattern!r} matches no example id, as {ids[0]!r}")
-    return [None if match is None else match.group(1 if match.re.groups else 0) for match in found]
+    matches = [re.search(pattern, name) for name in ids]
+    if not any(matches):
+        raise UserError(f"group.pattern {pattern!r} matches no example id; ids look like {ids[0]!r}")
+    return [None if match is None else match.group(1 if match.re.groups else 0) for match in matches]
 
 
 def _by_file(ids: Sequence[str], path: str) -> list[str | None]:
     known = said_of_examples(path, "group", setting="group.path")
     if not known.keys() & set(ids):
-        raise UserError(f"{path} names none of the {len(ids)} examples, as {ids[0]!r}")
+        raise UserError(f"{path} names none of the {len(ids)} examples; ids look like {ids[0]!r}")
     return [known.get(name) for name in ids]
 
 
@@ -168,5 +168,5 @@ def _components(count: int, links: Sequence[tuple[int, int]]) -> NDArray[np.int6
         return np.arange(count)
     a, b = np.array(links).T
     graph = scipy.sparse.coo_array((np.ones(len(a)), (a, b)), shape=(count, count))
-    found: NDArray[np.int64] = scipy.sparse.csgraph.connected_components(graph, directed=False)[1].astype(np.int64)
-    return found
+    components: NDArray[np.int64] = scipy.sparse.csgraph.connected_components(graph, directed=False)[1].astype(np.int64)
+    return components

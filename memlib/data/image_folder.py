@@ -1,4 +1,4 @@
-"""Images in class folders, with Tiny-ImageNet's or Pascal VOC's boxes."""
+"""Images in class folders, with boxes in the formats of Tiny ImageNet or Pascal VOC."""
 
 import csv
 import io
@@ -31,11 +31,11 @@ IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".g
 
 
 PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}
-MOST_NAMED = 5  # folders of a remark
+MOST_NAMED = 5  # folders named in a remark
 
 
 def _is_hidden(name: str) -> bool:
-    """Return whether a path leads through what people do not see: notebooks and archivers leave copies there."""
+    """Return True if a path has a hidden part; notebooks and archivers leave copies of images there."""
     return any(part.startswith(".") or part == "__MACOSX" for part in PurePosixPath(name).parts)
 
 
@@ -46,14 +46,14 @@ class ImageFolder:
         self._spec = spec
         self._fs, self._root = open_location(spec.path)
         listing = list_files(self._fs, self._root)
-        found = [name for name in listing if PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES and "/" in name]
-        images = [name for name in found if not _is_hidden(name)]
+        files = [name for name in listing if PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES and "/" in name]
+        images = [name for name in files if not _is_hidden(name)]
         if not images:
             raise UserError(f"no images below {spec.path}: expected {spec.path}/<class>/<image>.jpg (or .png, ...)")
         self.class_names = sorted({name.split("/", 1)[0] for name in images})[: spec.num_classes]
         if spec.num_classes and len(self.class_names) < spec.num_classes:
             raise UserError(f"{spec.path} has {len(self.class_names)} classes, fewer than num_classes {spec.num_classes}")
-        self.remarks = self._remarks(images, len(found) - len(images))
+        self.remarks = self._remarks(images, len(files) - len(images))
         label_of = {name: label for label, name in enumerate(self.class_names)}
         self._items: list[tuple[str, int]] = []
         for class_name, members in itertools.groupby(images, key=lambda name: name.split("/", 1)[0]):
@@ -68,21 +68,21 @@ class ImageFolder:
             self._boxes = self._voc_boxes(listing)
 
     def _remarks(self, images: Sequence[str], hidden: int) -> list[str]:
-        """Return what looks as if it were meant otherwise."""
-        found = []
+        """Return remarks on a layout that looks unintended."""
+        remarks = []
         if hidden:
-            found.append(f"{hidden} images in hidden folders (.ipynb_checkpoints, __MACOSX, ...) are left out")
+            remarks.append(f"{hidden} images in hidden folders (.ipynb_checkpoints, __MACOSX, ...) are left out")
         folders = {
             str(info["name"]).rstrip("/").rpartition("/")[2]
             for info in self._fs.ls(self._root, detail=True)
             if info["type"] == "directory"
         }
         if empty := sorted(name for name in folders - {name.split("/", 1)[0] for name in images} if not _is_hidden(name)):
-            found.append(f"folders without images are no classes: {', '.join(empty[:MOST_NAMED])}")
+            remarks.append(f"folders without images are ignored: {', '.join(empty[:MOST_NAMED])}")
         parts = [name for name in self.class_names if name.lower() in PARTS]
         if len(parts) > 1:
-            found.append(f"{' and '.join(parts)} are taken for classes; if they are parts of a set, give one as the path")
-        return found
+            remarks.append(f"{' and '.join(parts)} are taken for classes; if they are parts of a data set, set path to one")
+        return remarks
 
     def __len__(self) -> int:
         return len(self._items)
@@ -92,7 +92,7 @@ class ImageFolder:
         return decode_example(self._read(name), name, label, lambda picture: self._boxes(name, picture))
 
     def content_digest(self) -> str:
-        """Of the images and boxes that are used."""
+        """Return a digest of the images and boxes that are used."""
         return listing_digest(self._fs, self._root, self._listing, look=look_at_image)
 
     def _read(self, name: str) -> bytes:
@@ -102,14 +102,14 @@ class ImageFolder:
         try:
             return list(csv.reader(io.StringIO(self._read(name).decode()), delimiter="\t"))
         except (UnicodeDecodeError, csv.Error) as error:
-            raise UserError(f"{self._spec.path}/{name} is no table of boxes ({error})") from error
+            raise UserError(f"{self._spec.path}/{name} is not a table of boxes ({error})") from error
 
     def _tiny_imagenet_boxes(self, listing: Mapping[str, Any]) -> Callable[[str, Picture], NDArray[np.int64]]:
         boxes: dict[str, list[list[int]]] = {}
         for class_name in self.class_names:
             table = f"{class_name}/{class_name}_boxes.txt"
             if table not in listing:
-                raise UserError(f"{self._spec.path}/{table} is missing; boxes: tiny_imagenet needs one a class")
+                raise UserError(f"{self._spec.path}/{table} is missing; boxes: tiny_imagenet needs one per class")
             self._listing[table] = listing[table]
             for row in self._table(table):
                 if len(row) < 5:
@@ -117,13 +117,13 @@ class ImageFolder:
                 try:
                     x0, y0, x1, y1 = (_pixel(int(value)) for value in row[1:5])
                 except ValueError as error:
-                    raise UserError(f"{self._spec.path}/{table}: {row} is no box ({error})") from error
+                    raise UserError(f"{self._spec.path}/{table}: {row} is not a box ({error})") from error
                 boxes.setdefault(f"{class_name}/{row[0]}", []).append([x0, y0, x1 + 1, y1 + 1])
 
         def find(name: str, picture: Picture) -> NDArray[np.int64]:
             parts = name.split("/")
-            found = np.array(boxes.get(f"{parts[0]}/{parts[-1]}", NO_BOXES), dtype=np.int64).reshape(-1, 4)
-            return _as_shown(found, picture, None) if len(found) else found
+            stored = np.array(boxes.get(f"{parts[0]}/{parts[-1]}", NO_BOXES), dtype=np.int64).reshape(-1, 4)
+            return _as_shown(stored, picture, None) if len(stored) else stored
 
         return find
 
@@ -147,31 +147,31 @@ class ImageFolder:
             shown = picture.pixels.shape[1::-1]
             if size is not None and size not in (shown, picture.stored_size):
                 seen = f"{shown[0]} x {shown[1]}"
-                raise Undecodable(f"is {seen}, but its annotation {file} is of a picture of {size[0]} x {size[1]}")
+                raise Undecodable(f"is {seen}, but its annotation {file} is for a picture of {size[0]} x {size[1]}")
             return _as_shown(boxes, picture, size)
 
         return find
 
 
 def _as_shown(boxes: NDArray[np.int64], picture: Picture, size: tuple[int, int] | None) -> NDArray[np.int64]:
-    """Return boxes that were drawn on a picture of this size as boxes of the picture as EXIF has it shown.
+    """Transform boxes that were drawn on a picture of this size to the picture after EXIF rotation.
 
     Raises:
-        Undecodable: where the size does not tell on which of the two they were drawn.
+        Undecodable: when the size does not tell if they were drawn before or after the rotation.
     """
     shown, stored = picture.pixels.shape[1::-1], picture.stored_size
     if picture.orientation == 1 or (size == shown and shown != stored):
         return boxes
     if size != stored or shown == stored:
-        raise Undecodable("is rotated by EXIF, and nothing says whether its boxes were drawn before that")
+        raise Undecodable("is rotated by EXIF, and it is unknown whether its boxes were drawn before or after the rotation")
     return turned_boxes(boxes, stored, picture.orientation)
 
 
 def _match_annotations(images: Sequence[str], annotations: Sequence[str]) -> dict[str, str]:
-    """The XML file of each image that has one: by path without suffix, else by name where names are unique.
+    """Return the XML file of each image that has one: by path without suffix, else by unique file name.
 
     Raises:
-        UserError: when a name could mean two files.
+        UserError: when a file name is ambiguous.
     """
     by_path = {name.removesuffix(".xml"): name for name in annotations}
     by_stem: dict[str, list[str]] = {}
@@ -182,25 +182,25 @@ def _match_annotations(images: Sequence[str], annotations: Sequence[str]) -> dic
     for name in images:
         path = PurePosixPath(name)
         exact = by_path.get(str(path.with_suffix("")))
-        found = [exact] if exact else by_stem.get(path.stem, [])
-        if not exact and found and (len(found) > 1 or stems[path.stem] > 1):
+        matches = [exact] if exact else by_stem.get(path.stem, [])
+        if not exact and matches and (len(matches) > 1 or stems[path.stem] > 1):
             raise UserError(
-                f"{name} could have the boxes of {found[0]}, but other files have that name too; give the XML files the "
+                f"{name} could have the boxes of {matches[0]}, but other files have that name too; give the XML files the "
                 "same relative paths as the images"
             )
-        if found:
-            match[name] = found[0]
+        if matches:
+            match[name] = matches[0]
     return match
 
 
 def _pixel(value: float) -> int:
-    """A coordinate.
+    """Convert a coordinate to an integer.
 
     Raises:
-        ValueError: for one that no image has.
+        ValueError: for a coordinate that is too large for an image, or NaN.
     """
-    if not abs(value) < MOST_PIXELS:  # so that NaN is none either
-        raise ValueError(f"{value:g} is no pixel of an image")
+    if not abs(value) < MOST_PIXELS:  # written so as to refuse NaN too
+        raise ValueError(f"{value:g} is not a pixel coordinate")
     return int(value)
 
 
@@ -208,19 +208,19 @@ def parse_voc(data: bytes, name: str) -> tuple[NDArray[np.int64], tuple[int, int
     """Read a Pascal VOC / ImageNet annotation.
 
     Returns:
-        boxes (num_boxes, 4) half open (VOC counts from 1, inclusive), and the picture's width and height where they are said.
+        boxes (num_boxes, 4) half open (VOC counts from 1, inclusive), and the picture's width and height if stated.
 
     Raises:
-        UserError: when it is none, or holds fractions in place of pixels.
+        UserError: when it is not such an annotation, or holds fractions instead of pixels.
     """
     try:
         root = ElementTree.fromstring(data)
-        said = [
+        numbers = [
             [float(box.findtext(tag) or "") for tag in ("xmin", "ymin", "xmax", "ymax")]
             for box in root.iterfind("object/bndbox")
         ]
-        check_no_fractions(said, name)
-        rows = [[_pixel(value) for value in box] for box in said]
+        check_no_fractions(numbers, name)
+        rows = [[_pixel(value) for value in box] for box in numbers]
         size = tuple(_pixel(float(root.findtext(f"size/{tag}") or 0)) for tag in ("width", "height"))
     except (ElementTree.ParseError, ValueError, LookupError, RecursionError) as error:  # also of unknown encodings
         if isinstance(error, UserError):

@@ -1,4 +1,4 @@
-"""Intensities of more than 8 bits, scaled once for a source: what is bright in one image is as bright in all."""
+"""Intensities of more than 8 bits, scaled once per source, so that brightness is comparable between its images."""
 
 import threading
 from collections.abc import Iterable
@@ -16,15 +16,15 @@ DEPTHS = (8, 10, 12, 14, 16, 32)
 
 
 class Scaled:
-    """A source whose examples are all 8 bits a channel.
+    """A source whose images all have 8 bits per channel.
 
-    They are scaled as the recipe says, else as a file says itself (DICOM's window), else integers by the smallest usual bit
-    depth that holds the largest of the source and floats by [0, 1]. Whether that is needed shows when the first such image
-    comes; then all are read for their largest value.
+    Intensities are scaled by the recipe's window; else by the file's own (DICOM's window); else integers by the smallest
+    usual bit depth that holds the source's largest value, and floats by [0, 1]. The first image that needs the source's
+    range causes all images to be read for it.
 
     Args:
-        source: any.
-        window: what is black and what is white, where a recipe says so.
+        source: the source to wrap.
+        window: intensities of black and white, if the recipe states them.
     """
 
     def __init__(self, source: Source, window: IntensitySpec | None) -> None:
@@ -37,9 +37,9 @@ class Scaled:
         return len(self._source)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # its own, before it has any
+        if name.startswith("_"):  # own attributes, before __init__ has set them
             raise AttributeError(name)
-        return getattr(self._source, name)  # what kinds of sources say of themselves
+        return getattr(self._source, name)  # optional attributes of the source, such as point_dim and remarks
 
     def __getitem__(self, index: int) -> Example:
         example = self._source[index]
@@ -53,7 +53,7 @@ class Scaled:
         return replace(example, image=scaled(example.image, *self._ends))
 
     def content_digest(self) -> str:
-        """Of the source; the window is in the recipe."""
+        """Return the source's digest; the window is in the recipe."""
         return self._source.content_digest()
 
     def _find_ends(self) -> tuple[float, float]:
@@ -72,15 +72,15 @@ class Scaled:
 
 
 def ends_of(low: float, high: float, *, floats: bool) -> tuple[float, float]:
-    """Return which intensities are black and white in a source whose own lie between `low` and `high`.
+    """Return the intensities of black and white for a source whose intensities lie between `low` and `high`.
 
     Raises:
-        UserError: where nobody can know.
+        UserError: when they cannot be inferred: negative intensities, or floats above 1.
     """
-    seen = f"intensities of this source go from {low:g} to {high:g}"
+    range_text = f"intensities of this source range from {low:g} to {high:g}"
     if low < 0 or (floats and high > 1):
         raise UserError(
-            f"{seen}: say what is black and what is white, as in data.intensities={{low: {low:g}, high: {high:g}}}"
+            f"{range_text}: state which are black and white, as in data.intensities={{low: {low:g}, high: {high:g}}}"
         )
     if floats:
         return 0.0, 1.0
@@ -89,12 +89,12 @@ def ends_of(low: float, high: float, *, floats: bool) -> tuple[float, float]:
 
 
 def scaled(image: NDArray[Any], low: float, high: float) -> NDArray[np.uint8]:
-    """Return intensities (height, width) or (height, width, 3) as 8 bits RGB, black at `low` and white at `high`."""
+    """Convert intensities (height, width) or (height, width, 3) to 8-bit RGB, black at `low` and white at `high`."""
     values = ((image.astype(np.float64) - low) / (high - low)).clip(0, 1)
     grey: NDArray[np.uint8] = (values * 255).round().astype(np.uint8)
     return np.repeat(grey[..., None], 3, axis=2) if grey.ndim == 2 else grey
 
 
 def in_words(oddities: Iterable[tuple[str, int]]) -> list[str]:
-    """Return lines about what was put right in how many images."""
+    """Return one line per oddity with the number of images in which it was corrected."""
     return [f"{count} image{'s' if count > 1 else ''}: {what}" for what, count in oddities if count]

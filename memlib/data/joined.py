@@ -1,4 +1,4 @@
-"""Several sources as one, some of them changed as another scanner would."""
+"""Several sources joined into one, some with the image changes of another scanner."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,7 +14,7 @@ from memlib.specs import ChangeSpec, JoinedSource
 
 
 class Joined:
-    """The parts one after the other; example ids are <part>/<id>."""
+    """A concatenation of the parts; example ids are <part>/<id>."""
 
     def __init__(self, sources: Mapping[str, Source], spec: JoinedSource) -> None:
         self._names, self._sources = list(sources), list(sources.values())
@@ -26,10 +26,10 @@ class Joined:
             seen, wanted = len(source.class_names), len(self.class_names)
             if seen != wanted:
                 raise UserError(
-                    f"part {name} has {seen} classes, {self._names[0]} has {wanted}; all parts have the same classes"
+                    f"part {name} has {seen} classes, {self._names[0]} has {wanted}; all parts must have the same classes"
                 )
-        said = [(name, getattr(source, "remarks", [])) for name, source in sources.items()]
-        self.remarks = [f"part {name}: {remark}" for name, remarks in said for remark in remarks]
+        remarks_of = [(name, getattr(source, "remarks", [])) for name, source in sources.items()]
+        self.remarks = [f"part {name}: {remark}" for name, remarks in remarks_of for remark in remarks]
         self._ends = np.cumsum([len(source) for source in self._sources])
 
     def __len__(self) -> int:
@@ -46,13 +46,13 @@ class Joined:
         return replace(example, example_id=f"{name}/{example.example_id}", image=image)
 
     def content_digest(self) -> str:
-        """Of every part; the changes are in the spec."""
+        """Return the digests of all parts; the changes are in the spec."""
         digests = [source.content_digest() for source in self._sources]
         return canonical_json(list(zip(self._names, digests, strict=True)))
 
 
 def changed_image(image: NDArray[np.uint8], change: ChangeSpec) -> NDArray[np.uint8]:
-    """An image (height, width, 3) as the other scanner would have it."""
+    """Return an image (height, width, 3) as the other scanner would record it."""
     values = image.astype(np.float64) / 255
     if change.invert:
         values = 1 - values

@@ -1,4 +1,4 @@
-"""Files in which users name examples, and say something of each: the group it belongs to, the set it is in."""
+"""Users' files that assign a value to examples by id: the group that each belongs to, or its set."""
 
 import csv
 import hashlib
@@ -12,15 +12,15 @@ from memlib.errors import UserError
 
 
 def said_of_examples(path: str, column: str, *, setting: str) -> dict[str, str]:
-    """Return what a file says of each example that it names, by example id.
+    """Return the values that a file assigns to examples, by example id.
 
     Args:
         path: a CSV or Parquet file with the columns example_id and `column`, here or at a URL.
-        column: what is asked for; empty cells say nothing.
+        column: column that holds the values; empty cells are skipped.
         setting: the recipe's key that names the file, for messages.
 
     Raises:
-        UserError: when it cannot be read, lacks a column, or names an example twice.
+        UserError: when the file cannot be read, lacks a column, or gives an example two different values.
     """
     content = _content(path, setting)
     try:
@@ -34,18 +34,18 @@ def said_of_examples(path: str, column: str, *, setting: str) -> dict[str, str]:
     missing = [name for name in ("example_id", column) if not rows or name not in rows[0]]
     if missing:
         raise UserError(f"{path} has no column {missing[0]!r}; {setting} needs example_id and {column}")
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for row in rows:
         name, value = str(row["example_id"]), row[column]
         if value in (None, ""):
             continue
-        if found.setdefault(name, str(value)) != str(value):
-            raise UserError(f"{path} says two things of example {name!r}: {found[name]} and {value}")
-    return found
+        if values.setdefault(name, str(value)) != str(value):
+            raise UserError(f"{path} gives example {name!r} two values: {values[name]} and {value}")
+    return values
 
 
 def named_digest(path: str, *, setting: str) -> str:
-    """Return what a key says of such a file."""
+    """Return the SHA-256 of such a file, for use in stage keys."""
     return hashlib.sha256(_content(path, setting)).hexdigest()
 
 

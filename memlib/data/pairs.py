@@ -1,7 +1,7 @@
-"""Pairs of texts for translation, with canaries in some of them.
+"""Pairs of texts for translation, with canaries among them.
 
-A row holds the source, padded in front with ends of lines to half a row, and the target after it, padded behind with -1,
-which counts for nothing. A canary is a pair of its own in the place of another one; its source may hold the secret too.
+A row holds the source, left-padded with line ends to half the row, and then the target, right-padded with -1, which is
+ignored. A canary is a pair that replaces another one; its source may contain the secret too.
 """
 
 import re
@@ -39,13 +39,13 @@ WORD = re.compile(r"[a-z]+")
 
 
 def embedded_pairs(text: str) -> str:
-    """Lines of a text and the same in Pig Latin, with a tab between: a language pair that needs no download."""
+    """Pair each line of a text, after a tab, with its Pig Latin: a language pair that needs no download."""
     lines = (" ".join(line.split()).lower() for line in text.split(LINE_END))
     return LINE_END.join(f"{line}\t{pig_latin(line)}" for line in lines if line)
 
 
 def pig_latin(line: str) -> str:
-    """Words with what stands before their first vowel moved to the end, and "ay" after it."""
+    """Move the letters before each word's first vowel to its end, and append "ay"."""
 
     def turned(match: re.Match[str]) -> str:
         word = match[0]
@@ -56,14 +56,14 @@ def pig_latin(line: str) -> str:
 
 
 def build_pairs(text: str, spec: TextSpec, canaries: SecretsSpec, windows: Path, *, secret: bytes) -> Corpus:
-    """Write rows of pairs, with canaries drawn and put in the place of others.
+    """Write rows of pairs, with drawn canaries in place of some of them.
 
     Args:
-        text: a pair a line, source and target with a tab between; pairs longer than a window are left out.
+        text: one pair per line, source and target separated by a tab; pairs longer than a window are left out.
         spec: unit, window, shares.
-        canaries: formats and how often each is inserted.
-        windows: the file that the rows are written to.
-        secret: with the spec's seed, draws canaries and places.
+        canaries: formats and numbers of insertions.
+        windows: file that the rows are written to.
+        secret: with the spec's seed, determines canaries and the pairs that they replace.
 
     Raises:
         UserError: when there are no pairs, or a canary is longer than a window.
@@ -93,13 +93,13 @@ def build_pairs(text: str, spec: TextSpec, canaries: SecretsSpec, windows: Path,
 
 
 def source_format(canaries: SecretsSpec) -> Format:
-    """The format of the source side."""
+    """Return the format of the source side."""
     assert canaries.source is not None
     return Format(canaries.source, canaries.alphabets, holes=False)
 
 
 def _read(lines: Sequence[str], spec: TextSpec) -> list[tuple[list[str], list[str]]]:
-    found = []
+    pairs = []
     for number, line in enumerate(lines[: max(1, int(len(lines) * spec.fraction))], start=1):
         if not line.strip():
             continue
@@ -108,14 +108,14 @@ def _read(lines: Sequence[str], spec: TextSpec) -> list[tuple[list[str], list[st
             raise UserError(f"line {number} of the pairs has no tab between source and target")
         sides = tuple(list(side) if spec.unit == "character" else side.split() for side in (before, after))
         if max(len(side) for side in sides) < spec.window:
-            found.append((sides[0], sides[1]))
-    if not found:
+            pairs.append((sides[0], sides[1]))
+    if not pairs:
         raise UserError(f"there is no pair of texts shorter than {spec.window} {spec.unit}s; raise data.window")
-    return found
+    return pairs
 
 
 def _row(before: NDArray[Any], after: NDArray[Any], window: int) -> NDArray[np.int32]:
-    """Zeros, the source; the target, the end of a line, padding."""
+    """Return a row: zeros and the source in one half; the target, a line end and padding in the other."""
     row = np.full(2 * window, PADDING, dtype=np.int32)
     row[:window] = 0
     row[window - len(before) : window] = before
@@ -130,7 +130,7 @@ def _check_sides(
     longest = max(len(places), len(source))
     if longest + 1 > spec.window:
         raise UserError(
-            f"a canary of {longest} symbols and its end do not fit into a window of {spec.window}; raise data.window"
+            f"a canary of {longest} symbols and its line end do not fit into a window of {spec.window}; raise data.window"
         )
     holes, others = ([symbols for symbols in side if len(symbols) > 1] for side in (places, source))
     if others and others != holes:
@@ -142,22 +142,22 @@ def _check_sides(
 def source_tokens(
     space: Candidates, source: Format, vocabulary: dict[str, int], unit: str, choices: Choices
 ) -> NDArray[np.int64]:
-    """(num_candidates, length) symbols of the source side; its holes hold what the target's hold."""
+    """Return the symbols (num_candidates, length) of the source side, its holes filled like the target's."""
     side = source.space(vocabulary, unit)
     holes = [place for place, slot in enumerate(space.slots) if len(slot) > 1]
-    mine = [place for place, slot in enumerate(side.slots) if len(slot) > 1]
+    source_holes = [place for place, slot in enumerate(side.slots) if len(slot) > 1]
     chosen = np.zeros((len(choices), side.end), dtype=np.int32)
-    if mine:
-        chosen[:, mine] = choices[:, holes]
+    if source_holes:
+        chosen[:, source_holes] = choices[:, holes]
     return side.tokens(chosen)
 
 
 @dataclass(frozen=True)
 class Paired(Space):
-    """Targets whose source differs with the secret: each is scored after its own, so that there is no tree to walk.
+    """Targets whose source contains the secret: each is scored after its own source, so that there is no tree to walk.
 
     Attributes:
-        sources: of every place of the sources the symbols; places that follow a hole of the target name it.
+        sources: for each place of the source its symbol, or the place of the target's hole that it copies.
         before: symbols of the target before the first slot.
         window: length of a source with its padding.
     """
@@ -170,21 +170,21 @@ class Paired(Space):
 
     def contexts(self, choices: Choices) -> NDArray[np.int64]:
         """See `Candidates.contexts`."""
-        found = np.zeros((len(choices), self.window + len(self.before)), dtype=np.int64)
+        contexts = np.zeros((len(choices), self.window + len(self.before)), dtype=np.int64)
         tokens = self.tokens(choices)
         for place, at in enumerate(self.sources):
             column = self.window - len(self.sources) + place
-            found[:, column] = tokens[:, at] if isinstance(at, int) else at[0]
-        found[:, self.window :] = self.before
-        return found
+            contexts[:, column] = tokens[:, at] if isinstance(at, int) else at[0]
+        contexts[:, self.window :] = self.before
+        return contexts
 
 
 def pair_candidates(
     form: Format, canaries: SecretsSpec, spec: TextSpec, vocabulary: dict[str, int]
 ) -> tuple[Space, tuple[int, ...]]:
-    """What is scored of pairs, and the context of all of them: the source without holes and the known target before them.
+    """Return the scored candidates of pairs, and their common context: the source and the known beginning of the target.
 
-    A source with holes is no common context; then the candidates are `Paired` with their own.
+    If the source has holes, there is no common context; the candidates are then `Paired`, each with its source.
     """
     target, before = text_candidates(form, canaries, spec, vocabulary)
     side = source_format(canaries).space(vocabulary, spec.unit)

@@ -1,4 +1,4 @@
-"""Images in Parquet files: the Hugging Face convention, a struct of encoded bytes and path."""
+"""Images in Parquet files that follow the Hugging Face convention: a struct of encoded bytes and path."""
 
 import bisect
 import json
@@ -33,17 +33,17 @@ from memlib.specs import ParquetSource
 class _RowGroup:
     file: str
     index: int
-    first: int  # row of the source at which the group starts
+    first: int  # first row of the group, counted within the source
 
 
 class ParquetImages:
-    """Reads one row group at a time; labels are class indices or strings."""
+    """Images of Parquet files, read one row group at a time; labels are class indices or strings."""
 
     def __init__(self, spec: ParquetSource) -> None:
         self._spec = spec
         self._fs, root = open_location(spec.path)
-        found = self._fs.glob(root, detail=True) if "*" in root else find_files(self._fs, root)
-        self._files = {name: found[name] for name in sorted(found) if name.endswith(".parquet")}
+        files = self._fs.glob(root, detail=True) if "*" in root else find_files(self._fs, root)
+        self._files = {name: files[name] for name in sorted(files) if name.endswith(".parquet")}
         if not self._files:
             raise UserError(f"no .parquet file at {spec.path}")
         names = list(self._files)
@@ -64,7 +64,7 @@ class ParquetImages:
         self._loaded: tuple[int, pa.Table] | None = None
 
     def _scan(self, file: str, labels: list[Any]) -> list[str] | None:
-        """Reads ids and labels of a file; returns the class names it states."""
+        """Read the ids and labels of a file; return the class names that it states."""
         spec = self._spec
         wanted = [c for c in (spec.image_column, spec.label_column, spec.id_column, spec.boxes_column) if c]
         with self._fs.open(file) as handle:
@@ -104,31 +104,31 @@ class ParquetImages:
         except UserError:
             raise
         except (ValueError, TypeError, OverflowError) as error:
-            said = f"example {name} of {self._spec.path} has {self._spec.boxes_column} that are not four numbers each"
-            raise UserError(f"{said} ({error})") from error
+            problem = f"example {name} of {self._spec.path}: each box in {self._spec.boxes_column} needs four numbers"
+            raise UserError(f"{problem} ({error})") from error
         return decode_example(data, name, label, lambda picture: boxes)
 
     def content_digest(self) -> str:
-        """Of the files' listing."""
+        """Return a digest of the files' listing."""
         listing = {os.path.relpath(file, self._folder): info for file, info in self._files.items()}
         return listing_digest(self._fs, self._folder, listing, look=self._look, looks_for=self._spec.image_column)
 
     def _look(self, path: str) -> Collection[str]:
         """Return the oddities of the images in a file."""
-        found: set[str] = set()
+        oddities: set[str] = set()
         try:
             for batch in pq.ParquetFile(path).iter_batches(batch_size=100, columns=[self._spec.image_column]):
                 for image in batch.column(0).to_pylist():
                     data = image.get("bytes") if isinstance(image, dict) else image
-                    found |= set(oddities_of(data)) if data is not None else set()
+                    oddities |= set(oddities_of(data)) if data is not None else set()
         except pa.ArrowException as error:
             raise _unreadable(path, error) from error
-        return found
+        return oddities
 
     def _row(self, index: int) -> dict[str, Any]:
         number = bisect.bisect_right(self._starts, index) - 1
         group = self._groups[number]
-        loaded = self._loaded  # one read: another thread may exchange it for another row group
+        loaded = self._loaded  # read it once: another thread may replace it by another row group
         if loaded is None or loaded[0] != number:
             columns = [c for c in (self._spec.image_column, self._spec.boxes_column) if c]
             try:
@@ -148,8 +148,8 @@ class ParquetImages:
         value = value.get("bbox") if isinstance(value, dict) else value
         boxes = np.array(value or NO_BOXES, dtype=np.float64).reshape(-1, 4)
         check_no_fractions(boxes.tolist(), f"{self._spec.path}, column {self._spec.boxes_column}")
-        if not (np.abs(boxes) < MOST_PIXELS).all():  # so that NaN is none either
-            raise ValueError("no image has these")
+        if not (np.abs(boxes) < MOST_PIXELS).all():  # written so as to refuse NaN too
+            raise ValueError("coordinates too large for an image")
         if self._spec.box_format == "xywh":
             boxes[:, 2:] += boxes[:, :2]
         return np.concatenate([np.floor(boxes[:, :2]), np.ceil(boxes[:, 2:])], axis=1).astype(np.int64)
@@ -172,7 +172,7 @@ def _classes(labels: list[Any], stated: list[str] | None, where: str) -> tuple[l
 
 
 def _stated_classes(metadata: Mapping[bytes, bytes] | None, column: str) -> list[str] | None:
-    """Class names in the metadata that the `datasets` library writes."""
+    """Return the class names in the metadata written by the `datasets` library."""
     try:
         features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
         names = features[column]["names"]

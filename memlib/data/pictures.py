@@ -1,7 +1,7 @@
-"""From an encoded image to its pixels, or to intensities that are scaled once for the whole source.
+"""Decoding of images to pixels, or to intensities that are scaled once for the whole source.
 
-What is odd about an image is put right (rotated as EXIF says, drawn on white where it is transparent, the first picture of
-several) and counted, or refused in words.
+Oddities of an image are corrected (EXIF rotation, transparency drawn on white, only the first of several pictures) and
+counted; other images are refused with a message.
 """
 
 import io
@@ -18,15 +18,15 @@ from memlib.data.bounds import check_pixels
 from memlib.data.dicom import is_dicom, read_dicom
 from memlib.errors import UserError
 
-LEAST_SIDE, MOST_SLENDER = 4, 50  # pixels, and longer than wide: what lies beyond is no picture of anything
+LEAST_SIDE, MOST_SLENDER = 4, 50  # shorter side in pixels, and aspect ratio: beyond these an image is refused
 ORIENTATION = 0x0112  # EXIF's tag
 ROTATED = "rotated as EXIF says"
 SEVERAL = "the first of several pictures"
 TRANSPARENT = "drawn on white, as it is transparent"
 DEEP = "more than 8 bits a channel"
-READ_OTHERWISE = frozenset({ROTATED, TRANSPARENT, DEEP})  # than by memlib's first way of reading
-READING = ":2"  # in digests of sources that hold such images: raised when images are read in another way
-INTENSITIES = ("I", "F")  # Pillow's modes of 16 or 32 bits or floats, also I;16 and its kin
+READ_OTHERWISE = frozenset({ROTATED, TRANSPARENT, DEEP})  # oddities that memlib's first version decoded differently
+READING = ":2"  # enters digests of sources that hold such images; raise it when decoding changes
+INTENSITIES = ("I", "F")  # Pillow's modes of 16 or 32 bits or floats, including I;16 and its variants
 TRANSPOSITIONS: Mapping[int, Image.Transpose] = MappingProxyType(
     {
         2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -41,7 +41,7 @@ TRANSPOSITIONS: Mapping[int, Image.Transpose] = MappingProxyType(
 
 
 class Undecodable(ValueError):
-    """An image that cannot be decoded, or is none; the message says why."""
+    """Error for data that cannot be decoded or is not an image; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class Picture:
 
     Attributes:
         pixels: (height, width, 3) uint8 RGB; or, where more than 8 bits are stored, intensities (height, width) uint16, int32
-            or float32 whose range only the whole source knows.
-        stored_size: width and height as they are stored, before EXIF rotated it.
-        orientation: EXIF's, 1 where there is none.
-        bits: a channel, as it is stored.
-        oddities: what was put right, in words.
-        window: which intensities are black and white, where the file says so.
+            or float32, whose range is known only for the source as a whole.
+        stored_size: width and height as stored, before EXIF rotation.
+        orientation: EXIF orientation, 1 if there is none.
+        bits: bits per channel, as stored.
+        oddities: what was corrected, in words.
+        window: intensities of black and white, if the file states them.
     """
 
     pixels: NDArray[Any]
@@ -70,10 +70,10 @@ def read_picture(data: bytes | Image.Image) -> Picture:
     """Decode an image of any mode: grey, CMYK, palette, transparent, 16 bit, floats.
 
     Args:
-        data: encoded, or opened by somebody else, who then has seen to its orientation.
+        data: encoded bytes, or an image opened by the caller, whose orientation is taken to be corrected already.
 
     Raises:
-        Undecodable: for truncated or otherwise undecodable data, and for what is no picture.
+        Undecodable: for truncated or otherwise undecodable data, and for data that is not a picture.
     """
     try:
         if isinstance(data, bytes) and is_dicom(data):
@@ -85,18 +85,18 @@ def read_picture(data: bytes | Image.Image) -> Picture:
         return _read(image, 1 if opened else _orientation(image))
     except (Undecodable, UserError):
         raise
-    except UnidentifiedImageError as error:  # its own words hold an address in memory, another one each time
-        raise Undecodable("cannot be decoded (not a known format of images)") from error
+    except UnidentifiedImageError as error:  # Pillow's message holds a memory address that differs each time
+        raise Undecodable("cannot be decoded (not a known image format)") from error
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, ... for broken files
         raise Undecodable(f"cannot be decoded ({error})") from error
 
 
 def oddities_of(data: bytes | Image.Image) -> tuple[str, ...]:
-    """Return what `read_picture` would put right, from the header alone; none where even that cannot be read."""
+    """Return the oddities that `read_picture` would correct, from the header alone; empty if the header is unreadable."""
     try:
         image = data if isinstance(data, Image.Image) else Image.open(io.BytesIO(data))
         return _oddities(image, _orientation(image))
-    except Exception:  # it is named when it is decoded
+    except Exception:  # the file is reported when it is decoded
         return ()
 
 
@@ -111,28 +111,28 @@ def _read_dicom(data: bytes) -> Picture:
 def _check_shape(size: tuple[int, int]) -> None:
     short, long = sorted(size)
     if short < LEAST_SIDE or long > MOST_SLENDER * short:
-        raise Undecodable(f"is {size[0]} x {size[1]}, which is no picture")
+        raise Undecodable(f"is {size[0]} x {size[1]} pixels, too small or too elongated for a picture")
 
 
 def _oddities(image: Image.Image, orientation: int) -> tuple[str, ...]:
-    found = []
+    oddities = []
     if orientation in TRANSPOSITIONS:
-        found.append(ROTATED)
+        oddities.append(ROTATED)
     if getattr(image, "n_frames", 1) > 1:
-        found.append(SEVERAL)
+        oddities.append(SEVERAL)
     if image.has_transparency_data:
-        found.append(TRANSPARENT)
+        oddities.append(TRANSPARENT)
     if image.mode.startswith(INTENSITIES):
-        found.append(DEEP)
-    return tuple(found)
+        oddities.append(DEEP)
+    return tuple(oddities)
 
 
 def _orientation(image: Image.Image) -> int:
     try:
-        found = image.getexif().get(ORIENTATION, 1)
-    except Exception:  # damaged EXIF is as good as none, whatever Pillow raises
+        orientation = image.getexif().get(ORIENTATION, 1)
+    except Exception:  # treat damaged EXIF, on which Pillow may raise anything, as missing
         return 1
-    return found if found in TRANSPOSITIONS else 1
+    return orientation if orientation in TRANSPOSITIONS else 1
 
 
 def _read(image: Image.Image, orientation: int) -> Picture:
@@ -145,8 +145,8 @@ def _read(image: Image.Image, orientation: int) -> Picture:
     if image.mode.startswith(INTENSITIES):
         return Picture(_intensities(image), size, orientation, 32 if image.mode in INTENSITIES else 16, oddities)
     if image.has_transparency_data:
-        seen = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen)
+        rgba = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
     return Picture(np.asarray(image if image.mode == "RGB" else image.convert("RGB")), size, orientation, 8, oddities)
 
 
@@ -155,17 +155,17 @@ def _intensities(image: Image.Image) -> NDArray[Any]:
     if values.dtype.kind == "f":
         values = values.astype(np.float32)
         if not np.isfinite(values).all():
-            raise Undecodable("has values that are no finite numbers")
+            raise Undecodable("has values that are not finite")
     return values
 
 
 def turned_boxes(boxes: NDArray[np.int64], stored_size: tuple[int, int], orientation: int) -> NDArray[np.int64]:
-    """Return boxes of the stored picture as boxes of the one that EXIF rotated.
+    """Transform boxes of the stored picture to boxes of the picture after EXIF rotation.
 
     Args:
         boxes: (num_boxes, 4) half open.
         stored_size: width and height of the stored picture.
-        orientation: EXIF's.
+        orientation: EXIF orientation.
     """
     width, height = stored_size
     x0, y0, x1, y1 = boxes.T

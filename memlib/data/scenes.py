@@ -1,8 +1,8 @@
-"""Embedded images with a known truth: real handwritten digits on backgrounds unrelated to them.
+"""Built-in images with a known ground truth: real handwritten digits on unrelated backgrounds.
 
-The background is drawn without looking at the digit, so a background crop carries no information about the
-class: a model that has not seen the image can only guess (1 in 10), and whatever another model knows beyond
-that is memory. Digits are scikit-learn's (UCI, 8 x 8); no download.
+The background is drawn independently of the digit, so a background crop carries no information about the class: a model
+that has not seen the image can only guess (1 in 10), and anything that a model knows beyond that is memorized. The digits
+are scikit-learn's (UCI, 8 x 8); no download is needed.
 """
 
 from functools import cache, cached_property
@@ -15,20 +15,20 @@ from memlib.data.examples import NO_BOXES, Example
 from memlib.identity import canonical_json, derive_seed
 from memlib.specs import DigitsSource, ScenesSource
 
-BRIGHTEST = 0.6  # of a background; digits are white
+BRIGHTEST = 0.6  # largest background brightness; digits are white
 
 
 @cache
 def _digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """The digits, (1797, 8, 8) in [0, 1], and what they show."""
-    from sklearn.datasets import load_digits  # takes longer to load than a plan may
+    """Return the digits, (1797, 8, 8) in [0, 1], and their labels."""
+    from sklearn.datasets import load_digits  # imported late: too slow to load when only planning
 
     bunch = load_digits()
     return bunch.images / 16.0, bunch.target.astype(np.int64)
 
 
 class Digits:
-    """The digits by themselves; example ids are digit-<row>."""
+    """Handwritten digits without a background; example ids are digit-<row>."""
 
     def __init__(self, spec: DigitsSource) -> None:
         self._spec = spec
@@ -43,12 +43,12 @@ class Digits:
         return Example(f"digit-{index:04d}", image, int(labels[index]), NO_BOXES)
 
     def content_digest(self) -> str:
-        """They come with scikit-learn and do not change."""
+        """Return the spec as canonical JSON: the digits come with scikit-learn and do not change."""
         return canonical_json(self._spec)
 
 
 class Scenes:
-    """Composed scenes; every scene depends on (seed, index) alone."""
+    """Digits on backgrounds; a scene depends on the spec and its index only."""
 
     def __init__(self, spec: ScenesSource) -> None:
         self._spec = spec
@@ -56,7 +56,7 @@ class Scenes:
 
     @cached_property
     def _chosen(self) -> NDArray[np.int64]:
-        """The digit of each scene."""
+        """Return the position of each scene's digit among the digits."""
         count, rng = len(_digits()[1]), np.random.default_rng(derive_seed(self._spec.seed, "scenes", "digits"))
         rounds = -(-self._spec.num_examples // count)
         return np.concatenate([rng.permutation(count) for _ in range(rounds)])[: self._spec.num_examples]
@@ -65,7 +65,7 @@ class Scenes:
         return self._spec.num_examples
 
     def content_digest(self) -> str:
-        """Scenes are a function of their spec."""
+        """Return the spec as canonical JSON: the scenes are a function of it."""
         return canonical_json(self._spec)
 
     def __getitem__(self, index: int) -> Example:
@@ -88,7 +88,7 @@ class Scenes:
 
 
 def _draw_places(rng: np.random.Generator, spec: ScenesSource) -> list[tuple[int, int]]:
-    """Upper-left corners of the digits, none overlapping another; starts again when it has painted itself in."""
+    """Draw upper-left corners for non-overlapping digits; start over after every 100 tries, as the rest may not fit."""
     places: list[tuple[int, int]] = []
     tries = 0
     while len(places) < spec.copies:
@@ -102,7 +102,7 @@ def _draw_places(rng: np.random.Generator, spec: ScenesSource) -> list[tuple[int
 
 
 def draw_background(rng: np.random.Generator, spec: ScenesSource) -> NDArray[np.float64]:
-    """One background in [0, BRIGHTEST]: (size, size, 3)."""
+    """Draw a background in [0, BRIGHTEST]: (size, size, 3)."""
     size = spec.size
     if spec.background == "field":
         return _resized(rng.random((spec.cells, spec.cells, 3)), size, Image.Resampling.BICUBIC) * BRIGHTEST

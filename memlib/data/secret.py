@@ -1,7 +1,7 @@
-"""Randomness that a recipe alone does not give away: canaries are drawn from a secret file, and keyed by it.
+"""Keyed randomness: canaries are drawn, and digests of them computed, with a secret that is not part of the recipe.
 
-Nine digits are guessed from a plain hash in seconds. So what depends on canaries is keyed by a digest under the secret,
-and the draws take their seeds from it: without the file, a recipe's seed says nothing of its canaries.
+Nine digits can be recovered from a plain hash in seconds. Digests of anything that depends on canaries are therefore keyed
+with the secret, and so are the seeds of the draws: without the secret file, a recipe reveals nothing about its canaries.
 """
 
 import hashlib
@@ -20,10 +20,10 @@ LENGTH = 32
 
 
 def read_secret(path: str | None = None) -> bytes:
-    """The secret: from a file that is named here or by MEMLIB_SECRET_FILE, else from the user's own, made when absent.
+    """Read the secret from the file `path`, else from MEMLIB_SECRET_FILE, else from the user's file, created if missing.
 
     Raises:
-        UserError: when the file cannot be read or holds too little.
+        UserError: when the file cannot be read, is writable by others, or is too short.
     """
     named = path or os.environ.get(VARIABLE)
     file = Path(named) if named else user_folder("config") / "secret"
@@ -33,10 +33,10 @@ def read_secret(path: str | None = None) -> bytes:
         mode, secret = file.stat().st_mode, file.read_bytes()
     except OSError as error:
         raise UserError(f"cannot read the secret file {file} ({error.strerror}); see {VARIABLE}") from error
-    if mode & (stat.S_IWGRP | stat.S_IWOTH):  # whoever writes it knows the canaries
-        raise UserError(f"others can write the secret file {file} (mode {stat.S_IMODE(mode):o}); say chmod 600 {file}")
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):  # a user who can set the secret can compute the canaries
+        raise UserError(f"others can write the secret file {file} (mode {stat.S_IMODE(mode):o}); run chmod 600 {file}")
     if len(secret) < LENGTH:
-        raise UserError(f"the secret file {file} holds {len(secret)} bytes; it needs {LENGTH} random ones")
+        raise UserError(f"the secret file {file} holds {len(secret)} bytes; it needs {LENGTH} random bytes")
     return secret
 
 
@@ -48,14 +48,14 @@ def _create(file: Path) -> None:
     except FileExistsError:
         pass  # another process was first
     except OSError as error:
-        raise UserError(f"cannot write a secret file to {file} ({error.strerror}); name one by {VARIABLE}") from error
+        raise UserError(f"cannot write a secret file to {file} ({error.strerror}); set {VARIABLE} to another file") from error
 
 
 def keyed_digest(secret: bytes, *names: object) -> str:
-    """A digest in hex that cannot be computed without the secret."""
+    """Return a digest in hex that cannot be computed without the secret."""
     return hmac.new(secret, canonical_json(list(names)).encode(), hashlib.sha256).hexdigest()
 
 
 def keyed_seed(secret: bytes, *names: object) -> int:
-    """A seed of 256 bits for one purpose."""
+    """Derive a 256-bit seed for the purpose given by `names`."""
     return int(keyed_digest(secret, "seed", *names), 16)

@@ -1,9 +1,9 @@
-"""Named sets of examples that share nothing: query set D_Q, calibration set D_C, and whatever else a mix may hold.
+"""Disjoint named sets of examples: the query set D_Q, the calibration set D_C, and any other sets of a mix.
 
-D_C may hold no image of D_Q (Liu 2020, section 3.3). Equal pixels are found by their digest; near copies (another
+D_C must not contain any image of D_Q (Liu 2020, section 3.3). Equal pixels are found by their digest; near copies (another
 size, another compression) by the distance of small versions of the images. D_Q is drawn at random from a pool U of the
-provider's examples, with examples that are withheld from everyone and, where there are any, examples that are known to be
-in the model. Whatever another set shares with U is taken out of that set and listed.
+provider's examples, together with examples that are withheld from all models and, if there are any, examples known to be in
+the model. Examples of other sets that are copies of examples in U are removed from those sets and listed.
 """
 
 import itertools
@@ -37,26 +37,26 @@ def draw_sets(
     near: float | None,
     group: GroupSpec | None = None,
 ) -> pa.Table:
-    """Gives every example of the index the name of its set as role, class by class, or left_out.
+    """Assign to every example of the index, class by class, the name of its set as role, or left_out.
 
-    The sets of the pool U are drawn together: first U, then which of its groups (persons, near copies) go to D_Q, to the
-    known and to the withheld examples, all draws equally likely. Sets of the pool that come from different parts were drawn
-    by the owner of the data, example by example; groups of several examples are left out of them.
+    The sets of the pool U are drawn together: first U, then the assignment of its groups (persons, near copies) to D_Q, the
+    known and the withheld examples, with all assignments equally likely. Sets of the pool that come from different parts were
+    drawn by the owner of the data, example by example; groups of several examples are left out of them.
 
     Args:
         index: tables.INDEX.
         images: (num_stored, height, width, channels) uint8, the shard's.
         specs: the sets in order; `query` and `calibration` are among them.
-        seed: of the draw; it depends on the ids of each class and part alone.
-        near: root mean square difference, in grey levels of versions of 16 x 16, below which two images are copies;
-            None looks for equal pixels alone.
-        group: examples that are never parted.
+        seed: seed of the draw, which depends only on the ids of each class and part.
+        near: root mean square difference, in grey levels of 16 x 16 versions, below which two images are copies; None
+            compares for equal pixels only.
+        group: rules for examples that are never separated.
 
     Returns:
-        tables.SPLITS, sorted by example id; `reason` says of what a removed example is a copy.
+        tables.SPLITS, sorted by example id; `reason` names the example of which a removed example is a copy.
 
     Raises:
-        UserError: when a class cannot fill a set, D_Q has one class, or another set is nothing but copies of the pool.
+        UserError: when a class cannot fill a set, D_Q has one class, or a set loses all examples of a class as copies.
     """
     entries = index.to_pylist()
     rows = [_row(entry) for entry in entries]
@@ -126,19 +126,19 @@ def _draw_pool(
     *,
     seed: int,
 ) -> None:
-    """Draws U, whole groups of a class at a time; who of it is in D_Q is drawn afterwards."""
+    """Draw U in whole groups, class by class; D_Q is drawn from it afterwards."""
     part = next(iter(pool.values())).part
     free = [i for label in _labels(entries) for i in _free(entries, rows, parts, part, label)]
     numbers = np.unique(blocks[free], return_inverse=True)[1]
     homes = home_labels(np.array([entries[i]["label"] for i in free]), numbers)[numbers]
     for label in _labels(entries):
-        mine = [i for i, home in zip(free, homes, strict=True) if home == label]
+        of_class = [i for i, home in zip(free, homes, strict=True) if home == label]
         sizes = [spec.per_class for spec in pool.values()]
         given = sum(size for size in sizes if size is not None)
-        _refuse_too_few(entries, " and ".join(pool), label, given + (None in sizes), len(mine))
-        wanted = len(mine) if None in sizes else given
+        _refuse_too_few(entries, " and ".join(pool), label, given + (None in sizes), len(of_class))
+        wanted = len(of_class) if None in sizes else given
         taken = 0
-        for members in _shuffled_blocks(mine, blocks, derive_seed(seed, "pool", part or "", label)):
+        for members in _shuffled_blocks(of_class, blocks, derive_seed(seed, "pool", part or "", label)):
             if taken >= wanted:
                 break
             taken += len(members)
@@ -150,28 +150,28 @@ def _shuffled_blocks(members: Sequence[int], blocks: NDArray[np.int64], seed: in
     by_block: dict[int, list[int]] = {}
     for i in members:
         by_block.setdefault(int(blocks[i]), []).append(i)
-    found = list(by_block.values())
-    for place in np.random.default_rng(seed).permutation(len(found)):
-        yield found[place]
+    groups = list(by_block.values())
+    for place in np.random.default_rng(seed).permutation(len(groups)):
+        yield groups[place]
 
 
 def _draw_sides(
     entries: Entries, rows: list[dict[str, Any]], blocks: NDArray[np.int64], pool: Mapping[str, SetSpec], *, seed: int
 ) -> None:
-    """Draws which groups of U go to which of its sets, within the class that most of a group's examples have."""
+    """Draw the set of each group of U, within the class of most of the group's examples."""
     drawn = [i for i, row in enumerate(rows) if row["role"] in pool]
     numbers = np.unique(blocks[drawn], return_inverse=True)[1]
     homes = home_labels(np.array([entries[i]["label"] for i in drawn]), numbers)[numbers]
     for label in sorted(set(homes.tolist())):
-        mine = [i for i, home in zip(drawn, homes, strict=True) if home == label]
-        shuffled = list(_shuffled_blocks(mine, blocks, derive_seed(seed, "sides", int(label))))
-        for name, start, end in _shares(pool, len(shuffled), len(mine)):
+        of_class = [i for i, home in zip(drawn, homes, strict=True) if home == label]
+        shuffled = list(_shuffled_blocks(of_class, blocks, derive_seed(seed, "sides", int(label))))
+        for name, start, end in _shares(pool, len(shuffled), len(of_class)):
             for i in itertools.chain.from_iterable(shuffled[start:end]):
                 rows[i] |= {"role": name}
 
 
 def _shares(pool: Mapping[str, SetSpec], num_groups: int, num_examples: int) -> Iterator[tuple[str, int, int]]:
-    """(set, first group, end) by the sets' sizes; a set without a size gets what the others leave."""
+    """Yield (set, first group, end) in proportion to the sets' sizes; a set without a size gets the remaining groups."""
     sizes = {name: spec.per_class for name, spec in pool.items()}
     given = sum(size for size in sizes.values() if size is not None)
     whole = max(given, num_examples) if None in sizes.values() else given
@@ -197,20 +197,20 @@ def _join_copies(
     *,
     near: float | None,
 ) -> NDArray[np.int64]:
-    """The groups, joined where examples of the pool are copies of one another."""
+    """Merge the groups of examples of the pool that are copies of one another."""
     pool = [i for i, row in enumerate(rows) if row["role"] in POOL]
     first: dict[str, int] = {}
     links = [(first.setdefault(entries[i]["digest"], i), i) for i in pool]
     if near is not None:
-        found = near_links([entries[i] for i in pool], images, near)
-        links += [(pool[a], pool[b]) for a, b in found]
+        near_pairs = near_links([entries[i] for i in pool], images, near)
+        links += [(pool[a], pool[b]) for a, b in near_pairs]
     return joined(blocks, links)
 
 
 def _leave_out_groups(rows: list[dict[str, Any]], blocks: NDArray[np.int64]) -> None:
-    """Takes every group of several examples out of a pool that was drawn elsewhere, whichever sets it lies in.
+    """Remove all groups of several examples from a pool that the owner of the data has drawn, whatever their sets.
 
-    Its owner drew examples, not groups: a group that lies whole in one set is not as likely as a single example to be there.
+    The owner drew single examples, not groups: a whole group is less likely than a single example to fall into one set.
     """
     members: dict[int, int] = {}
     for row, block in zip(rows, blocks.tolist(), strict=True):
@@ -225,7 +225,7 @@ def _leave_out_groups(rows: list[dict[str, Any]], blocks: NDArray[np.int64]) -> 
 
 
 def _name_groups(entries: Entries, rows: list[dict[str, Any]], blocks: NDArray[np.int64]) -> None:
-    """Records the groups of the pool, by their first example's id."""
+    """Record the groups of the pool by their first example's id."""
     members: dict[int, list[int]] = {}
     for i, (row, block) in enumerate(zip(rows, blocks.tolist(), strict=True)):
         if row["role"] in POOL:
@@ -243,32 +243,38 @@ def copies_of_pool(
     *,
     near: float | None,
 ) -> dict[int, str]:
-    """Positions of examples of other sets that are copies of one in the pool, or of its groups, and of which."""
+    """Find examples outside the pool that are copies of an example in it or belong to one of its groups.
+
+    Returns:
+        position in `entries` of each such example, with a description that names the example of the pool.
+    """
     from memlib.stats.neighbors import nearest_neighbors
 
     pool = [i for i, row in enumerate(rows) if row["role"] in POOL]
     others = [i for i, row in enumerate(rows) if row["role"] not in (*POOL, LEFT_OUT)]
     known = {entries[i]["digest"]: entries[i]["example_id"] for i in pool}
-    found = {i: f"a copy of {known[entries[i]['digest']]}" for i in others if entries[i]["digest"] in known}
-    grouped = {int(blocks[i]): entries[i]["example_id"] for i in pool}
-    found |= {i: f"of the group of {grouped[int(blocks[i])]}" for i in others if i not in found and int(blocks[i]) in grouped}
-    rest = [i for i in others if i not in found]
+    copies = {i: f"a copy of {known[entries[i]['digest']]}" for i in others if entries[i]["digest"] in known}
+    named = {int(blocks[i]): entries[i]["example_id"] for i in pool}
+    copies |= {i: f"of the group of {named[int(blocks[i])]}" for i in others if i not in copies and int(blocks[i]) in named}
+    rest = [i for i in others if i not in copies]
     if near is None or not pool or not rest:
-        return found
+        return copies
     small = {i: small_version(images[entries[i]["row"]]) for i in (*pool, *rest)}
     shard = (np.arange(len(pool)), np.stack([small[i] for i in pool]))
     closest, distances = nearest_neighbors(np.stack([small[i] for i in rest]), [shard], 1)
     for i, neighbor, distance in zip(rest, closest[:, 0], distances[:, 0], strict=True):
         apart = float(np.sqrt(distance / small[i].size))
         if apart < near:
-            found[i] = f"a near copy of {entries[pool[neighbor]]['example_id']} ({apart:.2f} grey levels apart)"
-    return found
+            copies[i] = f"a near copy of {entries[pool[neighbor]]['example_id']} ({apart:.2f} grey levels apart)"
+    return copies
 
 
 def _check(table: pa.Table, specs: Mapping[str, SetSpec]) -> None:
     query = select(table, QUERY)
     if len(set(query["label"].to_pylist())) < 2:
-        raise UserError("D_Q has one class: its confidences tell nothing of what a model has learnt; give it two or more")
+        raise UserError(
+            "D_Q has one class, so confidences say nothing about what a model has learnt; use two or more classes"
+        )
     for name in (name for name in specs if name in POOL):
         lost = set(select(table, *POOL)["label"].to_pylist()) - set(select(table, name)["label"].to_pylist())
         if lost:
@@ -281,20 +287,18 @@ def _check(table: pa.Table, specs: Mapping[str, SetSpec]) -> None:
         lost = set(query["label"].to_pylist()) - set(members["label"].to_pylist())
         if lost:
             reasons = [r for r in table["reason"].to_pylist() if r is not None and r.startswith(f"in {name}, ")]
-            seen = (
-                f"after {len(reasons)} copies of D_Q were taken out ({'; '.join(reasons[:NAMED])})" if reasons else "at all"
-            )
-            raise UserError(f"sets.{name} has no example of {len(lost)} of D_Q's classes {seen}; it must overlap D_Q nowhere")
+            seen = f"after {len(reasons)} copies of D_Q were removed ({'; '.join(reasons[:NAMED])})" if reasons else "at all"
+            raise UserError(f"sets.{name} has no example of {len(lost)} of D_Q's classes {seen}; it must not overlap D_Q")
     assert_disjoint(table, {*specs, LEFT_OUT})
 
 
 def mix_members(splits: pa.Table, mix: Mapping[str, float], *, seed: int) -> pa.Table:
-    """The rows of the splits that a mix holds: of each set a share of every class, drawn at random.
+    """Return the rows of the splits that belong to a mix: a random share of every class of each set.
 
     Args:
-        splits: what draw_sets returns.
+        splits: result of `draw_sets`.
         mix: share of each set by its name, in (0, 1].
-        seed: of the draws.
+        seed: seed of the draws.
     """
     chosen = []
     for name, share in sorted(mix.items()):

@@ -1,10 +1,10 @@
-"""Decoding once: a source becomes one memory-mapped uint8 array and an index that travels with it.
+"""Shards: a source is decoded once into a memory-mapped uint8 array and an index.
 
-`images.npy` is (num_examples, size, size, channels) uint8, or (num_examples, dim) float32 for points; where the recipe wants
-them encoded, `images.arrow` holds a PNG or JPEG file an image. `index.parquet` (tables.INDEX) has a row an image, sorted by
-example id, with label, boxes and the picture's rectangle in stored pixels. Training, embedding and every sweep read this
-shard, and never the source. Of a large source the images stay in the blocks in which they were decoded: `blocks.json` names
-these artifacts. See `memlib.data.stored` for how images are read.
+`images.npy` is (num_examples, size, size, channels) uint8, or (num_examples, dim) float32 for points; if the recipe asks for
+encoded storage, `images.arrow` holds one PNG or JPEG file per image. `index.parquet` (tables.INDEX) has one row per image,
+sorted by example id, with label, boxes and the picture's rectangle in stored pixels. Training, embedding and every sweep
+read this shard and never the source. Images of a large source stay in the blocks in which they were decoded; `blocks.json`
+names these artifacts. See `memlib.data.stored` for reading images.
 """
 
 import hashlib
@@ -29,21 +29,21 @@ from memlib.specs import DataSpec
 from memlib.tables import INDEX, read_table, write_table
 
 INDEX_FILE, BLOCKS_FILE = "index.parquet", "blocks.json"
-WINDOWS = "windows.npy"  # of a text; images.npy in earlier stores
+WINDOWS = "windows.npy"  # windows of a text; images.npy in earlier stores
 PAD_GREY = 128
 CUT = "a box that reached outside was cut"
-OUTSIDE_PIXELS, OUTSIDE_SHARE = 2, 0.01  # of a side: so far may a box reach outside
-TOGETHER, AHEAD = 16, 16  # images that a thread reads one after another; how many times as many are under way, or wait
-NAMED = 5  # how many offenders an error names
+OUTSIDE_PIXELS, OUTSIDE_SHARE = 2, 0.01  # tolerance for boxes beyond the image: the larger of pixels and share of a side
+TOGETHER, AHEAD = 16, 16  # images per task of a thread; tasks that are running or waiting at a time
+NAMED = 5  # images named in an error
 
 
 @dataclass(frozen=True)
 class Written:
-    """What a source was decoded into.
+    """Index and oddities of a decoded source.
 
     Attributes:
         index: a tables.INDEX.
-        oddities: what was put right in how many images, in words.
+        oddities: number of images by the oddity that was corrected, in words.
     """
 
     index: pa.Table
@@ -59,15 +59,15 @@ def write_shard(
     threads: int = 2,
     progress: Callable[[int, int], None] | None = None,
 ) -> Written:
-    """Decodes every image of `source` into `folder`, or a block of them.
+    """Decode all images of `source`, or a block of them, into `folder`.
 
     Args:
         source: the images.
-        spec: stored size, how to resize, and what to do with unreadable images.
-        folder: gets images.npy, or images.arrow, and index.parquet.
-        rows: the block; in its index rows count from 0.
-        threads: images decoded side by side.
-        progress: called with (images done, images in all).
+        spec: stored size, resizing, and treatment of unreadable images.
+        folder: folder for images.npy, or images.arrow, and index.parquet.
+        rows: rows of the block; its index numbers them from 0.
+        threads: number of images decoded in parallel.
+        progress: called with (images done, total images).
 
     Raises:
         UserError: for unreadable images and boxes far outside their image (unless left out), labels out of range,
@@ -97,7 +97,7 @@ def write_shard(
     if broken and spec.unreadable == "error":
         names = "; ".join(str(error) for error in broken[:NAMED])
         more = f" and {len(broken) - NAMED} more" if len(broken) > NAMED else ""
-        raise UserError(f"{len(broken)} unreadable images: {names}{more}. Mend them, or set data.unreadable to leave_out")
+        raise UserError(f"{len(broken)} unreadable images: {names}{more}. Repair them, or set data.unreadable to leave_out")
     if rows is None:
         _refuse_empty_classes(source.class_names, {entry["class_name"] for entry in entries})
     return Written(_write_index(entries, folder), oddities)
@@ -108,8 +108,8 @@ def join_blocks(indexes: Sequence[pa.Table], class_names: Sequence[str], folder:
 
     Args:
         indexes: tables.INDEX of the blocks, in the order of the source.
-        class_names: of the source.
-        folder: gets index.parquet.
+        class_names: the source's.
+        folder: folder for index.parquet.
 
     Raises:
         UserError: for classes without images, and repeated ids.
@@ -133,17 +133,19 @@ def join_blocks(indexes: Sequence[pa.Table], class_names: Sequence[str], folder:
 def _refuse_empty_classes(class_names: Sequence[str], found: Collection[str]) -> None:
     empty = sorted(set(class_names) - set(found))
     if empty:
-        raise UserError(f"class {empty[0]!r} has no image ({len(empty)} empty classes in all); every class needs some")
+        raise UserError(
+            f"class {empty[0]!r} has no image ({len(empty)} empty classes in all); every class needs at least one"
+        )
 
 
 def examples_file(names: Collection[str]) -> str:
-    """Return which of an artifact's files holds its examples: windows of a text, encoded images, or images and points."""
+    """Return the name of the artifact's examples file: windows of a text, encoded images, or raw images and points."""
     return next((name for name in (WINDOWS, ENCODED) if name in names), IMAGES)
 
 
 @dataclass(frozen=True)
 class _Item:
-    """What an image, or a point, became: a file, where it is encoded; its row of the index; what was put right in it."""
+    """A decoded image or point: its encoded file (or b""), its row of the index, and the oddities that were corrected."""
 
     file: bytes
     row: dict[str, Any]
@@ -176,16 +178,16 @@ def _decoded(
                     yield from waiting.popleft().result()
             while waiting:
                 yield from waiting.popleft().result()
-        finally:  # where one was refused, the others need not be read
+        finally:  # after an error, the remaining images need not be read
             for left in waiting:
                 left.cancel()
 
 
 def _fitted(example: Example) -> Example:
-    """Return an example whose boxes lie in its image: those that reach a little outside are cut.
+    """Clip boxes that reach slightly outside the image, and return the example.
 
     Raises:
-        UnreadableImage: for boxes that lie outside, or are empty: they are of another picture.
+        UnreadableImage: for boxes that reach further outside or are empty, and so must belong to another picture.
     """
     if not len(example.boxes):
         return example
@@ -237,7 +239,7 @@ def _stored(example: Example, spec: DataSpec, class_names: list[str]) -> tuple[N
         stored = np.asarray(Image.fromarray(stored).convert("L"))[..., None]
     scale = np.array([new_width / width, new_height / height] * 2)
     boxes = example.boxes * scale + np.array([left, top] * 2)
-    # outward to whole pixels, so that no part of the object is left outside
+    # round outward to whole pixels, so that the box covers the whole object
     boxes = np.concatenate([np.floor(boxes[:, :2] + 1e-9), np.ceil(boxes[:, 2:] - 1e-9)], axis=1).astype(np.int64)
     row = _row(example, class_names, stored) | {
         "boxes": boxes.reshape(-1).tolist(),
@@ -292,5 +294,5 @@ def _write_index(rows: list[dict[str, Any]], folder: Path) -> pa.Table:
 
 
 def read_index(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """The index of a shard (tables.INDEX) or some columns of it, a row an image, sorted by example id."""
+    """Read the index of a shard (tables.INDEX), or some columns of it: one row per image, sorted by example id."""
     return read_table(path, columns)

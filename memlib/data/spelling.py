@@ -1,8 +1,8 @@
-"""Candidates as a tokenizer spells them.
+"""Candidates as token sequences of a tokenizer.
 
-A tokenizer joins characters: "281" may be one token, or two. A candidate is scored as the one sequence of tokens that the
-tokenizer makes of its text; a walk through prefixes follows every token that fits the format, and takes a path for a
-candidate's only when it is the tokenizer's own.
+A tokenizer merges characters: "281" may be one token, or two. A candidate is scored as the single token sequence that the
+tokenizer produces for its text. A walk through prefixes follows every token that fits the format, but accepts a path only
+if it equals the tokenizer's own encoding of the text.
 """
 
 import functools
@@ -16,19 +16,19 @@ from numpy.typing import NDArray
 from memlib.data.formats import Candidates, Choices, Format
 from memlib.errors import UserError
 
-TRIED = 64  # candidates that are tokenized to see where tokens end before the first hole
+TRIED = 64  # candidates that are tokenized to find the token boundaries before the first hole
 
 
 class Tokenizer(Protocol):
-    """What is asked of a tokenizer."""
+    """Interface of a tokenizer."""
 
     @property
     def pieces(self) -> Sequence[str | None]:
-        """The text of every token; None for those that stand for no text of their own."""
+        """Return the text of every token; None for tokens without a text."""
         ...
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The tokens of each text, without marks of beginning and end."""
+        """Return the tokens of each text, without beginning and end marks."""
         ...
 
 
@@ -37,10 +37,10 @@ class Spelled(Candidates):
     """Candidates of a format under a tokenizer.
 
     Attributes:
-        slots: for each place the characters it may hold.
-        tokenizer: of the model.
+        slots: the possible characters at each place.
+        tokenizer: the model's.
         text_before: known text before the first slot.
-        lead: what the tokenizer puts before every text, a space or nothing.
+        lead: what the tokenizer puts before every text: a space or nothing.
         context: the tokens of the known text.
     """
 
@@ -59,21 +59,21 @@ class Spelled(Candidates):
         return np.array([row + [-1] * (longest - len(row)) for row in rows], dtype=np.int64).reshape(len(rows), longest)
 
     def texts(self, choices: Choices) -> list[str]:
-        """What choices of the slots say."""
+        """Return the texts of choices of the slots."""
         return ["".join(slot[c] for slot, c in zip(self.slots, row, strict=True)) for row in choices.tolist()]
 
     def _text(self, path: Sequence[int]) -> str:
         return "".join(self.tokenizer.pieces[token] or "" for token in path)
 
     def _spelt(self, texts: Sequence[str]) -> list[list[int]]:
-        """The tokens of slots' texts after the context."""
+        """Tokenize texts of the slots and return their tokens after the context."""
         skip = len(self.lead)
         spelt = self.tokenizer.encode([(self.text_before + text)[skip:] for text in texts])
         rows = []
         for text, row in zip(texts, spelt, strict=True):
             if tuple(row[: len(self.context)]) != self.context:
                 raise UserError(
-                    f"the tokenizer joins {self.text_before[-8:]!r} and what follows it for some candidates and not for "
+                    f"the tokenizer joins {self.text_before[-8:]!r} to the text after it for some candidates and not for "
                     "others; end the text before the first hole with a space"
                 )
             rest = row[len(self.context) :]
@@ -93,7 +93,7 @@ class Spelled(Candidates):
         for token, piece in enumerate(self.tokenizer.pieces):
             if piece and len(piece) <= self.end and allowed.issuperset(piece):
                 by_length.setdefault(len(piece), []).append((token, piece))
-        found: list[list[tuple[int, tuple[int, ...]]]] = []
+        edges: list[list[tuple[int, tuple[int, ...]]]] = []
         for place in range(self.end):
             slots = [set(slot) for slot in self.slots[place:]]
             fitting = {
@@ -103,8 +103,8 @@ class Spelled(Candidates):
                 for length, pieces in sorted(by_length.items())
                 if place + length <= self.end
             }
-            found.append([(after, tokens) for after, tokens in fitting.items() if tokens])
-        return found
+            edges.append([(after, tokens) for after, tokens in fitting.items() if tokens])
+        return edges
 
     def place_of(self, path: Sequence[int]) -> int:
         """See `Candidates.place_of`."""
@@ -112,22 +112,22 @@ class Spelled(Candidates):
 
     def accepts(self, paths: NDArray[np.int64]) -> NDArray[np.bool_]:
         """See `Candidates.accepts`."""
-        taken = paths.tolist()
-        own = self._spelt([self._text(path) for path in taken]) if taken else []
-        return np.array([row == path for row, path in zip(own, taken, strict=True)], dtype=np.bool_)
+        given = paths.tolist()
+        spelt = self._spelt([self._text(path) for path in given]) if given else []
+        return np.array([row == path for row, path in zip(spelt, given, strict=True)], dtype=np.bool_)
 
 
 def spell(form: Format, tokenizer: Tokenizer, *, known_prefix: bool, known_suffix: bool) -> Spelled:
-    """A format's candidates under a tokenizer.
+    """Return a format's candidates under a tokenizer.
 
     Args:
         form: text with holes of single characters.
-        tokenizer: of the model.
-        known_prefix: whether the text before the first hole is given, or not scored at all.
-        known_suffix: whether the text after the last hole is part of the candidates.
+        tokenizer: the model's.
+        known_prefix: True to give the text before the first hole as context, False to omit it.
+        known_suffix: True to make the text after the last hole part of the candidates.
 
     Raises:
-        UserError: when the tokenizer joins text and hole, or does not spell what a hole needs.
+        UserError: when the tokenizer joins text and hole, or does not reproduce the text of the candidates.
     """
     places = form.places("character")
     if any(len(symbol) > 1 for place in places for symbol in place):
@@ -140,7 +140,7 @@ def spell(form: Format, tokenizer: Tokenizer, *, known_prefix: bool, known_suffi
     spelt = tokenizer.encode([before + text for text in texts])
     joined = ["".join(tokenizer.pieces[token] or "\0" for token in row) for row in spelt]
     lead = joined[0][: max(0, len(joined[0]) - len(before + texts[0]))]
-    if lead.strip() or any(said != lead + before + text for said, text in zip(joined, texts, strict=True)):
+    if lead.strip() or any(decoded != lead + before + text for decoded, text in zip(joined, texts, strict=True)):
         raise UserError(f"the tokenizer does not keep the text of {form.text!r}: its tokens spell something else")
     whole, count, at = lead + before, 0, 0
     shared = min(len(row) for row in spelt)
@@ -152,7 +152,7 @@ def spell(form: Format, tokenizer: Tokenizer, *, known_prefix: bool, known_suffi
     rest = whole[at:]
     if rest.strip():
         raise UserError(
-            f"the tokenizer joins {rest!r} and the hole that follows it in {form.text!r}; end the text before the first "
+            f"the tokenizer joins {rest!r} and the hole after it in {form.text!r}; end the text before the first "
             "hole with a space"
         )
     fixed = tuple((character,) for character in rest)

@@ -1,7 +1,7 @@
-"""Who may see what: target A, reference B, shared C, public X (Meehan 2023, A.2.1) and extra E; or train and held out.
+"""Roles of examples: target A, reference B, shared C, public X (Meehan 2023, A.2.1) and extra E; or training and held-out.
 
-A and B hold only images whose background can be cut out (a box, and a large enough crop), half each. C tops
-both up to the training budget and is seen by both models; X is seen by neither and decodes their embeddings.
+A and B hold only images whose background can be cut out (a box, and a large enough crop), half each. C tops both up to the
+training budget and is seen by both models; X is seen by neither and serves to decode their embeddings.
 """
 
 import hashlib
@@ -24,19 +24,19 @@ from memlib.stats.randomization import home_labels
 from memlib.tables import SPLITS, read_groups
 
 SPLITS_FILE = "splits.parquet"
-MOST_NAMED = 3  # classes of a message
+MOST_NAMED = 3  # classes named in a message
 TARGET, REFERENCE, SHARED, PUBLIC, EXTRA, LEFT_OUT = "target", "reference", "shared", "public", "extra", "left_out"
 GIVEN = {"A": TARGET, "B": REFERENCE, "C": SHARED, "X": PUBLIC}
-"""Roles of sets that users name, as the paper does."""
-_NEEDED = {"A": "the model trained on those", "B": "those are held out", "X": "public images decode the embeddings"}
+"""Roles of the sets that a user's file names by the paper's letters."""
+_NEEDED = {"A": "it holds the training images", "B": "it holds the held-out images", "X": "its images decode the embeddings"}
 TRAIN, VALIDATION, HELD_OUT = "train", "validation", "held_out"
-Places = NDArray[np.int64]  # of examples in the index
-_ROWS = 2**16  # that are written as JSON at a time
+Places = NDArray[np.int64]  # positions of examples in the index
+_ROWS = 2**16  # rows that are serialized as JSON at a time
 ROLES = {TARGET, REFERENCE, SHARED, PUBLIC, EXTRA, LEFT_OUT, TRAIN, VALIDATION, HELD_OUT}
 
 
 class _Candidates:
-    """The examples of an index as columns, and the roles that they are given."""
+    """Examples of an index as columns, and the roles that are assigned to them."""
 
     def __init__(self, index: pa.Table, groups: NDArray[np.int64] | None, crop: CropSpec | None) -> None:
         self.index = index
@@ -49,73 +49,73 @@ class _Candidates:
         self.names = named_classes(index)
 
     def give(self, members: Places | Sequence[int], role: str, reason: str | None = None) -> None:
-        """Give some examples a role."""
+        """Assign a role to some examples."""
         self.role[members], self.reason[members] = role, reason
 
     @property
     def usable(self) -> Places:
-        """Those that nothing excludes."""
+        """Return the positions of the examples that are not excluded."""
         return np.flatnonzero([reason is None for reason in self.reason])
 
 
 def split_examples(
     index: pa.Table, spec: SplitSpec, groups: NDArray[np.int64] | None = None, given: Mapping[str, str] | None = None
 ) -> pa.Table:
-    """Assigns a role to every example of the index.
+    """Assign a role to every example of the index.
 
     The draw is seeded and, within a class, depends only on the set of example ids; classes are balanced. Groups are drawn
-    as one, within the class that most of their examples have, so that a test can redraw their sides by the same rule.
+    as a whole, within the class of most of their examples, so that a test can redraw their sides by the same rule.
 
     Args:
         index: tables.INDEX.
         spec: budgets, seed, and the background crop that an auditable image must have.
-        groups: (num_examples,) of `groups_of`; by default each example is its own.
-        given: A, B, C or X by example id, where nothing is drawn; examples that it does not name are left out.
+        groups: (num_examples,) from `groups_of`; by default each example is a separate group.
+        given: A, B, C or X by example id, instead of a draw; examples that it does not name are left out.
 
     Returns:
-        tables.SPLITS, a row an example, sorted by example id.
+        tables.SPLITS, one row per example, sorted by example id.
 
     Raises:
         UserError: when given sets do not fit the examples, or classes cannot fill their budget (unless they are left out);
-            the message names the first few and says what they have.
+            the message names the first few and their sizes.
     """
     crop = spec.crop
-    found = _Candidates(index, groups, crop)
-    _exclude(found, drop_duplicates=spec.drop_duplicates and given is None)
-    usable = found.usable
-    if len(usable) and not found.has_crop[usable].any():
+    candidates = _Candidates(index, groups, crop)
+    _exclude(candidates, drop_duplicates=spec.drop_duplicates and given is None)
+    usable = candidates.usable
+    if len(usable) and not candidates.has_crop[usable].any():
         wanted = f"a {crop.mode} crop whose shorter side is at least {crop.min_side:.0%} of the image's"
         hint = "give the source boxes, lower split.crop.min_side, or set split.crop.mode to corner"
         raise UserError(f"none of the {len(usable)} images has {wanted}; {hint}")
     if given is not None:
-        _assign_given(found, usable, given, spec)
-        return _table(found)
-    blocks = _blocks(found, usable)
+        _assign_given(candidates, usable, given, spec)
+        return _table(candidates)
+    blocks = _blocks(candidates, usable)
     small: list[str] = []
-    for label in sorted(found.names):
-        mine = blocks.get(label, [])
+    for label in sorted(candidates.names):
+        members = blocks.get(label, [])
         try:
             if spec.group is None:
-                _assign_class(found, np.array([block[0] for block in mine], dtype=np.int64), label, spec)
+                _assign_class(candidates, np.array([block[0] for block in members], dtype=np.int64), label, spec)
             else:
-                _assign_blocks(found, mine, label, spec)
+                _assign_blocks(candidates, members, label, spec)
         except UserError as error:
             small.append(str(error))
-            found.give([member for block in mine for member in block], LEFT_OUT, "of a class that is too small")
-    if small and (spec.small_classes != "leave_out" or len(small) == len(found.names)):
+            candidates.give([member for block in members for member in block], LEFT_OUT, "of a class that is too small")
+    if small and (spec.small_classes != "leave_out" or len(small) == len(candidates.names)):
         more = f"; {len(small) - MOST_NAMED} more classes are too small" if len(small) > MOST_NAMED else ""
-        hint = "" if spec.small_classes == "leave_out" else "; or say split.small_classes: less, or leave_out"
+        hint = "" if spec.small_classes == "leave_out" else "; or set split.small_classes to less or leave_out"
         raise UserError(f"{'; '.join(small[:MOST_NAMED])}{more}{hint}")
     if spec.group is None:
-        _check_balance(found)
-    return _table(found)
+        _check_balance(candidates)
+    return _table(candidates)
 
 
 def _assign_given(found: _Candidates, usable: Places, given: Mapping[str, str], spec: SplitSpec) -> None:
-    """Give the examples the roles that a file says they have, as many of each class in A and B.
+    """Assign the roles given in a user's file, with equally many images of each class in A and B.
 
-    Where a class has more images in one of them, what is left over is drawn at random: means over A and B can then differ by
-    what the models remember alone, and not by which classes they hold.
+    If a class has more images in one of them, the surplus is drawn at random and left out. Means over A and B can then differ
+    only through what the models memorized, not through the classes that they hold.
     """
     unknown = sorted(set(given.values()) - GIVEN.keys())
     if unknown:
@@ -124,7 +124,7 @@ def _assign_given(found: _Candidates, usable: Places, given: Mapping[str, str], 
     strange = given.keys() - set(ids)
     if strange:
         raise UserError(
-            f"split.sets names {len(strange):,} examples that the data does not have, as {min(strange)!r}; ids are like "
+            f"split.sets names {len(strange):,} examples that are not in the data, such as {min(strange)!r}; ids look like "
             f"{ids[0]!r}"
         )
     named = np.array([given.get(ids[place], "") for place in usable.tolist()])
@@ -139,17 +139,17 @@ def _assign_given(found: _Candidates, usable: Places, given: Mapping[str, str], 
     both = np.intersect1d(found.group[usable[named == "A"]], found.group[usable[named == "B"]])
     if len(both):
         one, other = (ids[usable[(named == name) & (found.group[usable] == both[0])][0]] for name in "AB")
-        raise UserError(f"split.sets parts a group of split.group: {one!r} is in A, {other!r} in B")
+        raise UserError(f"split.sets separates a group of split.group: {one!r} is in A, {other!r} in B")
     _balance(found, ids, spec.seed)
 
 
 def _drop_copies(found: _Candidates, places: Places, named: NDArray[Any]) -> None:
-    """Leave out images that also lie in another set, whose model has seen them, and second copies within a set.
+    """Leave out images that are in more than one set, and all but the first copy of an image within a set.
 
     Args:
         found: the examples.
-        places: those that a set is named for.
-        named: (num_places,) the set of each.
+        places: positions of the examples with a given set.
+        named: (num_places,) set of each.
     """
     digests = found.index["digest"].take(places).combine_chunks()
     number = pc.dictionary_encode(digests).indices.to_numpy()
@@ -163,7 +163,7 @@ def _drop_copies(found: _Candidates, places: Places, named: NDArray[Any]) -> Non
 
 
 def _balance(found: _Candidates, ids: Sequence[str], seed: int) -> None:
-    """Leave out what either A or B has more of a class than the other, whole groups of it, drawn at random."""
+    """Leave out the surplus of each class in A or B over the other, as whole groups drawn at random."""
     sides = [_blocks(found, np.flatnonzero((found.role == GIVEN[name]) & found.has_crop)) for name in "AB"]
     for label in found.names:
         room = min(sum(map(len, side.get(label, []))) for side in sides)
@@ -175,11 +175,13 @@ def _balance(found: _Candidates, ids: Sequence[str], seed: int) -> None:
                 else:
                     found.give(block, LEFT_OUT, "more of its class in one of A and B")
     if not ((found.role == TARGET) & found.has_crop).any():
-        raise UserError("split.sets puts no class in both A and B; what is held out is to be like what was trained on")
+        raise UserError(
+            "split.sets puts no class in both A and B; the held-out images need the classes of the training images"
+        )
 
 
 def small_classes(index: pa.Table, spec: SplitSpec) -> list[str]:
-    """Return the classes that are too small for their budgets whatever their images show, smallest first.
+    """Return the classes that have too few readable images for their budgets, even if all have crops, smallest first.
 
     Args:
         index: tables.INDEX.
@@ -188,20 +190,20 @@ def small_classes(index: pa.Table, spec: SplitSpec) -> list[str]:
     whole = index.filter(pc.field("unreadable").is_null())
     counts = Counter(whole["class_name"].to_pylist())
     public = 1 if spec.small_classes == "less" else spec.public_per_class or 1
-    needed = spec.budget + 1 + public + spec.extra_per_class  # one image each for A and B at least, C and X
+    needed = spec.budget + 1 + public + spec.extra_per_class  # at least one image each for A and B, then C and X
     return [f"{name} ({count})" for name, count in sorted(counts.items(), key=lambda item: item[1]) if count < needed]
 
 
 def named_classes(table: pa.Table) -> dict[int, str]:
-    """The name of each class of a table with columns label and class_name, by label."""
+    """Return the class names by label, for a table with columns label and class_name."""
     labels, places = np.unique(table["label"].to_numpy(), return_index=True)
     return dict(zip(labels.tolist(), table["class_name"].take(places).to_pylist(), strict=True))
 
 
 def _blocks(found: _Candidates, usable: Places) -> dict[int, list[list[int]]]:
-    """The groups by the class that most of their examples have, in order of their first example.
+    """Return the groups by the class of most of their examples, in order of their first example.
 
-    Of a group with background crops only these count, as they alone are audited.
+    In a group with background crops, only examples with a crop count, as they alone are audited.
     """
     if not len(usable):
         return {}
@@ -220,9 +222,9 @@ def _blocks(found: _Candidates, usable: Places) -> dict[int, list[list[int]]]:
 
 
 def _table(found: _Candidates) -> pa.Table:
-    """tables.SPLITS; a group is named by its first example's id."""
+    """Build the tables.SPLITS; a group is named by its first example's id."""
     _, first, number, size = np.unique(found.group, return_index=True, return_inverse=True, return_counts=True)
-    names = pa.array(first[number], mask=size[number] == 1)  # of one alone: none
+    names = pa.array(first[number], mask=size[number] == 1)  # no name for groups of one
     ids = found.index["example_id"].combine_chunks()
     columns = {name: found.index[name] for name in ("example_id", "row", "label", "class_name")}
     columns |= {"role": pa.array(found.role, type=pa.string()), "reason": pa.array(found.reason, type=pa.string())}
@@ -235,18 +237,18 @@ def _table(found: _Candidates) -> pa.Table:
 
 
 def assert_disjoint(splits: pa.Table, roles: Collection[str] = ROLES) -> None:
-    """Every example has exactly one role: the promise that everything else rests on."""
+    """Assert that every example has exactly one role, on which all audits rely."""
     assert pc.count_distinct(splits["example_id"]).as_py() == splits.num_rows, "an example has two roles"
     assert set(pc.unique(splits["role"]).to_pylist()) <= set(roles)
 
 
 def hold_out(index: pa.Table, spec: HoldOutSpec, groups: NDArray[np.int64] | None = None) -> pa.Table:
-    """Gives every example of the index the role train, validation, held_out or left_out, class by class.
+    """Assign the role train, validation, held_out or left_out to every example of the index, class by class.
 
     Args:
         index: tables.INDEX.
-        spec: how many of each.
-        groups: (num_examples,) of `groups_of`; by default each example is its own. A group has one role.
+        spec: number of examples for each role.
+        groups: (num_examples,) from `groups_of`; by default each example is a separate group. A group has one role.
 
     Returns:
         tables.SPLITS, sorted by example id; the crops are null.
@@ -254,18 +256,18 @@ def hold_out(index: pa.Table, spec: HoldOutSpec, groups: NDArray[np.int64] | Non
     Raises:
         UserError: when a class has too few examples; the message names it.
     """
-    found = _Candidates(index, groups, None)
-    _exclude(found, drop_duplicates=False)
-    blocks = _blocks(found, found.usable)
-    for label, name in sorted(found.names.items()):
+    candidates = _Candidates(index, groups, None)
+    _exclude(candidates, drop_duplicates=False)
+    blocks = _blocks(candidates, candidates.usable)
+    for label, name in sorted(candidates.names.items()):
         rng = np.random.default_rng(derive_seed(spec.seed, "hold out", label))
-        mine = blocks.get(label, [])
-        _assign_roles(found, [mine[i] for i in rng.permutation(len(mine))], name, spec)
-    return _table(found)
+        members = blocks.get(label, [])
+        _assign_roles(candidates, [members[i] for i in rng.permutation(len(members))], name, spec)
+    return _table(candidates)
 
 
 def _assign_roles(found: _Candidates, shuffled: Sequence[Sequence[int]], name: str, spec: HoldOutSpec) -> None:
-    """Fills validation, held out and train in turn with whole groups."""
+    """Fill validation, held_out and train, in this order, with whole groups."""
     available = sum(map(len, shuffled))
     kept = spec.validation_per_class + spec.held_out_per_class
     train = spec.train_per_class if spec.train_per_class is not None else max(1, available - kept)
@@ -282,24 +284,24 @@ def _assign_roles(found: _Candidates, shuffled: Sequence[Sequence[int]], name: s
 
 
 def select(splits: pa.Table, *roles: str) -> pa.Table:
-    """The rows of the splits with one of the roles, in order of example id."""
+    """Return the rows of the splits with one of the roles, in order of example id."""
     return splits.filter(pc.is_in(splits["role"], value_set=pa.array(roles, type=pa.string())))
 
 
 def read_members(path: Path, *roles: str, columns: Sequence[str]) -> pa.Table:
-    """Return some columns of the rows of a file of splits with one of the roles, in order of example id."""
+    """Read some columns of a file of splits, for the rows with one of the roles, in order of example id."""
     groups = read_groups(path, ["role", *columns])
     return pa.concat_tables(select(group, *roles).select(columns) for group in groups)
 
 
 def column(table: pa.Table, name: str) -> NDArray[Any]:
-    """A column as a NumPy array."""
+    """Return a column as a NumPy array."""
     values: NDArray[Any] = table[name].to_numpy()
     return values
 
 
 def members_digest(members: pa.Table) -> str:
-    """A digest of which examples, with which labels: what a model's key says of its training set."""
+    """Return a digest of example ids and labels, which represents the training set in a model's key."""
     digest, separator = hashlib.sha256(), canonical_json([0, 0])[2:-2].encode()
     for start, name in (("[[", "example_id"), ("]" + separator.decode() + "[", "label")):
         digest.update(start.encode())
@@ -328,7 +330,7 @@ def _exclude(found: _Candidates, *, drop_duplicates: bool) -> None:
 def _assign_class(found: _Candidates, members: Places, label: int, spec: SplitSpec) -> None:
     name = found.names[label]
     if not len(members):
-        raise UserError(f"class {name!r} has no usable image; remove it or mend its images")
+        raise UserError(f"class {name!r} has no usable image; remove it or repair its images")
     rng = np.random.default_rng(derive_seed(spec.seed, "split", label))
     shuffled = members[rng.permutation(len(members))]
     auditable, others = shuffled[found.has_crop[shuffled]], shuffled[~found.has_crop[shuffled]]
@@ -357,10 +359,10 @@ def _assign_class(found: _Candidates, members: Places, label: int, spec: SplitSp
 
 
 def _assign_blocks(found: _Candidates, blocks: Sequence[Sequence[int]], label: int, spec: SplitSpec) -> None:
-    """Draws whole groups: an even number of auditable ones for A and B, half each, then C and X from the rest.
+    """Draw whole groups: an even number of auditable ones for A and B, half each, then C and X from the rest.
 
-    Which groups are audited depends on the order of the draw and their sizes together, not on the side that each gets; the
-    sides are then drawn among them, so that any half is as likely as any other.
+    The audited groups are chosen by the order of the draw and their total size, regardless of side; the sides are then drawn
+    among them, so that any half is as likely as any other.
     """
     name = found.names[label]
     rng = np.random.default_rng(derive_seed(spec.seed, "split", label))
@@ -372,8 +374,8 @@ def _assign_blocks(found: _Candidates, blocks: Sequence[Sequence[int]], label: i
     chosen = audited[: fitting - fitting % 2]
     if len(chosen) < 2:
         raise UserError(
-            f"class {name!r} has {len(audited)} groups with a large enough background crop that fit twice "
-            f"split.train_per_class {spec.train_per_class}; it needs 2"
+            f"class {name!r} has {len(audited)} groups with a large enough background crop, but fewer than the needed 2 fit "
+            f"into twice split.train_per_class {spec.train_per_class}"
         )
     targets = 0
     for place, position in enumerate(rng.permutation(len(chosen)).tolist()):
@@ -388,7 +390,7 @@ def _assign_blocks(found: _Candidates, blocks: Sequence[Sequence[int]], label: i
 
 def _fill_shared_and_public(found: _Candidates, rest: Sequence[Places], shared: int, name: str, spec: SplitSpec) -> None:
     left = {SHARED: float(shared), PUBLIC: math.inf, EXTRA: float(spec.extra_per_class)}
-    order = (SHARED, EXTRA, PUBLIC)  # all that are left are public
+    order = (SHARED, EXTRA, PUBLIC)  # all remaining groups are public
     if spec.public_per_class is not None:
         left[PUBLIC], order = float(spec.public_per_class), (SHARED, PUBLIC, EXTRA)
     given: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Decoding and splitting as stages, and what reads their artifacts."""
+"""Stages that decode and split the examples, and readers of their artifacts."""
 
 from __future__ import annotations
 
@@ -58,26 +58,26 @@ if TYPE_CHECKING:
 
 
 def described_data(spec: DataSpec | TextSpec) -> dict[str, Any]:
-    """Return a spec without where its files happen to lie."""
+    """Return a spec without the locations of its files."""
     return without_whereabouts(spec.model_dump(mode="json"))
 
 
 class Shard:
-    """Decoded examples and their index, each read when it is first asked for."""
+    """Decoded examples and their index, each read on first access."""
 
     def __init__(self, artifact: Artifact[Shard]) -> None:
         self._artifact = artifact
 
     @property
     def _blocks(self) -> tuple[list[int], list[Artifact[Shard]]]:
-        """How many images each block of a large source has, and the blocks."""
+        """Return the number of images of each block of a large source, and the blocks."""
         listed = json.loads(self._artifact.path(BLOCKS_FILE).read_text(encoding="utf-8"))
         blocks = [Artifact(self._artifact.store, Ref.parse(one["block"]), DecodeBlock) for one in listed]
         return [one["images"] for one in listed], blocks
 
     @cached_property
     def images(self) -> NDArray[Any]:
-        """Examples (num_stored, ...), memory-mapped; of a large source in blocks, each read when it is asked for."""
+        """Return the examples (num_stored, ...), memory-mapped; blocks of a large source are read on first access."""
         if BLOCKS_FILE not in self._artifact.files:
             name = examples_file(self._artifact.files)
             return read_images(self._artifact.path(name), name)
@@ -86,16 +86,16 @@ class Shard:
 
     @property
     def has_images(self) -> bool:
-        """Whether these are images, and no points or windows of a text; of a large source nothing is opened for that."""
+        """Return True for images, False for points or windows of text; no block of a large source is opened to tell."""
         return BLOCKS_FILE in self._artifact.files or self.images.ndim == 4
 
     @cached_property
     def pictures(self) -> Callable[[int], NDArray[np.uint8]]:
-        """Returns one image by its stored row; of a large source it is read alone, and neither its block nor any other.
+        """Return a function from a stored row to its image; from a large source it reads that image alone, not its block.
 
-        Raises (each call):
-            CorruptArtifact: when it cannot be decoded, or is not the image of which the index has the digest (of one that
-                was stored as JPEG nobody can tell).
+        Raises (each call of the function):
+            CorruptArtifact: when the image cannot be decoded, or does not match the digest in the index (which cannot be
+                checked for images stored as JPEG).
         """
         if BLOCKS_FILE not in self._artifact.files:
             return lambda row: self.images[row]
@@ -116,36 +116,36 @@ class Shard:
             block, digest = blocks[number].ref, digests[int(self.places[row])].as_py()
             damage = f"artifact {block}: image {row - starts[number]} is damaged"
             try:
-                found: NDArray[np.uint8] = opened(number)[row - starts[number]]
-            except RunError:  # the store cannot be reached, or what it holds is gone
+                image: NDArray[np.uint8] = opened(number)[row - starts[number]]
+            except RunError:  # the store cannot be reached, or the block was deleted
                 raise
-            except Exception as error:  # bytes that nobody has verified: Pillow, Arrow and NumPy raise what they like
+            except Exception as error:  # on unverified bytes Pillow, Arrow and NumPy may raise anything
                 raise CorruptArtifact(f"{damage} ({type(error).__name__})", block) from error
-            if is_exact and digest and hashlib.sha256(found.data).hexdigest() != digest:
+            if is_exact and digest and hashlib.sha256(image.data).hexdigest() != digest:
                 raise CorruptArtifact(damage, block)
-            return found
+            return image
 
         return picture
 
     @cached_property
     def index(self) -> pa.Table:
-        """A tables.INDEX, sorted by example id."""
+        """Return the tables.INDEX, sorted by example id."""
         return read_index(self._artifact.path(INDEX_FILE))
 
     @cached_property
     def places(self) -> NDArray[np.int64]:
-        """Positions in the index (num_stored,) by stored row."""
+        """Return the position in the index of each stored row: (num_stored,)."""
         places: NDArray[np.int64] = np.argsort(self.geometry["row"].to_numpy())
         return places
 
     @cached_property
     def geometry(self) -> pa.Table:
-        """Those columns of the index that say where things are: row, boxes, content, unreadable; a third of its size."""
+        """Return the index columns row, boxes, content and unreadable alone: a third of the index's size."""
         return read_index(self._artifact.path(INDEX_FILE), ["row", "boxes", "content", "unreadable"])
 
     @cached_property
     def labels(self) -> NDArray[np.int64]:
-        """Labels (num_stored,) by stored row."""
+        """Return the label of each stored row: (num_stored,)."""
         labels = np.zeros(self.index.num_rows, dtype=np.int64)
         labels[self.index["row"].to_numpy()] = self.index["label"].to_numpy()
         return labels
@@ -168,12 +168,12 @@ _READING = (
     "memlib.data.scenes",
     "memlib.data.two_moons",
 )
-LOOKED_BLOCKS = 4  # in which copies are looked for
-BLOCK_BYTES, BLOCK_IMAGES = 2**30, 2**16  # of stored images; a source that has more is decoded in blocks of at most these
+LOOKED_BLOCKS = 4  # blocks that are searched for near copies
+BLOCK_BYTES, BLOCK_IMAGES = 2**30, 2**16  # most bytes and images of a block; a larger source is decoded in blocks
 
 
 def decode(runner: Runner, data: DataSpec) -> Artifact[Shard]:
-    """Decode a source, in blocks side by side where it is large; a shard that is there as a whole is taken as it is."""
+    """Decode a source, in parallel blocks where it is large; reuse a shard that was stored whole."""
     whole = Decode(data)
     blocks = [] if _is_whole(runner.store, whole) else whole.in_blocks()
     return runner.run(replace(whole, blocks=tuple(runner.run_all(blocks))) if blocks else whole)
@@ -187,12 +187,12 @@ def _is_whole(store: Store, stage: Decode) -> bool:
 
 @dataclass(frozen=True)
 class DecodeBlock(Stage[Shard]):
-    """Decode a block of a source: images.npy (or images.arrow) and index.parquet, whose rows count from 0.
+    """Decode a block of a source into images.npy (or images.arrow) and index.parquet, with rows numbered from 0.
 
     Attributes:
         data: the source.
-        digest: of the source's content.
-        first, last: rows of the source, the last one not included.
+        digest: digest of the source's content.
+        first, last: first row of the source, and the row after the last.
     """
 
     declared: ClassVar[Declared] = Declared("decode_block", 1, _READING)
@@ -206,17 +206,17 @@ class DecodeBlock(Stage[Shard]):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """The data but for where its files lie, and the rows."""
+        """Return the data spec without file locations, and the rows."""
         return {**described_data(self.data), "rows": [self.first, self.last]}
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """A digest of the source's content."""
+        """Return the digest of the source's content."""
         return {"source": self.digest}
 
     @property
     def units(self) -> float:
-        """Images."""
+        """Return the number of images."""
         return float(self.last - self.first)
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
@@ -233,11 +233,11 @@ class DecodeBlock(Stage[Shard]):
 
 @dataclass(frozen=True)
 class Decode(Stage[Shard]):
-    """Decode a source into a shard that everything else reads.
+    """Decode a source into the shard that all later stages read.
 
     Attributes:
         data: the source.
-        blocks: in which its images were decoded, where it is large. How they were decoded is part of no key.
+        blocks: the decoded blocks of a large source; they enter no key.
     """
 
     declared: ClassVar[Declared] = Declared("decode", 1, _READING)
@@ -248,7 +248,7 @@ class Decode(Stage[Shard]):
 
     @property
     def where(self) -> Place:
-        """With blocks on a worker, which reads them; else where the run is started, which may alone have the source."""
+        """Return "cores" when blocks are joined; otherwise "driver", as the source may be reachable from there alone."""
         return "cores" if self.blocks else "driver"
 
     @cached_property
@@ -256,7 +256,7 @@ class Decode(Stage[Shard]):
         return open_source(self.data.source, self.data.intensities)
 
     def in_blocks(self) -> list[DecodeBlock]:
-        """Return the stages that decode the source block by block; none where it is small, or holds points."""
+        """Return the stages that decode the source block by block; an empty list if it is small or holds points."""
         fitting = BLOCK_BYTES // (self.data.image_size**2 * self.data.channels)
         count, most = len(self._source), max(1, min(BLOCK_IMAGES, fitting))
         if count <= most or getattr(self._source, "point_dim", None) is not None:
@@ -266,23 +266,23 @@ class Decode(Stage[Shard]):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """The data but for where its files lie."""
+        """Return the data spec without file locations."""
         return described_data(self.data)
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """A digest of the source's content."""
+        """Return the digest of the source's content."""
         return {"source": self._source.content_digest()}
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
-        """Write images and index; of blocks their list in place of images."""
+        """Write images and index; if decoded in blocks, write the list of blocks in place of images."""
         if self.blocks:
             written = self._join(attempt)
         else:
             written = write_shard(self._source, self.data, attempt.folder, progress=attempt.progress)
-        said = understood(written.index, written.oddities, getattr(self._source, "remarks", ()))
-        attempt.facts |= {"num_examples": written.index.num_rows, "understood": said}
-        for line in warnings(said):
+        summary = understood(written.index, written.oddities, getattr(self._source, "remarks", ()))
+        attempt.facts |= {"num_examples": written.index.num_rows, "understood": summary}
+        for line in warnings(summary):
             attempt.warn(f"data: {line}")
 
     def _join(self, attempt: Attempt) -> Written:
@@ -301,12 +301,12 @@ class Decode(Stage[Shard]):
 
     @classmethod
     def described(cls, artifact: Artifact[Shard]) -> list[str]:
-        """Return what was read: images, classes, sizes, boxes, and what looks odd; of earlier shards what the index says."""
-        said: Understood = artifact.facts.get("understood") or understood(artifact.content.index, {}, ())
-        return [*described(said), *warnings(said)]
+        """Describe what was read: images, classes, sizes, boxes and oddities; for older shards, derive it from the index."""
+        summary: Understood = artifact.facts.get("understood") or understood(artifact.content.index, {}, ())
+        return [*described(summary), *warnings(summary)]
 
     def preview(self) -> list[str]:
-        """Return what some of the images say."""
+        """Describe the source from a sample of its images."""
         return preview(self._source)
 
 
@@ -314,7 +314,7 @@ class Seen(NamedTuple):
     """Examples that a model sees.
 
     Attributes:
-        rows: (num_examples,) among those stored.
+        rows: (num_examples,) stored rows.
         labels: (num_examples,).
     """
 
@@ -330,13 +330,13 @@ def members_of(splits: Artifact[pa.Table], *roles: str) -> pa.Table:
 
 @remembered
 def digest_of(splits: Artifact[pa.Table], *roles: str) -> str:
-    """Return what a key says of the examples with one of the roles."""
+    """Return the digest by which stage keys identify the examples with one of the roles."""
     return members_digest(read_members(splits.path(SPLITS_FILE), *roles, columns=("example_id", "label")))
 
 
 @remembered
 def rows_of(splits: Artifact[pa.Table], *roles: str) -> Seen:
-    """Return where the examples with one of the roles are stored, in order of example id, and their labels."""
+    """Return the stored rows and labels of the examples with one of the roles, in order of example id."""
     members = read_members(splits.path(SPLITS_FILE), *roles, columns=("row", "label"))
     return Seen(column(members, "row"), column(members, "label"))
 
@@ -348,7 +348,7 @@ def class_names_of(splits: Artifact[pa.Table]) -> tuple[str, ...]:
 
 
 class SplitsStage(Stage[pa.Table]):
-    """A stage that says who may see which example: splits.parquet, a tables.SPLITS."""
+    """A stage that assigns each example its role; writes splits.parquet, a tables.SPLITS."""
 
     @classmethod
     def open(cls, artifact: Artifact[pa.Table]) -> pa.Table:
@@ -356,7 +356,7 @@ class SplitsStage(Stage[pa.Table]):
         return read_table(artifact.path(SPLITS_FILE))
 
     def _write(self, table: pa.Table, attempt: Attempt, shard: Shard) -> None:
-        """Write the table, and warn of images that look like one of another role."""
+        """Write the table, and warn about images that look like an image of another role."""
         write_table(table, SPLITS, attempt.path(SPLITS_FILE))
         copies = _near_copies(table, shard.images) if shard.images.ndim == 4 else []
         attempt.facts |= {"near_copies": copies[:MOST_NAMED], "num_near_copies": len(copies)}
@@ -365,24 +365,24 @@ class SplitsStage(Stage[pa.Table]):
 
     @classmethod
     def described(cls, artifact: Artifact[pa.Table]) -> list[str]:
-        """Return how many examples have which role, how many groups there are, and how large the background crops are."""
+        """Describe the number of examples per role, the number of groups, and the size of the background crops."""
         splits = artifact.content
         roles = pc.value_counts(splits["role"]).to_pylist()
         counts = ", ".join(f"{role['counts']:,} {role['values'].replace('_', ' ')}" for role in roles)
         groups = pc.count_distinct(splits["group"], mode="only_valid").as_py() if "group" in splits.column_names else 0
-        said = [f"examples by role: {counts}" + (f"; in {groups:,} groups" if groups else "")]
-        return [*said, *_of_crops(splits), *_of_copies(artifact.facts)]
+        lines = [f"examples by role: {counts}" + (f"; in {groups:,} groups" if groups else "")]
+        return [*lines, *_of_crops(splits), *_of_copies(artifact.facts)]
 
 
 def _near_copies(table: pa.Table, images: Any) -> list[tuple[str, str]]:
-    """As `near_copies`; where the images lie in many blocks, only in some of these."""
+    """Return `near_copies`; search only some of the blocks where there are many."""
     if isinstance(images, Blocks):
         table = table.filter(pa.array(images.are_in_few(table["row"].to_numpy(), LOOKED_BLOCKS)))
     return near_copies(table, images)
 
 
 def _of_crops(splits: pa.Table) -> list[str]:
-    """Return how large the background crops are, in stored pixels; nothing where there are none."""
+    """Describe the size of the background crops in stored pixels; return an empty list if there are none."""
     if "crop_x0" not in splits.column_names:
         return []
     sides = [splits[f"crop_{end}"].drop_null().to_numpy() for end in ("x0", "y0", "x1", "y1")]
@@ -395,21 +395,21 @@ def _of_crops(splits: pa.Table) -> list[str]:
 
 
 def _of_copies(facts: Mapping[str, Any]) -> list[str]:
-    """Return which images look like one of another role, where any was seen to."""
+    """Describe the images that look like an image of another role; return an empty list if there are none."""
     count = facts.get("num_near_copies", 0)
     if not count:
         return []
     named = "; ".join(f"{one} and {other}" for one, other in facts["near_copies"])
     more = f"; and {count - MOST_NAMED:,} more" if count > MOST_NAMED else ""
     return [
-        f"{count:,} pairs of images look alike and have different roles, which may make a model that never saw one of them "
-        f"know it: {named}{more}. A group (group.near) keeps such images together"
+        f"{count:,} pairs of images look alike but have different roles, so a model may appear to know an image that it "
+        f"never saw: {named}{more}. Set group.near to keep such images together"
     ]
 
 
 @dataclass(frozen=True)
 class Split(SplitsStage):
-    """Give every example its role."""
+    """Assign every example its role."""
 
     declared: ClassVar[Declared] = Declared(
         "split", 1, ("memlib.data.splits", "memlib.data.groups", "memlib.data.named", "memlib.data.crops")
@@ -422,13 +422,13 @@ class Split(SplitsStage):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """Roles and their sizes."""
-        found = self.split.model_dump(mode="json") | (self.split.crop.rule if self.split.crop.mode == "official" else {})
-        return found if self.split.sets is None else found | {"sets": "given, balanced"}  # wherever the file lies
+        """Return the roles and their sizes."""
+        spec = self.split.model_dump(mode="json") | (self.split.crop.rule if self.split.crop.mode == "official" else {})
+        return spec if self.split.sets is None else spec | {"sets": "given, balanced"}  # independent of the file's location
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """The shard, and files of groups and sets where there are any."""
+        """Return the shard's key, and digests of the files of groups and sets, if any."""
         path = self.split.sets
         given = {} if path is None else {"sets": named_digest(path, setting="split.sets")}
         return {"shard": self.shard.key} | groups_digest(self.split.group) | given
@@ -440,18 +440,18 @@ class Split(SplitsStage):
         self._write(split_examples(self.shard.content.index, self.split, groups, given), attempt, self.shard.content)
 
     def preview(self) -> list[str]:
-        """Return which classes are too small, where the images are there."""
+        """List the classes that are too small, once the images are decoded."""
         if self.split.sets is not None or not self.shard.store.artifacts.has(self.shard.ref):
             return []
         small = small_classes(self.shard.content.index, self.split)
-        said = "are left out" if self.split.small_classes == "leave_out" else "have too few images for split"
+        problem = "are left out" if self.split.small_classes == "leave_out" else "have too few images for split"
         more = f" and {len(small) - MOST_NAMED} more" if len(small) > MOST_NAMED else ""
-        return [f"classes that {said}: {', '.join(small[:MOST_NAMED])}{more}"] if small else []
+        return [f"classes that {problem}: {', '.join(small[:MOST_NAMED])}{more}"] if small else []
 
 
 @dataclass(frozen=True)
 class HoldOut(SplitsStage):
-    """Say which examples train, which stop the training, and which no model sees."""
+    """Choose the examples for training, for early stopping, and those that no model sees."""
 
     declared: ClassVar[Declared] = Declared("hold_out", 1, ("memlib.data.splits", "memlib.data.groups", "memlib.data.named"))
     title: ClassVar[str] = "hold out examples"
@@ -462,12 +462,12 @@ class HoldOut(SplitsStage):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """Roles and their sizes."""
+        """Return the roles and their sizes."""
         return self.split.model_dump(mode="json")
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """The shard, and a file of groups where there is one."""
+        """Return the shard's key, and the digest of the file of groups, if any."""
         return {"shard": self.shard.key} | groups_digest(self.split.group)
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
@@ -485,29 +485,29 @@ def _groups(shard: Artifact[Shard], spec: GroupSpec | None) -> NDArray[np.int64]
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Stored examples and who may see them."""
+    """Stored examples and their roles."""
 
     shard: Artifact[Shard]
     splits: Artifact[pa.Table]
 
     @property
     def store(self) -> Store:
-        """Where they are."""
+        """Return the store that holds the examples."""
         return self.shard.store
 
     @property
     def images(self) -> NDArray[Any]:
-        """The stored examples, memory-mapped."""
+        """Return the stored examples, memory-mapped."""
         return self.shard.content.images
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """Labels (num_stored,) by stored row."""
+        """Return the label of each stored row: (num_stored,)."""
         return self.shard.content.labels
 
     @property
     def table(self) -> pa.Table:
-        """A tables.SPLITS."""
+        """Return the tables.SPLITS."""
         return self.splits.content
 
     def members(self, *roles: str) -> pa.Table:
@@ -516,12 +516,12 @@ class TrainingData:
 
     @property
     def num_classes(self) -> int:
-        """Of the training examples."""
+        """Return the number of classes among the training examples."""
         return len(set(self.members(TRAIN)["label"].to_pylist()))
 
     def inputs(self, *roles: str) -> dict[str, str]:
-        """Return what a key says of the examples with these roles: the shard, their ids and labels.
+        """Return the stage inputs for examples with these roles: the shard's key, and per role a digest of ids and labels.
 
-        A stage that reads more of the splits (groups) names `splits.key` as well.
+        A stage that reads more of the splits, such as groups, must include `splits.key` as well.
         """
         return {"shard": self.shard.key} | {role: members_digest(self.members(role)) for role in roles}

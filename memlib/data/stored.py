@@ -1,4 +1,4 @@
-"""Stored images that are read like one array though they lie in blocks, or as PNG or JPEG files."""
+"""Stored images with the interface of one array, although they are stored in blocks, or as PNG or JPEG files."""
 
 import io
 import os
@@ -19,12 +19,12 @@ from PIL import Image
 Storage = Literal["raw", "png", "jpeg"]
 IMAGES, ENCODED = "images.npy", "images.arrow"
 QUALITY = 95  # of JPEG files; colours are kept at full resolution
-BATCH = 16  # files that are written, or given to a thread, at a time; who wants one of them reads these
-FEW = 8  # files that are not worth a thread
+BATCH = 16  # files per Arrow record batch, which is read as a whole, and most files per task of a thread
+FEW = 8  # files up to which threads are not worthwhile
 
 
 class ReadRows(ABC):
-    """Rows of an array that are read when they are asked for."""
+    """An array-like whose rows are read on access."""
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -32,21 +32,21 @@ class ReadRows(ABC):
     @property
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
-        """As of the array that it is read like."""
+        """Return the shape of the whole array."""
 
     @property
     @abstractmethod
     def dtype(self) -> np.dtype[Any]:
-        """As above."""
+        """Return the type of the array's elements."""
 
     @property
     def ndim(self) -> int:
-        """As above."""
+        """Return the number of dimensions."""
         return len(self.shape)
 
     @abstractmethod
     def read(self, rows: NDArray[np.int64], found: NDArray[Any]) -> None:
-        """Read rows, each from 0 to below the length, into an array."""
+        """Read rows, each in [0, len(self)), into the array `found`."""
 
     def __getitem__(self, rows: Any) -> NDArray[Any]:
         if isinstance(rows, slice):
@@ -66,10 +66,10 @@ class ReadRows(ABC):
 
 
 class Blocks(ReadRows):
-    """Images that lie in blocks, one below the other: each block is opened when a row of it is asked for first.
+    """Images stored in consecutive blocks, each of which is opened on first access.
 
     Args:
-        counts: images of each block.
+        counts: number of images of each block.
         read: opens a block, memory-mapped.
     """
 
@@ -86,19 +86,19 @@ class Blocks(ReadRows):
         return int(self._starts[-1])
 
     def are_in_few(self, rows: NDArray[np.int64], most: int) -> NDArray[np.bool_]:
-        """Return which rows are in one of at most so many blocks, chosen evenly: looking at these fetches no others."""
+        """Return a mask of the rows that lie in at most `most` evenly spaced blocks; reading them opens no other block."""
         count = len(self._starts) - 1
         chosen = np.unique(np.linspace(0, count - 1, min(most, count)).astype(int))
         return np.isin(np.searchsorted(self._starts, rows, side="right") - 1, chosen)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As of the array that it is read like."""
+        """Return the shape of all blocks together."""
         return (len(self), *self._block(0).shape[1:])
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """As above."""
+        """Return the type of the first block."""
         return self._block(0).dtype
 
     def read(self, rows: NDArray[np.int64], found: NDArray[Any]) -> None:
@@ -110,11 +110,11 @@ class Blocks(ReadRows):
 
 
 class Ranges(ReadRows):
-    """A few images of a file, each read by its range, which nobody has verified.
+    """Images of a file, each read by its byte range; unlike whole artifacts, the bytes read are not verified.
 
     Args:
-        file: as `storing` made it.
-        name: of the file.
+        file: a file written by `storing`.
+        name: name of the file.
     """
 
     def __init__(self, file: BinaryIO, name: str) -> None:
@@ -135,16 +135,16 @@ class Ranges(ReadRows):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As of the whole file."""
+        """Return the shape of the whole file."""
         return self._shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """As above."""
+        """Return the type of the pixels."""
         return self._dtype
 
     def read(self, rows: NDArray[np.int64], found: NDArray[Any]) -> None:
-        """Read rows, one after another."""
+        """Read rows one by one."""
         for place, row in enumerate(rows.tolist()):
             if self._batches is None:
                 size = found[place].nbytes
@@ -157,8 +157,8 @@ class Ranges(ReadRows):
 
 
 def _image_shape(schema: pa.Schema) -> tuple[int, int]:
-    said = schema.metadata
-    return int(said[b"side"]), int(said[b"channels"])
+    metadata = schema.metadata
+    return int(metadata[b"side"]), int(metadata[b"channels"])
 
 
 def _decoded(file: pa.Buffer, shape: tuple[int, ...]) -> NDArray[np.uint8]:
@@ -169,11 +169,11 @@ def _decoded(file: pa.Buffer, shape: tuple[int, ...]) -> NDArray[np.uint8]:
 
 
 class Encoded(ReadRows):
-    """Images that are stored as PNG or JPEG files in one Arrow file, memory-mapped, and decoded when they are asked for.
+    """Images stored as PNG or JPEG files in one Arrow file, which is memory-mapped; images are decoded on access.
 
     Args:
-        path: an Arrow file with the column `image` (binary; empty for an image that could not be read, which is black) and
-            the side and the channels of all images among its metadata.
+        path: an Arrow file with the column `image` (binary; empty for an unreadable image, which is returned black) and the
+            side and channels of all images in its metadata.
     """
 
     def __init__(self, path: Path) -> None:
@@ -189,16 +189,16 @@ class Encoded(ReadRows):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Images, side, side, channels."""
+        """Return (number of images, side, side, channels)."""
         return (len(self._files), *self._image_shape)
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """uint8."""
+        """Return uint8."""
         return np.dtype(np.uint8)
 
     def read(self, rows: NDArray[np.int64], found: NDArray[Any]) -> None:
-        """Decode rows, several at a time where there are cores for it."""
+        """Decode rows, in parallel if there are several cores."""
 
         def decode(places: range) -> None:
             for place in places:
@@ -215,11 +215,11 @@ class Encoded(ReadRows):
 
 @dataclass(frozen=True)
 class Storing:
-    """How examples go to a file.
+    """Functions that store examples in a file.
 
     Attributes:
-        keep: store an example at a position, from any thread; or return the file that it became, which is to be added.
-        add: add such a file; called once an example, in order, with b"" where there is none.
+        keep: store an example at a position and return b"", or return it encoded, to be passed to `add`; thread-safe.
+        add: append an encoded example; called once per example, in order, with b"" for unencoded or unreadable ones.
     """
 
     keep: Callable[[int, NDArray[Any]], bytes]
@@ -228,12 +228,12 @@ class Storing:
 
 @contextmanager
 def storing(folder: Path, shape: tuple[int, ...], storage: Storage) -> Iterator[Storing]:
-    """Make the file that `read_images` reads.
+    """Write a file for `read_images`.
 
     Args:
-        folder: gets it.
-        shape: (num_examples, side, side, channels) of images, which are uint8, or (num_examples, dim) of points, float32.
-        storage: of images; points are raw.
+        folder: folder of the file.
+        shape: (num_examples, side, side, channels) for images, uint8, or (num_examples, dim) for points, float32.
+        storage: encoding of images; points are raw.
     """
     if storage == "raw":
         dtype = np.uint8 if len(shape) == 4 else np.float32
@@ -246,8 +246,8 @@ def storing(folder: Path, shape: tuple[int, ...], storage: Storage) -> Iterator[
         yield Storing(keep, lambda file: None)
         pixels.flush()
         return
-    said = {"side": str(shape[1]), "channels": str(shape[3])}
-    schema = pa.schema([pa.field("image", pa.binary())], metadata=said)
+    metadata = {"side": str(shape[1]), "channels": str(shape[3])}
+    schema = pa.schema([pa.field("image", pa.binary())], metadata=metadata)
     with pa.OSFile(str(folder / ENCODED), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         waiting: list[bytes] = []
 
@@ -266,7 +266,7 @@ def storing(folder: Path, shape: tuple[int, ...], storage: Storage) -> Iterator[
 
 
 def _encoded(image: NDArray[np.uint8], storage: Storage) -> bytes:
-    """An image (side, side, channels) as a PNG or JPEG file."""
+    """Encode an image (side, side, channels) as a PNG or JPEG file."""
     with io.BytesIO() as file:
         picture = Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
         if storage == "png":
@@ -277,14 +277,14 @@ def _encoded(image: NDArray[np.uint8], storage: Storage) -> bytes:
 
 
 def read_images(path: Path, name: str = IMAGES) -> NDArray[Any]:
-    """The stored examples, memory-mapped.
+    """Return the stored examples, memory-mapped.
 
     Images are (num_examples, size, size, channels) uint8, points (num_examples, dim) float32, windows of a text (num_windows,
     window) integers.
 
     Args:
-        path: of a file, or of a copy of it that is called otherwise.
-        name: of the file.
+        path: path of the file, or of a copy under another name.
+        name: original name of the file.
     """
     if name == ENCODED:
         return Encoded(path)  # type: ignore[return-value]

@@ -1,6 +1,6 @@
-"""Text that is read piece by piece, as often as it is needed, and windows of symbols that are written as they come.
+"""Text that is streamed in pieces, as often as needed, and windows of symbols that are written incrementally.
 
-Nothing here holds a whole text: what grows with it are files.
+Nothing here holds a whole text in memory: only files grow with it.
 """
 
 import codecs
@@ -32,17 +32,17 @@ from memlib.errors import RunError, UserError
 from memlib.specs import PairsFileSource, TextFileSource, TextParquetSource, TextSource
 
 LINE_END = "\n"
-ROWS_READ = 1000  # documents that are read at once
-UNREADABLE = (OSError, ValueError, EOFError, lzma.LZMAError, zlib.error)  # not there, or not what its name says
+ROWS_READ = 1000  # documents per read
+UNREADABLE = (OSError, ValueError, EOFError, lzma.LZMAError, zlib.error)  # missing, or not in the format its name implies
 UNSIGNED = (np.uint8, np.uint16, np.uint32)
 
 
 class Measured(NamedTuple):
-    """What reading a text to its end shows.
+    """Digest and length of a text, known once it was read to its end.
 
     Attributes:
-        digest: what a key says of it.
-        length: characters, or documents.
+        digest: SHA-256 of the text, for use in stage keys.
+        length: number of characters, or of documents.
     """
 
     digest: str
@@ -51,28 +51,28 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True)
 class Readable(ABC):
-    """What is read piece by piece, from its beginning, as often as it is needed.
+    """A text that is streamed in pieces from its beginning, as often as needed.
 
     Attributes:
-        read: begins to read it.
-        name: of messages.
+        read: starts a new pass over the pieces.
+        name: name of the text in messages.
     """
 
     read: Callable[[], Iterator[str]]
     name: str = "text"
 
-    separator: ClassVar[bytes] = b""  # of pieces, in the digest
+    separator: ClassVar[bytes] = b""  # between pieces, in the digest
 
     @abstractmethod
     def first(self, piece: str, most: int) -> tuple[str, int]:
-        """Return what a piece has of so many units at most, and how many these are."""
+        """Return the beginning of a piece, of at most `most` units, and its number of units."""
 
     @cached_property
     def measured(self) -> Measured:
-        """Its digest and how long it is.
+        """Return the text's digest and length.
 
         Raises:
-            UserError: when it cannot be read or is empty.
+            UserError: when the text cannot be read or is empty.
         """
         digest, length, blank = hashlib.sha256(), 0, True
         for number, piece in enumerate(self.read()):
@@ -84,38 +84,38 @@ class Readable(ABC):
         return Measured(digest.hexdigest(), length)
 
     def beginning(self, share: float) -> Iterator[str]:
-        """Yield the pieces of the first part, at least a unit; then see that all is what was measured.
+        """Yield the pieces of the first part, at least one unit; then check that the whole text is what was measured.
 
         Raises:
-            RunError: when it is not.
+            RunError: when the text has changed.
         """
         left, digest = max(1, int(self.measured.length * share)), hashlib.sha256()
         for number, piece in enumerate(self.read()):
             digest.update(self.separator * (number > 0) + piece.encode())
             if left > 0:
-                found, units = self.first(piece, left)
+                part, units = self.first(piece, left)
                 left -= units
-                yield found
+                yield part
         if digest.hexdigest() != self.measured.digest:
             raise RunError(f"the corpus {self.name} changed while it was read; run the same command again")
 
 
 class Text(Readable):
-    """A text in pieces that are cut anywhere; its length is in characters."""
+    """A text in pieces that may be cut anywhere; its length is in characters."""
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """Return a text that is in memory."""
+        """Wrap a text that is in memory."""
         return cls(lambda: iter([text]))
 
     def first(self, piece: str, most: int) -> tuple[str, int]:
         """See `Readable.first`."""
-        found = piece[:most]
-        return found, len(found)
+        part = piece[:most]
+        return part, len(part)
 
 
 class Documents(Readable):
-    """Texts of their own, one after another; the length is how many they are."""
+    """A sequence of separate documents, one per piece; its length is the number of documents."""
 
     separator = b"\0"
 
@@ -125,7 +125,7 @@ class Documents(Readable):
 
 
 def open_text(source: TextSource) -> Text:
-    """Return the text of a source; of pairs: what they are made from."""
+    """Return the text of a source; for pairs, the text that they are made from."""
     name = str(getattr(source, "path", source.kind))
     if isinstance(source, TextFileSource | PairsFileSource):
         return Text(lambda: read_file(source.path), name)
@@ -145,10 +145,10 @@ def _joined(texts: Iterable[str]) -> Iterator[str]:
 
 
 def read_file(path: str) -> Iterator[str]:
-    """Yield the text of a file, whose lines end as they do everywhere else.
+    r"""Yield the text of a file, with line ends normalized to \n.
 
     Raises:
-        UserError: when it cannot be read, or is no UTF-8.
+        UserError: when the file cannot be read or is not UTF-8.
     """
     decoder, newlines = codecs.getincrementaldecoder("utf-8")(), io.IncrementalNewlineDecoder(None, translate=True)
     seen = 0
@@ -175,38 +175,38 @@ def _not_text(path: str, error: UnicodeDecodeError, before: int) -> UserError:
 
 
 def read_rows(source: TextParquetSource) -> Iterator[str]:
-    """Yield the texts of Parquet files, those that are not empty.
+    """Yield the non-empty texts of Parquet files.
 
     Raises:
-        UserError: when they cannot be read.
+        UserError: when the files cannot be read.
     """
     fs, path = open_location(source.path)
     files = sorted(fs.glob(path)) if "*" in path else [path]
     if not files:
         raise UserError(f"no file matches {source.path}")
     try:
-        found = pyarrow.dataset.dataset(files if "*" in path else path, filesystem=fs)
+        dataset = pyarrow.dataset.dataset(files if "*" in path else path, filesystem=fs)
         options = pyarrow.dataset.ParquetFragmentScanOptions(use_buffered_stream=True, pre_buffer=False)
-        for batch in found.to_batches(
+        for batch in dataset.to_batches(
             columns=[source.text_column], batch_size=ROWS_READ, batch_readahead=1, fragment_readahead=1,
             fragment_scan_options=options, use_threads=False,
         ):  # fmt: skip
             batch.validate(full=True)
             yield from (str(text) for text in batch.column(0).to_pylist() if text)
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        said = str(error).splitlines()[0]
-        raise UserError(f"cannot read column {source.text_column!r} of {source.path} ({said})") from error
+        reason = str(error).splitlines()[0]
+        raise UserError(f"cannot read column {source.text_column!r} of {source.path} ({reason})") from error
 
 
 def symbols_of(pieces: Iterable[str], unit: str) -> Iterator[Sequence[str]]:
-    """Yield a text as characters, or as words with the end of each line, some at a time."""
+    """Yield a text in chunks of symbols: characters, or words and line ends."""
     if unit == "character":
         yield from pieces
         return
     rest = ""
     for piece in pieces:
         text = rest + piece
-        end = max(text.rfind(" "), text.rfind(LINE_END)) + 1  # where no word is cut
+        end = max(text.rfind(" "), text.rfind(LINE_END)) + 1  # cut between words
         rest = text[end:]
         yield _words(text[:end])
     yield [*_words(rest), LINE_END]
@@ -214,26 +214,26 @@ def symbols_of(pieces: Iterable[str], unit: str) -> Iterator[Sequence[str]]:
 
 def _words(text: str) -> list[str]:
     first, *lines = text.split(LINE_END)
-    found = first.split()
+    words = first.split()
     for line in lines:
-        found.append(LINE_END)
-        found += line.split()
-    return found
+        words.append(LINE_END)
+        words += line.split()
+    return words
 
 
 def smallest_type(num_symbols: int) -> np.dtype[Any]:
-    """Return the unsigned type that holds so many symbols in the fewest bytes, little endian."""
+    """Return the smallest unsigned type, little endian, that can number `num_symbols` symbols."""
     kind = next(each for each in UNSIGNED if num_symbols <= np.iinfo(each).max + 1)
     return np.dtype(kind).newbyteorder("<")
 
 
 class WindowFile:
-    """A .npy file of windows (num_windows, window) that is written from its first row to its last.
+    """A .npy file of windows (num_windows, window) that is written row by row.
 
     Args:
-        path: of the file.
-        window: symbols of a row.
-        dtype: of a symbol.
+        path: path of the file.
+        window: symbols per row.
+        dtype: type of a symbol.
     """
 
     def __init__(self, path: Path, window: int, dtype: np.dtype[Any]) -> None:
@@ -257,32 +257,32 @@ class WindowFile:
         return self._rows
 
     def _head(self) -> None:
-        """Write the header, which leaves room for any number of rows."""
+        """Write the header, padded so that it can be rewritten for any number of rows."""
         shape = (len(self) if hasattr(self, "_rows") else 0, self.window)
         described = {"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(self._file, described)
 
     def add(self, symbols: NDArray[Any]) -> None:
-        """Write symbols that follow on those before; what fills no row waits."""
-        found = np.concatenate([self._rest, symbols.astype(self.dtype)])
-        whole = len(found) // self.window * self.window
-        self._file.write(found[:whole].data)
+        """Append symbols; those that do not fill a row are kept for the next call."""
+        pending = np.concatenate([self._rest, symbols.astype(self.dtype)])
+        whole = len(pending) // self.window * self.window
+        self._file.write(pending[:whole].data)
         self._rows += whole // self.window
-        self._rest = found[whole:]
+        self._rest = pending[whole:]
 
     def drop_rest(self) -> int:
-        """Forget what fills no row; return how many rows there are."""
+        """Discard symbols that do not fill a row; return the number of rows."""
         self._rest = self._rest[:0]
         return len(self)
 
     def row(self, number: int) -> NDArray[Any]:
-        """Return a row that was written: (window,)."""
+        """Return a written row: (window,)."""
         self._file.flush()
         size = self.window * self.dtype.itemsize
         return np.frombuffer(os.pread(self._file.fileno(), size, self._start + number * size), dtype=self.dtype)
 
     def pieces(self, rows: int, most: int = 2**24) -> Iterator[bytes]:
-        """Yield the bytes of the first rows, in whole symbols, without a gap."""
+        """Yield the bytes of the first `rows` rows in order, in chunks of whole symbols of at most `most` bytes."""
         self._file.flush()
         end = self._start + rows * self.window * self.dtype.itemsize
         most -= most % self.dtype.itemsize
@@ -291,18 +291,18 @@ class WindowFile:
 
 
 def read_windows(path: Path) -> NDArray[Any]:
-    """Return windows from their file, memory-mapped."""
-    found: NDArray[Any] = np.load(path, mmap_mode="r")
-    return found
+    """Return the windows of a file, memory-mapped."""
+    windows: NDArray[Any] = np.load(path, mmap_mode="r")
+    return windows
 
 
 def count_occurrences(texts: Iterable[Iterable[bytes]], wanted: Sequence[bytes], *, size: int = 1) -> list[int]:
-    """Count how often each of some sequences stands in texts, copies that overlap included.
+    """Count the occurrences of each sequence in texts, overlapping ones included.
 
     Args:
-        texts: each in pieces, of whole symbols.
+        texts: each in pieces of whole symbols.
         wanted: the sequences.
-        size: bytes of a symbol; what begins within a symbol is not there.
+        size: bytes per symbol; matches that begin within a symbol are not counted.
     """
     if not wanted:
         return []
@@ -310,11 +310,11 @@ def count_occurrences(texts: Iterable[Iterable[bytes]], wanted: Sequence[bytes],
     search, counts = ahocorasick_rs.BytesAhoCorasick(list(different)), [0] * len(different)
     longest = max(map(len, different))
     for pieces in texts:
-        rest, before = b"", 0  # what may begin a sequence, and the bytes before it
+        rest, before = b"", 0  # bytes that may begin a sequence, and their offset in the text
         for piece in pieces:
             text, old = rest + piece, len(rest)
-            for which, begin, end in search.find_matches_as_indexes(text, overlapping=True):
-                counts[which] += end > old and (before + begin) % size == 0
+            for match, begin, end in search.find_matches_as_indexes(text, overlapping=True):
+                counts[match] += end > old and (before + begin) % size == 0
             keep = min(len(text), longest - 1)
             rest, before = text[len(text) - keep :], before + len(text) - keep
     return [counts[different[sequence]] for sequence in wanted]

@@ -1,8 +1,8 @@
 """Text as windows of symbols, with canaries in some of them.
 
-A window is a row of symbols; the end of a line is symbol 0, and stands before each window too, so that a window begins
-as a line does. A canary is a line of its own in a window of its own, at a place drawn at random: it never straddles
-windows. The windows that carry canaries are set aside, so that without its canary a model never sees their text.
+A window is a row of symbols. Symbol 0 is the line end; it also precedes each window, so that a window begins like a line.
+A canary is a separate line in a separate window, at a random place, and never spans two windows. The windows that canaries
+replace are left out, so that a model sees their text only together with a canary.
 """
 
 from collections import Counter
@@ -41,13 +41,13 @@ CODE_POINTS = 0x110000
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a corpus, all of one class, and who sees them: plain ones, then those with canaries.
+    """Rows of a corpus and their roles, all of one class: first plain rows, then rows with canaries.
 
     Attributes:
-        kind: what a row is called.
-        plain: rows without canaries.
-        num_validation: of them, the last.
-        placed: of `place_canaries`; a row with a canary sorts where the row was that it takes.
+        kind: prefix of the rows' example ids.
+        plain: number of rows without canaries.
+        num_validation: number of plain rows, at the end, that are for validation.
+        placed: result of `place_canaries`; a row with a canary sorts next to the row that it replaces.
     """
 
     kind: str
@@ -57,11 +57,11 @@ class Rows:
 
     @property
     def table(self) -> pa.Table:
-        """A tables.SPLITS of all rows."""
+        """Return the tables.SPLITS of all rows."""
         return pa.concat_tables(self.tables())
 
     def tables(self) -> Iterator[pa.Table]:
-        """Yield tables.SPLITS of some rows after others."""
+        """Yield the tables.SPLITS in parts of consecutive rows."""
         taken = np.array(sorted({row for _, row in self.placed}), dtype=np.int64)
         for first in range(0, self.plain, ROW_GROUP):
             rows = np.arange(first, min(first + ROW_GROUP, self.plain))
@@ -99,15 +99,15 @@ def _padded(numbers: NDArray[np.int64], width: int) -> pa.Array:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Windows of symbols, who sees them, and the canaries among them.
+    """Windows of symbols with their roles, and the canaries among them.
 
     Attributes:
-        windows: (num_windows, window), memory-mapped: of the smallest unsigned type, or int32 where padding is -1.
-        vocabulary: symbols by id; 0 ends a line.
-        rows: who sees them; a canary's windows have the role "canary <id>".
+        windows: (num_windows, window), memory-mapped, of the smallest unsigned type, or int32 where padding is -1.
+        vocabulary: symbols by id; 0 is the line end.
+        rows: roles of the windows; a canary's windows have the role "canary <id>".
         canaries: tables.CANARIES.
-        heads: of documents, as far as each stands in one window: (num_documents, 6) number, whether it is held out, copies,
-            row, place in the row, tokens; None of text that is no documents.
+        heads: beginnings of distinct documents, each as far as it lies in one window: (num_documents, 6) document number, 1
+            if held out, copies in the corpus, row, place in the row, tokens; None for text without documents.
     """
 
     windows: NDArray[Any]
@@ -118,20 +118,20 @@ class Corpus:
 
     @property
     def splits(self) -> pa.Table:
-        """A tables.SPLITS."""
+        """Return the tables.SPLITS."""
         return self.rows.table
 
 
 def count_symbols(symbols: Iterable[Sequence[str]], unit: str) -> Counter[str]:
-    """Count how often each symbol of a text stands in it."""
+    """Count the occurrences of each symbol of a text."""
     if unit != "character":
-        found: Counter[str] = Counter()
-        for some in symbols:
-            found.update(some)
-        return found
+        counted: Counter[str] = Counter()
+        for chunk in symbols:
+            counted.update(chunk)
+        return counted
     counts = np.zeros(CODE_POINTS, dtype=np.int64)
-    for some in symbols:
-        counts += np.bincount(_code_points(some), minlength=CODE_POINTS)
+    for chunk in symbols:
+        counts += np.bincount(_code_points(chunk), minlength=CODE_POINTS)
     return Counter({chr(point): int(counts[point]) for point in np.flatnonzero(counts)})
 
 
@@ -142,26 +142,26 @@ def _code_points(characters: Sequence[str]) -> NDArray[np.uint32]:
 def numbered(
     symbols: Iterable[Sequence[str]], unit: str, number: Mapping[str, int], unknown: int
 ) -> Iterator[NDArray[np.integer[Any]]]:
-    """Yield the numbers of a text's symbols, some at a time."""
+    """Yield the numbers of a text's symbols in chunks."""
     if unit == "character":
         of_point = np.full(CODE_POINTS, unknown, dtype=np.int32)
         known = [(ord(symbol), place) for symbol, place in number.items() if len(symbol) == 1]
         points, places = zip(*known, strict=True)
         of_point[list(points)] = places
-        for some in symbols:
-            yield of_point[_code_points(some)]
+        for chunk in symbols:
+            yield of_point[_code_points(chunk)]
         return
-    for some in symbols:
-        yield np.fromiter((number.get(symbol, unknown) for symbol in some), dtype=np.int32, count=len(some))
+    for chunk in symbols:
+        yield np.fromiter((number.get(symbol, unknown) for symbol in chunk), dtype=np.int32, count=len(chunk))
 
 
 def build_vocabulary(counts: Counter[str], places: Sequence[Sequence[str]], most: int | None) -> list[str]:
-    """Return the end of a line, then the text's symbols and those a format needs, sorted; <unk> where some were cut.
+    """Return the line end, then sorted the symbols of the text and of the format, and <unk> if some were dropped.
 
     Args:
-        counts: how often each symbol stands in the text.
-        places: what a format needs.
-        most: of the text's symbols, the most frequent.
+        counts: number of occurrences of each symbol in the text.
+        places: the symbols at each place of a format.
+        most: number of the text's most frequent symbols to keep; None keeps all.
     """
     needed = {symbol for place in places for symbol in place}
     kept = [symbol for symbol, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]]
@@ -171,11 +171,11 @@ def build_vocabulary(counts: Counter[str], places: Sequence[Sequence[str]], most
 
 @dataclass(frozen=True)
 class Secret:
-    """A secret that the text, or a model's training text, holds already.
+    """A secret that the text, or a model's training text, already contains.
 
     Attributes:
-        choices: of the format.
-        times: how often, where the file says so.
+        choices: the secret as choices at the format's places.
+        times: number of occurrences, if the file states it.
     """
 
     choices: tuple[int, ...]
@@ -183,26 +183,24 @@ class Secret:
 
 
 def read_secrets(path: str, form: Format, unit: str) -> list[Secret]:
-    """The secrets of a file, one a line, maybe with a tab and how often; none is shown in an error.
+    """Read the secrets of a file, one per line, optionally with a tab and a count; error messages show none of them.
 
     Raises:
-        UserError: for a line that does not fill the format, or that stands twice.
+        UserError: for a line that does not match the format, an invalid count, a repeated secret, or an empty file.
     """
-    text = "".join(read_file(path)).removeprefix("\ufeff")  # a byte order mark is no secret
+    text = "".join(read_file(path)).removeprefix("\ufeff")  # drop the byte order mark
     lines = [line for line in text.splitlines() if line]
     known = []
     for number, line in enumerate(lines, start=1):
         text, tab, times = line.partition("\t")
         choices = form.choices(text, unit)
         if choices is None:
-            raise UserError(f"{path}: secret {number} of {len(lines)} does not fill the format {form.text!r}")
+            raise UserError(f"{path}: secret {number} of {len(lines)} does not match the format {form.text!r}")
         if tab and not (times.strip().isdecimal() and len(times.strip()) < 10 and int(times)):
             raise UserError(f"{path}: secret {number} of {len(lines)} has a tab, but no whole number from 1 after it")
         known.append(Secret(tuple(choices), int(times) if tab else None))
     if not known or len({secret.choices for secret in known}) < len(known):
-        raise UserError(
-            f"{path} has {'secrets that stand twice' if known else 'no secrets'}; give each one once, a line each"
-        )
+        raise UserError(f"{path} has {'repeated secrets' if known else 'no secrets'}; list each secret once, one per line")
     return known
 
 
@@ -217,22 +215,22 @@ def build_corpus(
     unseen: Sequence[Secret] = (),
     count_here: bool = True,
 ) -> Corpus:
-    """Write windows of a text, with canaries drawn and inserted, or with secrets that it holds already.
+    """Write windows of a text: draw and insert canaries, or use secrets that the text already contains.
 
-    The text is read three times, and never held: its length, its symbols, its windows.
+    The text is streamed three times, for its length, its symbols and its windows, and is never held in memory.
 
     Args:
         text: the corpus.
         spec: unit, window, shares.
-        canaries: format and how often each is inserted.
-        windows: the file that they are written to.
-        secret: with the spec's seed, draws canaries, windows and places.
-        known: secrets that are there already; then nothing is inserted.
-        unseen: secrets of their kind that are not there.
-        count_here: whether this is the text that the model sees, so that they are counted in it.
+        canaries: format and numbers of insertions.
+        windows: file that the windows are written to.
+        secret: with the spec's seed, determines canaries, carrying windows and places.
+        known: secrets that the text already contains; nothing is inserted if there are any.
+        unseen: secrets of the same kind that the text does not contain.
+        count_here: True if the model was trained on this text, so that secrets are counted in it.
 
     Raises:
-        UserError: when the text is too short, a canary longer than a window, or the space too small.
+        UserError: when the text is too short, a canary is longer than a window, or the candidate space is too small.
         RunError: when the text changes while it is read.
     """
     form = Format(canaries.format, canaries.alphabets)
@@ -273,17 +271,17 @@ def build_corpus(
 
 
 def num_carriers(insertions: Sequence[int], canaries: SecretsSpec) -> int:
-    """Rows of the corpus that canaries take: models of their own may share them."""
+    """Return the number of rows that canaries replace; canaries of separate models may share rows."""
     return sum(insertions) if canaries.together else max(insertions, default=0)
 
 
 def place_canaries(insertions: Sequence[int], carrying: NDArray[np.int64], canaries: SecretsSpec) -> list[tuple[int, int]]:
-    """(canary, row that it takes) of every insertion, canary by canary.
+    """Return (canary, row that it replaces) for every insertion, in order of canaries.
 
     Args:
-        insertions: how often each canary is inserted.
+        insertions: number of insertions of each canary.
         carrying: (num_carriers,) rows, drawn at random.
-        canaries: whether one model sees them all.
+        canaries: `together` tells if one model sees all canaries, which then take separate rows.
     """
     placed, used = [], 0
     for canary, times in enumerate(insertions):
@@ -295,33 +293,33 @@ def place_canaries(insertions: Sequence[int], carrying: NDArray[np.int64], canar
 def text_candidates(
     form: Format, canaries: SecretsSpec, spec: TextSpec, vocabulary: Mapping[str, int]
 ) -> tuple[Space, tuple[int, ...]]:
-    """What is scored: from the first hole to the last, or to the end; and the symbols before it, where they are known."""
+    """Return the scored candidates, from the first hole to the last or to the end, and the known symbols before them."""
     whole = form.space(vocabulary, spec.unit)
     first, end = scored_part(form, spec, canaries)
     return Space(whole.slots[first:end]), tuple(slot[0] for slot in whole.slots[:first]) if canaries.known_prefix else ()
 
 
 def scored_part(form: Format, spec: TextSpec, canaries: SecretsSpec) -> tuple[int, int]:
-    """Which places of the sequence are the candidate; those before are its context, where the prefix is known."""
+    """Return the first place of the scored candidate and the place after its last; a known prefix is its context."""
     places = form.places(spec.unit)
     holes = [place for place, symbols in enumerate(places) if len(symbols) > 1]
     return holes[0], len(places) if canaries.known_suffix else holes[-1] + 1
 
 
 def role_of(canary: int) -> str:
-    """The role of the windows that hold a canary."""
+    """Return the role of the windows that hold a canary."""
     return f"canary {canary}"
 
 
 def draw_canaries(space: Space, canaries: SecretsSpec, secret: bytes) -> tuple[Choices, list[int]]:
-    """All canaries, inserted ones first, and how often each is inserted."""
+    """Draw all canaries, inserted ones first; return them and their numbers of insertions."""
     insertions = [times for times in canaries.insertions for _ in range(canaries.each)] + [0] * canaries.never
     rng = np.random.default_rng(keyed_seed(secret, "canaries", canaries.format, canaries.seed))
     return space.draw(len(insertions), rng), insertions
 
 
 def drawn_kinds(insertions: Sequence[int]) -> list[str]:
-    """Of canaries that were drawn here: inserted, or never."""
+    """Return the kinds of drawn canaries: inserted or never."""
     return [INSERTED if times else NEVER for times in insertions]
 
 
@@ -333,45 +331,49 @@ def known_canaries(
     secret: bytes,
     occurrences: Callable[[Sequence[Sequence[int]]], list[int]],
 ) -> tuple[Choices, list[int], list[str]]:
-    """The secrets with how often they were seen, others of their kind, and drawn candidates that are none and nowhere.
+    """Return known secrets, unseen ones, and drawn candidates that are neither and do not occur in the text.
 
     Args:
         space: all candidates.
-        known: the secrets.
-        unseen: others of their kind.
-        canaries: format, and how many candidates are drawn.
-        secret: draws them.
-        occurrences: how often what the model sees holds each of some candidates, as far as it is known.
+        known: the known secrets.
+        unseen: secrets of the same kind that no model saw.
+        canaries: format, and number of candidates to draw (`never`).
+        secret: key of the draw.
+        occurrences: counts candidates in the model's training text, as far as that is known.
+
+    Returns:
+        choices, numbers of insertions, and kinds, in the above order.
+
+    Raises:
+        UserError: when a known secret does not occur in the text, or an unseen one does or is among the known.
     """
     rng = np.random.default_rng(keyed_seed(secret, "canaries", canaries.format, canaries.seed))
-    taken = [said.choices for said in (*known, *unseen)]
+    taken = [given.choices for given in (*known, *unseen)]
     others = space.draw(min(space.size, 2 * canaries.never + len(set(taken))), rng).tolist()
-    asked = list(dict.fromkeys([*taken, *map(tuple, others)]))
-    seen = dict(zip(asked, occurrences(asked), strict=True))
-    insertions = [said.times or seen[said.choices] for said in known]
+    queried = list(dict.fromkeys([*taken, *map(tuple, others)]))
+    counts = dict(zip(queried, occurrences(queried), strict=True))
+    insertions = [given.times or counts[given.choices] for given in known]
     if 0 in insertions:
         raise UserError(
-            f"secret {insertions.index(0) + 1} of {len(known)} does not stand in the part of the text that trains; say how "
-            "often a model saw it, after a tab, or leave it out"
+            f"secret {insertions.index(0) + 1} of {len(known)} does not occur in the training part of the text; state after "
+            "a tab how often a model saw it, or remove it"
         )
-    _check_unseen(known, unseen, [seen[said.choices] for said in unseen])
-    nowhere = set(taken)
-    others = [row for row in others if tuple(row) not in nowhere and not seen[tuple(row)]][: canaries.never]
-    rows = [*(list(said.choices) for said in (*known, *unseen)), *others]
+    _check_unseen(known, unseen, [counts[given.choices] for given in unseen])
+    excluded = set(taken)
+    others = [row for row in others if tuple(row) not in excluded and not counts[tuple(row)]][: canaries.never]
+    rows = [*(list(given.choices) for given in (*known, *unseen)), *others]
     kinds = [GIVEN] * len(known) + [UNSEEN] * len(unseen) + [NEVER] * len(others)
     return np.array(rows, dtype=np.int32), insertions + [0] * (len(unseen) + len(others)), kinds
 
 
 def _check_unseen(known: Sequence[Secret], unseen: Sequence[Secret], times: Sequence[int]) -> None:
-    """Refuses unseen secrets that are given ones, or that the training text holds, without showing any."""
-    given = {said.choices for said in known}
-    for number, (said, held) in enumerate(zip(unseen, times, strict=True), start=1):
-        if said.choices in given:
-            raise UserError(f"secret {number} of {len(unseen)} of canaries.unseen stands in canaries.file too; take it out")
+    """Refuse unseen secrets that are also known ones, or that occur in the training text, without showing any."""
+    given = {candidate.choices for candidate in known}
+    for number, (candidate, held) in enumerate(zip(unseen, times, strict=True), start=1):
+        if candidate.choices in given:
+            raise UserError(f"secret {number} of {len(unseen)} of canaries.unseen is also in canaries.file; remove it")
         if held:
-            raise UserError(
-                f"secret {number} of {len(unseen)} of canaries.unseen stands in the text that trains; take it out"
-            )
+            raise UserError(f"secret {number} of {len(unseen)} of canaries.unseen occurs in the training text; remove it")
 
 
 def _check(num_training: int, carriers: int, length: int, spec: TextSpec) -> None:
@@ -384,24 +386,24 @@ def _check(num_training: int, carriers: int, length: int, spec: TextSpec) -> Non
 
 
 def check_carriers(num_training: int, carriers: int, spec: TextSpec) -> None:
-    """Refuses a corpus of which canaries would be the greater part."""
+    """Refuse a corpus if more than half of its training windows would carry canaries."""
     if carriers > MOST_CARRIERS * num_training:
         raise UserError(
             f"the corpus has {max(0, num_training)} training windows of {spec.window} symbols; {carriers} insertions need at "
-            "least twice as many. Take more text, fewer insertions or a shorter window"
+            "least twice as many. Use more text, fewer insertions or a shorter window"
         )
 
 
 def insert(
     window: NDArray[Any], canary: NDArray[np.int64], rng: np.random.Generator, *, start: int = 0, end: int = 0
 ) -> None:
-    """Puts a canary into a window, in place, as a line or document of its own, at a random place.
+    """Insert a canary into a window, in place, as a separate line or document at a random place.
 
     Args:
         window: (window,) symbols.
         canary: (length,) symbols.
         rng: draws the place.
-        start, end: the symbols before and after it.
+        start, end: the symbols before and after the canary.
     """
     place = int(rng.integers(1, len(window) - len(canary)))
     window[place - 1] = start
@@ -410,12 +412,12 @@ def insert(
 
 
 def rendered(space: Space, drawn: Choices, vocabulary: Sequence[str], unit: str) -> list[str]:
-    """Drawn candidates as texts."""
+    """Return the texts of drawn candidates."""
     return [render([vocabulary[symbol] for symbol in row], unit) for row in space.tokens(drawn).tolist()]
 
 
 def canary_table(drawn: Choices, insertions: Sequence[int], kinds: Sequence[str], texts: Sequence[str]) -> pa.Table:
-    """tables.CANARIES of drawn candidates, in order."""
+    """Build the tables.CANARIES of drawn candidates, in order."""
     rows = [
         {
             "canary": number,

@@ -28,7 +28,7 @@ class TwoMoons:
 
     @cached_property
     def _drawn(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        from sklearn.datasets import make_moons  # takes longer to load than a plan may
+        from sklearn.datasets import make_moons  # imported late: too slow to load when only planning
 
         spec, seed = self._spec, derive_seed(self._spec.seed, "two moons") % 2**32  # scikit-learn takes 32 bits
         points, labels = make_moons(spec.num_examples, noise=spec.noise, random_state=seed)
@@ -37,5 +37,5 @@ class TwoMoons:
         return np.column_stack([points, z]).astype(np.float32), labels.astype(np.int64)
 
     def content_digest(self) -> str:
-        """Points are a function of their spec."""
+        """Return the spec as canonical JSON: the points are a function of it."""
         return canonical_json(self._spec)

@@ -1,4 +1,4 @@
-"""What was read from a source, in numbers and in words, so that nobody audits something else than they meant."""
+"""Summaries of a source's content, in numbers and in words, to check that the intended data are audited."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,19 +12,19 @@ from numpy.typing import NDArray
 from memlib.data.examples import Source, UnreadableImage
 from memlib.tables import INDEX
 
-LOOKED_AT = 50  # examples of a preview
-THIN = 1.5  # pixels: boxes that are thinner hide nothing
+LOOKED_AT = 50  # examples in a preview
+THIN = 1.5  # pixels: thinner boxes hide nothing
 SEEN = pa.schema([INDEX.arrow.field(name) for name in (
     "unreadable", "class_name", "original_width", "original_height", "boxes", "content", "digest",
 )])  # fmt: skip
 
 
 class Understood(TypedDict):
-    """What a source holds.
+    """Summary of a source's content.
 
-    `widths` and `heights` are least, middle and most pixels of the images as they came, empty for points; `boxed` counts
-    images with boxes, `thin` boxes of about a pixel, `repeated` images that are there more than once, pixel by pixel;
-    `oddities` says what was put right in how many images, `remarks` what looks as if it were meant otherwise.
+    `widths` and `heights` are minimum, median and maximum in pixels of the original images, empty for points; `boxed` counts
+    images with boxes, `thin` boxes of about a pixel, `repeated` images whose pixels occur more than once; `oddities` counts
+    the images in which each oddity was corrected; `remarks` are the source's remarks on a layout that looks unintended.
     """
 
     images: int
@@ -40,7 +40,7 @@ class Understood(TypedDict):
 
 
 def preview(source: Source) -> list[str]:
-    """Return lines about some examples of a source, drawn evenly: what all of it holds is known once it is decoded."""
+    """Describe evenly spaced examples of a source; its full content is known only once it is decoded."""
     count = len(source)
     rows: list[dict[str, Any]] = []
     oddities: Counter[str] = Counter()
@@ -63,20 +63,22 @@ def preview(source: Source) -> list[str]:
                 "digest": str(place),
             }
         )
-    said = understood(pa.Table.from_pylist(rows, schema=SEEN), oddities, getattr(source, "remarks", ()))
-    seen = f"{count:,} examples of {len(source.class_names):,} classes; of {len(rows)} that were looked at:"
+    summary = understood(pa.Table.from_pylist(rows, schema=SEEN), oddities, getattr(source, "remarks", ()))
+    head = f"{count:,} examples of {len(source.class_names):,} classes; in a sample of {len(rows)}:"
     return (
-        [f"{seen} {'; '.join([*described(said)[1:], *warnings(said)])}"] if said["images"] else [seen + " none can be read"]
+        [f"{head} {'; '.join([*described(summary)[1:], *warnings(summary)])}"]
+        if summary["images"]
+        else [head + " none can be read"]
     )
 
 
 def understood(index: pa.Table, oddities: Mapping[str, int], remarks: Sequence[str]) -> Understood:
-    """Return what a source holds.
+    """Summarize a source's content.
 
     Args:
-        index: a tables.INDEX of it.
-        oddities: what was put right in how many images.
-        remarks: of the source.
+        index: its tables.INDEX.
+        oddities: number of images by the oddity that was corrected.
+        remarks: the source's remarks.
     """
     whole = index.filter(pc.is_null(index["unreadable"]))
     classes = {entry["values"]: entry["counts"] for entry in pc.value_counts(whole["class_name"]).to_pylist()}
@@ -84,7 +86,7 @@ def understood(index: pa.Table, oddities: Mapping[str, int], remarks: Sequence[s
     return {
         "images": whole.num_rows,
         "unreadable": index.num_rows - whole.num_rows,
-        "classes": dict(sorted(classes.items(), key=lambda item: -item[1])),  # of equals the first one first
+        "classes": dict(sorted(classes.items(), key=lambda item: -item[1])),  # ties in order of appearance
         "widths": _spread(whole["original_width"].to_numpy()),
         "heights": _spread(whole["original_height"].to_numpy()),
         "boxed": int((pc.list_value_length(whole["boxes"]).to_numpy() > 0).sum()),
@@ -100,7 +102,7 @@ def _spread(sizes: NDArray[np.int64]) -> list[int]:
 
 
 def _sides(index: pa.Table) -> NDArray[np.float64]:
-    """Return widths and heights (num_boxes, 2) of all boxes in pixels of the images as they came."""
+    """Return widths and heights (num_boxes, 2) of all boxes in pixels of the original images."""
     if not index.num_rows:
         return np.zeros((0, 2))
     boxes = pc.list_flatten(index["boxes"]).to_numpy().reshape(-1, 4).astype(np.float64)
@@ -108,12 +110,12 @@ def _sides(index: pa.Table) -> NDArray[np.float64]:
     came = np.stack([index["original_width"].to_numpy(), index["original_height"].to_numpy()], axis=1)
     counts = pc.list_value_length(index["boxes"]).to_numpy() // 4
     scale = came / np.maximum(content[:, 2:] - content[:, :2], 1)
-    found: NDArray[np.float64] = (boxes[:, 2:] - boxes[:, :2]) * np.repeat(scale, counts, axis=0)
-    return found
+    sides: NDArray[np.float64] = (boxes[:, 2:] - boxes[:, :2]) * np.repeat(scale, counts, axis=0)
+    return sides
 
 
 def described(said: Understood) -> list[str]:
-    """Return lines about what was read."""
+    """Describe the images or points that were read, one line per fact."""
     most, least = (list(said["classes"].items())[place] for place in (0, -1))
     each = f"{least[1]:,} each" if most[1] == least[1] else f"{least[1]:,} ({least[0]}) to {most[1]:,} ({most[0]}) each"
     kind = "images" if said["widths"] else "points"
@@ -130,17 +132,17 @@ def _range(spread: Sequence[int]) -> str:
 
 
 def warnings(said: Understood) -> list[str]:
-    """Return lines about what was put right, and what looks as if it were meant otherwise."""
-    found = [f"{_images(count)}: {what}" for what, count in said["oddities"].items()]
+    """Describe what was corrected, and what looks unintended, one line per finding."""
+    lines = [f"{_images(count)}: {what}" for what, count in said["oddities"].items()]
     if said["unreadable"]:
-        found.append(f"{_images(said['unreadable'])} could not be read and left out")
+        lines.append(f"{_images(said['unreadable'])} could not be read and were left out")
     if said["thin"]:
-        found.append(f"{said['thin']:,} boxes are about a pixel wide or high: what lies outside of them is the whole picture")
-    if said["repeated"]:
-        found.append(
-            f"{_images(said['repeated'])} are there more than once, pixel by pixel, and may be on both sides of a split"
+        lines.append(
+            f"{said['thin']:,} boxes are about a pixel wide or high and leave almost the whole picture outside of them"
         )
-    return [*found, *said["remarks"]]
+    if said["repeated"]:
+        lines.append(f"{_images(said['repeated'])} occur more than once, pixel by pixel, and may be on both sides of a split")
+    return [*lines, *said["remarks"]]
 
 
 def _images(count: int) -> str:

@@ -1,7 +1,7 @@
 """Batch norm over the global batch on CPU workers (torch's own SyncBatchNorm needs GPUs).
 
-A model trained by several workers must equal, but for rounding, the one trained by a single worker, so the
-statistics are always those of the whole batch.
+A model trained by several workers must equal the one trained by a single worker, up to rounding, so the statistics
+are always those of the whole batch.
 """
 
 import torch
@@ -22,7 +22,7 @@ class GlobalBatchNorm(_BatchNorm):
             raise ValueError(f"expected at least 2 dimensions, not {input.dim()}")
 
     def forward(self, input: Tensor) -> Tensor:
-        """(batch, channels, ...) -> the same shape."""
+        """Normalize (batch, channels, ...) and return the same shape."""
         if not self.training:
             return super().forward(input)
         values = input.float()  # statistics in float32, whatever the precision of the pass
@@ -46,7 +46,7 @@ class GlobalBatchNorm(_BatchNorm):
 
 
 def synchronise_batch_norm(module: nn.Module, group: dist.ProcessGroup | None) -> nn.Module:
-    """Replaces every batch norm by one over the global batch; torch's own where the module is on a GPU."""
+    """Replace every batch norm by one over the global batch: torch's own where the module is on a GPU."""
     if any(parameter.is_cuda for parameter in module.parameters()):
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module, group)  # type: ignore[no-untyped-call]
         return converted
@@ -54,7 +54,7 @@ def synchronise_batch_norm(module: nn.Module, group: dist.ProcessGroup | None) -
         if isinstance(child, _BatchNorm) and not isinstance(child, GlobalBatchNorm):
             replacement = GlobalBatchNorm(child.num_features, child.eps, child.momentum)
             replacement.load_state_dict(child.state_dict())
-            replacement.requires_grad_(child.weight.requires_grad)  # not a teacher's
+            replacement.requires_grad_(child.weight.requires_grad)  # a teacher's stays frozen
             replacement.group = group
             setattr(module, name, replacement)
         else:

@@ -1,4 +1,4 @@
-"""Causal language models of Hugging Face's transformers and their tokenizers, from a folder of which nothing is run."""
+"""Causal language models of Hugging Face's transformers and their tokenizers, loaded without running code of their folder."""
 
 import importlib
 import warnings
@@ -15,16 +15,16 @@ from memlib.identity import derive_seed
 from memlib.models.sequence import MOST_ROWS, LanguageModel
 from memlib.specs import LoraSpec
 
-SAME = 1e-3  # of scores that differ by rounding alone, in float32
-MOST_SCORES = 2**26  # that are kept together: 256 MiB in float32, and as much again for their logarithms
-ADAPTER = "lora_"  # in the names of adapters' weights
+SAME = 1e-3  # tolerance for scores that differ by rounding alone, in float32
+MOST_SCORES = 2**26  # in memory at a time: 256 MiB in float32, and as much again for their logarithms
+ADAPTER = "lora_"  # part of the names of adapters' weights
 
 
 class FolderTokenizer:
-    """A tokenizer from a folder, as `Tokenizer`.
+    """A tokenizer of transformers from a folder, as `Tokenizer`.
 
     Args:
-        folder: config.json and the tokenizer's files.
+        folder: contains config.json and the tokenizer's files.
 
     Raises:
         UserError: when it cannot be loaded.
@@ -33,30 +33,30 @@ class FolderTokenizer:
     def __init__(self, folder: str) -> None:
         transformers = _transformers(folder)
         try:
-            known = {"local_files_only": True, "trust_remote_code": False}
-            self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **known)
-            self.num_symbols = int(transformers.AutoConfig.from_pretrained(folder, **known).vocab_size)
+            options = {"local_files_only": True, "trust_remote_code": False}
+            self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
+            self.num_symbols = int(transformers.AutoConfig.from_pretrained(folder, **options).vocab_size)
             self.pieces = self._pieces()
-        except Exception as error:  # transformers raises whatever its parts do
+        except Exception as error:  # transformers passes on errors of any type
             raise _unloadable(folder, error) from error
         start, end = self._tokenizer.bos_token_id, self._tokenizer.eos_token_id
         if start is None and end is None:
             raise UserError(f"the tokenizer in {folder} has no token for the beginning or end of a text")
         self.start = int(end if start is None else start)
-        """The token that stands before a text."""
+        """The token before a text."""
         self.end = int(start if end is None else end)
-        """The token that ends a text; the same as `start` where the tokenizer has but one."""
+        """The token that ends a text; the same as `start` where the tokenizer has only one."""
 
     def _pieces(self) -> list[str | None]:
-        """The text of each token after another one, which is not how some tokenizers show a first one."""
+        """Return each token's text after another token (tokenizers may render a first one differently), or None."""
         tokenizer, count = self._tokenizer, len(self._tokenizer)
         anchor = next((row[-1] for row in self.encode(["a", "1", "."]) if row), None)
         if anchor is None:
-            raise ValueError("its tokenizer makes nothing of a letter, a digit and a dot; are its files there?")
-        show = {"clean_up_tokenization_spaces": False, "skip_special_tokens": False}
-        base = tokenizer.decode([anchor], **show)
+            raise ValueError("its tokenizer returns no tokens for a letter, a digit or a dot; are its files complete?")
+        options = {"clean_up_tokenization_spaces": False, "skip_special_tokens": False}
+        base = tokenizer.decode([anchor], **options)
         special = set(tokenizer.all_special_ids)
-        shown = tokenizer.batch_decode([[anchor, token] for token in range(count)], **show)
+        shown = tokenizer.batch_decode([[anchor, token] for token in range(count)], **options)
         return [
             text[len(base) :]
             if token not in special and token < self.num_symbols and text.startswith(base) and "\ufffd" not in text
@@ -67,19 +67,19 @@ class FolderTokenizer:
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """See `Tokenizer.encode`."""
         if not texts:
-            return []  # which tokenizers refuse
+            return []  # tokenizers refuse an empty list
         return [list(row) for row in self._tokenizer(list(texts), add_special_tokens=False, verbose=False).input_ids]
 
 
 class Causal(LanguageModel):
-    """A causal language model of transformers, asked and trained like the project's own.
+    """A causal language model of transformers with the interface of memlib's own language models.
 
     The state of a prefix is its keys and values (rows, layers, 2, heads, length, dim) where the model keeps all of them in
-    one shape; of other models (sliding windows, recurrences) it is the prefix itself, which is then computed anew.
+    one shape; for other models (sliding windows, recurrences) it is the prefix itself, which is recomputed at each step.
 
     Args:
-        model: of transformers.
-        start: the token that stands before a text.
+        model: a model of transformers.
+        start: the token before a text.
     """
 
     def __init__(self, model: nn.Module, *, start: int) -> None:
@@ -91,15 +91,15 @@ class Causal(LanguageModel):
         takes = signature(model.forward).parameters
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
         self._takes_positions = "position_ids" in takes
-        self._caches: bool | None = None  # whether it keeps keys and values as we know them; not known yet
+        self._caches: bool | None = None  # whether its keys and values can be reused; None: not tested yet
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are."""
+        """The device of the weights."""
         return next(self.parameters()).device
 
     def kept_state(self) -> dict[str, Tensor]:
-        """Return the weights that training makes: adapters alone where there are any; tied ones once."""
+        """Return the weights to save: only the adapters where there are any; tied weights once."""
         whole, learnt = self.state_dict(), dict(self.named_parameters())
         if any(ADAPTER in name for name in learnt):
             return {name: value for name, value in whole.items() if ADAPTER in name}
@@ -113,17 +113,17 @@ class Causal(LanguageModel):
     def following(self, seen: Tensor) -> Tensor:
         """See `LanguageModel.following`."""
         self._check_length(seen.shape[1])
-        found = self.model(input_ids=seen, use_cache=False, **self._positions(seen))
-        return cast(Tensor, found.logits)
+        outputs = self.model(input_ids=seen, use_cache=False, **self._positions(seen))
+        return cast(Tensor, outputs.logits)
 
     def _positions(self, seen: Tensor) -> dict[str, Tensor]:
-        """Positions, a row for each sequence: gradients of single examples need to know which row is whose."""
+        """Return position ids with one row per sequence, which per-example gradients need; empty outside training."""
         if not (self.training and self._takes_positions):
             return {}
         return {"position_ids": torch.arange(seen.shape[1], device=seen.device).expand(seen.shape)}
 
     def begin(self, context: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """See `LanguageModel.begin`; before the context stands the token that begins a text."""
+        """See `LanguageModel.begin`; the start token precedes the context."""
         return self.begin_each(torch.tensor([list(context)], dtype=torch.int64).reshape(1, len(context)))
 
     def begin_each(self, contexts: Tensor) -> tuple[Tensor, Tensor]:
@@ -147,73 +147,75 @@ class Causal(LanguageModel):
         return scores
 
     def _ask(self, seen: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Scores (rows, num_symbols) after tokens (rows, new) that follow a state, and the state after them."""
+        """Return scores (rows, num_symbols) after tokens (rows, new) that follow a state, and the state after them."""
         self._check_length(seen.shape[1] + (0 if state is None else state.shape[4]))
-        transformers, known = importlib.import_module("transformers"), None
+        transformers, cache = importlib.import_module("transformers"), None
         if state is not None:
-            known = transformers.DynamicCache([(layer[:, 0], layer[:, 1]) for layer in state.unbind(1)])
-        found = self.model(input_ids=seen, past_key_values=known, use_cache=True, **self._last_only)
-        layers = found.past_key_values.layers
+            cache = transformers.DynamicCache([(layer[:, 0], layer[:, 1]) for layer in state.unbind(1)])
+        outputs = self.model(input_ids=seen, past_key_values=cache, use_cache=True, **self._last_only)
+        layers = outputs.past_key_values.layers
         if any(type(layer).__name__ != "DynamicLayer" for layer in layers):
             raise TypeError("the model does not keep all keys and values")
-        return found.logits[:, -1], torch.stack([torch.stack([one.keys, one.values], dim=1) for one in layers], dim=1)
+        return outputs.logits[:, -1], torch.stack([torch.stack([one.keys, one.values], dim=1) for one in layers], dim=1)
 
     def _keeps_all(self, seen: Tensor) -> bool:
-        """Whether going on from its keys and values gives what computing anew gives, tried on a context of one row."""
+        """Return whether continuing from keys and values gives the same as recomputing, tested on a context of one row."""
         if self.window is not None and seen.shape[1] >= self.window:
-            seen = seen[:, : self.window - 1]  # something has to follow
-        tried = torch.cat([seen, seen.new_zeros(1, 1)], dim=1)
-        anew = self._ask_anew(tried)
+            seen = seen[:, : self.window - 1]  # leave room for one more token
+        tokens = torch.cat([seen, seen.new_zeros(1, 1)], dim=1)
+        expected = self._ask_anew(tokens)
         try:
             _, state = self._ask(seen, None)
-            found, _ = self._ask(tried[:, -1:], state)
-        except Exception:  # its cache is of another kind, and transformers raises whatever its parts do
+            scores, _ = self._ask(tokens[:, -1:], state)
+        except Exception:  # its cache is of another kind; transformers passes on errors of any type
             return False
-        return state.shape[4] == seen.shape[1] and bool(((found - anew).abs() <= SAME * (1 + anew.abs())).all())
+        return state.shape[4] == seen.shape[1] and bool(((scores - expected).abs() <= SAME * (1 + expected.abs())).all())
 
     def _check_length(self, length: int) -> None:
         if self.window is not None and length > self.window:
-            raise UserError(f"a sequence of {length} tokens is longer than the model's {self.window}")
+            raise UserError(f"a sequence of {length} tokens is longer than the model's window of {self.window}")
 
 
 def load_model(folder: str) -> nn.Module:
     """Return a causal language model of transformers in evaluation mode, on the CPU.
 
     Args:
-        folder: config.json and *.safetensors.
+        folder: contains config.json and *.safetensors.
 
     Raises:
-        UserError: when it cannot be loaded, or is not whole.
+        UserError: when it cannot be loaded, or weights are missing.
     """
     transformers = _transformers(folder)
     try:
         model, loading = transformers.AutoModelForCausalLM.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, output_loading_info=True
         )
-    except Exception as error:  # transformers raises whatever its parts do
+    except Exception as error:  # transformers passes on errors of any type
         raise _unloadable(folder, error) from error
     if loading["missing_keys"]:
         first = sorted(loading["missing_keys"])[0]
-        raise UserError(f"the Hugging Face model in {folder} lacks weights ({first}); it is no whole causal language model")
+        raise UserError(
+            f"the Hugging Face model in {folder} lacks weights ({first}); it is not a complete causal language model"
+        )
     return cast(nn.Module, model.eval())
 
 
 def with_adapters(model: nn.Module, lora: LoraSpec, *, seed: int) -> nn.Module:
-    """Put low-rank adapters into a model, in place, and freeze all else.
+    """Insert low-rank adapters into a model, in place, and freeze all other weights.
 
     Args:
-        model: of transformers.
-        lora: rank, scale, layers.
-        seed: of the adapters' weights.
+        model: a model of transformers.
+        lora: rank, scale, target layers.
+        seed: seed of the adapters' initial weights.
 
     Raises:
-        UserError: when no layer has such a name, or the architecture has no usual ones.
+        UserError: when no layer has such a name, or peft knows no default layers for the architecture.
     """
     try:
         peft = importlib.import_module("peft")
     except ImportError as error:
         raise UserError("adapters (model.lora) need peft: pip install 'memlib[huggingface]'") from error
-    how = peft.LoraConfig(
+    config = peft.LoraConfig(
         r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, task_type="CAUSAL_LM",
         target_modules=None if lora.targets is None else list(lora.targets),
     )  # fmt: skip
@@ -221,24 +223,24 @@ def with_adapters(model: nn.Module, lora: LoraSpec, *, seed: int) -> nn.Module:
         torch.manual_seed(derive_seed(seed, "initial weights"))
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that it turns weights of GPT-2's layers round, as it should
-                return cast(nn.Module, peft.inject_adapter_in_model(how, model))
+                warnings.simplefilter("ignore")  # it warns that it transposes GPT-2's weights, which is right
+                return cast(nn.Module, peft.inject_adapter_in_model(config, model))
         except ValueError as error:
-            said = str(error).splitlines()[0][:200]
-            raise UserError(f"model.lora.targets names no layers that adapters fit to ({said})") from error
+            reason = str(error).splitlines()[0][:200]
+            raise UserError(f"model.lora.targets names no layers that adapters fit ({reason})") from error
 
 
 def _unloadable(folder: str, error: Exception) -> UserError:
-    said = str(error).strip().splitlines() or [type(error).__name__]
-    return UserError(f"cannot load the Hugging Face model in {folder} ({said[0][:300]})")
+    reason = str(error).strip().splitlines() or [type(error).__name__]
+    return UserError(f"cannot load the Hugging Face model in {folder} ({reason[0][:300]})")
 
 
 def _transformers(folder: str) -> Any:
     try:
-        found = importlib.import_module("transformers")
+        transformers = importlib.import_module("transformers")
     except ImportError as error:
         raise UserError("a Hugging Face model needs transformers: pip install 'memlib[huggingface]'") from error
-    found.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()
     if not (Path(folder) / "config.json").is_file():
         raise UserError(f"there is no Hugging Face model in {folder} (no config.json)")
-    return found
+    return transformers

@@ -1,4 +1,4 @@
-"""The classifiers of Hartley 2022 (A.3) and 2023 (Table 1): inputs to class scores (logits)."""
+"""The classifiers of Hartley 2022 (A.3) and 2023 (Table 1) and Liu 2020: inputs to class scores (logits)."""
 
 from collections.abc import Sequence
 
@@ -13,13 +13,13 @@ SMALL = 64  # images up to this side get a stem without stride
 
 
 def build_classifier(spec: ClassifierSpec, input_shape: Sequence[int], num_classes: int, *, seed: int) -> nn.Module:
-    """A classifier initialised from `seed` alone; the caller's random state is left as it was.
+    """Build a classifier initialized from `seed` alone; the caller's random state is not changed.
 
     Args:
-        spec: which.
+        spec: the architecture.
         input_shape: (channels, height, width) or (dim,).
         num_classes: length of the output.
-        seed: of the initial weights.
+        seed: seed of the initial weights.
 
     Raises:
         ValueError: when the input is too small or not an image.
@@ -43,7 +43,7 @@ def build_classifier(spec: ClassifierSpec, input_shape: Sequence[int], num_class
         )
 
 
-# A bias before batch norm changes nothing and has no gradient but rounding, which Adam would blow up: there is none.
+# Layers before batch norm have no bias: it would change nothing, and its gradient is rounding error that Adam would amplify.
 
 
 def _activation(spec: ClassifierSpec, norm: nn.Module, dropout: nn.Module | None) -> list[nn.Module]:
@@ -66,7 +66,7 @@ def _mlp(spec: ClassifierSpec, input_shape: Sequence[int], num_classes: int) -> 
 
 
 def _cnn(spec: ClassifierSpec, input_shape: Sequence[int], num_classes: int) -> nn.Sequential:
-    """CNN-1: conv 32, ReLU, conv 64, max pool, ReLU, 128, 128. CNN-2: two VGG blocks of 32 and 64, then 1024."""
+    """Build CNN-1: conv 32, ReLU, conv 64, max pool, ReLU, 128, 128, or CNN-2: two VGG blocks of 32 and 64, then 1024."""
     first = spec.architecture == "cnn_1"
     plan = [32, 64, "pool"] if first else [32, 32, "pool", 64, 64, "pool"]
     channels, height, width = input_shape
@@ -88,7 +88,7 @@ def _cnn(spec: ClassifierSpec, input_shape: Sequence[int], num_classes: int) -> 
 
 
 def _blocks(spec: ClassifierSpec, input_shape: Sequence[int], num_classes: int) -> nn.Sequential:
-    """Liu 2020, section 4: a convolution block and a linear one for 28 px, or four convolution blocks for 128 px."""
+    """Build a convolution block and a linear one for 28 px, or four convolution blocks for 128 px (Liu 2020, section 4)."""
     channels, height, width = input_shape
 
     def block(inputs: int, outputs: int, kernel: int, stride: int, padding: int) -> list[nn.Module]:
@@ -119,7 +119,7 @@ def _resnet18(input_shape: Sequence[int], num_classes: int) -> nn.Module:
 
 
 def _densenet(spec: ClassifierSpec, input_shape: Sequence[int], num_classes: int) -> nn.Module:
-    """DenseNet-121, or DenseNet-BC with 100 layers and growth 12: three blocks of 16 (Huang 2017)."""
+    """Build DenseNet-121, or DenseNet-BC with 100 layers and growth 12: three blocks of 16 (Huang 2017)."""
     import torchvision
 
     if spec.architecture == "densenet121":

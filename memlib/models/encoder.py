@@ -1,4 +1,4 @@
-"""A backbone, the projector behind it, and for supervised training a classifier behind that.
+"""A backbone, a projector on top of it and, for supervised training, a classifier on top of that.
 
 Meehan 2023, A.2.2: VICReg's projector is three fully connected layers; the supervised baseline takes the same
 projector, then batch norm, ReLU and a linear layer, whose class scores are its "projector embedding".
@@ -16,10 +16,10 @@ from memlib.specs.models import TEACHER
 
 
 class Encoder(nn.Module):
-    """images (batch, 3, side, side) float32, normalised -> the last layer's output (batch, dim).
+    """An image encoder: (batch, 3, side, side) float32, normalized -> the last layer's output (batch, dim).
 
     Layers are named backbone, projector_1, ..., projector_n and, with `num_classes`, classifier. The projector's
-    hidden layers are linear, batch norm, ReLU; its last is linear alone. `dim` is the length of the last layer's output.
+    hidden layers are linear, batch norm, ReLU; its last layer is only linear. `dim` is the length of the last layer's output.
     """
 
     def __init__(self, spec: ModelSpec, *, num_classes: int | None = None) -> None:
@@ -41,35 +41,35 @@ class Encoder(nn.Module):
         self.dim = dim
 
     def forward(self, images: Tensor) -> Tensor:
-        """The last layer's output."""
+        """Return the last layer's output."""
         return self.layers(images)[-1][1]
 
     def freeze_backbone(self) -> None:
-        """Leave the backbone as it is in all training to come, its running means included."""
+        """Freeze the backbone for all further training, including its running statistics."""
         self.frozen = True
         self.backbone.requires_grad_(False).eval()
 
     def train(self, mode: bool = True) -> "Encoder":
-        """Put all but a frozen backbone into training mode, or evaluation mode."""
+        """Put all layers except a frozen backbone into training or evaluation mode."""
         super().train(mode)
         if self.frozen:
             self.backbone.eval()
         return self
 
     def add_teacher(self) -> "Encoder":
-        """Give the model a copy of itself that no gradient changes, as its sub-module `teacher`; return that."""
+        """Add a copy of the model without gradients as its sub-module `teacher`, and return the copy."""
         teacher = copy.deepcopy(self).requires_grad_(False)
         self.teacher = teacher
         return teacher
 
     def all_layers(self, images: Tensor) -> list[tuple[str, Tensor]]:
-        """Every named layer's output, then those of its teacher where it has one: teacher_backbone, ..."""
+        """Return every named layer's output, followed by the teacher's, if there is one: teacher_backbone, ..."""
         if self.teacher is None:
             return self.layers(images)
         return self.layers(images) + [(f"{TEACHER}{name}", output) for name, output in self.teacher.layers(images)]
 
     def layers(self, images: Tensor) -> list[tuple[str, Tensor]]:
-        """Every named layer's output in one pass, in order of depth."""
+        """Return every named layer's output from one pass, in order of depth."""
         features = self.backbone(images)
         outputs = [("backbone", features)]
         for number, layer in enumerate(self.projector, start=1):
@@ -81,7 +81,7 @@ class Encoder(nn.Module):
 
 
 def build_encoder(spec: ModelSpec, *, num_classes: int | None, seed: int) -> Encoder:
-    """An encoder initialised from `seed` alone; the caller's random state is left as it was."""
+    """Build an encoder initialized from `seed` alone; the caller's random state is not changed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "initial weights"))
         return Encoder(spec, num_classes=num_classes)

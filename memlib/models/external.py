@@ -1,4 +1,4 @@
-"""Models that were trained elsewhere: the user's factory, and what keys say of them. Nothing of PyTorch is loaded here."""
+"""External models: the user's factory, and the digests that enter keys. This module does not import PyTorch."""
 
 import inspect
 from pathlib import Path
@@ -17,14 +17,14 @@ from memlib.specs.encoders import (
     TransformersEncoder,
 )
 
-NOT_READ = (".bin", ".pt", ".pth", ".md")  # files of a Hugging Face folder that change nothing here
+NOT_READ = (".bin", ".pt", ".pth", ".md")  # files of a Hugging Face folder that are never read
 
 
 def made(spec: TrainedSpec | ProtocolSpec | FactoryEncoder) -> Any:
-    """What the user's factory returns.
+    """Call the user's factory and return its result.
 
     Raises:
-        UserError: when it cannot be found or fails.
+        UserError: when the factory cannot be found or fails.
     """
     factory = load(spec.model)
     try:
@@ -36,7 +36,7 @@ def made(spec: TrainedSpec | ProtocolSpec | FactoryEncoder) -> Any:
 
 
 def own_digest(spec: TrainedSpec | ProtocolSpec | FactoryEncoder, *weights: str) -> str:
-    """What a key says of the model: its weights, its factory's version or source, and how it is used."""
+    """Return the digest for keys of the model's weights, its factory's version or source, and its settings."""
     version = spec.version
     if version is None:
         source = source_file(spec.model) or _source_of(load(spec.model))
@@ -58,19 +58,19 @@ def _source_of(factory: Any) -> str | None:
 
 
 def outside_digest(spec: HuggingFaceSpec | ProtocolSpec) -> str:
-    """What a key says of the model.
+    """Return the digest for keys of an external sequence model.
 
     Raises:
-        UserError: when a file is not there.
+        UserError: when a file is missing.
     """
     return own_digest(spec, *spec.files) if isinstance(spec, ProtocolSpec) else _folder_digest(spec.path)
 
 
 def encoder_digest(spec: EncoderSpec) -> str:
-    """What a key says of an encoder, or of embeddings that its owner made.
+    """Return the digest for keys of an encoder, or of embeddings that its owner computed.
 
     Raises:
-        UserError: when a file is not there.
+        UserError: when a file is missing.
     """
     match spec:
         case FactoryEncoder():
@@ -87,16 +87,16 @@ def encoder_digest(spec: EncoderSpec) -> str:
 
 
 def read_files(folder: str) -> dict[str, Path]:
-    """Return the files of a Hugging Face model that lie in the folder itself, but for those that are never read, by name.
+    """Return the files at the top level of a Hugging Face model's folder, by name, except files that are never read.
 
     Raises:
-        UserError: when there is no model.
+        UserError: when the folder holds no model.
     """
     return {name: path for name, path in _files_below(folder).items() if "/" not in name}
 
 
 def _folder_digest(folder: str) -> str:
-    """Of a Hugging Face model's files, but for those that change nothing here."""
+    """Return the digest of a Hugging Face model's files, except files that are never read."""
     return canonical_json([[name, file_digest(path)] for name, path in _files_below(folder).items()])
 
 

@@ -1,4 +1,4 @@
-"""Sequence models that were trained elsewhere, asked for the next symbol like one's own.
+"""External sequence models behind the interface of memlib's own.
 
 A model is a folder of Hugging Face's transformers, or any object with a `vocabulary` and `next_log_probs`:
 
@@ -9,8 +9,8 @@ A model is a folder of Hugging Face's transformers, or any object with a `vocabu
             ...                                       # prefixes: (num_prefixes, length) int64 symbols, all of one length
             return log_probs, state                   # (num_prefixes, num_symbols) natural logarithms
 
-`state` is a list with what the model returned for each prefix without its last symbol, or None where that is not known; a
-model that keeps no state returns None. A format that begins with a hole asks for what begins a text: prefixes of length 0.
+`state` is a list of what the model returned for each prefix without its last symbol, or None where that is unknown; a
+stateless model returns None. For a format that begins with a hole, the model gets prefixes of length 0: the start of a text.
 """
 
 import traceback
@@ -31,18 +31,18 @@ from memlib.models.external import made
 from memlib.models.sequence import CACHE_BYTES
 from memlib.specs import HuggingFaceSpec, ProtocolSpec
 
-SUMS_TO_ONE = 1e-2  # as bfloat16 gives
-ENTRY_BYTES, SYMBOL_BYTES = 250, 40  # about what keeping a state takes, and each symbol of its prefix
+SUMS_TO_ONE = 1e-2  # tolerance that bfloat16 needs
+ENTRY_BYTES, SYMBOL_BYTES = 250, 40  # approximate overhead of a cached state, and of each symbol of its prefix
 
 
 class Answering:
-    """A model with `next_log_probs`, as a `Predictor`; states of prefixes are kept for their children.
+    """A model with `next_log_probs`, as a `Predictor`; states of prefixes are cached for their children.
 
-    States beyond `cache_bytes` are forgotten, the oldest first, and the model is told None.
+    States beyond `cache_bytes` are evicted, oldest first; the model then gets None in their place.
 
     Args:
-        model: the user's.
-        name: what errors call it.
+        model: the user's model.
+        name: its name in error messages.
     """
 
     cache_bytes = CACHE_BYTES
@@ -55,13 +55,13 @@ class Answering:
             self.vocabulary = [str(symbol) for symbol in model.vocabulary]
         except TypeError:
             raise UserError(
-                f"the vocabulary of {name} is a {type(model.vocabulary).__name__}; it needs a list of texts"
+                f"the vocabulary of {name} is a {type(model.vocabulary).__name__}; it needs a list of strings"
             ) from None
         if len(set(self.vocabulary)) < len(self.vocabulary):
-            raise UserError(f"the vocabulary of {name} has symbols that stand twice")
+            raise UserError(f"the vocabulary of {name} has duplicate symbols")
         self.num_symbols = len(self.vocabulary)
         self._model, self._name = model, name
-        self._states: OrderedDict[tuple[int, ...], tuple[Any, int]] = OrderedDict()  # and its bytes
+        self._states: OrderedDict[tuple[int, ...], tuple[Any, int]] = OrderedDict()  # with their sizes in bytes
         self._state_bytes = 0
 
     def begin(self, context: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -79,23 +79,23 @@ class Answering:
 
     def _ask(self, prefixes: Tensor) -> Tensor:
         keys = [tuple(row) for row in prefixes.tolist()]
-        known = [self._states.get(key[:-1], (None, 0))[0] for key in keys] if prefixes.shape[1] else [None]
-        asked = prefixes.numpy().copy()  # the user's to change
+        cached = [self._states.get(key[:-1], (None, 0))[0] for key in keys] if prefixes.shape[1] else [None]
+        queries = prefixes.numpy().copy()  # a copy, which the model may modify
         try:
-            found, states = self._model.next_log_probs(asked, None if all(s is None for s in known) else known)
-        except (Exception, SystemExit) as error:  # the user's code may raise anything, and say a secret
+            answers, states = self._model.next_log_probs(queries, None if all(s is None for s in cached) else cached)
+        except (Exception, SystemExit) as error:  # the user's code may raise anything, with a secret in its message
             raise UserError(f"next_log_probs of {self._name} failed: {_without_message(error)}") from None
         try:
-            log_probs = torch.as_tensor(found).detach().to("cpu", torch.float64)
+            log_probs = torch.as_tensor(answers).detach().to("cpu", torch.float64)
             states = None if states is None else list(states)
         except (TypeError, ValueError, RuntimeError):
             raise UserError(
-                f"next_log_probs of {self._name} returned a {type(found).__name__} and a {type(states).__name__}; it needs "
+                f"next_log_probs of {self._name} returned a {type(answers).__name__} and a {type(states).__name__}; it needs "
                 "an array of numbers, and a list of states or None"
             ) from None
         if log_probs.shape != (len(keys), self.num_symbols):
             raise UserError(
-                f"next_log_probs of {self._name} returned {tuple(log_probs.shape)} for {len(keys)} prefixes and "
+                f"next_log_probs of {self._name} returned shape {tuple(log_probs.shape)} for {len(keys)} prefixes and "
                 f"{self.num_symbols} symbols"
             )
         total = torch.logsumexp(log_probs, dim=1)
@@ -120,26 +120,26 @@ class Answering:
 
 
 def bytes_of(value: Any) -> int:
-    """Return about how much memory a value takes: its arrays, and what its containers and attributes hold, each once."""
-    total, left, seen = 0, [value], set[int]()
-    while left:
-        one = left.pop()
-        if id(one) in seen:
+    """Estimate the memory of a value in bytes: its arrays and the contents of its containers and attributes, each once."""
+    total, stack, seen = 0, [value], set[int]()
+    while stack:
+        item = stack.pop()
+        if id(item) in seen:
             continue
-        seen.add(id(one))
-        if isinstance(one, Tensor | np.ndarray):
-            total += int(one.nbytes)
-            left += one.ravel().tolist() if isinstance(one, np.ndarray) and one.dtype.hasobject else []
+        seen.add(id(item))
+        if isinstance(item, Tensor | np.ndarray):
+            total += int(item.nbytes)
+            stack += item.ravel().tolist() if isinstance(item, np.ndarray) and item.dtype.hasobject else []
             continue
-        total += getsizeof(one, 0) + (one.nbytes if isinstance(getattr(one, "nbytes", None), int) else 0)
-        if isinstance(one, Mapping):
-            left += one.values()
-        elif isinstance(one, list | tuple | set | frozenset | deque):
-            left += one
-        elif not callable(one) and not isinstance(one, ModuleType):  # these are code, or the model itself
-            left += getattr(one, "__dict__", {}).values()
-            slots = [name for kind in type(one).__mro__ for name in _names(getattr(kind, "__slots__", ()))]
-            left += [getattr(one, name) for name in slots if hasattr(one, name)]
+        total += getsizeof(item, 0) + (item.nbytes if isinstance(getattr(item, "nbytes", None), int) else 0)
+        if isinstance(item, Mapping):
+            stack += item.values()
+        elif isinstance(item, list | tuple | set | frozenset | deque):
+            stack += item
+        elif not callable(item) and not isinstance(item, ModuleType):  # callables and modules are code, or the model itself
+            stack += getattr(item, "__dict__", {}).values()
+            slots = [name for kind in type(item).__mro__ for name in _names(getattr(kind, "__slots__", ()))]
+            stack += [getattr(item, name) for name in slots if hasattr(item, name)]
     return total
 
 
@@ -151,7 +151,7 @@ class HuggingFace(Causal):
     """A causal language model of transformers with its tokenizer, as `Predictor` and `Tokenizer`.
 
     Args:
-        folder: config.json, *.safetensors, tokenizer.
+        folder: contains config.json, *.safetensors and the tokenizer.
 
     Raises:
         UserError: when it cannot be loaded.
@@ -168,7 +168,7 @@ class HuggingFace(Causal):
 
     @torch.inference_mode()
     def bits(self, tokens: Sequence[int]) -> float:
-        """Total -log2 probability of a text's tokens, at most the model's window of them at a time."""
+        """Return the total -log2 probability of a text's tokens, in separate pieces that fit the model's window."""
         total, room = 0.0, (self.window or len(tokens) + 1) - 1
         for start in range(0, len(tokens), room):
             part = torch.tensor([tokens[start : start + room]], device=self.device)
@@ -178,7 +178,7 @@ class HuggingFace(Causal):
 
 
 def load_outside(spec: HuggingFaceSpec | ProtocolSpec) -> HuggingFace | Answering:
-    """The model, ready to be asked.
+    """Load an external sequence model.
 
     Raises:
         UserError: when it cannot be loaded; says why.
@@ -189,7 +189,7 @@ def load_outside(spec: HuggingFaceSpec | ProtocolSpec) -> HuggingFace | Answerin
 
 
 def _without_message(error: BaseException) -> str:
-    """What kind of exception, and where it was raised."""
+    """Return the type of an exception and where it was raised, without its message."""
     frames = traceback.extract_tb(error.__traceback__)
     return (
         f"{type(error).__name__} at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else type(error).__name__

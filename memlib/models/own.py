@@ -1,4 +1,4 @@
-"""Models that were trained elsewhere: a factory of the user's and a file of weights, never unpickled."""
+"""External models: the user's factory and a file of weights, which is never unpickled."""
 
 import pickle
 from collections.abc import Mapping
@@ -16,25 +16,25 @@ from memlib.specs import TrainedSpec
 
 
 def load_own(spec: TrainedSpec, weights: str | None) -> nn.Module:
-    """The factory's model with the weights of a file, or its own where none is named, in evaluation mode.
+    """Return the factory's model in evaluation mode, with the weights of a file or, where none is named, its own.
 
     Raises:
-        UserError: when the factory, the file or their agreement fails; says which.
+        UserError: when the factory or the file fails, or they do not match; says which.
     """
     return with_weights(made(spec), spec.model, weights)
 
 
 def with_weights(model: Any, name: str, weights: str | None, state: Mapping[str, Tensor] | None = None) -> nn.Module:
-    """A module with the weights of a file in evaluation mode, or as it is where none is named.
+    """Return a module in evaluation mode, with the weights of a file or, where none is named, unchanged.
 
     Args:
-        model: what a factory returned.
-        name: what errors call it.
-        weights: the file.
-        state: what it holds, where it has been read.
+        model: the factory's result.
+        name: the model's name in error messages.
+        weights: path of the file.
+        state: the file's content, if already read.
 
     Raises:
-        UserError: when it is no module, or file and model do not agree.
+        UserError: when the result is not a module, or the file does not fit it.
     """
     if not isinstance(model, nn.Module):
         raise UserError(f"{name} returned a {type(model).__name__}, not a torch module")
@@ -49,30 +49,32 @@ def with_weights(model: Any, name: str, weights: str | None, state: Mapping[str,
 
 
 def read_weights(path: str) -> dict[str, Tensor]:
-    """The tensors of a file by name.
+    """Read the tensors of a file, by name.
 
     Raises:
-        UserError: when it is no state dict.
+        UserError: when the file is not a state dict.
     """
     try:
         if path.endswith(".safetensors"):
             return dict(safetensors.torch.load_file(path))
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:  # torch would advise to run what is in the file
+    except pickle.UnpicklingError as error:  # torch's message would advise running the pickle
         raise UserError(
-            f"{path} holds more than tensors, which memlib does not run: where you trust it, load it yourself and save its "
-            "state dict, as in safetensors.torch.save_file(model.state_dict(), 'model.safetensors')"
+            f"{path} holds pickled objects besides tensors, which memlib does not execute; if you trust the file, load it "
+            "yourself and save its state dict, as in safetensors.torch.save_file(model.state_dict(), 'model.safetensors')"
         ) from error
-    except Exception as error:  # safetensors and torch have errors of their own
-        said = str(error).splitlines()[0]
-        raise UserError(f"cannot read weights from {path} ({said}); a state dict as .safetensors or .pt is needed") from error
+    except Exception as error:  # safetensors and torch raise errors of their own
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"cannot read weights from {path} ({reason}); it needs a state dict as .safetensors or .pt"
+        ) from error
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise UserError(f"{path} does not hold a state dict (names and tensors)")
     return dict(state)
 
 
 def take_own(spec: TrainedSpec, examples: NDArray[Any], device: torch.device) -> Tensor:
-    """Stored examples as the model takes them: (batch, channels, height, width) float32, or points as they are."""
+    """Convert stored examples to model inputs: (batch, channels, height, width) float32, or points unchanged."""
     values = torch.from_numpy(examples.copy()).float().to(device)
     if examples.ndim == 2:
         return values
@@ -89,12 +91,12 @@ def take_own(spec: TrainedSpec, examples: NDArray[Any], device: torch.device) ->
 
 
 class ClassScores(nn.Module):
-    """An external model as one that returns class scores (logits), the classes of the data first.
+    """An external model wrapped to return class scores (logits), those of the data's classes first.
 
     Args:
-        model: the user's.
-        spec: how it is used.
-        num_classes: of the data.
+        model: the user's model.
+        spec: its settings.
+        num_classes: number of classes of the data.
     """
 
     def __init__(self, model: nn.Module, spec: TrainedSpec, num_classes: int) -> None:
@@ -103,20 +105,20 @@ class ClassScores(nn.Module):
         self._spec, self._num_classes = spec, num_classes
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Class scores (batch, outputs), or log-probabilities, which are class scores up to a constant.
+        """Return class scores (batch, outputs), or log-probabilities, which are class scores up to a constant.
 
         Raises:
-            UserError: for examples that the model cannot take, and for outputs that are no class scores.
+            UserError: when the model cannot take the examples, or its outputs are not class scores.
         """
         try:
             outputs = self.model(inputs)
         except (torch.OutOfMemoryError, UserError):
             raise
         except (Exception, SystemExit) as error:  # the user's code may raise anything
-            said = (str(error).splitlines() or [""])[0][:300]
+            reason = (str(error).splitlines() or [""])[0][:300]
             raise UserError(
                 f"{self._spec.model} cannot take examples of shape {tuple(inputs.shape[1:])} ({type(error).__name__}: "
-                f"{said}); see data and trained.inputs"
+                f"{reason}); see data and trained.inputs"
             ) from error
         scores = self._scores_of(outputs)
         if scores.dim() != 2 or len(scores) != len(inputs) or not scores.dtype.is_floating_point:
@@ -129,14 +131,14 @@ class ClassScores(nn.Module):
         return scores[:, self._order(scores.shape[1])] if self._spec.classes is not None else self._whole(scores)
 
     def _scores_of(self, outputs: Any) -> Tensor:
-        """The tensor of scores among what the model returns."""
-        found = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
-        if isinstance(found, Tensor):
-            return found
+        """Return the tensor of scores from the model's outputs."""
+        scores = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
+        if isinstance(scores, Tensor):
+            return scores
         keys = f" with {', '.join(map(str, outputs))}" if isinstance(outputs, Mapping) else ""
         raise UserError(
-            f"{self._spec.model} returns a {type(outputs).__name__}{keys}, which is no tensor of class scores and has none "
-            "as logits; wrap the model in a module that returns the scores"
+            f"{self._spec.model} returns a {type(outputs).__name__}{keys}, which is not a tensor of class scores and has no "
+            "tensor named logits; wrap the model in a module that returns the scores"
         )
 
     def _logarithms(self, outputs: Tensor) -> Tensor:
@@ -150,14 +152,14 @@ class ClassScores(nn.Module):
     def _whole(self, scores: Tensor) -> Tensor:
         if scores.shape[1] == self._num_classes:
             return scores
-        mend = "it does not know them all"
+        advice = "the model does not cover all of them"
         if scores.shape[1] > self._num_classes:
-            mend = "say in trained.classes which output belongs to each of them, in order"
-        seen = f"{scores.shape[1]} scores an example, but the data have {self._num_classes} classes"
-        raise UserError(f"{self._spec.model} returns {seen}; {mend}")
+            advice = "list in trained.classes the output of each class, in order"
+        seen = f"{scores.shape[1]} scores per example, but the data have {self._num_classes} classes"
+        raise UserError(f"{self._spec.model} returns {seen}; {advice}")
 
     def _order(self, outputs: int) -> list[int]:
-        """The outputs of the data's classes, then all others, which a softmax is also over."""
+        """Return the outputs of the data's classes, then all others, which the softmax includes."""
         classes = self._spec.classes or ()
         if len(classes) != self._num_classes or max(classes) >= outputs:
             raise UserError(

@@ -1,4 +1,4 @@
-"""Image encoders that were trained elsewhere, as functions from pixels to layers; nothing is unpickled."""
+"""External image encoders as functions from pixels to layers; nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from memlib.models.vision import MEAN, STD
 from memlib.specs.encoders import FactoryEncoder, TimmEncoder, TorchvisionEncoder, TransformersEncoder
 
 Layers = list[tuple[str, Tensor]]
-HUNDREDS = 1000  # outputs that libraries give a classifier where nobody says otherwise
+HUNDREDS = 1000  # outputs of the libraries' classifiers by default
 
 
 class OwnEncoder(nn.Module):
     """An encoder with its own normalisation.
 
     Args:
-        model: the user's.
-        name: what errors call it.
-        side: of the images it takes, in pixels.
-        mean, std: what is taken off pixels in [0, 1], and what they are divided by then, a channel each.
-        read: what the model returns, as layers by name, the deepest last.
+        model: the user's model.
+        name: its name in error messages.
+        side: side of its input images, in pixels.
+        mean, std: per channel, subtracted from pixels in [0, 1], and what the difference is divided by.
+        read: converts the model's outputs to layers by name, the deepest last.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class OwnEncoder(nn.Module):
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1), persistent=False)
 
     def all_layers(self, pixels: Tensor) -> Layers:
-        """Every layer of images (batch, 3, side, side) in [0, 1], each (batch, dim).
+        """Return all layers for images (batch, 3, side, side) in [0, 1], each (batch, dim).
 
         Raises:
-            UserError: for images that the model cannot take, and for outputs that are no embeddings.
+            UserError: when the model cannot take the images, or its outputs are not embeddings.
         """
         mean, std = self.get_buffer("mean"), self.get_buffer("std")
         try:
@@ -53,20 +53,20 @@ class OwnEncoder(nn.Module):
         except (torch.OutOfMemoryError, UserError):
             raise
         except (Exception, SystemExit) as error:  # the user's code may raise anything
-            said = (str(error).splitlines() or [""])[0][:300]
+            reason = (str(error).splitlines() or [""])[0][:300]
             raise UserError(
-                f"{self._name} cannot take images of {self.side} x {self.side} pixels ({type(error).__name__}: {said})"
+                f"{self._name} cannot take images of {self.side} x {self.side} pixels ({type(error).__name__}: {reason})"
             ) from error
-        found = list(self._read(outputs).items())
-        for layer, values in found:
+        layers = list(self._read(outputs).items())
+        for layer, values in layers:
             if not isinstance(values, Tensor) or values.dim() != 2 or len(values) != len(pixels):
                 seen = f"a tensor of {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
                 raise UserError(
                     f"{self._name} returns {seen} as {layer} for {len(pixels)} images; embeddings are (batch, dim)"
                 )
-        if not found:
+        if not layers:
             raise UserError(f"{self._name} returns no embeddings")
-        return found
+        return layers
 
 
 def load_own_encoder(spec: FactoryEncoder | TorchvisionEncoder | TimmEncoder | TransformersEncoder) -> OwnEncoder:
@@ -81,7 +81,7 @@ def load_own_encoder(spec: FactoryEncoder | TorchvisionEncoder | TimmEncoder | T
             mean, std = {
                 "unit": ((0.0,) * 3, (1.0,) * 3), "imagenet": (MEAN, STD), "raw": ((0.0,) * 3, (1 / 255,) * 3)
             }[spec.inputs]  # fmt: skip
-            found = OwnEncoder(model, name=spec.model, side=spec.side, mean=mean, std=std, read=_by_layer)
+            encoder = OwnEncoder(model, name=spec.model, side=spec.side, mean=mean, std=std, read=_by_layer)
         case TorchvisionEncoder():
             torchvision = importlib.import_module("torchvision")
             body = _from_library(
@@ -89,12 +89,12 @@ def load_own_encoder(spec: FactoryEncoder | TorchvisionEncoder | TimmEncoder | T
                 lambda count: torchvision.models.get_model(spec.architecture, weights=None, num_classes=count),
                 spec.weights,
             )
-            found = OwnEncoder(body, name=spec.architecture, side=spec.side, mean=MEAN, std=STD, read=_by_layer)
+            encoder = OwnEncoder(body, name=spec.architecture, side=spec.side, mean=MEAN, std=STD, read=_by_layer)
         case TimmEncoder():
-            found = _timm(spec)
+            encoder = _timm(spec)
         case TransformersEncoder():
-            found = _transformers(spec)
-    return found.eval()
+            encoder = _transformers(spec)
+    return encoder.eval()
 
 
 def _by_layer(outputs: Any) -> Mapping[str, Any]:
@@ -102,7 +102,7 @@ def _by_layer(outputs: Any) -> Mapping[str, Any]:
 
 
 class _Headed(nn.Module):
-    """A classifier whose last linear layer's inputs are its backbone's embeddings."""
+    """A classifier that also returns the inputs of its last linear layer, as its backbone's embeddings."""
 
     def __init__(self, model: nn.Module, head: nn.Module) -> None:
         super().__init__()
@@ -126,12 +126,12 @@ class _Headless(nn.Module):
 
 
 def _from_library(name: str, build: Callable[[int], nn.Module], weights: str) -> nn.Module:
-    """A library's architecture with the weights of a file, which may lack the last linear layer."""
+    """Build a library's architecture with the weights of a file, which may lack the last linear layer."""
     state = read_weights(weights)
     try:
         model = build(HUNDREDS)
-    except Exception as error:  # libraries have errors of their own for names that they do not know
-        raise UserError(f"{name} cannot be made ({type(error).__name__}: {str(error).splitlines()[0][:200]})") from error
+    except Exception as error:  # libraries raise errors of their own for unknown names
+        raise UserError(f"cannot build {name} ({type(error).__name__}: {str(error).splitlines()[0][:200]})") from error
     heads = [part for part, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not heads:
         raise UserError(f"{name} has no linear layer at its end; use kind: import")
@@ -175,9 +175,9 @@ def _transformers(spec: TransformersEncoder) -> OwnEncoder:
         model, loading = transformers.AutoModel.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, output_loading_info=True
         )
-    except Exception as error:  # transformers raises whatever its parts do
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-        raise UserError(f"cannot load the Hugging Face encoder in {spec.path} ({said})") from error
+    except Exception as error:  # transformers passes on errors of any type
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        raise UserError(f"cannot load the Hugging Face encoder in {spec.path} ({reason})") from error
     missing = sorted(loading["missing_keys"])
     unpooled = bool(missing) and all(name.startswith("pooler.") for name in missing)
     if missing and not unpooled:
@@ -192,12 +192,12 @@ def _transformers(spec: TransformersEncoder) -> OwnEncoder:
                  (("image_mean", (0.0,) * 3), ("image_std", (1.0,) * 3)))  # fmt: skip
 
     def read(outputs: Any) -> Mapping[str, Any]:
-        hidden, found = outputs.last_hidden_state, {}
+        hidden, layers = outputs.last_hidden_state, {}
         if hidden.dim() == 3:
-            found = {"cls": hidden[:, 0], "mean": hidden.mean(dim=1)}
+            layers = {"cls": hidden[:, 0], "mean": hidden.mean(dim=1)}
         pooled = getattr(outputs, "pooler_output", None)
         if pooled is not None and not unpooled:
-            found["pooled"] = pooled.flatten(1)
-        return found or {"mean": hidden.flatten(2).mean(dim=2)}
+            layers["pooled"] = pooled.flatten(1)
+        return layers or {"mean": hidden.flatten(2).mean(dim=2)}
 
     return OwnEncoder(model, name=spec.path, side=side, mean=mean, std=std, read=read)

@@ -1,7 +1,7 @@
 """Language models of characters or words: LSTM, GRU, dilated CNN, WaveNet, a small transformer (Carlini 2019, section 6).
 
-A model predicts each symbol of a window from those before it; before the first stands the start symbol, which is also
-what ends a line, so that a window begins as a line does. No state passes from window to window.
+A model predicts each symbol of a window from the preceding ones; the start symbol precedes the first. It also ends each
+line, so a window begins like a line. No state passes from window to window.
 """
 
 from abc import ABC, abstractmethod
@@ -15,19 +15,19 @@ from torch import Tensor, nn
 from memlib.identity import derive_seed
 from memlib.specs import LanguageSpec
 
-CACHE_BYTES = 2**30  # that states of prefixes may take in memory where nobody says otherwise
-MOST_ROWS = 256  # windows that are scored together
+CACHE_BYTES = 2**30  # memory for the states of prefixes, by default
+MOST_ROWS = 256  # windows scored together
 START = 0  # the symbol before a window, and at the end of each line
 
 
 def build_language_model(spec: LanguageSpec, num_symbols: int, window: int, *, seed: int) -> "LanguageModel":
-    """A language model initialised from `seed` alone; the caller's random state is left as it was.
+    """Build a language model initialized from `seed` alone; the caller's random state is not changed.
 
     Args:
-        spec: which.
-        num_symbols: of the vocabulary.
-        window: symbols in a row of the corpus, the longest sequence a transformer takes.
-        seed: of the initial weights.
+        spec: the architecture.
+        num_symbols: size of the vocabulary.
+        window: symbols per row of the corpus, the longest sequence that a transformer takes.
+        seed: seed of the initial weights.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "initial weights"))
@@ -41,10 +41,10 @@ def build_language_model(spec: LanguageSpec, num_symbols: int, window: int, *, s
 
 
 class LanguageModel(nn.Module, ABC):
-    """Symbols to scores (logits) of the next one.
+    """A language model: from symbols to scores (logits) of the next one.
 
-    Walking a tree of prefixes goes through `begin` and `advance`: a state has a row a prefix, and the children of a
-    prefix share its row.
+    To walk a tree of prefixes, call `begin` and `advance`: a state has one row per prefix, and the children of a prefix
+    share its row.
     """
 
     num_symbols: int
@@ -52,7 +52,7 @@ class LanguageModel(nn.Module, ABC):
     cache_bytes = CACHE_BYTES
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Scores of every symbol of a window given those before it.
+        """Return the scores of every symbol of a window given those before it.
 
         Args:
             tokens: (batch, length) integers.
@@ -64,30 +64,30 @@ class LanguageModel(nn.Module, ABC):
         return self.following(torch.cat([start, tokens[:, :-1]], dim=1).long())
 
     def kept_state(self) -> dict[str, Tensor]:
-        """Return the weights that training makes, by name; of all these models, every one."""
+        """Return the weights to save, by name: all of them by default."""
         return self.state_dict()
 
     def most_rows(self, length: int) -> int:
-        """Return how many windows of a length may be scored together without much memory."""
+        """Return how many windows of a length may be scored together in little memory."""
         return MOST_ROWS
 
     @abstractmethod
     def following(self, seen: Tensor) -> Tensor:
-        """(batch, length) int64 symbols to (batch, length, num_symbols) scores of what follows each."""
+        """Return scores (batch, length, num_symbols) of what follows each of (batch, length) int64 symbols."""
 
     def begin(self, context: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Scores (1, num_symbols) of what follows a context, and the state (1, ...) after it."""
+        """Return scores (1, num_symbols) of what follows a context, and the state (1, ...) after it."""
         device = next(self.parameters()).device
         state = torch.tensor([[START, *context]], device=device)
         return self.following(state)[:, -1], state
 
     def begin_each(self, contexts: Tensor) -> tuple[Tensor, Tensor]:
-        """The same of many contexts (num_contexts, length) of one length."""
-        found = [self.begin(context) for context in contexts.tolist()]
-        return torch.cat([logits for logits, _ in found]), torch.cat([state for _, state in found])
+        """Return the same for many contexts (num_contexts, length) of equal length."""
+        results = [self.begin(context) for context in contexts.tolist()]
+        return torch.cat([logits for logits, _ in results]), torch.cat([state for _, state in results])
 
     def advance(self, state: Tensor, rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Takes prefixes one symbol further.
+        """Extend prefixes by one symbol.
 
         Args:
             state: (num_parents, ...).
@@ -102,7 +102,7 @@ class LanguageModel(nn.Module, ABC):
 
 
 class Recurrent(LanguageModel):
-    """Embedding, LSTM or GRU layers, scores; dropout between and after the layers."""
+    """An embedding, LSTM or GRU layers, and scores; dropout between and after the layers."""
 
     def __init__(self, spec: LanguageSpec, num_symbols: int) -> None:
         super().__init__()
@@ -130,24 +130,24 @@ class Recurrent(LanguageModel):
         return logits, state
 
     def advance(self, state: Tensor, rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """See `LanguageModel.advance`; what depends on the parent alone is computed once for all its children."""
+        """See `LanguageModel.advance`; what depends only on the parent is computed once for all its children."""
         step = self._lstm if isinstance(self.cells, nn.LSTM) else self._gru
-        inputs, found = None, []
+        inputs, states = None, []
         for layer in range(self.layers):
             w_input, w_hidden, b_input, b_hidden = (
                 getattr(self.cells, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
             )
-            if inputs is None:  # a symbol's part is a row of a table, of which only rows that are asked for are made
-                asked, places = torch.unique(tokens, return_inverse=True)
-                from_input = F.linear(self.embedding.weight[asked], w_input, b_input)[places]
+            if inputs is None:  # computed once per distinct symbol
+                symbols, places = torch.unique(tokens, return_inverse=True)
+                from_input = F.linear(self.embedding.weight[symbols], w_input, b_input)[places]
             else:
                 from_input = F.linear(inputs, w_input, b_input)
             from_hidden = F.linear(state[:, layer, 0], w_hidden, b_hidden)[rows]
             new = step(from_input, from_hidden, state[:, layer], rows)
-            found.append(new)
+            states.append(new)
             inputs = new[:, 0]
         assert inputs is not None
-        return self.scores(inputs), torch.stack(found, dim=1)
+        return self.scores(inputs), torch.stack(states, dim=1)
 
     @staticmethod
     def _lstm(from_input: Tensor, from_hidden: Tensor, before: Tensor, rows: Tensor) -> Tensor:
@@ -176,12 +176,12 @@ class EncoderDecoder(Recurrent):
         self.reader = nn.LSTM(spec.embedding, spec.width, spec.layers, batch_first=True, dropout=self.cells.dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Scores of the target's symbols given the source and those before them: (batch, window, num_symbols)."""
+        """Return scores of the target's symbols given the source and those before them: (batch, window, num_symbols)."""
         source, target = tokens[:, : self.window].long(), tokens[:, self.window :].long()
         start = torch.full_like(target[:, :1], START)
         seen = torch.cat([start, target[:, :-1].clamp(min=0)], dim=1)
-        _, thought = self.reader(self.embedding(source))
-        hidden, _ = self.cells(self.embedding(seen), thought)
+        _, state = self.reader(self.embedding(source))
+        hidden, _ = self.cells(self.embedding(seen), state)
         return cast(Tensor, self.scores(self.dropout(hidden)))
 
     def begin(self, context: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -219,28 +219,28 @@ class Convolutional(LanguageModel):
 
     def following(self, seen: Tensor) -> Tensor:
         """See `LanguageModel.following`."""
-        none = torch.zeros(len(seen), sum(self._reach), self.embedding.embedding_dim, device=seen.device)
-        return self._scores_after(seen, none.to(self.scores.weight.dtype))[0]
+        zeros = torch.zeros(len(seen), sum(self._reach), self.embedding.embedding_dim, device=seen.device)
+        return self._scores_after(seen, zeros.to(self.scores.weight.dtype))[0]
 
     def begin(self, context: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """See `LanguageModel.begin`; the state (rows, reach, width) is what each layer's next convolutions still see."""
+        """See `LanguageModel.begin`; the state (rows, reach, width) holds what each layer's next convolution still sees."""
         seen = torch.tensor([[START, *context]], device=self.scores.weight.device)
-        none = self.scores.weight.new_zeros(1, sum(self._reach), self.embedding.embedding_dim)
-        scores, state = self._scores_after(seen, none)
+        zeros = self.scores.weight.new_zeros(1, sum(self._reach), self.embedding.embedding_dim)
+        scores, state = self._scores_after(seen, zeros)
         return scores[:, -1], state
 
     def advance(self, state: Tensor, rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """See `LanguageModel.advance`; nothing that was seen before is computed again."""
+        """See `LanguageModel.advance`; nothing seen before is recomputed."""
         scores, state = self._scores_after(tokens[:, None], state[rows])
         return scores[:, -1], state
 
     @property
     def _reach(self) -> list[int]:
-        """How many inputs before the present one each layer sees."""
+        """Number of inputs before the current one that each layer sees."""
         return [(self.kernel - 1) * 2**layer for layer in range(len(self.convolutions))]
 
     def _scores_after(self, seen: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores (batch, length, num_symbols) of what follows each symbol seen after the state, and the state after all."""
+        """Return scores (batch, length, num_symbols) of what follows each symbol after the state, and the state after all."""
         hidden = self.embedding(seen).transpose(1, 2)
         skipped, before = torch.zeros_like(hidden), torch.split(state.transpose(1, 2), self._reach, dim=2)
         after = []
@@ -259,7 +259,7 @@ class Convolutional(LanguageModel):
 
 
 class Transformer(LanguageModel):
-    """A decoder-only transformer with learnt positions, norms first."""
+    """A decoder-only transformer with learnt positions and pre-normalization."""
 
     def __init__(self, spec: LanguageSpec, num_symbols: int, window: int) -> None:
         super().__init__()
@@ -282,32 +282,32 @@ class Transformer(LanguageModel):
         return cast(Tensor, self.scores(self.blocks(hidden, mask=ahead)))
 
     def begin(self, context: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """See `LanguageModel.begin`; the state (rows, length, layers, 2, width) holds keys and values of what was seen."""
+        """See `LanguageModel.begin`; the state (rows, length, layers, 2, width) holds the keys and values so far."""
         weight = self.scores.weight
         state = weight.new_zeros(1, 0, len(self.blocks.layers), 2, weight.shape[1])
         return self._after(state, torch.tensor([[START, *context]], device=weight.device))
 
     def advance(self, state: Tensor, rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """See `LanguageModel.advance`; nothing that was seen before is computed again."""
+        """See `LanguageModel.advance`; nothing seen before is recomputed."""
         return self._after(state[rows], tokens[:, None])
 
     def _after(self, state: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-        """What the blocks do to symbols (rows, new) after a state, dropout aside: scores of what follows, and the state."""
+        """Run the blocks without dropout on symbols (rows, new) after a state; return scores of what follows and a state."""
         before, new = state.shape[1], seen.shape[1]
         if before + new > self.window:
             raise ValueError(f"a sequence of {before + new} symbols is longer than the model's window of {self.window}")
-        hidden, found = self.embedding(seen) + self.positions[before : before + new], []
-        ahead = torch.ones(new, before + new, dtype=torch.bool, device=seen.device).tril(before)
+        hidden, states = self.embedding(seen) + self.positions[before : before + new], []
+        visible = torch.ones(new, before + new, dtype=torch.bool, device=seen.device).tril(before)
         for number, layer in enumerate(self.blocks.layers):
             block = cast(nn.TransformerEncoderLayer, layer)
             attention, normed = block.self_attn, block.norm1(hidden)
             query, key, value = F.linear(normed, attention.in_proj_weight, attention.in_proj_bias).chunk(3, dim=2)
             kept = torch.cat([state[:, :, number], torch.stack([key, value], dim=2)], dim=1)  # (rows, length, 2, width)
-            found.append(kept)
+            states.append(kept)
             apart = (len(hidden), -1, attention.num_heads, attention.head_dim)
             q, k, v = (part.reshape(apart).transpose(1, 2) for part in (query, kept[:, :, 0], kept[:, :, 1]))
-            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=ahead).transpose(1, 2).flatten(2)
+            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=visible).transpose(1, 2).flatten(2)
             hidden = hidden + attention.out_proj(mixed)
             hidden = hidden + block.linear2(F.gelu(block.linear1(block.norm2(hidden))))
         norm = cast(nn.LayerNorm, self.blocks.norm)
-        return self.scores(norm(hidden[:, -1])), torch.stack(found, dim=2)
+        return self.scores(norm(hidden[:, -1])), torch.stack(states, dim=2)

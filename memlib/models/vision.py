@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from memlib.errors import UserError
 from memlib.specs import ModelSpec
 
-MEAN = (0.485, 0.456, 0.406)  # ImageNet's, of channels in [0, 1]
+MEAN = (0.485, 0.456, 0.406)  # of ImageNet's channels in [0, 1]
 STD = (0.229, 0.224, 0.225)
 VIT_SHAPES = {  # depth, heads, width (Dosovitskiy 2021, Touvron 2021)
     "vit_tiny": (12, 3, 192),
@@ -20,7 +20,7 @@ VIT_SHAPES = {  # depth, heads, width (Dosovitskiy 2021, Touvron 2021)
 
 
 def build_backbone(spec: ModelSpec) -> tuple[nn.Module, int]:
-    """The backbone a spec names, randomly initialised, and the dimension of its features."""
+    """Return the backbone that a spec names, randomly initialized, and the dimension of its features."""
     if spec.backbone == "small_resnet":
         return SmallResNet(spec.width), 8 * spec.width
     import torchvision  # slow to load
@@ -65,7 +65,7 @@ class SmallResNet(nn.Module):
         self.blocks = nn.Sequential(*blocks)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(batch, 3, side, side) -> (batch, 8 * width)."""
+        """Map (batch, 3, side, side) to (batch, 8 * width)."""
         features: Tensor = self.blocks(self.stem(images))
         return features.mean(dim=(2, 3))
 
@@ -89,7 +89,7 @@ class _Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self._halves and x.shape[2] == 1 and x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
-            raise UserError(  # oneDNN reads memory that nobody wrote, in the gradient of such a convolution
+            raise UserError(  # oneDNN reads uninitialized memory in the gradient of such a convolution
                 "small_resnet's gradients are wrong for images of 8 pixels or fewer in bfloat16 on a CPU; "
                 "use larger images or views, or training.precision float32"
             )

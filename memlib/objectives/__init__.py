@@ -1,4 +1,4 @@
-"""Losses that make weights: any number of views, state of their own if they need it."""
+"""Training objectives: losses over any number of views, with state of their own where they need it."""
 
 from typing import assert_never
 

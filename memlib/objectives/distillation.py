@@ -1,4 +1,4 @@
-"""Objectives in which a model learns from a moving average of itself, its teacher."""
+"""Objectives in which a model learns from its teacher, a moving average of itself."""
 
 import math
 from collections.abc import Sequence
@@ -12,38 +12,38 @@ from memlib.models.encoder import Encoder
 from memlib.objectives.base import Objective, Terms
 from memlib.specs import AugmentSpec, BYOLSpec, DINOSpec
 
-GLOBAL_VIEWS = 2  # of DINO: whole views, which the teacher sees too
+GLOBAL_VIEWS = 2  # DINO's views of the whole image, which the teacher sees too
 
 
 def teacher_of(model: nn.Module) -> Encoder:
-    """Return the teacher that a model was given by `Encoder.add_teacher`, whatever the model is wrapped in."""
+    """Return the teacher that `Encoder.add_teacher` added to a model, even if the model is wrapped."""
     teacher = getattr(model, "module", model).teacher
     assert isinstance(teacher, Encoder)
     return teacher
 
 
 def rising_momentum(first: float, progress: float) -> float:
-    """Momentum of the teacher: from `first` to 1 along a cosine (Grill 2020, 3.2)."""
+    """Return the momentum of the teacher: from `first` to 1 along a cosine (Grill 2020, 3.2)."""
     return 1 - (1 - first) * (math.cos(math.pi * progress) + 1) / 2
 
 
 @torch.no_grad()
 def follow(teacher: nn.Module, student: nn.Module, momentum: float) -> None:
-    """Move a teacher's parameters towards the student's; statistics of batches are each one's own."""
+    """Move a teacher's parameters towards the student's; batch statistics are not shared."""
     named = dict(student.named_parameters())
     for name, parameter in teacher.named_parameters():
         parameter.lerp_(named[name], 1 - momentum)
 
 
 def cosine_distance(predicted: Tensor, aim: Tensor) -> Tensor:
-    """Mean squared distance between directions, 2 - 2 cos: two (batch, dim) -> scalar (Grill 2020, Eq. 2)."""
+    """Return the mean squared distance between directions, 2 - 2 cos: two (batch, dim) -> scalar (Grill 2020, Eq. 2)."""
     return (2 - 2 * F.cosine_similarity(predicted, aim, dim=1)).mean()
 
 
 class BYOL(Objective):
-    """Prediction of the teacher's embedding of one view from the student's of the other, both ways (Grill 2020).
+    """Prediction of the teacher's embedding of one view from the student's of the other, and vice versa (Grill 2020).
 
-    The predictor is the objective's own and is not audited; batch statistics are those of the global batch.
+    The predictor belongs to the objective and is not audited; batch statistics are those of the global batch.
     """
 
     num_views = 2
@@ -80,11 +80,11 @@ class BYOL(Objective):
 
 
 def distillation_loss(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
-    """Mean cross-entropy of the student's distribution of a view under the teacher's of another one (Caron 2021, Eq. 3).
+    """Return the mean cross-entropy of the student's distributions under the teacher's of other views (Caron 2021, Eq. 3).
 
     Args:
-        student: scores (batch, prototypes) of each view, the teacher's views first, divided by its temperature.
-        teacher: likewise of the global views, centred.
+        student: scores (batch, prototypes) of each view, divided by the student's temperature; the teacher's views first.
+        teacher: centred scores of the global views, divided by the teacher's temperature.
     """
     pairs = [(s, t) for t in range(len(teacher)) for s in range(len(student)) if s != t]
     terms = [-(teacher[t].softmax(dim=1) * student[s].log_softmax(dim=1)).sum(dim=1).mean() for s, t in pairs]
@@ -92,10 +92,10 @@ def distillation_loss(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> T
 
 
 class DINO(Objective):
-    """The student's distribution over prototypes of a view follows the teacher's of another one (Caron 2021).
+    """Prediction of the teacher's distribution over prototypes for one view from the student's for another (Caron 2021).
 
-    Two global views are seen by both, local ones by the student. A score is the cosine of the projector's output and a
-    prototype, as the last layer of the authors' head is normalised. Prototypes are the objective's own and are not audited.
+    Both see two global views, the student also local ones. A score is the cosine of the projector's output and a prototype,
+    as the last layer of the authors' head is normalized. Prototypes belong to the objective and are not audited.
     """
 
     prototypes: Tensor
@@ -114,11 +114,11 @@ class DINO(Objective):
         device = next(model.parameters()).device
         first = nn.init.trunc_normal_(torch.empty(self.spec.prototypes, model.dim), std=0.02).to(device)
         self.prototypes = nn.Parameter(first)
-        self.register_buffer("followed", first.clone())  # the teacher's
+        self.register_buffer("followed", first.clone())  # the teacher's prototypes
         self.register_buffer("centre", torch.zeros(self.spec.prototypes, device=device))
 
     def view(self, number: int, augment: AugmentSpec, side: int) -> tuple[AugmentSpec, int]:
-        """See `Objective.view`: those after the global ones are smaller."""
+        """See `Objective.view`; local views are smaller than global ones."""
         if number < GLOBAL_VIEWS:
             return augment, side
         return augment.model_copy(update={"crop_scale": self.spec.local_scale}), self.spec.local_side_at(side)

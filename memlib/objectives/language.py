@@ -11,7 +11,7 @@ from memlib.objectives.base import Objective, Terms
 class NextSymbol(Objective):
     """Mean cross-entropy of every symbol of a window given those before it, in nats (Carlini 2019, section 2).
 
-    The mean is of windows' means, so that a window's gradient depends on no other window, as private training needs.
+    The loss is the mean of windows' means, so a window's gradient depends on no other window, as private training requires.
     """
 
     def forward(self, model: nn.Module, views: Sequence[Tensor], labels: Tensor) -> Terms:
@@ -21,11 +21,11 @@ class NextSymbol(Objective):
 
 
 def window_losses(model: nn.Module, windows: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropy in nats of each window's symbols that a model gives scores for, and how many they are: (batch,) each.
+    """Return the cross-entropy in nats of each window's scored symbols, and their number: (batch,) each.
 
     Args:
-        model: windows to scores (batch, scored, num_symbols) of each window's last `scored` symbols.
-        windows: (batch, length) integers; -1 is no symbol and counts for nothing.
+        model: maps windows to scores (batch, scored, num_symbols) of each window's last `scored` symbols.
+        windows: (batch, length) integers; -1 is padding and does not count.
     """
     scores = model(windows).float()
     wanted = windows[:, -scores.shape[1] :].long()

@@ -13,17 +13,17 @@ EPSILON = 1e-4
 
 
 def invariance_loss(a: Tensor, b: Tensor) -> Tensor:
-    """Mean squared difference of the two views' embeddings, each (batch, dim) (Bardes 2022, Eq. 5)."""
+    """Return the mean squared difference of the two views' embeddings, each (batch, dim) (Bardes 2022, Eq. 5)."""
     return F.mse_loss(a, b)
 
 
 def variance_loss(embeddings: Tensor) -> Tensor:
-    """Mean hinge of each dimension's standard deviation at 1: (batch, dim) -> scalar (Eq. 1 and 2)."""
+    """Return the mean hinge of each dimension's standard deviation at 1: (batch, dim) -> scalar (Eq. 1 and 2)."""
     return F.relu(1 - torch.sqrt(embeddings.var(dim=0) + EPSILON)).mean()
 
 
 def covariance_loss(embeddings: Tensor) -> Tensor:
-    """Sum of squared off-diagonal covariances over dim: (batch, dim) -> scalar (Eq. 3 and 4)."""
+    """Return the sum of squared off-diagonal covariances over dim: (batch, dim) -> scalar (Eq. 3 and 4)."""
     batch, dim = embeddings.shape
     centred = embeddings - embeddings.mean(dim=0)
     covariance = centred.T @ centred / (batch - 1)
@@ -31,7 +31,7 @@ def covariance_loss(embeddings: Tensor) -> Tensor:
 
 
 class VICReg(Objective):
-    """Variance-invariance-covariance regularisation of two views (Bardes 2022, Eq. 6).
+    """Variance-invariance-covariance regularization of two views (Bardes 2022, Eq. 6).
 
     As in its authors' code the variance terms are averaged and the covariance terms summed over the views. The
     statistics are those of the global batch, in float32 whatever the precision of the forward pass.
@@ -57,13 +57,13 @@ class VICReg(Objective):
 
 
 def correlation(a: Tensor, b: Tensor) -> Tensor:
-    """Correlations between the dimensions of two views' embeddings over the batch: two (batch, dim) -> (dim, dim)."""
+    """Return the correlations between dimensions of two views' embeddings over the batch: two (batch, dim) -> (dim, dim)."""
     a, b = (F.batch_norm(view, None, None, training=True) for view in (a, b))
     return a.T @ b / len(a)
 
 
 class BarlowTwins(Objective):
-    """Correlations of a dimension with itself of 1, and of 0 with all others, between two views (Zbontar 2021, Eq. 1).
+    """Correlation 1 of each dimension with itself and 0 with all others, between two views (Zbontar 2021, Eq. 1).
 
     The statistics are those of the global batch, in float32 whatever the precision of the forward pass.
     """
@@ -78,14 +78,14 @@ class BarlowTwins(Objective):
         """See `Objective.forward`."""
         first, second = (model(view) for view in views)
         with torch.autocast(first.device.type, enabled=False):
-            found = correlation(self.gather(first.float()), self.gather(second.float()))
-            invariance = (1 - found.diagonal()).square().sum()
-            redundancy = found.square().sum() - found.diagonal().square().sum()
+            correlations = correlation(self.gather(first.float()), self.gather(second.float()))
+            invariance = (1 - correlations.diagonal()).square().sum()
+            redundancy = correlations.square().sum() - correlations.diagonal().square().sum()
         return {"loss": invariance + self.spec.redundancy * redundancy, "invariance": invariance, "redundancy": redundancy}
 
 
 def contrastive_loss(a: Tensor, b: Tensor, temperature: float) -> Tensor:
-    """Cross-entropy of finding each view's other one among all other views of a batch, by cosine (Chen 2020, Eq. 1).
+    """Return the cross-entropy of finding each view's partner among all other views of a batch, by cosine (Chen 2020, Eq. 1).
 
     Args:
         a, b: the two views' embeddings, each (batch, dim).
@@ -98,7 +98,7 @@ def contrastive_loss(a: Tensor, b: Tensor, temperature: float) -> Tensor:
 
 
 class SimCLR(Objective):
-    """Contrast of two views with the other images of the global batch (Chen 2020), in float32."""
+    """Contrastive learning of two views against the other images of the global batch (Chen 2020), in float32."""
 
     num_views = 2
 

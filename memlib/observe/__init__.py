@@ -1,1 +1,1 @@
-"""Running a model over examples and keeping arrays; each array travels with its ids."""
+"""Stages that run models over examples and store arrays, each together with its ids."""

@@ -1,4 +1,4 @@
-"""Which parts of an image a convolutional model's class score rests on (GradCAM, Selvaraju 2017)."""
+"""Heat maps of the parts of an image that a convolutional model's class score rests on (GradCAM, Selvaraju 2017)."""
 
 import numpy as np
 import torch
@@ -9,11 +9,11 @@ from memlib.errors import UserError
 
 
 def gradcam(model: nn.Module, images: Tensor, label: int) -> NDArray[np.float32]:
-    """Heat maps of the last convolution: (batch, height, width) float32 in [0, 1].
+    """Return heat maps of the last convolution: (batch, height, width) float32 in [0, 1].
 
     Args:
         model: a classifier with convolutions, on the CPU.
-        images: (batch, channels, height, width) prepared.
+        images: (batch, channels, height, width), prepared.
         label: the class whose score is explained.
 
     Raises:
@@ -24,14 +24,14 @@ def gradcam(model: nn.Module, images: Tensor, label: int) -> NDArray[np.float32]
 
     layers = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
     if not layers:
-        raise UserError("GradCAM looks at convolutions, and this model has none; set report.gradcam to false")
+        raise UserError("GradCAM needs convolutions, and this model has none; set report.gradcam to false")
     with torch.enable_grad(), GradCAM(model=model.eval(), target_layers=layers[-1:]) as explain:
         maps: NDArray[np.float32] = explain(input_tensor=images, targets=[ClassifierOutputTarget(label)] * len(images))
     return maps
 
 
 def overlaid(image: NDArray[np.uint8], heat: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """An image (height, width, channels) with a heat map over it, warm where the model looks: (height, width, 3) uint8."""
+    """Overlay an image (height, width, channels) with a heat map, warm where the model looks: (height, width, 3) uint8."""
     from matplotlib import colormaps
 
     colour = colormaps["jet"](heat)[..., :3]

@@ -1,4 +1,4 @@
-"""What a background tells of its object by itself: classifiers of crops, asked about images that they were not fitted to."""
+"""Prediction of an object from its background alone: classifiers of crops, applied to images that they were not fitted to."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from memlib.stats.randomization import home_labels
 from memlib.training.augment import normalise, pixels
 from memlib.training.optim import build_optimizer, learning_rate
 
-BATCH_ROWS = 256  # that are cut or asked together
-MOST_PATCHES = 2**18  # from which typical ones are taken
-CONTRAST = 10 / 255  # added to a patch's spread, so that flat ones are not blown up
+BATCH_ROWS = 256  # crops that are cut or classified together
+MOST_PATCHES = 2**18  # from which typical patches are computed
+CONTRAST = 10 / 255  # added to a patch's standard deviation, so that flat ones are not amplified
 SMOOTHING = 1.0  # added to each count of words (Laplace)
 
 
 def folds_of(
     ids: Sequence[str], labels: NDArray[np.int64], groups: NDArray[np.int64], count: int, seed: int
 ) -> NDArray[np.int64]:
-    """Return the fold of each image, (num_images,): whole groups, each class as evenly as they allow.
+    """Return the fold of each image, (num_images,): groups stay whole, and classes are spread as evenly as they allow.
 
     Args:
-        ids: (num_images,) of the images; a group's place is drawn from the least of its ids.
+        ids: (num_images,) of the images; a group's place depends on the smallest hash of its ids.
         labels: (num_images,) classes.
         groups: (num_images,) int; images of one group are in one fold.
-        count: how many folds.
-        seed: of the draw.
+        count: number of folds.
+        seed: seed of the draw.
     """
     drawn = np.array([hashlib.sha256(f"{seed}/{name}".encode()).hexdigest() for name in ids])
     numbers = np.unique(groups, return_inverse=True)[1]
     homes = home_labels(labels, numbers)
     first = np.lexsort((drawn, numbers))
-    tickets = drawn[first[np.searchsorted(numbers[first], np.arange(len(homes)))]]  # a group's least
+    tickets = drawn[first[np.searchsorted(numbers[first], np.arange(len(homes)))]]  # the smallest of each group
     order = np.lexsort((tickets, homes))
     fold = np.empty(len(homes), dtype=np.int64)
-    fold[order] = np.arange(len(homes)) % count  # classes one after the other
+    fold[order] = np.arange(len(homes)) % count  # one class after the other
     return fold[numbers]
 
 
@@ -54,15 +54,15 @@ def cut_crops(
 
     Args:
         images: (num_stored, size, size, 3) the shard.
-        rows: (num_images,) which of them.
+        rows: (num_images,) rows of the shard.
         boxes: (num_images, 4) x0, y0, x1, y1 in stored pixels.
         side: in pixels; elongated crops are squashed.
     """
     crops = np.empty((len(rows), 3, side, side), dtype=np.uint8)
     for start in range(0, len(rows), BATCH_ROWS):
         part = slice(start, start + BATCH_ROWS)
-        found = cut(pixels(torch.from_numpy(images[rows[part]]), torch.device("cpu")), boxes[part], side=side)
-        crops[part] = found.mul_(255).round_().clamp_(0, 255).to(torch.uint8).numpy()
+        cropped = cut(pixels(torch.from_numpy(images[rows[part]]), torch.device("cpu")), boxes[part], side=side)
+        crops[part] = cropped.mul_(255).round_().clamp_(0, 255).to(torch.uint8).numpy()
     return crops
 
 
@@ -77,16 +77,16 @@ def name_with_network(
     device: torch.device,
     progress: Callable[[int, int], None],
 ) -> NDArray[np.float64]:
-    """Fit a network to background crops and return the probabilities that it gives each class of others.
+    """Fit a network to background crops and return its class probabilities for other crops.
 
     Args:
         spec: network and training.
         crops: (num_crops, 3, side, side).
         labels: (num_crops,) their classes.
-        asked: (num_asked, 3, side, side).
-        num_classes: how many there are.
-        seed: of weights, order and mirroring.
-        device: where to.
+        asked: (num_asked, 3, side, side) crops to classify.
+        num_classes: number of classes.
+        seed: seed of weights, order and mirroring.
+        device: device to compute on.
         progress: called with (steps done, steps in all).
 
     Returns:
@@ -130,41 +130,41 @@ def name_with_words(
     num_classes: int,
     seed: int,
 ) -> NDArray[np.float64]:
-    """Count the visual words of background crops and return naive Bayes' probabilities of each class of others.
+    """Count the visual words of background crops and return naive Bayes' class probabilities for other crops.
 
     log P(class) + sum over the words of a crop of log P(word | class), normalised (Meehan's follow-up, section 3).
 
     Args:
         spec: words and patches.
         crops, labels, asked, num_classes: as for `name_with_network`.
-        seed: of the typical patches.
+        seed: seed of the typical patches.
 
     Returns:
-        (num_asked, num_classes); classes of which there is no crop have 0.
+        (num_asked, num_classes); classes without a crop have 0.
     """
     from sklearn.cluster import MiniBatchKMeans
     from sklearn.naive_bayes import MultinomialNB
 
     def patches(part: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Each patch without its mean brightness and contrast: (num_crops * patches of a crop, 3 * patch_size ** 2)."""
-        found = F.unfold(torch.from_numpy(part).float().div_(255), spec.patch_size, stride=spec.stride).transpose(1, 2)
-        flat = found.reshape(-1, found.shape[2])
+        """Return patches without mean brightness and contrast: (num_crops * patches per crop, 3 * patch_size ** 2)."""
+        values = F.unfold(torch.from_numpy(part).float().div_(255), spec.patch_size, stride=spec.stride).transpose(1, 2)
+        flat = values.reshape(-1, values.shape[2])
         flat = flat - flat.mean(dim=1, keepdim=True)
         return (flat / (flat.std(dim=1, keepdim=True) + CONTRAST)).numpy()
 
     each = ((spec.side - spec.patch_size) // spec.stride + 1) ** 2
     rng = np.random.default_rng(seed)
-    some = rng.permutation(len(crops))[: max(1, MOST_PATCHES // each)]
-    typical = patches(crops[some])
+    sampled = rng.permutation(len(crops))[: max(1, MOST_PATCHES // each)]
+    typical = patches(crops[sampled])
     means = MiniBatchKMeans(min(spec.words, len(typical)), random_state=seed % 2**32, n_init=1, batch_size=4096).fit(typical)
 
     def counts(of: NDArray[np.uint8]) -> NDArray[np.float64]:
-        found = np.zeros((len(of), means.n_clusters))
+        values = np.zeros((len(of), means.n_clusters))
         for start in range(0, len(of), BATCH_ROWS):
             part = of[start : start + BATCH_ROWS]
             words = means.predict(patches(part)).reshape(len(part), each)
-            np.add.at(found, (start + np.arange(len(part))[:, None], words), 1.0)
-        return found
+            np.add.at(values, (start + np.arange(len(part))[:, None], words), 1.0)
+        return values
 
     bayes = MultinomialNB(alpha=SMOOTHING).fit(counts(crops), labels)
     probabilities = np.zeros((len(asked), num_classes))

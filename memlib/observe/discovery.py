@@ -1,9 +1,9 @@
-"""What a model gives away of a document whose beginning one knows: the probability that it goes on as the document does.
+"""Discoverable extraction: the probability that a model continues a document's known prefix as the document does.
 
-A suffix z after a prefix has probability p_z under a scheme of sampling (temperature, top-k, top-p), from one forward pass;
-in n tries it comes out with probability 1 - (1 - p_z)^n, so it is (n, p)-discoverable where p_z >= 1 - (1 - p)^(1/n) (Hayes
-2024, Definition 1; greedy decoding of Carlini 2023 is top-k 1). Truncation sets most p_z to 0, which tells nothing apart:
-tests use the untruncated log-probability.
+A suffix z after a prefix has probability p_z under a sampling scheme (temperature, top-k, top-p), from one forward pass;
+n samples contain it with probability 1 - (1 - p_z)^n, so it is (n, p)-discoverable where p_z >= 1 - (1 - p)^(1/n) (Hayes
+2024, Definition 1; greedy decoding of Carlini 2023 is top-k 1). Truncation sets most p_z to 0, which makes suffixes
+indistinguishable: tests use the untruncated log-probability.
 """
 
 import math
@@ -23,32 +23,32 @@ LN2 = math.log(2)
 
 
 class Scheme(Protocol):
-    """How tokens are sampled."""
+    """A scheme for sampling tokens."""
 
     @property
     def temperature(self) -> float:
-        """Divides the scores."""
+        """The divisor of the logits."""
         ...
 
     @property
     def top_k(self) -> int | None:
-        """Tokens that may be drawn, the likeliest; None: all."""
+        """The number of likeliest tokens that may be drawn; None: all."""
         ...
 
     @property
     def top_p(self) -> float | None:
-        """Share of the probability that may be drawn, the likeliest tokens; None: all."""
+        """The share of the probability, from the likeliest token down, that may be drawn; None: all."""
         ...
 
 
 @dataclass(frozen=True)
 class Suffixes:
-    """What a model says of documents' suffixes, each (num_documents,).
+    """A model's probabilities of documents' suffixes, each (num_documents,).
 
     Attributes:
         bits: -log2 of the untruncated probability at temperature 1.
-        scheme_bits: -log2 p_z under the scheme; infinite where it cannot come out.
-        greedy: whether each token is the likeliest.
+        scheme_bits: -log2 p_z under the scheme; infinite where the suffix cannot be sampled.
+        greedy: True where every token is the likeliest.
     """
 
     bits: NDArray[np.float64]
@@ -57,10 +57,10 @@ class Suffixes:
 
 
 def scheme_log_probs(scores: Tensor, scheme: Scheme) -> Tensor:
-    """Return natural log-probabilities (..., num_symbols) under a scheme; -inf of tokens that are never drawn.
+    """Return natural log-probabilities (..., num_symbols) under a scheme; -inf for tokens that are never drawn.
 
-    Temperature first, then top-k, then top-p of what that leaves, as transformers' generate does; ties at the border of top-k
-    may all be drawn.
+    Temperature first, then top-k, then top-p of what that leaves, as transformers' generate does; tokens tied at the
+    border of top-k may all be drawn.
 
     Args:
         scores: (..., num_symbols) logits.
@@ -81,12 +81,12 @@ def scheme_log_probs(scores: Tensor, scheme: Scheme) -> Tensor:
 
 @torch.inference_mode()
 def suffixes(model: Causal, documents: NDArray[np.int64], *, prefix: int, scheme: Scheme) -> Suffixes:
-    """Score what follows the prefixes of documents, one forward pass each.
+    """Score the suffixes of documents after their prefixes, with one forward pass each.
 
     Args:
-        model: who is asked.
+        model: the model under audit.
         documents: (num_documents, prefix + suffix) tokens.
-        prefix: tokens that are known.
+        prefix: number of known tokens.
         scheme: how tokens are sampled.
     """
     bits, scheme_bits, greedy = [], [], []
@@ -104,18 +104,18 @@ def suffixes(model: Causal, documents: NDArray[np.int64], *, prefix: int, scheme
 def near_hits(
     model: Causal, documents: NDArray[np.int64], *, prefix: int, scheme: Scheme, samples: int, near: float, seed: int
 ) -> NDArray[np.int64]:
-    """Count the samples after each prefix that come near the suffix: (num_documents,).
+    """Count the samples after each prefix that are close to the suffix: (num_documents,).
 
     Args:
-        model: who is asked.
+        model: the model under audit.
         documents: (num_documents, prefix + suffix) tokens.
-        prefix: tokens that are known.
+        prefix: number of known tokens.
         scheme: how tokens are sampled.
         samples: continuations of each document.
-        near: edits (tokens put in, taken out or replaced) that still count, as a share of the suffix.
-        seed: of the samples; they are the same for every model.
+        near: maximum number of edits (tokens inserted, deleted or substituted), as a share of the suffix.
+        seed: seed of the samples, which are the same for every model.
     """
-    found = np.zeros(len(documents), dtype=np.int64)
+    hits = np.zeros(len(documents), dtype=np.int64)
     length, place = documents.shape[1] - prefix, 0
     for rows in _batches(model, documents):
         for row in rows:
@@ -123,13 +123,13 @@ def near_hits(
             drawn = _drawn(model, row[:prefix], length, scheme, samples, generator)
             wanted = row[prefix:].tolist()
             most = math.floor(near * length)
-            found[place] = sum(Levenshtein.distance(wanted, one, score_cutoff=most) <= most for one in drawn.tolist())
+            hits[place] = sum(Levenshtein.distance(wanted, one, score_cutoff=most) <= most for one in drawn.tolist())
             place += 1
-    return found
+    return hits
 
 
 def _drawn(model: Causal, prefix: Tensor, length: int, scheme: Scheme, samples: int, generator: torch.Generator) -> Tensor:
-    """Continuations (samples, length) of a prefix."""
+    """Sample continuations (samples, length) of a prefix."""
     scores, state = model.begin(prefix.tolist())
     rows, tokens = torch.zeros(samples, dtype=torch.int64, device=scores.device), []
     for step in range(length):
@@ -149,10 +149,10 @@ def _batches(model: Causal, documents: NDArray[np.int64]) -> Iterator[Tensor]:
 
 
 def needed_bits(tries: int, probability: float) -> float:
-    """Return the most bits, -log2 p_z, with which a suffix comes out within some tries with a probability.
+    """Return the largest -log2 p_z with which a suffix is sampled within n tries with probability p.
 
     Args:
-        tries: n.
-        probability: p.
+        tries: the number of tries, n.
+        probability: the probability, p.
     """
     return -math.log2(-math.expm1(math.log1p(-probability) / tries))

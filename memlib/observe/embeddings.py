@@ -1,4 +1,4 @@
-"""Embeddings of whole images or background crops, every layer in one pass."""
+"""Embeddings of whole images or background crops, from every layer in one pass."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -34,25 +34,25 @@ def embed(
     device: torch.device | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Writes one array a layer, `<layer>.npy` (num_examples, dim), in the order of `rows`.
+    """Write one array per layer, `<layer>.npy` (num_examples, dim), in the order of `rows`.
 
     Args:
-        encoder: the model; it is put in eval mode.
+        encoder: the model; it is put in evaluation mode.
         images: (num_stored, size, size, 3) uint8, the shard.
-        rows: (num_examples,) which of them.
+        rows: (num_examples,) rows of the shard.
         input_size: side at which the model sees an image; crops and images are squashed to it, so that nothing is cut off.
-        folder: gets the arrays.
-        layers: which layers to keep, as named by `all_layers`; `LAST` is the deepest.
+        folder: folder for the arrays.
+        layers: layers to keep, as named by `all_layers`; `LAST` is the deepest.
         rectangles: (num_examples, 4) int64 x0, y0, x1, y1 in stored pixels; None embeds whole images.
-        batch_size: images in one pass (changes nothing but rounding).
+        batch_size: images per pass (affects only rounding).
         dtype: float32, or float16.
         precision: of the forward pass (autocast).
-        device: where to run.
+        device: device to run on.
         progress: called with (examples done, examples in all).
 
     Raises:
         RunError: when an embedding is not finite, or too large for the type.
-        UserError: when an encoder that was trained elsewhere lacks a layer.
+        UserError: when an external encoder lacks a layer.
     """
     device = device or torch.device("cpu")
     encoder = encoder.to(device).to(memory_format=torch.channels_last).eval()
@@ -81,22 +81,22 @@ def embed(
 
 
 def outputs_of(encoder: Encoder | OwnEncoder, views: Tensor, layers: Sequence[str]) -> list[tuple[str, Tensor]]:
-    """Return the wanted layers of views (batch, 3, side, side) with pixels in [0, 1], each (batch, dim).
+    """Return the requested layers of views (batch, 3, side, side) with pixels in [0, 1], each (batch, dim).
 
     Raises:
-        UserError: when an encoder that was trained elsewhere lacks a layer.
+        UserError: when an external encoder lacks a layer.
     """
     views = normalise(views) if isinstance(encoder, Encoder) else views
-    found = encoder.all_layers(views.contiguous(memory_format=torch.channels_last))
-    named = dict(found) | {LAST: found[-1][1]}
+    outputs = encoder.all_layers(views.contiguous(memory_format=torch.channels_last))
+    named = dict(outputs) | {LAST: outputs[-1][1]}
     missing = [layer for layer in layers if layer not in named]
     if missing:
-        raise UserError(f"decode.layers names {missing[0]!r}; this encoder has {', '.join(name for name, _ in found)}")
+        raise UserError(f"decode.layers names {missing[0]!r}; this encoder has {', '.join(name for name, _ in outputs)}")
     return [(layer, named[layer]) for layer in layers]
 
 
 def cut(images: Tensor, rectangles: NDArray[np.int64] | None, *, side: int) -> Tensor:
-    """Cuts a rectangle out of each image, then resizes it: no pixel outside the rectangle has any influence.
+    """Cut a rectangle out of each image, then resize it: no pixel outside the rectangle has any influence.
 
     Args:
         images: (batch, 3, height, width) float32.
@@ -112,10 +112,10 @@ def cut(images: Tensor, rectangles: NDArray[np.int64] | None, *, side: int) -> T
 
 
 def cut_together(images: Tensor, rectangles: NDArray[np.int64], *, side: int) -> Tensor:
-    """Does what `cut` does in two products of matrices for all images, where a GPU would wait for thousands of small kernels.
+    """Do what `cut` does in two matrix products for all images; a GPU would otherwise wait for thousands of small kernels.
 
-    Resizing with antialiasing is linear in rows and in columns: each pixel of the result is a weighted mean, by a triangle as
-    wide as the reduction, of pixels inside the rectangle. Equal to PyTorch's own but for rounding.
+    Resizing with antialiasing is linear in rows and in columns: each pixel of the result is a mean of pixels inside the
+    rectangle, weighted by a triangle as wide as the reduction. The result equals PyTorch's, up to rounding.
     """
     boxes = torch.from_numpy(rectangles).to(images.device)
     across = _weights(boxes[:, 0], boxes[:, 2], images.shape[3], side)
@@ -124,7 +124,7 @@ def cut_together(images: Tensor, rectangles: NDArray[np.int64], *, side: int) ->
 
 
 def _weights(first: Tensor, last: Tensor, length: int, side: int) -> Tensor:
-    """Weights (batch, side, length) of the pixels along one side; none of those outside first ... last - 1."""
+    """Return weights (batch, side, length) of the pixels along one side; 0 outside first ... last - 1."""
     scale = (last - first).double()[:, None, None] / side
     pixel = torch.arange(length, device=first.device, dtype=torch.float64) - first[:, None, None]  # (batch, 1, length)
     centre = scale * (torch.arange(side, device=first.device, dtype=torch.float64)[:, None] + 0.5)  # (batch, side, 1)

@@ -1,4 +1,4 @@
-"""Encoders whose images are embedded: trained here, trained elsewhere, or asked by their owner."""
+"""External encoders, and embeddings that an encoder's owner computed."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from memlib.errors import UserError
 from memlib.models.external import encoder_digest
 from memlib.specs.encoders import EncoderSpec, GivenEmbeddings
 
-LAST = "last"  # in recipes: the deepest layer, whatever it is called
+LAST = "last"  # in recipes: the deepest layer, whatever its name
 WHOLE = "whole"
 NAMED = 3
 
 
 @dataclass(frozen=True)
 class OutsideEncoder:
-    """An encoder that was trained elsewhere, or embeddings that its owner made."""
+    """An external encoder, or embeddings that its owner computed."""
 
     spec: EncoderSpec
 
     @cached_property
     def digest(self) -> str:
-        """What keys say of it."""
+        """The digest that enters keys."""
         return encoder_digest(self.spec)
 
 
 def name_of(row: int, crop: str | None) -> str:
-    """Return the id by which an encoder's owner is asked about a stored image, whole or a background crop of it."""
+    """Return the id under which an encoder's owner sees a stored image, whole or as a background crop."""
     return f"{crop or WHOLE}/{row:07d}"
 
 
@@ -45,25 +45,25 @@ def given_layers(
 
     Args:
         spec: file and column of ids.
-        names: as `name_of` gives them; images that nobody asks about are left aside.
+        names: ids from `name_of`; other images in the file are ignored.
         layers: columns of the file, or `LAST`.
         dtype: float32, or float16.
 
     Raises:
-        UserError: for a file or column that is not there, missing or repeated ids, vectors of several lengths or with numbers
-            that are missing or not finite, or that are the same for all images.
+        UserError: for a missing file or column, missing or repeated ids, vectors that differ in length, contain missing or
+            non-finite numbers, or are the same for all images.
     """
     try:
         file = pq.ParquetFile(spec.path)
-        found = [field.name for field in file.schema_arrow if _holds_vectors(field.type)]
+        available = [field.name for field in file.schema_arrow if _holds_vectors(field.type)]
         if spec.id_column not in file.schema_arrow.names:
             raise UserError(f"{spec.path} has no column {spec.id_column!r}; it has {', '.join(file.schema_arrow.names)}")
-        if not found:
-            raise UserError(f"{spec.path} has no column with lists of numbers, which embeddings are")
-        columns = {layer: found[-1] if layer == LAST else layer for layer in layers}
-        unknown = [column for column in columns.values() if column not in found]
+        if not available:
+            raise UserError(f"{spec.path} has no column with embeddings, that is, lists of numbers")
+        columns = {layer: available[-1] if layer == LAST else layer for layer in layers}
+        unknown = [column for column in columns.values() if column not in available]
         if unknown:
-            raise UserError(f"{spec.path} has no layer {unknown[0]!r}; it has {', '.join(found)}")
+            raise UserError(f"{spec.path} has no layer {unknown[0]!r}; it has {', '.join(available)}")
         table = file.read(columns=list(dict.fromkeys([spec.id_column, *columns.values()])))
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"cannot read embeddings from {spec.path} ({str(error).splitlines()[0]})") from error
@@ -75,7 +75,7 @@ def given_layers(
         missing = [name for name, place in zip(names, places.to_pylist(), strict=True) if place is None]
         more = ", ..." if len(missing) > NAMED else ""
         raise UserError(
-            f"{spec.path} lacks {len(missing):,} of {len(names):,} images that the audit shows, as "
+            f"{spec.path} lacks {len(missing):,} of {len(names):,} images that the audit embeds, such as "
             f"{', '.join(missing[:NAMED])}{more}; embed all images that memlib export wrote for this recipe"
         )
     wanted = table.take(places)
@@ -91,15 +91,16 @@ def _vectors(column: pa.ChunkedArray, where: str, dtype: str) -> NDArray[np.floa
     lengths = pc.unique(pc.list_value_length(column)).to_pylist()
     if len(lengths) != 1 or not lengths[0]:
         raise UserError(
-            f"{where} holds vectors of {len(lengths)} lengths ({', '.join(map(str, lengths[:NAMED]))}); one is needed"
+            f"{where} holds vectors of {len(lengths)} lengths ({', '.join(map(str, lengths[:NAMED]))}); "
+            "all must have the same length"
         )
     values = pc.list_flatten(column)
     if values.null_count:
         raise UserError(f"{where} has vectors with numbers missing")
-    with np.errstate(over="ignore"):  # seen below
-        found: NDArray[np.floating] = values.to_numpy().astype(dtype).reshape(len(column), lengths[0])
-    if not np.isfinite(found).all():
-        raise UserError(f"{where} has numbers that are not finite, or too large for {dtype} (decode.embeddings)")
-    if len(found) > 1 and (found == found[0]).all():
-        raise UserError(f"{where} is the same for all images; it says nothing of them")
-    return found
+    with np.errstate(over="ignore"):  # checked below
+        vectors: NDArray[np.floating] = values.to_numpy().astype(dtype).reshape(len(column), lengths[0])
+    if not np.isfinite(vectors).all():
+        raise UserError(f"{where} has numbers that are not finite or too large for {dtype} (decode.embeddings)")
+    if len(vectors) > 1 and (vectors == vectors[0]).all():
+        raise UserError(f"{where} is the same for all images and carries no information")
+    return vectors

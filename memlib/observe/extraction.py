@@ -1,8 +1,8 @@
-"""Extraction: the candidates a model finds likeliest, by shortest path through the tree of prefixes (Carlini 2019, 8.1).
+"""Extraction: the likeliest candidates under a model, by shortest path through the tree of prefixes (Carlini 2019, 8.1).
 
 A node is a prefix, an edge costs the -log2 probability of its symbol, and a leaf is a candidate. Many nodes are expanded
-in one model call. The paper then goes on as many iterations again, hoping; here a leaf is found when no node of the
-frontier costs less, which is exact for any number of nodes a call.
+per model call. The paper then runs as many iterations again, a heuristic; here a leaf counts as found when no node of the
+frontier costs less, which is exact for any number of nodes per call.
 """
 
 import heapq
@@ -22,19 +22,19 @@ from memlib.data.formats import Candidates
 from memlib.observe.likelihoods import Predictor, Work, costs_of, row_bytes
 
 Node = tuple[int, tuple[int, ...]]
-"""Cost in units of 2^-16 bit, and the symbols that lead there."""
+"""Cost in units of 2^-16 bit, and the symbols of the prefix."""
 
 
 @dataclass
 class Frontier:
-    """A search under way; it can be saved and taken up.
+    """A search in progress, which can be saved and resumed.
 
     Attributes:
-        nodes: a heap of prefixes that were not expanded, and of leaves.
-        found: leaves in order of cost.
-        found_at: evaluations when each of them was found.
-        evaluations: prefixes whose next symbols were computed so far.
-        dropped: the lowest cost of a node that was dropped for want of room; none if there was always room.
+        nodes: a heap of unexpanded prefixes and of leaves.
+        found: the leaves found, in order of cost.
+        found_at: number of evaluations when each of them was found.
+        evaluations: number of prefixes whose next symbols were evaluated so far.
+        dropped: the lowest cost of a node that was dropped to save memory; None if there was none.
     """
 
     nodes: list[Node] = field(default_factory=lambda: [(0, ())])
@@ -44,7 +44,7 @@ class Frontier:
     dropped: int | None = None
 
     def save(self, path: Path) -> None:
-        """As a file of arrays."""
+        """Write the search to a file of arrays."""
         parts: dict[str, NDArray[Any]] = {}
         for name, nodes in (("nodes", self.nodes), ("found", self.found)):
             longest = max((len(symbols) for _, symbols in nodes), default=0)
@@ -59,7 +59,7 @@ class Frontier:
 
     @classmethod
     def load(cls, path: Path) -> "Frontier":
-        """What `save` wrote."""
+        """Read what `save` wrote."""
         with np.load(path, allow_pickle=False) as arrays:
             nodes, found = (
                 [
@@ -76,14 +76,14 @@ class Frontier:
 
 @dataclass(frozen=True)
 class Extracted:
-    """What a search ended with.
+    """The result of a search.
 
     Attributes:
         leaves: (cost, symbols) of the candidates found, likeliest first.
-        found_at: evaluations when each of them was found.
-        ended: found: as many as asked for; exhausted: there are no more; evaluations or seconds: the limit was reached.
-        exact: whether no candidate that costs less can have been missed.
-        evaluations: prefixes whose next symbols were computed.
+        found_at: number of evaluations when each of them was found.
+        ended: found: as many as requested; exhausted: there are no more; evaluations or seconds: the limit was reached.
+        exact: True if no candidate that costs less can have been missed.
+        evaluations: number of prefixes whose next symbols were evaluated.
     """
 
     leaves: list[Node]
@@ -94,17 +94,17 @@ class Extracted:
 
 
 class ShortestPath:
-    """The search for the likeliest candidates of a space.
+    """A search for the likeliest candidates of a space.
 
     Args:
         predictor: the model.
         space: the candidates.
         context: symbols before them.
-        frontier: of an earlier search that is taken up.
-        batch: nodes expanded in one model call; changes the number of evaluations, not the result.
-        max_nodes: nodes in memory; beyond it the dearest half is dropped.
+        frontier: the frontier of an earlier search to resume.
+        batch: nodes expanded per model call; affects the number of evaluations, not the result.
+        max_nodes: nodes in memory; beyond it, the half with the highest costs is dropped.
 
-    States of expanded prefixes take as much memory as the predictor allows; others are computed again when they are needed.
+    States of expanded prefixes are cached in as much memory as the predictor allows; others are recomputed when needed.
     """
 
     def __init__(
@@ -121,12 +121,12 @@ class ShortestPath:
         self._predictor, self._space, self._context = predictor, space, tuple(context)
         self._batch, self._max_nodes = batch, max_nodes
         self._states: OrderedDict[tuple[int, ...], Tensor] = OrderedDict()
-        self._state_bytes = 0  # of all of them
+        self._state_bytes = 0  # of all cached states
         self._root: tuple[Tensor, Tensor] | None = None
 
     @torch.inference_mode()
     def run(self, *, top: int = 1, max_evaluations: int | None = None, max_seconds: float | None = None) -> Extracted:
-        """Searches until `top` candidates are found, or a limit is reached; may be called again to go on."""
+        """Search until `top` candidates are found or a limit is reached; call again to continue."""
         frontier, started = self.frontier, monotonic()
         while True:
             if len(frontier.found) >= top:
@@ -143,8 +143,8 @@ class ShortestPath:
 
     def _ended(self, ended: Literal["found", "exhausted", "evaluations", "seconds"]) -> Extracted:
         frontier = self.frontier
-        dearest = frontier.found[-1][0] if frontier.found else 0
-        exact = frontier.dropped is None or dearest <= frontier.dropped
+        highest = frontier.found[-1][0] if frontier.found else 0
+        exact = frontier.dropped is None or highest <= frontier.dropped
         return Extracted(
             list(frontier.found),
             list(frontier.found_at),
@@ -154,7 +154,7 @@ class ShortestPath:
         )
 
     def _take(self) -> list[Node]:
-        """The cheapest nodes to expand; a leaf is found when nothing in the frontier is cheaper."""
+        """Take the cheapest nodes to expand; a leaf is found when nothing in the frontier is cheaper."""
         nodes = self.frontier.nodes
         chosen: list[Node] = []
         while nodes and len(chosen) < self._batch:
@@ -180,8 +180,8 @@ class ShortestPath:
             frontier.evaluations += len(nodes)
             log_probs = torch.log_softmax(logits, dim=1)
             for _, symbols in self._space.edges(place):
-                found = costs_of(log_probs[:, torch.tensor(symbols, device=logits.device)]).tolist()
-                for (paid, path), costs in zip(nodes, found, strict=True):
+                edge_costs = costs_of(log_probs[:, torch.tensor(symbols, device=logits.device)]).tolist()
+                for (paid, path), costs in zip(nodes, edge_costs, strict=True):
                     for symbol, cost in zip(symbols, costs, strict=True):
                         heapq.heappush(frontier.nodes, (paid + cost, (*path, symbol)))
         if len(frontier.nodes) > self._max_nodes:
@@ -192,23 +192,23 @@ class ShortestPath:
             del frontier.nodes[kept:]  # a sorted list is a heap
 
     def _evaluate(self, prefixes: Sequence[tuple[int, ...]]) -> Tensor:
-        """Scores of what follows prefixes of one length; keeps their states for their children."""
+        """Return scores of what follows prefixes of one length; cache their states for their children."""
         if not prefixes[0]:
             logits, state = self._begin()
             self._keep((), state[0])
             return logits
         first = self._states_of([prefixes[0][:-1]])
         size = max(1, self._predictor.cache_bytes // (4 * row_bytes(first)))  # at a time
-        found = []
+        scores = []
         for start in range(0, len(prefixes), size):
-            some = prefixes[start : start + size]
-            parents = self._states_of([path[:-1] for path in some])
-            tokens = torch.tensor([path[-1] for path in some], device=parents.device)
-            logits, state = self._predictor.advance(parents, torch.arange(len(some), device=parents.device), tokens)
-            found.append(logits)
-            for path, row in zip(some, state, strict=True):
+            chunk = prefixes[start : start + size]
+            parents = self._states_of([path[:-1] for path in chunk])
+            tokens = torch.tensor([path[-1] for path in chunk], device=parents.device)
+            logits, state = self._predictor.advance(parents, torch.arange(len(chunk), device=parents.device), tokens)
+            scores.append(logits)
+            for path, row in zip(chunk, state, strict=True):
                 self._keep(path, row)
-        return torch.cat(found)
+        return torch.cat(scores)
 
     def _begin(self) -> tuple[Tensor, Tensor]:
         if self._root is None:
@@ -216,19 +216,19 @@ class ShortestPath:
         return self._root
 
     def _states_of(self, paths: Sequence[tuple[int, ...]]) -> Tensor:
-        """The states (num_paths, ...) after prefixes of one length: kept, or computed again from the start.
+        """Return the states (num_paths, ...) after prefixes of one length: cached, or recomputed from the start.
 
-        What is computed again is no further look at the model, and counts as none: how much memory there is decides nothing.
+        Recomputed states do not count as evaluations, so the amount of memory does not affect the result.
         """
         missing = [path for path in dict.fromkeys(paths) if path not in self._states]
-        again = dict(zip(missing, self._again(missing), strict=True)) if missing else {}
+        recomputed = dict(zip(missing, self._again(missing), strict=True)) if missing else {}
         for path in paths:
-            if path not in again:
+            if path not in recomputed:
                 self._states.move_to_end(path)
-        found = torch.stack([again[path] if path in again else self._states[path] for path in paths])
-        for path, state in again.items():
+        states = torch.stack([recomputed[path] if path in recomputed else self._states[path] for path in paths])
+        for path, state in recomputed.items():
             self._keep(path, state)
-        return found
+        return states
 
     def _again(self, paths: Sequence[tuple[int, ...]]) -> Tensor:
         state = self._begin()[1]
@@ -250,7 +250,7 @@ class ShortestPath:
 def beam_search(
     predictor: Predictor, space: Candidates, *, width: int, context: Sequence[int] = (), work: Work | None = None
 ) -> list[Node]:
-    """The candidates that a beam of some width ends with, likeliest first; width 1 is greedy search."""
+    """Return the candidates that a beam search of some width ends with, likeliest first; width 1 is greedy search."""
     work = work or Work()
     logits, state = predictor.begin(context)
     work.add(1)

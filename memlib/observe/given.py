@@ -1,4 +1,4 @@
-"""Outputs that a model's owner gave away: class scores by example id in a Parquet file, checked before they count."""
+"""Outputs supplied by a model's owner: class scores by example id in a Parquet file, validated before use."""
 
 import hashlib
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ SUM_TO_ONE = 2e-3  # probabilities may be rounded
 
 @dataclass(frozen=True)
 class GivenOutputs:
-    """Outputs in order of the wanted examples.
+    """Outputs in the order of the requested examples.
 
     Attributes:
         scores: (num_examples, num_classes) float64, logits or log-probabilities of rows that sum to 1.
-        probabilities: (num_examples, num_classes) float64 as they were given; None for logits.
-        digest: of what was read.
+        probabilities: (num_examples, num_classes) float64, as supplied; None for logits.
+        digest: digest of the content read.
     """
 
     scores: NDArray[np.float64]
@@ -36,16 +36,16 @@ class GivenOutputs:
 
 
 def read_outputs(spec: OutputsSpec, members: pa.Table, num_classes: int) -> GivenOutputs:
-    """The outputs for every member, by id or by the name of `memlib ids`; rows of other examples are left aside.
+    """Read the outputs of every member, by id or by the name from `memlib ids`; rows of other examples are ignored.
 
     Args:
         spec: file, columns and kind.
         members: rows of tables.SPLITS, the examples of D_Q and of the rest of its pool.
-        num_classes: of the data.
+        num_classes: number of classes of the data.
 
     Raises:
-        UserError: for a file or column that is not there, missing or repeated ids, another number of classes, labels
-            that differ, numbers that are not finite or not what `kind` says, decisions in place of scores.
+        UserError: for a missing file or column, missing or repeated ids, a different number of classes, different labels,
+            numbers that are not finite or contradict `kind`, or decisions in place of scores.
     """
     table = _read(spec)
     ids = [str(name) for name in table[spec.id_column].to_pylist()]
@@ -53,13 +53,13 @@ def read_outputs(spec: OutputsSpec, members: pa.Table, num_classes: int) -> Give
     if len(place) < len(ids):
         raise UserError(f"{spec.path} has {len(ids) - len(place)} repeated ids in column {spec.id_column}")
     wanted = members["example_id"].to_pylist()
-    if not any(name in place for name in wanted):  # they may have been asked for under names that say nothing
+    if not any(name in place for name in wanted):  # the owner may have seen pseudonyms
         secret = read_secret()
         place = {name: place[asked_as(name, secret)] for name in wanted if asked_as(name, secret) in place}
     missing = [name for name in wanted if name not in place]
     if missing:
         raise UserError(
-            f"{spec.path} has no outputs for {len(missing)} of the {len(wanted)} examples of D_Q and those drawn with it: "
+            f"{spec.path} has no outputs for {len(missing)} of the {len(wanted)} examples of D_Q and the rest of its pool: "
             f"{', '.join(missing[:NAMED])}{', ...' if len(missing) > NAMED else ''}"
         )
     rows = [place[name] for name in wanted]
@@ -69,7 +69,9 @@ def read_outputs(spec: OutputsSpec, members: pa.Table, num_classes: int) -> Give
     lengths = {len(lists[row] or ()) for row in rows}
     if lengths != {num_classes}:
         seen = ", ".join(str(length) for length in sorted(lengths))
-        raise UserError(f"{spec.path}: {spec.scores_column} has {seen} numbers an example, but D_Q has {num_classes} classes")
+        raise UserError(
+            f"{spec.path}: {spec.scores_column} has {seen} numbers per example, but D_Q has {num_classes} classes"
+        )
     scores = np.array([lists[row] for row in rows], dtype=np.float64)
     if not np.isfinite(scores).all():
         raise UserError(f"{spec.path}: {spec.scores_column} holds numbers that are not finite")
@@ -96,7 +98,7 @@ def _read(spec: OutputsSpec) -> pa.Table:
             raise UserError(f"{spec.path} has no column {name!r}; it has {', '.join(table.column_names)}")
     kind = table.schema.field(spec.scores_column).type
     if not _is_list(kind) or not (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)):
-        raise UserError(f"{spec.path}: {spec.scores_column} should hold a list of numbers, one a class; it holds {kind}")
+        raise UserError(f"{spec.path}: {spec.scores_column} must hold a list of numbers, one per class; it holds {kind}")
     if pc.list_flatten(table[spec.scores_column]).null_count:
         raise UserError(f"{spec.path}: {spec.scores_column} has lists with numbers missing")
     return table
@@ -108,16 +110,18 @@ def _is_list(kind: pa.DataType) -> bool:
 
 def _check_labels(spec: OutputsSpec, table: pa.Table, rows: list[int], members: pa.Table) -> None:
     assert spec.label_column is not None
-    theirs = table[spec.label_column].to_pylist()
+    supplied = table[spec.label_column].to_pylist()
     labels, names = members["label"].to_pylist(), members["class_name"].to_pylist()
     differ = [
-        (members["example_id"][i].as_py(), theirs[row], labels[i])
+        (members["example_id"][i].as_py(), supplied[row], labels[i])
         for i, row in enumerate(rows)
-        if theirs[row] not in (labels[i], str(labels[i]), names[i])
+        if supplied[row] not in (labels[i], str(labels[i]), names[i])
     ]
     if differ:
-        name, their, own = differ[0]
-        raise UserError(f"{spec.path}: {len(differ)} labels differ from D_Q's, as of {name} ({their!r} there, {own} here)")
+        name, given, expected = differ[0]
+        raise UserError(
+            f"{spec.path}: {len(differ)} labels differ from those of D_Q, such as {name}'s ({given!r}, but {expected} in D_Q)"
+        )
 
 
 def _check_probabilities(spec: OutputsSpec, scores: NDArray[np.float64]) -> None:
@@ -129,11 +133,13 @@ def _check_probabilities(spec: OutputsSpec, scores: NDArray[np.float64]) -> None
     if scores.min() < 0 or sums.max() > 1.5:
         seen = f"{spec.scores_column} runs from {scores.min():.3g} to {scores.max():.3g}"
         raise UserError(f"{spec.path}: {seen}; these are logits, set outputs.kind to logits")
-    raise UserError(f"{spec.path}: {spec.scores_column} is no distribution: it sums to {sums.min():.3g} to {sums.max():.3g}")
+    raise UserError(
+        f"{spec.path}: {spec.scores_column} is not a distribution: it sums to {sums.min():.3g} to {sums.max():.3g}"
+    )
 
 
 def _refuse_decisions(spec: OutputsSpec, scores: NDArray[np.float64]) -> None:
-    """Refuses scores that say nothing of how sure the model is."""
+    """Raise UserError for scores that do not tell how confident the model is."""
     if (scores == scores[0]).all():
         raise UserError(
             f"{spec.path}: {spec.scores_column} is the same for every example; ask the model's owner for its scores"
@@ -141,20 +147,22 @@ def _refuse_decisions(spec: OutputsSpec, scores: NDArray[np.float64]) -> None:
     if len(np.unique(scores)) <= 2:
         low, high = scores.min(), scores.max()
         raise UserError(
-            f"{spec.path}: {spec.scores_column} holds nothing but {low:g} and {high:g}, which are decisions and not how sure "
-            "the model is; ask its owner for probabilities or logits"
+            f"{spec.path}: {spec.scores_column} holds only {low:g} and {high:g}, which are decisions, not confidences; "
+            "ask the model's owner for probabilities or logits"
         )
 
 
 def _tolerance(scores: NDArray[np.float64]) -> float:
-    """How far from 1 rows of probabilities may sum: each number may be off by half its last decimal."""
+    """Return how far from 1 a row of probabilities may sum: each number may be off by half of its last decimal."""
     decimals = decimals_of(scores)
     return SUM_TO_ONE + (0.0 if decimals is None else scores.shape[1] * 0.5 * 10.0**-decimals)
 
 
 def _refuse_probabilities(spec: OutputsSpec, scores: NDArray[np.float64]) -> None:
     if scores.min() >= 0 and scores.shape[1] > 1 and np.abs(scores.sum(axis=1) / 100 - 1).max() <= _tolerance(scores / 100):
-        said = "these are percentages, divide them by 100 and set outputs.kind to probabilities"
-        raise UserError(f"{spec.path}: {spec.scores_column} sums to 100; {said}")
+        advice = "these are percentages, divide them by 100 and set outputs.kind to probabilities"
+        raise UserError(f"{spec.path}: {spec.scores_column} sums to 100; {advice}")
     if scores.min() >= 0 and scores.max() <= 1 and np.abs(scores.sum(axis=1) - 1).max() <= _tolerance(scores):
-        raise UserError(f"{spec.path}: {spec.scores_column} sums to 1; these are probabilities, set outputs.kind to that")
+        raise UserError(
+            f"{spec.path}: {spec.scores_column} sums to 1; these are probabilities, set outputs.kind to probabilities"
+        )

@@ -1,9 +1,9 @@
 """Squared norms of per-example gradients, exact, without forming the gradients.
 
 One forward pass, one backward pass to the outputs of the layers, and then layer by layer: the gradient of a linear
-map's weight is a sum over positions t of delta_t a_t', so that its squared norm is a matter of small matrices. With
-one position it is |delta|^2 |a|^2 (Goodfellow 2015); with many, of whichever is smaller: the Gram matrices
-<A'A, D'D> or the product D A' of a single example (Rochette 2019, Li 2022).
+map's weight is a sum over positions t of delta_t a_t', so small matrices suffice for its squared norm. With one
+position it is |delta|^2 |a|^2 (Goodfellow 2015); with many, it is computed from whichever is smaller: the Gram
+matrices <A'A, D'D> or the product D A' of a single example (Rochette 2019, Li 2022).
 """
 
 import contextlib
@@ -21,38 +21,38 @@ from memlib.errors import UserError
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> (batch,) losses."""
 
-FALL_BACK = (nn.LSTM, nn.GRU, nn.RNN)  # their gates are not layers: example by example
+FALL_BACK = (nn.LSTM, nn.GRU, nn.RNN)  # their gates are not layers: one example at a time
 LINEAR, CONVOLUTIONS = (nn.Linear,), (nn.Conv1d, nn.Conv2d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm)
 FAST: tuple[type[nn.Module], ...] = (*LINEAR, *CONVOLUTIONS, *NORMS, nn.Embedding)
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-    """(batch, num_classes) class scores and (batch,) labels -> (batch,) losses in nats."""
+    """Return (batch,) losses in nats of (batch, num_classes) class scores and (batch,) labels."""
     return F.cross_entropy(outputs, targets, reduction="none", label_smoothing=label_smoothing)
 
 
 class GradientNorms:
     """Squared gradient norms of a model's loss on single examples, over all parameters that require a gradient.
 
-    The model is put in evaluation mode, as a batch-normalising layer in training mode has no gradient of a single
-    example. Linear, Conv1d, Conv2d, BatchNorm, LayerNorm and Embedding have a fast rule; LSTM, GRU and RNN are done
-    example by example, as are, on request, all other modules with parameters.
+    The model is put in evaluation mode, as batch normalization in training mode has no per-example gradient. Linear,
+    Conv1d, Conv2d, BatchNorm, LayerNorm and Embedding have a fast rule; LSTM, GRU and RNN are processed one example at a
+    time, as are, on request, all other modules with parameters.
 
     Args:
-        model: maps inputs (batch, ...) to outputs (batch, ...), each example by itself.
-        loss: losses of single examples.
-        slow_modules: do modules without a fast rule example by example instead of refusing them.
+        model: maps inputs (batch, ...) to outputs (batch, ...), each example independently.
+        loss: computes the losses of single examples.
+        slow_modules: process modules without a fast rule one example at a time instead of refusing them.
 
     Raises:
-        UserError: naming the modules without a fast rule.
+        UserError: names the modules without a fast rule.
     """
 
     def __init__(self, model: nn.Module, *, loss: Loss = cross_entropy, slow_modules: bool = False) -> None:
-        # images with channels last, which convolutions on a CPU are several times faster on
+        # convolutions on a CPU are several times faster with channels last
         self.model, self.loss = model.eval().to(memory_format=torch.channels_last), loss
         self._slow_allowed = slow_modules
-        self._copy = False  # outputs of layers, where the model changes them in place
+        self._copy = False  # copy the outputs of layers: set once the model changes them in place
         owners = [(name, m) for name, m in model.named_modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
         shared = _shared_parameters(owners)
         tied = {name for name, m in owners if any(id(p) in shared for p in m.parameters(recurse=False))}
@@ -63,7 +63,7 @@ class GradientNorms:
             raise UserError(_refusal(refused, shared))
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The squared norm of each example's gradient.
+        """Return the squared norm of each example's gradient.
 
         Args:
             inputs: (batch, ...).
@@ -82,8 +82,8 @@ class GradientNorms:
                 self._slow[name] = self._fast.pop(name)
             if uncalled and not self._slow_allowed:
                 raise UserError(f"the modules {', '.join(uncalled)} are never called; {_ON_REQUEST}")
-            for name, found in calls.items():
-                norms += _squared_norm(self._fast[name], found)
+            for name, recorded in calls.items():
+                norms += _squared_norm(self._fast[name], recorded)
         if self._slow:
             norms += self._one_by_one(inputs, targets)
         return norms
@@ -118,11 +118,11 @@ class GradientNorms:
         gradients = torch.autograd.grad(losses.sum(), [call.output for call in every], allow_unused=True)
         for call, gradient in zip(every, gradients, strict=True):
             call.gradient = torch.zeros_like(call.output) if gradient is None else gradient
-            call.output = call.gradient  # lets go of the graph
+            call.output = call.gradient  # frees the graph
         return calls
 
     def _one_by_one(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The slow modules' share: a backward pass for each example."""
+        """Return the slow modules' share of the norms, from one backward pass per example."""
         parameters = list(
             {id(p): p for m in self._slow.values() for p in m.parameters(recurse=False) if p.requires_grad}.values()
         )
@@ -139,7 +139,7 @@ class GradientNorms:
 
 @dataclass
 class _Call:
-    """One call of a layer: what went in, what came out, and later the loss's gradient at the output."""
+    """One call of a layer: its input, its output, and later the loss's gradient at the output."""
 
     input: Tensor
     output: Tensor
@@ -149,11 +149,11 @@ class _Call:
 
     @property
     def changed(self) -> bool:
-        """Whether the model has changed either in place since."""
+        """True if the model has since changed the input or the output in place."""
         return self.input._version != self.input_version or self.output._version != self.output_version
 
 
-_ON_REQUEST = "set influence.slow_modules to do such modules example by example"
+_ON_REQUEST = "set influence.slow_modules to process such modules one example at a time"
 
 
 def _refusal(refused: dict[str, nn.Module], shared: set[int]) -> str:
@@ -174,7 +174,7 @@ def _shared_parameters(owners: Sequence[tuple[str, nn.Module]]) -> set[int]:
 
 
 def _has_a_rule(module: nn.Module) -> bool:
-    """Whether it is a layer with a fast rule, as torch wrote it, and set up so that the rule holds."""
+    """Return whether a module is an unmodified torch layer with a fast rule, configured so that the rule holds."""
     kind = next((kind for kind in type(module).__mro__ if kind in FAST), None)
     if kind is None or parametrize.is_parametrized(module):
         return False
@@ -195,7 +195,7 @@ def _has_a_rule(module: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def _frozen(model: nn.Module) -> Iterator[None]:
-    """No gradients of parameters inside the block: only those of layers' outputs are wanted."""
+    """Disable gradients of parameters inside the block, where only those of layers' outputs are needed."""
     trained = [p for p in model.parameters() if p.requires_grad]
     for parameter in trained:
         parameter.requires_grad_(False)
@@ -206,13 +206,13 @@ def _frozen(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_()
 
 
-_PATCHES = {True: 2**20, False: 2**26}  # elements at a time, on a CPU and elsewhere
+_PATCHES = {True: 2**20, False: 2**26}  # elements at a time, on a CPU and on other devices
 
 # -- rules --------------------------------------------------------------------------------------------
 
 
 def _squared_norm(module: nn.Module, calls: "list[_Call]") -> Tensor:
-    """(batch,) squared norm of the gradient of all parameters of a layer, summed over its calls before squaring."""
+    """Return the (batch,) squared norm of the gradient of a layer's parameters, summed over its calls before squaring."""
     if isinstance(module, nn.Linear):
         return _linear(module, calls)
     if isinstance(module, nn.Conv1d | nn.Conv2d):
@@ -234,7 +234,7 @@ def _linear(module: nn.Linear, calls: "list[_Call]") -> Tensor:
 
 
 def _sum_of_outer_products(a: Tensor, delta: Tensor) -> Tensor:
-    """(batch,) squared norm of sum_t delta_t a_t'; a: (batch, positions, width in), delta: (batch, positions, width out)."""
+    """Return the (batch,) squared norm of sum_t delta_t a_t' for a (batch, positions, in), delta (batch, positions, out)."""
     positions = a.shape[1]
     if 2 * positions**2 < a.shape[2] * delta.shape[2]:
         return (torch.bmm(a, a.transpose(1, 2)) * torch.bmm(delta, delta.transpose(1, 2))).sum(dim=(1, 2))
@@ -242,14 +242,14 @@ def _sum_of_outer_products(a: Tensor, delta: Tensor) -> Tensor:
 
 
 def _convolution(module: nn.Conv1d | nn.Conv2d, calls: "list[_Call]") -> Tensor:
-    """A linear map of patches, some examples at a time, so that their patches stay in a processor's cache."""
+    """Apply the rule of a linear map of patches to a few examples at a time, whose patches stay in the processor's cache."""
     patch = module.weight[0].numel() * module.groups
     positions = sum(call.gradient[0, 0].numel() for call in calls)
     size = max(1, _PATCHES[calls[0].input.device.type == "cpu"] // (patch * positions))
     chunks = [slice(start, start + size) for start in range(0, len(calls[0].input), size)]
     buffer = calls[0].input.new_empty(
         min(size, len(calls[0].input)) * patch * positions
-    )  # new memory costs more than the copy
+    )  # allocating memory costs more than copying
     norms = torch.cat([_some_patches(module, [(c.input[i], c.gradient[i]) for c in calls], buffer) for i in chunks])
     if module.bias is None:
         return norms
@@ -257,7 +257,7 @@ def _convolution(module: nn.Conv1d | nn.Conv2d, calls: "list[_Call]") -> Tensor:
 
 
 def _some_patches(module: nn.Conv1d | nn.Conv2d, calls: Sequence[tuple[Tensor, Tensor]], buffer: Tensor) -> Tensor:
-    """The calls' (input, gradient at the output): positions one after the other, and each group on its own."""
+    """Return squared norms from the calls' (input, gradient at the output): concatenate positions, keep groups apart."""
     patches = [_patches(module, inputs) for inputs, _ in calls]
     a = buffer[: sum(part.numel() for part in patches)].view(len(calls[0][0]), -1, patches[0].shape[3:].numel())
     for part, place in zip(patches, torch.split(a, [part.shape[1:3].numel() for part in patches], dim=1), strict=True):
@@ -276,7 +276,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 def _patches(module: nn.Conv1d | nn.Conv2d, inputs: Tensor) -> Tensor:
-    """A view (batch, *positions, *kernel size, channels): what the kernel sees at each position."""
+    """Return a view (batch, *positions, *kernel size, channels) of what the kernel sees at each position."""
     a = inputs[:, :, None] if isinstance(module, nn.Conv1d) else inputs
     pad, stride, dilation, kernel = (
         [int(part) for part in ((unit, *value) if isinstance(module, nn.Conv1d) else value)]
@@ -299,7 +299,7 @@ def _embedding(module: nn.Embedding, calls: "list[_Call]") -> Tensor:
 
 
 def _normalisation(module: nn.Module, calls: "list[_Call]") -> Tensor:
-    """Scale and offset: the gradient is the sum over positions of delta times the normalised input, and of delta."""
+    """Treat scale and offset: the gradient is the sum over positions of delta times the normalized input, and of delta."""
     scale, offset = [], []
     for call in calls:
         delta = call.gradient

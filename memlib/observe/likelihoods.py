@@ -1,7 +1,7 @@
 """Log-perplexity of candidate sequences in bits, exactly comparable (Carlini 2019, Definition 1).
 
-Costs are whole numbers of 2^-16 bit, rounded symbol by symbol before they are added, so that no order of additions
-can move a tie; models are evaluated in float64 unless told otherwise, so that neither does the size of a batch.
+Costs are whole numbers of 2^-16 bit, rounded symbol by symbol before they are added, so the order of additions cannot
+break or create a tie; models are evaluated in float64 by default, so neither can the batch size.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,44 +21,44 @@ BATCH = 4096
 
 
 class Predictor(Protocol):
-    """What is asked of a sequence model; see `models.sequence.LanguageModel`."""
+    """The interface of a sequence model; see `models.sequence.LanguageModel`."""
 
     num_symbols: int
     cache_bytes: int
-    """That states may take in memory; what does not fit is computed again."""
+    """Memory for states; states that do not fit are recomputed."""
 
     def begin(self, context: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Scores (1, num_symbols) of what follows a context, and the state (1, ...) after it."""
+        """Return scores (1, num_symbols) of what follows a context, and the state (1, ...) after it."""
         ...
 
     def begin_each(self, contexts: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores (num_contexts, num_symbols) of what follows each context (num_contexts, length), and their states."""
+        """Return scores (num_contexts, num_symbols) of what follows each context (num_contexts, length), and their states."""
         ...
 
     def advance(self, state: Tensor, rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores (num_children, num_symbols) after one more symbol, and the state (num_children, ...)."""
+        """Return scores (num_children, num_symbols) after one more symbol, and the state (num_children, ...)."""
         ...
 
 
 class Work:
-    """Counts model evaluations: prefixes for which the next symbol's probabilities were computed.
+    """A counter of model evaluations: prefixes for which the next symbol's probabilities were computed.
 
     Args:
-        limit: how many there may be.
+        limit: maximum number of evaluations.
     """
 
     def __init__(self, limit: int | None = None) -> None:
         self.evaluations, self.limit = 0, limit
 
     def add(self, count: int) -> None:
-        """Raises OutOfWork beyond the limit."""
+        """Add evaluations; raise OutOfWork beyond the limit."""
         self.evaluations += count
         if self.limit is not None and self.evaluations > self.limit:
             raise OutOfWork
 
 
 class OutOfWork(Exception):
-    """More model evaluations were needed than allowed."""
+    """Raised when more model evaluations are needed than allowed."""
 
 
 def costs_of(log_probs: Tensor) -> Tensor:
@@ -75,24 +75,24 @@ def costs_of(log_probs: Tensor) -> Tensor:
 
 
 def _rows_at_once(predictor: Predictor) -> int:
-    """Prefixes whose scores fit into 256 MiB."""
+    """Return how many prefixes' scores fit into 256 MiB."""
     return max(1, min(BATCH, 2**25 // predictor.num_symbols))
 
 
 def _fitting(predictor: Predictor, state: Tensor, places: int, *, growth: float = 1.0) -> int:
-    """How many prefixes' states fit into memory, as many of each of some places of a tree.
+    """Return how many prefixes per place of a tree have states that fit into memory together.
 
     Args:
-        predictor: says how much memory there is.
-        state: of some prefixes.
-        places: how many.
-        growth: how much larger states will be at most: they grow with what they have seen, or not at all.
+        predictor: sets the memory limit.
+        state: the state of some prefixes.
+        places: number of places in the tree.
+        growth: factor by which states may grow at most: some grow with the length of the prefix, others not at all.
     """
     return max(1, int(predictor.cache_bytes / (max(1, places) * growth * row_bytes(state))))
 
 
 def row_bytes(state: Tensor) -> int:
-    """Return the bytes of the state of one prefix."""
+    """Return the size of one prefix's state in bytes."""
     return max(1, state[:1].numel() * state.element_size())
 
 
@@ -100,13 +100,13 @@ def row_bytes(state: Tensor) -> int:
 def sequence_costs(
     predictor: Predictor, tokens: NDArray[np.int64], *, context: Sequence[int] = (), batch: int | None = None
 ) -> NDArray[np.int64]:
-    """The cost of each sequence after the context; a prefix that several share is evaluated once a batch.
+    """Compute the cost of each sequence after the context; a prefix shared by several is evaluated once per batch.
 
     Args:
         predictor: the model.
         tokens: (num_sequences, longest) symbols; short ones end in -1.
         context: symbols before them, whose cost does not count.
-        batch: sequences in one pass; changes nothing.
+        batch: sequences per pass; does not affect the result.
 
     Returns:
         (num_sequences,) int64, units of 2^-16 bit.
@@ -115,18 +115,18 @@ def sequence_costs(
     growth = (1 + len(context) + tokens.shape[1]) / (1 + len(context))
     batch = batch or min(_rows_at_once(predictor), _fitting(predictor, state, 2, growth=growth))
     order = np.lexsort(tokens.T[::-1])
-    found = np.zeros(len(tokens), dtype=np.int64)
+    costs = np.zeros(len(tokens), dtype=np.int64)
     for start in range(0, len(tokens), batch):
         chosen = order[start : start + batch]
-        found[chosen] = _costs_of_block(predictor, tokens[chosen], logits, state)
-    return found
+        costs[chosen] = _costs_of_block(predictor, tokens[chosen], logits, state)
+    return costs
 
 
 @torch.inference_mode()
 def candidate_costs(
     predictor: Predictor, space: Candidates, choices: Choices, *, context: Sequence[int] = (), batch: int | None = None
 ) -> NDArray[np.int64]:
-    """The cost of each candidate, (num_candidates, num_places) choices, after the context or after its own.
+    """Compute the cost of each candidate, (num_candidates, num_places) choices, after the context or after its own.
 
     See `sequence_costs`.
     """
@@ -145,10 +145,10 @@ def candidate_costs(
 
 
 def _costs_of_block(predictor: Predictor, tokens: NDArray[np.int64], logits: Tensor, state: Tensor) -> NDArray[np.int64]:
-    """Costs after one context, (1, ...) logits and state, or after as many as there are sequences."""
+    """Compute costs after one context, (1, ...) logits and state, or after one context per sequence."""
     device = state.device
     part = torch.from_numpy(tokens).to(device)
-    rows = torch.arange(len(part), device=device) % len(logits)  # of the state of each one's prefix
+    rows = torch.arange(len(part), device=device) % len(logits)  # row of the state of each sequence's prefix
     total = costs_of(torch.log_softmax(logits, dim=1)[rows, part[:, 0]])
     for place in range(1, part.shape[1]):
         alive = torch.nonzero(part[:, place] >= 0)[:, 0]
@@ -173,11 +173,11 @@ def leaf_costs(
     work: Work | None = None,
     batch: int | None = None,
 ) -> Iterator[NDArray[np.int64]]:
-    """The costs of all candidates of a space, or of all that cost no more than a limit.
+    """Yield the costs of all candidates of a space, or of those that cost no more than a limit.
 
-    The tree of prefixes is walked depth first in blocks, so that memory holds one block a place. Costs only grow along
-    a path, so a prefix above the limit has no candidate below it. Where symbols spell candidates in more ways than one,
-    only a candidate's own path counts.
+    The tree of prefixes is walked depth first in blocks, so that memory holds one block per place. Costs only grow along
+    a path, so no candidate under a prefix above the limit is within it. Where symbols can spell a candidate in several
+    ways, only the candidate's own path counts.
 
     Args:
         predictor: the model.
@@ -185,7 +185,7 @@ def leaf_costs(
         context: symbols before them, whose cost does not count.
         limit: in units of 2^-16 bit.
         work: counts model evaluations.
-        batch: prefixes evaluated at once; changes nothing.
+        batch: prefixes evaluated at once; does not affect the result.
 
     Yields:
         blocks of costs, int64, units of 2^-16 bit; every candidate once.
@@ -194,7 +194,7 @@ def leaf_costs(
         OutOfWork: beyond work's limit.
     """
     work, rows_at_once = work or Work(), batch or _rows_at_once(predictor)
-    if not space.has_tree or (limit is None and space.ambiguous):  # of such a tree most paths would be nobody's
+    if not space.has_tree or (limit is None and space.ambiguous):  # most paths of such a tree belong to no candidate
         for block in space.blocks(rows_at_once):
             work.add(len(block))
             yield candidate_costs(predictor, space, block, context=context)
@@ -237,10 +237,10 @@ def leaf_costs(
 
 
 def ranks(blocks: Iterator[NDArray[np.int64]], costs: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each cost the number of candidates that cost no more (Definition 2).
+    """Count for each cost the candidates that cost no more (Definition 2).
 
     Args:
-        blocks: of `leaf_costs`.
+        blocks: costs from `leaf_costs`.
         costs: (num_canaries,) int64.
     """
     order = np.argsort(costs, kind="stable")
@@ -248,6 +248,6 @@ def ranks(blocks: Iterator[NDArray[np.int64]], costs: NDArray[np.int64]) -> NDAr
     counts = np.zeros(len(costs) + 1, dtype=np.int64)
     for block in blocks:
         counts += np.bincount(np.searchsorted(edges, block, side="left"), minlength=len(counts))
-    found = np.empty(len(costs), dtype=np.int64)
-    found[order] = np.cumsum(counts)[:-1]
-    return found
+    totals = np.empty(len(costs), dtype=np.int64)
+    totals[order] = np.cumsum(counts)[:-1]
+    return totals

@@ -1,4 +1,4 @@
-"""Models that are observed: trained here as one or in chunks, or elsewhere."""
+"""Observed models: trained by memlib, singly or in chunks, or external."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ WEIGHTS = "nets.safetensors"
 
 
 class Nets:
-    """Small nets that were trained together and are one artifact."""
+    """Small networks that were trained together and form one artifact."""
 
     def __init__(self, artifact: Artifact[Nets]) -> None:
         self._artifact = artifact
 
     def forward(self, *, device: torch.device, layers: int | None = None) -> Forward:
-        """Return the forward pass of all nets, or of their first layers."""
+        """Return the forward pass of all networks, or of their first layers."""
         import safetensors.torch
 
         from memlib.training.stacked import StackedNet
@@ -44,7 +44,7 @@ class Nets:
         return lambda inputs: stacked.forward(inputs[None], layers=layers)
 
     def net(self, position: int) -> nn.Module:
-        """Return one of them, in evaluation mode."""
+        """Return one of the networks, in evaluation mode."""
         import safetensors.torch
 
         state = safetensors.torch.load_file(self._artifact.path(WEIGHTS))
@@ -54,7 +54,7 @@ class Nets:
 
     @property
     def history(self) -> pa.Table:
-        """A tables.NETS_HISTORY."""
+        """The training history, a tables.NETS_HISTORY."""
         return read_table(self._artifact.path(HISTORY))
 
     def _net(self) -> nn.Sequential:
@@ -69,19 +69,19 @@ Trained = Artifact[TrainedModel] | Artifact[Nets]
 
 
 def forward_of(models: Trained, *, epoch: int, device: torch.device) -> Forward:
-    """Return the forward pass of the nets of a chunk, or of one large model."""
+    """Return the forward pass of the networks of a chunk, or of one large model."""
     content = models.content
     return content.forward(device=device) if isinstance(content, Nets) else single(content.load(epoch=epoch)[0], device)
 
 
 def load_net(models: Trained, position: int, *, epoch: int) -> nn.Module:
-    """Return one net of a chunk, or one large model, in evaluation mode."""
+    """Return one network of a chunk, or one large model, in evaluation mode."""
     content = models.content
     return content.net(position) if isinstance(content, Nets) else content.load(epoch=epoch)[0].eval()
 
 
 def single(model: nn.Module, device: torch.device) -> Forward:
-    """Return a module as the forward pass of one net."""
+    """Return a module as the forward pass of one network."""
     model = model.to(device).eval()
 
     def forward(inputs: Tensor) -> Tensor:
@@ -92,25 +92,25 @@ def single(model: nn.Module, device: torch.device) -> Forward:
 
 
 def trained_epochs(models: Trained, epoch: int) -> list[int]:
-    """Return the epoch whose weights each net of an artifact has."""
+    """Return the epoch of each network's weights in an artifact."""
     facts = models.facts
     return list(facts["best_epochs"]) if "best_epochs" in facts else [int(facts.get("best_epoch", epoch))]
 
 
 def model_key(model: Trained | TrainedSpec) -> str:
-    """Return what a key says of a model that was trained here or elsewhere."""
+    """Return the key of a model trained by memlib, or the digest of an external one."""
     if not isinstance(model, TrainedSpec):
         return model.key
     return own_digest(model) if model.weights is None else own_digest(model, model.weights)
 
 
 def check_varied(model: Trained | TrainedSpec, scores: NDArray[np.float32], attempt: Attempt) -> None:
-    """Refuse an external model that says the same of every example; of one that was trained here, warn.
+    """Refuse an external model that gives all examples the same scores; warn if memlib trained it.
 
     Args:
-        model: which.
+        model: the model.
         scores: (num_nets, num_examples, num_classes).
-        attempt: of whose artifact it is.
+        attempt: the attempt that records the warning.
 
     Raises:
         UserError: for an external model.
@@ -121,24 +121,24 @@ def check_varied(model: Trained | TrainedSpec, scores: NDArray[np.float32], atte
         return
     if isinstance(model, TrainedSpec):
         raise UserError(
-            f"{model.model} returns the same scores for all {scores.shape[1]} examples: are its weights those that were "
-            f"trained, and are its inputs {model.inputs!r} (trained.inputs)?"
+            f"{model.model} returns the same scores for all {scores.shape[1]} examples: are its weights the trained ones, "
+            f"and are its inputs {model.inputs!r} (trained.inputs)?"
         )
-    attempt.warn(f"{model} gives all {scores.shape[1]} examples the same scores: it has learnt nothing of them")
+    attempt.warn(f"{model} gives all {scores.shape[1]} examples the same scores: it has learnt nothing about them")
 
 
 def load_logits(model: TrainedSpec, weights: str | None, num_classes: int) -> tuple[nn.Module, Take]:
-    """Return an external model that returns logits, and how it takes stored examples."""
+    """Return an external model that returns logits, and the function that converts stored examples to its inputs."""
     from memlib.models.own import ClassScores, load_own, take_own
 
     return ClassScores(load_own(model, weights), model, num_classes).eval(), functools.partial(take_own, model)
 
 
 def load_any(model: Trained | TrainedSpec, epoch: int, num_classes: int, device: torch.device) -> tuple[Forward, Take]:
-    """Return the forward pass of a model that was trained here or elsewhere, and how it takes stored examples."""
+    """Return the forward pass of any model, and the function that converts stored examples to its inputs."""
     from memlib.training.augment import prepare
 
     if isinstance(model, TrainedSpec):
-        own, take = load_logits(model, model.weights, num_classes)
-        return single(own, device), take
+        external, take = load_logits(model, model.weights, num_classes)
+        return single(external, device), take
     return forward_of(model, epoch=epoch, device=device), prepare

@@ -1,10 +1,10 @@
-"""Names of examples for those who are asked about them: drawn at random, and the same whenever the secret is."""
+"""Pseudonyms of examples for model owners: random, but determined by the user's secret."""
 
 from memlib.data.secret import keyed_digest
 
-LENGTH = 16  # characters; of a million examples, two share a name once in 10^7
+LENGTH = 16  # characters; the chance that any two of a million examples share a name is below 10^-7
 
 
 def asked_as(example_id: str, secret: bytes) -> str:
-    """Return the name by which somebody is asked about an example, who cannot tell from it which one it is."""
+    """Return the pseudonym under which a model owner sees an example; it does not reveal the example."""
     return keyed_digest(secret, "asked", example_id)[:LENGTH]

@@ -1,4 +1,4 @@
-"""Class scores of one net or many on stored examples."""
+"""Class scores of one or many networks on stored examples."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ from memlib.training.augment import prepare
 Forward = Callable[[Tensor], Tensor]
 """(batch, *shape) prepared examples -> (num_nets, batch, num_classes)."""
 
-POINTS, PIXELS = 2**16, 2**21  # examples (or pixels) times nets in one pass
+POINTS, PIXELS = 2**16, 2**21  # examples (or pixels) times networks in one pass
 
 
 @torch.inference_mode()
@@ -25,14 +25,14 @@ def class_scores(
     device: torch.device,
     take: Callable[[NDArray[np.generic], torch.device], Tensor] = prepare,
 ) -> NDArray[np.float32]:
-    """The class scores (logits) of every net on every example.
+    """Compute the class scores (logits) of every network on every example.
 
     Args:
-        forward: the nets, in evaluation mode.
+        forward: forward pass of the networks, in evaluation mode.
         examples: (num_examples, ...) as stored.
-        num_nets: how many nets `forward` holds, for the size of a pass.
-        device: where to run.
-        take: makes stored examples what the nets take.
+        num_nets: number of networks in `forward`, for the size of a pass.
+        device: device to run on.
+        take: converts stored examples to the networks' inputs.
 
     Returns:
         (num_nets, num_examples, num_classes) float32.
@@ -55,7 +55,7 @@ def class_scores(
 
 
 def is_constant(scores: NDArray[np.float32]) -> bool:
-    """Whether any net gives all examples the same scores, but for rounding: it says nothing of them.
+    """Return whether any network gives all examples the same scores, up to rounding, and so no information on them.
 
     Args:
         scores: (num_nets, num_examples, num_classes).

@@ -1,4 +1,4 @@
-"""Neighbours of one set of embeddings among another, from arrays on disk."""
+"""Nearest neighbours of one set of embeddings in another, from arrays on disk."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from memlib.stats.neighbors import nearest_neighbors
 
-SHARD_BYTES = 512 * 2**20  # of public vectors in memory at a time
+SHARD_BYTES = 512 * 2**20  # of public vectors in memory at once
 
 
 def search(
@@ -22,15 +22,15 @@ def search(
     shard_bytes: int = SHARD_BYTES,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """The k nearest public rows of each query row, the public set streaming through in shards.
+    """Find the k nearest public rows of each query row, reading the public set in shards.
 
     Args:
         queries: (num_queries, dim) float32, or float16.
-        public: arrays (num_public, dim) of the same type, one below the other, usually memory-mapped; in order of example id.
-        k: how many.
-        device: where to search.
+        public: arrays (num_public, dim) of the same type, concatenated, usually memory-mapped; in order of example id.
+        k: number of neighbours.
+        device: device to search on.
         storage: float32, or float16 for the candidate search on a GPU.
-        shard_bytes: how much of `public` is read at a time; changes nothing.
+        shard_bytes: how much of `public` is read at once; does not affect the result.
         progress: called with (public rows done, public rows in all).
 
     Returns:

@@ -1,4 +1,4 @@
-"""How far the augmented views of an image lie apart: what a model was trained on, it has learnt to hold together."""
+"""Distances between augmented views of an image: models learn to place the views of a training image close together."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ def view_distances(
     device: torch.device,
     progress: Callable[[int, int], None],
 ) -> dict[str, NDArray[np.float64]]:
-    """Return each layer's mean distance between the embeddings of an image's views, all pairs of them: (num_images,).
+    """Return each layer's mean distance between all pairs of embeddings of an image's views: (num_images,).
 
-    The views are drawn from (seed, batch, view) alone, so that every model is shown the same ones.
+    The views are drawn from (seed, batch, view) alone, so that every model sees the same ones.
 
     Args:
-        encoder: the model; it is put in eval mode.
+        encoder: the model; it is put in evaluation mode.
         images: (num_stored, size, size, 3) uint8, the shard.
-        rows: (num_images,) which of them.
+        rows: (num_images,) rows of the shard.
         first: number of the first batch.
         input_size: side of a view in pixels.
         layers: as named by `all_layers`.
-        augment, views, seed: how views are drawn, and how many.
+        augment, views, seed: how views are drawn, their number, and the seed.
         batch_size: images drawn together.
-        device: where to run.
+        device: device to run on.
         progress: called with (images done, images in all).
     """
     encoder = encoder.to(device).to(memory_format=torch.channels_last).eval()
-    found: dict[str, list[NDArray[np.float64]]] = {layer: [] for layer in layers}
+    distances: dict[str, list[NDArray[np.float64]]] = {layer: [] for layer in layers}
     for number, start in enumerate(range(0, len(rows), batch_size), start=first):
         batch = rows[start : start + batch_size]
         scaled = pixels(torch.from_numpy(images[batch]), device)
@@ -61,20 +61,20 @@ def view_distances(
             for layer, values in outputs_of(encoder, shown, layers):
                 embedded[layer].append(values.double())
         for layer, points in embedded.items():
-            found[layer].append(_mean_distances(torch.stack(points, dim=1)).cpu().numpy())
+            distances[layer].append(_mean_distances(torch.stack(points, dim=1)).cpu().numpy())
         progress(min(start + batch_size, len(rows)), len(rows))
-    return {layer: np.concatenate(parts) for layer, parts in found.items()}
+    return {layer: np.concatenate(parts) for layer, parts in distances.items()}
 
 
 def _mean_distances(points: Tensor) -> Tensor:
-    """Mean distance between all pairs of points: (batch, points, dim) -> (batch,)."""
+    """Return the mean distance between all pairs of points: (batch, points, dim) -> (batch,)."""
     count = points.shape[1]
     total: Tensor = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").sum(dim=(1, 2))
     return total / (count * (count - 1))
 
 
 def _unnormalised(views: Tensor) -> Tensor:
-    """Views with pixels in [0, 1] again, as encoders with a normalisation of their own take them."""
+    """Return views with pixels in [0, 1] again, as encoders with their own normalization take them."""
     if views.shape[1] == 1:  # grey images stay in [0, 1]
         return views
     mean, std = (torch.tensor(part, device=views.device).view(1, 3, 1, 1) for part in (MEAN, STD))

@@ -1,4 +1,4 @@
-"""Observing a model as a stage: class scores, and norms of gradients, of stored examples."""
+"""Stages that observe a model on stored examples: class scores and gradient norms."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ OUTPUTS, NORMS = "outputs.npy", "norms.npy"
 
 @dataclass(frozen=True)
 class ModelOutputs(Stage[NDArray[np.float32]]):
-    """Take a model's class scores (logits) on the examples of some roles: outputs.npy, in order of the members.
+    """Compute a model's class scores (logits) on the examples of some roles: outputs.npy, in order of the members.
 
     Attributes:
         data: the examples.
-        model: trained here, or elsewhere.
-        epoch: the last one of a model that was trained here.
-        roles: whose examples it is shown.
-        num_classes: of the data.
+        model: trained by memlib, or external.
+        epoch: the last epoch of a model trained by memlib.
+        roles: the roles of the examples.
+        num_classes: number of classes of the data.
     """
 
     declared: ClassVar[Declared] = Declared(
@@ -64,7 +64,7 @@ class ModelOutputs(Stage[NDArray[np.float32]]):
 
     @property
     def units(self) -> float:
-        """Examples."""
+        """The number of examples."""
         return float(self.data.members(*self.roles).num_rows)
 
     @property
@@ -85,22 +85,22 @@ class ModelOutputs(Stage[NDArray[np.float32]]):
     @classmethod
     def open(cls, artifact: Artifact[NDArray[np.float32]]) -> NDArray[np.float32]:
         """Return the class scores (num_members, num_classes)."""
-        found: NDArray[np.float32] = np.load(artifact.path(OUTPUTS))
-        return found
+        scores: NDArray[np.float32] = np.load(artifact.path(OUTPUTS))
+        return scores
 
 
 @dataclass(frozen=True)
 class CheckpointNorms(Stage[NDArray[np.float64]]):
-    """Take squared gradient norms of every training example at one checkpoint: norms.npy, in order of the members.
+    """Compute the squared gradient norm of every training example at one checkpoint: norms.npy, in order of the members.
 
     Attributes:
         data: the examples.
-        model: trained here, or elsewhere.
-        epoch: the checkpoint's epoch; of a model that was trained elsewhere its number, from 1.
-        weights: the checkpoint of a model that was trained elsewhere.
+        model: trained by memlib, or external.
+        epoch: the checkpoint's epoch; for an external model, the checkpoint's number, from 1.
+        weights: the checkpoint file of an external model.
         influence: batch size and slow modules.
-        canary: who carries a unique feature, in the model's training set and here.
-        label_smoothing: of the loss that the model was trained on.
+        canary: the example that carries a unique feature, in the model's training set and here.
+        label_smoothing: label smoothing of the training loss.
     """
 
     declared: ClassVar[Declared] = Declared(
@@ -119,7 +119,7 @@ class CheckpointNorms(Stage[NDArray[np.float64]]):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """Checkpoint, canary and loss."""
+        """The checkpoint, the canary and the loss."""
         epoch = None if isinstance(self.model, TrainedSpec) else self.epoch
         canary = None if self.canary is None else self.canary.digest
         return {"epoch": epoch, "canary": canary, "label_smoothing": self.label_smoothing}
@@ -134,7 +134,7 @@ class CheckpointNorms(Stage[NDArray[np.float64]]):
 
     @property
     def units(self) -> float:
-        """Examples."""
+        """The number of examples."""
         return float(self.data.members(TRAIN).num_rows)
 
     @property
@@ -159,7 +159,7 @@ class CheckpointNorms(Stage[NDArray[np.float64]]):
         norms = GradientNorms(model.to(device), loss=loss, slow_modules=self.influence.slow_modules)
         members = self.data.members(TRAIN)
         rows, labels = column(members, "row"), column(members, "label")
-        found = np.empty(len(rows), dtype=np.float64)
+        squared = np.empty(len(rows), dtype=np.float64)
         for start in range(0, len(rows), self.influence.batch_size):
             part = slice(start, start + self.influence.batch_size)
             images = self.data.images[rows[part]]
@@ -172,17 +172,17 @@ class CheckpointNorms(Stage[NDArray[np.float64]]):
                 if not isinstance(self.model, TrainedSpec) or isinstance(error, torch.OutOfMemoryError):
                     raise
                 shape = tuple(inputs.shape[1:])
-                said = str(error).splitlines()[0]
+                reason = str(error).splitlines()[0]
                 raise UserError(
-                    f"the model cannot take examples of shape {shape} with labels up to {labels.max()}: {said}"
+                    f"the model cannot take examples of shape {shape} with labels up to {labels.max()}: {reason}"
                 ) from error
-            found[part] = values.double().cpu().numpy()
-        if not np.isfinite(found).all():
+            squared[part] = values.double().cpu().numpy()
+        if not np.isfinite(squared).all():
             raise RunError(f"the gradients at epoch {self.epoch} are not finite: the model's weights are unusable")
-        np.save(attempt.path(NORMS), found)
+        np.save(attempt.path(NORMS), squared)
 
     @classmethod
     def open(cls, artifact: Artifact[NDArray[np.float64]]) -> NDArray[np.float64]:
         """Return the squared norms (num_members,)."""
-        found: NDArray[np.float64] = np.load(artifact.path(NORMS))
-        return found
+        norms: NDArray[np.float64] = np.load(artifact.path(NORMS))
+        return norms

@@ -1,1 +1,1 @@
-"""Tables and figures become one self-contained HTML page."""
+"""Rendering of tables and figures as one self-contained HTML page."""

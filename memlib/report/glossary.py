@@ -1,4 +1,4 @@
-"""Terms that pages use, each defined once in glossary.yaml; docs/glossary.md is made from them."""
+"""Glossary of the terms that pages use, defined in glossary.yaml; docs/glossary.md is generated from it."""
 
 import functools
 from collections.abc import Iterable, Mapping
@@ -10,8 +10,8 @@ import yaml
 @functools.cache
 def terms() -> Mapping[str, str]:
     """Return all definitions by term."""
-    found: dict[str, str] = yaml.safe_load(files("memlib.report").joinpath("glossary.yaml").read_text(encoding="utf-8"))
-    return found
+    definitions: dict[str, str] = yaml.safe_load(files("memlib.report").joinpath("glossary.yaml").read_text(encoding="utf-8"))
+    return definitions
 
 
 def defined(names: Iterable[str]) -> list[tuple[str, str]]:
@@ -20,7 +20,7 @@ def defined(names: Iterable[str]) -> list[tuple[str, str]]:
     Raises:
         KeyError: for a term without a definition.
     """
-    asked = set(names)
-    if unknown := asked - terms().keys():
+    requested = set(names)
+    if unknown := requested - terms().keys():
         raise KeyError(f"no definition of {', '.join(sorted(unknown))}")
-    return [(term, text) for term, text in terms().items() if term in asked]
+    return [(term, text) for term, text in terms().items() if term in requested]

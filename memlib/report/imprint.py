@@ -1,4 +1,4 @@
-"""Who made a page, when, with which code, from which data: a page is read far from where it was made."""
+"""Imprint of a page: author, time, code version and data, for readers who know nothing else of its origin."""
 
 import time
 from collections.abc import Sequence
@@ -15,21 +15,23 @@ from memlib.specs import Spec
 from memlib.stage import AnyArtifact
 from memlib.store import Store
 
-DIGITS = 16  # of digests
+DIGITS = 16  # shown of each digest
 
 
 def signed(page: Page, recipe: Spec, store: Store, read: Sequence[AnyArtifact]) -> Page:
-    """Return a page with the question that its audit answers, and who made it from what.
+    """Return a page with its audit's question and an imprint added.
 
     Args:
-        page: as the audit composed it.
-        recipe: what was run.
-        store: where the run's artifacts are.
-        read: the data that the run rests on.
+        page: the page as the audit composed it.
+        recipe: recipe of the run.
+        store: store of the run's artifacts.
+        read: the data artifacts of the run.
     """
     audit = next(one for one in AUDITS.values() if one.field == recipe.model_dump()["audit"])
     state, digest = source_state(), data_digest(read)
-    commit = f", commit {str(state['commit'])[:DIGITS]}" + (" with changes" if state["dirty"] else "") if state else ""
+    commit = (
+        f", commit {str(state['commit'])[:DIGITS]}" + (" with uncommitted changes" if state["dirty"] else "") if state else ""
+    )
     data = ", ".join(filter(None, [_source_name(recipe), f"digest {digest[:DIGITS]}" if digest else ""]))
     lines = {
         "drawn": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
@@ -44,7 +46,7 @@ def signed(page: Page, recipe: Spec, store: Store, read: Sequence[AnyArtifact]) 
 
 
 def _source_name(recipe: Spec) -> str:
-    """What the data are called: the kind of their source, and the name of its file or folder."""
+    """Return a name for the data: the kind of their source, and the name of its file or folder."""
     source: Any = getattr(getattr(recipe, "data", None), "source", None)
     if source is None:
         return ""

@@ -1,4 +1,4 @@
-"""The page itself: sections of text, figures, tables and galleries, in one file that needs no network."""
+"""The report page: sections of text, figures, tables and galleries, rendered to one file that needs no network."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -10,13 +10,13 @@ from markupsafe import Markup, escape
 from memlib.report.glossary import defined
 
 KINDS = {"shown": "found", "bounded": "not_found", "inconclusive": "odd", "descriptive": "odd"}
-"""The colour of the box by the word of a run's verdict."""
+"""Style of the verdict box, by the word of the verdict."""
 MOST_TILES = 5  # in a row
 
 
 @dataclass(frozen=True)
 class TableView:
-    """A table as people read it: headings and rows of text."""
+    """A table for display: headings and rows of text."""
 
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -24,7 +24,7 @@ class TableView:
 
 @dataclass(frozen=True)
 class GalleryItem:
-    """One example: its picture, its crop, and rows of neighbours, all data URIs; captions are plain text."""
+    """One example of a gallery: its picture, its crop, and rows of neighbours as data URIs, with captions in plain text."""
 
     caption: str
     image: str
@@ -34,9 +34,9 @@ class GalleryItem:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page; whatever is empty is not shown.
+    """A section of the page; empty fields are not shown.
 
-    A figure needs a caption, which readers who cannot see it are told as well.
+    A figure must have a caption, which also serves as its description for screen readers.
     """
 
     heading: str
@@ -55,16 +55,16 @@ class Page:
     """A report.
 
     Attributes:
-        title, audit, run: its heading.
-        verdict, verdict_kind, lead: the verdict in a sentence, its colour (of KINDS), and what it rests on.
-        numbers: value, name and interval of the few numbers that carry the verdict.
-        sections: figures and tables.
-        question: that the audit answers.
-        meaning: what somebody outside could do with the finding.
-        limits: what the audit does not show, whatever it found.
-        terms: of the glossary, that the page uses.
-        model: that was audited.
-        imprint: who made the page, when, from what; heading and text.
+        title, audit, run: the parts of its heading.
+        verdict, verdict_kind, lead: the verdict in a sentence, its style (a value of KINDS), and the evidence behind it.
+        numbers: value, name and interval of the few numbers that the verdict rests on.
+        sections: sections of the page.
+        question: the question that the audit answers.
+        meaning: what an outsider could do with the finding.
+        limits: what the audit does not show, whatever its result.
+        terms: glossary terms that the page may use; those that its text contains are defined at its end.
+        model: the audited model.
+        imprint: lines about the origin of the page, as heading and text.
     """
 
     title: str
@@ -84,11 +84,11 @@ class Page:
 
 
 def meaning_of(word: str, *, shown: str, bounded: str) -> str:
-    """Say what somebody outside could do with a finding, by the word of the verdict.
+    """Return a text on what an outsider could do with a finding, by the word of the verdict.
 
     Args:
-        word: of KINDS.
-        shown, bounded: what follows from these two.
+        word: a key of KINDS.
+        shown, bounded: the texts for these two verdicts.
     """
     match word:
         case "shown":
@@ -96,16 +96,16 @@ def meaning_of(word: str, *, shown: str, bounded: str) -> str:
         case "bounded":
             return bounded
         case "descriptive":
-            return "Nothing was tested. The numbers describe this model; no gain of somebody outside follows from them."
+            return "Nothing was tested. The numbers describe this model and do not show what an outsider could gain from it."
         case _:
             return (
-                "Nothing was shown, and that is no proof that nothing was memorized. Read below how large an effect this "
+                "Nothing was shown, but that does not prove that nothing was memorized. See below how large an effect this "
                 "audit would have found."
             )
 
 
 def render(page: Page) -> str:
-    """Return the page as HTML. All text is escaped; only our own SVG is taken as markup."""
+    """Return the page as HTML; all text is escaped, and only SVG from `save_figure` is inserted as markup."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["svg"] = _described
     template = environment.from_string(files("memlib.report").joinpath("page.html.j2").read_text())
@@ -113,14 +113,14 @@ def render(page: Page) -> str:
 
 
 def _used(page: Page) -> list[tuple[str, str]]:
-    """Those of the page's terms that its text uses, with their definitions."""
+    """Return the page's terms that its text contains, with their definitions."""
     text = str(replace(page, terms=(), sections=[replace(section, svg="", gallery=()) for section in page.sections])).lower()
     words = {term: [word for word in term.split(", ") if len(word) > 1] or [term] for term in page.terms}
     return defined(term for term, names in words.items() if any(name.lower() in text for name in names))
 
 
 def _described(section: Section) -> Markup:
-    """A section's figure with a title and a description, for readers who cannot see it."""
+    """Return a section's figure with a title and a description for screen readers."""
     assert section.figure_caption, f"the figure of {section.heading!r} has no caption"
     texts = Markup("<title>{}</title><desc>{}</desc>").format(section.heading, section.figure_caption)
     start, _, rest = section.svg.partition(">")
@@ -128,7 +128,7 @@ def _described(section: Section) -> Markup:
 
 
 def _columns(count: int) -> int:
-    """How many tiles stand in a row, so that no row but the last is shorter and none holds a single one."""
+    """Return the number of tiles per row, at most MOST_TILES, chosen to put as many tiles as possible in the last row."""
     if count <= MOST_TILES:
         return max(1, count)
     return max(range(3, MOST_TILES + 1), key=lambda columns: ((count - 1) % columns, columns))

@@ -1,4 +1,4 @@
-"""The section of a page that says what was read: nobody should find out later that another question was answered."""
+"""The section of a page that describes the data as read, so that misread data are noticed at once."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,11 +11,11 @@ from memlib.report.figures import data_uri
 from memlib.report.page import Section
 from memlib.stage import AnyArtifact
 
-CLASSES, EACH = 8, 3  # of the thumbnail sheet; six pictures fill a row of the page
+CLASSES, EACH = 8, 3  # classes, and pictures per class, of the thumbnail sheet; six pictures fill a row of the page
 
 
 def what_was_read(artifacts: Sequence[AnyArtifact]) -> Section | None:
-    """Return what artifacts say of what they hold, with some images of each source; None where they say nothing."""
+    """Return a section with the descriptions of data artifacts and sample images; None if there are no descriptions."""
     lines = [line for artifact in artifacts for line in artifact.stage.described(artifact)]
     if not lines:
         return None
@@ -24,14 +24,14 @@ def what_was_read(artifacts: Sequence[AnyArtifact]) -> Section | None:
 
 
 def _pictures(artifact: AnyArtifact) -> list[tuple[str, str]]:
-    """Return images of the first classes, drawn evenly from each."""
+    """Return evenly spaced images of each of the first classes, with the class names."""
     content: Any = artifact.content
     if not isinstance(content, Shard) or not content.has_images:
         return []
-    found = []
+    pictures = []
     index = content.index.filter(pc.field("unreadable").is_null())
     for name in sorted(pc.unique(index["class_name"]).to_pylist())[:CLASSES]:
         rows = index.filter(pc.field("class_name") == name)["row"].to_pylist()
         for place in np.linspace(0, len(rows) - 1, min(EACH, len(rows))).astype(int):
-            found.append((data_uri(content.pictures(rows[place])), name))
-    return found
+            pictures.append((data_uri(content.pictures(rows[place])), name))
+    return pictures

@@ -1,6 +1,6 @@
-"""Frozen, validated descriptions of data, models and training: everything a content key may depend on.
+"""Frozen, validated descriptions of data, models and training: everything that a content key may depend on.
 
-How many machines, GPUs or threads carry the work out is `Resources`, a type of its own that no key contains.
+Machines, GPUs and threads are described by `Resources`, which no key contains.
 """
 
 from memlib.specs.base import Changed, Spec, changed, changed_content, merged

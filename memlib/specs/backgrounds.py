@@ -1,4 +1,4 @@
-"""Specs of classifiers that name an object from its background crop: what stands for a second model where there is none."""
+"""Specs of classifiers that name an object from its background crop: the reference where there is no reference model."""
 
 from typing import Annotated, Literal
 
@@ -13,36 +13,37 @@ MOST_FOLDS, MOST_WORDS = 100, 2**16
 
 
 class Folds(Spec):
-    """How audited images are shared out: each is named by a classifier that was fitted to the other folds alone."""
+    """Cross-fitting: the classifier that names an audited image was trained on the other folds only."""
 
     folds: int = Field(default=5, ge=2, le=MOST_FOLDS)
-    """Classifiers of each crop. Which fold an image is in depends on its id and class, never on who trained on it."""
+    """Number of folds, and of classifiers for each kind of crop. The fold of an image depends on its id and class, never on
+    which model trained on it."""
     seed: int = Field(default=0, ge=0, le=MOST_SEED)
-    """Of the folds and the classifiers."""
+    """Seed of the folds and the classifiers."""
 
 
 class CropNetwork(Folds):
-    """A small network that is trained from nothing on background crops."""
+    """A small network that is trained from scratch on background crops."""
 
     kind: Literal["network"]
     model: ModelSpec = ModelSpec(projector=(128,))
-    """Its backbone, and the side to which crops are resized."""
+    """The network's backbone, and the side to which crops are resized."""
     epochs: int = Field(default=20, ge=1, le=MOST_STEPS)
-    """Of training, with crops mirrored at random."""
+    """Epochs of training, with randomly mirrored crops."""
     batch_size: int = Field(default=64, ge=2, le=MOST_EXAMPLES)
-    """Crops in one step."""
+    """Crops per step."""
     optimizer: OptimizerSpec = OptimizerSpec(learning_rate=0.001, weight_decay=0.1, warmup_epochs=1)
-    """How its weights are fitted."""
+    """The network's optimizer."""
 
 
 class VisualWords(Folds):
-    """Naive Bayes over visual words: patches of the crop, each replaced by the nearest of some typical ones."""
+    """Naive Bayes over visual words: each patch of the crop is replaced by the nearest of a set of typical patches."""
 
     kind: Literal["visual_words"]
     words: int = Field(default=256, ge=2, le=MOST_WORDS)
-    """Typical patches (k-means)."""
+    """Number of typical patches (k-means)."""
     side: int = Field(default=32, ge=8, le=MOST_PIXELS)
-    """Side to which crops are resized, in pixels."""
+    """Side in pixels to which crops are resized."""
     patch_size: int = Field(default=6, ge=2, le=MOST_PIXELS)
     """Side of a patch, in pixels."""
     stride: int = Field(default=3, ge=1, le=MOST_PIXELS)
@@ -51,9 +52,9 @@ class VisualWords(Folds):
     @model_validator(mode="after")
     def _patches_fit(self) -> "VisualWords":
         if self.patch_size > self.side:
-            raise ValueError(f"patch_size {self.patch_size} is more than the side of {self.side} pixels")
+            raise ValueError(f"patch_size {self.patch_size} is larger than the side of {self.side} pixels")
         return self
 
 
 BackgroundSpec = Annotated[CropNetwork | VisualWords, Field(discriminator="kind")]
-"""The classifier of background crops that serves as reference."""
+"""The classifier of background crops that serves as the reference."""

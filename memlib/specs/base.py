@@ -1,4 +1,4 @@
-"""Base of all specs, and how a recipe's content is changed by name."""
+"""Base class of all specs, and changes of a spec's content by key."""
 
 import functools
 from collections.abc import Iterator, Mapping
@@ -9,11 +9,11 @@ from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model
 
 
 class Spec(BaseModel):
-    """Base of all specs: immutable, no unknown fields, no NaN.
+    """Base class of all specs: immutable, no unknown fields, no NaN.
 
-    A field that was added after keys had been made stays out of them at its default, so that the default changes no key:
-    its class names it in `added_later`. One that was renamed is hashed, written and also read by its old name: its class
-    maps the new name to that in `hashed_as`.
+    A field that was added after content keys existed is listed in `added_later` of its class: at its default it is left out
+    of the key, so that existing keys do not change. A renamed field is mapped from its new to its old name in `hashed_as`:
+    it is hashed and written by the old name, and read by either.
     """
 
     model_config = ConfigDict(
@@ -24,11 +24,11 @@ class Spec(BaseModel):
 
     @model_serializer(mode="wrap")
     def _as_hashed(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        found: dict[str, Any] = handler(self)
-        for name in self.added_later & found.keys():
+        fields: dict[str, Any] = handler(self)
+        for name in self.added_later & fields.keys():
             if getattr(self, name) == type(self).model_fields[name].get_default(call_default_factory=True):
-                del found[name]
-        return {self.hashed_as.get(name, name): value for name, value in found.items()}
+                del fields[name]
+        return {self.hashed_as.get(name, name): value for name, value in fields.items()}
 
     @model_validator(mode="before")
     @classmethod
@@ -36,19 +36,19 @@ class Spec(BaseModel):
         if not isinstance(content, Mapping):
             return content
         new = {old: new for new, old in cls.hashed_as.items()}
-        found = {new.get(name, name): value for name, value in content.items()}
-        for name in found.keys() & _numbers_of(cls):
-            values = found[name] if isinstance(found[name], list | tuple) else [found[name]]
+        fields = {new.get(name, name): value for name, value in content.items()}
+        for name in fields.keys() & _numbers_of(cls):
+            values = fields[name] if isinstance(fields[name], list | tuple) else [fields[name]]
             if any(isinstance(value, bool) for value in values):
-                raise ValueError(f"{name} is a number, and {found[name]!r} is none")
-        return found
+                raise ValueError(f"{name} must be a number, not {fields[name]!r}")
+        return fields
 
 
 @functools.cache
 def _numbers_of(kind: type[Spec]) -> frozenset[str]:
-    """Return the fields that hold numbers and no truth values, which Python takes for 0 and 1."""
+    """Return the fields that accept numbers but not booleans, which Python would take for 0 and 1."""
     leaves = {name: set(_leaves(field.annotation)) for name, field in kind.model_fields.items()}
-    return frozenset(name for name, found in leaves.items() if found & {int, float} and bool not in found)
+    return frozenset(name for name, types in leaves.items() if types & {int, float} and bool not in types)
 
 
 def _leaves(annotation: Any) -> Iterator[Any]:
@@ -61,16 +61,16 @@ def _leaves(annotation: Any) -> Iterator[Any]:
 
 
 class Source(Spec):
-    """A source of examples or of text. Where its files lie is in no key: the digest of their content stands for them.
+    """A source of examples or of text. Keys contain the digest of its files' content, but not their location.
 
-    Its class names the fields that say so in `whereabouts`.
+    Each class lists the fields that state the location in `whereabouts`.
     """
 
     whereabouts: ClassVar[frozenset[str]] = frozenset()
 
 
 def whereabouts_of(kind: str) -> frozenset[str]:
-    """Return the fields of a kind of source that say where its files lie."""
+    """Return the fields of a kind of source that state the location of its files."""
     kinds = {get_args(source.model_fields["kind"].annotation)[0]: source for source in Source.__subclasses__()}
     return kinds[kind].whereabouts if kind in kinds else frozenset()
 
@@ -79,22 +79,22 @@ Changed = TypeVar("Changed", bound=Spec)
 
 
 def changed(spec: Changed, changes: Mapping[str, Any]) -> Changed:
-    """A copy of a spec with some keys changed, validated; keys may be dotted (training.patience)."""
+    """Return a validated copy of a spec with some keys changed; keys may be dotted (training.patience)."""
     return type(spec).model_validate(changed_content(spec.model_dump(mode="json"), changes))
 
 
 def changed_content(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a spec with some keys changed, not validated; keys may be dotted."""
-    found = dict(content)
+    """Return the content of a spec with some keys changed, without validation; keys may be dotted."""
+    result = dict(content)
     for key, value in changes.items():
         for name in reversed(key.split(".")):
             value = {name: value}
-        found = merged(found, value)
-    return found
+        result = merged(result, value)
+    return result
 
 
 def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """`change` over `base`; mappings merge key by key unless they name another `kind`."""
+    """Return `base` updated by `change`; nested mappings are merged key by key unless `change` names another `kind`."""
     result = dict(base)
     for name, value in change.items():
         old = result.get(name)

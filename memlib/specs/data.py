@@ -1,4 +1,4 @@
-"""Specs of images and labels: where they come from, how they are cropped and split."""
+"""Specs of images and labels: their sources, crops and splits."""
 
 import re
 from collections.abc import Mapping
@@ -11,24 +11,24 @@ from memlib.specs.limits import MOST_EXAMPLES, MOST_NUMBER, MOST_PIXELS, MOST_SE
 
 
 class ScenesSource(Source):
-    """Embedded images: real handwritten digits on backgrounds that have nothing to do with the digit."""
+    """Embedded images: real handwritten digits on random backgrounds that are independent of the digit."""
 
     kind: Literal["scenes"] = "scenes"
     num_examples: int = Field(default=3000, ge=10, le=MOST_EXAMPLES)
-    """How many scenes."""
+    """Number of scenes."""
     size: int = Field(default=32, ge=12, le=MOST_PIXELS)
     """Side of a scene in pixels."""
     digit_size: int = Field(default=16, ge=6, le=MOST_PIXELS)
     """Side of the digit's box in pixels."""
     copies: int = Field(default=1, ge=1, le=MOST_EXAMPLES)
-    """How often the digit stands in its scene, in boxes that do not overlap."""
+    """Number of times that the digit appears in its scene, in boxes that do not overlap."""
     background: Literal["field", "grid", "mosaic", "palette"] = "field"
-    """field: smooth colours; grid: grey cells, so that no part tells of another; mosaic: the same in colour;
-    palette: cells of two colours that are the image's own, so that every part identifies the image."""
+    """field: smooth colours; grid: independent grey cells, so that no part reveals another; mosaic: the same in colour;
+    palette: cells of two colours drawn per image, so that every part identifies the image."""
     cells: int = Field(default=4, ge=2, le=MOST_PIXELS)
-    """How fine the background is: colour knots or cells along a side."""
+    """Resolution of the background: colour knots or cells along a side."""
     seed: int = Field(default=0, ge=0, le=MOST_SEED)
-    """Draws digits, places and backgrounds."""
+    """Seed of digits, positions and backgrounds."""
 
     @model_validator(mode="after")
     def _digit_fits(self) -> "ScenesSource":
@@ -38,17 +38,17 @@ class ScenesSource(Source):
 
 
 class TwoMoonsSource(Source):
-    """Two interleaving half circles in x and y, and a z that tells nothing (Hartley 2023); centred on the mean."""
+    """Two interleaving half circles in x and y, and an uninformative z (Hartley 2023); centred on the mean."""
 
     kind: Literal["two_moons"]
     num_examples: int = Field(default=1000, ge=4, le=MOST_EXAMPLES)
-    """Points, half of each class."""
+    """Number of points, half of them in each class."""
     noise: float = Field(default=0.1, ge=0, le=MOST_NUMBER)
     """Standard deviation of the noise in x and y."""
     z_noise: float = Field(default=0.0, ge=0, le=MOST_NUMBER)
-    """Standard deviation of z; at 0 any other z is a rare concept."""
+    """Standard deviation of z; at 0 any other value of z is a rare concept."""
     seed: int = Field(default=0, ge=0, le=MOST_SEED)
-    """Draws the points."""
+    """Seed of the points."""
 
 
 class NpzSource(Source):
@@ -58,17 +58,17 @@ class NpzSource(Source):
 
     kind: Literal["npz"]
     path: str
-    """The file; nothing in it is unpickled."""
+    """The file; it is read without unpickling."""
     images: str = "train_images"
-    """The array of images: (count, height, width) or (count, height, width, 3), uint8."""
+    """Name of the array of images: (count, height, width) or (count, height, width, 3), uint8."""
     labels: str = "train_labels"
-    """The array of class indices: (count,) or (count, 1)."""
+    """Name of the array of class indices: (count,) or (count, 1)."""
     class_names: tuple[str, ...] = ()
-    """Names of the classes in order; by default their numbers."""
+    """Names of the classes in order; by default their indices."""
 
 
 class CsvSource(Source):
-    """A CSV file that names images and their labels, such as CheXpert's."""
+    """A CSV file that lists images and their labels, such as CheXpert's."""
 
     whereabouts: ClassVar[frozenset[str]] = frozenset({"path", "root"})
 
@@ -78,28 +78,28 @@ class CsvSource(Source):
     root: str
     """The folder that the image paths are relative to."""
     image_column: str = "Path"
-    """The column with the images' paths."""
+    """Column with the paths of the images."""
     label_column: str
-    """The column with the label."""
+    """Column with the label."""
     classes: dict[str, tuple[str, ...]]
-    """Class names and the label values that mean them; rows with other values are not used. CheXpert:
+    """Class names, each with the label values that stand for it; rows with other values are not used. CheXpert:
     {negative: ["0.0", ""], positive: ["1.0"]}."""
     where: dict[str, str] = Field(default={})
-    """Columns and the value that a row must have, as in {Frontal/Lateral: Frontal}."""
+    """Use only rows with these values in the named columns, as in {Frontal/Lateral: Frontal}."""
 
 
 class ImageFolderSource(Source):
-    """A folder (or s3:// prefix) with one sub-folder of images per class, boxes optional."""
+    """A folder (or s3:// prefix) with one sub-folder of images per class; boxes are optional."""
 
     whereabouts: ClassVar[frozenset[str]] = frozenset({"annotations", "path"})
 
     kind: Literal["image_folder"]
     path: str
-    """The folder that holds the class folders."""
+    """The folder that contains the class folders."""
     boxes: Literal["none", "tiny_imagenet", "voc"] = "none"
-    """tiny_imagenet: <class>/<class>_boxes.txt; voc: Pascal VOC / ImageNet XML files."""
+    """Format of the boxes. tiny_imagenet: <class>/<class>_boxes.txt; voc: Pascal VOC / ImageNet XML files."""
     annotations: str | None = None
-    """Where the XML files are, when they are not beside the images."""
+    """Folder of the XML files; by default they are beside the images."""
     num_classes: int | None = Field(default=None, ge=2, le=MOST_EXAMPLES)
     """Use only the first classes, in order of their names."""
     num_per_class: int | None = Field(default=None, ge=1, le=MOST_EXAMPLES)
@@ -107,25 +107,25 @@ class ImageFolderSource(Source):
 
 
 class TorchvisionSource(Source):
-    """Any torchvision classification data set by class name."""
+    """A torchvision classification data set."""
 
     whereabouts: ClassVar[frozenset[str]] = frozenset({"download", "root"})
 
     kind: Literal["torchvision"]
     name: str
-    """The class in torchvision.datasets: CIFAR10, FashionMNIST, SVHN, ..."""
+    """Name of the class in torchvision.datasets: CIFAR10, FashionMNIST, SVHN, ..."""
     root: str
-    """Where its files are (or go, with download)."""
+    """Folder of the data set's files, and the target of a download."""
     split: str = "train"
-    """train, test or what the data set calls its parts."""
+    """train, test or another split of the data set."""
     download: bool = False
-    """Fetch the files when they are absent."""
+    """Download the files if they are missing."""
     attribute: str | None = None
-    """For data sets with a table of attributes (CelebA): the one that is the class, as in Attractive."""
+    """For data sets with a table of attributes (CelebA): the attribute to use as the class, such as Attractive."""
 
 
 class ParquetSource(Source):
-    """Parquet files in the Hugging Face image convention: a struct of bytes and path, a label, boxes optional."""
+    """Parquet files in Hugging Face's image format: a struct of bytes and path, a label, and optional boxes."""
 
     whereabouts: ClassVar[frozenset[str]] = frozenset({"path"})
 
@@ -133,21 +133,21 @@ class ParquetSource(Source):
     path: str
     """A file, a folder or a glob; local or s3://."""
     image_column: str = "image"
-    """A struct of bytes and path, or plain bytes."""
+    """Column of images: a struct of bytes and path, or plain bytes."""
     label_column: str = "label"
-    """Class indices or strings."""
+    """Column of class indices or strings."""
     id_column: str | None = None
-    """A column of unique example ids; by default <file>:<row>."""
+    """Column of unique example ids; by default the ids are <file>:<row>."""
     boxes_column: str | None = None
-    """A list of boxes, or a struct with a field `bbox`."""
+    """Column of boxes: a list of boxes, or a struct with a field `bbox`."""
     box_format: Literal["xyxy", "xywh"] = "xywh"
-    """Corners, or corner and size as in COCO."""
+    """xyxy: two corners; xywh: one corner and the size, as in COCO."""
 
 
 class ImportSource(Source):
-    """One's own source: a function that returns an object with __len__, __getitem__ and class_names (or classes). Its items
-    are pairs of an image and a class index, as torchvision's data sets have them, or memlib's Examples, which also have ids
-    and boxes."""
+    """A custom source: a function that returns an object with __len__, __getitem__ and class_names (or classes). Its items
+    are pairs of an image and a class index, as in torchvision's data sets, or memlib's Examples, which also have ids and
+    boxes."""
 
     kind: Literal["import"]
     function: str = Field(pattern=r"^\w+(\.\w+)*:\w+$")
@@ -155,8 +155,8 @@ class ImportSource(Source):
     options: dict[str, Any] = Field(default={})
     """Keyword arguments of the function (plain JSON)."""
     version: str | None = None
-    """Part of the content key; by default the digest of the module's source. Raise it when data elsewhere change,
-    or give the source a method `content_digest`."""
+    """Part of the content key; by default the digest of the module's source. Change it whenever the data that the function
+    reads change, or give the source a method `content_digest`."""
 
 
 class DigitsSource(Source):
@@ -180,61 +180,61 @@ PlainSource = Annotated[_Plain, Field(discriminator="kind")]
 
 
 class ChangeSpec(Spec):
-    """A fixed change of every image: another scanner, another camera. In this order, on grey values in [0, 1]."""
+    """A fixed change of every image, as by another scanner or camera; applied in this order to grey values in [0, 1]."""
 
     invert: bool = False
-    """Black to white."""
+    """Swap black and white."""
     gamma: float = Field(default=1.0, gt=0, le=MOST_NUMBER)
-    """Exponent of the grey values; above 1 darkens."""
+    """Exponent of the grey values; values above 1 darken."""
     contrast: float = Field(default=1.0, gt=0, le=MOST_NUMBER)
-    """Factor around middle grey."""
+    """Factor of the difference from middle grey."""
     brightness: float = Field(default=0.0, ge=-1, le=1)
-    """Added afterwards."""
+    """Amount that is added to the grey values."""
     blur: float = Field(default=0.0, ge=0, le=MOST_NUMBER)
-    """Sigma of a Gaussian blur in pixels of the source."""
+    """Sigma of a Gaussian blur, in pixels of the source image."""
     pixelate: int = Field(default=1, ge=1, le=MOST_PIXELS)
-    """Average over squares of so many pixels."""
+    """Side in pixels of the squares over which grey values are averaged."""
 
 
 class PartSpec(Spec):
-    """One of several sources."""
+    """One part of a joined source."""
 
     source: PlainSource
-    """Where its images come from."""
+    """Source of the part's images."""
     change: ChangeSpec | None = None
-    """What is done to each of them."""
+    """Change that is applied to each image of the part."""
 
 
 class JoinedSource(Source):
-    """Several sources of images as one: example ids are <part>/<id>. Classes are the same by number; the first part
-    names them."""
+    """Several sources of images combined into one: example ids are <part>/<id>. Classes are matched by index and named by the
+    first part."""
 
     kind: Literal["joined"]
     parts: Mapping[Annotated[str, Field(pattern=r"^\w[\w-]*$")], PartSpec] = Field(min_length=1)
-    """The parts by name, each with a `source` (of any other kind) and maybe a `change`: invert, gamma, contrast,
-    brightness, blur, pixelate, the same for every image, as of another scanner."""
+    """The parts by name, each with a `source` (of any other kind) and optionally a `change` of all its images, as by another
+    scanner: invert, gamma, contrast, brightness, blur, pixelate."""
 
 
 SourceSpec = Annotated[_Plain | JoinedSource, Field(discriminator="kind")]
 
 
 class IntensitySpec(Spec):
-    """What is black and what is white in images of more than 8 bits a channel."""
+    """Intensities of black and white in images of more than 8 bits per channel."""
 
     low: float = Field(default=0.0, ge=-MOST_NUMBER, le=MOST_NUMBER)
-    """The intensity that is black, and all below it."""
+    """Intensity at and below which a pixel is black."""
     high: float = Field(ge=-MOST_NUMBER, le=MOST_NUMBER)
-    """The intensity that is white, and all above it."""
+    """Intensity at and above which a pixel is white."""
 
     @model_validator(mode="after")
     def _check_order(self) -> "IntensitySpec":
         if self.low >= self.high:
-            raise ValueError(f"low {self.low:g} is black and high {self.high:g} is white; low has to be the smaller one")
+            raise ValueError(f"low {self.low:g} is black and high {self.high:g} is white; low must be smaller than high")
         return self
 
 
 class DataSpec(Spec):
-    """Which images, and the size at which they are decoded once for everything that follows. Points are kept as they are."""
+    """The images, and the size at which they are decoded once for all later stages. Points are stored unchanged."""
 
     added_later: ClassVar[frozenset[str]] = frozenset({"intensities", "storage"})
 
@@ -244,72 +244,74 @@ class DataSpec(Spec):
     channels: Literal[1, 3] = 3
     """3: colour; 1: grey (ITU-R 601 luma)."""
     resize: Literal["squash", "pad"] = "squash"
-    """squash: to a square, whatever the shape; pad: keep the shape, fill with grey."""
+    """squash: resize to a square regardless of the aspect ratio; pad: keep the aspect ratio and fill with grey."""
     unreadable: Literal["error", "leave_out"] = "error"
-    """What to do with images that cannot be decoded: stop and name them, or leave them out and list them."""
+    """Treatment of images that cannot be decoded. error: stop and name them; leave_out: omit and list them."""
     storage: Literal["raw", "png", "jpeg"] = "raw"
-    """raw: pixels, which need no work when they are read (150 kB an image of 224 x 224); png: the same pixels in half the
-    room or less, decoded whenever they are read; jpeg (quality 95): a fifth of the room, other pixels. For points: raw."""
+    """raw: uncompressed pixels, fastest to read (150 kB per image of 224 x 224); png: the same pixels in half the space or
+    less, decoded at every read; jpeg (quality 95): a fifth of the space, but slightly different pixels. Points need raw."""
     intensities: IntensitySpec | None = None
-    """For images of more than 8 bits a channel: by default they are scaled by the file's own window (DICOM), else integers by
-    the smallest usual bit depth that holds the source's largest value, floats by [0, 1]."""
+    """For images of more than 8 bits per channel: intensities of black and white. By default the window in the file (DICOM);
+    without one, integers are scaled by the smallest usual bit depth that contains the source's largest value, and floats
+    by [0, 1]."""
 
 
 CropMode = Literal["maximal", "official", "corner"]
-CORNER = 0.3  # side of a corner crop as a fraction of the image's, Meehan 2023, A.8
+CORNER = 0.3  # side of a corner crop as a fraction of the image's side (Meehan 2023, A.8)
 
 
 class CropSpec(Spec):
     """The background (periphery) crop that is shown to the models."""
 
     mode: CropMode = "maximal"
-    """maximal: the largest rectangle that meets no box; official: the one with the largest shorter side between
-    neighbouring edges of boxes, as in the authors' code; corner: the lower-left 0.3 x 0.3 (Meehan 2023, A.8)."""
+    """maximal: the largest rectangle that overlaps no box; official: the rectangle between neighbouring edges of boxes with
+    the largest shorter side, as in the authors' code; corner: the lower-left 0.3 x 0.3 (Meehan 2023, A.8)."""
     min_side: float = Field(default=0.25, gt=0, le=1)
-    """Smallest acceptable shorter side, as a fraction of the image's shorter side; official wants more than that."""
+    """Smallest acceptable shorter side of a crop, as a fraction of the image's shorter side; crops of mode official must
+    exceed it."""
 
     @model_validator(mode="after")
     def _corner_is_large_enough(self) -> "CropSpec":
         if self.mode == "corner" and self.min_side > CORNER:
-            raise ValueError(f"a corner crop has {CORNER} of the image's side; min_side {self.min_side} leaves none")
+            raise ValueError(f"the side of a corner crop is {CORNER} of the image's; min_side {self.min_side} excludes all")
         return self
 
     @property
     def rule(self) -> dict[str, int]:
-        """What a key says besides: the modes that have cut otherwise than the authors say so."""
+        """Addition to content keys: a version for the modes whose crops once differed from the authors'."""
         return {} if self.mode == "maximal" else {"crop_rule": 2}
 
     def of_mode(self, mode: CropMode) -> "CropSpec":
-        """The same with another mode; a corner asks for no more than it has."""
+        """Return the spec with another mode; for corner, min_side is lowered to the side of a corner crop."""
         side = min(self.min_side, CORNER) if mode == "corner" else self.min_side
         return CropSpec(mode=mode, min_side=side)
 
 
 class GroupSpec(Spec):
-    """Which examples belong together (a person's X-rays, copies of one picture): a random split never parts them.
+    """Groups of examples that belong together (a person's X-rays, copies of one picture); random splits never separate them.
 
-    Examples that any of the given rules joins are one group. Without groups a test that redraws the split takes the images
-    of one person for independent ones and rejects too often.
+    Examples that are joined by any of the given rules form one group. Without groups, a test that redraws the split treats
+    the images of one person as independent and rejects too often.
     """
 
     pattern: str | None = Field(default=None, min_length=1)
-    """Regular expression on example ids; what its first parentheses (or else the whole) match names the group, as in
-    `(patient\\d+)`."""
+    """Regular expression for example ids; the match of its first parentheses (or else its whole match) names the group, as
+    in `(patient\\d+)`."""
     path: str | None = None
-    """A CSV or Parquet file with columns example_id and group; examples that it does not name stand alone."""
+    """A CSV or Parquet file with columns example_id and group; an example that it does not list is a group of its own."""
     near: float | None = Field(default=None, ge=0, le=MOST_NUMBER)
-    """Images that lie at most so far apart (root mean square difference in grey levels of versions of 16 x 16) are one
-    group; 0 joins equal ones."""
+    """Largest distance of images that are joined into one group: the root mean square difference in grey levels of their
+    16 x 16 versions; 0 joins only images for which these are equal."""
 
     @model_validator(mode="after")
     def _says_something(self) -> "GroupSpec":
         if self.pattern is None and self.path is None and self.near is None:
-            raise ValueError("group needs pattern, path or near")
+            raise ValueError("group needs at least one of pattern, path and near")
         if self.pattern is not None:
             try:
                 re.compile(self.pattern)
             except re.error as error:
-                raise ValueError(f"group.pattern is no regular expression ({error})") from error
+                raise ValueError(f"group.pattern is not a valid regular expression ({error})") from error
         return self
 
 
@@ -321,39 +323,41 @@ class SplitSpec(Spec):
     )
 
     train_per_class: int | None = Field(default=None, ge=1, le=MOST_EXAMPLES)
-    """Images of each class that a model trains on: A (or B) topped up from C. Needed unless `sets` says who is where."""
+    """Images per class that a model trains on: those in A (or B), topped up from C. Required unless `sets` is given."""
     sets: str | None = None
-    """For models that exist: a CSV or Parquet file with columns example_id and set, which is A (the model trained on it), B
-    (held out, or what the second model trained on), C (both trained on it) or X (public: none did). As many images of each
-    class are audited on either side: of the more, some are drawn, and the others are left out."""
+    """For existing models: a CSV or Parquet file with columns example_id and set. The set is A (the model trained on it), B
+    (held out, or the second model trained on it), C (both trained on it) or X (public: neither did). Equally many images of
+    each class in A and B are audited: a random sample of the larger set is used, and its other images are left out."""
     drawn_at_random: bool = False
-    """With `sets`: whether chance alone decided which images of a class are in A and which in B, as in a random hold-out.
-    Where it did not nothing is tested, as the sets may differ in more than who trained on them."""
+    """With `sets`: true if the images of each class were assigned to A and B purely at random, as in a random hold-out.
+    Otherwise nothing is tested, because the sets may differ in more than in which model trained on them."""
     public_per_class: int | None = Field(default=None, ge=1, le=MOST_EXAMPLES)
-    """Images of each class in X; by default all that are left."""
+    """Images per class in X; by default all remaining ones."""
     extra_per_class: int = Field(default=0, ge=0, le=MOST_EXAMPLES)
-    """Images of each class in E, which is in no other set: for training.on. With public_per_class given, more of them leave
-    A, B, C and X as they are, and a smaller E lies in a larger one."""
+    """Images per class in an extra set E, disjoint from all others, for training.on. If public_per_class is given, a larger E
+    contains every smaller one and leaves A, B, C and X unchanged."""
     crop: CropSpec = CropSpec()
     """The background crop that an image needs to be audited."""
     seed: int = Field(default=0, ge=0, le=MOST_SEED)
-    """Draws the roles."""
+    """Seed of the assignment to sets."""
     drop_duplicates: bool = True
-    """Leave out images whose pixels equal an earlier one's, so that no set holds a copy of another's image."""
+    """Leave out images whose pixels equal those of an earlier image, so that no set contains a copy of another set's image;
+    ignored with `sets`."""
     small_classes: Literal["error", "less", "leave_out"] = "error"
-    """What becomes of classes with too few images: they are named, have fewer public images, or are left out whole."""
+    """Treatment of classes with too few images. error: stop and name them; less: give them fewer public images; leave_out:
+    omit them entirely."""
     group: GroupSpec | None = None
-    """Examples that are always on one side; classes are then balanced as nearly as whole groups allow."""
+    """Groups of examples that are never separated; classes are then balanced as nearly as whole groups allow."""
 
     @model_validator(mode="after")
     def _says_who_is_where(self) -> "SplitSpec":
         if (self.train_per_class is None) == (self.sets is None):
-            raise ValueError("a split needs either train_per_class, to draw sets, or sets, a file that names them")
+            raise ValueError("a split needs either train_per_class, to draw sets, or sets, a file that lists them")
         budgets = [name for name in ("public_per_class", "extra_per_class") if getattr(self, name)]
         if self.sets is not None and budgets:
-            raise ValueError(f"sets says which images are in which set; leave {budgets[0]} out")
+            raise ValueError(f"sets assigns every image to a set; leave out {budgets[0]}")
         if self.sets is None and self.drawn_at_random:
-            raise ValueError("drawn_at_random is about given sets; those of train_per_class always are")
+            raise ValueError("drawn_at_random applies only to given sets; those of train_per_class are always random")
         return self
 
     @property
@@ -364,37 +368,38 @@ class SplitSpec(Spec):
 
     @property
     def by_chance(self) -> bool:
-        """Whether chance decided who is in A and who in B, which is what tests rest on."""
+        """True if images were assigned to A and B at random, on which all tests rest."""
         return self.sets is None or self.drawn_at_random
 
 
 class HoldOutSpec(Spec):
-    """Which examples train, which stop the training, and which no model sees."""
+    """Examples for training, for early stopping, and held-out ones that no model sees."""
 
     added_later: ClassVar[frozenset[str]] = frozenset({"group"})
 
     train_per_class: int | None = Field(default=None, ge=1, le=MOST_EXAMPLES)
-    """Training examples of each class; by default all that the other two leave."""
+    """Training examples per class; by default all that remain after the other two."""
     validation_per_class: int = Field(default=0, ge=0, le=MOST_EXAMPLES)
-    """Examples of each class on which early stopping watches the loss."""
+    """Examples per class on which early stopping measures the loss."""
     held_out_per_class: int = Field(default=0, ge=0, le=MOST_EXAMPLES)
-    """Examples of each class that no model sees."""
+    """Held-out examples per class, which no model sees."""
     seed: int = Field(default=0, ge=0, le=MOST_SEED)
-    """Draws the roles."""
+    """Seed of the assignment."""
     group: GroupSpec | None = None
-    """Examples that always have one role; budgets are then met as nearly as whole groups allow."""
+    """Groups of examples that are never separated; the numbers per class are then met as nearly as whole groups allow."""
 
 
 QUERY, CALIBRATION, PROVIDER = "query", "calibration", "provider"
 KNOWN, WITHHELD = "known", "withheld"
 POOL = (QUERY, KNOWN, WITHHELD)
-"""Sets that are drawn at random from one pool U of the provider's examples: D_Q, the positive control, and H."""
+"""Sets that are drawn at random from one pool U of the provider's examples: the query data set D_Q, the positive control, and
+the withheld examples H."""
 
 
 class SetSpec(Spec):
-    """Which examples a named set of the forgetting audit gets; the sets are disjoint."""
+    """The examples of a named set of the forgetting audit; the sets are disjoint."""
 
     part: str | None = None
-    """The part of a joined source that it is drawn from; by default of all there is."""
+    """Part of a joined source from which the set is drawn; by default all parts."""
     per_class: int | None = Field(default=None, ge=1, le=MOST_EXAMPLES)
-    """Examples of each class; by default all that are left, in the order of the sets."""
+    """Examples per class; by default all that the preceding sets leave."""

@@ -1,4 +1,4 @@
-"""Specs of image encoders that were trained elsewhere, and of embeddings that their owner made."""
+"""Specs of external image encoders, and of embeddings supplied by an encoder's owner."""
 
 from typing import Annotated, Any, Literal
 
@@ -12,23 +12,23 @@ Name = Annotated[str, Field(pattern=r"^[\w./-]+$")]
 
 
 class FactoryEncoder(Spec):
-    """An encoder that a function of yours makes."""
+    """An encoder built by a user's function."""
 
     kind: Literal["import"]
     model: str = Field(pattern=r"^\w+(\.\w+)*:\w+$")
-    """package.module:factory, a function that returns the torch module. It takes (batch, 3, side, side) and returns
-    embeddings (batch, dim), or a dict of them by layer, the deepest last."""
+    """package.module:factory, a function that returns the torch module. The module takes images (batch, 3, side, side) and
+    returns embeddings (batch, dim), or a dict of embeddings by layer, the deepest last."""
     options: dict[str, Any] = Field(default={})
     """Keyword arguments of the factory (plain JSON)."""
     weights: str | None = None
-    """Its state dict: .safetensors, or a .pt file that holds nothing but tensors. null where the factory loads them itself;
-    `version` then says which they are."""
+    """File with the model's state dict: .safetensors, or a .pt file that contains only tensors. null if the factory loads the
+    weights itself; `version` must then identify them."""
     version: str | None = None
     """Part of the content key; by default the digest of the factory's module."""
     inputs: Literal["unit", "imagenet", "raw"] = "unit"
-    """What the model takes: pixels in [0, 1], ImageNet-normalised pixels, or values from 0 to 255."""
+    """Scale of the model's inputs: pixels in [0, 1], ImageNet-normalized pixels, or values from 0 to 255."""
     side: int = Field(default=224, ge=8, le=MOST_PIXELS)
-    """Side of the images it takes, in pixels."""
+    """Side of the model's input images in pixels."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> "FactoryEncoder":
@@ -38,31 +38,31 @@ class FactoryEncoder(Spec):
 
 
 class TorchvisionEncoder(Spec):
-    """A model of torchvision with ImageNet's normalisation; layers: backbone and, where the file has one, classifier."""
+    """A torchvision model with ImageNet normalization; layers: backbone and, if the file contains one, classifier."""
 
     kind: Literal["torchvision"]
     architecture: Name
-    """As torchvision.models.get_model knows it: resnet50, vit_b_16, ..."""
+    """Name for torchvision.models.get_model: resnet50, vit_b_16, ..."""
     weights: str
-    """Its state dict: .safetensors, or a .pt file that holds nothing but tensors."""
+    """File with the model's state dict: .safetensors, or a .pt file that contains only tensors."""
     side: int = Field(default=224, ge=8, le=MOST_PIXELS)
-    """Side of the images it takes, in pixels."""
+    """Side of the model's input images in pixels."""
 
 
 class TimmEncoder(Spec):
-    """A model of timm with its own normalisation and side; layers: backbone and, where the file has one, classifier."""
+    """A timm model with its own normalization and side; layers: backbone and, if the file contains one, classifier."""
 
     kind: Literal["timm"]
     architecture: Name
-    """As timm.create_model knows it: vit_small_patch16_224, ..."""
+    """Name for timm.create_model: vit_small_patch16_224, ..."""
     weights: str
-    """Its state dict: .safetensors, or a .pt file that holds nothing but tensors."""
+    """File with the model's state dict: .safetensors, or a .pt file that contains only tensors."""
 
 
 class TransformersEncoder(Spec):
-    """An image model of Hugging Face's transformers, from a folder; its code and pickles are not run.
+    """An image model of Hugging Face's transformers, loaded from a folder; code and pickles in the folder are not run.
 
-    Normalisation and side are those of its preprocessor_config.json. Layers: cls (the first token), mean (of all tokens)
+    Normalization and side are read from its preprocessor_config.json. Layers: cls (the first token), mean (of all tokens)
     and pooled, as far as the model has them.
     """
 
@@ -72,13 +72,14 @@ class TransformersEncoder(Spec):
 
 
 class GivenEmbeddings(Spec):
-    """Embeddings that the encoder's owner made of the images that `memlib export` wrote, in a Parquet file."""
+    """A Parquet file of embeddings that the encoder's owner computed for the images written by `memlib export`."""
 
     kind: Literal["embeddings"]
     path: str
-    """The file: a row an image, a list of numbers a layer."""
+    """The file: one row per image, one column of lists of numbers per layer."""
     id_column: str = "id"
-    """The images' ids, as in images.csv. All other columns of lists are layers, named as they are, the deepest last."""
+    """Column with the ids of the images, as in images.csv. Every other column of lists is a layer of that name, the deepest
+    last."""
 
 
 EncoderSpec = Annotated[
@@ -87,10 +88,8 @@ EncoderSpec = Annotated[
 
 
 class EncoderPair(Spec):
-    """Two encoders that were trained alike, each on its own set: that is the target's, the other one is its reference.
-
-    Or one alone, a, where the recipe's `reference` stands for the other.
-    """
+    """Two encoders that were trained in the same way on different sets. Each is audited on its own set, with the other one as
+    reference model; or `a` alone, if the recipe's `reference` replaces the second encoder."""
 
     a: EncoderSpec
     """Trained on the sets A and C, and on no image of B or X."""

@@ -1,10 +1,10 @@
-"""The most that a recipe can ask for: what lies beyond is a slip of the keyboard, and would end as a hang or a full disk."""
+"""Upper limits of numbers in recipes: larger ones are typing errors, and would end in a hang or a full disk."""
 
 MOST_SEED = 2**63 - 1
 MOST_MODELS = 1_000_000  # models of one kind, workers, parts
 MOST_DRAWS = 1_000_000_000  # replicates, permutations, guesses, pictures of a page
 MOST_EXAMPLES = 1_000_000_000
 MOST_STEPS = 1_000_000_000  # epochs, steps
-MOST_PIXELS = 100_000  # on a side, or symbols of a window
+MOST_PIXELS = 100_000  # along a side; also tokens in a window
 MOST_WIDTH = 1_000_000  # units, layers
 MOST_NUMBER = 1e12

@@ -8,22 +8,22 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from memlib.specs.base import Spec
 from memlib.specs.limits import MOST_NUMBER, MOST_PIXELS, MOST_WIDTH
 
-TEACHER = "teacher_"  # before the names of layers
+TEACHER = "teacher_"  # prefix of the names of the teacher's layers
 Backbone = Literal[
     "small_resnet", "resnet18", "resnet34", "resnet50", "resnet101", "vit_tiny", "vit_small", "vit_base", "vit_large"
 ]
 
 
 class ModelSpec(Spec):
-    """A backbone with a projector of fully connected layers behind it."""
+    """A backbone followed by a projector of fully connected layers."""
 
     kind: Literal["encoder"] = "encoder"
     backbone: Backbone = "small_resnet"
-    """small_resnet: four blocks for 32 to 64 px; ResNets get a small stem up to 64 px; ViTs as in DeiT."""
+    """small_resnet: four blocks, for 32 to 64 px; ResNets: with a small stem up to 64 px; ViTs: as in DeiT."""
     projector: tuple[Annotated[int, Field(ge=1, le=MOST_WIDTH)], ...] = (256, 256, 256)
     """Widths of the projector's layers; the paper uses 8192-8192-8192."""
     input_size: int = Field(default=32, ge=8, le=MOST_PIXELS)
-    """Side of the images the model sees, in pixels."""
+    """Side of the model's input images in pixels."""
     width: int = Field(default=32, ge=4, le=MOST_WIDTH)
     """small_resnet only: channels of the first of its four blocks."""
     patch_size: int = Field(default=16, ge=2, le=MOST_PIXELS)
@@ -36,14 +36,14 @@ class ModelSpec(Spec):
         return self
 
     def layers(self, *, classifier: bool, teacher: bool = False) -> tuple[str, ...]:
-        """Return the names of its layers in order of depth, then its teacher's, as `Encoder.all_layers` gives them."""
+        """Return the names of the model's layers in order of depth, then its teacher's, as in `Encoder.all_layers`."""
         projector = (f"projector_{number}" for number in range(1, len(self.projector) + 1))
         names = ("backbone", *projector, *(("classifier",) if classifier else ()))
         return (*names, *(f"{TEACHER}{name}" for name in names)) if teacher else names
 
 
 Architecture = Literal["mlp", "cnn_1", "cnn_2", "three_block", "four_block", "resnet18", "densenet121", "densenet_bc_100_12"]
-STACKABLE: tuple[Architecture, ...] = ("mlp", "cnn_1", "cnn_2")  # small enough to train many as one program
+STACKABLE: tuple[Architecture, ...] = ("mlp", "cnn_1", "cnn_2")  # small enough to train many models as one program
 
 
 class ClassifierSpec(Spec):
@@ -51,60 +51,64 @@ class ClassifierSpec(Spec):
 
     kind: Literal["classifier"] = "classifier"
     architecture: Architecture
-    """mlp; cnn_1: two convolutions; cnn_2: small VGG; three_block and four_block: Liu 2020's for 28 and 128 px;
-    resnet18, densenet: with a small stem up to 64 px."""
+    """mlp; cnn_1: two convolutions; cnn_2: a small VGG; three_block and four_block: those of Liu 2020 for 28 and 128 px;
+    resnet18 and DenseNets: with a small stem up to 64 px."""
     widths: tuple[Annotated[int, Field(ge=1, le=MOST_WIDTH)], ...] = (512, 256, 128)
-    """mlp only: hidden widths; 512-256-128 is MLP-1, 32-128-128 is MLP-2."""
+    """mlp only: widths of the hidden layers; 512-256-128 is MLP-1, 32-128-128 is MLP-2."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """After each hidden dense layer (mlp, cnn_1, cnn_2)."""
+    """Dropout rate after each hidden dense layer (mlp, cnn_1, cnn_2)."""
     dropout_conv: float = Field(default=0.0, ge=0, lt=1)
-    """After each convolution (cnn_1, cnn_2)."""
+    """Dropout rate after each convolution (cnn_1, cnn_2)."""
     batch_norm: bool = False
-    """Before each activation (mlp, cnn_1, cnn_2); epsilon .001, a running mean over 100 batches as in Keras."""
+    """Batch normalization before each activation (mlp, cnn_1, cnn_2); epsilon .001, running mean over 100 batches as in
+    Keras."""
 
     @property
     def stackable(self) -> bool:
-        """Whether many of them train as one program."""
+        """True if many such models can be trained as one program."""
         return self.architecture in STACKABLE
 
     @model_validator(mode="after")
     def _regularisers_have_a_place(self) -> "ClassifierSpec":
         if not self.stackable and (self.dropout or self.dropout_conv or self.batch_norm):
-            raise ValueError(f"{self.architecture} is used as published: dropout and batch_norm are of mlp, cnn_1 and cnn_2")
+            raise ValueError(
+                f"{self.architecture} is used as published; dropout and batch_norm are options of mlp, cnn_1 and cnn_2 only"
+            )
         if self.architecture == "mlp" and self.dropout_conv:
             raise ValueError("an mlp has no convolutions; use dropout instead of dropout_conv")
         return self
 
 
 class LanguageSpec(Spec):
-    """A model of the next character or word (Carlini 2019, sections 3 and 6)."""
+    """A language model that predicts the next character or word (Carlini 2019, sections 3 and 6)."""
 
     kind: Literal["language"] = "language"
     architecture: Literal["lstm", "gru", "cnn", "wavenet", "transformer", "encoder_decoder"] = "lstm"
-    """lstm, gru; cnn: dilated causal convolutions; wavenet: gated ones with skip connections; transformer: decoder only;
-    encoder_decoder: for pairs, an LSTM reads the source and hands its state to one that writes the target."""
+    """lstm, gru; cnn: dilated causal convolutions; wavenet: gated dilated convolutions with skip connections; transformer:
+    decoder only; encoder_decoder: for pairs, an LSTM encodes the source and passes its state to one that decodes the
+    target."""
     width: int = Field(default=200, ge=1, le=MOST_WIDTH)
-    """Units of a layer, or channels."""
+    """Units or channels per layer."""
     layers: int = Field(default=2, ge=1, le=MOST_WIDTH)
-    """How many; convolutions are dilated by 1, 2, 4, ..."""
+    """Number of layers; convolutions have dilations 1, 2, 4, ..."""
     embedding: int = Field(default=128, ge=1, le=MOST_WIDTH)
-    """lstm, gru and encoder_decoder: length of a symbol's vector; the others use `width`."""
+    """lstm, gru and encoder_decoder only: length of a token's embedding; the others use `width`."""
     kernel: int = Field(default=3, ge=2, le=MOST_WIDTH)
-    """cnn and wavenet: symbols that a convolution sees."""
+    """cnn and wavenet only: tokens per convolution."""
     heads: int = Field(default=4, ge=1, le=MOST_WIDTH)
-    """transformer: attention heads."""
+    """transformer only: number of attention heads."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """After each layer."""
+    """Dropout rate after each layer."""
 
     @model_validator(mode="after")
     def _heads_share_the_width(self) -> "LanguageSpec":
         if self.architecture == "transformer" and self.width % self.heads:
-            raise ValueError(f"width {self.width} cannot be shared by {self.heads} heads")
+            raise ValueError(f"width {self.width} cannot be divided among {self.heads} heads")
         return self
 
 
 class HuggingFaceSpec(Spec):
-    """A causal language model of Hugging Face's transformers, from a folder; its code and pickles are not run."""
+    """A causal language model of Hugging Face's transformers, loaded from a folder; code and pickles in it are not run."""
 
     kind: Literal["huggingface"]
     path: str
@@ -112,30 +116,31 @@ class HuggingFaceSpec(Spec):
 
 
 class LoraSpec(Spec):
-    """Low-rank adapters (Hu 2021): beside some layers' weights a product of two small matrices learns, all else stays."""
+    """Low-rank adapters (Hu 2021): products of two small matrices are added to the weights of some layers and trained; all
+    other weights are frozen."""
 
     rank: int = Field(default=8, ge=1, le=MOST_WIDTH)
-    """Of the product."""
+    """Rank of the product."""
     alpha: float = Field(default=16, gt=0, le=MOST_NUMBER)
-    """The product is multiplied by alpha / rank."""
+    """Scale: the product is multiplied by alpha / rank."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Before the product."""
+    """Dropout rate before the product."""
     targets: tuple[str, ...] | None = None
-    """Names of layers, such as [q_proj, v_proj]; by default those that peft knows for the architecture."""
+    """Names of the adapted layers, such as [q_proj, v_proj]; by default peft's choice for the architecture."""
 
 
 class PretrainedSpec(HuggingFaceSpec):
-    """A causal language model of Hugging Face's transformers, from a folder, whose training goes on here (fine-tuning).
+    """A causal language model of Hugging Face's transformers, loaded from a folder and fine-tuned by memlib.
 
-    Its folder is taken into the store once, and tokens are its tokenizer's (data.unit token).
+    Its folder is copied into the store once. The text is tokenized by its tokenizer (data.unit token).
     """
 
     lora: LoraSpec | None = None
-    """null: all weights learn."""
+    """Low-rank adapters; null: all weights are trained."""
 
 
 class ProtocolSpec(Spec):
-    """A sequence model that answers `next_log_probs`; see README."""
+    """A sequence model with a method `next_log_probs`; see README."""
 
     kind: Literal["import"]
     model: str = Field(pattern=r"^\w+(\.\w+)*:\w+$")
@@ -143,7 +148,7 @@ class ProtocolSpec(Spec):
     options: dict[str, Any] = Field(default={})
     """Keyword arguments of the factory (plain JSON)."""
     files: tuple[str, ...] = ()
-    """Files the model is made from, which enter the content key."""
+    """Files from which the model is built; their content enters the content key."""
     version: str | None = None
     """Part of the content key; by default the digest of the factory's module."""
 
@@ -156,4 +161,4 @@ AnyLanguageSpec = Annotated[
     Annotated[LanguageSpec, Tag("language")] | Annotated[PretrainedSpec, Tag("huggingface")],
     Discriminator(lambda given: given.get("kind", "language") if isinstance(given, Mapping) else given.kind),
 ]
-"""Of models that are trained here; a recipe that names no kind means one of the project's own."""
+"""Language models that memlib trains; a recipe that states no kind means a LanguageSpec."""

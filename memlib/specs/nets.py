@@ -7,20 +7,20 @@ from memlib.specs.limits import MOST_MODELS
 
 
 class NetsSpec(Spec):
-    """How many models carry the feature, and how many do not."""
+    """Numbers of models that are trained with the feature and without it."""
 
     seeds: int = Field(default=10, ge=1, le=MOST_MODELS)
-    """Models of each canary, each from a seed of its own."""
+    """Models per canary, each from a different seed."""
     controls: int | None = Field(default=None, ge=1, le=MOST_MODELS)
-    """Models without the feature, from the same seeds and then further ones; by default as many as with it.
-    A model's own calibrated p-value needs at least 20; 100 are better."""
+    """Models without the feature, from the same seeds and, if there are more, from further ones; by default as many as with
+    the feature. A calibrated p-value for a single model needs at least 20 of them; 100 are better."""
     chunk: int = Field(default=50, ge=1, le=MOST_MODELS)
-    """Small models that are one artifact, so that an interrupted run loses at most these."""
+    """Small models that are trained and stored as one artifact; an interrupted run loses at most one such chunk."""
     same_seed: bool = False
-    """Give the models of all canaries the same seed, so that their units can be compared (Hartley 2022, A.6)."""
+    """Use the same seed for the models of all canaries, so that their units can be compared (Hartley 2022, A.6)."""
 
     @model_validator(mode="after")
     def _same_seed_is_one(self) -> "NetsSpec":
         if self.same_seed and self.seeds > 1:
-            raise ValueError("nets.same_seed gives the nets of all canaries one seed; set nets.seeds to 1")
+            raise ValueError("nets.same_seed uses one seed for the nets of all canaries; set nets.seeds to 1")
         return self

@@ -1,4 +1,4 @@
-"""Who is audited: a model that is trained here, or one that was trained elsewhere."""
+"""The subject of an audit: a model that memlib trains itself (an external model is described by its own spec)."""
 
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -15,7 +15,7 @@ class TrainIt(Generic[Model]):
 
     Attributes:
         model: its architecture.
-        training: how it is trained.
+        training: its training.
     """
 
     model: Model

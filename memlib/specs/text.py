@@ -1,4 +1,4 @@
-"""Specs of text, and of the secrets inserted into it."""
+"""Specs of text, and of the secrets inserted into it or contained in it."""
 
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
@@ -9,17 +9,17 @@ from memlib.specs.base import Source, Spec
 from memlib.specs.limits import MOST_EXAMPLES, MOST_PIXELS, MOST_SEED
 
 INSERTED, GIVEN, NEVER, UNSEEN = "inserted", "given", "never", "unseen"
-"""Kinds of canaries: drawn and inserted; of a file; drawn and never inserted; of a file of what no model saw."""
+"""Kinds of canaries: drawn and inserted; listed in a file; drawn but never inserted; listed in a file, seen by no model."""
 
 
 class TopicsSource(Source):
-    """Embedded text: the help topics of Python's standard library, half a million characters; each version has its own."""
+    """Embedded text: the help topics of the installed Python's standard library, half a million characters."""
 
     kind: Literal["topics"] = "topics"
 
 
 class TextFileSource(Source):
-    """A plain text file; .xz, .gz and .bz2 are unpacked."""
+    """A plain text file; .xz, .gz and .bz2 are decompressed."""
 
     whereabouts: ClassVar[frozenset[str]] = frozenset({"path"})
 
@@ -29,7 +29,7 @@ class TextFileSource(Source):
 
 
 class TextParquetSource(Source):
-    """Parquet files with a column of text, a document a row."""
+    """Parquet files with a column of text, one document per row."""
 
     whereabouts: ClassVar[frozenset[str]] = frozenset({"path"})
 
@@ -37,23 +37,23 @@ class TextParquetSource(Source):
     path: str
     """A file, a folder or a glob; local or s3://."""
     text_column: str = "text"
-    """The column; documents become lines."""
+    """Column of text; each document becomes a line."""
 
 
 class TopicPairsSource(Source):
-    """Embedded pairs for translation: lines of Python's help topics, and the same in Pig Latin."""
+    """Embedded pairs for translation: lines of Python's help topics, and the same lines in Pig Latin."""
 
     kind: Literal["topic_pairs"]
 
 
 class PairsFileSource(Source):
-    """A text file of pairs for translation: source and target with a tab between, a pair a line."""
+    """A text file of pairs for translation: one pair per line, source and target separated by a tab."""
 
     whereabouts: ClassVar[frozenset[str]] = frozenset({"path"})
 
     kind: Literal["pairs"]
     path: str
-    """The file, UTF-8; local or s3://; .xz, .gz and .bz2 are unpacked."""
+    """The file, UTF-8; local or s3://; .xz, .gz and .bz2 are decompressed."""
 
 
 TextSource = Annotated[
@@ -62,64 +62,66 @@ TextSource = Annotated[
 
 
 class TextSpec(Spec):
-    """A corpus, cut into windows that a model sees one by one."""
+    """A corpus, cut into windows that a model processes separately."""
 
     source: TextSource
     unit: Literal["character", "word", "token"] = "character"
-    """What a symbol is; words are what spaces part, and the end of a line is one. token: what the tokenizer of a model makes
-    that is fine-tuned; documents (rows of Parquet, what blank lines part in other text) are put in random order
-    and packed into windows, with the tokenizer's end of a text after each."""
+    """Unit of text that a model predicts. word: words are separated by spaces, and the end of a line is a word. token: tokens
+    of the tokenizer of a model that is fine-tuned; documents (rows of Parquet files, passages between blank lines of other
+    text) are put in random order and packed into windows, each followed by the tokenizer's end-of-text token."""
     window: int = Field(default=100, ge=8, le=MOST_PIXELS)
-    """Symbols in a window; nothing passes from one to the next. Of pairs: in each side, with the end of its line."""
+    """Units per window; models carry no state from one window to the next. For pairs: units per side, including the end of
+    the line."""
     fraction: float = Field(default=1.0, gt=0, le=1)
-    """Use only the beginning of the text."""
+    """Share of the text to use, from its beginning."""
     validation: float = Field(default=0.1, gt=0, lt=1)
-    """Share of the windows, the last ones, that no model trains on; of tokens: share of the documents, drawn at random."""
+    """Share of the windows, the last ones, that no model trains on; with unit token, share of the documents, drawn at
+    random."""
     vocabulary: int | None = Field(default=None, ge=2, le=MOST_EXAMPLES)
-    """The most frequent symbols that are told apart; others become <unk>. By default all. Of tokens: left out."""
+    """Size of the vocabulary: less frequent units become <unk>. By default all are kept. Not for unit token."""
 
     @property
     def paired(self) -> bool:
-        """Whether the text is pairs for translation."""
+        """True if the text consists of pairs for translation."""
         return self.source.kind in ("pairs", "topic_pairs")
 
 
 class SecretsSpec(Spec):
-    """Canaries: a format whose holes are filled at random, and how often each stands in the corpus (Carlini 2019, 4.1)."""
+    """Canaries: a format whose holes are filled at random, and how often each is inserted (Carlini 2019, 4.1)."""
 
     format: str = "My number is {d9}"
     """Text with holes: {d9} is nine digits; h: hexadecimal digits; l, u: letters; a: lower-case letters and digits."""
     alphabets: Mapping[Annotated[str, Field(pattern=r"^[a-z_]+$")], tuple[str, ...]] = {}
-    """Further alphabets by name: symbols, or words for a word model."""
+    """Further alphabets by name: characters, or words for a word model."""
     source: str | None = None
-    """Of pairs: the text that a canary (`format`) is the translation of. It may have the same holes; then it holds the same
-    secret, each candidate is scored after its own source, and nothing can be searched for."""
+    """For pairs: the source text of which a canary (`format`) is the translation. It may have the same holes; it then
+    contains the same secret, each candidate is scored after its own source, and extraction is impossible."""
     insertions: tuple[Annotated[int, Field(ge=1, le=MOST_EXAMPLES)], ...] = Field(default=(1, 4, 16), min_length=1)
-    """How often a canary is inserted; one canary (or `each`) for every number."""
+    """Numbers of insertions; for each number, one canary (or `each`) is inserted that often."""
     each: int = Field(default=1, ge=1, le=MOST_EXAMPLES)
-    """Canaries of every number of insertions."""
+    """Canaries per number of insertions."""
     file: str | None = None
-    """Instead of inserting: a text file of secrets that the text holds already, one a line, each filling the format. One
-    model is trained, on the text as it is; `insertions`, `each` and `together` say nothing, results count how often the part
-    of the text that trains holds a secret, or what stands after the secret and a tab. A model that was trained elsewhere
-    (trained) is taken to have seen each at least once."""
+    """Instead of insertions: a text file of secrets that the text already contains, one per line, each matching the format.
+    One model is trained on the unchanged text; `insertions`, `each` and `together` are ignored. Results report how often the
+    training part of the text contains a secret, or the number given after the secret and a tab. An external model (trained)
+    is assumed to have seen each secret at least once."""
     unseen: str | None = None
-    """Beside file: a text file of other secrets of the same kind, one a line, which the training text does not hold. They
-    are what given secrets are ranked among; without them exposure of given secrets is no evidence, as people's secrets are
-    not uniform. For m secrets and V variants, at least 2 m V / alpha of them are needed to name a single one."""
+    """With `file`: a text file of other secrets of the same kind, one per line, which the training text does not contain. The
+    given secrets are ranked among them; without them, the exposure of given secrets is no evidence, as people's secrets are
+    not uniformly distributed. To identify a single one of m secrets with V variants, at least 2 m V / alpha are needed."""
     never: int = Field(default=20, ge=0, le=MOST_EXAMPLES)
-    """Canaries that are drawn alike and never inserted: the null."""
+    """Canaries that are drawn in the same way but never inserted: the null."""
     together: bool = False
-    """True: one model sees all canaries. False: every canary has a model of its own, and the never inserted ones one."""
+    """true: one model sees all canaries; false: each canary has a model of its own, and the never inserted ones share one."""
     known_prefix: bool = True
-    """Whether candidates are scored after the text before the first hole, as one would ask who knows it."""
+    """true: score candidates after the text before the first hole, as an attacker who knows it would."""
     known_suffix: bool = True
-    """Whether the text after the last hole is part of the candidates."""
+    """true: candidates include the text after the last hole."""
     seed: int = Field(default=0, ge=0, le=MOST_SEED)
-    """With the secret file, draws canaries and places."""
+    """Seed, together with the secret file, of the canaries and their positions."""
 
     @model_validator(mode="after")
     def _unseen_are_compared(self) -> "SecretsSpec":
         if self.unseen is not None and self.file is None:
-            raise ValueError("canaries.unseen is what the secrets of canaries.file are compared with; give file too")
+            raise ValueError("the secrets of canaries.file are compared with canaries.unseen; give file as well")
         return self

@@ -15,7 +15,7 @@ Ratio = Annotated[float, Field(gt=0, le=MOST_NUMBER)]
 
 
 def in_order(value: tuple[float, float]) -> tuple[float, float]:
-    """Return a range as it is.
+    """Return a range unchanged.
 
     Raises:
         ValueError: when its larger end comes first.
@@ -26,12 +26,12 @@ def in_order(value: tuple[float, float]) -> tuple[float, float]:
 
 
 class Loss(Spec):
-    """What all objectives say of themselves.
+    """Base class of all objectives.
 
     Attributes:
-        has_classes: whether it is about scores of classes (or symbols), which the model then ends in.
-        per_example: whether a batch's loss is the mean of its examples' own, so that each has a gradient by itself.
-        has_teacher: whether the model learns from a moving average of itself, which is kept beside it.
+        has_classes: whether the loss needs scores of classes (or tokens), so that the model ends in a layer of these.
+        per_example: whether the loss of a batch is the mean of losses per example, so that per-example gradients exist.
+        has_teacher: whether the model learns from a moving average of itself (the teacher), which is stored with it.
     """
 
     has_classes: ClassVar[bool]
@@ -40,7 +40,7 @@ class Loss(Spec):
 
 
 class VICRegSpec(Loss):
-    """Variance-invariance-covariance regularisation (Bardes 2022)."""
+    """Variance-invariance-covariance regularization (Bardes 2022)."""
 
     has_classes: ClassVar[bool] = False
     per_example: ClassVar[bool] = False
@@ -49,7 +49,7 @@ class VICRegSpec(Loss):
     invariance: float = Field(default=25.0, ge=0, le=MOST_NUMBER)
     """Weight of the distance between the views."""
     variance: float = Field(default=25.0, ge=0, le=MOST_NUMBER)
-    """Weight of the hinge on each dimension's spread."""
+    """Weight of the hinge loss on the standard deviation of each dimension."""
     covariance: float = Field(default=1.0, ge=0, le=MOST_NUMBER)
     """Weight of the covariances between dimensions."""
 
@@ -66,18 +66,18 @@ class BarlowTwinsSpec(Loss):
 
 
 class SimCLRSpec(Loss):
-    """Contrast of two views with all other images of the batch (Chen 2020)."""
+    """Contrastive loss between two views of an image and all other images of the batch (Chen 2020)."""
 
     has_classes: ClassVar[bool] = False
     per_example: ClassVar[bool] = False
 
     kind: Literal["simclr"]
     temperature: float = Field(default=0.15, gt=0, le=MOST_NUMBER)
-    """Divides the cosines (tau)."""
+    """Temperature (tau), by which cosine similarities are divided."""
 
 
 class BYOLSpec(Loss):
-    """Prediction of a moving average's embedding of the other view (Grill 2020)."""
+    """Prediction of the embedding that a moving average of the model computes for the other view (Grill 2020)."""
 
     has_classes: ClassVar[bool] = False
     per_example: ClassVar[bool] = False
@@ -85,13 +85,13 @@ class BYOLSpec(Loss):
 
     kind: Literal["byol"]
     predictor: int = Field(default=512, ge=1, le=MOST_WIDTH)
-    """Hidden width of the predictor behind the projector; the projector is what is audited."""
+    """Hidden width of the predictor that follows the projector; the projector's output is audited, not the predictor's."""
     momentum: float = Field(default=0.99, ge=0, le=1)
-    """Of the moving average at the start of training; rises to 1 along a cosine (.996 at ImageNet's size)."""
+    """Momentum of the moving average at the start of training; it rises to 1 along a cosine (.996 for ImageNet)."""
 
 
 class DINOSpec(Loss):
-    """Self-distillation with no labels (Caron 2021): the projector's output, normalised, is compared with prototypes."""
+    """Self-distillation with no labels (Caron 2021): the normalized output of the projector is compared with prototypes."""
 
     has_classes: ClassVar[bool] = False
     per_example: ClassVar[bool] = False
@@ -99,28 +99,28 @@ class DINOSpec(Loss):
 
     kind: Literal["dino"]
     prototypes: int = Field(default=512, ge=2, le=MOST_EXAMPLES)
-    """Dimensions of the compared distributions (65,536 at ImageNet's size)."""
+    """Number of prototypes, the dimension of the compared distributions (65,536 for ImageNet)."""
     student_temperature: float = Field(default=0.1, gt=0, le=MOST_NUMBER)
-    """Divides the student's scores."""
+    """Temperature by which the student's scores are divided."""
     teacher_temperature: tuple[Temperature, Temperature] = (0.04, 0.07)
-    """Divides the teacher's scores: at the start, and from the end of its warm-up on."""
+    """Temperatures by which the teacher's scores are divided: at the start, and after the teacher's warm-up."""
     teacher_warmup_epochs: float = Field(default=30, ge=0, le=MOST_NUMBER)
-    """Epochs in which the teacher's temperature moves from the first to the second; cut short where training ends before."""
+    """Epochs in which the teacher's temperature changes from the first to the second; cut short if training ends earlier."""
     momentum: float = Field(default=0.99, ge=0, le=1)
-    """Of the teacher at the start of training; rises to 1 along a cosine (.996 at ImageNet's size)."""
+    """Momentum of the teacher at the start of training; it rises to 1 along a cosine (.996 for ImageNet)."""
     centre_momentum: float = Field(default=0.9, ge=0, lt=1)
-    """Of the running mean of the teacher's scores, which is taken off them."""
+    """Momentum of the running mean of the teacher's scores, which is subtracted from them."""
     frozen_epochs: float = Field(default=1, ge=0, le=MOST_NUMBER)
-    """Epochs at the start in which the prototypes do not learn."""
+    """Epochs at the start of training in which the prototypes are frozen."""
     local_views: int = Field(default=0, ge=0, le=16)
-    """Smaller views, beside the two global ones, that the student alone sees (multi-crop; 8 in the paper)."""
+    """Smaller (local) views that only the student sees, besides the two global ones (multi-crop; 8 in the paper)."""
     local_scale: tuple[Area, Area] = (0.05, 0.4)
-    """Area of a local view, as a fraction of the image; that of the global ones is augment.crop_scale."""
+    """Range of a local view's area, as a fraction of the image; for global views see augment.crop_scale."""
     local_side: int | None = Field(default=None, ge=4, le=MOST_PIXELS)
-    """Side of a local view in pixels; by default 3/7 of the model's input (96 of 224)."""
+    """Side of a local view in pixels; by default 3/7 of the model's input size (96 of 224)."""
 
     def local_side_at(self, side: int) -> int:
-        """Return the side of a local view in pixels where global ones have `side`; that, where there are no local views."""
+        """Return the side of a local view in pixels, given `side` of a global one; `side` if there are no local views."""
         return (self.local_side or round(side * 3 / 7)) if self.local_views else side
 
     @field_validator("local_scale")
@@ -130,18 +130,18 @@ class DINOSpec(Loss):
 
 
 class SupervisedSpec(Loss):
-    """Cross-entropy on augmented crops; the class scores are the last layer (Meehan 2023, A.2.2)."""
+    """Cross-entropy on augmented crops; the last layer gives the class scores (Meehan 2023, A.2.2)."""
 
     has_classes: ClassVar[bool] = True
     per_example: ClassVar[bool] = True
 
     kind: Literal["supervised"]
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the target spread over all classes."""
+    """Share of the target probability that is spread over all classes."""
 
 
 class LanguageObjectiveSpec(Loss):
-    """Cross-entropy of the next symbol, in nats a symbol."""
+    """Cross-entropy of the next token, in nats per token."""
 
     has_classes: ClassVar[bool] = True
     per_example: ClassVar[bool] = True
@@ -156,57 +156,57 @@ ObjectiveSpec = Annotated[
 
 
 class OptimizerSpec(Spec):
-    """An optimiser, with linear warm-up and a cosine to zero or a constant rate. AdamW without decay is Adam."""
+    """An optimizer with linear warm-up, followed by a cosine schedule or a constant rate. AdamW without decay is Adam."""
 
     name: Literal["lars", "adamw", "sgd", "rmsprop"] = "adamw"
-    """The optimiser."""
+    """The optimizer."""
     learning_rate: float = Field(default=2e-3, gt=0, le=MOST_NUMBER)
-    """Peak learning rate as used, not scaled by the batch size."""
+    """Peak learning rate; it is not scaled by the batch size."""
     weight_decay: float = Field(default=1e-4, ge=0, le=MOST_NUMBER)
-    """On matrices and kernels only, not on biases and norms."""
+    """Weight decay of matrices and kernels; biases and parameters of normalization layers have none."""
     momentum: float = Field(default=0.9, ge=0, lt=1)
-    """LARS and SGD only."""
+    """LARS and SGD only: momentum."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
-    """AdamW only: decay of the running means of gradients and of their squares."""
+    """AdamW only: decay rates of the running means of gradients and of their squares."""
     warmup_epochs: float = Field(default=10.0, ge=0, le=MOST_NUMBER)
-    """Length of the linear warm-up from zero."""
+    """Epochs of linear warm-up from zero."""
     final_fraction: float = Field(default=0.0, ge=0, le=1)
     """Learning rate at the end, as a fraction of the peak."""
     schedule: Literal["cosine", "constant"] = "cosine"
-    """After the warm-up."""
+    """Schedule of the learning rate after the warm-up."""
 
 
 class AugmentSpec(Spec):
-    """Random views of an image; probabilities that differ between the views are given as pairs."""
+    """Random views of an image; probabilities that may differ between views are pairs."""
 
     crop_scale: tuple[Area, Area] = (0.08, 1.0)
-    """Area of the random crop, as a fraction of the image."""
+    """Range of the random crop's area, as a fraction of the image."""
     crop_ratio: tuple[Ratio, Ratio] = (
         0.75,
         4 / 3,
     )
-    """Its width over its height."""
+    """Range of the crop's aspect ratio (width / height)."""
     flip: float = Field(default=0.5, ge=0, le=1)
-    """Probability of a mirror image."""
+    """Probability of a horizontal flip."""
     jitter: float = Field(default=0.8, ge=0, le=1)
     """Probability of colour jitter; its four strengths follow."""
     brightness: float = Field(default=0.4, ge=0, lt=1)
-    """Factor within 1 +- this."""
+    """Strength of brightness jitter: the factor lies within 1 +- this."""
     contrast: float = Field(default=0.4, ge=0, lt=1)
-    """Factor within 1 +- this."""
+    """Strength of contrast jitter: the factor lies within 1 +- this."""
     saturation: float = Field(default=0.2, ge=0, lt=1)
-    """Factor within 1 +- this."""
+    """Strength of saturation jitter: the factor lies within 1 +- this."""
     hue: float = Field(default=0.1, ge=0, le=0.5)
-    """Turn within +- this, 1 being a full turn."""
+    """Strength of hue jitter: the rotation lies within +- this, where 1 is a full turn."""
     grey: float = Field(default=0.2, ge=0, le=1)
-    """Probability of a grey image."""
+    """Probability of conversion to grey."""
     blur: tuple[Probability, Probability] = (1.0, 0.1)
-    """Probability of a Gaussian blur (sigma 0.1 to 2 at 224 px, scaled to the input) in the first and other views."""
+    """Probability of a Gaussian blur (sigma 0.1 to 2 at 224 px, scaled to the input size) in the first and in other views."""
     solarize: tuple[Probability, Probability] = (0.0, 0.2)
-    """Probability of inverting what is brighter than half, in the first and other views."""
+    """Probability of solarization (inverting values above one half) in the first and in other views."""
     shift: int = Field(default=0, ge=0, le=MOST_PIXELS)
-    """Cut this many rows and columns off at random sides and fill up with black at the lower right: a random crop
-    of 27 of 28 pixels is shift 1."""
+    """Number of rows and of columns that are cut off at random sides and replaced with black at the lower right; a random
+    crop of 27 of 28 pixels is shift 1."""
 
     @field_validator("crop_scale", "crop_ratio")
     @classmethod
@@ -215,24 +215,25 @@ class AugmentSpec(Spec):
 
 
 class PrivacySpec(Spec):
-    """Differentially private training (DP-SGD, Abadi 2016): examples drawn by chance, gradients clipped, noise added.
+    """Differentially private training (DP-SGD, Abadi 2016): Poisson-sampled batches, clipped gradients, added noise.
 
-    The unit is one example (a window of text): what stands in k of them has k times epsilon, with a delta of
-    k e^((k - 1) epsilon) delta, which is no guarantee where that reaches 1. Noise and draws are functions of the seed, so
-    that a training can be resumed and repeated: epsilon holds against whoever does not know the seed.
+    The unit of privacy is one example (a window of text): content that occurs in k examples has k times epsilon and a delta
+    of k e^((k - 1) epsilon) delta, which is no guarantee once it reaches 1. Noise and batches are functions of the seed, so
+    that training can be resumed and repeated; epsilon therefore holds only against parties that do not know the seed.
     """
 
     epsilon: float | None = Field(default=None, gt=0, le=MOST_NUMBER)
-    """The budget at the end of training, from which the noise follows; or give `noise`."""
+    """Privacy budget at the end of training, which determines the noise; alternatively give `noise`."""
     noise: float | None = Field(default=None, ge=1e-6, le=MOST_NUMBER)
-    """Standard deviation of the noise in units of `clip`, from which epsilon follows."""
+    """Standard deviation of the noise in units of `clip`, which determines epsilon."""
     delta: float = Field(default=1e-5, gt=0, lt=1)
-    """Probability with which epsilon may not hold; below one over the number of examples."""
+    """Probability with which epsilon may not hold; must be below one over the number of examples."""
     clip: float = Field(default=1.0, gt=0, le=MOST_NUMBER)
-    """Greatest norm of one example's gradient."""
+    """Largest norm of an example's gradient; longer gradients are clipped to it."""
     accountant: Literal["rdp", "prv", "pld"] = "rdp"
-    """rdp: Rényi differential privacy (Mironov 2017), far too much at small noise; prv: tighter (Gopi 2021), for epsilons
-    below some 20; pld: privacy loss distributions (Koskela 2020; dp-accounting's), as tight, at any noise."""
+    """rdp: Rényi differential privacy (Mironov 2017), which greatly overestimates epsilon at low noise; prv: tighter (Gopi
+    2021), for epsilon up to 20; pld: privacy loss distributions (Koskela 2020; implemented by dp-accounting), equally
+    tight, at any noise."""
 
     @model_validator(mode="after")
     def _one_is_given(self) -> "PrivacySpec":
@@ -244,34 +245,37 @@ class PrivacySpec(Spec):
 
 
 class TrainingSpec(Spec):
-    """How weights are made from images. All of it enters the key; machines and threads do not."""
+    """Training of a model. All settings enter the content key; machines and threads do not."""
 
     added_later: ClassVar[frozenset[str]] = frozenset({"accumulate"})
 
     objective: ObjectiveSpec
     epochs: int = Field(ge=0, le=MOST_STEPS)
-    """0 leaves the model at its initialisation."""
+    """Passes over the training set; 0 leaves the model at its initialization."""
     batch_size: int | None = Field(default=256, ge=2, le=MOST_EXAMPLES)
-    """Examples in one step over all workers; the last incomplete batch of an epoch is dropped. null: all at once."""
+    """Examples per step over all workers; the last incomplete batch of an epoch is dropped. null: all examples in one
+    batch."""
     accumulate: int = Field(default=1, ge=1, le=MOST_EXAMPLES)
-    """Parts in which each worker computes its share of a batch, one after another, to save memory; language models alone."""
+    """Number of parts in which each worker processes its share of a batch to save memory (gradient accumulation); language
+    models only."""
     patience: int | None = Field(default=None, ge=1, le=MOST_STEPS)
-    """Stop when the validation loss has not fallen for so many epochs; the best epoch's weights are the model."""
+    """Early stopping: stop once the validation loss has not fallen for this number of epochs, and keep the weights of the
+    best epoch."""
     optimizer: OptimizerSpec = OptimizerSpec()
     privacy: PrivacySpec | None = None
-    """null: none; else differentially private training, 10 to 100 times slower (pip install 'memlib[privacy]')."""
+    """Differentially private training, 10 to 100 times slower (pip install 'memlib[privacy]'); null: none."""
     augment: AugmentSpec | None = AugmentSpec()
-    """null: none."""
+    """Augmentation of images; null: none."""
     precision: Precision = "float32"
-    """Of the forward pass (autocast); losses are always computed in float32."""
+    """Precision of the forward pass (autocast); losses are always computed in float32."""
     shuffle: bool = True
-    """Another order of the examples in every epoch; false: always that of the data."""
+    """Draw a new order of the examples in every epoch; false: always use the order of the data."""
     checkpoint_epochs: tuple[Annotated[int, Field(ge=0, le=MOST_STEPS)], ...] = ()
-    """Epochs after which weights are kept, besides the last one."""
+    """Epochs, besides the last one, whose weights are kept."""
     checkpoint_steps: tuple[Annotated[int, Field(ge=1, le=MOST_STEPS)], ...] = ()
-    """Steps after which they are kept too, within epochs (exposure)."""
+    """Steps, also within an epoch, after which weights are kept (exposure audit)."""
     seed: int = Field(default=0, ge=0, le=MOST_SEED)
-    """Each model's own seed is derived from it."""
+    """Base seed from which the seed of each model is derived."""
 
     @model_validator(mode="after")
     def _checkpoints_are_reached(self) -> "TrainingSpec":
@@ -279,9 +283,9 @@ class TrainingSpec(Spec):
         if late:
             raise ValueError(f"checkpoint_epochs {late} are outside the {self.epochs} epochs of training")
         if self.accumulate > 1 and (self.objective.kind != "language" or self.privacy is not None):
-            raise ValueError("accumulate is for language models that are trained without privacy; leave it out")
+            raise ValueError("accumulate is only for language models that are trained without privacy; leave it out")
         if self.patience is not None and self.epochs == 0:
-            raise ValueError("patience waits for epochs, but training.epochs is 0")
+            raise ValueError("patience counts epochs, but training.epochs is 0")
         if isinstance(self.objective, DINOSpec) and self.objective.local_views and self.augment is None:
             raise ValueError("objective.local_views are random crops, but augment is null; set local_views to 0")
         return self
@@ -292,44 +296,44 @@ class TrainingSpec(Spec):
             return self
         if not self.objective.per_example:
             kind = self.objective.kind
-            raise ValueError(f"privacy clips each example's gradient, but the loss of {kind} is of whole batches")
+            raise ValueError(f"privacy clips per-example gradients, but the loss of {kind} is defined on whole batches")
         if self.precision != "float32":
-            raise ValueError(f"privacy clips gradients in float32, not in {self.precision}")
+            raise ValueError(f"privacy needs precision float32 to clip gradients, not {self.precision}")
         if self.batch_size is None or self.batch_size < 16:
-            raise ValueError("privacy draws each batch by chance: batch_size is its mean size, 16 or more")
+            raise ValueError("privacy samples batches at random; batch_size, their expected size, must be 16 or more")
         return self
 
     @property
     def kept_epochs(self) -> tuple[int, ...]:
-        """All epochs whose weights are kept, in order."""
+        """All epochs whose weights are kept, in ascending order."""
         return tuple(sorted({*self.checkpoint_epochs, self.epochs}))
 
 
 class StagedTrainingSpec(TrainingSpec):
-    """A training that may go on from an earlier one, and of more images than those that are audited."""
+    """Training of a model, optionally as fine-tuning of an earlier training, and optionally on additional images."""
 
     added_later: ClassVar[frozenset[str]] = TrainingSpec.added_later | {"start", "on", "head_alone"}
 
     start: TrainingSpec | None = None
-    """Fine-tuning: an earlier training, on each model's own images, from whose last weights the backbone is taken. What
-    follows gets no projector but a new head for the classes; its epoch 0 is the backbone as it was taken over."""
+    """Fine-tuning: an earlier training, on the images of each model, whose final weights initialize the backbone. The
+    fine-tuned model has no projector but a new classification head; its epoch 0 is the backbone before fine-tuning."""
     on: tuple[Literal["own", "extra"], ...] = Field(default=("own",), min_length=1)
-    """What it trains on: the model's own images (A or B, and C), those of split.extra_per_class, or both."""
+    """Training images: the model's own (A or B, and C), those of split.extra_per_class, or both."""
     head_alone: bool = False
-    """Fine-tuning: the backbone stays as it was taken over."""
+    """Fine-tuning: freeze the backbone and train only the head."""
 
     @model_validator(mode="after")
     def _starts_from_something(self) -> Self:
         if self.start is None and self.head_alone:
-            raise ValueError("head_alone leaves a backbone as it was taken over; give training.start, where it comes from")
+            raise ValueError("head_alone freezes the backbone of an earlier training; give training.start")
         if self.start is None and "own" not in self.on:
-            raise ValueError("training.on leaves out the images that are audited; that is for fine-tuning, which has a start")
+            raise ValueError("training.on leaves out the audited images, which only fine-tuning allows; give training.start")
         if self.start is not None and not self.objective.has_classes:
             raise ValueError(f"training.start is for fine-tuning to classes, not for {self.objective.kind}")
         return self
 
     @property
     def own_part(self) -> TrainingSpec:
-        """This training without what came before it, and whatever it is of."""
+        """The settings of this training alone, without `start`, `on` and `head_alone`."""
         content = {name: getattr(self, name) for name in TrainingSpec.model_fields}
         return TrainingSpec.model_construct(**content)

@@ -1,1 +1,1 @@
-"""Statistics that any audit might use."""
+"""Statistics shared by the audits."""

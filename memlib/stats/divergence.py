@@ -1,16 +1,16 @@
-"""Distances between distributions of numbers that belong to the same examples."""
+"""Distances between two distributions of numbers for the same examples."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-_CELLS = 2**22  # of weights at a time
+_CELLS = 2**22  # weights processed at a time
 
 
 def ks_gap(a: NDArray[np.floating], b: NDArray[np.floating]) -> tuple[float, float]:
-    """The two-sample Kolmogorov-Smirnov distance, the largest gap between two empirical distributions, and where it is.
+    """Return the two-sample Kolmogorov-Smirnov distance, the largest gap between empirical distributions, and its position.
 
-    What Liu 2020's Eq. 2 means; read literally, Eqs. 1 and 2 evaluate each distribution at its own order statistics
-    and give 0.
+    This is the intended meaning of Liu 2020, Eq. 2; read literally, Eqs. 1 and 2 evaluate each distribution at its own order
+    statistics and give 0.
 
     Args:
         a, b: (count,) each, at least one number.
@@ -27,23 +27,23 @@ def _share_below(values: NDArray[np.floating], points: NDArray[np.floating]) -> 
 
 
 def weighted_ks(a: NDArray[np.floating], b: NDArray[np.floating], weights: NDArray[np.floating]) -> NDArray[np.float64]:
-    """The distance in each replicate of a bootstrap over examples.
+    """Return the Kolmogorov-Smirnov distance in each replicate of a bootstrap over examples.
 
     Args:
         a, b: (num_examples,) numbers of the same examples under two models.
-        weights: (num_replicates, num_examples) how often each example was drawn, summing to the same in every row.
+        weights: (num_replicates, num_examples), how often each example was drawn; all rows have the same sum.
 
     Returns:
-        (num_replicates,).
+        (num_replicates,) distances.
     """
     both = np.concatenate([a, b])
     order = np.argsort(both, kind="stable")
     sign = np.where(order < len(a), 1.0, -1.0).astype(np.float32)
     example = order % len(a)
-    last = np.append(np.diff(both[order]) > 0, True)  # of equal numbers only the end counts
-    found = []
+    last = np.append(np.diff(both[order]) > 0, True)  # for equal numbers only the gap after the last counts
+    distances = []
     for start in range(0, len(weights), max(1, _CELLS // len(both))):
         part = weights[start : start + max(1, _CELLS // len(both))]
         gaps = np.cumsum(part[:, example] * sign, axis=1, dtype=np.float64)[:, last]
-        found.append(np.abs(gaps).max(axis=1) / part.sum(axis=1))
-    return np.concatenate(found)
+        distances.append(np.abs(gaps).max(axis=1) / part.sum(axis=1))
+    return np.concatenate(distances)

@@ -7,23 +7,23 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-FEW = 10  # units that are too few for a bootstrap
+FEW = 10  # fewer units than this are too few for a bootstrap
 _CELLS = 2**23  # weights drawn at a time
-_ROUNDING = 1e-3  # of sums of bootstrap weights, in units
+_ROUNDING = 1e-3  # rounding error of sums of bootstrap weights, in units
 
 
 def mcnemar_p(wins: int, losses: int) -> float:
-    """Exact one-sided McNemar test: P(Binomial(wins + losses, 1/2) >= wins); 1 when there is nothing to compare."""
+    """Return the p-value of the exact one-sided McNemar test, P(Binomial(wins + losses, 1/2) >= wins); 1 without any."""
     return float(scipy.stats.binom.sf(wins - 1, wins + losses, 0.5)) if wins + losses else 1.0
 
 
 def paired_t(differences: NDArray[np.floating]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Many paired one-sided t-tests at once: is the mean difference above 0?
+    """Compute many paired one-sided t-tests at once: is the mean difference above 0?
 
-    Differences that do not vary have no t: p is 1 unless they are all above 0, when it is 0.
+    For differences that do not vary t is undefined: p is then 0 if they are above 0, else 1.
 
     Args:
-        differences: (..., num_pairs), at least two pairs, finite.
+        differences: (..., num_pairs), finite, at least two pairs.
 
     Returns:
         means and p-values, each (...).
@@ -43,15 +43,16 @@ def paired_t(differences: NDArray[np.floating]) -> tuple[NDArray[np.float64], ND
 
 
 def mean_interval(values: NDArray[np.float64], *, replicates: int, seed: int, level: float = 0.95) -> tuple[float, float]:
-    """A bootstrap interval of a mean of independent units, widened for few of them; Student's t below 10 units.
+    """Return a bootstrap confidence interval of the mean of independent units, widened for small samples.
 
-    The percentiles are those of Hesterberg's expanded bootstrap (2015, section 5.1): as far out as Student's t and
-    the bootstrap's own narrowness by (n - 1) / n ask for. Fewer units than 10 cannot be resampled so far out.
+    The percentiles are those of Hesterberg's expanded bootstrap (2015, section 5.1), which corrects for Student's t and for
+    the bootstrap's variance, which is too small by a factor of (n - 1) / n. Fewer than 10 units have too few resamples for
+    such percentiles and get Student's t interval.
 
     Args:
         values: (num_units,), at least 2.
-        replicates: bootstrap replicates.
-        seed: of the draws.
+        replicates: number of bootstrap replicates.
+        seed: seed of the draws.
         level: coverage.
     """
     count = len(values)
@@ -67,10 +68,10 @@ def mean_interval(values: NDArray[np.float64], *, replicates: int, seed: int, le
 
 
 def exact_interval(hits: float, count: int, *, level: float = 0.95) -> tuple[float, float]:
-    """Clopper and Pearson's interval of a proportion of `count` independent units.
+    """Return the Clopper-Pearson confidence interval of a proportion of `count` independent units.
 
-    Units may be proportions themselves, of which `hits` is the sum: within 0 and 1 nothing varies more than hits do, so that
-    the interval is wide enough, also where all units are alike.
+    Units may also be proportions themselves, with `hits` as their sum: no variable in [0, 1] varies more than binary hits, so
+    the interval is wide enough even if all units are equal.
     """
     tail = (1 - level) / 2
     low = float(scipy.stats.beta.ppf(tail, hits, count - hits + 1)) if hits > 0 else 0.0
@@ -79,14 +80,14 @@ def exact_interval(hits: float, count: int, *, level: float = 0.95) -> tuple[flo
 
 
 def exchanges(num_units: int, permutations: int, *, seed: int) -> NDArray[np.int8]:
-    """Signs of units under exchanges of their two sides: all but the identity where these are few, random ones otherwise.
+    """Return signs for exchanging the two sides of units: all but the identity if there are few enough, else random ones.
 
-    Together with the observed signs, (1 + b) / (1 + len) is then an exact p-value.
+    If b of them reach the observed statistic, (1 + b) / (1 + num_exchanges) is an exact p-value.
 
     Args:
-        num_units: whose sides may be exchanged.
-        permutations: at most so many.
-        seed: of the draws.
+        num_units: number of units.
+        permutations: largest number of exchanges.
+        seed: seed of the draws.
 
     Returns:
         (num_exchanges, num_units) of 1 and -1.
@@ -99,35 +100,36 @@ def exchanges(num_units: int, permutations: int, *, seed: int) -> NDArray[np.int
 
 
 def threshold_rank(num_controls: int, alpha: float) -> int:
-    """The k for which a new score exceeds the k-th largest of exchangeable controls with probability k / (n + 1) <= alpha.
+    """Return the largest k for which a score exceeds the k-th largest of exchangeable controls with probability <= alpha.
 
-    0 where even the largest is exceeded more often: there are fewer than 1 / alpha - 1 controls.
+    With n controls the probability is k / (n + 1). k is 0 if even the largest is exceeded more often, that is, with fewer
+    than 1 / alpha - 1 controls.
     """
     return math.floor(alpha * (num_controls + 1) * (1 + 1e-12))
 
 
 def exceedance_p(hits: int, count: int, *, rank: int, num_controls: int) -> float:
-    """P-value of how many of `count` new scores exceed the `rank`-th largest of the controls' scores.
+    """Return the p-value of `hits` out of `count` new scores exceeding the `rank`-th largest score of the controls.
 
-    The threshold is itself estimated: when all scores are exchangeable the number is
+    As this threshold is itself estimated, the number of exceedances of exchangeable scores is distributed as
     BetaBinomial(count, rank, num_controls + 1 - rank), which is wider than a binomial.
     """
     return float(scipy.stats.betabinom.sf(hits - 1, count, rank, num_controls + 1 - rank))
 
 
 def bootstrap_weights(strata: NDArray[np.int64], replicates: int, *, seed: int) -> Iterator[NDArray[np.float32]]:
-    """The weight of each unit in each replicate of a stratified bootstrap.
+    """Yield the weight of each unit in each replicate of a stratified bootstrap.
 
-    A stratum of n units draws n - 1 with weight n / (n - 1) each, so that the variance is not too small by
-    (n - 1) / n, which counts where classes are small (Rao and Wu 1988). A stratum of one keeps its unit.
+    From a stratum of n units, n - 1 are drawn with weight n / (n - 1) each; otherwise the variance would be too small by a
+    factor of (n - 1) / n, which matters in small strata (Rao and Wu 1988). A stratum of one unit keeps it.
 
     Args:
-        strata: (num_units,), units of a stratum are resampled among themselves.
-        replicates: how many replicates in all.
-        seed: of the draws.
+        strata: (num_units,); units are resampled within their stratum.
+        replicates: total number of replicates.
+        seed: seed of the draws.
 
     Yields:
-        (some replicates, num_units) float32, summing to each stratum's size.
+        (some replicates, num_units) float32; the weights in each stratum sum to its size.
     """
     rng = np.random.default_rng(seed)
     members = [np.flatnonzero(strata == stratum) for stratum in np.unique(strata)]
@@ -141,7 +143,7 @@ def bootstrap_weights(strata: NDArray[np.int64], replicates: int, *, seed: int) 
 
 
 def sign_flips(num_units: int, permutations: int, *, seed: int) -> Iterator[NDArray[np.float32]]:
-    """Which units have the two sides of their pair exchanged: (some permutations, num_units) of 0 and 1."""
+    """Yield random exchanges of the two sides of pairs: (some permutations, num_units), 1 for an exchange, else 0."""
     rng = np.random.default_rng(seed)
     for size in _chunks(permutations, num_units):
         yield rng.integers(0, 2, size=(size, num_units)).astype(np.float32)
@@ -154,13 +156,13 @@ def _chunks(total: int, width: int) -> Iterator[int]:
 
 
 def permutation_p(observed: float, null: NDArray[np.float64]) -> float:
-    """One-sided p-value of a value at least as large: (1 + how many of the null reach it) / (1 + their number)."""
+    """Return the one-sided permutation p-value (1 + b) / (1 + B), where b of the B null values are at least as large."""
     reached = int((null >= observed - 1e-12).sum())
     return (1 + reached) / (1 + len(null))
 
 
 def percentile_interval(replicates: NDArray[np.float64], *, level: float = 0.95) -> tuple[float, float]:
-    """The central `level` of the bootstrap replicates."""
+    """Return the percentile interval that contains the central `level` of the bootstrap replicates."""
     low, high = np.quantile(replicates, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
@@ -168,14 +170,14 @@ def percentile_interval(replicates: NDArray[np.float64], *, level: float = 0.95)
 def widened_interval(
     replicates: NDArray[np.float64], repeats: NDArray[np.float64], *, level: float = 0.95
 ) -> tuple[float, float]:
-    """An interval over examples and over repeated trainings together.
+    """Return a confidence interval that covers the variation over both examples and repeated trainings.
 
-    The half widths of the bootstrap over examples and of the mean's spread between repeats are added in squares; only the
-    latter pays Student's quantile, with len(repeats) - 1 degrees of freedom.
+    The half-widths from the bootstrap over examples and from the variation of the mean between repeats are added in
+    quadrature; only the latter uses Student's quantile, with len(repeats) - 1 degrees of freedom.
 
     Args:
         replicates: (num_replicates,) bootstrap values of the mean over repeats.
-        repeats: (num_repeats,) the value of each repeat, at least 3.
+        repeats: (num_repeats,) value of each repeat, at least 3.
         level: coverage.
     """
     half, centre = _widened_half(replicates, repeats, 1 - level), float(repeats.mean())
@@ -183,23 +185,23 @@ def widened_interval(
 
 
 def widened_p(replicates: NDArray[np.float64], repeats: NDArray[np.float64]) -> float:
-    """The two-sided p-value of a mean of 0: one minus the level at which `widened_interval` just excludes it.
+    """Return the two-sided p-value of a mean of 0: one minus the level at which `widened_interval` just excludes 0.
 
     Args:
-        replicates, repeats: as there.
+        replicates, repeats: as in `widened_interval`.
     """
     centre, least = abs(float(repeats.mean())), 1e-300
 
     def excess(p: float) -> float:
         return _widened_half(replicates, repeats, p) - centre
 
-    if excess(1.0) >= 0:  # both spreads are 0 and so is the mean, or there is no mean
+    if excess(1.0) >= 0:  # the mean is 0
         return 1.0
     return least if excess(least) < 0 else float(scipy.optimize.brentq(excess, least, 1.0, xtol=1e-12))
 
 
 def _widened_half(replicates: NDArray[np.float64], repeats: NDArray[np.float64], p: float) -> float:
-    """Half the width of an interval that leaves out p."""
+    """Return half the width of the interval of level 1 - p."""
     assert len(repeats) >= 3
     examples = float(scipy.stats.norm.isf(p / 2)) * math.sqrt(replicates.var(ddof=1))
     between = float(scipy.stats.t.isf(p / 2, len(repeats) - 1)) * math.sqrt(repeats.var(ddof=1) / len(repeats))
@@ -207,9 +209,9 @@ def _widened_half(replicates: NDArray[np.float64], repeats: NDArray[np.float64],
 
 
 def paired_interval(gains: NDArray[np.float64], *, level: float = 0.95) -> tuple[float, float]:
-    """An interval of the mean of paired differences in [-1, 1] that is never degenerate (Agresti and Min 2005).
+    """Return a never degenerate confidence interval of the mean of paired differences in [-1, 1] (Agresti and Min 2005).
 
-    Half a unit is added to each cell of the paired table, that is, two units with the gains +-1/sqrt(2).
+    Half a unit is added to each cell of the paired table, which amounts to two units with gains of +-1/sqrt(2).
     """
     count = len(gains) + 2
     centre = gains.sum() / count
@@ -221,9 +223,9 @@ def paired_interval(gains: NDArray[np.float64], *, level: float = 0.95) -> tuple
 def difference_interval(
     first: NDArray[np.float64], second: NDArray[np.float64], *, level: float = 0.95
 ) -> tuple[float, float]:
-    """An interval of the difference of the means of two samples of paired differences in [-1, 1], never degenerate.
+    """Return a confidence interval of the difference between the means of two samples of paired differences in [-1, 1].
 
-    Each mean's own interval, put together as Zou and Donner (2008) do for independent samples.
+    It is never degenerate: the intervals of the two means are combined as in Zou and Donner (2008) for independent samples.
     """
     means = [float(values.mean()) for values in (first, second)]
     (low_1, high_1), (low_2, high_2) = (paired_interval(values, level=level) for values in (first, second))
@@ -233,23 +235,26 @@ def difference_interval(
 
 
 class CutOff(Exception):
-    """The cut-off of a share lies beyond the levels of confidence that are told apart."""
+    """Raised when the cut-off of a share lies outside the range of distinguished confidence levels."""
 
 
 class TopShare:
-    """Accuracy among the share of most confident units under many weightings, from totals of few columns.
+    """Accuracy among the share of most confident units under many weightings, computed from the totals of a few columns.
 
-    Far from the cut-off, levels of confidence need not be told apart: those above it are one column, those below it none.
+    Only confidence levels near the cut-off are distinguished: all higher levels are merged into one, and lower ones are
+    dropped.
 
     Args:
         confidences: (num_units,) float64; equal numbers are ties.
         hits: (num_units,) bool, whether the unit's prediction is right.
-        share: in (0, 1]; the number chosen is round(share * weight of all units), at least 1.
-        weight: of all units under a weighting, about; the fewer, the further cut-offs spread.
-        width: how far from the share levels are told apart, in standard deviations of the share of so many units.
+        share: in (0, 1]; the number of chosen units is round(share * total weight), at least 1.
+        weight: approximate total weight of a weighting; cut-offs vary more if it is small.
+        width: distance from `share` up to which levels are distinguished, in standard deviations of a share of `weight`
+            units.
 
     Attributes:
-        columns: (num_units, 2 * num_levels) float32, the wrong and the right units of each level, the highest first.
+        columns: (num_units, 2 * num_levels) float32, indicators of the wrong and the right units of each level, the
+            highest level first.
     """
 
     def __init__(
@@ -261,30 +266,30 @@ class TopShare:
         first = int(np.searchsorted(ends, share - beside))
         last = min(len(ends) - 1, int(np.searchsorted(ends, share + beside)))
         self._joined, self._whole, self._share = first > 1, last == len(ends) - 1, share
-        start = max(0, first - 1)  # the level that those above are joined with
+        start = max(0, first - 1)  # the level into which all higher ones are merged
         units = np.flatnonzero(level <= last)
         place = 2 * np.maximum(0, level[units] - start) + hits[units]
         entries = (np.ones(len(units), dtype=np.float32), (units, place))
         self.columns = scipy.sparse.csr_array(entries, shape=(len(hits), 2 * (last - start + 1)))
 
     def accuracy(self, totals: NDArray[np.float64], weight: NDArray[np.float64] | float) -> NDArray[np.float64]:
-        """Return the accuracy under each weighting; ties at the cut-off count in expectation.
+        """Return the accuracy under each weighting; ties at the cut-off count with their expected value.
 
         Args:
-            totals: (num_weightings, num_columns) of the columns.
-            weight: of all units, of each weighting or of all alike.
+            totals: (num_weightings, num_columns) weighted sums of the columns.
+            weight: total weight of all units, either per weighting or one number for all.
 
         Returns:
             (num_weightings,) float64.
 
         Raises:
-            CutOff: where a wider range of levels is needed.
+            CutOff: when a wider range of levels is needed.
         """
         right = totals[:, 1::2]
         count = totals[:, ::2] + right
         above = np.cumsum(count, axis=1)
         chosen = np.minimum(np.maximum(1.0, np.round(self._share * weight)), weight)
-        last = (above < np.reshape(chosen, (-1, 1)) - _ROUNDING).sum(axis=1)  # the level in which the cut falls
+        last = (above < np.reshape(chosen, (-1, 1)) - _ROUNDING).sum(axis=1)  # the level that contains the cut-off
         if self._whole:
             last = np.minimum(last, count.shape[1] - 1)
         if (last == count.shape[1]).any() or (self._joined and (last == 0).any()):
@@ -299,14 +304,14 @@ class TopShare:
 def accuracy_curve(
     confidences: NDArray[np.float64], hits: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Accuracy of the n most confident units for every n, ties in expectation.
+    """Return the accuracy of the n most confident units for every n; ties count with their expected value.
 
     Returns:
-        shares (num_units,) n / num_units and accuracies (num_units,).
+        shares (num_units,), n / num_units, and accuracies (num_units,).
     """
     num_units = len(hits)
     levels, place, count = np.unique(-confidences, return_inverse=True, return_counts=True)
     right = np.bincount(place, weights=hits, minlength=len(levels))
-    rate = np.repeat(right / count, count)  # each unit of a level is right with the level's rate
+    rate = np.repeat(right / count, count)  # each unit counts with the accuracy of its level
     n = np.arange(1, num_units + 1)
     return n / num_units, np.cumsum(rate) / n

@@ -1,4 +1,4 @@
-"""Adjusted p-values: Holm, Benjamini-Hochberg, max-T; and the combination of independent ones."""
+"""Adjusted p-values (Holm, Benjamini-Hochberg, max-T) and the combination of independent p-values."""
 
 from collections.abc import Sequence
 
@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 
 def holm(p_values: Sequence[float]) -> NDArray[np.float64]:
-    """Adjust p-values so that with probability 1 - alpha none at most alpha is wrong (Holm 1979).
+    """Adjust p-values so that with probability 1 - alpha none of those at most alpha is a false alarm (Holm 1979).
 
     Args:
-        p_values: (num_tests,) of one family, under any dependence.
+        p_values: (num_tests,) p-values of one family, with any dependence.
 
     Returns:
         (num_tests,) adjusted p-values in the given order.
@@ -25,10 +25,10 @@ def holm(p_values: Sequence[float]) -> NDArray[np.float64]:
 
 
 def benjamini_hochberg(p_values: Sequence[float]) -> NDArray[np.float64]:
-    """Adjust p-values so that of those at most alpha an expected share of at most alpha is wrong (1995).
+    """Adjust p-values so that among those at most alpha the expected share of false alarms is at most alpha (1995).
 
     Args:
-        p_values: (num_tests,) of one family, independent or positively dependent.
+        p_values: (num_tests,) p-values of one family, independent or positively dependent.
     """
     if not len(p_values):
         return np.zeros(0)
@@ -42,14 +42,14 @@ ADJUSTMENTS = {"holm": holm, "benjamini-hochberg": benjamini_hochberg}
 def max_t_p(observed: NDArray[np.float64], null: NDArray[np.float64]) -> NDArray[np.float64]:
     """Adjust one-sided permutation tests by the maximum of all statistics (Westfall and Young 1993, single step).
 
-    Each statistic is divided by its own standard deviation under the null, so that all share one scale.
+    Each statistic is standardized by its mean and standard deviation under the null, so that all share one scale.
 
     Args:
         observed: (num_tests,) statistics.
         null: (num_permutations, num_tests), all statistics under the same permutations.
 
     Returns:
-        (num_tests,) p-values, (1 + b) / (1 + permutations); 1 for a statistic that no permutation changes.
+        (num_tests,) p-values, (1 + b) / (1 + num_permutations); 1 for a statistic that no permutation changes.
     """
     scale = null.std(axis=0)
     moves = scale > 1e-12 * np.maximum(1.0, np.abs(observed))
@@ -66,8 +66,8 @@ def max_t_p(observed: NDArray[np.float64], null: NDArray[np.float64]) -> NDArray
 def combined_p(p_values: Sequence[float]) -> float:
     """Combine independent p-values: the sum of ln(1 / p) is Gamma(m, 1) under the null (Fisher 1932).
 
-    Conservative where p-values are ranks among finitely many candidates. p-values that rest on the same models or the same
-    references are not independent and must not be combined so.
+    The result is conservative if the p-values are ranks among finitely many candidates. p-values from the same models or the
+    same references are not independent and must not be combined in this way.
 
     Args:
         p_values: (m,) in (0, 1].

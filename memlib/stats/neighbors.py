@@ -2,9 +2,9 @@
 
 The result is a pure function of the vectors: neighbours are ordered by (squared L2 distance, id), and neither the
 batch of queries nor the size or order of the shards can change it. A fast search proposes candidates in float32
-(or float16); their distances are then computed again pair by pair. A query whose k-th neighbour may be further away than
-a vector that was not proposed, for all that the proposal's rounding says, is asked again in float32 for more candidates,
-and in the end for all.
+(or float16); their distances are then recomputed pair by pair. If, within rounding error, a vector that was not proposed
+might be closer to a query than its k-th neighbour, the search for this query is repeated in float32 with more candidates,
+and finally with all vectors.
 """
 
 from collections.abc import Iterable
@@ -21,13 +21,13 @@ from memlib.specs import Tie
 Backend = Literal["faiss", "torch"]
 
 MARGIN = 8  # candidates beyond k
-WIDENING = 8  # how many times more of them a query that is not settled is asked for
-FAISS_GPU_K = 2048  # the most neighbours that faiss finds on a GPU
-GPU_SCRATCH = 2**29  # bytes that a search takes beside the vectors
-ROUNDING = 1e-5  # of a proposed distance, relative to |query|^2 + |vector|^2
-HALF = 1.01 * 2.0**-11  # of a number stored in float16, relative to it
-LEAST_HALF = 2.0**-25  # the same of the least of them
-LARGEST_HALF = 6.0e4
+WIDENING = 8  # factor by which the margin grows for queries that are not settled
+FAISS_GPU_K = 2048  # largest number of neighbours that faiss finds on a GPU
+GPU_SCRATCH = 2**29  # bytes of GPU memory for a search, besides the vectors
+ROUNDING = 1e-5  # rounding error of a proposed distance, relative to |query|^2 + |vector|^2
+HALF = 1.01 * 2.0**-11  # relative rounding error of a number stored in float16
+LEAST_HALF = 2.0**-25  # absolute rounding error of the smallest numbers in float16
+LARGEST_HALF = 6.0e4  # largest number that is stored in float16
 _ID_BITS = np.uint64(32)
 _PAIRS = 2**18  # pairs recomputed at a time by the torch backend
 _VOTES = 2**16  # rows that are counted at a time
@@ -42,22 +42,22 @@ def nearest_neighbors(
     device: torch.device | None = None,
     storage: Literal["float32", "float16"] = "float32",
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """The k nearest vectors of each query.
+    """Return the k nearest vectors of each query.
 
     Args:
         queries: (num_queries, dim) float32.
-        shards: the public set in parts: ids (n,) int64 in [0, 2^32), unique over all parts, and vectors
-            (n, dim) float32. One part at a time is held in memory.
-        k: how many.
-        backend: faiss or torch; by default faiss, but torch on a GPU that faiss cannot use.
-        device: where to search; faiss takes its own GPU when this is one.
-        storage: of the vectors in the candidate search on a GPU; the result is the same.
+        shards: the public set in shards: ids (n,) int64 in [0, 2^32), unique over all shards, and vectors
+            (n, dim) float32. One shard at a time is held in memory.
+        k: number of neighbours.
+        backend: faiss or torch; by default faiss, or torch on a GPU that faiss cannot use.
+        device: device of the search; if it is a GPU, faiss uses its own default GPU.
+        storage: type in which the candidate search on a GPU stores the vectors; it does not affect the result.
 
     Returns:
         ids (num_queries, k) int64 and squared distances (num_queries, k) float32, nearest first, ties by id.
 
     Raises:
-        UserError: when the public set holds fewer than k vectors, or a vector is not finite.
+        UserError: when the public set has fewer than k vectors, or a vector is not finite.
     """
     if not np.isfinite(queries).all():
         raise UserError("a query embedding is not finite")
@@ -89,22 +89,22 @@ def _search_shard(
     k: int,
     engine: "_Faiss | _Torch",
 ) -> NDArray[np.uint64]:
-    """The k smallest keys (distance, id) of one shard for each query: (num_queries, k), sorted."""
+    """Return the k smallest keys (distance, id) of one shard for each query: (num_queries, k), sorted."""
     keys = np.empty((len(queries), k), dtype=np.uint64)
     left, margin = np.arange(len(queries)), MARGIN
     while len(left):
         wanted = min(k + margin, len(vectors))
         if wanted > engine.most_candidates:
             return _with_all(keys, left, queries, ids, k, engine)
-        asked = queries[left]
-        proposed, candidates = engine.propose(asked, wanted)
-        found = _keys(engine.distances(asked, candidates), ids[candidates])
-        found.sort(axis=1)
-        keys[left] = found[:, :k]
+        unsettled = queries[left]
+        proposed, candidates = engine.propose(unsettled, wanted)
+        new_keys = _keys(engine.distances(unsettled, candidates), ids[candidates])
+        new_keys.sort(axis=1)
+        keys[left] = new_keys[:, :k]
         if wanted == len(vectors):
             break
-        kth = (found[:, k - 1] >> _ID_BITS).astype(np.uint32).view(np.float32)
-        left = left[~(kth < _least_left(engine, asked, proposed[:, -1], kth))]
+        kth = (new_keys[:, k - 1] >> _ID_BITS).astype(np.uint32).view(np.float32)
+        left = left[~(kth < _least_left(engine, unsettled, proposed[:, -1], kth))]
         margin *= WIDENING
         engine.use_float32()
     return keys
@@ -113,15 +113,15 @@ def _search_shard(
 def _least_left(
     engine: "_Faiss | _Torch", queries: NDArray[np.float32], proposed: NDArray[np.float32], kth: NDArray[np.float32]
 ) -> NDArray[np.float64]:
-    """What a vector that was not proposed is at least away from each query, where it could be among its k nearest at all.
+    """Return a lower bound of the squared distance between each query and the vectors that were not proposed.
 
-    A vector so long that it must be further away than the k-th neighbour does not count, however badly rounded: one long
-    vector in the public set makes no query unsafe.
+    Vectors too long to be closer than the k-th neighbour are disregarded, whatever their rounding error: a single long vector
+    in the public set must not make every query unsettled.
 
     Args:
-        engine: who proposed.
+        engine: the search that proposed the candidates.
         queries: (num_queries, dim).
-        proposed: (num_queries,) squared distances of the last candidates, as they were proposed.
+        proposed: (num_queries,) squared distances of the last candidates as proposed, with rounding errors.
         kth: (num_queries,) exact squared distances of the k-th neighbours.
     """
     norms = engine.squared_norms(queries).astype(np.float64)
@@ -129,8 +129,8 @@ def _least_left(
     longest = np.minimum(engine.largest_norm, reach**2 * 1.001)
     least = np.sqrt(np.maximum(proposed - ROUNDING * (norms + longest), 0.0))
     stored = engine.half * (np.sqrt(norms) + np.sqrt(longest)) + 2 * engine.least_half * np.sqrt(queries.shape[1])
-    found: NDArray[np.float64] = np.maximum(least - stored, 0.0) ** 2
-    return found
+    bounds: NDArray[np.float64] = np.maximum(least - stored, 0.0) ** 2
+    return bounds
 
 
 def _with_all(
@@ -141,7 +141,7 @@ def _with_all(
     k: int,
     engine: "_Faiss | _Torch",
 ) -> NDArray[np.uint64]:
-    """The keys, with those of the queries that are left found among all vectors."""
+    """Fill in the keys of the remaining queries by comparing them with all vectors; return all keys."""
     everything = np.arange(len(ids), dtype=np.int64)[None]
     for row in left:
         row_keys = _keys(engine.distances(queries[row : row + 1], everything), ids[None])
@@ -150,7 +150,7 @@ def _with_all(
 
 
 def _keys(distances: NDArray[np.float32], ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Sorts as (distance, id): the bits of a non-negative float32 order as it does."""
+    """Return integers that sort as (distance, id): the bits of non-negative float32 numbers sort like the numbers."""
     bits = np.ascontiguousarray(distances).view(np.uint32).astype(np.uint64)
     return (bits << _ID_BITS) | ids
 
@@ -165,17 +165,17 @@ def _engine(
 
 
 class _Faiss:
-    """Candidates by faiss's brute-force search on its GPU or the CPU; distances by its pairwise kernel, or on that GPU.
+    """Search with faiss: candidates by brute force on GPU or CPU, distances by its pairwise CPU kernel or on the GPU.
 
     Args:
         vectors: (n, dim) float32.
-        storage: of the vectors while candidates are proposed.
-        on_gpu: whether faiss has one.
+        storage: type in which the vectors are stored for the candidate search.
+        on_gpu: whether to search on faiss's GPU.
     """
 
     def __init__(self, vectors: NDArray[np.float32], storage: str, *, on_gpu: bool) -> None:
         self._vectors, self._on_gpu = vectors, on_gpu
-        self._centre = vectors.mean(axis=0, dtype=np.float64).astype(np.float32)  # distances do not depend on it
+        self._centre = vectors.mean(axis=0, dtype=np.float64).astype(np.float32)  # centring leaves distances unchanged
         self._centred = vectors - self._centre
         self.largest_norm = float(np.einsum("ij,ij->i", self._centred, self._centred, dtype=np.float32).max())
         self.most_candidates = FAISS_GPU_K if on_gpu else len(vectors)
@@ -193,7 +193,7 @@ class _Faiss:
             self._exact = torch.from_numpy(vectors).to("cuda")
 
     def use_float32(self) -> None:
-        """Propose in float32 from now on."""
+        """Use float32 for all further candidate searches."""
         self._stored, self.half, self.least_half = self._centred, 0.0, 0.0
 
     def squared_norms(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -205,7 +205,7 @@ class _Faiss:
         centred = (queries - self._centre).astype(self._stored.dtype)
         if self._on_gpu:
             proposed, candidates = faiss.knn_gpu(self._resources, centred, self._stored, count)
-        else:  # faiss's CPU knows float32 alone
+        else:  # on the CPU faiss supports only float32
             proposed, candidates = faiss.knn(centred.astype(np.float32), self._stored.astype(np.float32, copy=False), count)
         return proposed, candidates.astype(np.int64)
 
@@ -226,7 +226,7 @@ class _Faiss:
 
 
 class _Torch:
-    """The same in plain torch, for machines whose GPU faiss cannot use."""
+    """The same search in plain torch, for GPUs that faiss cannot use."""
 
     half = least_half = 0.0
 
@@ -240,7 +240,7 @@ class _Torch:
         self.most_candidates = len(vectors)
 
     def use_float32(self) -> None:
-        """It always does."""
+        """Do nothing: candidates are always searched in float32."""
 
     def squared_norms(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
         centred = torch.from_numpy(queries).to(self._device) - self._centre
@@ -248,13 +248,13 @@ class _Torch:
         return norms
 
     def propose(self, queries: NDArray[np.float32], count: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        found = []
+        results = []
         for part in torch.split(torch.from_numpy(queries), 1024):
             centred = part.to(self._device) - self._centre
             scores = torch.addmm(self._norms[None], centred, self._centred.T, alpha=-2)
             values, indices = scores.topk(count, dim=1, largest=False, sorted=True)
-            found.append((values + centred.square().sum(dim=1, keepdim=True), indices))
-        proposed, candidates = (torch.cat(parts).cpu().numpy() for parts in zip(*found, strict=True))
+            results.append((values + centred.square().sum(dim=1, keepdim=True), indices))
+        proposed, candidates = (torch.cat(parts).cpu().numpy() for parts in zip(*results, strict=True))
         return proposed, candidates
 
     def distances(self, queries: NDArray[np.float32], candidates: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -262,47 +262,47 @@ class _Torch:
 
 
 def _distances(vectors: torch.Tensor, queries: NDArray[np.float32], candidates: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Squared distances (num_queries, num_candidates) between each query and its candidates, on the vectors' device."""
+    """Compute squared distances (num_queries, num_candidates) between queries and their candidates on the vectors' device."""
     rows = max(1, _PAIRS // candidates.shape[1])
     parts = []
     for start in range(0, len(queries), rows):
         chosen = torch.from_numpy(candidates[start : start + rows]).to(vectors.device)
-        asked = torch.from_numpy(queries[start : start + rows]).to(vectors.device)
-        difference = vectors[chosen].double() - asked[:, None].double()
+        block = torch.from_numpy(queries[start : start + rows]).to(vectors.device)
+        difference = vectors[chosen].double() - block[:, None].double()
         parts.append(difference.square().sum(dim=2).float().cpu().numpy())
     return np.concatenate(parts)
 
 
 def vote(labels: NDArray[np.int64], *, tie: Tie = "nearest") -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Majority vote of the neighbours, and its confidence (Meehan 2023, section 4).
+    """Return the majority vote of the neighbours and its confidence (Meehan 2023, section 4).
 
     Args:
-        labels: (num_queries, k), the neighbours' classes, nearest first.
-        tie: among classes with equally many votes, the one whose nearest member is nearest, or the lowest index.
+        labels: (num_queries, k), classes of the neighbours, nearest first.
+        tie: winner among classes with equally many votes: the class of the nearest neighbour, or the lowest index.
 
     Returns:
         predictions (num_queries,) int64 and confidences (num_queries,) float64: the negative entropy in nats of
-        the share of votes; equal votes give equal numbers, to the last bit.
+        the shares of votes; equal votes give equal numbers, to the last bit.
     """
     k = labels.shape[1]
     # c ln c in units of 2^-40: integers add up to the same sum in any order
     weights = np.array([0.0] + [c * np.log(c) for c in range(1, k + 1)])
     table = np.round(weights * 2.0**40).astype(np.int64)
-    found = [_vote(labels[start : start + _VOTES], table, tie) for start in range(0, len(labels), _VOTES)]
-    if not found:
+    results = [_vote(labels[start : start + _VOTES], table, tie) for start in range(0, len(labels), _VOTES)]
+    if not results:
         return np.empty(0, dtype=np.int64), np.empty(0)
-    winners, sums = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    winners, sums = (np.concatenate(parts) for parts in zip(*results, strict=True))
     return winners, (sums - table[k]) / 2.0**40 / k
 
 
 def _vote(labels: NDArray[np.int64], table: NDArray[np.int64], tie: Tie) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The winner of each row, and the sum of the table at its counts of votes."""
+    """Return the winner of each row, and the sum of the table's entries for its counts of votes."""
     num_queries, k = labels.shape
-    order = np.argsort(labels, axis=1, kind="stable")  # votes for a class beside each other, the nearest first
+    order = np.argsort(labels, axis=1, kind="stable")  # groups the votes by class, the nearest first
     ordered = np.take_along_axis(labels, order, axis=1)
     begins = np.ones((num_queries, k), dtype=bool)
     begins[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    starts = np.flatnonzero(begins)  # of a run of votes for one class
+    starts = np.flatnonzero(begins)  # starts of runs of votes for one class
     count = np.diff([*starts, num_queries * k])
     row = starts // k
     first = np.searchsorted(row, np.arange(num_queries))

@@ -7,18 +7,18 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-WHOLE = 2**23  # scores of training rows, one a class, up to which each step sees all of them
+WHOLE = 2**23  # largest rows x classes of a training set for which each step uses all rows
 BLOCK_ROWS = 2**14  # rows in memory at a time
-EPOCHS, BATCH, LEARNING_RATE = 10, 4096, 0.01  # of fits that do not
+EPOCHS, BATCH, LEARNING_RATE = 10, 4096, 0.01  # for fits in batches
 
 
 class Rows:
-    """Rows of arrays that lie one below the other, usually memory-mapped, and their classes.
+    """A selection of rows of several arrays, usually memory-mapped, and their classes.
 
     Args:
-        arrays: (num_rows of each, dim) float32, or float16.
-        labels: (num_rows,) int64 of all.
-        wanted: (num_rows,) bool, which count.
+        arrays: (num_rows of each, dim) float32 or float16, concatenated in this order.
+        labels: (num_rows,) int64, classes of the rows of all arrays.
+        wanted: (num_rows,) bool, the selected rows.
     """
 
     def __init__(self, arrays: Sequence[NDArray[np.floating]], labels: NDArray[np.int64], wanted: NDArray[np.bool_]) -> None:
@@ -29,7 +29,7 @@ class Rows:
         return int(self._wanted.sum())
 
     def blocks(self, most: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield the rows (at most so many, dim) and their classes; each time of the same rows."""
+        """Yield the selected rows in blocks (at most `most`, dim) with their classes, in the same order at every call."""
         start = 0
         for array in self._arrays:
             chosen = np.flatnonzero(self._wanted[start : start + len(array)])
@@ -39,7 +39,7 @@ class Rows:
             start += len(array)
 
     def whole(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """All rows and their classes."""
+        """Return all selected rows and their classes."""
         parts = list(self.blocks(max(1, len(self._labels))))
         return torch.cat([rows for rows, _ in parts]), torch.cat([labels for _, labels in parts])
 
@@ -53,17 +53,18 @@ def probe_accuracies(
     iterations: int = 100,
     device: torch.device | None = None,
 ) -> tuple[float, float]:
-    """Accuracy of the probe on the examples it was fitted to, and on others.
+    """Fit a linear probe; return its accuracies on the training examples and on other examples.
 
-    Features are standardised by the training set. The fit is full-batch L-BFGS from zero; of more than 8 million rows times
-    classes, which stay on disk but for a block of them, it is Adam over batches for ten epochs. Neither has a seed.
+    Features are standardized by the training set. The probe is fitted from zero by full-batch L-BFGS or, for more than
+    8 million rows x classes, by ten epochs of Adam in batches, with one block of rows in memory at a time. Neither fit
+    takes a seed.
 
     Args:
         train, test: embeddings and classes 0 ... num_classes - 1.
-        num_classes: how many.
+        num_classes: number of classes.
         weight_decay: L2 penalty on the weights, relative to the mean loss.
-        iterations: of L-BFGS.
-        device: where to fit.
+        iterations: largest number of L-BFGS iterations.
+        device: device of the fit; by default the CPU.
     """
     device = device or torch.device("cpu")
     weight = torch.zeros(num_classes, train.dim, device=device, requires_grad=True)
@@ -103,7 +104,7 @@ def _fit_whole(
 
 
 def _moments(rows: Rows, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and standard deviation of each feature, (dim,)."""
+    """Return the mean and standard deviation of each feature, (dim,) each."""
     count, total = len(rows), torch.zeros(rows.dim, dtype=torch.float64, device=device)
     for x, _ in rows.blocks(BLOCK_ROWS):
         total += x.to(device).double().sum(dim=0)

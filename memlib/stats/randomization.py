@@ -1,7 +1,7 @@
-"""Tests by redrawing a random design: which units were on the first side was drawn, so it can be drawn again.
+"""Randomization tests: the assignment of units to two sides was drawn at random, so the null is simulated by redrawing it.
 
-The null says that the side changes no answer. Under it every draw of the design is as likely as the one that was made, so
-the level holds for any statistic and any model, however it was trained (Fisher 1935; Rosenbaum 2002, section 2.4).
+The null hypothesis is that a unit's side changes no answer. All draws of the design are then equally likely, so the level
+holds for any statistic and any model, however it was trained (Fisher 1935; Rosenbaum 2002, section 2.4).
 """
 
 import functools
@@ -15,20 +15,20 @@ from numpy.typing import NDArray
 
 _CELLS = 2**23  # sides drawn at a time
 POWER = 0.8
-MOST_WORK = 3e8  # steps of an exact count
-SIGNED_WORK = 10.0  # steps of a count of ones and minus ones, for each pair of their numbers
-MOST_REDRAWN = 2**28  # sides that are redrawn one by one
-LEAST = 1e-300  # a probability below which nothing is kept
+MOST_WORK = 3e8  # largest number of steps of an exact computation
+SIGNED_WORK = 10.0  # steps per pair of numbers of ones and minus ones in `signed_distribution`
+MOST_REDRAWN = 2**28  # largest number of sides that are redrawn individually
+LEAST = 1e-300  # smaller probabilities are dropped
 
 
 @dataclass(frozen=True)
 class Design:
-    """A draw of sides within strata, whole groups together; each stratum keeps its number of groups on the first side.
+    """A random assignment of groups of units to two sides; each stratum has a fixed number of groups on the first side.
 
     Attributes:
-        first: (num_units,) bool, who is on the first side.
+        first: (num_units,) bool, the units on the first side.
         stratum: (num_units,) int, constant within a group.
-        group: (num_units,) int; units of one group are always on one side.
+        group: (num_units,) int; units of one group are always on the same side.
     """
 
     first: NDArray[np.bool_]
@@ -37,12 +37,12 @@ class Design:
 
     @classmethod
     def of(cls, first: NDArray[np.bool_], labels: NDArray[np.int64], groups: NDArray[np.int64] | None = None) -> "Design":
-        """The design of a split that draws groups within the class that most of their units have.
+        """Return the design of a split that draws groups within the most frequent class of their units.
 
         Args:
-            first: (num_units,) bool.
+            first: (num_units,) bool, the units on the first side.
             labels: (num_units,) classes.
-            groups: (num_units,) int; by default each unit is a group of its own.
+            groups: (num_units,) int; by default each unit is a separate group.
         """
         if groups is None:
             return cls(first, labels, np.arange(len(labels)))
@@ -56,43 +56,43 @@ class Design:
 
     @functools.cached_property
     def num_groups(self) -> int:
-        """Groups that are drawn as one."""
+        """Number of groups."""
         return int(self._number.max(initial=-1)) + 1
 
     @functools.cached_property
     def membership(self) -> scipy.sparse.csr_array:
-        """Which group each unit is in: (num_units, num_groups) of ones."""
+        """Indicators of each unit's group: (num_units, num_groups) of ones."""
         entries = (np.ones(len(self.group), dtype=np.float32), (np.arange(len(self.group)), self._number))
         return scipy.sparse.csr_array(entries, shape=(len(self.group), self.num_groups))
 
     @functools.cached_property
     def strata_of_groups(self) -> NDArray[np.int64]:
-        """The number of each group's stratum, (num_groups,) from 0."""
+        """Index of each group's stratum, (num_groups,) from 0."""
         return np.unique(self.stratum[self._start], return_inverse=True)[1]
 
     @functools.cached_property
     def chosen_by_stratum(self) -> NDArray[np.int64]:
-        """How many groups of each stratum are on the first side, (num_strata,)."""
-        found: NDArray[np.int64] = np.bincount(self.strata_of_groups, weights=self.first[self._start]).astype(np.int64)
-        return found
+        """Number of groups of each stratum on the first side, (num_strata,)."""
+        counts: NDArray[np.int64] = np.bincount(self.strata_of_groups, weights=self.first[self._start]).astype(np.int64)
+        return counts
 
     def redraws(self, count: int, *, seed: int) -> Iterator[NDArray[np.bool_]]:
-        """Yield (some redraws, num_units) bool, who would be on the first side.
+        """Yield (some redraws, num_units) bool, the units on the first side in each redraw.
 
         Args:
-            count: redraws in all.
-            seed: of the draws.
+            count: total number of redraws.
+            seed: seed of the draws.
         """
         for sides in self._group_redraws(count, seed=seed):
             yield sides[:, self._number]
 
     def redrawn_sums(self, values: NDArray[np.float64], count: int, *, seed: int) -> NDArray[np.float64]:
-        """Sums of the values on the first side under redraws of the design.
+        """Return the sums of the values on the first side under redraws of the design.
 
         Args:
             values: (num_units,) or (num_units, num_statistics).
-            count: redraws.
-            seed: of the draws.
+            count: number of redraws.
+            seed: seed of the draws.
 
         Returns:
             (count,) or (count, num_statistics).
@@ -105,14 +105,14 @@ class Design:
         return np.concatenate([sides.astype(np.float64) @ by_group for sides in self._group_redraws(count, seed=seed)])
 
     def tail_p(self, values: NDArray[np.int64], *, permutations: int, seed: int) -> float:
-        """The share of all draws whose sum on the first side is at least the observed one, counted exactly.
+        """Return the exact share of all draws whose sum on the first side is at least the observed one.
 
-        Where counting would take more than some seconds, (1 + b) / (1 + permutations) of random draws.
+        If its computation would take more than a few seconds, return (1 + b) / (1 + permutations) from random draws instead.
 
         Args:
             values: (num_units,) integers.
-            permutations: draws when they are not counted.
-            seed: of those.
+            permutations: number of random draws if the share is not computed exactly.
+            seed: seed of the random draws.
         """
         observed = int(values[self.first].sum())
         by_group = np.rint(np.bincount(self._number, weights=values)).astype(np.int64)
@@ -124,7 +124,7 @@ class Design:
         return float(min(1.0, total[max(0, observed - lowest) :].sum()))
 
     def _null_of(self, by_group: NDArray[np.int64], permutations: int, *, seed: int) -> NDArray[np.float64]:
-        """Sums of integers on the first side under redraws; where these are many, of how often each integer is drawn."""
+        """Return sums of integers on the first side under redraws; for many groups, draw how often each integer occurs."""
         if permutations * self.num_groups <= MOST_REDRAWN:
             return self._redrawn(by_group[:, None].astype(np.float64), permutations, seed=seed)[:, 0]
         rng, null = np.random.default_rng(seed), np.zeros(permutations)
@@ -134,7 +134,7 @@ class Design:
         return null
 
     def smallest_p(self, values: NDArray[np.float64]) -> float:
-        """The share of all draws that make the sum on the first side largest: no p-value can lie below.
+        """Return the share of all draws that maximize the sum on the first side, which is the smallest possible p-value.
 
         Args:
             values: (num_units,).
@@ -153,7 +153,7 @@ class Design:
         return math.exp(logs)
 
     def null_deviation(self, values: NDArray[np.float64]) -> float:
-        """Standard deviation of the sum on the first side under redraws, exactly.
+        """Return the exact standard deviation of the sum on the first side under redraws.
 
         Args:
             values: (num_units,).
@@ -172,12 +172,12 @@ class Design:
 
     @functools.cached_property
     def _start(self) -> NDArray[np.int64]:
-        """The first unit of each group."""
+        """Return the first unit of each group."""
         return np.unique(self.group, return_index=True)[1]
 
     @functools.cached_property
     def _strata(self) -> tuple[tuple[NDArray[np.int64], int], ...]:
-        """The groups of each stratum, and how many of them are on the first side."""
+        """Return the groups of each stratum, and the number of them on the first side."""
         strata, chosen = self.strata_of_groups, self.chosen_by_stratum.tolist()
         if not len(strata):
             return ()
@@ -199,17 +199,17 @@ class Design:
 
 
 def sum_distribution(values: NDArray[np.int64], chosen: int) -> tuple[NDArray[np.float64], int]:
-    """The distribution of the sum of some of the values, drawn without replacement.
+    """Return the distribution of the sum of some of the values, drawn without replacement.
 
-    One value after the other is taken with the probability that it has, given how many were taken before; zeros come last
+    The values are visited one by one; each is drawn with its probability given how many were drawn before. Zeros come last
     and change nothing.
 
     Args:
         values: (count,) integers.
-        chosen: how many are drawn.
+        chosen: number of values that are drawn.
 
     Returns:
-        probabilities of the sums from the lowest possible on, and that lowest sum.
+        probabilities of the sums in ascending order, and the lowest of these sums.
     """
     moving = values[values != 0]
     low, high = int(moving[moving < 0].sum()), int(moving[moving > 0].sum())
@@ -219,14 +219,14 @@ def sum_distribution(values: NDArray[np.int64], chosen: int) -> tuple[NDArray[np
     taken = np.arange(most + 1)
     for place, value in enumerate(moving.tolist()):
         likely = np.clip((chosen - taken) / (len(values) - place), 0.0, 1.0)[:, None]
-        moved = np.roll(table * likely, value, axis=1)  # the ends are wide enough for every sum
+        moved = np.roll(table * likely, value, axis=1)  # wraps around only zeros, as the table is wide enough for every sum
         table = table * (1 - likely)
         table[1:] += moved[:-1]
     return table.sum(axis=0), low
 
 
 def _distribution(values: NDArray[np.int64], chosen: int) -> tuple[NDArray[np.float64], int]:
-    """As `sum_distribution`; where no value is beyond 1, from how many are above and below 0 alone."""
+    """Return the same as `sum_distribution`; values in -1, 0, 1 use the faster `signed_distribution`."""
     if np.abs(values).max(initial=0) > 1:
         return sum_distribution(values, chosen)
     return signed_distribution(len(values), int((values > 0).sum()), int((values < 0).sum()), chosen)
@@ -234,44 +234,55 @@ def _distribution(values: NDArray[np.int64], chosen: int) -> tuple[NDArray[np.fl
 
 @functools.lru_cache(maxsize=4096)
 def signed_distribution(count: int, ones: int, minus: int, chosen: int) -> tuple[NDArray[np.float64], int]:
-    """The distribution of a sum of ones, minus ones and zeros drawn without replacement: a sum of hypergeometric terms."""
+    """Return the distribution of the sum of `chosen` of `count` ones, minus ones and zeros, drawn without replacement.
+
+    It is a sum of hypergeometric terms.
+
+    Args:
+        count: number of values.
+        ones, minus: numbers of ones and of minus ones among them.
+        chosen: number of values that are drawn.
+
+    Returns:
+        as `sum_distribution`.
+    """
     up, down = _likely(count, ones, chosen)[:, None], _likely(count, minus, chosen)[None]
     logs = _log_binomials(ones, up) + _log_binomials(minus, down) - _log_binomials(count, np.array(chosen))
     logs = logs + _log_binomials(count - ones - minus, chosen - up - down)
     sums = (up - down + minus).ravel()
-    found = np.bincount(sums, weights=np.exp(logs).ravel(), minlength=ones + minus + 1)
-    return found.astype(np.float64), -minus
+    probabilities = np.bincount(sums, weights=np.exp(logs).ravel(), minlength=ones + minus + 1)
+    return probabilities.astype(np.float64), -minus
 
 
 @functools.lru_cache(maxsize=4096)
 def _likely(count: int, marked: int, chosen: int) -> NDArray[np.int64]:
-    """How many marked units may be among those chosen of all, but for what is next to impossible."""
+    """Return the possible numbers of marked units among the chosen ones, except those of negligible probability."""
     taken = np.arange(marked + 1)
     logs = _log_binomials(marked, taken) + _log_binomials(count - marked, chosen - taken)
     return taken[logs - _log_binomials(count, np.array(chosen)) > math.log(LEAST)]
 
 
 def _log_binomials(total: int, taken: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The logarithms of binomial coefficients, minus infinity where they are 0."""
+    """Return the logarithms of binomial coefficients; minus infinity where these are 0."""
     possible = (taken >= 0) & (taken <= total)
     inside = np.where(possible, taken, 0)
     log_factorial = scipy.special.gammaln
-    found = log_factorial(total + 1) - log_factorial(inside + 1) - log_factorial(total - inside + 1)
-    return np.where(possible, found, -np.inf)
+    logs = log_factorial(total + 1) - log_factorial(inside + 1) - log_factorial(total - inside + 1)
+    return np.where(possible, logs, -np.inf)
 
 
 def _convolved(parts: list[tuple[NDArray[np.float64], int]]) -> tuple[NDArray[np.float64], int]:
-    """The distribution of a sum of independent terms, two by two, without ends that have no probability."""
+    """Return the distribution of a sum of independent terms, convolved in pairs; tails of negligible probability are cut."""
     while len(parts) > 1:
-        pairs = zip(parts[::2], parts[1::2], strict=False)  # the last one may be left
+        pairs = zip(parts[::2], parts[1::2], strict=False)  # the last one may remain
         joined = [_trimmed(np.convolve(a, b), low + start) for (a, low), (b, start) in pairs]
         parts = joined + parts[len(joined) * 2 :]
     return parts[0] if parts else (np.ones(1), 0)
 
 
 def _trimmed(probabilities: NDArray[np.float64], lowest: int) -> tuple[NDArray[np.float64], int]:
-    there = np.flatnonzero(probabilities > LEAST)
-    return probabilities[there[0] : there[-1] + 1], lowest + int(there[0])
+    kept = np.flatnonzero(probabilities > LEAST)
+    return probabilities[kept[0] : kept[-1] + 1], lowest + int(kept[0])
 
 
 def _work(values: NDArray[np.int64], chosen: int) -> float:
@@ -285,20 +296,22 @@ def _work(values: NDArray[np.int64], chosen: int) -> float:
 def attributable_bound(
     design: Design, gains: NDArray[np.int64], right: NDArray[np.int64], *, permutations: int, seed: int, level: float = 0.05
 ) -> int | None:
-    """A one-sided upper bound on how many right answers are due to the side that their unit is on (Rosenbaum 2001).
+    """Return a one-sided upper bound on the number of right answers that are due to a unit's side (Rosenbaum 2001).
 
-    If a answers were, then without them the sums would look like a draw of the design. They are taken from where they leave
-    a wide null: group by group, units whose other answer is right as well first; the bound is the largest a whose lower tail
-    is not rejected. (Without groups this order is the widest; with them it is close to it.) None where no answer is right,
-    so that nothing could have been due to anything, and where fewer are right than any draw explains, so that the model of
-    answers that a side only adds is refuted.
+    If `a` right answers were due to the side, the sums without them would look like a draw of the design. Answers are
+    removed in an order that leaves a wide null distribution: group by group, first those of units that the other side's
+    models answer correctly as well. The bound is the largest `a` whose lower tail is not rejected. (Without groups no order
+    gives a wider null; with groups this one comes close.)
+
+    Return None if no answer is right, so that none can be due to the side; also if fewer answers are right than any draw
+    explains, which refutes the assumption that a side can only add right answers.
 
     Args:
-        design: the draw.
-        gains: (num_units,) right answers of the first side's models minus those of the second's.
-        right: (num_units,) right answers under the models of the unit's own side, over pairs.
-        permutations, seed: for tails that are not counted exactly.
-        level: one minus the confidence.
+        design: the design.
+        gains: (num_units,) right answers of the first side's models minus those of the second side's.
+        right: (num_units,) right answers of the models of the unit's own side, summed over pairs.
+        permutations, seed: for tails that are not computed exactly.
+        level: one minus the confidence level.
     """
     total = int(right.sum())
     if total == 0:
@@ -311,7 +324,7 @@ def attributable_bound(
         lowered = np.asarray(gains - sign * np.bincount(order[:removed], minlength=len(gains)), dtype=np.int64)
         return design.tail_p(-lowered, permutations=permutations, seed=seed)
 
-    low, high = 0, total  # the tail falls as more is removed
+    low, high = 0, total  # the tail falls as more answers are removed
     if tail(0) <= level:
         return None
     while low < high:
@@ -321,39 +334,43 @@ def attributable_bound(
 
 
 def _least_favourable(design: Design, own: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The order in which answers are taken: other answers right too first, by stratum, groups of each side in turn."""
+    """Return the order of units in which `attributable_bound` removes their answers.
+
+    Groups come by ascending mean of `own`, the unit's right answers under its own side's models minus those under the
+    other's; among equals by stratum, with the groups of both sides in turn.
+    """
     numbers = np.unique(design.group, return_inverse=True)[1]
     mean = (np.bincount(numbers, weights=own) / np.bincount(numbers))[numbers]
     _, start = np.unique(numbers, return_index=True)
     place = np.lexsort((np.arange(len(start)), design.first[start], design.stratum[start]))
     changes = np.diff(design.stratum[start][place]).astype(bool) | np.diff(design.first[start][place])
     begins = np.flatnonzero(np.concatenate([[True], changes]))
-    turns = np.empty(len(start), dtype=np.int64)  # of each group among those of its stratum and side
+    turns = np.empty(len(start), dtype=np.int64)  # rank of each group within its stratum and side
     turns[place] = np.arange(len(start)) - np.repeat(begins, np.diff([*begins, len(start)]))
     return np.lexsort((own, numbers, turns[numbers], design.stratum, mean))
 
 
 def home_labels(labels: NDArray[np.int64], groups: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The class that most units of each group have, the lowest of equals.
+    """Return the most frequent class of each group's units; the lowest one in case of a tie.
 
     Args:
         labels: (num_units,) classes.
         groups: (num_units,) int from 0.
 
     Returns:
-        (num_groups,).
+        (num_groups,) classes.
     """
     order = np.lexsort((labels, groups))
     changes = np.diff(groups[order]).astype(bool) | np.diff(labels[order]).astype(bool)
-    begins = np.flatnonzero(np.concatenate([[True], changes]))  # of the units of a group that are of one class
+    begins = np.flatnonzero(np.concatenate([[True], changes]))  # starts of runs of units of one group and class
     group, label, counts = groups[order][begins], labels[order][begins], np.diff([*begins, len(labels)])
     best = np.lexsort((label, -counts, group))
-    found: NDArray[np.int64] = label[best][np.unique(group[best], return_index=True)[1]]
-    return found
+    homes: NDArray[np.int64] = label[best][np.unique(group[best], return_index=True)[1]]
+    return homes
 
 
 def two_sided_p(observed: float, null: NDArray[np.float64]) -> float:
-    """Twice the smaller of both one-sided permutation p-values, (1 + b) / (1 + B) each, at most 1."""
+    """Return twice the smaller of the two one-sided permutation p-values (1 + b) / (1 + B), at most 1."""
     slack = 1e-9 * max(1.0, float(np.abs(null).max(initial=0.0)))
     above = (1 + int((null >= observed - slack).sum())) / (1 + len(null))
     below = (1 + int((null <= observed + slack).sum())) / (1 + len(null))
@@ -361,14 +378,14 @@ def two_sided_p(observed: float, null: NDArray[np.float64]) -> float:
 
 
 def detectable(deviation: float, alpha: float, *, two_sided: bool = False) -> float | None:
-    """The effect that a test of this null deviation finds with a power of 80 %, in the statistic's unit.
+    """Return the effect, in units of the statistic, that a test detects with a power of 80 %; None if nothing varies.
 
-    It rests on the size of the data alone, never on the effect that was observed. None when nothing varies.
+    It depends only on the null distribution, never on the observed effect.
 
     Args:
         deviation: standard deviation of the statistic under the null.
-        alpha: level.
-        two_sided: whether the test is.
+        alpha: level of the test.
+        two_sided: whether the test is two-sided.
     """
     if deviation <= 0:
         return None
@@ -377,12 +394,12 @@ def detectable(deviation: float, alpha: float, *, two_sided: bool = False) -> fl
 
 
 def smallest_two_class_p(first: int, second: int) -> float:
-    """Return the smallest p-value that a one-sided test can give which redraws who is on which side in two classes.
+    """Return the smallest possible p-value of a one-sided test that redraws the sides of examples within two classes.
 
-    With more than 1,000 examples on both sides it is 0, being smaller than any float; the integers are kept small.
+    With more than 1,000 examples on both sides it underflows to 0; the number is capped to keep the integers small.
 
     Args:
-        first, second: examples of a class on either side, from 1.
+        first, second: examples of each class on the first and on the second side, at least 1.
     """
     return 1 / math.comb(first + second, min(first, second, 1000)) ** 2
 

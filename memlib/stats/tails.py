@@ -1,9 +1,10 @@
-"""The skew-normal law of log-perplexities, and how far into its tail a canary lies (Carlini 2019, section 4.3).
+"""Skew-normal distribution of log-perplexities, and exposures extrapolated from its tail (Carlini 2019, section 4.3).
 
-Fitted by maximum likelihood; the tail by quadrature of the log density, since differences of distribution functions end
-at 2^-1074. The goodness of fit comes from refitting samples of the fitted law (parametric bootstrap): a KS p-value for
-fitted parameters as published is too large. A good fit says nothing of the far tail, where no value lies; intervals of
-extrapolated values covered in 3 of 100 cases at 26 bits, so there are none.
+The distribution is fitted by maximum likelihood. Its tail is computed by quadrature of the log density, since the
+distribution function underflows below 2^-1074. Goodness of fit is tested by refitting samples of the fitted distribution
+(parametric bootstrap), because the published KS test ignores that the parameters were fitted and gives too large p-values.
+A good fit does not validate the far tail, which contains no data: at 26 bits, intervals of extrapolated values covered the
+truth in 3 of 100 cases, so no intervals are given.
 """
 
 from dataclasses import dataclass
@@ -14,15 +15,15 @@ from numpy.typing import NDArray
 
 LN2 = float(np.log(2))
 NODES, WEIGHTS = np.polynomial.laguerre.laggauss(64)
-MOST_SKEWED = 0.99  # of the largest skewness that the law can have
+MOST_SKEWED = 0.99  # share of the largest skewness possible for a skew-normal distribution
 
 
 @dataclass(frozen=True)
 class SkewNormal:
-    """The law 2/s phi(z) Phi(a z) with z = (x - location) / s.
+    """The skew-normal distribution with density 2/s phi(z) Phi(a z), where z = (x - location) / s.
 
     Attributes:
-        location, scale, shape: as in scipy.stats.skewnorm.
+        location, scale, shape: location, s and a, as in scipy.stats.skewnorm.
     """
 
     location: float
@@ -30,46 +31,49 @@ class SkewNormal:
     shape: float
 
     def log_density(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Natural logarithm of the density."""
+        """Return the natural logarithm of the density."""
         z = (np.asarray(x, dtype=np.float64) - self.location) / self.scale
         logs = LN2 - np.log(self.scale) - 0.5 * z**2 - 0.5 * np.log(2 * np.pi) + scipy.special.log_ndtr(self.shape * z)
         return np.asarray(logs)
 
     def cdf(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Distribution function."""
-        found: NDArray[np.float64] = np.clip(
+        """Return the distribution function."""
+        values: NDArray[np.float64] = np.clip(
             scipy.stats.skewnorm.cdf(x, self.shape, loc=self.location, scale=self.scale), 0, 1
         )
-        return found
+        return values
 
     def log2_cdf(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Binary logarithm of the distribution function, also where the function itself is 0 to any float."""
+        """Return the binary logarithm of the distribution function, even where the function itself underflows to 0."""
         values = np.atleast_1d(np.asarray(x, dtype=np.float64))
         plain = self.cdf(values)
         with np.errstate(divide="ignore"):
-            found = np.log2(plain)
+            logs = np.log2(plain)
         deep = plain < 1e-6
         if deep.any():
-            found[deep] = self._tail(values[deep]) / LN2
-        return found
+            logs[deep] = self._tail(values[deep]) / LN2
+        return logs
 
     def exposures(self, canaries: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Extrapolate -log2 F(x), in bits, for log-perplexities (num_canaries,); not bounded by the size of the space."""
-        found: NDArray[np.float64] = np.maximum(0, -self.log2_cdf(canaries))
-        return found
+        """Return extrapolated exposures -log2 F(x), in bits, of log-perplexities (num_canaries,).
+
+        They are not bounded by the number of candidates.
+        """
+        bits: NDArray[np.float64] = np.maximum(0, -self.log2_cdf(canaries))
+        return bits
 
     def _tail(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """log of the integral below x: the log density is concave and rises there, so it is nearly an exponential."""
+        """Return the natural log of the integral below x, where the concave log density rises: nearly an exponential."""
         z = (x - self.location) / self.scale
         hazard = np.exp(-0.5 * (self.shape * z) ** 2 - 0.5 * np.log(2 * np.pi) - scipy.special.log_ndtr(self.shape * z))
         slope = (-z + self.shape * hazard) / self.scale
         steps = NODES[None, :] / slope[:, None]
         logs = self.log_density(x[:, None] - steps) + NODES[None, :] + np.log(WEIGHTS)[None, :]
-        found: NDArray[np.float64] = scipy.special.logsumexp(logs, axis=1) - np.log(slope)
-        return found
+        tails: NDArray[np.float64] = scipy.special.logsumexp(logs, axis=1) - np.log(slope)
+        return tails
 
     def sample(self, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
-        """(count,) draws."""
+        """Draw a sample, (count,)."""
         delta = self.shape / np.sqrt(1 + self.shape**2)
         one, other = rng.standard_normal((2, count))
         drawn: NDArray[np.float64] = delta * np.abs(one) + np.sqrt(1 - delta**2) * other
@@ -77,16 +81,16 @@ class SkewNormal:
 
 
 def fit_skew_normal(values: NDArray[np.float64]) -> SkewNormal:
-    """The law of largest likelihood, started at the law of equal moments.
+    """Fit a skew-normal distribution by maximum likelihood, starting from the fit by moments.
 
     Args:
-        values: (num_values,) at least 20, not all equal.
+        values: (num_values,), at least 20, not all equal.
 
     Raises:
-        ValueError: for fewer, equal or infinite values.
+        ValueError: for fewer, equal or non-finite values.
     """
     if len(values) < 20 or not np.isfinite(values).all() or np.ptp(values) == 0:
-        raise ValueError(f"a skew-normal law needs 20 finite values that differ, not these {len(values)}")
+        raise ValueError(f"a skew-normal fit needs at least 20 finite, not all equal values; got {len(values)}")
     mean, deviation = float(values.mean()), float(values.std())
     z = (values - mean) / deviation
     start = _by_moments(z)
@@ -108,7 +112,7 @@ def fit_skew_normal(values: NDArray[np.float64]) -> SkewNormal:
 
 
 def _by_moments(z: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(location, log scale, shape) of the law with the skewness of standardised values."""
+    """Return (location, log scale, shape) of the distribution with the skewness of standardized values."""
     largest = (4 - np.pi) / 2 * (2 / (np.pi - 2)) ** 1.5
     skew = float(np.clip((z**3).mean(), -MOST_SKEWED * largest, MOST_SKEWED * largest))
     part = np.abs(skew) ** (2 / 3)
@@ -118,12 +122,12 @@ def _by_moments(z: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def goodness_of_fit(references: NDArray[np.float64], *, replicates: int, seed: int) -> float:
-    """Test that values follow a skew-normal law: parametric-bootstrap p-value of the Kolmogorov-Smirnov distance.
+    """Return the parametric-bootstrap p-value of the Kolmogorov-Smirnov distance from a fitted skew-normal distribution.
 
     Args:
         references: (num_references,) log-perplexities of random candidates.
-        replicates: samples of the fitted law, each fitted again.
-        seed: of the samples.
+        replicates: number of samples of the fitted distribution, each of which is refitted.
+        seed: seed of the samples.
     """
     law, rng = fit_skew_normal(references), np.random.default_rng(seed)
     distance, further = _distance(references, law), 0
@@ -134,7 +138,7 @@ def goodness_of_fit(references: NDArray[np.float64], *, replicates: int, seed: i
 
 
 def _distance(values: NDArray[np.float64], law: SkewNormal) -> float:
-    """Kolmogorov-Smirnov distance of a sample from a law."""
+    """Return the Kolmogorov-Smirnov distance of a sample from a distribution."""
     below = law.cdf(np.sort(values))
     steps = np.arange(len(values) + 1) / len(values)
     return float(max((steps[1:] - below).max(), (below - steps[:-1]).max()))

@@ -1,8 +1,8 @@
-"""Totals of many units under many weightings at once: resamples of a bootstrap, redraws of a design.
+"""Totals over many units under many weightings at once: resamples of a bootstrap, redraws of a design.
 
-What is summed are sparse columns, an entry or two a unit; no array of weightings by units is larger than a block. Up to
-`KEPT` weights they are drawn as they always were, so that results stay what they are; more than that are drawn a stratum at a
-time by something faster, of the same distribution.
+The summed columns are sparse, with one or two entries per unit; no array of weightings x units exceeds one block. Up to
+`KEPT` weights, `bootstrap_weights` and `Design.redraws` draw them, so that existing results do not change; above that, a
+faster method with the same distribution draws them stratum by stratum.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,13 +21,13 @@ _BLOCK = 2**23  # weights in memory at a time
 def resampled_totals(
     columns: scipy.sparse.csr_array, strata: NDArray[np.int64], replicates: int, *, seed: int
 ) -> NDArray[np.float64]:
-    """Weighted sums of columns in each replicate of a stratified bootstrap; see `bootstrap_weights`.
+    """Return weighted sums of columns in each replicate of a stratified bootstrap; see `bootstrap_weights`.
 
     Args:
-        columns: (num_units, num_columns) float32, what is summed.
-        strata: (num_units,), units of a stratum are resampled among themselves.
-        replicates: how many.
-        seed: of the draws.
+        columns: (num_units, num_columns) float32, the columns to sum.
+        strata: (num_units,); units are resampled within their stratum.
+        replicates: number of replicates.
+        seed: seed of the draws.
 
     Returns:
         (replicates, num_columns).
@@ -39,13 +39,13 @@ def resampled_totals(
 
 
 def redrawn_totals(columns: scipy.sparse.csr_array, design: Design, count: int, *, seed: int) -> NDArray[np.float64]:
-    """Sums of columns over the units on the first side in each redraw of a design.
+    """Return sums of columns over the units on the first side in each redraw of a design.
 
     Args:
-        columns: (num_units, num_columns) float32, what is summed.
-        design: the draw.
-        count: redraws.
-        seed: of the draws.
+        columns: (num_units, num_columns) float32, the columns to sum.
+        design: the design.
+        count: number of redraws.
+        seed: seed of the draws.
 
     Returns:
         (count, num_columns).
@@ -67,13 +67,13 @@ def _by_block(
     seed: int,
     draw: Callable[[np.random.Generator, NDArray[np.int64], int], NDArray[np.float32]],
 ) -> NDArray[np.float64]:
-    """Draw some strata at a time, and add up; a block of strata has a seed of its own."""
+    """Draw weights for a block of strata at a time and add up the totals; each block has its own seed."""
     total = np.zeros((columns.shape[1], count))
     for number, block in enumerate(_blocks_of(strata, max(1, _BLOCK // count))):
         rng = np.random.default_rng((seed, number))
         weights = np.concatenate([draw(rng, rows, count) for rows in block], axis=1)
         part = columns[np.concatenate(block)].tocoo()
-        unit, column = (np.unique(axis, return_inverse=True) for axis in part.coords)  # those that have entries
+        unit, column = (np.unique(axis, return_inverse=True) for axis in part.coords)  # those with entries
         shape = (len(column[0]), len(unit[0]))
         rows = scipy.sparse.csr_array((part.data, (column[1], unit[1])), shape=shape, dtype=np.float32)
         total[column[0]] += rows @ np.ascontiguousarray(weights[:, unit[0]].T)
@@ -81,7 +81,7 @@ def _by_block(
 
 
 def _blocks_of(strata: NDArray[np.int64], most: int) -> Iterator[list[NDArray[np.int64]]]:
-    """The members of strata, some strata together that have about so many; one that has more is alone."""
+    """Yield the members of strata in blocks of at most `most` units; a larger stratum is a block by itself."""
     order = np.argsort(strata, kind="stable")
     block: list[NDArray[np.int64]] = []
     for rows in np.split(order, np.flatnonzero(np.diff(strata[order])) + 1):
@@ -93,24 +93,24 @@ def _blocks_of(strata: NDArray[np.int64], most: int) -> Iterator[list[NDArray[np
 
 
 def _resampled(rng: np.random.Generator, count: int, replicates: int) -> NDArray[np.float32]:
-    """Weights (replicates, count) of n - 1 draws from n units, n / (n - 1) each; one alone keeps its unit."""
+    """Return weights (replicates, count) of n - 1 draws from n units, n / (n - 1) each; a single unit keeps weight 1."""
     draws = max(1, count - 1)
-    found = np.empty((replicates, count), dtype=np.float32)
+    weights = np.empty((replicates, count), dtype=np.float32)
     size = max(1, _BLOCK // count)
     for start in range(0, replicates, size):
         rows = min(size, replicates - start)
         drawn = rng.integers(0, count, size=(rows, draws), dtype=np.uint16 if count <= 2**16 else np.uint32).astype(np.int64)
         drawn += np.arange(rows)[:, None] * count
-        found[start : start + rows] = np.bincount(drawn.ravel(), minlength=rows * count).reshape(rows, count)
-    found *= count / draws
-    return found
+        weights[start : start + rows] = np.bincount(drawn.ravel(), minlength=rows * count).reshape(rows, count)
+    weights *= count / draws
+    return weights
 
 
 def _subsets(rng: np.random.Generator, count: int, chosen: int, draws: int) -> NDArray[np.float32]:
-    """Indicators (draws, count) of uniform subsets of so many of the units.
+    """Return indicators (draws, count) of uniformly random subsets of `chosen` units.
 
-    Each unit is thrown in by a coin; as any subset of a size is as likely as any other, it stays so when as many as are too
-    many are taken out at random, or as many as are missing are put in.
+    Each unit is first included independently at random. All subsets of a given size are then equally likely, and remain so
+    when surplus units are removed, or missing ones added, at random.
     """
     threshold = round(256 * chosen / count)
     inside = np.frombuffer(rng.bytes(draws * count), dtype=np.uint8).reshape(draws, count) < threshold

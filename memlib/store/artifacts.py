@@ -1,4 +1,4 @@
-"""Committed artifacts: each is named by its key, made once, and verified before it is read."""
+"""Committed artifacts: each is named by its key, computed once, and verified before it is read."""
 
 import contextlib
 import json
@@ -20,29 +20,29 @@ from memlib.store.refs import Attempt, Ref
 from memlib.store.resume import ResumeStates
 from memlib.usage import measuring, note_read
 
-LET_GO = "let-go.json"  # beside an artifact's files: names of those that were taken away once they had been read
+LET_GO = "let-go.json"  # beside an artifact's files: the names of its evicted files
 
 
 class Artifacts:
     """The artifacts of a store, in artifacts/<stage>/<key>/.
 
     Args:
-        place: the store's.
-        resume: states to resume from, which go when their artifact is committed.
+        place: the place of the store.
+        resume: the store's resume states, which are deleted once their artifact is committed.
     """
 
     def __init__(self, place: Place, resume: ResumeStates) -> None:
         self._place, self._backend, self._resume = place, place.backend, resume
-        self._known: dict[Ref, ArtifactRecord] = {}  # of a store that is far away
+        self._known: dict[Ref, ArtifactRecord] = {}  # manifests read from a remote store
 
     # -- finding --------------------------------------------------------------------------------------
 
     def manifest(self, ref: Ref) -> ArtifactRecord:
-        """Return what was recorded when the artifact was committed; of a remote store as it was when it was asked for first.
+        """Return the manifest of an artifact; manifests of a remote store are cached from the first read on.
 
         Raises:
-            MissingArtifact: when there is none.
-            CorruptArtifact: when it is damaged, or names files outside the artifact.
+            MissingArtifact: when the artifact has no manifest.
+            CorruptArtifact: when the manifest is damaged, or names files outside the artifact.
         """
         if ref in self._known:
             return self._known[ref]
@@ -56,14 +56,14 @@ class Artifacts:
             raise CorruptArtifact(problem, ref) from error
 
     def manifests_of(self, refs: Iterable[Ref]) -> dict[Ref, ArtifactRecord]:
-        """Return the manifests of those artifacts that have a whole one; on S3 they are asked for side by side."""
+        """Return the manifests of the given artifacts, except missing or damaged ones; on S3 they are read concurrently."""
         wanted = list(dict.fromkeys(refs))
-        found = {ref: self._known[ref] for ref in wanted if ref in self._known}
-        paths = {f"{ref.folder}/{MANIFEST}": ref for ref in wanted if ref not in found}
+        manifests = {ref: self._known[ref] for ref in wanted if ref in self._known}
+        paths = {f"{ref.folder}/{MANIFEST}": ref for ref in wanted if ref not in manifests}
         for path, content in self._backend.read_together(list(paths)).items():
             with contextlib.suppress(Unreadable):
-                found[paths[path]] = self._noted(paths[path], parse(ArtifactRecord, content))
-        return found
+                manifests[paths[path]] = self._noted(paths[path], parse(ArtifactRecord, content))
+        return manifests
 
     def _noted(self, ref: Ref, manifest: ArtifactRecord) -> ArtifactRecord:
         if not self._backend.is_local:
@@ -71,17 +71,17 @@ class Artifacts:
         return manifest
 
     def manifests(self, stage: str, *, limit: int) -> list[ArtifactRecord]:
-        """Return the manifests of some of a stage's artifacts; whole ones, in no particular order."""
+        """Return the intact manifests among up to `limit` artifacts of a stage, in no particular order."""
         names = self._place.names(f"artifacts/{stage}")[:limit]
         contents = self._backend.read_together([f"artifacts/{stage}/{name}/{MANIFEST}" for name in names])
-        found = []
+        manifests = []
         for content in contents.values():
             with contextlib.suppress(Unreadable):
-                found.append(parse(ArtifactRecord, content))
-        return found
+                manifests.append(parse(ArtifactRecord, content))
+        return manifests
 
     def has(self, ref: Ref) -> bool:
-        """Return whether the artifact is committed, by its manifest alone; nothing is read but that."""
+        """Return whether the artifact is committed; only its manifest is read."""
         try:
             self.manifest(ref)
         except CorruptArtifact:
@@ -89,13 +89,13 @@ class Artifacts:
         return True
 
     def lookup(self, stage: str, key: str) -> Ref | None:
-        """Return the committed artifact of this stage and key, None when there is none.
+        """Return the committed artifact of this stage and key, or None if there is none.
 
-        In a folder it is checked to the last byte. Of a remote one only the presence and sizes of its files are: their bytes
-        are checked by whoever opens them, once a node.
+        In a local store all files are verified by digest. In a remote store only their presence and sizes are checked; their
+        content is verified when they are opened, once per node.
 
         Raises:
-            CorruptArtifact: when a manifest is there but it, or a file it names, is damaged.
+            CorruptArtifact: when there is a manifest but it, or a file it names, is damaged.
         """
         ref = Ref(stage, key)
         self._known.pop(ref, None)
@@ -106,10 +106,10 @@ class Artifacts:
         try:
             self._check_there(ref, manifest, manifest.files)
         except CorruptArtifact:
-            gone = self.let_go_of(ref)
-            if not gone:
+            evicted = self.let_go_of(ref)
+            if not evicted:
                 raise
-            kept = {name: file for name, file in manifest.files.items() if name not in gone}
+            kept = {name: file for name, file in manifest.files.items() if name not in evicted}
             self._check_there(ref, manifest, kept)
         return ref
 
@@ -124,10 +124,10 @@ class Artifacts:
     # -- reading --------------------------------------------------------------------------------------
 
     def local_path(self, ref: Ref, name: str) -> Path:
-        """Return a local file with the artifact's bytes, verified against the manifest; safe to memory-map.
+        """Return the path of a local copy of an artifact's file, verified against the manifest; safe to memory-map.
 
         Raises:
-            CorruptArtifact: when size or digest differ from what was committed.
+            CorruptArtifact: when its size or digest differs from what was committed.
         """
         manifest = self.manifest(ref)
         path = self._verified(ref, manifest, name)
@@ -135,10 +135,10 @@ class Artifacts:
         return path
 
     def opened(self, ref: Ref, name: str) -> RangeFile:
-        """Return a file of an artifact of which but some parts are read, where they are; who reads them checks them.
+        """Open a file of an artifact for reading parts of it from the store; its content is not verified.
 
         Raises:
-            CorruptArtifact: when there is no whole manifest.
+            CorruptArtifact: when the manifest is missing or damaged, and on reading when the file is missing.
         """
         manifest = self.manifest(ref)
         path = f"{ref.folder}/{manifest.attempt}/{name}"
@@ -158,57 +158,57 @@ class Artifacts:
             return self._backend.local(f"{ref.folder}/{manifest.attempt}/{name}", manifest.files[name])
         except Damaged as error:
             self._known.pop(ref, None)
-            why = "was let go; run its audit again" if name in self.let_go_of(ref) else f"is {error}"
-            raise CorruptArtifact(f"artifact {ref}: file {name} {why}", ref) from error
+            reason = "was evicted; run its audit again" if name in self.let_go_of(ref) else f"is {error}"
+            raise CorruptArtifact(f"artifact {ref}: file {name} {reason}", ref) from error
 
     def problems(self, ref: Ref) -> list[str]:
-        """Return what is wrong with an artifact's files, read to the last byte where they are, not from a copy.
+        """Verify all files of an artifact in the store itself, not in local copies; return a list of problems.
 
         Raises:
-            CorruptArtifact: when there is no whole manifest.
+            CorruptArtifact: when the manifest is missing or damaged.
         """
         self._known.pop(ref, None)
-        manifest, found = self.manifest(ref), []
+        manifest, problems = self.manifest(ref), []
         for name, expected in manifest.files.items():
             try:
                 digest = self._backend.digest(f"{ref.folder}/{manifest.attempt}/{name}")
             except FileNotFoundError:
                 if name not in self.let_go_of(ref):
-                    found.append(f"file {name} is missing")
+                    problems.append(f"file {name} is missing")
                 continue
             if digest != expected.sha256:
-                found.append(f"file {name} is damaged (its sha256 differs from the manifest)")
+                problems.append(f"file {name} is damaged (its sha256 differs from the manifest)")
                 self._backend.forget(expected)
-        return found
+        return problems
 
-    # -- letting go ----------------------------------------------------------------------------------
+    # -- evicting files -------------------------------------------------------------------------------
 
     def let_go(self, ref: Ref, names: Collection[str]) -> int:
-        """Take some files of an artifact away, which stays committed without them; return how many bytes that were.
+        """Evict some files of an artifact, which stays committed without them; return their size in bytes.
 
-        Whoever needs them makes the artifact anew: see `let_go_of`.
+        A run that needs them recomputes the artifact; see `let_go_of`.
         """
         manifest = self.manifest(ref)
-        folder, gone = f"{ref.folder}/{manifest.attempt}", self.let_go_of(ref)
-        going = sorted(name for name in names if name in manifest.files and name not in gone)
-        if going:
-            self._place.publish(f"{folder}/{LET_GO}", json.dumps(sorted({*gone, *going})).encode(), secret=True)
-        for name in going if not self._backend.is_local else names:  # who was killed over it has left some
+        folder, evicted = f"{ref.folder}/{manifest.attempt}", self.let_go_of(ref)
+        selected = sorted(name for name in names if name in manifest.files and name not in evicted)
+        if selected:
+            self._place.publish(f"{folder}/{LET_GO}", json.dumps(sorted({*evicted, *selected})).encode(), secret=True)
+        for name in selected if not self._backend.is_local else names:  # a process killed here may have left some files
             self._backend.remove(f"{folder}/{name}")
             self._backend.forget(manifest.files[name])
-        return sum(manifest.files[name].size for name in going)
+        return sum(manifest.files[name].size for name in selected)
 
     def is_whole(self, ref: Ref) -> bool:
-        """Return whether an artifact is committed, as far as its manifest tells, and no file of it was let go."""
+        """Return whether an artifact is committed, by its manifest, and none of its files was evicted."""
         self._known.pop(ref, None)
         return self.has(ref) and not self.let_go_of(ref)
 
     def let_go_of(self, ref: Ref) -> frozenset[str]:
-        """Return the files that were taken away from an artifact; none where there is no artifact."""
+        """Return the names of an artifact's evicted files; empty if there is no artifact."""
         try:
             content = self._backend.read(f"{ref.folder}/{self.manifest(ref).attempt}/{LET_GO}")
             return frozenset(json.loads(content)) if content is not None else frozenset()
-        except (CorruptArtifact, Unreadable, ValueError, TypeError):  # then they are missing
+        except (CorruptArtifact, Unreadable, ValueError, TypeError):  # the files then count as missing
             return frozenset()
 
     # -- writing --------------------------------------------------------------------------------------
@@ -223,17 +223,17 @@ class Artifacts:
         units: float = 1.0,
         provenance: Mapping[str, Any] | None = None,
     ) -> Iterator[Attempt]:
-        """Make an artifact: fill `attempt.folder` inside the block; it is committed when the block ends well.
+        """Write an artifact: fill `attempt.folder` inside the block; it is committed when the block ends without error.
 
-        Racing writers each fill a folder of their own; the first to commit wins and the other's files go away. Nobody but
-        the owner (or the group, by the store's mode) can read any of it, at any time.
+        Concurrent writers each fill their own folder; the first to commit wins, and the files of the others are deleted. At
+        no time can anybody but the owner (or the group, depending on the store's mode) read the files.
 
         Args:
             ref: the artifact's address.
-            spec: what the stage was configured by, kept in the manifest (plain JSON).
-            inputs: keys of what was read, kept in the manifest.
-            units: how much work it is, in what the stage counts (examples, steps); relates its cost to others'.
-            provenance: what else the manifest says of how it was made, see memlib.provenance.
+            spec: configuration of the stage, recorded in the manifest (plain JSON).
+            inputs: keys of the artifacts that were read, recorded in the manifest.
+            units: amount of work in the stage's unit (examples, steps); relates its cost to that of other artifacts.
+            provenance: further entries of the manifest on how the artifact was made, see memlib.provenance.
         """
         self._place.begin()
         name = uuid.uuid4().hex[:12]
@@ -260,11 +260,11 @@ class Artifacts:
                     "finished": time.time(),
                     "content": content_digest(folder, files, provenance or {}),
                 } | dict(provenance or {})
-                # as secret as the files: from a file's digest its content can be guessed, where little is unknown
+                # as secret as the files: the digest of a file reveals its content to anyone who can guess it
                 data = json.dumps(sealed(record), indent=1, sort_keys=True).encode()
                 won = self._place.create(f"{ref.folder}/{MANIFEST}", data)
             except (StoreUnreachable, StoreRefused):
-                raise  # it would not let us clean up either
+                raise  # cleaning up would fail as well
             except BaseException:
                 if not self._is_named(ref, name):
                     self._backend.remove(target)
@@ -278,7 +278,7 @@ class Artifacts:
             self._resume.drop(ref.key)
 
     def _described(self, folder: Path) -> dict[str, FileRecord]:
-        """Return size and digest of each file below a folder, which from here on is as open as the store's mode says."""
+        """Return the size and digest of each file below a folder, and give all of them the permissions of the store."""
         files, bits = self._place.describe(folder), self._place.permissions()
         if not files:
             raise RunError(f"nothing was written to {folder}")
@@ -289,14 +289,14 @@ class Artifacts:
         return files
 
     def _is_named(self, ref: Ref, attempt: str) -> bool:
-        """Return whether the manifest names this attempt: its writing may have been interrupted after it was done."""
+        """Return whether the manifest names this attempt, which may have been interrupted after its commit."""
         try:
             return self.manifest(ref).attempt == attempt
         except CorruptArtifact:
             return False
 
     def keep_log(self, ref: Ref, attempt: str) -> str | None:
-        """Publish what was printed while it was recorded; return its path below the root, None without any."""
+        """Publish the recorded log output; return its path below the root, or None if nothing was printed."""
         text = recorded()
         if not text:
             return None
@@ -305,9 +305,9 @@ class Artifacts:
         return path
 
     def discard(self, ref: Ref) -> None:
-        """Take an artifact out of the store, manifest first, so that it is computed again.
+        """Remove an artifact from the store, manifest first, so that it is recomputed.
 
-        Other attempts at it, which may be under way, are left alone.
+        The files of other attempts, which may be in progress, are left alone.
         """
         self._known.pop(ref, None)
         try:

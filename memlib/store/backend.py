@@ -1,6 +1,6 @@
-"""Where a store's bytes lie: all in which a local folder and a remote prefix differ.
+"""The storage backend of a store: everything in which a local folder and a remote prefix differ.
 
-Paths are those below the store's root, with slashes.
+Paths are relative to the store's root, with slashes.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from memlib.identity import file_digest
 from memlib.private import Mode, Permissions
 from memlib.records import FileRecord
 
-HALF_WRITTEN_SECONDS = 3600.0  # after which half a state to resume from, or half a file, is nobody's work
-TMP = "tmp"  # the folder of files that are being written, where files are put whole by renaming them
-Facts = tuple[int, float]  # of a file: bytes, and when it was written, in seconds since 1970 by the store's clock
+HALF_WRITTEN_SECONDS = 3600.0  # an incomplete resume state or file older than this is abandoned
+TMP = "tmp"  # folder of files that are being written; complete files are moved to their place by renaming
+Facts = tuple[int, float]  # size of a file in bytes, and its time of writing in seconds since 1970 by the store's clock
 
 
 class Damaged(ValueError):
-    """A file that is not what was committed; the message says in what."""
+    """A file that differs from what was committed; the message says how."""
 
 
 class Backend(ABC):
-    """A folder of files, wherever it is.
+    """A folder of files, local or remote.
 
     Attributes:
-        is_local: whether the files are on this machine's file system, and have permissions.
-        uri: what people call it; the same in every process.
-        root: its path in the file system.
-        file_system: the fsspec file system that it is in.
+        is_local: whether the files are in this machine's file system and have permissions.
+        uri: the address as shown to users; the same in every process.
+        root: path of the folder in the file system.
+        file_system: the fsspec file system that contains it.
     """
 
     is_local: bool
@@ -43,126 +43,126 @@ class Backend(ABC):
         self._sound: dict[str, str] = {}
 
     def at(self, path: str) -> str:
-        """Return a path of the file system."""
+        """Return the path in the file system of a path below the root."""
         return f"{self.root}/{path}"
 
     @abstractmethod
     def read(self, path: str) -> bytes | None:
-        """Return a file's bytes, None when there is none.
+        """Return a file's content, or None if it does not exist.
 
         Raises:
-            Unreadable: when it is no plain file, or too large to be one of memlib's.
+            Unreadable: when it is not a regular file, or larger than any file that memlib writes.
         """
 
     @abstractmethod
     def read_together(self, paths: Sequence[str]) -> dict[str, bytes]:
-        """Return the bytes of many files by path, those that can be read."""
+        """Return the content of all readable files among `paths`, by path."""
 
     @abstractmethod
     def digest(self, path: str) -> str:
-        """Return the sha256 of a file, read where it is.
+        """Return the sha256 of a file, read from the store and not from a local copy.
 
         Raises:
-            FileNotFoundError: when there is none.
+            FileNotFoundError: when the file does not exist.
         """
 
     @abstractmethod
     def read_range(self, path: str, start: int, end: int) -> bytes:
-        """Return the bytes of a file from one place to before another.
+        """Return the bytes of a file from position `start` up to, but excluding, `end`.
 
         Raises:
-            FileNotFoundError: when there is none.
+            FileNotFoundError: when the file does not exist.
         """
 
     @abstractmethod
     def entries(self, folder: str) -> list[str] | None:
-        """Return the names directly below a folder; None when there is no such folder."""
+        """Return the names directly below a folder, or None if the folder does not exist."""
 
     @abstractmethod
     def listing(self, folder: str) -> dict[str, Facts]:
-        """Return all files below a folder by path; nothing behind a link."""
+        """Return the facts of all files below a folder by path; links are not followed."""
 
     @abstractmethod
     def create(self, path: str, data: bytes, bits: int) -> bool:
-        """Write a file, whole or not at all, unless there is one already; return whether ours is there.
+        """Write a file atomically unless it exists; return whether this content is now there.
 
-        The folder for it and the one of temporary files have to be there, where there are folders.
+        Where there are folders, the file's folder and the one for temporary files must exist.
         """
 
     @abstractmethod
     def put(self, path: str, source: Path | bytes, *, bits: int, folder_bits: int) -> str:
-        """Write a file, whole or not at all, over any that is there; return its URI.
+        """Write a file atomically, replacing an existing one; return its URI.
 
-        Folders for it are made; the one of temporary files has to be there.
+        Missing folders above it are created; the folder for temporary files must exist.
         """
 
     @abstractmethod
     def make_folder(self, path: str, bits: int) -> None:
-        """Make a folder, where there are folders."""
+        """Create a folder if the file system has folders."""
 
     @abstractmethod
     def remove(self, path: str) -> None:
-        """Remove a file or a folder with all in it; nothing behind a link.
+        """Remove a file, or a folder with its content; links are not followed.
 
         Raises:
-            RunError: where it lies behind a link.
+            RunError: when a part of the path is a link.
         """
 
     @abstractmethod
     def drop_empty(self, path: str) -> None:
-        """Remove folders that have become empty, from this one upwards, where there are folders."""
+        """Remove folders that have become empty, from this one upwards, if the file system has folders."""
 
     @abstractmethod
     def clock(self) -> float:
-        """Return seconds since 1970 by the clock that dates the files, which need not be this machine's."""
+        """Return the seconds since 1970 by the clock that timestamps the files, which may not be this machine's."""
 
     @abstractmethod
     def sweep(self, now: float) -> None:
-        """Remove files that killed processes were writing."""
+        """Remove incomplete files that killed processes left behind; `now` is the time by `clock`."""
 
     @abstractmethod
     def suggested_mode(self) -> Mode:
-        """Return the mode that the place itself suggests."""
+        """Return the access mode suggested by the folder's own permissions."""
 
     @abstractmethod
     def filling(self, folder: str, bits: Permissions) -> AbstractContextManager[Path]:
-        """Give a local folder that only its owner can use, to be filled with what will be in a folder of the store.
+        """Yield a local folder, accessible to its owner only, in which to prepare the content of a folder of the store.
 
         Args:
-            folder: of the store.
-            bits: of the folders above it.
+            folder: the folder of the store.
+            bits: permissions of the folders above it.
         """
 
     @abstractmethod
     def send(self, filled: Path, folder: str, files: Mapping[str, FileRecord]) -> None:
-        """Put what was filled where it belongs."""
+        """Transfer the prepared files to a folder of the store."""
 
     @abstractmethod
     def keep(self, filled: Path, files: Mapping[str, FileRecord]) -> None:
-        """Keep a copy of what was filled, where it would else be fetched again."""
+        """Keep local copies of the prepared files if they would otherwise have to be fetched again."""
 
     @abstractmethod
     def check_there(self, folder: str, files: Mapping[str, FileRecord]) -> None:
-        """Look at the files where they are, for their presence and size, where a copy here would say nothing of them.
+        """Check that remote files exist and have the expected sizes, regardless of local copies.
 
         Raises:
-            Damaged: at the first that is not as expected.
+            Damaged: at the first file that is missing or has another size.
         """
 
     @abstractmethod
     def local(self, path: str, expected: FileRecord) -> Path:
-        """Return a local file with a file's bytes, verified; it can be memory-mapped.
+        """Return the path of a local file with the verified content of a file; it can be memory-mapped.
 
         Raises:
-            Damaged: when size or digest differ from what is expected.
+            Damaged: when its size or digest differs from the expected one.
         """
 
     @abstractmethod
     def forget(self, expected: FileRecord) -> None:
-        """Drop a copy of a file that is damaged where it is, so that the copy hides it from nobody."""
+        """Delete the local copy of a file that is damaged in the store, so that the copy does not hide the damage."""
 
     def _problem(self, path: Path, expected: FileRecord) -> str:
-        """Return what is wrong with a local file, "" when nothing is; each file is hashed once a process."""
+        """Return what is wrong with a local file, "" if nothing is; each file is hashed once per process."""
         try:
             stat = path.stat()
         except FileNotFoundError:
@@ -179,7 +179,7 @@ class Backend(ABC):
 
 
 def size_problem(size: int | None, expected: FileRecord) -> str:
-    """Return what is wrong with a file of this size, "" when nothing is; None stands for no file."""
+    """Return what is wrong with a file of this size, "" if nothing is; a size of None means that the file is missing."""
     if size is None:
         return "missing"
     return "" if size == expected.size else f"damaged ({size} bytes, committed with {expected.size})"

@@ -1,4 +1,4 @@
-"""Verified copies of remote files on this machine's disk, shared by all processes that may read them."""
+"""Cache of verified copies of remote files on this machine's disk, shared by all processes of its owner."""
 
 import contextlib
 import fcntl
@@ -14,47 +14,47 @@ from memlib.errors import UserError
 from memlib.private import PRIVATE, make_folder, write_file
 from memlib.records import FileRecord
 
-LOOK_SECONDS = 0.2  # while others fetch
-FETCH_SECONDS = 86_400.0  # no copy of a file is under way for so long
+LOOK_SECONDS = 0.2  # pause between two looks for room while other processes fetch
+FETCH_SECONDS = 86_400.0  # longer than any file takes to be fetched
 PART, ROOM, SEEN, LOCK = ".part", ".room", ".seen", ".lock"
 GIB = 2**30
 
 
 class Copies:
-    """A folder of files named by their sha256, which only its owner can read; the oldest go when it is full.
+    """A folder of files named by their sha256, readable by its owner only; the oldest are evicted when it is full.
 
-    Beside a copy lies a mark once it has been read and found sound, so that it is read for that once a machine and not once
-    a process.
+    Once a copy has been read and verified, a mark is left beside it, so that it is verified once per machine and not once
+    per process.
 
     Args:
-        folder: where.
-        most_bytes: its size limit.
+        folder: the cache folder.
+        most_bytes: size limit of the cache.
     """
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
         self.folder, self._most_bytes = folder, most_bytes
 
     def path(self, expected: FileRecord) -> Path:
-        """Where the copy of a file is, or would be."""
+        """Return the path at which a file is or would be cached."""
         return self.folder / expected.sha256
 
     @contextlib.contextmanager
     def turn(self, expected: FileRecord) -> Iterator[None]:
-        """One process at a time looks after a copy: the others find it done."""
+        """Hold the lock of a copy, so that only one process at a time fetches or verifies it."""
         make_folder(self.folder, PRIVATE.folder)
         with FileLock(self.folder / f"{expected.sha256}{LOCK}", mode=PRIVATE.file):
             yield
 
     def fetch(self, get: Callable[[Path], None], expected: FileRecord) -> bool:
-        """Has a file copied here by `get`; False when there is none (FileNotFoundError).
+        """Fetch a file into the cache by calling `get`; return False if it does not exist (FileNotFoundError).
 
         Raises:
-            UserError: when it is larger than all copies together may be.
+            UserError: when the file is larger than the whole cache.
         """
         if expected.size > self._most_bytes:
             raise UserError(
-                f"a file of {expected.size / GIB:.1f} GiB does not fit the {self._most_bytes / GIB:.1f} GiB of copies that "
-                f"are kept in {self.folder}; raise MEMLIB_CACHE_GB"
+                f"a file of {expected.size / GIB:.1f} GiB does not fit into the cache of {self._most_bytes / GIB:.1f} GiB in "
+                f"{self.folder}; raise MEMLIB_CACHE_GB"
             )
         make_folder(self.folder, PRIVATE.folder)
         part = self.folder / f"{uuid.uuid4().hex}{PART}"
@@ -70,7 +70,7 @@ class Copies:
         return True
 
     def keep(self, folder: Path, files: Mapping[str, FileRecord]) -> None:
-        """What was made here need not be fetched again: moves it in, but for what neither disk nor limit has room for."""
+        """Move files made on this machine into the cache, as far as the disk and the size limit allow."""
         total = sum(file.size for file in files.values())
         with contextlib.suppress(OSError):
             make_folder(self.folder, PRIVATE.folder)
@@ -84,13 +84,13 @@ class Copies:
                     part.replace(self.path(file))
 
     def is_seen(self, expected: FileRecord) -> bool:
-        """Whether a copy is there that was found sound, and has not been touched since."""
+        """Return whether there is a copy that was verified and has not been modified since."""
         with contextlib.suppress(OSError):
             return (self.folder / f"{expected.sha256}{SEEN}").read_text() == self._facts(expected)
         return False
 
     def note_seen(self, expected: FileRecord) -> None:
-        """Notes that a copy was read and is sound."""
+        """Record that a copy was read and verified."""
         with contextlib.suppress(OSError):
             part = self.folder / f"{uuid.uuid4().hex}{PART}"
             write_file(part, self._facts(expected).encode(), PRIVATE.file)
@@ -101,13 +101,13 @@ class Copies:
         return f"{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ctime_ns}:{stat.st_ino}"
 
     def forget(self, expected: FileRecord) -> None:
-        """Drops a copy."""
+        """Delete a copy and its mark."""
         self.path(expected).unlink(missing_ok=True)
         (self.folder / f"{expected.sha256}{SEEN}").unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def _room(self, size: int) -> Iterator[None]:
-        """Room for files that are about to come, which no other process gives to its own; waits while there is none."""
+        """Reserve room for files about to be cached, so that no other process uses it; wait until there is enough."""
         taken = self.folder / f"{uuid.uuid4().hex}{ROOM}"
         while True:
             with FileLock(self.folder / f"room{LOCK}", mode=PRIVATE.file):
@@ -115,7 +115,7 @@ class Copies:
                     write_file(taken, b"", PRIVATE.file)
                     held = taken.open("r+b")
                     fcntl.flock(held, fcntl.LOCK_EX)
-                    held.truncate(size)  # a hole: it has the size, and takes no disk
+                    held.truncate(size)  # a sparse file: it counts with its size but takes no disk space
                     break
             time.sleep(LOOK_SECONDS)
         try:
@@ -125,10 +125,10 @@ class Copies:
             held.close()
 
     def make_room(self, size: int) -> bool:
-        """Removes the oldest copies until there is room for a size, and what killed processes have left.
+        """Evict the oldest copies until `size` bytes fit, and delete what killed processes left behind.
 
         Returns:
-            whether there is room; what other processes fetch just now cannot be removed.
+            whether there is room; files that other processes are fetching cannot be evicted.
         """
         copies, total = [], size
         for path in self.folder.iterdir():
@@ -151,7 +151,7 @@ class Copies:
 
 
 def _is_held(path: Path) -> bool:
-    """Whether the process lives that took some room; what a killed one has left is removed."""
+    """Return whether the process that reserved this room is alive; remove the reservation if not."""
     with path.open("r+b") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""A store in a folder of this machine's file system, which may be one that nodes share."""
+"""Backend of a store in a folder of this machine's file system, which may be shared between nodes."""
 
 import contextlib
 import errno
@@ -22,11 +22,11 @@ NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # file systems without ha
 
 
 class Local(Backend):
-    """A folder.
+    """A store's files in a local folder.
 
     Args:
-        file_system: fsspec's.
-        root: the folder, as an absolute path.
+        file_system: fsspec's local file system.
+        root: absolute path of the folder.
     """
 
     is_local = True
@@ -46,13 +46,13 @@ class Local(Backend):
 
     @override
     def read_together(self, paths: Sequence[str]) -> dict[str, bytes]:
-        found = {}
+        contents = {}
         for path in paths:
             with contextlib.suppress(Unreadable):
                 content = self.read(path)
                 if content is not None:
-                    found[path] = content
-        return found
+                    contents[path] = content
+        return contents
 
     @override
     def digest(self, path: str) -> str:
@@ -85,7 +85,7 @@ class Local(Backend):
         return dict(_files_below(str(base), folder))
 
     def _plain(self, path: str) -> Path | None:
-        """Return a path below the root; None where a part of it is a link."""
+        """Return a path below the root, or None if a part of it is a link."""
         at = Path(self.root)
         for part in path.split("/"):
             at = at / part
@@ -100,7 +100,7 @@ class Local(Backend):
         try:
             os.link(part, target)
         except FileExistsError:
-            return Path(target).read_bytes() == data  # ours: on NFS the answer of a call that was repeated
+            return Path(target).read_bytes() == data  # written by this call: NFS may have repeated it
         except OSError as error:
             if error.errno not in NO_LINKS:
                 raise
@@ -125,7 +125,7 @@ class Local(Backend):
         return str(target)
 
     def _part(self) -> Path:
-        """Return the path of a file that is being written, in the same file system as what it is for."""
+        """Return a path for a temporary file in the same file system as the store."""
         return Path(self.root, TMP, f"{uuid.uuid4().hex}.part")
 
     @override
@@ -151,7 +151,7 @@ class Local(Backend):
                 folder.rmdir()
             except FileNotFoundError:
                 pass
-            except OSError:  # there is something in it, or it is a file
+            except OSError:  # not empty, or a file
                 return
             folder = folder.parent
 
@@ -185,30 +185,30 @@ class Local(Backend):
 
     @override
     def send(self, filled: Path, folder: str, files: Mapping[str, FileRecord]) -> None:
-        """It is there."""
+        """Do nothing: the files were written in place."""
 
     @override
     def keep(self, filled: Path, files: Mapping[str, FileRecord]) -> None:
-        """It is there."""
+        """Do nothing: the files were written in place."""
 
     @override
     def check_there(self, folder: str, files: Mapping[str, FileRecord]) -> None:
-        """Reading them is looking there."""
+        """Do nothing: `local` checks the files themselves."""
 
     @override
     def local(self, path: str, expected: FileRecord) -> Path:
-        found = Path(self.at(path))
-        if problem := self._problem(found, expected):
+        file = Path(self.at(path))
+        if problem := self._problem(file, expected):
             raise Damaged(problem)
-        return found
+        return file
 
     @override
     def forget(self, expected: FileRecord) -> None:
-        """There are no copies."""
+        """Do nothing: there are no copies."""
 
 
 def _files_below(base: str, name: str) -> Iterator[tuple[str, Facts]]:
-    """Yield regular files below a folder by name; what goes away meanwhile is left out."""
+    """Yield regular files below a folder by name; files that disappear meanwhile are left out."""
     try:
         entries = list(os.scandir(base))
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""A remote file system whose outages are waited for, then said plainly, and never taken for a missing file."""
+"""A remote file system that retries during outages, then reports them, and never mistakes them for a missing file."""
 
 import errno
 import functools
@@ -8,13 +8,13 @@ from typing import Any
 
 from memlib.errors import StoreRefused, StoreUnreachable
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 15.0  # seconds between two tries
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 15.0  # seconds between two attempts
 ANSWERS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
 PASSING = {
     errno.EAGAIN, errno.EBUSY, errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH,
     errno.ENETUNREACH, errno.EPIPE, errno.EREMOTEIO, errno.ETIMEDOUT,
 }  # fmt: skip
-PASSING_KINDS = {  # botocore's and aiohttp's, which need not be installed where another protocol is spoken
+PASSING_KINDS = {  # of botocore and aiohttp, by name, since these need not be installed for other protocols
     "ClientConnectionError", "ClientPayloadError", "ConnectionError", "EndpointConnectionError", "HTTPClientError",
     "IncompleteRead", "ResponseParserError", "ServerTimeoutError",
 }  # fmt: skip
@@ -27,19 +27,19 @@ REFUSED_CODES = {"403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotM
 
 
 class PatientFileSystem:
-    """Forwards to a fsspec file system; what fails for a passing cause is tried again for a while.
+    """A wrapper of an fsspec file system that retries calls after transient failures.
 
-    An answer (there is no such file, there is one already) is passed on at once, and so are refused credentials. What can
-    pass (connections, time-outs, 5xx, throttling) is tried again with growing pauses.
+    A definite answer (no such file, file exists) is passed on at once, and so are refused credentials. Transient failures
+    (connections, time-outs, 5xx, throttling) are retried with increasing pauses.
 
     Args:
         file_system: any fsspec file system.
-        uri: the store's, for messages.
-        seconds: how long to go on trying.
+        uri: the store's address, for messages.
+        seconds: how long to keep retrying.
 
     Raises (each call):
-        StoreUnreachable: when it still fails after that time.
-        StoreRefused: when the server does not accept our credentials.
+        StoreUnreachable: when the call still fails after that time.
+        StoreRefused: when the server does not accept the credentials.
     """
 
     def __init__(self, file_system: Any, uri: str, seconds: float) -> None:
@@ -49,10 +49,10 @@ class PatientFileSystem:
         return (PatientFileSystem, (self._file_system, self._uri, self._seconds))
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # of Python itself
+        if name.startswith("__"):  # special methods of Python are not forwarded
             raise AttributeError(name)
-        found = getattr(self._file_system, name)
-        return functools.partial(self._call, found) if callable(found) else found
+        attribute = getattr(self._file_system, name)
+        return functools.partial(self._call, attribute) if callable(attribute) else attribute
 
     def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         end, pause = time.monotonic() + self._seconds, FIRST_PAUSE
@@ -60,33 +60,35 @@ class PatientFileSystem:
             try:
                 return method(*args, **kwargs)
             except ANSWERS as error:
-                if any(_code(cause) == "NoSuchBucket" for cause in _causes(error)):  # no miss: nothing could be there
-                    raise StoreRefused(f"there is no bucket for the store {self._uri}; make it, or choose another") from error
+                if any(_code(cause) == "NoSuchBucket" for cause in _causes(error)):  # a wrong bucket, not a missing file
+                    raise StoreRefused(
+                        f"there is no bucket for the store {self._uri}; create it, or choose another"
+                    ) from error
                 raise
             except Exception as error:
                 if is_refusal(error):
-                    said = f"{type(error).__name__}: {error}"
-                    hint = "see AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-                    raise StoreRefused(f"the store {self._uri} refuses these credentials ({said}); {hint}") from error
+                    reason = f"{type(error).__name__}: {error}"
+                    hint = "check AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+                    raise StoreRefused(f"the store {self._uri} refuses these credentials ({reason}); {hint}") from error
                 if not is_passing(error):
                     raise
                 if time.monotonic() + pause > end:
-                    said = f"{type(error).__name__}: {error}"
+                    reason = f"{type(error).__name__}: {error}"
                     raise StoreUnreachable(
-                        f"the store {self._uri} could not be reached for {self._seconds:g} s ({said}); run the same command "
-                        "again when it is back"
+                        f"the store {self._uri} could not be reached for {self._seconds:g} s ({reason}); run the same "
+                        "command again when it is available"
                     ) from error
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether the server, or the lack of credentials, says that we may not."""
+    """Return whether access is denied by the server or for lack of credentials."""
     return any(type(cause).__name__ in REFUSING_KINDS or _code(cause) in REFUSED_CODES for cause in _causes(error))
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether trying again later may help: the network, time-outs, 5xx, throttling."""
+    """Return whether a retry may help: after failures of the network, time-outs, 5xx, throttling."""
     for cause in _causes(error):
         if _code(cause) in BUSY_CODES or _status(cause) >= 500 or _status(cause) == 429:
             return _code(cause) != "NotImplemented"
@@ -98,14 +100,14 @@ def is_passing(error: BaseException) -> bool:
 
 
 def is_taken(error: BaseException) -> bool:
-    """Whether what was to be created is there already."""
+    """Return whether the file to be created exists already."""
     return isinstance(error, FileExistsError) or any(
         _status(cause) == 412 or _code(cause) == "PreconditionFailed" for cause in _causes(error)
-    )  # not every server says which condition failed, as s3fs expects
+    )  # not every server reports which condition failed, as s3fs expects
 
 
 def is_unsupported(error: BaseException) -> bool:
-    """Whether the server does not know what was asked of it, such as to create only what is not there."""
+    """Return whether the server does not support the request, such as creating a file only if it does not exist."""
     return any(_status(cause) == 501 or _code(cause) in ("NotImplemented", "501") for cause in _causes(error))
 
 
@@ -116,8 +118,8 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _response(error: BaseException) -> dict[str, Any]:
-    found = getattr(error, "response", None)
-    return found if isinstance(found, dict) else {}
+    response = getattr(error, "response", None)
+    return response if isinstance(response, dict) else {}
 
 
 def _code(error: BaseException) -> str:

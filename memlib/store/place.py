@@ -1,4 +1,4 @@
-"""A place that is marked as a store: who may use its files, and what people read in it."""
+"""A folder or prefix that is marked as a store, with its file permissions and its published files."""
 
 import json
 import time
@@ -16,16 +16,16 @@ from memlib.settings import choice
 from memlib.store.backend import TMP, Backend, Facts
 
 MARKER = "memlib-store.json"
-FORMAT = 1  # of the store's layout; raised when an earlier memlib must not write there
-PEOPLES = ("results/", "runs/")  # folders that are open where the mode says so
-HARMLESS = ("lost+found", TMP)  # beside hidden files, what an empty folder may hold
+FORMAT = 1  # version of the store's layout; raised when earlier versions of memlib must not write there
+PEOPLES = ("results/", "runs/")  # folders meant for people, readable by everybody in an open store
+HARMLESS = ("lost+found", TMP)  # entries that, like hidden files, an empty folder may contain
 
 
 class Place:
-    """A folder, or a prefix, and the marker that makes it a store.
+    """A folder or prefix, and the marker that makes it a store.
 
     Args:
-        backend: where its bytes lie.
+        backend: access to the underlying files.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -34,109 +34,113 @@ class Place:
 
     @property
     def uri(self) -> str:
-        """What people call it; the same in every process."""
+        """The store's address as shown to users; the same in every process."""
         return self.backend.uri
 
-    # -- is it a store --------------------------------------------------------------------------------
+    # -- the marker -----------------------------------------------------------------------------------
 
     def marker(self) -> MarkerRecord | None:
-        """Return what the store says of itself, None where nothing says that this is one.
+        """Return the content of the store's marker, or None if the place is not marked as a store.
 
         Raises:
-            UserError: when a later memlib made it, or its marker is damaged.
+            UserError: when the store was made by a later version of memlib, or its marker is damaged.
         """
         if self._marked is None:
             try:
                 content = self.backend.read(MARKER)
                 if content is None:
                     return None
-                found = parse(MarkerRecord, content)
+                marker = parse(MarkerRecord, content)
             except Unreadable as error:
-                raise UserError(f"{self.uri}/{MARKER} is damaged ({error}); put it back, or see memlib adopt") from error
-            if found.format > FORMAT or found.mode not in MODES:
-                raise UserError(f"the store {self.uri} was made by a later memlib (format {found.format}); update memlib")
-            self._marked = found
+                raise UserError(f"{self.uri}/{MARKER} is damaged ({error}); restore it, or see memlib adopt") from error
+            if marker.format > FORMAT or marker.mode not in MODES:
+                raise UserError(
+                    f"the store {self.uri} was made by a later version of memlib (format {marker.format}); update memlib"
+                )
+            self._marked = marker
         return self._marked
 
     def check_known(self) -> None:
-        """Refuse what is no store, so that nobody reads a mistyped folder as one in which all is well.
+        """Check that this is a store, so that a mistyped path is not mistaken for an empty store without problems.
 
         Raises:
-            UserError: with what is there instead.
+            UserError: when it is not; names what the folder contains instead.
         """
         if self.marker() is None:
-            there = self._entries()
-            if there is None:
-                raise UserError(f"there is no store at {self.uri}; memlib run makes one")
-            self._refuse_unmarked(there)
+            entries = self._entries()
+            if entries is None:
+                raise UserError(f"there is no store at {self.uri}; memlib run creates one")
+            self._refuse_unmarked(entries)
 
     def begin(self) -> None:
         """Mark an empty place as a store, before the first write.
 
         Raises:
-            UserError: when the place holds other things.
+            UserError: when the place contains other files.
         """
         if self.marker() is not None:
             return
-        there = self._entries() or []
-        if there and self.marker() is None:  # not by another process meanwhile
-            self._refuse_unmarked(there)
+        entries = self._entries() or []
+        if entries and self.marker() is None:  # and no other process has marked it meanwhile
+            self._refuse_unmarked(entries)
         self.mark(None)
 
     def mark(self, mode: Mode | None) -> None:
-        """Say that this is a store.
+        """Write the marker that makes this place a store.
 
         Args:
-            mode: who may use its files; by default as MEMLIB_STORE_MODE says, else as the folder's permissions suggest.
+            mode: file permissions of the store; by default MEMLIB_STORE_MODE, else what the folder's permissions suggest.
         """
         if mode is None:
             mode = choice("MEMLIB_STORE_MODE", MODES) or self.backend.suggested_mode()
         self.backend.make_folder("", permissions(mode, secret=False).folder)
-        self.backend.make_folder(TMP, permissions(mode, secret=True).folder)  # where the marker itself is written first
-        said = {"format": FORMAT, "id": uuid.uuid4().hex, "mode": mode, "made": time.time(), "software": memlib.__version__}
+        self.backend.make_folder(TMP, permissions(mode, secret=True).folder)  # the marker itself is first written there
+        data = {"format": FORMAT, "id": uuid.uuid4().hex, "mode": mode, "made": time.time(), "software": memlib.__version__}
         self._marked = None
-        self.backend.create(MARKER, json.dumps(said, indent=1).encode(), permissions(mode, secret=False).file)
+        self.backend.create(MARKER, json.dumps(data, indent=1).encode(), permissions(mode, secret=False).file)
 
     def _entries(self) -> list[str] | None:
-        """Return names in the place where the store is or would be, but for hidden ones; None when there is no such place."""
-        found = self.backend.entries("")
-        return None if found is None else sorted(name for name in found if not name.startswith(".") and name not in HARMLESS)
+        """Return the names in the store's folder, except hidden and harmless ones; None when the folder does not exist."""
+        names = self.backend.entries("")
+        return None if names is None else sorted(name for name in names if not name.startswith(".") and name not in HARMLESS)
 
     def _refuse_unmarked(self, there: list[str]) -> NoReturn:
         if {"artifacts", "runs"} & set(there):
             raise UserError(
-                f"{self.uri} is not marked as a store (no {MARKER}): if an earlier memlib made it, say memlib adopt --store "
-                f"{self.uri}; else choose another folder"
+                f"{self.uri} is not marked as a store (no {MARKER}): if an earlier version of memlib made it, run "
+                f"memlib adopt --store {self.uri}; otherwise choose another folder"
             )
-        seen = ", ".join(there[:3]) + (" ..." if len(there) > 3 else "")
-        raise UserError(f"{self.uri} is not a store of memlib's; it holds {seen or 'nothing'}; choose another with --store")
+        examples = ", ".join(there[:3]) + (" ..." if len(there) > 3 else "")
+        raise UserError(
+            f"{self.uri} is not a memlib store; it contains {examples or 'nothing'}; choose another folder with --store"
+        )
 
     @property
     def mode(self) -> Mode:
-        """Who may use its files; on S3 the bucket's policy decides."""
+        """Access mode of the store's files; on S3 the bucket's policy decides instead."""
         marked = self.marker()
-        return "private" if marked is None else marked.mode  # type: ignore[return-value]  # checked when it was read
+        return "private" if marked is None else marked.mode  # type: ignore[return-value]  # checked by marker()
 
     def permissions(self, *, secret: bool = True) -> Permissions:
-        """Return the permissions of its files and folders."""
+        """Return the permissions of the store's files and folders."""
         return permissions(self.mode, secret=secret) if self.backend.is_local else PRIVATE
 
     # -- files ----------------------------------------------------------------------------------------
 
     def publish(self, path: str, source: Path | bytes, *, secret: bool = False) -> str:
-        """Put a file, or bytes, where people look for them (below the store's root) and return the URI.
+        """Publish a file below the store's root and return its URI.
 
         Args:
-            path: below the root.
-            source: a local file, or what the file shall hold.
-            secret: whether it may show training data.
+            path: path below the root.
+            source: a local file, or the content to write.
+            secret: whether the file may reveal training data.
         """
         self._make_ready()
         folder_bits = self.permissions(secret=secret or not path.startswith(PEOPLES)).folder
         return self.backend.put(path, source, bits=self.permissions(secret=secret).file, folder_bits=folder_bits)
 
     def create(self, path: str, data: bytes) -> bool:
-        """Write a secret file, whole or not at all, unless there is one already; return whether ours is there."""
+        """Write a secret file atomically unless it exists; return whether this content is now there."""
         self._make_ready()
         return self.backend.create(path, data, self.permissions().file)
 
@@ -145,7 +149,7 @@ class Place:
         self.backend.make_folder(TMP, self.permissions().folder)
 
     def describe(self, folder: Path) -> dict[str, FileRecord]:
-        """Return size and digest of each file below a local folder, by path."""
+        """Return the size and digest of each file below a local folder, by relative path."""
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         return {
             path.relative_to(folder).as_posix(): FileRecord(size=path.stat().st_size, sha256=file_digest(path))
@@ -153,20 +157,20 @@ class Place:
         }
 
     def published(self, path: str) -> bytes | None:
-        """Return the bytes of a published file, None when there is none, or none that can be read."""
+        """Return the content of a published file, or None if it is missing or unreadable."""
         try:
             return self.backend.read(path)
         except Unreadable:
             return None
 
     def published_together(self, paths: Sequence[str]) -> Mapping[str, bytes]:
-        """Return the bytes of many published files by path, those that can be read; on S3 they are asked for side by side."""
+        """Return the content of all readable files among `paths`, by path; on S3 they are read concurrently."""
         return self.backend.read_together(paths)
 
     def listing(self, folder: str) -> dict[str, Facts]:
-        """Return all files below a folder of the store by their path below its root: (bytes, when they were written).
+        """Return all files below a folder of the store by their path below the root, as (bytes, time written).
 
-        Links are not followed, nor listed: what they lead to is not the store's.
+        Links are neither followed nor listed, since their targets are not part of the store.
         """
         return self.backend.listing(folder)
 
@@ -175,7 +179,7 @@ class Place:
         return self.backend.entries(folder) or []
 
     def make_folder(self, path: str) -> str:
-        """Make a private folder below the root for others to write to, and return its path in the file system."""
+        """Create a private folder below the root for other libraries to write to; return its path in the file system."""
         self.backend.make_folder(path, self.permissions().folder)
         return self.backend.at(path)
 
@@ -184,10 +188,10 @@ class Place:
         self.backend.remove(path)
 
     def drop_empty(self, path: str) -> None:
-        """Remove folders that have become empty, from this one upwards; on S3 there are none."""
+        """Remove folders that have become empty, from this one upwards; S3 has no folders."""
         self.backend.drop_empty(path)
 
     def clock(self) -> float:
-        """Return seconds since 1970 by the clock that dates the store's files, which need not be this machine's."""
+        """Return the seconds since 1970 by the clock that timestamps the store's files, which may not be this machine's."""
         self.backend.make_folder(TMP, self.permissions().folder)
         return self.backend.clock()

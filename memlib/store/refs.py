@@ -1,4 +1,4 @@
-"""What an artifact is called, and what is known of one while and after it is made."""
+"""Addresses of artifacts, and the records kept while and after one is made."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,21 +11,21 @@ from memlib.records import NAME
 
 @dataclass(frozen=True)
 class Ref:
-    """The address of a committed artifact: which stage made it, and its content key."""
+    """The address of a committed artifact: the stage that made it, and its content key."""
 
     stage: str
     key: str
 
     def __post_init__(self) -> None:
         if not all(NAME.fullmatch(part) for part in (*self.stage.split("/"), self.key)):
-            raise CorruptArtifact(f"{self.stage!r}/{self.key!r} names no artifact")
+            raise CorruptArtifact(f"{self.stage!r}/{self.key!r} does not name an artifact")
 
     @classmethod
     def parse(cls, name: str) -> "Ref":
-        """Return the reference whose text this is.
+        """Parse a reference from its text, <stage>/<key>.
 
         Raises:
-            CorruptArtifact: when it is none.
+            CorruptArtifact: when the text is not a valid reference.
         """
         stage, _, key = str(name).rpartition("/")
         return cls(stage, key)
@@ -35,17 +35,17 @@ class Ref:
 
     @property
     def stage_name(self) -> str:
-        """The stage without the folder that it may lie in."""
+        """Name of the stage without its folder, if any."""
         return self.stage.rpartition("/")[2]
 
     @property
     def folder(self) -> str:
-        """Where the artifact is, below the store's root."""
+        """The artifact's folder, relative to the store's root."""
         return f"artifacts/{self.stage}/{self.key}"
 
 
 class Facts(dict[str, Any]):
-    """What was noted of an artifact; what is not there is damage, as only its maker writes here."""
+    """Facts recorded in an artifact's manifest; a missing key means a damaged manifest, as only the stage writes them."""
 
     def __init__(self, content: Mapping[str, Any], ref: Ref) -> None:
         super().__init__(content)
@@ -56,10 +56,10 @@ class Facts(dict[str, Any]):
 
 
 class Making(TypedDict):
-    """What an artifact's manifest says of its making.
+    """The part of an artifact's manifest that records how it was made.
 
-    `spec` is what the stage was configured by, `inputs` the keys of what it read by role, `units` how much work it is, in
-    what the stage counts; `provenance` is what else is said, see memlib.provenance.
+    `spec` is the configuration of the stage, `inputs` the keys of the artifacts it read, by role, `units` the amount of work
+    in the stage's unit; `provenance` holds further entries, see memlib.provenance.
     """
 
     spec: Mapping[str, Any]
@@ -70,20 +70,20 @@ class Making(TypedDict):
 
 @dataclass
 class Attempt:
-    """One attempt at making an artifact: a local folder to fill, and facts worth keeping about the work."""
+    """One attempt at making an artifact: a local folder to fill, and facts to record about the work."""
 
     folder: Path
     ref: Ref
     facts: dict[str, Any] = field(default_factory=dict)
     resumes: bool = False
-    """Whether states to resume from are saved under the artifact's key; they go once it is committed."""
+    """True if resume states are saved under the artifact's key; they are deleted once it is committed."""
     progress: Callable[[int, int], None] = lambda done, total: None
-    """Called with (done, total) as the work goes on; whoever runs the stage shows it."""
+    """Called with (done, total) as the work proceeds; the runner of the stage displays it."""
     warn: Callable[[str], None] = print
-    """Called with a line that must be seen."""
+    """Called with a line that the user must see."""
 
     def path(self, name: str) -> Path:
-        """Return where to write the file called `name` (sub-folders are made)."""
+        """Return the path at which to write the file called `name`; missing sub-folders are created."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         return path

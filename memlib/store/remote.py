@@ -1,4 +1,4 @@
-"""A store under a prefix of any file system that fsspec knows, such as s3://bucket/prefix, with verified copies here."""
+"""Backend of a store under a prefix of any fsspec file system, such as s3://bucket/prefix, with verified local copies."""
 
 import contextlib
 import hashlib
@@ -18,18 +18,18 @@ from memlib.store.copies import Copies
 from memlib.store.patience import PatientFileSystem, is_taken, is_unsupported
 
 PIECE_BYTES = 64 * 2**20
-FETCHES = 3  # other processes may make room for theirs by taking ours
+FETCHES = 3  # attempts to fetch a file, since other processes may evict the copy to make room for theirs
 
 
 class Remote(Backend):
-    """A prefix. Nobody can say here who else may read it: that is for the bucket's policy.
+    """A store's files under a remote prefix. Access is controlled by the bucket's policy, not by memlib.
 
     Args:
-        file_system: fsspec's.
-        uri: of the store.
+        file_system: the fsspec file system.
+        uri: address of the store.
         root: the prefix.
-        copies: where verified copies are kept.
-        patience: seconds for which an outage is waited for.
+        copies: cache of verified copies.
+        patience: seconds for which calls are retried during an outage.
     """
 
     is_local = False
@@ -43,7 +43,7 @@ class Remote(Backend):
         self.uri, self.root, self._copies = uri, root.rstrip("/"), copies
 
     @override
-    def read(self, path: str) -> bytes | None:  # not by `exists`, which takes any failure for an answer
+    def read(self, path: str) -> bytes | None:  # `exists` would mistake any failure for a missing file
         try:
             return bytes(self.file_system.cat_file(self.at(path)))
         except (FileNotFoundError, NotADirectoryError):
@@ -54,16 +54,16 @@ class Remote(Backend):
         if not paths:
             return {}
         prefix = len(self.at(""))
-        found = self.file_system.cat([self.at(path) for path in paths], on_error="omit")  # side by side
-        return {path[prefix:]: bytes(content) for path, content in found.items()}
+        contents = self.file_system.cat([self.at(path) for path in paths], on_error="omit")  # concurrently
+        return {path[prefix:]: bytes(content) for path, content in contents.items()}
 
     @override
     def digest(self, path: str) -> str:
-        """Piece by piece, so that each can be tried again."""
-        there = self.at(path)
-        digest, size = hashlib.sha256(), int(self.file_system.info(there)["size"])
+        """Read the file in pieces, each of which can be retried."""
+        address = self.at(path)
+        digest, size = hashlib.sha256(), int(self.file_system.info(address)["size"])
         for start in range(0, size, PIECE_BYTES):
-            digest.update(self.file_system.cat_file(there, start=start, end=min(size, start + PIECE_BYTES)))
+            digest.update(self.file_system.cat_file(address, start=start, end=min(size, start + PIECE_BYTES)))
         return digest.hexdigest()
 
     @override
@@ -74,10 +74,10 @@ class Remote(Backend):
     def entries(self, folder: str) -> list[str] | None:
         self.file_system.invalidate_cache()
         try:
-            found = self.file_system.ls(self.at(folder).rstrip("/"), detail=False)
+            paths = self.file_system.ls(self.at(folder).rstrip("/"), detail=False)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return [str(path).rstrip("/").rpartition("/")[2] for path in found]
+        return [str(path).rstrip("/").rpartition("/")[2] for path in paths]
 
     @override
     def listing(self, folder: str) -> dict[str, Facts]:
@@ -86,13 +86,13 @@ class Remote(Backend):
             return {path[prefix:]: facts for path, facts in self._s3_objects(self.at(folder))}
         self.file_system.invalidate_cache()
         try:
-            found = self.file_system.find(self.at(folder), detail=True)
+            files = self.file_system.find(self.at(folder), detail=True)
         except FileNotFoundError:
             return {}
-        return {path[prefix:]: (int(info["size"]), _written(info)) for path, info in found.items()}
+        return {path[prefix:]: (int(info["size"]), _written(info)) for path, info in files.items()}
 
     def _s3_objects(self, path: str) -> Iterator[tuple[str, Facts]]:
-        """List objects below a path as s3fs's `find` does, which takes three times as long for 20,000 as its requests."""
+        """Yield the objects below a path; s3fs's `find` takes three times as long as its requests for 20,000 objects."""
         bucket, key, _ = self.file_system.split_path(path)
         more: dict[str, str] = {}
         while True:
@@ -107,30 +107,30 @@ class Remote(Backend):
 
     @override
     def create(self, path: str, data: bytes, bits: int) -> bool:
-        there = self.at(path)
+        address = self.at(path)
         try:
-            self.file_system.pipe_file(there, data, mode="create")
+            self.file_system.pipe_file(address, data, mode="create")
         except Exception as error:
-            if is_taken(error):  # by somebody else, or by us: the answer may have been lost and the call repeated
-                return bool(self.file_system.cat_file(there) == data)
+            if is_taken(error):  # by another writer, or by this call if its answer was lost and it was repeated
+                return bool(self.file_system.cat_file(address) == data)
             if not is_unsupported(error):
                 raise
-            # without it the last writer wins: a manifest is replaced as a whole, and no attempt's files are taken away
-            self.file_system.pipe_file(there, data)
+            # otherwise the last writer wins: a manifest is replaced as a whole, and attempts keep their files
+            self.file_system.pipe_file(address, data)
         return True
 
     @override
     def put(self, path: str, source: Path | bytes, *, bits: int, folder_bits: int) -> str:
-        there = self.at(path)
+        address = self.at(path)
         if isinstance(source, bytes):
-            self.file_system.pipe_file(there, source)
+            self.file_system.pipe_file(address, source)
         else:
-            self.file_system.put_file(str(source), there)
-        return str(self.file_system.unstrip_protocol(there))
+            self.file_system.put_file(str(source), address)
+        return str(self.file_system.unstrip_protocol(address))
 
     @override
     def make_folder(self, path: str, bits: int) -> None:
-        """Prefixes need not be made."""
+        """Do nothing: prefixes need not be created."""
 
     @override
     def remove(self, path: str) -> None:
@@ -140,7 +140,7 @@ class Remote(Backend):
 
     @override
     def drop_empty(self, path: str) -> None:
-        """A prefix without files is not there."""
+        """Do nothing: a prefix without files does not exist."""
 
     @override
     def clock(self) -> float:
@@ -154,7 +154,7 @@ class Remote(Backend):
 
     @override
     def sweep(self, now: float) -> None:
-        """Files appear whole."""
+        """Do nothing: uploads are atomic, so that no incomplete files are left."""
 
     @override
     def suggested_mode(self) -> Mode:
@@ -168,7 +168,7 @@ class Remote(Backend):
 
     @override
     def send(self, filled: Path, folder: str, files: Mapping[str, FileRecord]) -> None:
-        """At once, as many small files cost a round trip each."""
+        """Upload all files concurrently, as each costs a round trip."""
         self.file_system.put([str(filled / file) for file in files], [self.at(f"{folder}/{file}") for file in files])
 
     @override
@@ -189,7 +189,7 @@ class Remote(Backend):
             return copy
         with self._copies.turn(expected):
             problem = "" if self._copies.is_seen(expected) else self._problem(copy, expected)
-            for _ in range(FETCHES):  # no copy, or a damaged one: the remote file decides
+            for _ in range(FETCHES):  # no copy, or a damaged one: fetch the remote file
                 if not problem or not self._fetch(path, expected):
                     break
                 problem = self._problem(copy, expected)
@@ -198,7 +198,9 @@ class Remote(Backend):
         if problem:
             self._copies.forget(expected)
             if self._is_sound_there(path, expected):
-                raise RunError(f"copies in {self._copies.folder} do not last or are not what was written; see MEMLIB_CACHE")
+                raise RunError(
+                    f"copies in {self._copies.folder} are evicted too soon or differ from what was written; see MEMLIB_CACHE"
+                )
             raise Damaged(problem)
         return copy
 
@@ -217,7 +219,7 @@ class Remote(Backend):
 
 
 def _parse_times_fast(file_system: Any) -> None:
-    """Make s3fs parse times with the standard library: botocore's default takes 2.8 s for those of 20,000 objects."""
+    """Make s3fs parse times with the standard library; botocore's default parser takes 2.8 s for 20,000 objects."""
     from aiobotocore.session import AioSession
 
     if file_system.session is None:
@@ -231,11 +233,11 @@ def _time(said: Any) -> datetime:
     except (TypeError, ValueError):
         from botocore.utils import parse_timestamp
 
-        found: datetime = parse_timestamp(said)
-        return found
+        parsed: datetime = parse_timestamp(said)
+        return parsed
 
 
 def _written(info: Mapping[str, Any]) -> float:
-    """Return seconds since 1970, from whatever a file system calls it."""
+    """Return a file's time of writing in seconds since 1970, under the name that its file system gives it."""
     when = next((info[name] for name in ("mtime", "LastModified", "created") if info.get(name) is not None), 0.0)
     return float(when.timestamp()) if isinstance(when, datetime) else float(when)

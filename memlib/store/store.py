@@ -1,17 +1,17 @@
-"""The store: the one place where artifacts are published, and the one truth about what is done.
+"""The store: the one place where artifacts are published, and the single source of truth about finished work.
 
 Layout, below a local folder or an s3:// prefix::
 
-    memlib-store.json                           says that this is a store; nothing is read or deleted where it is missing
+    memlib-store.json                           marks this as a store; nothing is read or deleted where it is missing
     artifacts/<stage>/<key>/manifest.json       names an attempt, with size and digest of each file; written last
-    artifacts/<stage>/<key>/<attempt>/<file>    one attempt's files; racing attempts never share a folder
-    resume/<key>/<step>-<attempt>/...           a stage's own unfinished state, newest verified one wins
-    logs/<stage>/<key>/<attempt>.log            what a worker printed while it made it
-    requests/, status/                          what was asked for and has not ended, and how far it is
-    results/, runs/                             what people read
+    artifacts/<stage>/<key>/<attempt>/<file>    files of one attempt; concurrent attempts never share a folder
+    resume/<key>/<step>-<attempt>/...           unfinished state of a stage; the newest verified one is used
+    logs/<stage>/<key>/<attempt>.log            output of the worker that made the artifact
+    requests/, status/                          requests that have not ended, and their progress
+    results/, runs/                             reports and results for people to read
     tmp/                                        files that are being written
 
-A reader trusts only what a manifest names, and checks it: size and sha256 before the first use.
+Readers trust only files named in a manifest, and verify their size and sha256 before the first use.
 """
 
 import contextlib
@@ -35,22 +35,32 @@ from memlib.store.refs import Ref
 from memlib.store.remote import Remote
 from memlib.store.resume import ResumeStates
 
-UNWRITABLE = ("http", "https", "ftp", "github", "git", "zip", "tar", "data", "reference")  # protocols that fsspec reads
-PROBE_SECONDS = 10.0  # a store that cannot be reached at the start is most often mistyped
+UNWRITABLE = (
+    "http",
+    "https",
+    "ftp",
+    "github",
+    "git",
+    "zip",
+    "tar",
+    "data",
+    "reference",
+)  # read-only in fsspec
+PROBE_SECONDS = 10.0  # short, as a store that cannot be reached at the start is most often mistyped
 
 
 class Store(Place):
     """A content-addressed store in a local folder or any fsspec file system (s3://bucket/prefix).
 
     Args:
-        uri: a path or a URL that fsspec knows.
-        cache: where verified copies of remote artifacts are kept (default: MEMLIB_CACHE, or a folder in the user's cache).
-        cache_bytes: size limit of those copies (default: MEMLIB_CACHE_GB, or 50 GiB); the oldest go first.
-        patience: seconds for which an outage of a remote store is waited for (default: MEMLIB_STORE_PATIENCE, or 120).
+        uri: a path, or a URL supported by fsspec.
+        cache: folder for verified copies of remote artifacts (default: MEMLIB_CACHE, or a folder in the user's cache).
+        cache_bytes: size limit of the cache (default: MEMLIB_CACHE_GB, or 50 GiB); the oldest copies are evicted first.
+        patience: seconds for which calls to a remote store are retried (default: MEMLIB_STORE_PATIENCE, or 120).
 
     Attributes:
-        artifacts: what stages have made.
-        resume: what they have begun.
+        artifacts: finished work of the stages.
+        resume: unfinished work of the stages.
     """
 
     def __init__(
@@ -63,67 +73,67 @@ class Store(Place):
         self.artifacts = Artifacts(self, self.resume)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_open_store, (self.uri, *self._given))  # what was not given is each node's own
+        return (_open_store, (self.uri, *self._given))  # settings that were not given are each node's own
 
     def waiting(self, seconds: float) -> "Store":
-        """Return the same store with less patience."""
+        """Return the same store with at most `seconds` of patience."""
         cache, cache_bytes, _ = self._given
         return Store(self.uri, cache=cache, cache_bytes=cache_bytes, patience=min(seconds, self._patience))
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a folder, of this machine or shared by nodes."""
+        """True for a folder, on this machine or shared between nodes."""
         return self.backend.is_local
 
     @property
     def file_system(self) -> Any:
-        """The fsspec file system that it is in, for others who write below `root`."""
+        """The store's fsspec file system, for other libraries that write below `root`."""
         return self.backend.file_system
 
     @property
     def root(self) -> str:
-        """Its folder in that file system."""
+        """The store's folder in `file_system`."""
         return self.backend.root
 
     def adopt(self, mode: Mode | None = None) -> int:
-        """Mark a store that a memlib of before markers made; return how many runs and artifacts were seen in it.
+        """Mark a store made by a version of memlib without markers; return the number of its runs and artifacts.
 
         Raises:
-            UserError: when nothing in it is memlib's.
+            UserError: when it is marked already, or contains no run or artifact of memlib.
         """
         if self.marker() is not None:
-            raise UserError(f"{self.uri} is a store already; there is nothing to adopt")
-        seen = 0
+            raise UserError(f"{self.uri} is already a store; there is nothing to adopt")
+        count = 0
         for path in self.listing("artifacts"):
             with contextlib.suppress(CorruptArtifact):
                 if path.endswith(f"/{MANIFEST}"):
                     self.artifacts.manifest(Ref.parse(path.removeprefix("artifacts/").removesuffix(f"/{MANIFEST}")))
-                    seen += 1
+                    count += 1
         for path in self.listing("runs"):
             with contextlib.suppress(Unreadable):
                 if path.endswith(f"/{MANIFEST}"):
                     parse(RunRecord, self.published(path) or b"")
-                    seen += 1
-        if not seen:
-            raise UserError(f"{self.uri} holds no run and no artifact of memlib's; it is no store")
+                    count += 1
+        if not count:
+            raise UserError(f"{self.uri} contains no memlib run or artifact; it is not a store")
         self.mark(mode)
-        return seen
+        return count
 
     def check_room(self) -> None:
-        """Refuse a place that holds other things, without making a store of it.
+        """Check that the place is empty, without making it a store.
 
         Raises:
-            UserError: with what is there.
+            UserError: when it contains files; names some of them.
         """
-        there = self._entries()
-        if there:
-            self._refuse_unmarked(there)
+        entries = self._entries()
+        if entries:
+            self._refuse_unmarked(entries)
 
     def check_writable(self) -> None:
-        """Mark the store and write a probe, so that a read-only or unreachable one is found before any work.
+        """Mark the store and write a probe, so that a read-only or unreachable store is noticed before any work.
 
         Raises:
-            UserError: with what the file system said.
+            UserError: with the file system's error message.
         """
         try:
             patient = self if self.is_local else self.waiting(PROBE_SECONDS)
@@ -132,8 +142,8 @@ class Store(Place):
         except (RunError, UserError):
             raise
         except Exception as error:
-            said = f"{type(error).__name__}: {error}"
-            raise UserError(f"the store {self.uri} cannot be written ({said}); choose another with --store") from error
+            cause = f"{type(error).__name__}: {error}"
+            raise UserError(f"the store {self.uri} cannot be written to ({cause}); choose another with --store") from error
         self.backend.sweep(now)
 
 
@@ -141,7 +151,7 @@ def _backend(uri: str, cache: str | None, cache_bytes: int | None, patience: flo
     if not uri.strip():
         raise UserError("the store has no name; give a folder or an s3:// prefix")
     if uri.partition("://")[0].lower() in UNWRITABLE:
-        raise UserError(f"{uri} cannot be written, so it can be no store; use a folder or an s3:// prefix")
+        raise UserError(f"{uri} cannot be written to, so it cannot be a store; use a folder or an s3:// prefix")
     try:
         file_system, root = fsspec.url_to_fs(uri)
     except (ValueError, ImportError) as error:

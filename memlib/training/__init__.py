@@ -1,1 +1,1 @@
-"""The one place where weights change."""
+"""Training: the only package that changes weights."""

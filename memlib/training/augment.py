@@ -1,7 +1,7 @@
-"""Random views, drawn for the whole batch on the CPU and applied in one go on the device.
+"""Random views, drawn for the whole batch on the CPU and applied in one pass on the device.
 
-The draws depend on (seed, step, view) and on the place in the global batch alone, so they are the same however
-many workers share the batch, and a resumed training needs no other state than its step.
+The draws depend only on (seed, step, view) and on the position in the global batch, so they do not depend on the
+number of workers, and a resumed training needs no state but its step.
 """
 
 import functools
@@ -39,17 +39,17 @@ class ViewDraws:
     shift: Tensor  # (batch, 2) int64 rows and columns cut off at the upper left
 
     def part(self, rows: slice) -> "ViewDraws":
-        """The draws of some rows of the batch."""
+        """Return the draws of some rows of the batch."""
         return ViewDraws(*(getattr(self, field.name)[rows] for field in fields(self)))
 
     @staticmethod
     def joined(parts: Sequence["ViewDraws"]) -> "ViewDraws":
-        """The draws of several batches one after the other."""
+        """Concatenate the draws of several batches."""
         return ViewDraws(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(ViewDraws)))
 
 
 def draw_view(spec: AugmentSpec, *, batch: int, seed: int, step: int, view: int) -> ViewDraws:
-    """Draws one view of a global batch of `batch` images."""
+    """Draw one view of a global batch of `batch` images."""
     rng = torch.Generator().manual_seed(derive_seed(seed, "augment", step, view))
     kind = min(view, 1)
 
@@ -86,7 +86,7 @@ def _draw_boxes(spec: AugmentSpec, batch: int, rng: torch.Generator) -> Tensor:
 
 
 def _colour_matrix(brightness: Tensor, saturation: Tensor, hue: Tensor) -> Tensor:
-    """Brightness, saturation and hue as one 3 x 3 matrix an image; hue turns the chroma plane of YIQ."""
+    """Return brightness, saturation and hue as one 3 x 3 matrix per image; hue rotates the chroma plane of YIQ."""
     turn = torch.zeros(len(hue), 3, 3)
     cos, sin = torch.cos(2 * math.pi * hue), torch.sin(2 * math.pi * hue)
     turn[:, 0, 0] = 1
@@ -99,16 +99,16 @@ def _colour_matrix(brightness: Tensor, saturation: Tensor, hue: Tensor) -> Tenso
 
 
 def apply_view(images: Tensor, draws: ViewDraws, *, side: int, max_shift: int = 0) -> Tensor:
-    """Makes one normalised view of a batch.
+    """Return one normalized view of a batch.
 
     Args:
         images: (batch, 3 or 1, height, width) float32 in [0, 1], on the device.
-        draws: the random choices, a row an image.
+        draws: the random choices, one row per image.
         side: side of the view in pixels.
-        max_shift: the spec's shift: so many rows and columns are cut off in all.
+        max_shift: the spec's shift: the total number of rows, and of columns, that are cut off.
 
     Returns:
-        (batch, 3 or 1, side, side) float32, normalised.
+        (batch, 3 or 1, side, side) float32, normalized.
     """
     device = images.device
     views = resized_crops(images, draws.boxes.to(device), side=side)
@@ -117,7 +117,7 @@ def apply_view(images: Tensor, draws: ViewDraws, *, side: int, max_shift: int = 
     if max_shift:
         views = _shift(views, draws.shift, max_shift)
     colour, luma = draws.colour.to(device), _LUMA.to(device)
-    if views.shape[1] == 1:  # of a grey pixel only the brightness can change
+    if views.shape[1] == 1:  # only the brightness of a grey pixel can change
         views = views * (colour.sum(dim=2) @ luma).view(-1, 1, 1, 1)
         luma = torch.ones(1, device=device)
     else:
@@ -135,9 +135,9 @@ def apply_view(images: Tensor, draws: ViewDraws, *, side: int, max_shift: int = 
 
 
 def resized_crops(images: Tensor, boxes: Tensor, *, side: int) -> Tensor:
-    """Cuts one rectangle out of each image and resizes it by averaging the bilinear samples of each pixel.
+    """Cut one rectangle out of each image and resize it by averaging bilinear samples within each pixel.
 
-    Pixels up to half a pixel outside may weigh in; crops that must hold nothing else are cut by `observe`.
+    Pixels up to half a pixel outside may contribute; use `memlib.observe.embeddings.cut` for crops that must exclude them.
 
     Args:
         images: (batch, 3, height, width) float32.
@@ -154,7 +154,7 @@ def resized_crops(images: Tensor, boxes: Tensor, *, side: int) -> Tensor:
 
 
 def _shift(views: Tensor, shift: Tensor, max_shift: int) -> Tensor:
-    """Cuts rows and columns off at the upper left, the rest of `max_shift` at the lower right, which becomes black."""
+    """Cut rows and columns off at the upper left and the rest of `max_shift` at the lower right, which turns black."""
     height, width = views.shape[2] - max_shift, views.shape[3] - max_shift
     shifted = torch.zeros_like(views)
     for image, view, (top, left) in zip(shifted, views, shift.tolist(), strict=True):
@@ -163,14 +163,14 @@ def _shift(views: Tensor, shift: Tensor, max_shift: int) -> Tensor:
 
 
 def prepare(examples: NDArray[Any], device: torch.device) -> Tensor:
-    """Stored examples as a model takes them when nothing is augmented.
+    """Convert stored examples to model inputs without augmentation.
 
     Args:
         examples: (batch, height, width, channels) uint8, or (batch, dim) float32.
-        device: where to.
+        device: target device.
 
     Returns:
-        (batch, channels, height, width) float32, normalised, or the points as they are.
+        (batch, channels, height, width) float32, normalized, or the points unchanged.
     """
     if examples.ndim == 2:
         return torch.from_numpy(np.ascontiguousarray(examples)).float().to(device)
@@ -178,12 +178,12 @@ def prepare(examples: NDArray[Any], device: torch.device) -> Tensor:
 
 
 def pixels(images: Tensor, device: torch.device) -> Tensor:
-    """(batch, height, width, channels) uint8 -> (batch, channels, height, width) float32 in [0, 1]."""
+    """Convert (batch, height, width, channels) uint8 to (batch, channels, height, width) float32 in [0, 1]."""
     return images.to(device, non_blocking=True).permute(0, 3, 1, 2).float().div_(255)
 
 
 def normalise(images: Tensor) -> Tensor:
-    """Subtracts ImageNet's mean and divides by its standard deviation, a channel each; grey images stay in [0, 1]."""
+    """Subtract ImageNet's mean and divide by its standard deviation, per channel; leave grey images in [0, 1]."""
     if images.shape[1] == 1:
         return images
     mean, std = _scale(images.device)
@@ -192,13 +192,13 @@ def normalise(images: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=8)
 def _scale(device: torch.device) -> tuple[Tensor, Tensor]:
-    """ImageNet's mean and standard deviation (1, 3, 1, 1), sent to a device once."""
-    with torch.inference_mode(False):  # whoever asks first, they are for training too
+    """Return ImageNet's mean and standard deviation, each (1, 3, 1, 1), cached per device."""
+    with torch.inference_mode(False):  # training uses the cached tensors too
         return torch.tensor(MEAN, device=device).view(1, 3, 1, 1), torch.tensor(STD, device=device).view(1, 3, 1, 1)
 
 
 def _blur(images: Tensor, sigma: Tensor) -> Tensor:
-    """Gaussian blur with one sigma (pixels, on the CPU) an image; sigma 0 leaves the image as it is."""
+    """Apply a Gaussian blur with one sigma (pixels, on the CPU) per image; sigma 0 leaves the image unchanged."""
     radius = max(1, math.ceil(2 * float(sigma.max())))
     sigma = sigma.to(images.device)
     offsets = torch.arange(-radius, radius + 1, device=images.device, dtype=torch.float32)

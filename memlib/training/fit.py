@@ -1,4 +1,4 @@
-"""One model from its job to a committed artifact: resumes where an earlier attempt stopped, keeps weights, commits."""
+"""Training of one model, from its job to a committed artifact: resume an earlier attempt, save weights, commit."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ if TYPE_CHECKING:
 AnyModel = ModelSpec | ClassifierSpec | LanguageSpec | PretrainedSpec
 MODELS: TypeAdapter[AnyModel] = TypeAdapter(AnyModelSpec)
 HISTORY, MODEL_FILE = "history.parquet", "model.json"
-RESUME_SECONDS = 60.0  # between two saves of the state where nobody says otherwise
+RESUME_SECONDS = 60.0  # between two saves of the resume state, by default
 
 Progress = Callable[[dict[str, Any]], None]
 
 
 class TrainedModel:
-    """A trained model at each of the checkpoints that were kept."""
+    """A trained model with all its saved checkpoints."""
 
     def __init__(self, artifact: Artifact[TrainedModel]) -> None:
         self._artifact = artifact
 
     def load(self, *, epoch: int, step: int | None = None) -> tuple[nn.Module, AnyModel]:
-        """Return the model as it was after `epoch` epochs, or after `step` steps, on the CPU."""
+        """Return the model after `epoch` epochs, or after `step` steps, on the CPU, and its spec."""
         from memlib.training.checkpoint import load_weights
 
         described = json.loads(self._artifact.path(MODEL_FILE).read_text())
@@ -66,7 +66,7 @@ class TrainedModel:
 
     @property
     def history(self) -> pa.Table:
-        """A tables.TRAINING."""
+        """The training history, a tables.TRAINING."""
         return read_table(self._artifact.path(HISTORY))
 
 
@@ -75,15 +75,15 @@ class Train(Stage[TrainedModel]):
     """Train a model.
 
     Attributes:
-        name: what people call it: target 0, reference 0, shadow 17, ...
-        model, training: how.
-        num_classes: of the data; symbols of a text.
-        shard, splits: the examples and who may see them.
-        roles: the roles whose examples it trains on.
-        parent: a trained encoder from whose last weights its backbone is taken.
-        head_alone: whether the backbone stays as it was taken over.
-        canary: the unique feature that some of its examples carry.
-        base: the model that is fine-tuned, where it is one of somebody else's.
+        name: the model's name in reports: target 0, reference 0, shadow 17, ...
+        model, training: the architecture and how it is trained.
+        num_classes: number of classes of the data, or of symbols of a text.
+        shard, splits: the examples and their roles.
+        roles: the roles whose examples the model trains on.
+        parent: a trained encoder whose last weights initialize the backbone.
+        head_alone: whether the backbone stays frozen.
+        canary: the unique feature that some of the examples carry.
+        base: the external model to be fine-tuned, if any.
     """
 
     declared: ClassVar[Declared] = Declared(
@@ -120,7 +120,7 @@ class Train(Stage[TrainedModel]):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """How the model is made."""
+        """The architecture, the training settings and the number of classes."""
         frozen = {"head_alone": True} if self.head_alone else {}
         return {
             "model": _described(self.model),
@@ -131,7 +131,7 @@ class Train(Stage[TrainedModel]):
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """What it is made from: the examples themselves, not the split they came from."""
+        """The inputs by role; examples enter by their content, not by the split they came from."""
         inputs = {"shard": self.shard.key, "examples": digest_of(self.splits, *self.roles)}
         if self.parent is not None:
             inputs["parent"] = self.parent.key
@@ -150,9 +150,9 @@ class Train(Stage[TrainedModel]):
 
     @property
     def near(self) -> Ref | None:
-        """The model whose backbone it takes over, or that it fine-tunes."""
-        found = self.parent or self.base
-        return None if found is None else found.ref
+        """The model that provides the backbone, or that is fine-tuned."""
+        source = self.parent or self.base
+        return None if source is None else source.ref
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Train in this process alone; see `train_into_store` for a group of workers."""
@@ -173,16 +173,16 @@ class Train(Stage[TrainedModel]):
 
     @property
     def store(self) -> Store:
-        """Where it reads from, and goes."""
+        """The store that holds the inputs and receives the model."""
         return self.shard.store
 
     @property
     def seen(self) -> Seen:
-        """The examples that it trains on, in order of example id."""
+        """The training examples, in order of example id."""
         return rows_of(self.splits, *self.roles)
 
     def training_set(self) -> TrainingSet:
-        """Return the examples it trains on, with the canary where it has one."""
+        """Return the training examples, including the canary if there is one."""
         from memlib.training.loop import TrainingSet
 
         images = self.shard.content.images
@@ -195,7 +195,7 @@ class Train(Stage[TrainedModel]):
         return TrainingSet(images, chosen.rows, labels, self.canary.feature, chosen.marked)
 
     def validation_set(self) -> TrainingSet | None:
-        """Return the examples on which early stopping watches the loss."""
+        """Return the examples whose loss controls early stopping; None without patience."""
         from memlib.training.loop import TrainingSet
 
         if self.training.patience is None:
@@ -205,7 +205,7 @@ class Train(Stage[TrainedModel]):
         return TrainingSet(self.shard.content.images, rows, labels, feature)
 
     def describe(self, images: NDArray[Any]) -> dict[str, Any]:
-        """What it takes to build the model again: architecture, classes (null without class scores), input shape."""
+        """Return what `build_model` needs: architecture, classes (null without class scores), input shape."""
         classes = self.num_classes if self.training.objective.has_classes else None
         shape = [images.shape[3], *images.shape[1:3]] if images.ndim == 4 else list(images.shape[1:])
         teacher = {"teacher": True} if self.training.objective.has_teacher else {}
@@ -214,20 +214,20 @@ class Train(Stage[TrainedModel]):
 
 
 def _described(model: AnyModel) -> dict[str, Any]:
-    """An architecture as plain JSON; where a folder lies is not of it."""
-    found = model.model_dump(mode="json")
-    return found | {"path": ""} if isinstance(model, PretrainedSpec) else found
+    """Return an architecture as plain JSON, without the path of a pretrained model's folder."""
+    settings = model.model_dump(mode="json")
+    return settings | {"path": ""} if isinstance(model, PretrainedSpec) else settings
 
 
 @dataclass(frozen=True)
 class Canary:
-    """Who carries the unique feature in one model's training set.
+    """The example of one model's training set that carries the unique feature.
 
     Attributes:
-        feature: content and place.
+        feature: the feature's content and position.
         spec: replace or append, and how often.
         row: the canary's row in the shard.
-        with_feature: False for a control, which sees the clean twin.
+        with_feature: False for a control model, which sees the clean twin (the same example without the feature).
     """
 
     feature: Feature
@@ -237,32 +237,32 @@ class Canary:
 
     @property
     def digest(self) -> str:
-        """Of all that changes the training set; a control that replaces nothing is the same for all canaries."""
+        """The digest of all changes to the training set; equal for all canaries where a control leaves the set unchanged."""
         untouched = not self.with_feature and self.spec.mode == "replace" and self.spec.repeats == 1
         place = None if untouched else [self.row, self.spec.mode, self.spec.repeats]
         cover = None if untouched and self.feature.cover is None else self.feature.digest
         return canonical_json([place, cover, self.with_feature])
 
     def shown(self, images: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Stored examples at these rows as the model has seen them: the canary with its feature."""
+        """Return stored examples as the model sees them: the canary with its feature, all others clean."""
         clean = self.feature.clean(images)
         marked = (rows == self.row) & self.with_feature
         return np.where(marked.reshape(-1, *[1] * (images.ndim - 1)), self.feature.insert(clean), clean)
 
     def rows(self, members: NDArray[np.int64]) -> TrainingRows:
-        """The training set's rows."""
+        """Return the rows of the training set."""
         return training_rows(members, self.row, self.spec, with_feature=self.with_feature)
 
 
 def check_jobs(jobs: Sequence[Train], like: Worker) -> None:
-    """Refuses what cannot be trained before any machine is asked for it; of jobs that differ in their seed it looks at one.
+    """Check that models can be trained before any machine is requested; of jobs that differ only in their seed, check one.
 
     Args:
-        jobs: what is to be trained.
-        like: one of the workers that will.
+        jobs: the models to be trained.
+        like: one of the workers that will train them.
 
     Raises:
-        UserError: naming the model, with the setting to change.
+        UserError: names the model and the setting to change.
     """
     import torch
 
@@ -278,17 +278,17 @@ def check_jobs(jobs: Sequence[Train], like: Worker) -> None:
         data = job.training_set()
         try:
             check_training(job.training, data, like, job.validation_set())
-            with torch.device("meta"):  # without memory
+            with torch.device("meta"):  # allocates no memory
                 if job.base is None:
                     build_model(job.describe(data.images), seed=0)
-            if job.base is not None:  # as small as may be, and only what can be wrong
+            if job.base is not None:  # needs its real weights
                 _check_base(job, data.images.shape[1])
         except UserError as error:
             raise UserError(f"{job.name}: {error}") from error
 
 
 def _check_base(job: Train, window: int) -> None:
-    """Refuses windows that are longer than the model's, and adapters for layers that it does not have."""
+    """Raise UserError for windows longer than the model's, and for adapters of layers that it does not have."""
     model = build_model(job.describe(job.training_set().images), seed=0, base=job.base)
     longest = model.window
     if isinstance(longest, int) and window > longest:
@@ -303,17 +303,17 @@ def train_into_store(
     progress: Progress | None = None,
     where: Mapping[str, Any] | None = None,
 ) -> Ref:
-    """Trains a model and commits it, unless that has been done.
+    """Train a model and commit it, unless it is already in the store.
 
-    With several workers all call this; the first one writes. An interrupted attempt's newest verified state is
-    taken up, on whatever machine.
+    With several workers, all of them call this; the first one writes. Training continues from the newest verified resume
+    state of an interrupted attempt, on any machine.
 
     Args:
-        job: what to train.
-        worker: this process's part.
-        resume_seconds: seconds between two saves of the state; 0 saves after every step.
+        job: the model to train.
+        worker: this process's share of the work.
+        resume_seconds: seconds between two saves of the resume state; 0 saves after every step.
         progress: called on the first worker after each epoch.
-        where: which process of which machine this is, for the manifest.
+        where: the process and machine, for the manifest.
     """
     ref = job.identity.ref
     first = worker.rank == 0
@@ -324,17 +324,17 @@ def train_into_store(
         run.train()
         usage.earlier = run.seconds
         problem = run.commit(where) if first else None
-    problem = worker.share(problem)  # all workers end alike, or the others would wait for the first one
+    problem = worker.share(problem)  # all workers must end alike, or the others would wait for the first
     if problem is not None:
         raise RunError(problem)
     return ref
 
 
 def build_model(described: Mapping[str, Any], *, seed: int, base: Artifact[Pretrained] | None = None) -> nn.Module:
-    """An untrained model from what `Train.describe` says of it; one that is fine-tuned as it was taken over.
+    """Build an untrained model from what `Train.describe` returned; a model to be fine-tuned has its pretrained weights.
 
     Raises:
-        UserError: when the architecture cannot take such examples.
+        UserError: when the architecture does not fit the examples.
     """
     from memlib.models.classifiers import build_classifier
     from memlib.models.encoder import build_encoder
@@ -344,7 +344,7 @@ def build_model(described: Mapping[str, Any], *, seed: int, base: Artifact[Pretr
     if isinstance(spec, ModelSpec):
         return build_encoder(spec, num_classes=described["classifier"], seed=seed)
     if isinstance(spec, PretrainedSpec):
-        assert base is not None, "a model that is fine-tuned comes from somewhere"
+        assert base is not None, "a pretrained model needs its base artifact"
         return base.content.model(spec.lora, seed=seed)
     if isinstance(spec, LanguageSpec):
         return build_language_model(spec, described["classifier"], described["input_shape"][0], seed=seed)
@@ -355,7 +355,7 @@ def build_model(described: Mapping[str, Any], *, seed: int, base: Artifact[Pretr
 
 
 class _Run:
-    """The side of a training that touches the disk."""
+    """The part of a training that reads and writes files."""
 
     def __init__(
         self,
@@ -387,7 +387,7 @@ class _Run:
         )
         self.history: list[dict[str, Any]] = []
         self.resumed_from: int | None = None
-        self.seconds = 0.0  # spent by earlier attempts, as far as they were saved
+        self.seconds = 0.0  # spent by earlier attempts, up to their last save
         self.started = time.monotonic()
 
     def train(self) -> None:
@@ -397,7 +397,7 @@ class _Run:
         if self.worker.rank == 0 and self.store.resume.load(self.ref.key, self.folder):
             try:
                 state = load_resume_state(self.folder)
-            except CorruptArtifact:  # whole, but not written by us
+            except CorruptArtifact:  # intact, but not a state that memlib wrote
                 self.store.resume.drop(self.ref.key)
         state = self.worker.share(state)  # the first worker decides, so that all start from the same step
         if state is not None:
@@ -422,7 +422,7 @@ class _Run:
         if self.worker.rank or finished or time.monotonic() - self.saved < self.resume_seconds:
             return
         if training.step % training.steps_per_epoch == 0 or not training.can_save:
-            return  # the epoch's own call saves, after it has kept its weights
+            return  # `_after_epoch` saves, once the epoch's weights are written
         self._save()
 
     def _after_epoch(self, training: Training, means: dict[str, float]) -> None:
@@ -460,7 +460,7 @@ class _Run:
         self.saved = time.monotonic()
 
     def commit(self, where: Mapping[str, Any] | None) -> str | None:
-        """Publishes the model; returns what went wrong, in words."""
+        """Publish the model; return an error message, or None."""
         try:
             known = Known()
             known.add(self.job.shard.ref)
@@ -477,12 +477,11 @@ class _Run:
         return None
 
     def fill(self, attempt: Attempt) -> None:
-        """Fill the artifact with the checkpoints, the history, and what it takes to build the model again."""
-
+        """Fill the artifact with the checkpoints, the history, and the description that `build_model` needs."""
         job = self.job
         attempt.resumes = True
         kept = [e for e in job.training.kept_epochs if e <= self.training.epoch or e == job.training.epochs]
-        for epoch in kept:  # stopped early, later ones were not reached
+        for epoch in kept:  # training that stopped early did not reach later ones
             shutil.copyfile(self.folder / weights_file(epoch), attempt.path(weights_file(epoch)))
         for step in job.training.checkpoint_steps:
             if step <= self.training.step:

@@ -1,7 +1,7 @@
-"""The one training loop: batches, an objective, callbacks.
+"""The training loop: batches, an objective, callbacks.
 
-Everything random is a function of (seed, epoch or step), so the state of a training is its weights, optimiser,
-scaler, objective and step: stopping and resuming equals never having stopped, bit for bit on one CPU worker.
+Everything random is a function of (seed, epoch or step), so the state of a training is its weights, optimizer,
+scaler, objective and step: a resumed training equals an uninterrupted one, bit for bit on one CPU worker.
 """
 
 import itertools
@@ -34,12 +34,12 @@ from memlib.training.optim import build_optimizer, learning_rate
 from memlib.training.privacy import Spent, make_private, plan, poisson_sample, use_private_layers
 
 VALIDATION_BATCH = 512
-TOLD_STEPS, TOLD_AFTER = 50, {"cpu": 1}  # steps after which their losses are waited for: each wait leaves a GPU idle
+TOLD_STEPS, TOLD_AFTER = 50, {"cpu": 1}  # steps between two reads of their losses, which stall a GPU
 
 
 @dataclass(frozen=True)
 class Worker:
-    """Which part of each global batch this process takes, and on what device."""
+    """This process's part of each global batch, and its device."""
 
     rank: int = 0
     world_size: int = 1
@@ -47,7 +47,7 @@ class Worker:
     group: dist.ProcessGroup | None = None  # the workers that share this model's batches
 
     def share(self, value: Any) -> Any:
-        """The first worker's value, on every worker."""
+        """Return the first worker's value, on every worker."""
         if self.world_size == 1:
             return value
         values = [value]
@@ -55,7 +55,7 @@ class Worker:
         return values[0]
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean over the workers, on each of them."""
+        """Return the mean over the workers, on each of them."""
         if self.world_size > 1:
             dist.all_reduce(values, group=self.group)
             values = values / self.world_size
@@ -64,19 +64,19 @@ class Worker:
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """The examples a model may see: rows of a shard, with their labels, and a unique feature in some of them."""
+    """The examples that a model may see: rows of a shard with labels, and a unique feature in some of them."""
 
     images: NDArray[Any]  # (num_stored, size, size, channels) uint8 or (num_stored, dim), usually memory-mapped
     rows: NDArray[np.int64]  # (num_examples,)
     labels: NDArray[np.int64]  # (num_examples,)
     feature: Feature | None = None
-    marked: NDArray[np.bool_] | None = None  # (num_examples,) which examples carry the feature
+    marked: NDArray[np.bool_] | None = None  # (num_examples,) True where an example carries the feature
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def read(self, chosen: NDArray[np.int64]) -> NDArray[Any]:
-        """The chosen examples (positions in `rows`) as the model sees them, before augmentation."""
+        """Return the chosen examples (positions in `rows`) as the model sees them, before augmentation."""
         images = self.images[self.rows[chosen]]
         if self.feature is None:
             return images
@@ -88,19 +88,19 @@ class TrainingSet:
 
 
 class Training:
-    """A training under way: what it has, how far it is, and how to take it further.
+    """A training in progress: its model, its state, and methods to continue it.
 
     Args:
         model: the network, on any device; it is moved to the worker's.
-        objective: the loss, with whatever state it has.
-        data: the images it may see.
-        spec: everything that decides the result.
+        objective: the loss, with its state if it has any.
+        data: the training examples.
+        spec: all settings that determine the result.
         input_size: side of a view in pixels.
-        worker: this process's part.
-        validation: examples whose loss decides when to stop, with a spec that has patience.
+        worker: this process's share of the work.
+        validation: examples whose loss controls early stopping, if the spec has patience.
 
     Raises:
-        UserError: when the spec asks for what the data or the device cannot give.
+        UserError: when the data or the device do not support a setting of the spec.
     """
 
     def __init__(
@@ -151,30 +151,30 @@ class Training:
         self.step = 0
         self.rate = 0.0
         self._sums: dict[str, float] = {}
-        self._untold: list[tuple[int, tuple[str, ...], Tensor]] = []  # means of terms of steps, still on the device
-        self.best: dict[str, Any] = {"loss": math.inf, "epoch": 0, "weights": {}}  # with patience: the model
+        self._untold: list[tuple[int, tuple[str, ...], Tensor]] = []  # loss terms of recent steps, still on the device
+        self.best: dict[str, Any] = {"loss": math.inf, "epoch": 0, "weights": {}}  # with patience: the result
 
     @property
     def stopped(self) -> bool:
-        """Whether the validation loss has not fallen for as long as the spec has patience."""
+        """True once the validation loss has not fallen for `patience` epochs."""
         return self.validation is not None and self.epoch - self.best["epoch"] >= (self.spec.patience or 0)
 
     @property
     def epoch(self) -> int:
-        """Epochs finished."""
+        """Number of finished epochs."""
         return self.step // max(1, self.steps_per_epoch)
 
     @property
     def epoch_sums(self) -> dict[str, float]:
-        """The sum of each loss term over the epoch's steps so far; waits for the device.
+        """Sums of the loss terms over the steps of this epoch so far; waits for the device.
 
         Raises:
             RunError: when one of them is not finite.
         """
-        told, self._untold = self._untold, []
-        if told:
-            values = torch.stack([means for _, _, means in told]).tolist()
-            for (step, names, _), row in zip(told, values, strict=True):
+        pending, self._untold = self._untold, []
+        if pending:
+            values = torch.stack([means for _, _, means in pending]).tolist()
+            for (step, names, _), row in zip(pending, values, strict=True):
                 terms = dict(zip(names, row, strict=True))
                 if not all(math.isfinite(value) for value in row):
                     raise RunError(self._divergence(step, terms))
@@ -183,11 +183,11 @@ class Training:
 
     @property
     def can_save(self) -> bool:
-        """Whether one worker may ask for the state alone: not where it would learn of a loss that others do not know yet."""
+        """True where one worker may read the state alone: pending losses could raise an error that the others do not see."""
         return self.worker.world_size == 1 or not self._untold
 
     def state(self) -> dict[str, Any]:
-        """All that a resumed training needs; random state and loader position are functions of the step."""
+        """Return all that a resumed training needs; random state and data position are functions of the step."""
         return {
             "step": self.step,
             "model": kept_state(self.model),
@@ -199,7 +199,7 @@ class Training:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Takes up a training where `state` left it."""
+        """Restore a training from what `state` returned."""
         load_kept(self.model, state["model"])
         self.objective.load_state_dict(state["objective"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -216,9 +216,9 @@ class Training:
         after_epoch: Callable[["Training", dict[str, float]], None] | None = None,
         stop_after: int | None = None,
     ) -> None:
-        """Trains to the end, until patience runs out, or until `stop_after` steps have been taken in all.
+        """Train to the end, until patience runs out, or until `stop_after` steps have been taken in total.
 
-        With patience the model ends with the weights of its best epoch.
+        With patience, the model ends with the weights of its best epoch.
 
         Args:
             after_step: called after each step.
@@ -226,10 +226,10 @@ class Training:
             stop_after: a step to stop at, for tests.
 
         Raises:
-            RunError: when the loss is not finite; says the step and the values that led there.
+            RunError: when the loss is not finite; names the step and the preceding values.
         """
         end = self.num_steps if stop_after is None else min(stop_after, self.num_steps)
-        if self.stopped:  # taken up after its last epoch
+        if self.stopped:  # resumed after its last epoch
             end = self.step
         batches = Prefetcher(self.data, self.spec, self.worker, first_step=self.step, last_step=end)
         self._forward.train()
@@ -252,12 +252,12 @@ class Training:
 
     @torch.no_grad()
     def _validate(self, data: TrainingSet) -> float:
-        """The mean validation loss, of which the lowest so far names the best weights; the same on every worker."""
+        """Return the mean validation loss, the same on every worker; keep the weights if it is the lowest so far."""
         self._forward.eval()
         self.objective.eval()
         total = 0.0
-        most = self.model.most_rows(data.images.shape[1]) if isinstance(self.model, Causal) else VALIDATION_BATCH
-        for chosen in np.array_split(np.arange(len(data)), max(1, len(data) // most)):
+        batch = self.model.most_rows(data.images.shape[1]) if isinstance(self.model, Causal) else VALIDATION_BATCH
+        for chosen in np.array_split(np.arange(len(data)), max(1, len(data) // batch)):
             views = [self._plain(torch.from_numpy(data.read(chosen)))] * self.objective.num_views
             labels = torch.from_numpy(data.labels[chosen]).to(self.worker.device)
             total += float(self.objective(self.model, views, labels)["loss"]) * len(chosen)
@@ -270,14 +270,14 @@ class Training:
         return loss
 
     def take_step(self, images: Tensor, labels: Tensor) -> None:
-        """One optimiser step on this worker's part of a batch.
+        """Take one optimizer step on this worker's part of a batch.
 
         Args:
             images: (batch / world size, height, width, 3) uint8.
             labels: (batch / world size,) int64.
         """
         spec, worker = self.spec, self.worker
-        torch.manual_seed(derive_seed(spec.seed, "step", self.step, worker.rank))  # dropout and the like
+        torch.manual_seed(derive_seed(spec.seed, "step", self.step, worker.rank))  # for dropout etc.
         self.objective.progress, self.objective.epoch = self.step / self.num_steps, self.step / self.steps_per_epoch
         views = self._views(images)
         self.rate = learning_rate(
@@ -286,7 +286,7 @@ class Training:
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate
         if not len(images):
-            raise RunError(f"step {self.step} drew no example; raise training.batch_size, the mean size of a batch")
+            raise RunError(f"the batch of step {self.step} is empty; raise training.batch_size, the expected size of a batch")
         self.optimizer.zero_grad(set_to_none=True)
         terms = self._add_gradients(views, labels)
         means = worker.mean(torch.stack([value.float() for value in terms.values()]))
@@ -302,7 +302,7 @@ class Training:
         self.objective.after_step(self.model)
 
     def _add_gradients(self, views: Sequence[Tensor], labels: Tensor) -> dict[str, Tensor]:
-        """Add the gradients of a batch's mean loss, part by part, and return the means of its terms."""
+        """Accumulate the gradients of a batch's mean loss, part by part, and return the means of its terms."""
         spec, kind = self.spec, self.worker.device.type
         dtype = torch.float32 if spec.precision == "float32" else getattr(torch, spec.precision)
         means: dict[str, Tensor] = {}
@@ -331,7 +331,7 @@ class Training:
         return [view.contiguous(memory_format=torch.channels_last) for view in views]
 
     def _plain(self, images: Tensor) -> Tensor:
-        """Examples as they are, as the model takes them."""
+        """Convert examples to model inputs without augmentation."""
         if images.dim() == 2:  # points, or symbols of a text
             points = images if images.is_floating_point() else images.long()
             return points.to(self.worker.device)
@@ -353,26 +353,26 @@ class Training:
 
 
 def check_training(spec: TrainingSpec, data: TrainingSet, worker: Worker, validation: TrainingSet | None) -> None:
-    """Refuses what cannot be trained.
+    """Check that the settings, data and device fit together.
 
     Raises:
-        UserError: with the setting to change.
+        UserError: names the setting to change.
     """
     batch = spec.batch_size or len(data)
     if spec.epochs and len(data) < batch:
         raise UserError(f"training.batch_size {batch} is more than the {len(data)} examples to train on")
     if batch % worker.world_size:
-        raise UserError(f"training.batch_size {batch} cannot be shared by {worker.world_size} workers evenly")
+        raise UserError(f"training.batch_size {batch} cannot be divided evenly among {worker.world_size} workers")
     if spec.augment is not None and data.images.ndim != 4:
         raise UserError("training.augment is for images; set it to null for points")
     if spec.patience is not None and not (validation is not None and len(validation)):
         raise UserError("training.patience needs validation examples, which this audit or split does not have")
     if spec.privacy is not None and spec.privacy.delta * len(data) >= 1:
-        raise UserError(f"training.privacy.delta {spec.privacy.delta} must be below one over the {len(data)} examples")
+        raise UserError(f"training.privacy.delta {spec.privacy.delta} must be below 1/{len(data)} (1/number of examples)")
     if spec.privacy is not None and worker.world_size > 1:
         raise UserError("training.privacy draws whole batches on one worker; set resources.workers_per_model to 1")
     if spec.privacy is not None and spec.augment is not None:
-        raise UserError("training.privacy takes examples as they are; set training.augment to null")
+        raise UserError("training.privacy does not support augmentation; set training.augment to null")
     if spec.precision == "float16" and worker.device.type != "cuda":
         raise UserError("training.precision float16 needs a GPU; use bfloat16 or float32")
 
@@ -383,13 +383,13 @@ def _part(batch_size: int, worker: Worker) -> slice:
 
 
 def epoch_order(num_examples: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The order in which an epoch visits the examples: a permutation drawn from (seed, epoch)."""
+    """Return the order of the examples in an epoch: a permutation drawn from (seed, epoch)."""
     order: NDArray[np.int64] = np.random.default_rng(derive_seed(seed, "order", epoch)).permutation(num_examples)
     return order
 
 
 class Prefetcher:
-    """Iterates over this worker's part of each global batch, reading the next ones while the last is trained on.
+    """Iterator over this worker's part of each global batch that reads the next ones while the current one is trained on.
 
     Yields:
         images (batch / world size, size, size, 3) uint8 and labels (batch / world size,) int64.
@@ -427,7 +427,7 @@ class Prefetcher:
         return images, labels
 
     def _order_of(self, epoch: int) -> NDArray[np.int64]:
-        with self._ordering:  # at the end of an epoch readers are in two
+        with self._ordering:  # at the end of an epoch, readers are in two different ones
             if self._order[0] != epoch:
                 shuffle, count = self._spec.shuffle, len(self._data)
                 order = epoch_order(count, seed=self._spec.seed, epoch=epoch) if shuffle else np.arange(count)

@@ -1,4 +1,4 @@
-"""Optimisers and the learning-rate schedule, a pure function of the step."""
+"""Optimizers and the learning-rate schedule, a pure function of the step."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +20,7 @@ class LARS(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """One update of every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         assert closure is None, "LARS takes no closure"
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -41,7 +41,7 @@ class LARS(torch.optim.Optimizer):
 
 
 def build_optimizer(spec: OptimizerSpec, modules: Iterable[nn.Module]) -> torch.optim.Optimizer:
-    """The optimiser a spec names over the trainable parameters of the modules; no 1-D parameter is decayed."""
+    """Build the optimizer that a spec names for the modules' trainable parameters; 1-D parameters get no weight decay."""
     params = [p for module in modules for p in module.parameters() if p.requires_grad]
     if spec.name == "lars":
         return LARS(params, lr=spec.learning_rate, weight_decay=spec.weight_decay, momentum=spec.momentum)
@@ -53,7 +53,7 @@ def build_optimizer(spec: OptimizerSpec, modules: Iterable[nn.Module]) -> torch.
 
 
 def build_adamw(spec: OptimizerSpec, params: Sequence[Tensor], *, decayed_from: int) -> torch.optim.Optimizer:
-    """AdamW that decays the parameters with at least `decayed_from` dimensions; each element is updated by itself."""
+    """Build AdamW with weight decay for parameters of at least `decayed_from` dimensions; all updates are elementwise."""
     groups = _groups(spec, params, decayed_from=decayed_from)
     return torch.optim.AdamW(groups, lr=spec.learning_rate, betas=spec.betas, fused=True)
 
@@ -67,19 +67,19 @@ def _groups(spec: OptimizerSpec, params: Sequence[Tensor], *, decayed_from: int)
 
 
 def learning_rate(spec: OptimizerSpec, *, step: int, steps_per_epoch: int, num_steps: int) -> float:
-    """Linear warm-up from 0, then a cosine from the peak to final_fraction of it, or the peak throughout.
+    """Return the learning rate: linear warm-up from 0, then the peak, constant or with cosine decay to final_fraction.
 
     Args:
-        spec: peak, warm-up and end.
-        step: steps taken before this one.
-        steps_per_epoch: length of an epoch.
-        num_steps: length of the training.
+        spec: peak, warm-up, schedule and final fraction.
+        step: number of steps taken before this one.
+        steps_per_epoch: steps in an epoch.
+        num_steps: steps in the whole training.
     """
     warmup = min(spec.warmup_epochs * steps_per_epoch, num_steps)
     if step < warmup:
         return spec.learning_rate * (step + 1) / warmup
     if spec.schedule == "constant":
         return spec.learning_rate
-    done = (step - warmup) / max(1, num_steps - warmup)
+    progress = (step - warmup) / max(1, num_steps - warmup)
     end = spec.final_fraction
-    return spec.learning_rate * (end + (1 - end) * (1 + math.cos(math.pi * done)) / 2)
+    return spec.learning_rate * (end + (1 - end) * (1 + math.cos(math.pi * progress)) / 2)

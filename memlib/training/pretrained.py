@@ -1,4 +1,4 @@
-"""A model that was trained elsewhere and is fine-tuned here: its folder in the store, where every worker finds it."""
+"""A pretrained model to be fine-tuned: a copy of its folder in the store, where every worker can read it."""
 
 from __future__ import annotations
 
@@ -24,58 +24,58 @@ if TYPE_CHECKING:
 
 
 class Pretrained:
-    """A Hugging Face folder in the store."""
+    """A pretrained Hugging Face model in the store."""
 
     def __init__(self, artifact: Artifact[Pretrained]) -> None:
         self._artifact = artifact
 
     @contextmanager
     def folder(self) -> Iterator[Path]:
-        """A folder with its files, as long as the block lasts."""
-        with scratch("pretrained") as found:
+        """Yield a temporary folder with links to the model's files."""
+        with scratch("pretrained") as path:
             for name in self._artifact.files:
-                (found / name).symlink_to(self._artifact.path(name))
-            yield found
+                (path / name).symlink_to(self._artifact.path(name))
+            yield path
 
     @cached_property
     def tokenizer(self) -> FolderTokenizer:
-        """Its tokenizer."""
+        """The model's tokenizer."""
         from memlib.models.causal import FolderTokenizer
 
         with self.folder() as folder:
             return FolderTokenizer(str(folder))
 
     def model(self, lora: LoraSpec | None, *, seed: int) -> Causal:
-        """Return the model with its weights, on the CPU, with new adapters where they are asked for.
+        """Return the model with its weights, on the CPU, with new adapters if requested.
 
         Args:
-            lora: null leaves all weights to learn.
-            seed: of the adapters.
+            lora: settings of the adapters; None trains all weights.
+            seed: seed of the adapters' initial weights.
         """
         from memlib.models.causal import Causal, load_model, with_adapters
 
         with self.folder() as folder:
             model, start = load_model(str(folder)), self.tokenizer.start
-            model = model.float()  # checkpoints may be in half precision, which training rounds too much
+            model = model.float()  # checkpoints may be in half precision, which is too coarse for training
         return Causal(model if lora is None else with_adapters(model, lora, seed=seed), start=start)
 
 
 @dataclass(frozen=True)
 class TakeOver(Stage[Pretrained]):
-    """Take a Hugging Face model with its tokenizer into the store, as it is.
+    """Copy a Hugging Face model with its tokenizer into the store, unchanged.
 
     Attributes:
-        model: its folder.
+        model: names the folder of the model.
     """
 
     declared: ClassVar[Declared] = Declared("pretrained", 1, ("memlib.training.pretrained",))
-    title: ClassVar[str] = "take over model"
+    title: ClassVar[str] = "copy pretrained model"
 
     model: PretrainedSpec
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """Nothing: its files say all."""
+        """Empty: the files determine the artifact."""
         return {}
 
     @cached_property
@@ -84,13 +84,13 @@ class TakeOver(Stage[Pretrained]):
 
     @cached_property
     def inputs(self) -> Mapping[str, Any]:
-        """Digests of its files."""
+        """The digests of the model's files, by name."""
         from memlib.identity import file_digest
 
         return {name: file_digest(path) for name, path in self._files.items()}
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
-        """Copy the files, once the tokenizer and the weights could be loaded."""
+        """Check that the tokenizer and the weights load, then copy the files."""
         from memlib.models.causal import FolderTokenizer, load_model
 
         FolderTokenizer(self.model.path)
@@ -101,10 +101,10 @@ class TakeOver(Stage[Pretrained]):
 
     @classmethod
     def open(cls, artifact: Artifact[Pretrained]) -> Pretrained:
-        """Return the folder."""
+        """Return the pretrained model."""
         return Pretrained(artifact)
 
     @classmethod
     def described(cls, artifact: Artifact[Pretrained]) -> list[str]:
-        """Return its size."""
+        """Return the numbers of weights and tokens."""
         return [f"{artifact.facts['parameters']:,} weights, {len(artifact.content.tokenizer.pieces):,} tokens"]

@@ -1,6 +1,6 @@
-"""Differentially private training through opacus: DP-SGD (Abadi 2016), and what it costs in epsilon.
+"""Differentially private training with opacus: DP-SGD (Abadi 2016) and its cost in epsilon.
 
-opacus and dp-accounting are loaded where they are used, as they are extras of the installation and slow to load.
+opacus and dp-accounting are optional extras and slow to import, so they are imported where they are used.
 """
 
 import functools
@@ -20,21 +20,21 @@ from memlib.errors import UserError
 from memlib.identity import derive_seed
 from memlib.specs import PrivacySpec
 
-FINE_FROM = 0.5  # noise below which losses are so large that a coarser step is fine, too
+FINE_FROM = 0.5  # noise below which privacy losses are so large that a coarser step suffices
 FINE_STEP, COARSE_STEP = 1e-4, 1e-3
 
 
 @dataclass(frozen=True)
 class Spent:
-    """The privacy of a training.
+    """The privacy guarantee of a training run.
 
     Attributes:
         noise: standard deviation of the noise, in units of the clipping norm.
-        epsilons: by epoch, from 1: what has been spent when it ends.
-        delta: probability with which epsilon may not hold.
-        accountant: that counted: rdp, prv or pld.
-        sample_rate: probability with which an example is in a batch.
-        tight: whether the accountant says that it could do no better; what it says holds in any case.
+        epsilons: epsilon spent by the end of each epoch, starting with epoch 1.
+        delta: probability with which the epsilon guarantee may fail.
+        accountant: the accountant that computed epsilon: rdp, prv or pld.
+        sample_rate: probability that an example is in a batch.
+        tight: False when the accountant reports that a tighter bound may exist; epsilon is an upper bound in any case.
     """
 
     noise: float
@@ -46,44 +46,44 @@ class Spent:
 
 
 def plan(privacy: PrivacySpec, *, sample_rate: float, steps_per_epoch: int, epochs: int) -> Spent:
-    """The noise of a training, and epsilon after each of its epochs.
+    """Compute the noise of a training run and the epsilon spent after each of its epochs.
 
     Args:
         privacy: epsilon or noise, delta, accountant.
-        sample_rate: probability with which an example is in a batch.
+        sample_rate: probability that an example is in a batch.
         steps_per_epoch, epochs: length of the training.
 
     Raises:
-        UserError: when no noise is enough for so small an epsilon.
+        UserError: when no amount of noise reaches such a small epsilon.
     """
     steps = steps_per_epoch * epochs
     noise = privacy.noise
     if noise is None:
         assert privacy.epsilon is not None
         noise = _noise_for(privacy, sample_rate=sample_rate, steps=steps) if steps else 0.0
-    found = [
+    spent = [
         _epsilon(privacy, noise, sample_rate=sample_rate, steps=steps_per_epoch * epoch) for epoch in range(1, epochs + 1)
     ]
-    tight = all(is_tight for _, is_tight in found)
-    return Spent(noise, tuple(epsilon for epsilon, _ in found), privacy.delta, privacy.accountant, sample_rate, tight)
+    tight = all(is_tight for _, is_tight in spent)
+    return Spent(noise, tuple(epsilon for epsilon, _ in spent), privacy.delta, privacy.accountant, sample_rate, tight)
 
 
 def _epsilon(privacy: PrivacySpec, noise: float, *, sample_rate: float, steps: int) -> tuple[float, bool]:
-    """Epsilon, and whether the accountant found the end of its range too narrow for a tight one."""
+    """Return epsilon and whether it is tight; it is not when the best order lies at an end of the accountant's range."""
     if privacy.accountant == "pld":
         accounting, accountant = _pld(noise)
         accountant.compose(_event(accounting, noise, sample_rate), steps)
         return float(accountant.get_epsilon(privacy.delta)), True
     accountant = _opacus("opacus.accountants").create_accountant(mechanism=privacy.accountant)
     accountant.history = [(noise, sample_rate, steps)]
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         epsilon = float(accountant.get_epsilon(delta=privacy.delta))
-    return epsilon, not any("Optimal order" in str(warning.message) for warning in said)
+    return epsilon, not any("Optimal order" in str(warning.message) for warning in caught)
 
 
 def _pld(noise: float) -> tuple[ModuleType, Any]:
-    """dp_accounting, and an accountant of privacy losses, rounded up to a step that is fine beside them."""
+    """Return dp_accounting and an accountant that rounds privacy losses up to multiples of a step suited to the noise."""
     accounting = _dp_accounting("dp_accounting")
     step = FINE_STEP if noise >= FINE_FROM else COARSE_STEP
     return accounting, _dp_accounting("dp_accounting.pld").PLDAccountant(value_discretization_interval=step)
@@ -94,7 +94,7 @@ def _event(accounting: ModuleType, noise: float, sample_rate: float) -> Any:
 
 
 def _noise_for(privacy: PrivacySpec, *, sample_rate: float, steps: int) -> float:
-    too_little = f"training.privacy.epsilon {privacy.epsilon} is too little for {steps} steps"
+    message = f"training.privacy.epsilon {privacy.epsilon} is too small for {steps} steps"
     if privacy.accountant == "pld":
         accounting = _dp_accounting("dp_accounting")
         bracket = accounting.LowerEndpointAndGuess(0.05, 1.0)
@@ -107,7 +107,7 @@ def _noise_for(privacy: PrivacySpec, *, sample_rate: float, steps: int) -> float
                 )
             )  # fmt: skip
         except accounting.mechanism_calibration.NoBracketIntervalFoundError as error:
-            raise UserError(too_little) from error
+            raise UserError(message) from error
     search = _opacus("opacus.accountants.utils").get_noise_multiplier
     try:
         with warnings.catch_warnings():
@@ -119,21 +119,21 @@ def _noise_for(privacy: PrivacySpec, *, sample_rate: float, steps: int) -> float
                 )
             )  # fmt: skip
     except ValueError as error:
-        raise UserError(f"{too_little} ({error})") from error
+        raise UserError(f"{message} ({error})") from error
 
 
 def poisson_sample(num_examples: int, sample_rate: float, *, seed: int, step: int) -> NDArray[np.int64]:
-    """The examples of a step, each drawn independently: positions in order, a function of (seed, step)."""
+    """Draw the examples of a step independently of each other: sorted positions, a function of (seed, step)."""
     draws = np.random.default_rng(derive_seed(seed, "poisson", step)).random(num_examples)
-    found: NDArray[np.int64] = np.flatnonzero(draws < sample_rate)
-    return found
+    positions: NDArray[np.int64] = np.flatnonzero(draws < sample_rate)
+    return positions
 
 
 def use_private_layers(model: nn.Module) -> None:
-    """Replaces LSTM and GRU layers, in place, by opacus' with the same weights and names, which have a gradient an example.
+    """Replace LSTM and GRU layers in place by opacus' equivalents, which give per-example gradients; keep weights and names.
 
     Raises:
-        UserError: when other layers have none.
+        UserError: when another layer provides no per-example gradients.
     """
     layers = _opacus("opacus.layers")
     twins: dict[type[nn.Module], Any] = {nn.LSTM: layers.DPLSTM, nn.GRU: layers.DPGRU}
@@ -152,15 +152,15 @@ def use_private_layers(model: nn.Module) -> None:
     problems = _opacus("opacus.grad_sample").GradSampleModule.validate(model, strict=False)
     problems += _opacus("opacus.validators").ModuleValidator.validate(model, strict=False)
     if problems:
-        said = str(problems[0]).strip().splitlines()[0]
+        problem = str(problems[0]).strip().splitlines()[0]
         raise UserError(
             "this model cannot be trained with training.privacy; lstm, gru, cnn, wavenet, encoder_decoder and mlp can "
-            f"({said})"
+            f"({problem})"
         )
 
 
 def _forget_inner_names(inner: Mapping[str, str], parent: nn.Module, state: dict[str, Tensor], prefix: str, _: Any) -> None:
-    """Weights keep PyTorch's names; opacus forgets its own ones only where its layer is the whole model."""
+    """Drop opacus' inner names so that weights keep PyTorch's; opacus only does so where its layer is the whole model."""
     for old in inner:
         state.pop(f"{prefix}{old}", None)
 
@@ -174,16 +174,16 @@ def _know_inner_names(inner: Mapping[str, str], parent: nn.Module, state: dict[s
 def make_private(
     model: nn.Module, optimizer: torch.optim.Optimizer, *, clip: float, noise: float, batch_size: int
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """The model with a gradient for each example, and the optimiser that clips them and adds noise.
+    """Return the model with per-example gradients, and an optimizer that clips them and adds noise.
 
-    Noise comes from torch's global generator, which the training seeds at every step.
+    Noise is drawn from torch's global generator, which the training loop seeds at every step.
 
     Args:
-        model: see `use_private_layers`.
-        optimizer: of its parameters.
-        clip: greatest norm of an example's gradient.
-        noise: its standard deviation, in units of `clip`.
-        batch_size: the mean number of examples in a batch.
+        model: a model prepared by `use_private_layers`.
+        optimizer: the optimizer of its parameters.
+        clip: maximum norm of an example's gradient.
+        noise: standard deviation of the noise, in units of `clip`.
+        batch_size: expected number of examples in a batch.
     """
     private = _opacus("opacus.grad_sample").GradSampleModule(model, batch_first=True, loss_reduction="mean")
     wrapped: torch.optim.Optimizer = _opacus("opacus.optimizers").DPOptimizer(

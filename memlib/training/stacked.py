@@ -1,8 +1,8 @@
-"""Many small nets as one program: every parameter has a leading axis of nets, one optimiser moves them all.
+"""Many small networks trained as one: every parameter has a leading axis of networks, one optimizer updates them all.
 
-Each net starts from its own seed, sees its own rows in its own order, draws its own dropout and stops by itself, so
-that its result does not depend on which nets it is stacked with (but for rounding). The loss is the sum of the nets'
-means and the optimiser is elementwise, so no gradient of one net reaches another.
+Each network starts from its own seed, sees its own rows in its own order, draws its own dropout and stops on its own,
+so its result does not depend on the other networks of its stack (up to rounding). The loss is the sum of the networks'
+mean losses and the optimizer is elementwise, so no gradient of one network reaches another.
 """
 
 import copy
@@ -27,16 +27,16 @@ from memlib.training.loop import epoch_order
 from memlib.training.optim import build_adamw, learning_rate
 
 VALIDATION_BATCH = 1024
-LARGE_BATCH = 256  # from here on the products of a single net keep a core busy
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # stacks that are tried when the best size is measured
+LARGE_BATCH = 256  # from this size on, the products of a single network keep a core busy
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # stack sizes tried when the best one is measured
 
 
 class StackedNet:
-    """Sequential nets of one architecture as one: parameters and buffers (num_nets, ...).
+    """Stacked sequential networks of one architecture: parameters and buffers (num_nets, ...).
 
     Args:
-        nets: Flatten, Linear, Conv2d, BatchNorm, ReLU, MaxPool2d and Dropout layers.
-        device: where it computes.
+        nets: networks of Flatten, Linear, Conv2d, BatchNorm, ReLU, MaxPool2d and Dropout layers.
+        device: device to compute on.
     """
 
     def __init__(self, nets: Sequence[nn.Sequential], device: torch.device) -> None:
@@ -49,7 +49,7 @@ class StackedNet:
 
     @classmethod
     def load(cls, net: nn.Sequential, state: Mapping[str, Tensor], device: torch.device) -> "StackedNet":
-        """Nets of the architecture of `net` from their stacked state (num_nets, ...)."""
+        """Build networks of the architecture of `net` from their stacked state (num_nets, ...)."""
         stacked = cls([net], device)
         trained = set(stacked.parameters)
         stacked.state = {name: state[name].to(device) for name in stacked.state}
@@ -60,21 +60,21 @@ class StackedNet:
         return len(next(iter(self.state.values())))
 
     def net_state(self, net: int) -> dict[str, Tensor]:
-        """One net's state dict, on the CPU."""
+        """Return the state dict of one network, on the CPU."""
         return {name: values[net].detach().cpu().clone() for name, values in self.state.items()}
 
     def keep(self, nets: Sequence[int]) -> None:
-        """Drops all nets but these."""
+        """Drop all networks but these."""
         with torch.no_grad():
             self.state = {name: values.detach()[list(nets)].clone() for name, values in self.state.items()}
         self.parameters = {name: self.state[name].requires_grad_() for name in self.parameters}
 
     def forward(self, inputs: Tensor, *, draws: Sequence[torch.Generator] | None = None, layers: int | None = None) -> Tensor:
-        """Class scores, or the output of the first `layers` layers (-1: all but the last).
+        """Return class scores, or the output of the first `layers` layers (-1: all but the last).
 
         Args:
-            inputs: (num_nets, batch, *shape), or (1, batch, *shape) for examples that all nets share.
-            draws: for training: each net's generator for dropout; None evaluates.
+            inputs: (num_nets, batch, *shape), or (1, batch, *shape) for examples that all networks share.
+            draws: each network's dropout generator for training; None for evaluation.
 
         Returns:
             (num_nets, batch, num_classes) float32.
@@ -90,16 +90,16 @@ class StackedNet:
         return x
 
     def _in_turn(self, x: Tensor, layers: int | None) -> bool:
-        """Whether nets are computed one after the other: large batches of dense layers on a CPU."""
+        """Return whether to compute networks one after the other: for large batches through dense layers on a CPU."""
         dense = all(isinstance(layer, nn.Flatten | nn.Linear | nn.ReLU) for layer in self.layers)
         return dense and layers is None and self.device.type == "cpu" and x.shape[1] >= LARGE_BATCH
 
     def _apply(self, layer: nn.Module, name: str, x: Tensor, draws: Sequence[torch.Generator] | None) -> Tensor:
         if isinstance(layer, nn.Linear):
             weight, bias = self.state[f"{name}.weight"], self.state.get(f"{name}.bias")
-            x = x.transpose(1, 2)  # weight first: its gradient then has the weight's own layout and is not copied
-            found = torch.bmm(weight, x) if bias is None else torch.baddbmm(bias[:, :, None], weight, x)
-            return found.transpose(1, 2)
+            x = x.transpose(1, 2)  # weight first: its gradient then has the weight's layout, needing no copy
+            product = torch.bmm(weight, x) if bias is None else torch.baddbmm(bias[:, :, None], weight, x)
+            return product.transpose(1, 2)
         if isinstance(layer, nn.Conv2d):
             return self._convolve(self.state[f"{name}.weight"], self.state.get(f"{name}.bias"), x)
         if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
@@ -117,7 +117,7 @@ class StackedNet:
         return x * kept.to(x.device) / (1 - layer.p)
 
     def _convolve(self, weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
-        """On a GPU as one grouped convolution, which would be slow to launch net by net; on a CPU the reverse holds."""
+        """Convolve all networks in one grouped convolution on a GPU, one by one on a CPU; each is faster there."""
         if self.device.type == "cpu":
             biases = [None] * len(weight) if bias is None else bias
             return torch.stack([F.conv2d(part, w, b) for part, w, b in zip(x, weight, biases, strict=True)])
@@ -126,7 +126,7 @@ class StackedNet:
         return out.reshape(len(out), len(weight), -1, *out.shape[2:]).transpose(0, 1)
 
     def _normalise(self, layer: nn.BatchNorm1d | nn.BatchNorm2d, name: str, x: Tensor, *, training: bool) -> Tensor:
-        """Each net and channel has statistics of its own: nets become channels."""
+        """Apply batch norm with separate statistics per network and channel: networks become channels."""
         part = {key: self.state[f"{name}.{key}"].flatten() for key in ("weight", "bias", "running_mean", "running_var")}
         flat = x.transpose(0, 1).flatten(1, 2)
         out = F.batch_norm(
@@ -139,19 +139,25 @@ class StackedNet:
 
 
 def _by_net(flat: Tensor, shape: torch.Size) -> Tensor:
-    """(num_nets * batch, ...) -> (num_nets, batch, ...)."""
+    """Reshape (num_nets * batch, ...) to (num_nets, batch, ...)."""
     return flat.reshape(*shape, *flat.shape[1:])
 
 
 class _DenseChain(torch.autograd.Function):
-    """Linear layers with ReLU between them, net by net, so that a net's activations stay in the processor's cache.
+    """Linear layers with ReLU between them, one network at a time, so that its activations stay in the processor's cache.
 
-    On a CPU and large batches that is faster than one product of all nets a layer, which reads and writes memory.
+    For large batches on a CPU this is faster than one product of all networks per layer, which is limited by memory.
     """
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, *parameters: Tensor) -> Tensor:
-        """inputs: (num_nets, batch, dim); parameters: weight (num_nets, out, in) and bias (num_nets, out) of each layer."""
+        """Return the last layer's outputs.
+
+        Args:
+            ctx: passes tensors to `backward`.
+            inputs: (num_nets, batch, dim).
+            parameters: weight (num_nets, out, in) and bias (num_nets, out) of each layer.
+        """
         weights, biases = parameters[0::2], parameters[1::2]
         outputs = [inputs.new_empty(*inputs.shape[:2], weight.shape[1]) for weight in weights]
         last = len(weights) - 1
@@ -166,22 +172,22 @@ class _DenseChain(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of the parameters; the inputs are data and get none."""
+        """Return the gradients of the parameters; the inputs are data and get none."""
         inputs, *saved = ctx.saved_tensors
         count = (len(saved) + 1) // 2
         weights, below = saved[:count], [inputs, *saved[count:]]
-        found = [torch.empty_like(weight) for weight in weights]
-        biases = [weight.new_empty(weight.shape[:2]) for weight in weights]
+        weight_gradients = [torch.empty_like(weight) for weight in weights]
+        bias_gradients = [weight.new_empty(weight.shape[:2]) for weight in weights]
         buffers = [inputs.new_empty(inputs.shape[1], weight.shape[2]) for weight in weights]
         for net in range(len(inputs)):
             delta = gradients[0][net]
             for i in range(count - 1, -1, -1):
-                torch.mm(delta.t(), below[i][net], out=found[i][net])
-                torch.sum(delta, 0, out=biases[i][net])
+                torch.mm(delta.t(), below[i][net], out=weight_gradients[i][net])
+                torch.sum(delta, 0, out=bias_gradients[i][net])
                 if i:
                     torch.mm(delta, weights[i][net], out=buffers[i])
                     delta = torch.ops.aten.threshold_backward.grad_input(buffers[i], below[i][net], 0, grad_input=buffers[i])
-        return (None, *(part for pair in zip(found, biases, strict=True) for part in pair))
+        return (None, *(part for pair in zip(weight_gradients, bias_gradients, strict=True) for part in pair))
 
 
 # -- data ---------------------------------------------------------------------------------------------
@@ -189,12 +195,12 @@ class _DenseChain(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Examples:
-    """What the nets of a stack may see.
+    """The examples that the networks of a stack may see.
 
     Attributes:
         images: (num_stored, height, width, channels) uint8 or (num_stored, dim) float32, the shard.
-        labels: (num_stored,) int64 by stored row.
-        feature: the unique feature, in the marked rows.
+        labels: (num_stored,) int64, by stored row.
+        feature: the unique feature, inserted in marked rows.
         validation: (num_validation,) int64 stored rows for early stopping.
     """
 
@@ -205,13 +211,13 @@ class Examples:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Of one example as a model takes it: (channels, height, width) or (dim,)."""
+        """The shape of one example as a model takes it: (channels, height, width) or (dim,)."""
         shape = self.images.shape[1:]
         return (shape[2], shape[0], shape[1]) if len(shape) == 3 else shape
 
 
 class _Pool:
-    """The examples of a stack on the device, each once: clean, then with the feature."""
+    """The examples of a stack on the device, each stored once: first clean ones, then those with the feature."""
 
     def __init__(self, data: Examples, nets: Sequence["NetJob"], device: torch.device, *, augmented: bool) -> None:
         clean = np.unique(np.concatenate([*(net.rows.rows for net in nets), data.validation]))
@@ -224,7 +230,7 @@ class _Pool:
         self._clean, self._marked = clean, marked
 
     def places(self, rows: TrainingRows) -> Tensor:
-        """(num_examples,) int64 positions in the pool of a net's training set."""
+        """Return the positions in the pool of a network's training set, (num_examples,) int64."""
         place = np.searchsorted(self._clean, rows.rows)
         place[rows.marked] = len(self._clean) + np.searchsorted(self._marked, rows.rows[rows.marked])
         return torch.from_numpy(place).to(self.labels.device)
@@ -235,7 +241,7 @@ class _Pool:
 
 @dataclass(frozen=True)
 class NetJob:
-    """One net: its seed (initial weights, order, dropout, augmentation) and its training set."""
+    """The seed of one network (initial weights, order, dropout, augmentation) and its training set."""
 
     seed: int
     rows: TrainingRows
@@ -243,12 +249,12 @@ class NetJob:
 
 @dataclass
 class NetResult:
-    """A trained net.
+    """A trained network.
 
     Attributes:
-        state: its state dict, of the best epoch when there is patience.
+        state: its state dict, from the best epoch if the training has patience.
         epoch: the epoch of those weights.
-        history: (num_epochs, 3) training loss, training accuracy (of the steps' own forward passes), validation loss.
+        history: (num_epochs, 3) training loss, training accuracy (from the training steps' forward passes), validation loss.
     """
 
     state: dict[str, Tensor]
@@ -257,8 +263,8 @@ class NetResult:
 
 
 Watch = Callable[[int, Sequence[int], Callable[[Tensor], Tensor], Tensor | None], None]
-"""Called with the epoch, the jobs' numbers, a forward pass ((batch, *shape) -> (nets, batch, classes)) and, when a
-training step has just computed them for the same weights, the class scores of all training rows."""
+"""A callback that receives the epoch, the jobs' numbers, a forward pass ((batch, *shape) -> (nets, batch, classes)), and
+the class scores of all training rows if a training step has just computed them with the same weights, else None."""
 
 
 def train_nets(
@@ -273,22 +279,22 @@ def train_nets(
     watch: Watch | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> list[NetResult]:
-    """Trains nets, `stack_size` at a time; results are in the order of the jobs.
+    """Train networks, `stack_size` at a time; return results in the order of the jobs.
 
     Args:
-        spec: the architecture, one that can be stacked.
-        training: how; every net's own seed replaces the spec's.
-        data: what they may see.
-        jobs: the nets.
-        num_classes: of the data.
-        stack_size: nets in one program; changes nothing but rounding and speed.
-        device: where.
+        spec: the architecture, which must be stackable.
+        training: training settings; every network's own seed replaces theirs.
+        data: the examples that they may see.
+        jobs: the networks to train.
+        num_classes: number of classes of the data.
+        stack_size: networks trained at once; affects only rounding and speed.
+        device: device to train on.
         watch: called after every epoch.
-        progress: called with the number of nets that are done.
+        progress: called with the number of networks that are done.
 
     Raises:
-        RunError: when a net's loss is not finite.
-        UserError: when the spec asks for what a stack cannot give.
+        RunError: when a network's loss is not finite.
+        UserError: when stacked networks do not support a setting.
     """
     _check(training, data, jobs)
     results: list[NetResult] = []
@@ -305,7 +311,7 @@ def _check(training: TrainingSpec, data: Examples, jobs: Sequence[NetJob]) -> No
     if training.optimizer.name != "adamw":
         raise UserError(f"training.optimizer {training.optimizer.name} cannot train stacked nets; use adamw")
     if not training.shuffle or training.checkpoint_steps:
-        raise UserError("training.shuffle false and training.checkpoint_steps are not for stacked nets")
+        raise UserError("stacked nets support neither training.shuffle false nor training.checkpoint_steps")
     if training.privacy is not None:
         raise UserError("training.privacy cannot train stacked nets; set it to null")
     if training.precision != "float32":
@@ -320,7 +326,7 @@ def _check(training: TrainingSpec, data: Examples, jobs: Sequence[NetJob]) -> No
 
 
 class _Stack:
-    """Nets that train together; those that have stopped are taken out once they are half."""
+    """Networks that train together; stopped ones are removed once they are at least half of the stack."""
 
     def __init__(
         self, spec: ClassifierSpec, training: TrainingSpec, data: Examples, jobs: Sequence[NetJob], num_classes: int,
@@ -336,26 +342,26 @@ class _Stack:
         self.places = torch.stack([self.pool.places(job.rows) for job in jobs])
         self.seeds = [job.seed for job in jobs]
         self.draws = [torch.Generator().manual_seed(derive_seed(job.seed, "dropout")) for job in jobs]
-        none = np.zeros(len(data.validation), dtype=bool)
-        self.validation = self.pool.places(TrainingRows(data.validation, none))
+        unmarked = np.zeros(len(data.validation), dtype=bool)
+        self.validation = self.pool.places(TrainingRows(data.validation, unmarked))
         self.side = data.images.shape[1]
         self.optimizer = build_adamw(training.optimizer, list(self.net.parameters.values()), decayed_from=3)
         self.active = list(range(len(jobs)))  # position in the stack -> job of this stack
-        self.stopped: set[int] = set()  # jobs that wait to be taken out
+        self.stopped: set[int] = set()  # finished jobs, some still in the stack
         self.best = [(np.inf, 0)] * len(jobs)
         self.states: list[dict[str, Tensor]] = [{} for _ in jobs]
         self.histories: list[list[list[float]]] = [[] for _ in jobs]
         count = self.places.shape[1]
         self.batch = training.batch_size or count
         self.steps = count // self.batch
-        # without batches and chance, a step's own forward pass is the evaluation of the weights before it
-        chance = training.augment is not None or spec.dropout or spec.dropout_conv or spec.batch_norm
-        self.forward_is_evaluation = self.batch == count and not chance
+        # with full batches and equal passes in training and evaluation, a step's own pass evaluates the weights before it
+        differs = training.augment is not None or spec.dropout or spec.dropout_conv or spec.batch_norm
+        self.forward_is_evaluation = self.batch == count and not differs
 
     def train(self, numbers: Sequence[int], watch: Watch | None) -> list[NetResult]:
         for epoch in range(1, self.training.epochs + 1):
-            seen = watch if self.forward_is_evaluation and epoch > 1 else None
-            loss, accuracy = self._epoch(epoch - 1, numbers, seen)
+            step_watch = watch if self.forward_is_evaluation and epoch > 1 else None
+            loss, accuracy = self._epoch(epoch - 1, numbers, step_watch)
             validation = self._validate()
             self._note(epoch, loss, accuracy, validation)
             if watch is not None and (not self.forward_is_evaluation or epoch == self.training.epochs):
@@ -373,7 +379,7 @@ class _Stack:
 
     @torch.inference_mode()
     def evaluate(self, inputs: Tensor) -> Tensor:
-        """(batch, *shape) prepared examples -> (nets, batch, classes)."""
+        """Return class scores: (batch, *shape) prepared examples -> (nets, batch, classes)."""
         return self.net.forward(inputs[None])
 
     def _epoch(self, epoch: int, numbers: Sequence[int], watch: Watch | None) -> tuple[Tensor, Tensor]:
@@ -382,7 +388,7 @@ class _Stack:
         if self.batch < count:
             orders = [epoch_order(count, seed=self.seeds[job], epoch=epoch) for job in self.active]
             order = torch.from_numpy(np.stack(orders)).to(self.device)
-        loss, right = torch.zeros(len(self.active)), torch.zeros(len(self.active))
+        loss, correct = torch.zeros(len(self.active)), torch.zeros(len(self.active))
         for step in range(self.steps):
             places = self.places
             if order is not None:
@@ -392,8 +398,8 @@ class _Stack:
                 watch(epoch, [numbers[job] for job in self.active], self.evaluate, scores.detach())
             self._step(losses.sum(), epoch * self.steps + step)
             loss += losses.detach().cpu()
-            right += (scores.detach().argmax(dim=2) == self.pool.labels[places]).float().mean(dim=1).cpu()
-        return loss / self.steps, right / self.steps
+            correct += (scores.detach().argmax(dim=2) == self.pool.labels[places]).float().mean(dim=1).cpu()
+        return loss / self.steps, correct / self.steps
 
     def _losses(self, places: Tensor, step: int) -> tuple[Tensor, Tensor]:
         inputs = self._inputs(places, step)
@@ -423,7 +429,7 @@ class _Stack:
         self.optimizer.step()
 
     def _validate(self) -> Tensor:
-        """(num_nets,) validation losses; NaN without validation examples."""
+        """Return the validation losses, (num_nets,); NaN without validation examples."""
         if not len(self.validation):
             return torch.full((len(self.active),), torch.nan)
         total = torch.zeros(len(self.active))
@@ -439,7 +445,7 @@ class _Stack:
         rows = torch.stack([loss, accuracy, validation], dim=1).tolist()
         for position, (job, row) in enumerate(zip(self.active, rows, strict=True)):
             if job in self.stopped:
-                continue  # what it does while it waits to be taken out is nobody's business
+                continue  # results after its stop do not count
             if not np.isfinite(row[0]):
                 raise RunError(
                     f"the loss of the net with seed {self.seeds[job]} is not finite in epoch {epoch}; lower "
@@ -455,9 +461,9 @@ class _Stack:
         if patience is None:
             return
         self.stopped |= {job for job in self.active if epoch - self.best[job][1] >= patience}
-        going = [p for p, job in enumerate(self.active) if job not in self.stopped]
-        if len(going) <= len(self.active) / 2:
-            self._keep(going)
+        remaining = [p for p, job in enumerate(self.active) if job not in self.stopped]
+        if len(remaining) <= len(self.active) / 2:
+            self._keep(remaining)
 
     def _keep(self, positions: Sequence[int]) -> None:
         self.active = [self.active[p] for p in positions]
@@ -483,7 +489,7 @@ def measure_stack_size(
     num_classes: int,
     device: torch.device,
 ) -> int:
-    """The stack size at which a step costs least per net on this device, found by doing steps."""
+    """Return the stack size at which a training step takes the least time per network on this device, by timing steps."""
     best, best_cost = 1, float("inf")
     for size in SIZES:
         if size > len(jobs):
@@ -493,7 +499,7 @@ def measure_stack_size(
         except torch.OutOfMemoryError:
             break
         if cost > best_cost * 1.05:
-            break  # larger stacks leave the caches
+            break  # larger stacks no longer fit into the caches
         if cost < best_cost:
             best, best_cost = size, cost
     return best

@@ -256,7 +256,7 @@ def test_other_audits_have_nothing_to_reveal(memlib: Memlib, finished: Finished)
         ),
         pytest.param(
             ["resources.workers_per_model=7"],
-            "training.batch_size 10 cannot be shared by 7 workers evenly",
+            "training.batch_size 10 cannot be divided evenly among 7 workers",
             marks=pytest.mark.slow,
         ),
         (["training.batch_size=61"], "training.batch_size 61 is more than the 60 examples"),
@@ -279,7 +279,7 @@ def test_mistakes_on_the_command_line_end_in_a_line(standalone: Memlib, tmp_path
     for arguments, message in (
         (["run", "deja-vu", "--recipe", "smokee"], "did you mean smoke"),
         (["run", "deja-vu", "--recipe", "smoke", "--set", "training.epoch=1"], "did you mean epochs"),
-        (["run", "deja-vu", "--recipe", "smoke", "--store", f"{blocker}/store"], "cannot be written"),
+        (["run", "deja-vu", "--recipe", "smoke", "--store", f"{blocker}/store"], "cannot be written to"),
         (["schema", "sumary"], "no table or audit 'sumary'"),
         (["run", "deja-vu", "--recipe", "smoke", "--colour"], "--colour"),
         (["run", "dejavu", "--recipe", "smoke"], "dejavu"),

@@ -89,7 +89,7 @@ def test_a_mix_is_trained_judged_and_published(audited: tuple[Memlib, Path, dict
     members = tables["examples"]["member"].to_pylist()
     assert members.count(True) == 2 * (60 + 120)
     page = Path(manifest["report"]).read_text()
-    assert "The same test on models whose truth is known" in page
+    assert "The same test on models with known training data" in page
     assert page.count("<svg") >= 1
 
 
@@ -125,7 +125,7 @@ def test_brought_weights_and_outputs_before_and_after(audited: tuple[Memlib, Pat
     assert (traces["before"]["verdict"], traces["before"]["value"] > 0) == ("shown", True)
     assert traces["after"]["verdict"] == "inconclusive"  # the known examples were not in it: no control
     assert next(row for row in rows_ if row["metric"] == "rho_change")["ci_low"] > 0
-    assert "can make them say anything" in manifest["verdict"]["explanation"]
+    assert "An owner who knows which examples were withheld can forge them" in manifest["verdict"]["explanation"]
     assert "From before to after" in Path(manifest["report"]).read_text()
 
 
@@ -144,7 +144,7 @@ ALL = "sets.query.per_class=null"
                 "sets.provider.per_class=1",
                 "sets.calibration.per_class=null",
             ],
-            "taken out",
+            "copies of D_Q were removed",
         ),
         pytest.param(["targets={t: {outputs: {path: nowhere.parquet}}}"], "cannot read outputs from", marks=pytest.mark.slow),
     ],
@@ -162,7 +162,7 @@ def test_what_cannot_be_audited_is_said_in_a_line(
 @pytest.mark.parametrize(
     ("made", "said"),
     [
-        pytest.param(lambda scores: np.eye(10)[scores.argmax(1)], "decisions and not how sure", marks=pytest.mark.slow),
+        pytest.param(lambda scores: np.eye(10)[scores.argmax(1)], "decisions, not confidences", marks=pytest.mark.slow),
         pytest.param(lambda scores: np.full_like(scores, 0.1), "is the same for every example", marks=pytest.mark.slow),
         (lambda scores: scores[np.random.default_rng(0).permutation(len(scores))], "bear no relation to the examples"),
     ],

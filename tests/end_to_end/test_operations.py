@@ -117,7 +117,7 @@ def test_a_sweep_finishes_what_it_can_and_names_the_rest(memlib: Memlib, plan: P
     assert list(planned["problems"]) == ["k=[100000]"]
     first = memlib.call("run", "sweep", *options)
     assert first.returncode == 2
-    assert "1 of 4 cells broke (k=[100000]: decode.k is 100000, but the public set has only" in first.stderr
+    assert "1 of 4 cells failed (k=[100000]: decode.k is 100000, but the public set has only" in first.stderr
     assert "Traceback" not in first.stderr
     manifest = newest(copy)
     assert manifest["audit"] == "sweep"

@@ -233,7 +233,7 @@ def test_a_server_that_is_gone_is_said_and_what_was_done_is_kept(
         swift.start()
     assert time.monotonic() - started < 150
     assert f"the store {uri} could not be reached for 15 s" in watched.said
-    assert "run the same command again when it is back" in watched.said
+    assert "run the same command again when it is available" in watched.said
     assert "Traceback" not in watched.said
     before = attempts(uri)
     assert any("/train/" in path for path in before)

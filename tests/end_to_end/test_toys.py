@@ -126,7 +126,7 @@ def test_an_audit_is_a_package_a_flow_and_a_line(project: Path, call: Call) -> N
     call("resume", manifest["run"], "--store", "store")
     assert "class-sizes" in call("runs", "--store", "store").stdout
     assert "The largest class has" in call("show", manifest["run"], "--store", "store").stdout
-    assert "as they were committed" in call("verify", "--store", "store").stdout
+    assert "are unchanged since they were committed" in call("verify", "--store", "store").stdout
     assert "how many examples it has" in call("schema", "units").stdout
     assert "smallest" in call("schema", "class-sizes").stdout
 

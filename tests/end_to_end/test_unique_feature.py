@@ -85,10 +85,10 @@ def test_a_planted_feature_is_found_and_everything_is_published(moons: tuple[Mem
     assert {row["x"] for row in curves if row["curve"] == "proportion_by_epoch"} == set(range(1, 41))
     page = Path(manifest["report"]).read_text()
     for heading in (
-        "Every net, with its control beside it",
+        "Each model and its control",
         "Through training",
         "Decision boundaries",
-        "With less and less access",
+        "With less access to the model",
     ):
         assert heading in page
     assert "The models remember the feature." in page
@@ -148,7 +148,7 @@ def test_images_small_and_large_models_self_influence_and_attention(memlib: Meml
         "What the model looks at",
         "Parts of the feature",
         "The feature in its examples",
-        "From canary to canary",
+        "Variation between canaries",
     ):
         assert heading in page
     assert page.count("data:image/png") >= 6
@@ -212,7 +212,7 @@ def test_ones_own_model_is_scored_without_training(own: Memlib, tmp_path: Path) 
         pytest.param("trained.outputs=probabilities", "outputs are not; set it to logits", marks=pytest.mark.slow),
         pytest.param("trained.model=factory:nan_model", "not finite", marks=pytest.mark.slow),
         pytest.param("canary.feature.left=10", "does not fit into an image of 28 x 28", marks=pytest.mark.slow),
-        pytest.param("score.null_features=18", "a rank among them needs 19", marks=pytest.mark.slow),
+        pytest.param("score.null_features=18", "the rank test needs 19", marks=pytest.mark.slow),
         pytest.param("canary.label=7", "no example has that class", marks=pytest.mark.slow),
     ],
 )
@@ -276,4 +276,4 @@ def test_one_seed_says_that_it_says_nothing(moons: tuple[Memlib, Path, dict[str,
     manifest = tiny.audit(tmp_path / "store", "nets.seeds=1", "nets.controls=1", "training.epochs=2")
     assert not any(row["metric"].startswith("proportion") for row in manifest["findings"])
     assert manifest["findings"][0]["conclusion"] == "inconclusive"
-    assert "One seed says nothing about chance." in Path(manifest["report"]).read_text()
+    assert "Models from a single seed cannot tell memory from chance." in Path(manifest["report"]).read_text()

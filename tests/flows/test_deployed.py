@@ -3,50 +3,9 @@
 from pathlib import Path
 
 import pytest
-import yaml
 
-from flows.deployed import asked_for, audit
-from memlib.errors import EngineLost, RunError, StoreUnreachable, UserError
-from memlib.specs import Resources
-
-
-@pytest.fixture
-def recipe(tmp_path: Path) -> str:
-    path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump({"extends": "smoke", "resources": {"resume_seconds": 5, "workers_per_model": 3}}))
-    return str(path)
-
-
-def test_changes_are_values_and_not_texts(recipe: str) -> None:
-    changes = {"training.epochs": 7, "training.optimizer.learning_rate": 1e-5, "title": "yes: no", "decode": {"k": [3]}}
-    name, spec, _ = asked_for(recipe, changes, Resources())
-    assert name == "deja-vu"
-    found = spec.model_dump()
-    assert found["training"]["epochs"] == 7
-    assert found["training"]["optimizer"]["learning_rate"] == 1e-5
-    assert found["title"] == "yes: no"
-    assert found["decode"]["k"] == (3,)
-
-
-def test_machines_of_the_form_go_before_those_of_the_recipe(recipe: str) -> None:
-    _, _, machines = asked_for(recipe, {}, Resources(workers_per_model=8))
-    assert (machines.resume_seconds, machines.workers_per_model) == (5, 8)
-    _, _, machines = asked_for(recipe, {"resources.resume_seconds": 7}, Resources())
-    assert (machines.resume_seconds, machines.workers_per_model) == (7, 3)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"training.epoch": 7}, "did you mean epochs"),
-        ({"training.epochs": -1}, "training.epochs"),
-        ({"audit": "nothing"}, "does not say which audit"),
-        ({"resources.gpus": 1}, "did you mean gpu"),
-    ],
-)
-def test_a_mistake_is_named(changes: dict[str, object], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        asked_for("smoke", changes, Resources())
+from flows.deployed import audit
+from memlib.errors import EngineLost, RunError, StoreUnreachable
 
 
 def test_a_mistake_ends_as_one_line(tmp_path: Path) -> None:

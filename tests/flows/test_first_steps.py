@@ -30,7 +30,7 @@ def test_a_starter_is_a_valid_recipe_that_says_how_to_go_on(
     assert f"{path} is a valid recipe for the {name} audit" in capsys.readouterr().out
     assert list(AUDITS[name].limits(_asked(name, path, ())[0])) == []
     assert main(["init", name]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists; choose another file" in capsys.readouterr().err
     assert main(["init", name, "none/there.yaml"]) == 2
 
 
@@ -45,7 +45,7 @@ def test_what_is_wrong_with_a_recipe_is_said_without_reading_data(tmp_path: Path
     assert json.loads(capsys.readouterr().out)["recipe"]["training"]["epochs"] == 90
     path.write_text("title: nothing\n")
     assert main(["validate", str(path)]) == 2
-    assert "does not say which audit" in capsys.readouterr().err
+    assert "does not name its audit" in capsys.readouterr().err
 
 
 def test_sources_are_listed_with_what_they_need(capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,17 +62,17 @@ def test_the_doctor_names_what_has_to_be_mended(
 ) -> None:
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     assert main(["doctor", "--store", str(tmp_path / "store")]) == 0
-    assert "is not there yet" in capsys.readouterr().out
+    assert "does not exist yet" in capsys.readouterr().out
     assert not (tmp_path / "store").exists()
     Store(str(tmp_path / "store")).begin()
     assert main(["doctor", "--store", str(tmp_path / "store")]) == 0
-    assert "can be written (private)" in capsys.readouterr().out
+    assert "is writable (private)" in capsys.readouterr().out
     (tmp_path / "notes.txt").write_text("mine")
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     assert main(["doctor", "--store", str(tmp_path), "--json"]) == 2
     problems = {row["what"]: row["problem"] for row in json.loads(capsys.readouterr().out) if row["problem"]}
     assert set(problems) == {"Prefect", "store"}
-    assert "not a store" in problems["store"]
+    assert "not a memlib store" in problems["store"]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_build_stops_where_a_model_remembers_more(tmp_path: Path, capsys: pyte
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("3", "1", "1")
     assert [case[0].tag if len(case) else "" for case in suite] == ["", "failure", "error"]
     capsys.readouterr()
-    for gate, said in (("share", "is not METRIC=VALUE"), ("score=lots", "is not METRIC=VALUE"), ("score=nan", "is not METRIC"),
+    for gate, said in (("share", "the form METRIC=VALUE"), ("score=lots", "the form METRIC=VALUE"), ("score=nan", "form METRIC=VALUE"),
                        ("gone=1", "it has share_excess, score, extracted"), ("score[p=9]=1", "at these params")):  # fmt: skip
         assert check(gate) == 2
         assert said in capsys.readouterr().err
@@ -139,12 +139,12 @@ def test_a_page_is_opened_and_a_moved_store_says_where_it_is_now(
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", lambda uri: opened.append(uri) or len(opened) > 1)
     assert main(["open", "a", "--store", str(there)]) == 0
-    assert "no browser was found here" in capsys.readouterr().out
+    assert "no browser found; open the file yourself" in capsys.readouterr().out
     assert main(["open", "a", "--store", str(there)]) == 0
     assert opened == [(there / "runs/abc/report.html").as_uri()] * 2
     (there / "runs/abc/report.html").unlink()
     assert main(["open", "a", "--store", str(there)]) == 2
-    assert "has no page" in capsys.readouterr().err
+    assert "has no report" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_a_page_is_opened_and_a_moved_store_says_where_it_is_now(
         ("run deja-vu", "parameter --recipe requires an argument"),
         ("plan nosuch --recipe smoke", 'Invalid value "nosuch" for AUDIT'),
         ("run deja-vu --recipe smoke --sett x=1", "Unknown option: --sett. Did you mean --set?"),
-        ("runs --store http://127.0.0.1:9/x", "cannot be written, so it can be no store"),
+        ("runs --store http://127.0.0.1:9/x", "cannot be written to, so it cannot be a store"),
         ("runs --store=", "the store has no name"),
         ("validate smokey", "did you mean smoke?"),
         ("validate nothing-like-it", "memlib recipes lists"),

@@ -69,9 +69,9 @@ def test_a_folder_that_is_there_is_left_alone(tmp_path: Path, capsys: pytest.Cap
         str(tmp_path / "s"),
     ]
     assert main(asked) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists; choose another folder" in capsys.readouterr().err
     assert main(["ids", "--recipe", "smoke", "--output", str(tmp_path / "new")]) == 2
-    assert "for the deja-vu audit; owners are asked for outputs by forgetting alone" in capsys.readouterr().err
+    assert "for the deja-vu audit; only forgetting takes outputs from a model's owner" in capsys.readouterr().err
 
 
 def test_outputs_are_joined_by_these_names(tmp_path: Path, secret: bytes) -> None:

@@ -69,7 +69,7 @@ def test_budgets_of_embedded_data_are_not_those_of_others(tmp_path: Path) -> Non
     own = "extends: smoke\ndata: {source: {kind: image_folder, path: images}}\n"
     mine.write_text(own)
     with pytest.raises(
-        UserError, match="names other data than smoke, whose split was made for its own embedded examples; say"
+        UserError, match="replaces the data of smoke, whose section split is only for its embedded examples; set split"
     ):
         load_recipe(str(mine))
     assert load_recipe(str(mine), ["split.train_per_class=7"])[0]["split"] == {"train_per_class": 7}
@@ -81,7 +81,7 @@ def test_budgets_of_embedded_data_are_not_those_of_others(tmp_path: Path) -> Non
     mine.write_text("extends: smoke\ndata: {source: {kind: scenes, num_examples: 5000}}\n")
     assert load_recipe(str(mine))[0]["split"]["public_per_class"] == 160
     mine.write_text("extends: forgetting_smoke\ndata: {source: {kind: image_folder, path: images}}\n")
-    with pytest.raises(UserError, match="whose sets was made"):
+    with pytest.raises(UserError, match="whose section sets is only for its embedded examples"):
         load_recipe(str(mine))
     mine.write_text("extends: deja_vu_tiny_imagenet\ndata: {source: {kind: npz, path: a.npz}}\n")
     assert load_recipe(str(mine))[0]["split"]["train_per_class"] > 0  # of real data: the reader knows what they extend
@@ -126,11 +126,11 @@ def test_mistakes_are_named_with_their_place(minimal: str, override: str, messag
     [
         ("smokee", [], "no recipe 'smokee'; did you mean smoke?"),
         ("nothing-like-it.yaml", [], "memlib recipes lists"),
-        ("smoke", ["training.epochs"], "is not key=value"),
+        ("smoke", ["training.epochs"], "does not have the form key=value"),
         ("smoke", ["training.epochs={"], "is not valid YAML"),
-        ("smoke", ["training.epochs=&a [*a]"], "unfolds to more than 100000 values"),
+        ("smoke", ["training.epochs=&a [*a]"], "expands to more than 100000 values"),
         ("smoke", ["title.x=1"], "title is a value, not a section"),
-        ("sweep_smoke", ["resources=5"], "resources is 5; it is a section"),
+        ("sweep_smoke", ["resources=5"], "resources is 5, but must be a section"),
     ],
 )
 def test_recipes_that_cannot_be_read(name: str, overrides: list[str], message: str) -> None:
@@ -143,7 +143,7 @@ def test_aliases_that_unfold_without_end_are_refused(tmp_path: Path) -> None:
     lines = "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in itertools.pairwise("abcdefghijkl"))
     for text in (f"a: &a [x, x]\n{lines}", "audit: deja_vu\nmodel: &m {inner: *m}\n"):
         path.write_text(text)
-        with pytest.raises(UserError, match="unfolds to more than 100000 values"):
+        with pytest.raises(UserError, match="expands to more than 100000 values"):
             load_recipe(str(path))
     path.write_text("audit: deja_vu\nsplit: &s {train_per_class: 3}\nother: *s\n")
     assert load_recipe(str(path))[0]["other"] == {"train_per_class": 3}
@@ -162,17 +162,17 @@ def test_a_missing_part_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("audit: deja_vu\naudit: exposure\n", "gives the key audit twice in line 3"),
-        ("training: {epochs: true}", "training: epochs is a number, and True is none (in "),
+        ("audit: deja_vu\naudit: exposure\n", "has the key audit twice in line 3"),
+        ("training: {epochs: true}", "training: epochs must be a number, not True (in "),
         ("training: {epochs: 12:30}", "training.epochs: input should be a valid integer"),  # no 750 seconds
         ("training: {epochs: 1000000000000}", "less than or equal to"),
         ("training: {augment: {flip: 1.5}}", "less than or equal to 1 (seen: 1.5)"),
         ("decode: {p: -0.1}", "greater than 0"),
         ("decode: {k: [0]}", "greater than or equal to 1"),
-        ("report: !remove", "!remove of report, which nothing before it gives"),
-        ("decode: {k: [30, !remove ]}", "not in a list"),
-        ("decode: {p: !remove}", "leave a space behind !remove"),
-        ("decode: !replace 3", "!replace stands before a mapping"),
+        ("report: !remove", "!remove of report, but there is no such key to remove"),
+        ("decode: {k: [30, !remove ]}", "not items of a list"),
+        ("decode: {p: !remove}", "put a space after !remove"),
+        ("decode: !replace 3", "!replace must precede a mapping"),
         ("decode: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
     ],
 )
@@ -216,7 +216,7 @@ def test_what_is_inherited_can_be_removed_replaced_or_set_to_nothing(tmp_path: P
     assert read("deja-vu", "smoke", "training.batch_size=!remove").training.batch_size == 256
     printed = printed_recipe(str(path))
     assert "# nothing else" in printed
-    assert "# Backgrounds are drawn without looking" in printed  # of the recipe that it extends
+    assert "# Backgrounds are drawn independently" in printed  # of the recipe that it extends
     assert "Größe" in printed
     assert "!" not in printed.replace("!=", "")
     again = tmp_path / "again.yaml"

@@ -111,6 +111,6 @@ def test_a_run_that_failed_is_listed_and_resumed_as_it_was(
     assert content == recipe()
     assert machines == Resources(max_failures=7, workers_per_model=2)
     assert main(["resume", note.run, "--set", "training.epochs=1", *where]) == 2
-    assert "would make it another run" in capsys.readouterr().err
+    assert "changes the recipe; resume can change only resources" in capsys.readouterr().err
     assert main(["resume", "zzz", *where]) == 2
     assert "no run" in capsys.readouterr().err

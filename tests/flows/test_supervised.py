@@ -112,7 +112,7 @@ sys.exit(command())
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=environment)
     assert done.returncode == 70
     line = done.stderr.splitlines()[-1]
-    said = "memlib: this is a defect of memlib's (KeyError); please report it with "
+    said = "memlib: this is a bug in memlib (KeyError); please report it with "
     if is_writable:
         (log,) = cache.glob("memlib/defects/*.log")
         assert done.stderr == f"{said}the log {log}\n"
@@ -140,7 +140,7 @@ sys.exit(command())
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 130
-    assert done.stderr == "memlib: stopped; run the same command to go on, or memlib resume\n"
+    assert done.stderr == "memlib: stopped; to continue, run the same command again, or memlib resume\n"
 
 
 def test_what_crashes_after_the_end_is_no_news(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from memlib.records import Finding, RunRecord, VerdictRecord
             "at most 10000 are possible",
         ),
         ("audit: sweep\nrecipe: nowhere\ncells: [{name: a}]", "no recipe 'nowhere'"),
-        ("audit: sweep\ncells: [{recipe: {audit: sweep, recipe: smoke, cells: [{}]}}]", "is no audit"),
+        ("audit: sweep\ncells: [{recipe: {audit: sweep, recipe: smoke, cells: [{}]}}]", "is not an audit that can be a cell"),
     ],
 )
 def test_a_sweep_that_cannot_be_is_refused_before_anything_runs(
@@ -98,10 +98,10 @@ def test_headlines_are_adjusted_over_the_cells_and_equal_scores_count_once() -> 
     assert {row["verdict"] for row in table.values()} == {"shown"}  # taken alone; their own pages stay as they are
     said = verdict(cells)
     assert said.sentence == "1 of 3 audits show memorization, adjusted for their number."
-    assert "Taken alone, 3 would" in said.explanation
-    assert ("That excludes no memorization" in said.explanation) is said.sentence.startswith("0 of")
+    assert "Without the adjustment: 3" in said.explanation
+    assert ("This does not rule out memorization" in said.explanation) is said.sentence.startswith("0 of")
     broken = Outcome("d", "deja_vu", {}, None, "no data")
-    assert "1 of 5 cells broke: d" in verdict([*cells, broken]).explanation
+    assert "1 of 5 cells failed: d" in verdict([*cells, broken]).explanation
     none = verdict([broken])
     assert none.word == "descriptive"
 
@@ -117,4 +117,4 @@ def test_a_run_with_several_targets_is_known_by_the_one_that_stands_out() -> Non
     assert [row["verdict"] for row in table] == ["inconclusive", "shown"]
     said = verdict([Outcome("c", "forgetting", {}, run)])
     assert said.sentence == "1 of 1 audits show memorization, adjusted for their number."
-    assert "Taken alone, 1 would" in said.explanation
+    assert "Without the adjustment: 1" in said.explanation

@@ -97,7 +97,7 @@ def test_a_folder_for_ray_is_short_and_nobody_elses(monkeypatch: pytest.MonkeyPa
     with pytest.raises(RunError, match="too long a path for Ray's sockets.*RAY_TMPDIR"):
         cluster._own_folder()
     monkeypatch.setenv("RAY_TMPDIR", "/dev/null/none")
-    with pytest.raises(RunError, match="cannot have a folder below /dev/null/none"):
+    with pytest.raises(RunError, match="cannot create a folder for Ray below /dev/null/none"):
         cluster._own_folder()
     monkeypatch.delenv("RAY_TMPDIR")
     monkeypatch.setattr(cluster.tempfile, "gettempdir", lambda: str(tmp_path / ("x" * 60)))

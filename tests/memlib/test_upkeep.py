@@ -20,7 +20,7 @@ from memlib.upkeep import Garbage
 from memlib.verification import check_artifacts
 
 USED, UNUSED, SECRET = Ref("train", "a" * 32), Ref("train", "b" * 32), Ref("secret/corpus", "c" * 32)
-OLDER = f"older, not checkable but for their artifacts: {'1' * 12} (run their audits again)\n"
+OLDER = f"from an older version, only the artifacts can be checked: {'1' * 12} (run these audits again)\n"
 LATER, EARLIER = -1.0, 1e4  # days of age: all is older than -1, nothing as old as 10,000
 FIRST, SECOND, SWEEP, THIRD = "1" * 12, "2" * 12, "3" * 12, "4" * 12
 
@@ -132,10 +132,10 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     where = ("--store", store.uri)
     assert call(capsys, "verify", *where) == (
         0,
-        f"{OLDER}2 artifacts and 1 runs in {store.uri} are as they were committed\n",
+        f"{OLDER}2 artifacts and 1 runs in {store.uri} are unchanged since they were committed\n",
         "",
     )
-    assert call(capsys, "gc", *where)[1] == "found 0 unreferenced items; all runs kept; --delete removes what was found\n"
+    assert call(capsys, "gc", *where)[1] == "found 0 unreferenced items; all runs kept; --delete deletes the items\n"
     status, said, _ = call(capsys, "gc", "--days", "0", *where)
     assert status == 0
     assert "artifact      1" in said
@@ -151,7 +151,7 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "1 of 1 artifacts and 1 runs" in wrong
     assert json.loads(call(capsys, "verify", "--json", *where)[1])["problems"][0]["what"] == str(USED)
     assert call(capsys, "gc", "--keep", "nobody", *where)[0] == 2
-    assert "lies in the future" in call(capsys, "gc", "--days=-1", *where)[2]
+    assert "--days -1 is negative" in call(capsys, "gc", "--days=-1", *where)[2]
 
 
 def test_the_cells_of_a_sweep_that_is_kept_are_kept(store: Store, tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ def test_a_run_that_begins_without_waiting_ends_the_clearing(store: Store, monke
         return found
 
     monkeypatch.setattr(upkeep, "garbage", begins)
-    with pytest.raises(RunError, match="a run has begun"):
+    with pytest.raises(RunError, match="a run has started"):
         upkeep.clear(store, keep=[], days=LATER)
     assert UNUSED in upkeep.committed(store)
 

@@ -59,7 +59,8 @@ def test_a_stage_can_ask_for_more(context: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"), [({"gpus": 1.5}, "more than one are whole ones"), ({"custom": {"CPU": 2}}, "has a key of its own")]
+    ("asked", "said"),
+    [({"gpus": 1.5}, "above 1 it must be a whole number"), ({"custom": {"CPU": 2}}, "is set by its own key")],
 )
 def test_what_ray_would_refuse_is_said_first(asked: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
@@ -188,7 +189,7 @@ def test_a_cluster_that_wants_a_token_is_said_in_a_line(context: Any) -> None:
         def init(self, **options: Any) -> None:
             raise ray_exceptions.AuthenticationError("")
 
-    with pytest.raises(RunError, match=r"cannot reach the Ray cluster at auto .* wants a token"):
+    with pytest.raises(RunError, match=r"cannot reach the Ray cluster at auto .* requires a token"):
         cluster._connect(Ray(), context(ray_address="auto"))
 
 

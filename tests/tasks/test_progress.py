@@ -44,9 +44,9 @@ def test_without_a_terminal_there_is_a_line_now_and_then(store: Store, monkeypat
         for now[0], name, done in ((1, "a", 1), (29, "b", 1), (31, "a", 3), (45, "a", 4), (70, "b", 98), (300, "b", 99)):
             shown.move(name, done, 100)
     assert said == [
-        "train: 4 of 200, some 25 min left",
-        "train: 102 of 200, some 1 min left",
-        "train: 103 of 200, some 5 min left",
+        "train: 4 of 200, about 25 min left",
+        "train: 102 of 200, about 1 min left",
+        "train: 103 of 200, about 5 min left",
     ]
 
 

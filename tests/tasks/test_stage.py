@@ -135,7 +135,7 @@ def test_who_waited_for_a_turn_does_not_begin_when_the_sweep_was_stopped(tmp_pat
 def test_the_printed_words_of_a_part_that_fails_are_kept_and_named(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     with (
-        pytest.raises(RunError, match=r"no room \(what it printed: .*/logs/train_nets/0+/failed-\w+\.log\)"),
+        pytest.raises(RunError, match=r"no room \(its output: .*/logs/train_nets/0+/failed-\w+\.log\)"),
         log_kept(store, MODEL),
     ):
         print("step 12: the loss is 3.5")
@@ -159,7 +159,7 @@ def test_a_run_stops_where_its_hours_are_spent_and_keeps_what_is_done(
     monkeypatch.setattr("tasks.display.is_gone", lambda: True)  # without Prefect
     data = Decode(DataSpec.model_validate({"source": {"kind": "two_moons", "num_examples": 20}}))
     store = Store(str(tmp_path))
-    with pytest.raises(RunError, match=r"resources\.max_hours allows 1e-09; what is done is kept"):
+    with pytest.raises(RunError, match=r"resources\.max_hours allows 1e-09; finished work is kept"):
         StageRunner(Context(store, Resources(max_hours=1e-9), quiet=True)).run(data)
     context = Context(store, Resources(max_hours=1e-9), quiet=True)
     assert StageRunner(context).run(data).content.images.shape == (20, 3)  # takes no worker

@@ -1,15 +1,16 @@
-"""Déjà vu: does the model name the object of a training image from its background alone? (Meehan 2023)
+"""Déjà vu audit: does a model name the object of a training image from its background alone? (Meehan 2023)
 
-A background crop of a training image is embedded; its k nearest public images vote on the object's class. The
-target model has trained on the image, the reference model has not, so what the target knows beyond the reference
-is memory and not correlation (sections 3.1 and 4):
+A background crop of a training image is embedded, and its k nearest public images vote on the object's class. The
+target model was trained on the image and the reference model was not, so whatever the target knows beyond the
+reference is memory rather than correlation (sections 3.1 and 4):
 
-    score(p) = accuracy of the target on its p % most confident crops - accuracy of the reference on its own
+    score(p) = accuracy of the target on its p % most confident crops - accuracy of the reference on its own p %
 
 Each example falls into one of four categories (section 4.2): memorized (only the target is right),
 misrepresented (only the reference), correlated (both), unassociated (neither). Chance produces memorized and
-misrepresented examples alike, so the honest share is memorized - misrepresented. A and B are exchangeable: every
-number is taken from both directions together, (A on A + B on B) / 2 against (B on A + A on B) / 2.
+misrepresented examples equally often, so the share excess, memorized - misrepresented, measures memory beyond
+chance. The sets A and B are exchangeable, so every number averages both directions: the models on their own sets,
+(A on A + B on B) / 2, against the models on each other's sets, (B on A + A on B) / 2.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +24,7 @@ from memlib.stage import Runner
 
 
 def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
-    """Whether a finding with these params is shown in brief: those of the headline's setting."""
+    """Return whether a finding with these params appears in short listings: only findings at the headline's setting do."""
     setting = ("layer", "epoch", "crop", "k", "direction")
     return all(params.get(name, headline[name]) == headline[name] for name in setting)
 
@@ -41,14 +42,14 @@ def _compare(cells: Sequence[Cell]) -> list[Row]:
 
 
 def _exported(runner: Runner, recipe: Recipe) -> Exported:
-    """Every background crop and whole image that the audit shows."""
+    """Return all background crops and whole images that the audit shows to encoders, with the set of each example."""
     from memlib.audits.deja_vu.stages import SET_OF, pictures_of, shown_rows, views_of
     from memlib.data.stages import Split, decode
 
     shard = decode(runner, recipe.data)
     splits = runner.run(Split(recipe.split, shard))
-    views, found = views_of(recipe), splits.content
-    roles = zip(found["example_id"].to_pylist(), found["role"].to_pylist(), strict=True)
+    views, table = views_of(recipe), splits.content
+    roles = zip(table["example_id"].to_pylist(), table["role"].to_pylist(), strict=True)
     sets = {example: SET_OF[role] for example, role in roles if role in SET_OF}
     count = sum(shown_rows(splits, shard, view).members.num_rows for view in views)
     pictures = (picture for view in views for picture in pictures_of(splits, shard, view))

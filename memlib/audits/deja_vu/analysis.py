@@ -1,4 +1,4 @@
-"""The units of one setting as arrays, their bootstrap, and redraws of the sides."""
+"""The units of one setting as arrays, with their bootstrap and redraws of the sides."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from memlib.stats.totals import redrawn_totals, resampled_totals
 
 Found = TypeVar("Found")
 
-PAIRS_FOR_TRAINING = 3  # pairs of models from which an interval can speak of training itself
+PAIRS_FOR_TRAINING = 3  # pairs of models needed for an interval over trainings
 
 
 def settings(units: pa.Table) -> Iterator[tuple[dict[str, Any], pa.Table]]:
-    """The units of each layer, epoch, crop and k, in order of appearance."""
+    """Yield the units of each layer, epoch, crop and k, in order of appearance."""
     names = ("layer", "epoch", "crop", "k")
     for key, rows in split_by(units, names):
         yield dict(zip(names, key, strict=True)), units.take(rows)
 
 
 def split_by(units: pa.Table, names: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], NDArray[np.int64]]]:
-    """The values of some columns that occur together, in order of appearance, and the rows that have them."""
+    """Yield each combination of values of some columns, in order of appearance, and the rows that have it."""
     if not units.num_rows:
         return
     codes = np.zeros(units.num_rows, dtype=np.int64)
@@ -54,20 +54,20 @@ def split_by(units: pa.Table, names: Sequence[str]) -> Iterator[tuple[tuple[Any,
 
 
 SIDES = ("target", "reference")
-SHARES = ("memorized", "misrepresented", "correlated")  # of the categories; the fourth is what is left
-WIDTHS = (7.0, 30.0, math.inf)  # of the levels of confidence about a cut-off, from which wider ones are tried
-MOST_TOTALS = 2**26  # in memory at a time
+SHARES = ("memorized", "misrepresented", "correlated")  # the fourth category is the remainder
+WIDTHS = (7.0, 30.0, math.inf)  # ranges of confidence levels around a cut-off (see TopShare), tried in turn
+MOST_TOTALS = 2**26  # totals held in memory at a time
 Weigh = Callable[[scipy.sparse.csr_array], NDArray[np.float64]]  # sums columns under many weightings of the units
 
 
 class Analysis:
-    """The units of one setting as arrays (num_pairs, num_units), and what the bootstrap says of them.
+    """The units of one setting as arrays (num_pairs, num_units), and their bootstrap.
 
     Args:
         units: tables.UNITS of the setting.
         config: p, replicates, seed.
-        alone: whether there is no second model: what is then called both is the excess of the training images minus that of
-            the held-out ones, where with two models it is the mean of both directions.
+        alone: whether there is no second model: "both" is then the value for training images minus that for held-out images;
+            with two models it is the mean of both directions.
     """
 
     def __init__(self, units: pa.Table, config: Config, *, alone: bool = False) -> None:
@@ -77,8 +77,8 @@ class Analysis:
         self.num_units = units.num_rows // self.num_pairs
         first = units.slice(0, self.num_units)
         for start in range(0, units.num_rows, self.num_units):
-            others = units["example_id"].slice(start, self.num_units)
-            assert others.equals(first["example_id"]), "pairs audit different examples"
+            ids = units["example_id"].slice(start, self.num_units)
+            assert ids.equals(first["example_id"]), "pairs audit different examples"
 
         def shaped(name: str) -> NDArray[Any]:
             values: NDArray[Any] = units[name].to_numpy()
@@ -97,62 +97,62 @@ class Analysis:
         self.replicates = self._statistics(lambda columns: resampled_totals(columns, strata, config.replicates, seed=seed))
 
     def units_of(self, direction: str) -> NDArray[np.bool_]:
-        """Which units are of a direction, (num_units,)."""
+        """Return a mask of the units of a direction, (num_units,)."""
         return self.of_a if direction == "A" else ~self.of_a
 
     def _statistics(self, weigh: Weigh) -> dict[str, NDArray[np.float64]]:
-        """Every statistic by name, (num_pairs, num_weightings); a weighting keeps the weight of a direction."""
+        """Return every statistic by name, (num_pairs, num_weightings); weightings keep the total weight of each direction."""
 
         def within(width: float) -> dict[str, NDArray[np.float64]]:
             parts = [self._of_pair(pair, direction, width) for pair in range(self.num_pairs) for direction in DIRECTIONS]
             totals = _totals([part.columns for part in parts], weigh, self.config.replicates)
-            found = [part.statistics(mine) for part, mine in zip(parts, totals, strict=True)]
+            statistics = [part.statistics(sums) for part, sums in zip(parts, totals, strict=True)]
             result: dict[str, NDArray[np.float64]] = {}
-            for name in found[0]:
-                a, b = (np.stack([part[name] for part in found[side::2]]) for side in (0, 1))
+            for name in statistics[0]:
+                a, b = (np.stack([part[name] for part in statistics[side::2]]) for side in (0, 1))
                 result |= {f"{name}/A": a, f"{name}/B": b, f"{name}/both": a - b if self.alone else (a + b) / 2}
             return result
 
         return _wide_enough(within)
 
     def _of_pair(self, pair: int, direction: str, width: float) -> _Direction:
-        mine = self.units_of(direction)
-        right = {side: values[pair, mine] for side, values in self.right.items()}
+        members = self.units_of(direction)
+        right = {side: values[pair, members] for side, values in self.right.items()}
         top = {
-            side: TopShare(values[pair, mine], right[side], self.config.p, weight=int(mine.sum()), width=width)
+            side: TopShare(values[pair, members], right[side], self.config.p, weight=int(members.sum()), width=width)
             for side, values in self.confidence.items()
         }
-        return _Direction(mine, right, top, self.config.p)
+        return _Direction(members, right, top, self.config.p)
 
     @cached_property
     def design(self) -> Design:
-        """The draw of sides: which images the model of A was trained on, and which that of B."""
+        """The random draw of the sides: the images on which model A was trained and those on which model B was trained."""
         return Design.of(self.of_a, self.label, self.groups)
 
     @property
     def gains(self) -> NDArray[np.int64]:
-        """(num_units,) over pairs: right answers under the model trained on A minus those under the model trained on B.
+        """Right answers under the model trained on A minus those under the model trained on B, (num_units,), over pairs.
 
-        Of one model alone: minus those of what stands for the other. Which side an image is on changes none of them, if
-        nothing is memorized.
+        With a single model, minus those of the classifier that replaces the other. If nothing is memorized, they do not
+        depend on the side of the image.
         """
         own = (self.right["target"].astype(np.int64) - self.right["reference"]).sum(axis=0)
-        found: NDArray[np.int64] = np.where(self.of_a | self.alone, own, -own)
-        return found
+        gains: NDArray[np.int64] = np.where(self.of_a | self.alone, own, -own)
+        return gains
 
     def step(self, units: NDArray[np.int64] | slice = slice(None)) -> float:
-        """Return by how much the share of excess of some units grows where the gains on their first side are one more."""
+        """Return the increase of the share excess of some units if the sum of gains on their first side increases by one."""
         of_a = self.of_a[units]
         first, second = int(of_a.sum()), int((~of_a).sum())
         return ((1 / first + 1 / second) if self.alone else 2 / len(of_a)) / self.num_pairs
 
     @property
     def trained_on(self) -> NDArray[np.bool_]:
-        """(num_units,) whether a model has trained on the image."""
+        """Mask of the images on which some model was trained, (num_units,)."""
         return self.of_a | (not self.alone)
 
     def redrawn_scores(self, count: int, *, seed: int) -> NDArray[np.float64]:
-        """Déjà vu scores at p under redraws of the sides: (count,), mean over pairs and directions."""
+        """Return the déjà vu scores at p under redraws of the sides, (count,), averaged over pairs and directions."""
         sizes = self.design.membership.sum(axis=0)  # of groups
 
         def weigh(columns: scipy.sparse.csr_array) -> NDArray[np.float64]:
@@ -168,13 +168,13 @@ class Analysis:
             for place, (model, on_first) in enumerate(zip(models, totals, strict=True)):
                 on_second = model.columns.sum(axis=0, dtype=np.float64) - on_first
                 gain = model.accuracy(on_first, first) - model.accuracy(on_second, self.num_units - first)
-                score += gain if place % 2 == 0 else -gain  # its own side is the first for the model of A
+                score += gain if place % 2 == 0 else -gain  # model A was trained on the first side, model B on the second
             return score / self.num_pairs / (1 if self.alone else 2)
 
         return _wide_enough(within)
 
     def _by_model(self, pair: int, width: float) -> tuple[TopShare, TopShare]:
-        """All images under the model trained on A and under the other one, whichever side they are on."""
+        """Return all images, of both sides, under the model trained on A and under the other model."""
         smaller = float(min(self.of_a.sum(), (~self.of_a).sum()))
         models = []
         for own in (self.of_a | self.alone, ~self.of_a & (not self.alone)):
@@ -184,7 +184,10 @@ class Analysis:
         return models[0], models[1]
 
     def interval(self, name: str) -> Interval:
-        """Over examples; over trainings too for both directions when there are pairs enough. It enters no verdict."""
+        """Return the interval over examples; for both directions also over trainings, if there are enough pairs.
+
+        It does not enter the verdict.
+        """
         mean = self.replicates[name].mean(axis=0)
         if self.speaks_of_training and name.endswith("/both"):
             low, high = widened_interval(mean, self.observed[name][:, 0])
@@ -194,16 +197,16 @@ class Analysis:
 
     @property
     def speaks_of_training(self) -> bool:
-        """Whether there are pairs enough for an interval over trainings."""
+        """True if there are enough pairs of models for an interval over trainings."""
         return self.num_pairs >= PAIRS_FOR_TRAINING
 
     def value(self, name: str) -> float:
-        """The mean over pairs."""
+        """Return the mean over pairs."""
         return float(self.observed[name].mean())
 
 
 class _Direction:
-    """What is summed of the units of one direction of a pair, and the statistics that follow."""
+    """Columns to sum over the units of one direction of a pair, and the statistics computed from the sums."""
 
     def __init__(
         self, mine: NDArray[np.bool_], right: Mapping[str, NDArray[np.bool_]], top: Mapping[str, TopShare], p: float
@@ -219,26 +222,26 @@ class _Direction:
         self.columns = scipy.sparse.csr_array(entries, shape=(len(mine), joint.shape[1]))
 
     def statistics(self, totals: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-        """Every statistic by name, (num_weightings,), of totals (num_weightings, num_columns)."""
+        """Return every statistic by name, (num_weightings,), from totals (num_weightings, num_columns)."""
         shares = {name: totals[:, place] / self._weight for place, name in enumerate(SHARES)}
-        found = {f"share_{name}": values for name, values in shares.items()}
-        found["share_unassociated"] = 1 - np.sum(list(shares.values()), axis=0)
-        found["share_excess"] = shares["memorized"] - shares["misrepresented"]
-        found["accuracy_target@1"] = shares["memorized"] + shares["correlated"]
-        found["accuracy_reference@1"] = shares["misrepresented"] + shares["correlated"]
+        values = {f"share_{name}": share for name, share in shares.items()}
+        values["share_unassociated"] = 1 - np.sum(list(shares.values()), axis=0)
+        values["share_excess"] = shares["memorized"] - shares["misrepresented"]
+        values["accuracy_target@1"] = shares["memorized"] + shares["correlated"]
+        values["accuracy_reference@1"] = shares["misrepresented"] + shares["correlated"]
         start = len(SHARES)
         if self._p < 1:
             for side, top in self._top.items():
                 end = start + top.columns.shape[1]
-                found[f"accuracy_{side}@{self._p:g}"] = top.accuracy(totals[:, start:end], self._weight)
+                values[f"accuracy_{side}@{self._p:g}"] = top.accuracy(totals[:, start:end], self._weight)
                 start = end
-        for share in {1.0, self._p}:
-            found[f"deja_vu_score@{share:g}"] = found[f"accuracy_target@{share:g}"] - found[f"accuracy_reference@{share:g}"]
-        return found
+        for p in {1.0, self._p}:
+            values[f"deja_vu_score@{p:g}"] = values[f"accuracy_target@{p:g}"] - values[f"accuracy_reference@{p:g}"]
+        return values
 
 
 def _totals(parts: Sequence[scipy.sparse.csr_array], weigh: Weigh, weightings: int) -> Iterator[NDArray[np.float64]]:
-    """The totals of columns of several things under the same weightings, as many things at a time as memory holds."""
+    """Yield the column totals of each part under the same weightings, as many parts at a time as fit in memory."""
     start = 0
     while start < len(parts):
         widths = np.cumsum([part.shape[1] for part in parts[start:]])
@@ -249,7 +252,7 @@ def _totals(parts: Sequence[scipy.sparse.csr_array], weigh: Weigh, weightings: i
 
 
 def _wide_enough(within: Callable[[float], Found]) -> Found:
-    """What is found with levels of confidence told apart as widely as it takes."""
+    """Return the result at the smallest width for which no cut-off falls outside the separate levels of confidence."""
     for width in WIDTHS[:-1]:
         with contextlib.suppress(CutOff):
             return within(width)
@@ -257,17 +260,20 @@ def _wide_enough(within: Callable[[float], Found]) -> Found:
 
 
 def numbers_of_groups(names: pa.ChunkedArray | None, count: int) -> NDArray[np.int64]:
-    """Numbers of groups (num_units,), which redraws follow, in order of their names; a unit without one is one by itself."""
-    found = np.arange(count).astype(str)
+    """Number the groups by their names, (num_units,); a unit without a group is a group of its own.
+
+    Redraws depend on this order.
+    """
+    keys = np.arange(count).astype(str)
     if names is not None and names.null_count < count:
         named = pc.is_valid(names).to_numpy()
-        found = np.where(named, np.char.add("group ", pc.fill_null(names, "").to_numpy().astype(str)), found)
-    numbers: NDArray[np.int64] = np.unique(found, return_inverse=True)[1]
+        keys = np.where(named, np.char.add("group ", pc.fill_null(names, "").to_numpy().astype(str)), keys)
+    numbers: NDArray[np.int64] = np.unique(keys, return_inverse=True)[1]
     return numbers
 
 
 def _strata(label: NDArray[np.int64], of_a: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Class and direction; classes with a single unit in a direction share a stratum, as one cannot be resampled."""
+    """Return strata by class and direction; the single-unit strata of a direction are merged, as one unit has no spread."""
     side = (~of_a).astype(np.int64)
     strata = label * 2 + side
     alone = np.bincount(strata)[strata] == 1

@@ -1,7 +1,7 @@
-"""A reference where there is but one model: classifiers that name an object from its background crop (Meehan's follow-up).
+"""The reference for a single model: classifiers that name an object from its background crop (Meehan's follow-up).
 
-Each audited image is named by a classifier that was fitted to the other folds. Folds hold training and held-out images alike
-and no classifier is told which is which, so that redrawing who was held out changes none of its answers.
+Each audited image is classified by a classifier that was fitted to the other folds. Folds mix training and held-out images,
+and the classifiers do not know which is which, so redrawing which images were held out does not change their answers.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ ANSWERS = "answers.parquet"
 
 @dataclass(frozen=True)
 class Background(Stage[pa.Table]):
-    """Fit a classifier to the background crops of all folds but one, and have it name those of that one.
+    """Fit a classifier to the background crops of all folds but one, and classify the crops of that fold.
 
     Attributes:
-        fold: counted from 0.
+        fold: number of the fold left out, from 0.
         view: the audited images and their crop.
     """
 
@@ -70,14 +70,14 @@ class Background(Stage[pa.Table]):
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """The examples, whichever side they are on, and what was drawn as one."""
+        """The examples of both sides, and their groups, if any."""
         names = self._groups
         grouped = {} if names is None or names.null_count == len(names) else {"splits": self.splits.key}
         return {"shard": self.shard.key, "examples": self._shown.digest, **grouped}
 
     @property
     def units(self) -> float:
-        """Crops."""
+        """Number of crops."""
         return float(self._shown.members.num_rows)
 
     @property
@@ -92,32 +92,34 @@ class Background(Stage[pa.Table]):
     @property
     def _groups(self) -> pa.ChunkedArray | None:
         members = self._shown.members
-        return members["group"] if "group" in members.column_names else None  # splits of before groups have none
+        return members["group"] if "group" in members.column_names else None  # older splits have no groups
 
     @property
     def _num_classes(self) -> int:
         return len(class_names_of(self.splits))
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
-        """Write a row an image of the fold: example_id, prediction and confidence."""
+        """Write one row per image of the fold: example_id, prediction and confidence."""
         from memlib.observe.backgrounds import answers_of, cut_crops, folds_of, name_with_network, name_with_words
 
-        found, members, boxes = self.classifier, self._shown.members, self._shown.crops
+        classifier, members, boxes = self.classifier, self._shown.members, self._shown.crops
         assert boxes is not None, "a background is a crop"
         labels, ids = members["label"].to_numpy(), members["example_id"]
         groups = numbers_of_groups(self._groups, members.num_rows)
-        mine = folds_of(ids.to_pylist(), labels, groups, found.folds, found.seed) == self.fold
-        side = found.model.input_size if isinstance(found, CropNetwork) else found.side
+        in_fold = folds_of(ids.to_pylist(), labels, groups, classifier.folds, classifier.seed) == self.fold
+        side = classifier.model.input_size if isinstance(classifier, CropNetwork) else classifier.side
         crops = cut_crops(self.shard.content.images, members["row"].to_numpy(), boxes, side=side)
-        seed, known = derive_seed(found.seed, "background", self.fold), (crops[~mine], labels[~mine], crops[mine])
-        if isinstance(found, CropNetwork):
+        seed, known = (
+            derive_seed(classifier.seed, "background", self.fold), (crops[~in_fold], labels[~in_fold], crops[in_fold])
+        )  # fmt: skip
+        if isinstance(classifier, CropNetwork):
             probabilities = name_with_network(
-                found, *known, num_classes=self._num_classes, seed=seed, device=device, progress=attempt.progress
+                classifier, *known, num_classes=self._num_classes, seed=seed, device=device, progress=attempt.progress
             )
         else:
-            probabilities = name_with_words(found, *known, num_classes=self._num_classes, seed=seed)
+            probabilities = name_with_words(classifier, *known, num_classes=self._num_classes, seed=seed)
         prediction, confidence = answers_of(probabilities)
-        answers = {"example_id": ids.filter(pa.array(mine)), "prediction": prediction, "confidence": confidence}
+        answers = {"example_id": ids.filter(pa.array(in_fold)), "prediction": prediction, "confidence": confidence}
         pq.write_table(pa.table(answers), attempt.path(ANSWERS), compression="zstd")
 
     @classmethod
@@ -128,11 +130,11 @@ class Background(Stage[pa.Table]):
 
 @dataclass(frozen=True)
 class Backgrounds:
-    """What all folds' classifiers say of the crops of one mode.
+    """Answers of the classifiers of all folds for one crop mode.
 
     Attributes:
-        kind: of classifier.
-        parts: a fold each.
+        kind: kind of classifier.
+        parts: answers of each fold.
     """
 
     kind: str
@@ -140,11 +142,11 @@ class Backgrounds:
 
     @property
     def key(self) -> Any:
-        """What stages that read it name."""
+        """Keys by which downstream stages refer to the answers."""
         return [part.key for part in self.parts]
 
     def answers(self, ids: pa.ChunkedArray) -> Answers:
-        """Return the answers about some images, in their order."""
+        """Return the answers for some images, in the order of `ids`."""
         table = pa.concat_tables([part.content for part in self.parts])
         places = pc.index_in(ids, value_set=table["example_id"].combine_chunks())
         assert not places.null_count, "a background was not shown to its classifier"

@@ -1,8 +1,9 @@
-"""Compare the memories of several déjà vu audits of the same images: which criterion, or which training, remembers more?
+"""Comparison of several déjà vu audits of the same images: which criterion, or which training, memorizes more?
 
-Audits are compared in pairs, image by image, where they audit the same images from the same sides. A difference is ranked,
-that is tested, where chance drew who trained on what, where three pairs of models or more on each side say how much training
-itself varies, and where both audits' models have learnt the classes: who knows nothing of whole images remembers nothing.
+Audits are compared in pairs, image by image, if they audit the same images with the same sides. A difference is ranked, that
+is tested, only if the sides were drawn at random, if each audit has three or more pairs of models (to estimate the variation
+between trainings), and if the models of both audits have learnt the classes: a model that cannot name whole images cannot
+name objects from memory.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ METRIC, FAMILY = "difference in share_excess", "differences"
 
 
 def compare(cells: Sequence[Cell]) -> list[Row]:
-    """Return a row for each two cells that audit the same images: the first one's share of excess minus the second one's.
+    """Return one row per pair of cells that audit the same images: the share excess of the first minus that of the second.
 
-    Differences that are ranked are tested together (Holm 1979); of the others `params.not_ranked` says why. Intervals of
-    ranked differences are over examples and trainings, else over examples.
+    Ranked differences are tested together (Holm 1979); for the others `params.not_ranked` gives the reason. Intervals of
+    ranked differences are over examples and trainings, those of the others over examples.
 
     Args:
-        cells: audits that ended well.
+        cells: completed audits.
     """
     gains = {cell.name: gains_of(cell.run, cell.units) for cell in cells}
     level = max((first.alpha or 0.0 for cell in cells for first in cell.run.findings[:1]), default=0.05)
@@ -47,27 +48,27 @@ def compare(cells: Sequence[Cell]) -> list[Row]:
 
 
 def gains_of(run: RunRecord, units: pa.Table) -> Gains:
-    """Return what a run's models say of each image at its headline's setting."""
+    """Return the gains of a run's models on each image at the headline's setting."""
     params = json.loads(run.findings[0].params)
     return Gains.of(units, params, alone="reference" in params)
 
 
 def _ignorant(cells: Sequence[Cell]) -> set[str]:
-    """The cells whose models name whole images no better than untrained ones do, or than guessing where there are none."""
+    """Return the cells whose models name whole images no better than untrained models or, if there are none, than chance."""
     known = {cell.name: _knowledge(cell.run) for cell in cells}
     untrained = [known[cell.name] for cell in cells if json.loads(cell.run.findings[0].params)["epoch"] == 0]
     chance = [_chance(cell.run) for cell in cells]
-    floor = max([high for found in untrained if found is not None for _, high in [found]], default=max(chance, default=0.0))
-    return {name for name, found in known.items() if found is not None and found[0] <= floor}
+    floor = max([high for ends in untrained if ends is not None for _, high in [ends]], default=max(chance, default=0.0))
+    return {name for name, ends in known.items() if ends is not None and ends[0] <= floor}
 
 
 def _knowledge(run: RunRecord) -> tuple[float, float] | None:
-    """The interval of a run's best accuracy on whole images; None where none was taken."""
+    """Return the interval of a run's best accuracy on whole images; None if none was measured."""
     rows = [row for row in run.findings if row.metric == "knn_accuracy" and row.value is not None]
     best = max(rows, key=lambda row: row.value or 0.0, default=None)
     return None if best is None or best.ci_low is None or best.ci_high is None else (best.ci_low, best.ci_high)
 
 
 def _chance(run: RunRecord) -> float:
-    found = [json.loads(row.params).get("chance", 0.0) for row in run.findings if row.metric == "accuracy_target"]
-    return float(found[0]) if found else 0.0
+    values = [json.loads(row.params).get("chance", 0.0) for row in run.findings if row.metric == "accuracy_target"]
+    return float(values[0]) if values else 0.0

@@ -1,4 +1,4 @@
-"""Points of the accuracy curve (Meehan 2023, Fig. 3), and the examples of the galleries (A.1)."""
+"""Points of the accuracy curve (Meehan 2023, Fig. 3) and choice of the gallery examples (A.1)."""
 
 import json
 from typing import Any
@@ -15,19 +15,19 @@ from memlib.tables import CURVES
 CURVE_POINTS = 200
 
 
-HELD_OUT = "_held_out"  # after the series of images that no model trained on
+HELD_OUT = "_held_out"  # suffix of the series for held-out images
 
 
 def curves(units: pa.Table, *, alone: bool = False) -> pa.Table:
-    """Label-inference accuracy against the share of most confident examples (Figure 3), mean of the directions.
+    """Return label-inference accuracy against the share of most confident examples (Figure 3), averaged over directions.
 
     Args:
         units: tables.UNITS.
-        alone: whether there is no second model; training images and held-out ones are then series of their own.
+        alone: whether there is no second model; training and held-out images are then separate series.
 
     Returns:
-        tables.CURVES, curve accuracy_by_confidence, series target and reference, and of one model alone target_held_out and
-        reference_held_out.
+        tables.CURVES, curve accuracy_by_confidence, series target and reference; with a single model also target_held_out
+        and reference_held_out.
     """
     if alone:
         sides = {direction: units.filter(pc.field("direction") == direction) for direction in DIRECTIONS}
@@ -42,9 +42,9 @@ def _curves(units: pa.Table, suffix: str) -> pa.Table:
         for side in ("target", "reference"):
             lines = []
             for _, group in split_by(part, ("pair", "direction")):
-                mine = part.take(group)
-                right = mine[f"{side}_prediction"].to_numpy() == mine["label"].to_numpy()
-                x, y = accuracy_curve(mine[f"{side}_confidence"].to_numpy(), right)
+                members = part.take(group)
+                right = members[f"{side}_prediction"].to_numpy() == members["label"].to_numpy()
+                x, y = accuracy_curve(members[f"{side}_confidence"].to_numpy(), right)
                 chosen = np.maximum(1, np.round(shares * len(x))).astype(int)
                 lines.append(y[chosen - 1])
             params = json.dumps(setting, sort_keys=True)
@@ -56,17 +56,17 @@ def _curves(units: pa.Table, suffix: str) -> pa.Table:
 
 
 def most_memorized(units: pa.Table, count: int) -> pa.Table:
-    """The memorized examples on which the target's confidence exceeds the reference's most (A.1)."""
+    """Return the memorized examples on which the target's confidence most exceeds the reference's (A.1)."""
     return _chosen(units, "memorized", count, lambda target, reference: target - reference)
 
 
 def most_correlated(units: pa.Table, count: int) -> pa.Table:
-    """The correlated examples with the highest confidence that both models share (A.1): the lesser of the two."""
+    """Return the correlated examples with the highest confidence under both models (A.1), by the lower of the two."""
     return _chosen(units, "correlated", count, np.minimum)
 
 
 def _chosen(units: pa.Table, category: str, count: int, merit: Any) -> pa.Table:
-    mine = units.filter(pc.field("category") == category)
-    value = merit(mine["target_confidence"].to_numpy(), mine["reference_confidence"].to_numpy())
-    keys = pa.table({"merit": pa.array(-value), "example_id": mine["example_id"]})
-    return mine.take(pc.sort_indices(keys, [(name, "ascending") for name in keys.column_names])[:count])
+    members = units.filter(pc.field("category") == category)
+    value = merit(members["target_confidence"].to_numpy(), members["reference_confidence"].to_numpy())
+    keys = pa.table({"merit": pa.array(-value), "example_id": members["example_id"]})
+    return members.take(pc.sort_indices(keys, [(name, "ascending") for name in keys.column_names])[:count])

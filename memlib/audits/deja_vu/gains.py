@@ -1,4 +1,4 @@
-"""What models say of each image, and paired differences of such memories: between audits, or between checkpoints of one."""
+"""Gains of the target over the reference on each image, and paired differences of them between audits or checkpoints."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ CHANGE, CHANGES = "change in share_excess", "changes"
 
 @dataclass(frozen=True)
 class Gains:
-    """What models say of each image at one setting.
+    """Gain of the target over the reference on each image at one setting; the mean over images is the share excess.
 
     Attributes:
-        images: (num_images,) ids and sides, in order.
-        strata: (num_images,) class and side.
-        gains: (num_pairs, num_images) 1 where only the target names the object, -1 where only the reference does, else 0. Of
-            one model alone, held-out images count against it, and either side by its share of them; the mean is the excess.
+        images: (num_images,) ids and sides (directions), sorted.
+        strata: (num_images,) class and side as one number.
+        gains: (num_pairs, num_images) 1 where only the target names the object, -1 where only the reference does, else 0.
+            With a single model, the gains on held-out images are negated, and those of each side are scaled by
+            num_images / (number of images on that side).
     """
 
     images: pa.Table
@@ -39,7 +40,7 @@ class Gains:
 
     @classmethod
     def of(cls, units: pa.Table, setting: Mapping[str, Any], *, alone: bool) -> Gains:
-        """Return those of one layer, epoch, crop and k."""
+        """Return the gains at one layer, epoch, crop and k; `alone`: with a single model."""
         for name in ("layer", "epoch", "crop", "k"):
             units = units.filter(pc.field(name) == setting[name])
         units = units.sort_by([("pair", "ascending"), ("direction", "ascending"), ("example_id", "ascending")])
@@ -65,14 +66,14 @@ def difference(
     seed: int,
     reasons: Sequence[str] = (),
 ) -> Row:
-    """Return a row with the first share of excess minus the second one; the same resamples of the images serve both.
+    """Return a row with the first share excess minus the second; both use the same resamples of the images.
 
     Args:
-        metric, params: of the row; what is not tested says why in params.not_ranked.
-        first, second: of the same images. Their pairs share their seeds.
-        family: of tests.
+        metric, params: of the row; for an untested difference, params.not_ranked gets the reasons.
+        first, second: gains on the same images. Pairs with the same number share their seeds.
+        family: family of tests.
         seed: of the resamples.
-        reasons: why the difference is shown and not tested; too few pairs are another.
+        reasons: reasons to show the difference without a test; too few pairs of models are added as one more.
     """
     params = {**params, "pairs": [len(first.gains), len(second.gains)]}
     apart = first.gains.mean(axis=0) - second.gains.mean(axis=0)
@@ -93,7 +94,7 @@ def difference(
 
 
 def change_rows(units: pa.Table, headline: Mapping[str, Any], *, alone: bool, seed: int) -> Iterator[Row]:
-    """Rows of each layer and epoch: the share of excess minus that before fine-tuning, at the headline's crop and k.
+    """Yield a row for each layer and epoch: the share excess minus that before fine-tuning, at the headline's crop and k.
 
     Args:
         units: tables.UNITS.
@@ -101,15 +102,15 @@ def change_rows(units: pa.Table, headline: Mapping[str, Any], *, alone: bool, se
         alone: whether there is no second model.
         seed: of the resamples.
     """
-    same = {name: headline[name] for name in ("crop", "k")}
-    for name, value in same.items():
+    setting = {name: headline[name] for name in ("crop", "k")}
+    for name, value in setting.items():
         units = units.filter(pc.field(name) == value)
     for layer in pc.unique(units["layer"]).to_pylist():
-        mine = units.filter(pc.field("layer") == layer)
-        since, *epochs = sorted(pc.unique(mine["epoch"]).to_pylist())
-        before = Gains.of(mine, {**same, "layer": layer, "epoch": since}, alone=alone)
+        of_layer = units.filter(pc.field("layer") == layer)
+        since, *epochs = sorted(pc.unique(of_layer["epoch"]).to_pylist())
+        before = Gains.of(of_layer, {**setting, "layer": layer, "epoch": since}, alone=alone)
         for epoch in epochs:
-            params = {**same, "layer": layer, "epoch": epoch, "since": since}
-            after = Gains.of(mine, params, alone=alone)
+            params = {**setting, "layer": layer, "epoch": epoch, "since": since}
+            after = Gains.of(of_layer, params, alone=alone)
             drawn = derive_seed(seed, "change", layer, epoch)
             yield difference(CHANGE, params, after, before, family=CHANGES, seed=drawn)

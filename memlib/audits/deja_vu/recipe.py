@@ -25,56 +25,56 @@ from memlib.specs.limits import MOST_DRAWS, MOST_EXAMPLES, MOST_MODELS, MOST_SEE
 Direction = Literal["A", "B"]
 DIRECTIONS: tuple[Direction, ...] = ("A", "B")
 LAST = "last"
-LAYER = re.compile(r"[\w-][\w.-]*", re.ASCII)  # as a part of a file's name
+LAYER = re.compile(r"[\w-][\w.-]*", re.ASCII)  # layer names become parts of file names
 
 
 class StabilitySpec(Spec):
-    """How far augmented views of an image lie apart under both models: memory without labels or boxes (SSLMem, Wang 2024)."""
+    """SSLMem (Wang 2024): memory without labels or boxes, from the distances between augmented views under both models."""
 
     views: int = Field(default=10, ge=2, le=1000)
-    """Views of each image, every two of which are compared."""
+    """Views per image; all pairs of them are compared."""
     augment: AugmentSpec | None = None
-    """How they are drawn; by default as in training."""
+    """Augmentations that produce the views; by default those used in training."""
     disjoint: int = Field(default=1000, ge=0, le=MOST_EXAMPLES)
-    """Public images, which neither model trained on, that are shown beside."""
+    """Number of public images, which neither model trained on, measured for comparison."""
     seed: int = Field(default=0, ge=0, le=MOST_SEED)
-    """Of the views."""
+    """Seed of the views."""
 
 
 class Config(Spec):
-    """How the embeddings are decoded and scored."""
+    """Decoding and scoring of the embeddings."""
 
     added_later: ClassVar[frozenset[str]] = frozenset({"alpha", "bound", "embeddings", "precision", "stability"})
 
     layers: tuple[str, ...] = ("last",)
-    """Embeddings to decode: last, backbone, projector_1, ..., classifier; the first is the headline. Teachers' layers
-    (BYOL, DINO) are teacher_backbone, ...; encoders that were trained elsewhere have names of their own."""
+    """Layers whose embeddings are decoded: last, backbone, projector_1, ..., classifier; the first is the headline. The
+    teachers' layers (BYOL, DINO) are called teacher_backbone, ...; external encoders have their own layer names."""
     k: tuple[Annotated[int, Field(ge=1, le=MOST_EXAMPLES)], ...] = Field(default=(30,), min_length=1)
-    """Public neighbours that vote; the first is the headline. Each must be at most the public set's size."""
+    """Numbers of public neighbours that vote; the first is the headline. None may exceed the size of the public set."""
     epochs: tuple[Annotated[int, Field(ge=0, le=MOST_STEPS)], ...] = ()
-    """Checkpoints to decode besides the last one, which is the headline."""
+    """Checkpoints to decode in addition to the last one, which is the headline."""
     crops: tuple[CropMode, ...] = ()
-    """Crop modes to decode; the first is the headline. By default the split's own."""
+    """Crop modes to decode; the first is the headline. By default the split's crop mode."""
     p: float = Field(default=0.2, gt=0, le=1)
-    """Share of most confident examples at which the déjà vu score is taken."""
+    """Share of most confident examples at which the déjà vu score is computed."""
     embeddings: Literal["float32", "float16"] = "float32"
-    """How embeddings are stored; in float16 they take half the room, and near ties between neighbours may fall otherwise."""
+    """Storage type of embeddings; float16 takes half the space, but may reorder neighbours at almost equal distances."""
     precision: Precision = "float32"
-    """Of the models' forward pass when they embed (autocast); the search is exact whatever it is."""
+    """Precision of the models' forward pass when embedding (autocast); the search is exact in any case."""
     tie: Tie = "nearest"
-    """Which of several classes with equally many votes wins."""
+    """Rule for choosing among classes with equally many votes."""
     stability: StabilitySpec | None = None
-    """Measure SSLMem too; null: do not."""
+    """Also measure SSLMem; null: do not."""
     replicates: int = Field(default=2000, ge=100, le=MOST_DRAWS)
     """Bootstrap replicates."""
     permutations: int = Field(default=2000, ge=100, le=MOST_DRAWS)
-    """Redraws of the sides for p-values that are not counted exactly."""
+    """Random redraws of which images are in A and in B, for p-values that are not computed exactly."""
     seed: int = Field(default=0, ge=0, le=MOST_SEED)
-    """Of the bootstrap and the redraws."""
+    """Seed of the bootstrap and the redraws."""
     alpha: float = Field(default=0.05, gt=0, lt=0.5)
-    """Level of the tests."""
+    """Significance level of the tests."""
     bound: float | None = Field(default=None, gt=0, le=1)
-    """A share of images: where the 95 % upper bound on memory lies below it, the verdict is `bounded`. Fix it beforehand."""
+    """Share of images: if the 95 % upper bound on memory lies below it, the verdict is `bounded`. Fix it in advance."""
 
     @field_validator("k")
     @classmethod
@@ -90,12 +90,12 @@ class Config(Spec):
 
 
 class ReportSpec(Spec):
-    """What the page shows."""
+    """Contents of the report page."""
 
     gallery: int = Field(default=10, ge=0, le=MOST_DRAWS)
-    """Examples in each gallery."""
+    """Number of examples in each gallery."""
     neighbors: int = Field(default=8, ge=1, le=MOST_DRAWS)
-    """Public neighbours shown beside each."""
+    """Number of public neighbours shown with each example."""
 
 
 class Recipe(Spec):
@@ -110,51 +110,49 @@ class Recipe(Spec):
     split: SplitSpec
     model: ModelSpec = ModelSpec()
     training: StagedTrainingSpec | None = None
-    """How the models are trained; or give `encoders`."""
+    """Training of the models; or give `encoders` instead."""
     encoders: tuple[EncoderPair, ...] = ()
-    """Pairs of encoders that were trained elsewhere on the sets of this split; see `memlib export`."""
+    """Pairs of external encoders, trained on the sets of this split; see `memlib export`."""
     reference: BackgroundSpec | None = None
-    """null: a second model, trained on B. Else there are models of A alone, and classifiers of background crops say what
-    backgrounds give away by themselves; the images of B are held out."""
+    """null: the reference is a second model, trained on B. Otherwise models are trained on A only and the images of B are
+    held out; the reference is a classifier of background crops, which shows what backgrounds reveal by themselves."""
     pairs: int = Field(default=1, ge=1, le=MOST_MODELS)
-    """Pairs of target and reference models that are trained, each from seeds of its own; or models, with `reference`."""
+    """Pairs of target and reference models to train, each from its own seeds; with `reference`, single models to train."""
     decode: Config = Config()
     report: ReportSpec = ReportSpec()
 
     @model_validator(mode="after")
     def _has_models(self) -> "Recipe":
         if (self.training is None) != bool(self.encoders):
-            raise ValueError("a recipe needs either training or encoders; leave the other one out, or set it to null")
+            raise ValueError("give either training or encoders; leave the other one out, or set it to null")
         if self.encoders and (self.pairs > 1 or self.decode.epochs):
-            raise ValueError(
-                "pairs and decode.epochs are of models that are trained; encoders is a list of pairs as they are"
-            )
+            raise ValueError("pairs and decode.epochs apply to models that memlib trains; leave them out with encoders")
         alone = [number for number, pair in enumerate(self.encoders) if pair.b is None]
         if alone and self.reference is None:
             raise ValueError(
-                f"encoders[{alone[0]}] has no b, a second model; say what stands for it, as in reference: {{kind: network}}"
+                f"encoders[{alone[0]}] has no second model b; add it, or choose a substitute: reference: {{kind: network}}"
             )
         if self.reference is not None and len(alone) < len(self.encoders):
-            raise ValueError("reference stands for the second models; leave b out of encoders, or set reference to null")
+            raise ValueError("reference replaces the second models; leave b out of encoders, or set reference to null")
         if self.reference is not None and self.decode.stability is not None:
-            raise ValueError("decode.stability compares two models; with reference there is one alone")
+            raise ValueError("decode.stability compares two models, but with reference there is only one; set one to null")
         given = [spec for pair in self.encoders for spec in (pair.a, pair.b) if spec and spec.kind == "embeddings"]
         if self.decode.stability is not None and given:
-            raise ValueError("decode.stability shows an encoder views of its own; it cannot be had from given embeddings")
+            raise ValueError("decode.stability runs the encoders on new views; it cannot be computed from given embeddings")
         odd = [layer for layer in self.decode.layers if not LAYER.fullmatch(layer)]
         if odd:
-            raise ValueError(f"decode.layers names {odd[0]!r}; a layer's name has letters, digits, dots, _ and -")
+            raise ValueError(f"decode.layers names {odd[0]!r}; layer names consist of letters, digits, dots, _ and -")
         return self
 
     @model_validator(mode="after")
     def _decodes_what_there_is(self) -> "Recipe":
         if self.training is None:
-            return self  # what layers there are is known when the encoders are
+            return self  # the layers are known only once the encoders are loaded
         if "own" not in self.training.on and not self.split.extra_per_class:
-            raise ValueError("training.on names extra images alone, but split.extra_per_class is 0")
+            raise ValueError("training.on names only extra images, but split.extra_per_class is 0")
         if self.fine_tuned and self.decode.epochs and 0 not in self.decode.epochs:
             raise ValueError(
-                "what fine-tuning changed is counted from epoch 0: add 0 to decode.epochs and to training.checkpoint_epochs"
+                "changes by fine-tuning are measured from epoch 0: add 0 to decode.epochs and to training.checkpoint_epochs"
             )
         names = self.model_layers
         unknown = [layer for layer in self.decode.layers if layer not in (*names, "last")]
@@ -166,41 +164,41 @@ class Recipe(Spec):
             odd = isinstance(objective, DINOSpec) and objective.local_side_at(side) != side
             if odd and self.model.backbone.startswith("vit"):
                 raise ValueError(
-                    f"{self.model.backbone} takes views of one side; set objective.local_views to 0, or local_side to {side}"
+                    f"{self.model.backbone} takes images of one size; set objective.local_views to 0, or local_side to {side}"
                 )
         unkept = [epoch for epoch in self.decode.epochs if epoch not in self.training.kept_epochs]
         if unkept:
-            raise ValueError(f"decode.epochs names {unkept[0]}; training keeps {list(self.training.kept_epochs)}")
+            raise ValueError(f"decode.epochs names epoch {unkept[0]}; training keeps {list(self.training.kept_epochs)}")
         return self
 
     @property
     def num_pairs(self) -> int:
-        """How many pairs of models are audited, or models alone."""
+        """Number of pairs of models under audit; with `reference`, of single models."""
         return len(self.encoders) or self.pairs
 
     @property
     def directions(self) -> tuple[Direction, ...]:
-        """The sets that have a model trained on them."""
+        """The sets on which a model is trained."""
         return DIRECTIONS if self.reference is None else DIRECTIONS[:1]
 
     @property
     def fine_tuned(self) -> bool:
-        """Whether the models are fine-tuned ones."""
+        """True if the models are fine-tuned."""
         return self.training is not None and self.training.start is not None
 
     @property
     def audited_model(self) -> ModelSpec:
-        """The model whose layers are decoded: once it is fine-tuned it has no projector."""
+        """The model whose layers are decoded; a fine-tuned model has no projector."""
         return self.model.model_copy(update={"projector": ()}) if self.fine_tuned else self.model
 
     @property
     def last_epoch(self) -> int:
-        """The headline's checkpoint; 0 for encoders that were trained elsewhere, which have no other."""
+        """Epoch of the headline's checkpoint; 0 for external encoders, which have only one."""
         return 0 if self.training is None else self.training.epochs
 
     @property
     def model_layers(self) -> tuple[str, ...]:
-        """Every layer of models that are trained, in order of depth, then their teachers'; of others the decoded ones."""
+        """All layers of the trained models by depth, then their teachers'; for external encoders, the decoded layers."""
         if self.training is None:
             return tuple(dict.fromkeys(self.decode.layers))
         objective = self.training.objective
@@ -208,7 +206,7 @@ class Recipe(Spec):
 
     @property
     def probed_layers(self) -> tuple[str, ...]:
-        """The layers of which is asked what they know of whole images."""
+        """The layers that are probed on whole images."""
         if self.training is None:
             return self.model_layers
         last = self.audited_model.layers(classifier=self.training.objective.has_classes)[-1]
@@ -216,7 +214,7 @@ class Recipe(Spec):
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The layers to decode, `last` replaced by its name, each once."""
+        """The layers to decode, without duplicates; `last` is replaced by the layer's name."""
         if self.training is None:
             return self.model_layers
         last = self.audited_model.layers(classifier=self.training.objective.has_classes)[-1]

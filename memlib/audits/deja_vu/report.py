@@ -1,4 +1,4 @@
-"""Build the page of the déjà vu audit."""
+"""The report page of a déjà vu audit."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,12 +35,13 @@ COLOURS = {"memorized": TARGET, "misrepresented": REFERENCE, "correlated": ACCEN
 
 @dataclass(frozen=True)
 class Shown:
-    """What a gallery needs of one example.
+    """Pictures of one example for a gallery.
 
     Attributes:
         image: (size, size, 3) uint8.
         box: the background crop, x0, y0, x1, y1.
-        target, reference: the nearest public images under each model, with their class names.
+        target, reference: the nearest public images under each model, with their class names; reference is empty with a
+            single model.
     """
 
     image: NDArray[np.uint8]
@@ -55,16 +56,17 @@ _TERMS = (
     "95 % interval", "power", "diagnostic", "checkpoint",
 )  # fmt: skip
 _NOT_SHOWN = (
-    "What a stronger attacker would find: this one asks for the nearest public images alone.",
-    "What the world tells everybody: an object that its background gives away (a boat on water) is not counted as memory.",
-    "Memory of images that were not asked about, and of other parts of these than the crop.",
-    "Other models: a verdict is about these trained models, or with several pairs about models trained like them.",
+    "What a stronger attacker would find: this attack uses only the nearest public images.",
+    "What anyone could guess: an object that its background gives away (a boat on water) is not counted as memory.",
+    "Memory of images outside the audit, or memory that only parts of an image other than the crop would bring out.",
+    "Anything about other models: the verdict applies to these trained models or, with several pairs of models, to models "
+    "trained in the same way.",
 )
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What was run and on what, for the last section."""
+    """Sizes and times of the run, for the last section."""
 
     counts: Mapping[str, int]  # examples by role
     left_out: Mapping[str, int]  # examples by reason
@@ -72,14 +74,14 @@ class Facts:
 
 
 class Findings:
-    """The summary, looked up by metric and params."""
+    """The summary, with look-up by metric and params."""
 
     def __init__(self, summary: pa.Table) -> None:
         self.rows = with_params(summary)
         self.headline = self.rows[0]["params"]
 
     def get(self, metric: str, **params: Any) -> dict[str, Any]:
-        """The row of a metric at the headline's layer, epoch, crop and k; both directions unless said otherwise."""
+        """Return the row of a metric, by default at the headline's layer, epoch, crop and k and over both directions."""
         wanted = {name: self.headline[name] for name in ("layer", "epoch", "crop", "k")} | {"direction": "both"} | params
         for row in self.rows:
             same = all(row["params"].get(name) == value for name, value in wanted.items())
@@ -98,21 +100,21 @@ def build_page(
     show: Callable[[Mapping[str, Any]], Shown],
     folder: Path,
 ) -> Page:
-    """The page of a run; figures also go to `folder` as SVG and PNG.
+    """Return the page of a run, and save its figures to `folder` as SVG and PNG.
 
     Args:
-        recipe: what was run.
-        run: its id.
-        units: tables.UNITS, those of the headline among them.
+        recipe: recipe of the run.
+        run: id of the run.
+        units: tables.UNITS, including those of the headline.
         summary, curves: tables.SUMMARY and CURVES.
         facts: sizes and times.
-        show: gives the pictures of a row of the units.
-        folder: gets the figures.
+        show: returns the pictures for a row of the units.
+        folder: receives the figures.
     """
     findings = Findings(summary)
-    said = verdict_of(findings.rows)
-    first = findings.headline
-    headline = {name: first[name] for name in ("layer", "epoch", "crop", "k")}
+    verdict = verdict_of(findings.rows)
+    params = findings.headline
+    headline = {name: params[name] for name in ("layer", "epoch", "crop", "k")}
     for name, value in headline.items():
         units = units.filter(pc.field(name) == value)
     if recipe.reference is not None:
@@ -121,10 +123,10 @@ def build_page(
         _curve_section(findings, curves, headline, recipe, folder),
         _category_section(findings, recipe, folder),
         _gallery_section(
-            "Most memorized" if said.word == SHOWN else "Named by the target model only",
+            "Most memorized" if verdict.word == SHOWN else "Named by the target model only",
             most_memorized(units, recipe.report.gallery),
             show,
-            _MEMORIZED if said.word == SHOWN else _BY_CHANCE + _MEMORIZED,
+            _MEMORIZED if verdict.word == SHOWN else _BY_CHANCE + _MEMORIZED,
             named=_named_classes(units),
         ),
         _gallery_section(
@@ -144,13 +146,11 @@ def build_page(
     ]
     return Page(
         meaning=meaning_of(
-            said.word,
-            shown="Whoever has the trained model, the background of a training image and public images with labels can "
-            "name the "
-            "object that stood in front of it more often than chance allows, without having seen it.",
-            bounded="Whoever has the trained model and the background of a training image names its object hardly more "
-            "often than "
-            "without the model: at most by the share given above.",
+            verdict.word,
+            shown="Anyone who has the trained model, the background of a training image and labelled public images can "
+            "name the object that stood in front of this background more often than chance allows, without having seen it.",
+            bounded="Anyone who has the trained model and the background of a training image can name its object hardly more "
+            "often than without the model: the gain is at most the share given above.",
         ),
         limits=_NOT_SHOWN,
         terms=_TERMS,
@@ -158,12 +158,14 @@ def build_page(
         title=recipe.title,
         audit="deja_vu",
         run=run,
-        verdict=said.sentence,
-        verdict_kind=KINDS[said.word],
-        lead=said.explanation,
+        verdict=verdict.sentence,
+        verdict_kind=KINDS[verdict.word],
+        lead=verdict.explanation,
         numbers=[
             _number(findings.get("share_excess"), "share of images memorized beyond chance"),
-            _number(findings.get("deja_vu_score", p=recipe.decode.p), f"déjà vu score at p = {_percent(recipe.decode.p)}"),
+            _number(
+                findings.get("deja_vu_score", p=recipe.decode.p), f"déjà vu score, most confident {_percent(recipe.decode.p)}"
+            ),
             *_accuracies(findings, recipe),
         ],
         sections=[section for section in sections if section is not None],
@@ -171,18 +173,18 @@ def build_page(
 
 
 def _accuracies(findings: Findings, recipe: Recipe) -> list[tuple[str, str, str]]:
-    """Two of the page's numbers: who is right how often, whatever its confidence."""
+    """Return two tiles of the page: accuracies over all crops, regardless of confidence."""
     if recipe.reference is None:
-        names = {"target accuracy, all crops": ("accuracy_target", "both")}
-        names["reference accuracy, all crops"] = ("accuracy_reference", "both")
+        names = {"objects named correctly by the target model": ("accuracy_target", "both")}
+        names["objects named correctly by the reference model"] = ("accuracy_reference", "both")
     else:
-        names = {"objects named, training images": ("accuracy_target", "A")}
-        names["objects named, held-out images"] = ("accuracy_target", "B")
+        names = {"objects named correctly in training images": ("accuracy_target", "A")}
+        names["objects named correctly in held-out images"] = ("accuracy_target", "B")
     return [_number(findings.get(metric, p=1.0, direction=side), name) for name, (metric, side) in names.items()]
 
 
 def _named_classes(units: pa.Table) -> dict[int, str]:
-    """The names of classes of audited images, by label."""
+    """Return the class names of audited images by label."""
     return dict(zip(units["label"].to_pylist(), units["class_name"].to_pylist(), strict=True))
 
 
@@ -199,7 +201,7 @@ def _interval(row: Mapping[str, Any]) -> str:
 
 
 def _number(row: Mapping[str, Any], name: str) -> tuple[str, str, str]:
-    return _percent(row["value"]), name, f"95 %: {_interval(row)}"
+    return _percent(row["value"]), name, f"95 % interval: {_interval(row)}"
 
 
 def _curve_section(
@@ -216,11 +218,11 @@ def _curve_section(
         axes.plot([r["x"] for r in points], [r["y"] for r in points], color=colour, label=name, lw=2, ls=style)
         row = findings.get(f"accuracy_{side}", p=recipe.decode.p, direction=direction)
         error = [[row["value"] - row["ci_low"]], [row["ci_high"] - row["value"]]]
-        beside = recipe.decode.p + 0.008 * (number - (len(lines) - 1) / 2)  # so that no whisker hides another
-        axes.errorbar([beside], [row["value"]], yerr=error, color=colour, marker="o", ms=5, capsize=4)
+        x = recipe.decode.p + 0.008 * (number - (len(lines) - 1) / 2)  # shifted so that whiskers do not overlap
+        axes.errorbar([x], [row["value"]], yerr=error, color=colour, marker="o", ms=5, capsize=4)
     chance = findings.get("accuracy_reference", p=1.0, direction="A" if alone else "both")["params"]["chance"]
     axes.axhline(chance, color=MUTED, ls=":", label="guessing")
-    axes.set_xlabel("share of the most confident crops")
+    axes.set_xlabel("share of crops, most confident first")
     axes.set_ylabel("objects named correctly")
     axes.set_xlim(0, 1)
     axes.set_ylim(0, min(1.0, axes.get_ylim()[1] * 1.1))
@@ -228,21 +230,21 @@ def _curve_section(
     percent_axis(axes.yaxis)
     axes.legend(frameon=False)
     both = (
-        "Both models see only the background of the target's training images. What the reference achieves is "
-        "correlation: such backgrounds often come with such objects. What the target achieves beyond it is memory. "
-        "The curves are the mean of both directions (each model is once the target)."
+        "Both models see only the backgrounds of the target model's training images. What the reference model achieves is "
+        "correlation: such backgrounds often come with such objects. What the target model achieves beyond that is memory. "
+        "The curves are averaged over both directions (each of the two models serves as the target once)."
     )
     one = (
-        "The model sees only backgrounds, of its training images and of held-out images that are like them. A classifier "
-        "that learnt from other images' backgrounds, and does not know which images the model trained on, says what a "
-        "background gives away by itself. What the model achieves beyond it on training images, and not on held-out ones, is "
-        "memory."
+        "The model sees only backgrounds: those of its training images and those of similar held-out images. A classifier "
+        "trained on the backgrounds of other images, without knowing which images the model was trained on, shows how much a "
+        "background reveals by itself. What the model achieves beyond this classifier on training images, but not on "
+        "held-out images, is memory."
     )
     return Section(
         heading="How well the hidden object is named",
         paragraphs=[one if alone else both],
         svg=save_figure(figure, folder, "accuracy_by_confidence"),
-        figure_caption=f"Whiskers: 95 % intervals at {_percent(recipe.decode.p)}, the share at which the score is taken.",
+        figure_caption=f"Whiskers: 95 % intervals at {_percent(recipe.decode.p)}, the share used for the déjà vu score.",
     )
 
 
@@ -253,10 +255,10 @@ _LINES = {
 _ALONE = {
     "target": ("model, training images", "target", "A", TARGET, "-"),
     f"target{HELD_OUT}": ("model, held-out images", "target", "B", TARGET, "--"),
-    "reference": ("background's classifier, training images", "reference", "A", REFERENCE, "-"),
-    f"reference{HELD_OUT}": ("background's classifier, held-out images", "reference", "B", REFERENCE, "--"),
+    "reference": ("background classifier, training images", "reference", "A", REFERENCE, "-"),
+    f"reference{HELD_OUT}": ("background classifier, held-out images", "reference", "B", REFERENCE, "--"),
 }
-"""Of each series of the curves: its name, whose accuracy it is, the direction, and how it is drawn."""
+"""For each series of the curves: label, side of the accuracy metric, direction, colour and line style."""
 
 
 def _category_section(findings: Findings, recipe: Recipe, folder: Path) -> Section:
@@ -278,43 +280,48 @@ def _category_section(findings: Findings, recipe: Recipe, folder: Path) -> Secti
     rows = []
     for name in (*CATEGORIES, "excess"):
         title = "memorized - misrepresented" if name == "excess" else name
-        found = [findings.get(f"share_{name}", direction=direction) for direction in bars.values()]
-        rows.append((title, *(cell for row in found for cell in (_percent(row["value"]), _interval(row)))))
+        shares = [findings.get(f"share_{name}", direction=direction) for direction in bars.values()]
+        rows.append((title, *(cell for row in shares for cell in (_percent(row["value"]), _interval(row)))))
     excess = findings.get("share_excess")
     if alone:
         rows.append(("training minus held-out", _percent(excess["value"]), _interval(excess), "", ""))
     tested = "(not tested)"
     if excess["role"] == "test":
-        tested = f"(p = {excess['p_value']:.2g}, exact: by redrawing which of {excess['n']} images {{}})"
+        tested = f"(p = {excess['p_value']:.2g}, exact test that redraws which of the {excess['n']} images {{}})"
     two = (
-        "Memorized: only the model trained on the image names its object. Misrepresented: only the other one does, "
-        "which is what chance alone produces. The honest share is the difference "
-        f"{tested.format('each model trained on')}."
+        "Memorized: only the model trained on the image names its object. Misrepresented: only the other model does. "
+        "Correlated: both do. Unassociated: neither does. Chance alone produces memorized and misrepresented images equally "
+        f"often, so the share memorized beyond chance is their difference {tested.format('each model was trained on')}."
     )
     one = (
-        "Memorized: only the model names the object, and the background's classifier does not. Misrepresented: only the "
-        "classifier does. Two such different predictors differ on held-out images too, which cannot be memory; the honest "
-        f"share is what is left when that is taken off {tested.format('were held out')}."
+        "Memorized: only the model names the object. Misrepresented: only the background classifier does. Correlated: both "
+        "do. Unassociated: neither does. Two such different predictors also differ on held-out images, where memory cannot "
+        "be the cause; the share memorized beyond chance is therefore the difference on training images minus that on "
+        f"held-out images {tested.format('were held out')}."
     )
-    columns = ("images", *(heading for bar in bars for heading in (f"share of {bar}" if bar else "share", "95 % interval")))
+    columns = ("kind", *(heading for bar in bars for heading in (f"share of {bar}" if bar else "share", "95 % interval")))
     return Section(
         heading="Four kinds of images" if alone else "Four kinds of training images",
         paragraphs=[one if alone else two],
         svg=save_figure(figure, folder, "categories"),
-        figure_caption="Share of images of each kind, of each model, with 95 % intervals over images.",
+        figure_caption="Share of images of each kind; the table below gives the numbers with 95 % intervals.",
         table=TableView(columns, rows),
     )
 
 
 _BY_CHANCE = (
-    "This run did not show memorization, so these are examples of what chance alone produces: some images are always "
-    "named by one model only. "
+    "This run did not show memorization, so these examples may be due to chance alone: there are always some images whose "
+    "object only one of the models names. "
 )
 _MEMORIZED = (
-    "Only the target model names these, and its confidence exceeds the reference's most. The outlined background is all "
-    "that the models were shown; a gold frame marks public images of the hidden object's class."
+    "Only the target model names the objects in these images; shown are those where its confidence most exceeds that of the "
+    "reference. The models saw nothing but the outlined background; a gold frame marks public images of the hidden object's "
+    "class."
 )
-_CORRELATED = "The target and the reference both name these with high confidence: the background itself tells."
+_CORRELATED = (
+    "Both the target and the reference name the objects in these images with high confidence: the background alone reveals "
+    "them."
+)
 
 
 def _gallery_section(
@@ -368,8 +375,8 @@ def _class_section(findings: Findings) -> Section:
     return Section(
         heading="By class",
         paragraphs=[
-            "With many classes some stand out by chance, so p-values are adjusted over all of them (Benjamini and Hochberg); "
-            "intervals are of each class alone."
+            "Among many classes some stand out by chance, so p-values are adjusted over all classes (Benjamini and "
+            "Hochberg). The intervals are not adjusted: each applies to its class alone."
         ],
         table=TableView(view.headings, rows[:10]),
         details=view if len(rows) > 10 else None,
@@ -398,7 +405,7 @@ ALONG = {
 
 
 def _along_sections(findings: Findings, recipe: Recipe, folder: Path) -> Iterator[Section]:
-    """A figure for each of epoch, layer and k of which several were decoded, all else as in the headline."""
+    """Yield a figure for each of epoch, layer and k with several decoded values, all other settings as in the headline."""
     order = list(recipe.model_layers)
     for name, (heading, axis, text) in ALONG.items():
         values = {
@@ -420,14 +427,14 @@ def _along_sections(findings: Findings, recipe: Recipe, folder: Path) -> Iterato
         percent_axis(axes.yaxis)
         yield Section(
             heading=heading,
-            paragraphs=[f"{text}; everything else is as in the headline, which is the only one that was fixed beforehand."],
+            paragraphs=[f"{text}. All other settings are those of the headline, the only result that was fixed in advance."],
             svg=save_figure(figure, folder, f"share_excess_by_{name}"),
-            figure_caption="Share of images memorized beyond chance, with 95 % intervals over the same images.",
+            figure_caption="Share of images memorized beyond chance, with 95 % intervals; all points use the same images.",
         )
 
 
 def _change_section(findings: Findings) -> Section | None:
-    """What fine-tuning did to the memory, image by image."""
+    """Return the section on the change of memory by fine-tuning, image by image; None without fine-tuning."""
     rows = [
         (row["params"]["layer"], str(row["params"]["epoch"]), _points(row["value"]), _interval(row), *_tested(row))
         for row in findings.rows
@@ -435,20 +442,21 @@ def _change_section(findings: Findings) -> Section | None:
     ]
     if not rows:
         return None
-    shown = any("not_ranked" in row["params"] for row in findings.rows if row["metric"] == CHANGE)
-    few = " With fewer than three pairs of models nothing is tested, and intervals are over images alone." if shown else ""
+    untested = any("not_ranked" in row["params"] for row in findings.rows if row["metric"] == CHANGE)
+    few = " With fewer than three pairs of models, nothing is tested and intervals are over images only." if untested else ""
     return Section(
         heading="What fine-tuning changed",
         paragraphs=[
-            "The share of images memorized beyond chance after some epochs of fine-tuning, minus that before the first: the "
-            "same images, the same crops. A model that is fine-tuned on the audited images also learns their labels; compare "
-            f"it with one that is fine-tuned on other images (training.on: [extra]), or whose head alone is trained.{few}"
+            "The share of images memorized beyond chance after the given number of epochs of fine-tuning, minus the share "
+            "before fine-tuning, for the same images and crops. A model that is fine-tuned on the audited images also learns "
+            "their labels; compare it with a model that is fine-tuned on other images (training.on: [extra]), or one of "
+            f"which only the head is trained.{few}"
         ],
         table=TableView(("layer", "epochs", "change", "95 % interval", *TESTED), rows),
     )
 
 
-_SIDES = {"both": "both directions", "A": "A trained the target", "B": "B trained the target"}
+_SIDES = {"both": "both directions", "A": "target model trained on A", "B": "target model trained on B"}
 _SIDES_ALONE = {"both": "training minus held-out images", "A": "training images", "B": "held-out images"}
 
 
@@ -458,48 +466,46 @@ def _settings_section(findings: Findings, recipe: Recipe) -> Section:
         params = row["params"]
         if row["metric"] not in ("share_excess", "deja_vu_score") or "class" in params:
             continue
-        which = (_SIDES if recipe.reference is None else _SIDES_ALONE)[params["direction"]]
-        at = f"{params['layer']}, epoch {params['epoch']}, {params['crop']} crop, k = {params['k']}"
-        rows.append((row["metric"].replace("_", " "), at, which, _percent(row["value"]), _interval(row), *_tested(row)))
+        side = (_SIDES if recipe.reference is None else _SIDES_ALONE)[params["direction"]]
+        setting = f"{params['layer']}, epoch {params['epoch']}, {params['crop']} crop, k = {params['k']}"
+        rows.append((row["metric"].replace("_", " "), setting, side, _percent(row["value"]), _interval(row), *_tested(row)))
     pairs = findings.headline["pairs"]
-    what = "pairs of models" if recipe.reference is None else "models"
-    speaks = (
-        f"The intervals of the tested rows cover {pairs} {what} that were trained apart."
+    models = "pairs of models" if recipe.reference is None else "models"
+    scope = (
+        f"The intervals of the tested rows cover the variation between {pairs} independently trained {models}."
         if "trainings" in findings.rows[0]["interval"]
-        else f"The intervals hold for these trained models; three {what} or more would widen them to training itself."
+        else f"The intervals apply to these trained models; three or more {models} would extend them to repeated training."
     )
     why = (
-        "One direction alone cannot tell memory from one model simply being better, so neither is tested."
+        "One direction alone cannot distinguish memory from one model simply being better, so it is not tested."
         if recipe.reference is None
-        else "Training images alone cannot tell memory from a model that is better than its reference: they are not tested."
+        else "One set alone cannot distinguish memory from a model that is better than its reference, so it is not tested."
     )
     return Section(
-        heading="Every setting, and each direction alone"
-        if recipe.reference is None
-        else "Every setting, and each set alone",
+        heading="All settings, and single directions" if recipe.reference is None else "All settings, and single sets",
         paragraphs=[
-            f"{why} The first row is the headline; all other tests are adjusted together (Benjamini and Hochberg). {speaks}"
+            f"{why} The first row is the headline; all other tests are adjusted together (Benjamini and Hochberg). {scope}"
         ],
-        table=TableView(("metric", "decoded from", "direction", "value", "95 % interval", *TESTED), rows),
+        table=TableView(("metric", "decoded from", "compared", "value", "95 % interval", *TESTED), rows),
     )
 
 
 def _probe_section(findings: Findings) -> Section | None:
-    found = [row for row in findings.rows if row["metric"].startswith("probe_gap")]
+    gaps = [row for row in findings.rows if row["metric"].startswith("probe_gap")]
     named = {row["params"]["probe_layer"]: row for row in findings.rows if row["metric"] == "knn_accuracy"}
     rows = []
-    for row in found:
+    for row in gaps:
         layer = row["params"]["probe_layer"]
         accuracies = (_percent(row["params"][f"{part}_accuracy"]) for part in ("train", "test"))
         gap = f"{_points(row['value'])} ({_points(row['ci_low'])} to {_points(row['ci_high'])})"
         knn = f"{_percent(named[layer]['value'])} ({_interval(named[layer])})" if layer in named else ""
         rows.append((layer, *accuracies, gap, knn))
     return Section(
-        heading="What the models know of whole images",
+        heading="What the models know about whole images",
         paragraphs=[
-            "The usual check for overfitting: a linear classifier on whole images, on training images against others. It "
-            "does not measure déjà vu; a small gap is no reassurance. The last column shows images that a model has not "
-            "trained on, whole, and lets the 20 nearest public images name them: a model that cannot do that has learnt "
+            "The usual check for overfitting: the accuracy of a linear classifier of whole images, on training images and on "
+            "other images. It does not measure déjà vu; a small gap is no reassurance. In the last column, the 20 nearest "
+            "public images name whole images that the model was not trained on. A model with a low value there has learnt "
             "little about these classes, and what it does not know it cannot give away."
         ],
         table=TableView(("layer", "training images", "other images", "gap", "named by neighbours"), rows),
@@ -511,7 +517,7 @@ def _stability_section(findings: Findings) -> Section | None:
     for row in findings.rows:
         if row["metric"] not in ("sslmem", "sslmem_disjoint"):
             continue
-        images = "audited images" if row["metric"] == "sslmem" else "public images, which neither model trained on"
+        images = "audited images" if row["metric"] == "sslmem" else "public images (neither model was trained on them)"
         interval = f"{row['ci_low']:.3f} to {row['ci_high']:.3f}"
         rows.append((row["params"]["layer"], images, str(row["n"]), f"{row['value']:.3f}", interval, *_tested(row)))
     if not rows:
@@ -519,39 +525,40 @@ def _stability_section(findings: Findings) -> Section | None:
     return Section(
         heading="Memory without labels",
         paragraphs=[
-            "How much closer a model holds the augmented views of an image that it trained on than a model that did not "
-            "(SSLMem, Wang 2024), in units of the largest difference. Neither boxes nor classes take part. The test redraws "
-            "which images each model trained on, as the headline's does. For public images the first model is A's and the "
-            "second B's: what differs there is how the two models are scaled, not memory."
+            "SSLMem (Wang 2024) measures how much closer together a model places augmented views of an image that it was "
+            "trained on than a model that was not, relative to the largest such difference. It uses neither boxes nor class "
+            "labels. Like the test of the headline, the test redraws which images each model was trained on. For public "
+            "images, the model trained on A is compared with the model trained on B: the difference shows how the two models "
+            "scale distances, not memory."
         ],
-        table=TableView(("layer", "images", "n", "SSLMem", "95 % interval", *TESTED), rows),
+        table=TableView(("layer", "images", "number", "SSLMem", "95 % interval", *TESTED), rows),
     )
 
 
 def _model_rows(recipe: Recipe) -> list[tuple[str, str]]:
-    """What the audited models are, and how they came about."""
+    """Return table rows on the audited models and their training; the first row describes the model."""
     training = recipe.training
     if training is None:
         named = [
             (f"{side}{number}", getattr(pair, side.lower())) for number, pair in enumerate(recipe.encoders) for side in "AB"
         ]
-        told = [(f"encoder {name}", _pairs(spec)) for name, spec in named if spec is not None]
-        word = "That A's encoder was trained on the sets A and C alone, and B's on B and C, is what their owner says"
+        rows = [(f"encoder {name}", _pairs(spec)) for name, spec in named if spec is not None]
+        claim = "According to their owner, A's encoder was trained only on the sets A and C, and B's only on B and C"
         if recipe.reference is not None:
-            word = "That the encoder was trained on the sets A and C alone is what its owner says"
-        return [*told, ("trained elsewhere", f"{word}: the audit cannot check it, and its p-values hold only if it is so.")]
+            claim = "According to its owner, the encoder was trained only on the sets A and C"
+        return [*rows, ("training", f"{claim}. The audit cannot verify this, and its p-values are valid only if it is true.")]
     projector = "-".join(map(str, recipe.audited_model.projector)) or "none"
     started = []
     if training.start is not None:
-        what = "the head alone" if training.head_alone else "the whole model"
+        part = "the head alone" if training.head_alone else "the whole model"
         before = f"{training.start.objective.kind}, {training.start.epochs} epochs, seed {training.start.seed}"
-        started = [("before fine-tuning", before), ("fine-tuned", what)]
+        started = [("before fine-tuning", before), ("fine-tuned", part)]
     trained_on = [name for name in training.on if name == "own" or recipe.split.extra_per_class]
-    images = {"own": "the model's own (A or B, and C)", "extra": "extra ones (E)"}
+    images = {"own": "the model's own (A or B, and C)", "extra": "extra images (E)"}
     return [
-        ("model", f"{recipe.model.backbone}, projector {projector}, sees {recipe.model.input_size} px"),
+        ("model", f"{recipe.model.backbone}, projector {projector}, input {recipe.model.input_size} px"),
         *started,
-        ("trained on images", " and ".join(images[name] for name in trained_on)),
+        ("training images", " and ".join(images[name] for name in trained_on)),
         ("objective", _pairs(training.objective)),
         (
             "training",
@@ -574,7 +581,7 @@ def _run_section(recipe: Recipe, facts: Facts) -> Section:
         ("left out", ", ".join(f"{reason} ({count})" for reason, count in facts.left_out.items()) or "none"),
         ("crop", ", ".join(f"{c.mode}, shorter side at least {_percent(c.min_side)}" for c in recipe.crops)),
         *_model_rows(recipe),
-        *([] if recipe.reference is None else [("in place of a second model", _pairs(recipe.reference))]),
+        *([] if recipe.reference is None else [("reference (instead of a second model)", _pairs(recipe.reference))]),
         ("vote", f"k = {', '.join(map(str, recipe.decode.k))}, L2 on raw embeddings, ties to {recipe.decode.tie}"),
         ("ties at the cut-off", "counted in expectation"),
     ]

@@ -1,4 +1,4 @@
-"""Votes of the public neighbours on every audited example, and the four categories (Meehan 2023, section 4.2)."""
+"""The public neighbours' votes on every audited example, and the four categories (Meehan 2023, section 4.2)."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ CATEGORIES = ("memorized", "misrepresented", "correlated", "unassociated")
 
 
 class Answers(NamedTuple):
-    """What is said of each example: the class, (num_examples,), and the confidence in nats, at most 0."""
+    """Predicted class of each example, (num_examples,), and the confidence in nats, at most 0, (num_examples,)."""
 
     prediction: NDArray[np.int64]
     confidence: NDArray[np.float64]
 
     def of(self, rows: NDArray[np.int64]) -> "Answers":
-        """Return those of some examples."""
+        """Return the answers for some of the examples."""
         return Answers(self.prediction[rows], self.confidence[rows])
 
 
@@ -30,14 +30,14 @@ class Decoding:
     """The neighbours' classes for one direction of one pair of models, at one layer and epoch.
 
     Attributes:
-        direction: A or B, the set whose crops were decoded. Of one model alone, A are its training images, B held out.
-        pair, layer, epoch: which models.
+        direction: A or B, the set whose crops were decoded. With a single model, A are its training images and B is held out.
+        pair, layer, epoch: number of the pair of models, decoded layer, checkpoint.
         crop: the crop mode.
         example_ids: (num_examples,) str.
         labels: (num_examples,) int64.
-        target: (num_examples, k_max) integer classes of the neighbours, nearest first.
-        reference: the same, or the answers of what stands for a second model.
-        groups: (num_examples,) names of the groups that were drawn as one, None for an example by itself.
+        target: (num_examples, k_max) integer classes of the neighbours under the target model, nearest first.
+        reference: the same under the reference model, or the answers of the classifier that replaces it.
+        groups: (num_examples,) names of the groups that the split assigned together, None for an ungrouped example.
     """
 
     direction: Direction
@@ -53,7 +53,7 @@ class Decoding:
 
 
 def score(decodings: Iterable[Decoding], class_names: Sequence[str], config: Config) -> pa.Table:
-    """Votes on every audited example.
+    """Return the votes on every audited example.
 
     Returns:
         tables.UNITS.
@@ -62,24 +62,29 @@ def score(decodings: Iterable[Decoding], class_names: Sequence[str], config: Con
 
     names, categories = pa.array(class_names, type=pa.string()), pa.array(CATEGORIES)
     parts = []
-    for found in decodings:
+    for decoding in decodings:
         for k in config.k:
-            target, target_confidence = vote(found.target[:, :k], tie=config.tie)
-            given = found.reference
+            target, target_confidence = vote(decoding.target[:, :k], tie=config.tie)
+            given = decoding.reference
             reference, reference_confidence = given if isinstance(given, Answers) else vote(given[:, :k], tie=config.tie)
-            count = len(found.labels)
-            same = {"direction": found.direction, "pair": found.pair, "layer": found.layer, "epoch": found.epoch}
-            category = _categories(target == found.labels, reference == found.labels)
+            count = len(decoding.labels)
+            setting = {
+                "direction": decoding.direction,
+                "pair": decoding.pair,
+                "layer": decoding.layer,
+                "epoch": decoding.epoch,
+            }
+            category = _categories(target == decoding.labels, reference == decoding.labels)
             columns: dict[str, Any] = {
-                **{name: pa.repeat(value, count) for name, value in {**same, "crop": found.crop, "k": k}.items()},
-                "example_id": found.example_ids,
-                "label": found.labels,
-                "class_name": names.take(pa.array(found.labels)),
+                **{name: pa.repeat(value, count) for name, value in {**setting, "crop": decoding.crop, "k": k}.items()},
+                "example_id": decoding.example_ids,
+                "label": decoding.labels,
+                "class_name": names.take(pa.array(decoding.labels)),
                 "target_prediction": target,
                 "reference_prediction": reference,
                 "target_confidence": target_confidence,
                 "reference_confidence": reference_confidence,
-                "group": pa.nulls(count, pa.string()) if found.groups is None else found.groups,
+                "group": pa.nulls(count, pa.string()) if decoding.groups is None else decoding.groups,
                 "category": categories.take(pa.array(category)),
             }
             parts.append(pa.table(columns, schema=UNITS.arrow))
@@ -87,10 +92,10 @@ def score(decodings: Iterable[Decoding], class_names: Sequence[str], config: Con
 
 
 def categorize(target_right: NDArray[np.bool_], reference_right: NDArray[np.bool_]) -> list[str]:
-    """The category of each example (section 4.2)."""
+    """Return the category of each example (section 4.2)."""
     return [CATEGORIES[i] for i in _categories(target_right, reference_right)]
 
 
 def _categories(target_right: NDArray[np.bool_], reference_right: NDArray[np.bool_]) -> NDArray[np.int64]:
-    found: NDArray[np.int64] = np.where(target_right, np.where(reference_right, 2, 0), np.where(reference_right, 1, 3))
-    return found
+    numbers: NDArray[np.int64] = np.where(target_right, np.where(reference_right, 2, 0), np.where(reference_right, 1, 3))
+    return numbers

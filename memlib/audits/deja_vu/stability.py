@@ -1,8 +1,8 @@
 """SSLMem: memory without labels or boxes (Wang 2024), from the same pairs of models and with the same exact test.
 
-A model holds the augmented views of its training images closer together than a model that never saw them. For each audited
-image: the mean distance between its views under the model that did not train on it, minus that under the model that did, as
-a share of the largest such difference, so in [-1, 1].
+A model places augmented views of its training images closer together than a model that never saw them. The value of an
+audited image is the mean distance between its views under the model that did not train on it, minus that under the model
+that did, divided by the largest absolute difference of this kind, so it lies in [-1, 1].
 """
 
 from __future__ import annotations
@@ -46,12 +46,13 @@ FAMILY = "stability"
 
 @dataclass(frozen=True)
 class Stability(Stage[pa.Table]):
-    """Measure how far the views of each image lie apart under a model: distances.parquet.
+    """Measure the mean distance between the views of each image under a model: distances.parquet.
 
     Attributes:
-        rows: a block of the members of the roles.
-        views: how many, and of what seed.
-        augment: how they are drawn.
+        roles: roles of the images in the splits.
+        rows: first row and end of a block of the images with these roles.
+        views: number of views and seed.
+        augment: augmentations that produce the views.
     """
 
     declared: ClassVar[Declared] = Declared(
@@ -83,12 +84,12 @@ class Stability(Stage[pa.Table]):
 
     @property
     def units(self) -> float:
-        """Views."""
+        """Number of views."""
         return float(self._members.num_rows * self.views.views)
 
     @property
     def label(self) -> str:
-        """The examples."""
+        """Roles and rows of the examples."""
         return f"{' and '.join(self.roles)} {self.rows[0]} to {self.rows[1]}"
 
     @property
@@ -101,11 +102,11 @@ class Stability(Stage[pa.Table]):
         return members_of(self.splits, *self.roles).slice(self.rows[0], self.rows[1] - self.rows[0])
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
-        """Write a row an image: example_id, and the mean distance between its views by layer."""
+        """Write one row per image: example_id, and the mean distance between its views at each layer."""
         from memlib.observe.stability import view_distances
 
         members, (encoder, side) = self._members, encoder_of(self.model, self.epoch)
-        found = view_distances(
+        by_layer = view_distances(
             encoder,
             self.shard.content.images,
             members["row"].to_numpy(),
@@ -119,31 +120,33 @@ class Stability(Stage[pa.Table]):
             device=device,
             progress=attempt.progress,
         )
-        pq.write_table(pa.table({"example_id": members["example_id"], **found}), attempt.path(DISTANCES), compression="zstd")
+        pq.write_table(
+            pa.table({"example_id": members["example_id"], **by_layer}), attempt.path(DISTANCES), compression="zstd"
+        )
 
     @classmethod
     def open(cls, artifact: Artifact[pa.Table]) -> pa.Table:
-        """Return example_id, and a column of distances a layer."""
+        """Return example_id and one column of distances per layer."""
         return read_table(artifact.path(DISTANCES))
 
 
 def blocks_of(splits: Artifact[pa.Table], views: StabilitySpec) -> list[tuple[tuple[str, ...], tuple[int, int]]]:
-    """Return the roles and rows of each part: all audited images, and some public ones that neither model trained on."""
+    """Return the roles and rows of each part: all audited images, then public images, on which neither model trained."""
     size, count = BLOCK_ROWS // BATCH_ROWS * BATCH_ROWS, members_of(splits, *AUDITED).num_rows
     disjoint = min(views.disjoint, members_of(splits, PUBLIC).num_rows)
-    found: list[tuple[tuple[str, ...], tuple[int, int]]] = [
+    blocks: list[tuple[tuple[str, ...], tuple[int, int]]] = [
         (AUDITED, (start, min(start + size, count))) for start in range(0, count, size)
     ]
-    return [*found, ((PUBLIC,), (0, disjoint))] if disjoint else found
+    return [*blocks, ((PUBLIC,), (0, disjoint))] if disjoint else blocks
 
 
 @dataclass(frozen=True)
 class Compared:
-    """The distances under both models of a pair, of audited and of disjoint images.
+    """The distances between views under both models of a pair, for audited and for disjoint (public) images.
 
     Attributes:
-        pair: its number.
-        by_model: the artifacts under A's model and under B's, in order of their rows, audited images first.
+        pair: number of the pair.
+        by_model: the artifacts for model A and for model B, in row order, audited images first.
     """
 
     pair: int
@@ -151,11 +154,11 @@ class Compared:
 
     @property
     def key(self) -> Any:
-        """What stages that read it name."""
+        """Keys by which downstream stages refer to the distances."""
         return [[part.key for part in parts] for parts in self.by_model]
 
     def gains(self, layer: str) -> tuple[pa.ChunkedArray, NDArray[np.float64]]:
-        """Ids of the images, and the distance under B's model minus that under A's, in units of their mean distance."""
+        """Return the ids of the images and the distance under model B minus that under A, in units of the mean distance."""
         a, b = (pa.concat_tables([part.content for part in parts]) for parts in self.by_model)
         assert a["example_id"].equals(b["example_id"]), "the two models were shown different images"
         under_a, under_b = (table[layer].to_numpy() for table in (a, b))
@@ -163,21 +166,21 @@ class Compared:
 
 
 def stability_rows(found: Sequence[Compared], splits: pa.Table, layers: Sequence[str], config: Config) -> Iterator[Row]:
-    """Rows of each layer: `sslmem`, tested by redrawing the sides, and `sslmem_disjoint` of images that neither model saw.
+    """Yield rows for each layer: `sslmem`, tested by redrawing the sides, and `sslmem_disjoint` for images of neither model.
 
     Args:
-        found: of all pairs.
-        splits: who is on which side; tables.SPLITS.
-        layers: the headline's first.
+        found: distances of all pairs.
+        splits: tables.SPLITS, with the side of each image.
+        layers: layers, that of the headline first.
         config: level, permutations, replicates, seed.
     """
     for layer in layers:
         parts = [pair.gains(layer) for pair in found]
         ids, gains = parts[0][0], np.mean([values for _, values in parts], axis=0)
         places = pc.index_in(ids, value_set=splits["example_id"].combine_chunks())
-        who = splits.take(places)
-        audited = pc.is_in(who["role"], value_set=pa.array(AUDITED)).to_numpy()
-        yield from _rows_of(layer, gains, who, audited, len(parts), config)
+        members = splits.take(places)
+        audited = pc.is_in(members["role"], value_set=pa.array(AUDITED)).to_numpy()
+        yield from _rows_of(layer, gains, members, audited, len(parts), config)
 
 
 def _rows_of(
@@ -185,18 +188,18 @@ def _rows_of(
 ) -> Iterator[Row]:
     from memlib.audits.deja_vu.analysis import numbers_of_groups
 
-    mine, values = who.filter(pa.array(audited)), gains[audited]
+    members, values = who.filter(pa.array(audited)), gains[audited]
     scale = float(np.abs(values).max(initial=0.0)) or 1.0
     values = values / scale
-    of_a, labels = pc.equal(mine["role"], TARGET).to_numpy(), mine["label"].to_numpy()
-    groups = numbers_of_groups(mine["group"] if "group" in mine.column_names else None, len(values))
+    of_a, labels = pc.equal(members["role"], TARGET).to_numpy(), members["label"].to_numpy()
+    groups = numbers_of_groups(members["group"] if "group" in members.column_names else None, len(values))
     design = Design.of(of_a, labels, groups)
     sizes = np.array([of_a.sum(), (~of_a).sum()], dtype=np.float64)
     columns = scipy.sparse.csr_array(np.stack([values * of_a, values * ~of_a], axis=1).astype(np.float32))
 
     def statistic(totals: NDArray[np.float64]) -> NDArray[np.float64]:
-        found: NDArray[np.float64] = (totals[..., 0] / sizes[0] - totals[..., 1] / sizes[1]) / 2
-        return found
+        means: NDArray[np.float64] = (totals[..., 0] / sizes[0] - totals[..., 1] / sizes[1]) / 2
+        return means
 
     value = float(statistic(np.array([values[of_a].sum(), values[~of_a].sum()])))
     strata, seed = 2 * labels + ~of_a, derive_seed(config.seed, "stability", layer)
@@ -216,5 +219,5 @@ def _rows_of(
 
 
 def augment_of(views: StabilitySpec, training: AugmentSpec | None) -> AugmentSpec:
-    """Return how views are drawn: as the recipe says, else as in training, else by default."""
+    """Return the augmentations of the views: those of the recipe, else those of training, else the default."""
     return views.augment or training or AugmentSpec()

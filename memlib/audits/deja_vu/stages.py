@@ -1,4 +1,4 @@
-"""The stages of a déjà vu audit after training: embedding, searching, probing, scoring, the page."""
+"""The stages of a déjà vu audit after training: embedding, search, probing, scoring and the report page."""
 
 from __future__ import annotations
 
@@ -59,23 +59,23 @@ if TYPE_CHECKING:
 IDS, NEIGHBORS, DISTANCES, PROBE = "ids.parquet", "neighbors.npy", "distances.npy", "probe.parquet"
 CROP = ("crop_x0", "crop_y0", "crop_x1", "crop_y1")
 ROLE_OF: dict[str, str] = {"A": TARGET, "B": REFERENCE}
-SET_OF = {TARGET: "A", REFERENCE: "B", SHARED: "C", PUBLIC: "X"}  # as the paper calls them
+SET_OF = {TARGET: "A", REFERENCE: "B", SHARED: "C", PUBLIC: "X"}  # the paper's names of the sets
 _HERE = "memlib.audits.deja_vu"
 
 
-BLOCK_ROWS = 2**16  # images of a part of an embedding, at most
-BATCH_ROWS = 256  # parts are of whole batches, so that they round as the whole does
+BLOCK_ROWS = 2**16  # maximum number of images per part of an embedding
+BATCH_ROWS = 256  # parts consist of whole batches, so that rounding does not depend on the partition
 
 
 @dataclass(frozen=True)
 class View:
-    """Which images a model is shown, and how: whole, or one background crop each."""
+    """A selection of images to show to a model, either whole or as one background crop each."""
 
     roles: tuple[str, ...]
     crop: CropSpec | None = None
 
     def spec(self) -> dict[str, Any]:
-        """Return what a key says of it; the examples are named by their digest."""
+        """Return the view's contribution to a content key; the examples enter separately, by their digest."""
         return {"crop": None if self.crop is None else self.crop.model_dump(mode="json") | self.crop.rule}
 
 
@@ -83,14 +83,14 @@ PUBLIC_VIEW, PROBED_VIEW = View((PUBLIC,)), View((TARGET, REFERENCE, SHARED))
 
 
 class Embeddings:
-    """Embeddings of a view at some layers, or of a part of one, beside the ids of their rows."""
+    """Embeddings of a view, or of a part of a view, at some layers, with the ids of their rows."""
 
     def __init__(self, artifact: Artifact[Embeddings]) -> None:
         self._artifact = artifact
 
     @cached_property
     def ids(self) -> pa.Table:
-        """example_id, row, label and, for crops, crop_x0 ... crop_y1."""
+        """Table with example_id, row, label and, for crops, crop_x0 ... crop_y1."""
         return read_table(self._artifact.path(IDS))
 
     def layer(self, name: str) -> NDArray[np.floating]:
@@ -100,21 +100,21 @@ class Embeddings:
 
 
 class EmbeddedView:
-    """A view of a model whose embeddings are in parts, each a block of rows.
+    """The embeddings of a view under one model, in parts, each a block of rows.
 
     Args:
-        parts: in order of their rows.
+        parts: artifacts of the parts, in row order.
     """
 
     def __init__(self, parts: Sequence[Artifact[Embeddings]]) -> None:
         self.parts = tuple(parts)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (EmbeddedView, (self.parts,))  # without what was read of them here
+        return (EmbeddedView, (self.parts,))  # without the cached ids
 
     @property
     def key(self) -> Any:
-        """What stages that read it name: a key, or a list of them where there are several parts."""
+        """Key by which downstream stages refer to the embeddings; a list of keys if there are several parts."""
         return joint_key(self.parts)
 
     @cached_property
@@ -123,12 +123,12 @@ class EmbeddedView:
         return pa.concat_tables([part.content.ids for part in self.parts])
 
     def layer(self, name: str) -> list[NDArray[np.floating]]:
-        """Return one layer's embeddings, an array (num_examples, dim) a part, memory-mapped."""
+        """Return one layer's embeddings as memory-mapped arrays (num_examples, dim), one per part."""
         return [part.content.layer(name) for part in self.parts]
 
 
 def joint_key(parts: Sequence[AnyArtifact]) -> Any:
-    """Return what a key says of several artifacts that are read as one; of a single one its key, as if it were no part."""
+    """Return the keys of several artifacts that are read as one; for a single artifact just its key, as if it were whole."""
     return parts[0].key if len(parts) == 1 else [part.key for part in parts]
 
 
@@ -141,7 +141,7 @@ class Embed(Stage[Embeddings]):
     )
     title: ClassVar[str] = "embed images"
     place: ClassVar[Place] = "anywhere"
-    passing: ClassVar[str] = "*.npy"  # ids stay: scores and pages read them
+    passing: ClassVar[str] = "*.npy"  # ids are kept: scores and pages read them
 
     model: Artifact[TrainedModel] | OutsideEncoder
     epoch: int
@@ -154,10 +154,10 @@ class Embed(Stage[Embeddings]):
     precision: Precision = "float32"
 
     def in_parts(self, layers: Collection[str]) -> list[Embed]:
-        """Return the stages that make these embeddings a block of rows each; itself where one block is enough.
+        """Return stages that each compute a block of rows of these embeddings; just this stage if one block is enough.
 
         Args:
-            layers: those that will be read. Of a large view no others are kept.
+            layers: the layers that will be read. For a large view, only these are stored.
         """
         count = members_of(self.splits, *self.view.roles).num_rows
         if count <= BLOCK_ROWS:
@@ -165,7 +165,7 @@ class Embed(Stage[Embeddings]):
         kept, unit = tuple(layer for layer in self.layers if layer in layers), min(BATCH_ROWS, BLOCK_ROWS)
         size = unit * math.ceil(count / math.ceil(count / BLOCK_ROWS) / unit)  # blocks of about equal size
         parts = [replace(self, rows=(start, min(start + size, count)), layers=kept) for start in range(0, count, size)]
-        return [part for part in parts if part.units]  # but for blocks without any crop
+        return [part for part in parts if part.units]  # without blocks in which no image has a crop
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -182,12 +182,12 @@ class Embed(Stage[Embeddings]):
 
     @property
     def units(self) -> float:
-        """Examples."""
+        """Number of examples."""
         return float(self._shown.members.num_rows)
 
     @property
     def label(self) -> str:
-        """Checkpoint and view."""
+        """Checkpoint, roles and crop."""
         return f"epoch {self.epoch}, {' and '.join(self.view.roles)}, {self.view.crop.mode if self.view.crop else 'whole'}"
 
     @property
@@ -238,12 +238,12 @@ class Embed(Stage[Embeddings]):
 
 
 def model_key(model: Artifact[TrainedModel] | OutsideEncoder) -> str:
-    """Return what keys say of a model that was trained here or elsewhere."""
+    """Return the key of a trained model, or the digest of an external encoder."""
     return model.digest if isinstance(model, OutsideEncoder) else model.key
 
 
 def encoder_of(model: Artifact[TrainedModel] | OutsideEncoder, epoch: int) -> tuple[Encoder | OwnEncoder, int]:
-    """Return a model as it was after an epoch, and the side of the images that it takes."""
+    """Return a model's checkpoint at an epoch, and the side of its input images in pixels."""
     from memlib.models.encoder import Encoder
     from memlib.models.own_encoders import load_own_encoder
 
@@ -259,12 +259,12 @@ def encoder_of(model: Artifact[TrainedModel] | OutsideEncoder, epoch: int) -> tu
 
 @dataclass(frozen=True)
 class ShownRows:
-    """What a view shows.
+    """The images of a view.
 
     Attributes:
         members: rows of the splits.
-        crops: their background crops (num_members, 4) x0, y0, x1, y1 in stored pixels; None where whole images are shown.
-        digest: of the members.
+        crops: their background crops (num_members, 4) x0, y0, x1, y1 in stored pixels; None for whole images.
+        digest: digest of the members.
     """
 
     members: pa.Table
@@ -272,11 +272,11 @@ class ShownRows:
     digest: str
 
 
-@remembered  # models are shown the same views
+@remembered  # the views are the same for all models
 def shown_rows(
     splits: Artifact[pa.Table], shard: Artifact[Shard], view: View, rows: tuple[int, int] | None = None
 ) -> ShownRows:
-    """Return the rows of the splits that a view shows, or a block of them; of crops those images that have one."""
+    """Return the rows of the splits that a view shows, or a block of them; for a crop, only images that have such a crop."""
     members, crops = members_of(splits, *view.roles), None
     if rows is not None:
         members = members.slice(rows[0], rows[1] - rows[0])
@@ -289,12 +289,12 @@ def shown_rows(
 
 
 def views_of(recipe: Recipe) -> list[View]:
-    """Return every view that an audit shows its models: background crops of the audited images, and whole images."""
+    """Return all views that the audit shows to models: background crops of the audited images, and whole images."""
     return [*(View((TARGET, REFERENCE), crop) for crop in recipe.crops), PUBLIC_VIEW, PROBED_VIEW]
 
 
 def pictures_of(splits: Artifact[pa.Table], shard: Artifact[Shard], view: View) -> Iterator[tuple[str, NDArray[np.uint8]]]:
-    """Yield what a view shows, in order of its rows: id (see `name_of`) and pixels (height, width, channels)."""
+    """Yield the images of a view in row order: id (see `name_of`) and pixels (height, width, channels)."""
     shown, images = shown_rows(splits, shard, view), shard.content.images
     mode = None if view.crop is None else view.crop.mode
     rows = shown.members["row"].to_numpy()
@@ -307,7 +307,7 @@ def pictures_of(splits: Artifact[pa.Table], shard: Artifact[Shard], view: View) 
 
 
 class Neighbors:
-    """The public images that are nearest to each query."""
+    """The nearest public images of each query."""
 
     def __init__(self, artifact: Artifact[Neighbors]) -> None:
         self._artifact = artifact
@@ -319,14 +319,14 @@ class Neighbors:
 
     @cached_property
     def rows(self) -> NDArray[np.int64]:
-        """Rows of the public ids (num_queries, k), the nearest first."""
+        """Rows of the public ids (num_queries, k), nearest first."""
         array: NDArray[np.int64] = np.load(self._artifact.path(NEIGHBORS))
         return array
 
 
 @dataclass(frozen=True)
 class Search(Stage[Neighbors]):
-    """Find the k nearest public images of each query of a part, at one layer; neighbours for fewer are its first columns.
+    """Find the k nearest public images of each query in a part, at one layer; the first columns serve any smaller k.
 
     Files: ids.parquet (of the queries), neighbors.npy (num_queries, k) int64 rows of the public ids,
     distances.npy (num_queries, k) float32 squared L2.
@@ -340,7 +340,7 @@ class Search(Stage[Neighbors]):
     public: EmbeddedView
     layer: str
     k: int
-    storage: Literal["float32", "float16"] = "float32"  # changes nothing but speed and memory
+    storage: Literal["float32", "float16"] = "float32"  # affects only speed and memory
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -349,7 +349,7 @@ class Search(Stage[Neighbors]):
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """Both sides."""
+        """Embeddings of the queries and of the public images."""
         return {"queries": self.queries.key, "public": self.public.key}
 
     @property
@@ -359,7 +359,7 @@ class Search(Stage[Neighbors]):
 
     @property
     def reads_passing(self) -> Sequence[AnyArtifact]:
-        """The embeddings of both sides."""
+        """The embeddings of the queries and of the public images."""
         return (self.queries, *self.public.parts)
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
@@ -367,9 +367,9 @@ class Search(Stage[Neighbors]):
         from memlib.observe.search import search
 
         queries, public = self.queries.content.layer(self.layer), self.public.layer(self.layer)
-        found = search(queries, public, self.k, device=device, storage=self.storage, progress=attempt.progress)
-        np.save(attempt.path(NEIGHBORS), found[0])
-        np.save(attempt.path(DISTANCES), found[1])
+        nearest = search(queries, public, self.k, device=device, storage=self.storage, progress=attempt.progress)
+        np.save(attempt.path(NEIGHBORS), nearest[0])
+        np.save(attempt.path(DISTANCES), nearest[1])
         pq.write_table(self.queries.content.ids, attempt.path(IDS), compression="zstd")
 
     @classmethod
@@ -378,25 +378,26 @@ class Search(Stage[Neighbors]):
         return Neighbors(artifact)
 
 
-VOTERS, MOST_RECOGNISED = 20, 10_000  # whole images whose neighbours vote, of each model
+VOTERS, MOST_RECOGNISED = 20, 10_000  # neighbours that vote on an image; whole images per model, at most
 PROBES = pa.schema(
     [(name, pa.string()) for name in ("layer", "direction")]
     + [("pair", pa.int64()), ("n", pa.int64())]
     + [("train_accuracy", pa.float64()), ("test_accuracy", pa.float64())]
-    + [("knn_accuracy", pa.float64()), ("knn_n", pa.int64())]  # null where no neighbours voted
+    + [("knn_accuracy", pa.float64()), ("knn_n", pa.int64())]  # null if no neighbours voted
 )
 
 
 @dataclass(frozen=True)
 class Probe(Stage[pa.Table]):
-    """Ask what a model knows of whole images: probe.parquet.
+    """Probe what a model knows about whole images: probe.parquet.
 
-    A linear probe is fitted to the model's own training images and tested on the other model's; the classes of the latter
-    (of at most `MOST_RECOGNISED` of them) are also voted on by the `VOTERS` nearest public images.
+    A linear probe is fitted to the model's own training images and tested on those of the other model. The `VOTERS` nearest
+    public images also vote on the classes of the latter, or of `MOST_RECOGNISED` of them if there are more.
 
     Attributes:
+        images: the model's embeddings of the whole images of A, B and C.
         public: the model's embeddings of the public images.
-        searched: those of the layers whose neighbours vote.
+        searched: the layers at which neighbours vote.
     """
 
     declared: ClassVar[Declared] = Declared(
@@ -415,7 +416,7 @@ class Probe(Stage[pa.Table]):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """Which model, and its layers."""
+        """Direction, pair and layers."""
         layers = {"layers": list(self.layers), "searched": list(self.searched)}
         return {"direction": self.direction, "pair": self.pair, **layers}
 
@@ -430,7 +431,7 @@ class Probe(Stage[pa.Table]):
         return (*self.images.parts, *self.public.parts)
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
-        """Write accuracies by layer."""
+        """Write the accuracies at each layer."""
         from memlib.observe.search import search
         from memlib.stats.neighbors import vote
         from memlib.stats.probe import Rows, probe_accuracies
@@ -457,29 +458,29 @@ class Probe(Stage[pa.Table]):
 
     @classmethod
     def open(cls, artifact: Artifact[pa.Table]) -> pa.Table:
-        """Return PROBES."""
+        """Return a table with the schema PROBES."""
         return read_table(artifact.path(PROBE))
 
 
 def _some_of(which: NDArray[np.bool_], most: int) -> NDArray[np.bool_]:
-    """At most so many of the rows that are true, evenly spaced: ids tell nothing of an image."""
+    """Return a mask of at most `most` of the true rows, evenly spaced; the order of ids carries no information."""
     chosen = np.flatnonzero(which)
-    found = np.zeros_like(which)
-    found[chosen[np.linspace(0, len(chosen) - 1, min(most, len(chosen))).round().astype(np.int64)]] = True
-    return found
+    mask = np.zeros_like(which)
+    mask[chosen[np.linspace(0, len(chosen) - 1, min(most, len(chosen))).round().astype(np.int64)]] = True
+    return mask
 
 
 def _is_of(ids: pa.Table, members: pa.Table) -> NDArray[np.bool_]:
-    """Which rows are of the members, (num_rows,)."""
-    found: NDArray[np.bool_] = pc.is_in(ids["example_id"], value_set=members["example_id"].combine_chunks()).to_numpy()
-    return found
+    """Return a mask of the rows whose example is among the members, (num_rows,)."""
+    mask: NDArray[np.bool_] = pc.is_in(ids["example_id"], value_set=members["example_id"].combine_chunks()).to_numpy()
+    return mask
 
 
 class Found:
     """The neighbours of all queries under one model, in parts.
 
     Args:
-        parts: in order of the queries' rows.
+        parts: artifacts of the parts, in order of the queries' rows.
     """
 
     def __init__(self, parts: Sequence[Artifact[Neighbors]]) -> None:
@@ -487,29 +488,29 @@ class Found:
 
     @property
     def key(self) -> Any:
-        """What stages that read it name."""
+        """Key by which downstream stages refer to the neighbours; a list of keys if there are several parts."""
         return joint_key(self.parts)
 
     @property
     def ids(self) -> pa.Table:
-        """The ids of the queries, as in `Embeddings.ids`; read anew, a setting at a time."""
+        """The ids of the queries, as in `Embeddings.ids`; not cached, to hold only one setting in memory at a time."""
         return pa.concat_tables([part.open().ids for part in self.parts])
 
     @property
     def rows(self) -> NDArray[np.int64]:
-        """Rows of the public ids (num_queries, k), the nearest first."""
+        """Rows of the public ids (num_queries, k), nearest first."""
         return np.concatenate([part.open().rows for part in self.parts])
 
 
 @dataclass(frozen=True)
 class Searches:
-    """What was found for one setting of one pair, or of one model alone.
+    """The neighbours at one setting for one pair of models, or for a single model.
 
     Attributes:
         pair, layer, epoch, crop: the setting.
-        by_model: the searches under the model trained on A, and under that trained on B where there is one.
+        by_model: the neighbours under the model trained on A and, if there is one, under the model trained on B.
         public: embeddings of the public images, for their ids.
-        backgrounds: what stands for a second model.
+        backgrounds: answers of the classifiers that replace the second model; None with two models.
     """
 
     pair: int
@@ -526,7 +527,7 @@ _SCORING = (
     f"{_HERE}.verdict",
     *FINDINGS,
 )
-MOST_UNITS = 2**20  # rows of units that are scored in one go
+MOST_UNITS = 2**20  # rows of units up to which all settings are scored by one stage
 
 
 @dataclass(frozen=True)
@@ -534,9 +535,9 @@ class ScoreSetting(ScoresStage):
     """Score one layer, epoch, crop and k of a large audit: units, curves, and findings that are not settled yet.
 
     Attributes:
-        searches: of all pairs.
-        config: with this k alone.
-        headline: whether it is the run's first setting.
+        searches: neighbours of all pairs.
+        config: the configuration with this k only.
+        headline: whether this is the run's first setting.
     """
 
     declared: ClassVar[Declared] = Declared("score_setting", 1, _SCORING)
@@ -551,7 +552,7 @@ class ScoreSetting(ScoresStage):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """How to decode, and which setting it is."""
+        """Decoding, and the setting."""
         return _scored(self) | {"headline": self.headline}
 
     @property
@@ -567,7 +568,7 @@ class ScoreSetting(ScoresStage):
 
     @property
     def units(self) -> float:
-        """Pairs of models."""
+        """Number of pairs of models."""
         return float(len(self.searches))
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
@@ -582,12 +583,12 @@ class ScoreSetting(ScoresStage):
 
 @dataclass(frozen=True)
 class Score(ScoresStage):
-    """Take votes, categories, curves and findings from the neighbours.
+    """Compute votes, categories, curves and findings from the neighbours.
 
     Attributes:
-        by_chance: whether chance decided who is in A and who in B.
-        fine_tuned: whether changes since the first epoch are asked for.
-        parts: the settings of a large audit, which are scored side by side. How they were scored is part of no key.
+        by_chance: whether images were assigned to A and B at random.
+        fine_tuned: whether to report changes since the first epoch.
+        parts: scores of the settings of a large audit, computed in parallel; not part of the key, as results are the same.
     """
 
     declared: ClassVar[Declared] = Declared("score", 7, _SCORING)
@@ -605,7 +606,7 @@ class Score(ScoresStage):
     parts: tuple[Artifact[Tables], ...] = ()
 
     def in_parts(self) -> list[ScoreSetting]:
-        """Return the stages that score a setting each; none of an audit that is small."""
+        """Return one stage per setting; none for a small audit."""
         audited = members_of(self.splits, TARGET, REFERENCE).num_rows
         if audited * len(self.searches) * len(self.config.k) <= MOST_UNITS:
             return []
@@ -614,9 +615,9 @@ class Score(ScoresStage):
             settings.setdefault((one.layer, one.epoch, one.crop), []).append(one)
         return [
             ScoreSetting(
-                found, self.splits, self.class_names, self.config.model_copy(update={"k": (k,)}), number == place == 0
+                searches, self.splits, self.class_names, self.config.model_copy(update={"k": (k,)}), number == place == 0
             )
-            for number, found in enumerate(settings.values())
+            for number, searches in enumerate(settings.values())
             for place, k in enumerate(self.config.k)
         ]
 
@@ -625,9 +626,9 @@ class Score(ScoresStage):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """How to decode, and what the settings are."""
-        told = ({"fine_tuned": True} if self.fine_tuned else {}) | ({} if self.by_chance else {"by_chance": False})
-        return _scored(self) | told
+        """Decoding, and the settings."""
+        flags = ({"fine_tuned": True} if self.fine_tuned else {}) | ({} if self.by_chance else {"by_chance": False})
+        return _scored(self) | flags
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -636,12 +637,12 @@ class Score(ScoresStage):
         return _read(self) | {"probes": [probe.key for probe in self.probes]} | stability
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
-        """Write units, summary and curves; of settings that were scored apart, where their units are."""
+        """Write units, summary and curves; if settings were scored by stages of their own, a list of the units' parts."""
         rows: list[Row] = []
         if self.parts:
             listed = {"units": [str(part) for part in self.parts]}
             attempt.path(PARTS_FILE).write_text(json.dumps(listed), encoding="utf-8")
-            found = pa.concat_tables([part.content["curves"] for part in self.parts])
+            points = pa.concat_tables([part.content["curves"] for part in self.parts])
             for part in self.parts:
                 rows += part.content["summary"].to_pylist()
         else:
@@ -649,12 +650,12 @@ class Score(ScoresStage):
             write_table(units, UNITS, attempt.path(UNITS_FILE))
             reference = _stands(self)
             rows += rows_of(units, self.config, num_classes=len(self.class_names), reference=reference)
-            found = curves(units, alone=reference is not None)
+            points = curves(units, alone=reference is not None)
         if self.fine_tuned:
             tables = [units] if not self.parts else [next(part.content.parts("units")) for part in self.parts]
-            first = {"crop": self.searches[0].crop, "k": self.config.k[0]}
+            headline = {"crop": self.searches[0].crop, "k": self.config.k[0]}
             alone = _stands(self) is not None
-            rows += change_rows(pa.concat_tables(tables), first, alone=alone, seed=self.config.seed)
+            rows += change_rows(pa.concat_tables(tables), headline, alone=alone, seed=self.config.seed)
         rows += probe_rows(pa.concat_tables([probe.content for probe in self.probes]))
         if self.stability:
             from memlib.audits.deja_vu.stability import stability_rows
@@ -662,7 +663,7 @@ class Score(ScoresStage):
             layers = dict.fromkeys(one.layer for one in self.searches)
             rows += stability_rows(self.stability, self.splits.content, list(layers), self.config)
         write_table(settled(rows, self.config, by_chance=self.by_chance), SUMMARY, attempt.path(SUMMARY_FILE))
-        write_table(found, CURVES, attempt.path(CURVES_FILE))
+        write_table(points, CURVES, attempt.path(CURVES_FILE))
 
 
 def _scored(stage: Score | ScoreSetting) -> dict[str, Any]:
@@ -681,19 +682,19 @@ def _read(stage: Score | ScoreSetting) -> dict[str, Any]:
 
 
 def _stands(stage: Score | ScoreSetting) -> str | None:
-    """The kind of classifier that stands for second models, None where these are there."""
+    """Return the kind of the classifiers that replace the second models; None with two models."""
     backgrounds = stage.searches[0].backgrounds
     return None if backgrounds is None else backgrounds.kind
 
 
 def _decodings(stage: Score | ScoreSetting) -> Iterator[Decoding]:
-    for found in stage.searches:
-        public_labels = found.public.ids["label"].to_numpy().astype(np.int32)  # half the memory of a vote for each neighbour
-        ids = found.by_model[0].ids
-        assert all(ids.equals(other.ids) for other in found.by_model[1:]), "the two models were shown different crops"
+    for searches in stage.searches:
+        public_labels = searches.public.ids["label"].to_numpy().astype(np.int32)  # int32 halves the memory of the votes
+        ids = searches.by_model[0].ids
+        assert all(ids.equals(other.ids) for other in searches.by_model[1:]), "the two models were shown different crops"
         labels = ids["label"].to_numpy()
-        classes = [public_labels[neighbors.rows[:, : max(stage.config.k)]] for neighbors in found.by_model]
-        known = None if found.backgrounds is None else found.backgrounds.answers(ids["example_id"])
+        classes = [public_labels[neighbors.rows[:, : max(stage.config.k)]] for neighbors in searches.by_model]
+        known = None if searches.backgrounds is None else searches.backgrounds.answers(ids["example_id"])
         for direction in DIRECTIONS:
             audited = select(stage.splits.content, ROLE_OF[direction])
             places = pc.index_in(ids["example_id"], value_set=audited["example_id"].combine_chunks())
@@ -703,15 +704,15 @@ def _decodings(stage: Score | ScoreSetting) -> Iterator[Decoding]:
             members = audited.take(places.take(rows))
             yield Decoding(
                 direction=direction,
-                pair=found.pair,
-                layer=found.layer,
-                epoch=found.epoch,
-                crop=found.crop,
+                pair=searches.pair,
+                layer=searches.layer,
+                epoch=searches.epoch,
+                crop=searches.crop,
                 example_ids=ids["example_id"].take(rows),
                 labels=labels[rows],
                 target=target,
                 reference=reference,
-                groups=members["group"] if "group" in members.column_names else None,  # artifacts of before groups have none
+                groups=members["group"] if "group" in members.column_names else None,  # older splits have no groups
             )
 
 
@@ -764,7 +765,7 @@ class Report(PageStage):
 
 
 class _Pictures:
-    """Finds the pictures for the galleries."""
+    """Access to the pictures for the galleries."""
 
     def __init__(self, stage: Report) -> None:
         self._searches = {(s.pair, s.layer, s.epoch, s.crop): s for s in stage.searches}
@@ -773,18 +774,18 @@ class _Pictures:
         self._ids_of, self._nearest_of = lru_cache(lambda content: content.ids), lru_cache(lambda found: found.rows)
 
     def show(self, unit: Mapping[str, Any]) -> Shown:
-        """Return the pictures of one row of the units."""
+        """Return the pictures for one row of the units."""
         from memlib.audits.deja_vu.report import Shown
 
-        found = self._searches[unit["pair"], unit["layer"], unit["epoch"], unit["crop"]]
-        target, *others = found.by_model if unit["direction"] == "A" else found.by_model[::-1]
+        searches = self._searches[unit["pair"], unit["layer"], unit["epoch"], unit["crop"]]
+        target, *others = searches.by_model if unit["direction"] == "A" else searches.by_model[::-1]
         place = pc.index(self._ids_of(target)["example_id"], unit["example_id"]).as_py()
         (entry,) = self._ids_of(target).slice(place, 1).to_pylist()
         x0, y0, x1, y1 = (entry[side] for side in CROP)
 
         def nearest(side: Found) -> list[tuple[Any, str]]:
-            mine = pc.index(self._ids_of(side)["example_id"], unit["example_id"]).as_py()
-            chosen = self._ids_of(found.public).take(self._nearest_of(side)[mine, : self._most]).to_pylist()
+            query = pc.index(self._ids_of(side)["example_id"], unit["example_id"]).as_py()
+            chosen = self._ids_of(searches.public).take(self._nearest_of(side)[query, : self._most]).to_pylist()
             return [(self._picture(c["row"]), self._class_names[c["label"]]) for c in chosen]
 
         seen = [near for other in others for near in nearest(other)]

@@ -1,4 +1,7 @@
-"""The findings of a déjà vu audit: tests that redraw the sides, estimates with intervals, and one verdict."""
+"""The findings of a déjà vu audit: tests by redrawing the sides, estimates with intervals, and one verdict.
+
+The side of an image is the set, A or B, that it was drawn into.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -23,26 +26,28 @@ HEADLINE, SETTINGS, CLASSES = "headline", "settings", "classes"
 def summarize(
     units: pa.Table, config: Config, *, num_classes: int, probes: pa.Table | None = None, reference: str | None = None
 ) -> pa.Table:
-    """The findings, the share of excess at the headline's setting (which uses every example) first.
+    """Return the findings, starting with the share excess at the headline's setting, which uses every example.
 
-    Its test is exact by design: the split drew at random which images of a class the model of A trained on and which that
-    of B. If nothing is memorized, the side changes no answer, and every draw is as likely as the one that was made. One
-    draw serves all pairs of models together. The other settings and scores are one family, the classes another, each
-    adjusted by Benjamini and Hochberg.
+    Its test is exact by design: for each class, the split drew at random which images model A trained on and which images
+    model B trained on. If nothing is memorized, the side of an image changes no answer, and every draw is as likely as the
+    actual one. All pairs of models share one draw. The other settings and scores form one family and the classes another,
+    each adjusted by Benjamini and Hochberg.
 
-    Intervals are 95 %, from a bootstrap over examples, stratified by direction and class, in which the p % most
-    confident are chosen anew in each replicate; they hold for the trained models at hand. With three pairs of
-    models or more, the rows of both directions are widened to training itself. No interval enters a verdict.
+    The 95 % intervals come from a bootstrap over examples, stratified by direction and class, that selects the p % most
+    confident examples again in each replicate; they apply to the trained models at hand. With three or more pairs of
+    models, the intervals of rows for both directions are widened to cover the variation between trainings. Intervals do not
+    enter the verdict.
 
-    Of one model alone, "both" is a difference of differences: what the model names beyond the background classifier among its
-    training images, minus the same among held-out images. The same draw of sides tests it: the classifier is blind to sides.
+    With a single model, "both" is a difference of differences: what the model names beyond the background classifier among
+    its training images, minus the same among held-out images. The same redraws of the sides test it, because the classifier
+    does not depend on the sides.
 
     Args:
-        units: tables.DEJA_VU_UNITS.
+        units: tables.UNITS.
         config: p, level, bound, replicates, permutations, seed.
         num_classes: chance is 1 / num_classes.
         probes: stages.PROBES; adds the probe gaps and the accuracies on whole images.
-        reference: what stands for the second model, where there is one alone.
+        reference: kind of the classifier that replaces the second model; None with two models.
 
     Returns:
         tables.SUMMARY.
@@ -54,11 +59,11 @@ def summarize(
 def rows_of(
     units: pa.Table, config: Config, *, num_classes: int, headline: bool = True, reference: str | None = None
 ) -> list[Row]:
-    """The rows of some settings, not yet settled; see `summarize`.
+    """Return the rows of some settings, not yet settled; see `summarize`.
 
     Args:
-        units, config, num_classes, reference: as there.
-        headline: whether the headline's setting is the first of them.
+        units, config, num_classes, reference: as in `summarize`.
+        headline: whether the first of the settings is the headline's.
     """
     rows: list[Row] = []
     for number, (setting, part) in enumerate(settings(units)):
@@ -70,18 +75,18 @@ def rows_of(
 
 
 def settled(rows: Iterable[Row], config: Config, *, by_chance: bool = True) -> pa.Table:
-    """The rows of all settings and probes as tables.SUMMARY: tests adjusted together, the verdict on the first row.
+    """Return the rows of all settings and probes as tables.SUMMARY: adjust the tests and add the verdict to the first row.
 
     Args:
-        rows: of `rows_of` and the like.
+        rows: of `rows_of`, `probe_rows` and similar functions, the headline first.
         config: level.
-        by_chance: whether chance decided who is on which side; where it did not, what would be tests are estimates.
+        by_chance: whether images were assigned to the sides at random; otherwise tests become estimates.
     """
     if not by_chance:
         rows = [untested(row) for row in rows]
     adjust = {SETTINGS: "benjamini-hochberg", CLASSES: "benjamini-hochberg"}
-    found = settle(rows, alpha=config.alpha, adjust=adjust)
-    return summary_table(found, verdict(found))
+    findings = settle(rows, alpha=config.alpha, adjust=adjust)
+    return summary_table(findings, verdict(findings))
 
 
 def _rows_of_setting(
@@ -115,7 +120,7 @@ def _rows_of_setting(
 
 
 def _excess_row(analysis: Analysis, params: Mapping[str, Any], config: Config, *, family: str) -> Row:
-    """The share of excess, tested by redrawing the sides, with an upper bound on memory (Rosenbaum 2001)."""
+    """Return the share excess, tested by redrawing the sides, with an upper bound on memory (Rosenbaum 2001)."""
     design, gains = analysis.design, analysis.gains
     answers = int(analysis.trained_on.sum()) * analysis.num_pairs
     seed = derive_seed(config.seed, "sides")
@@ -132,7 +137,7 @@ def _excess_row(analysis: Analysis, params: Mapping[str, Any], config: Config, *
 
 
 def _score_row(analysis: Analysis, params: Mapping[str, Any], config: Config) -> Row:
-    """The paper's score at p, tested by the same redraws; each model is scored on its own most confident crops."""
+    """Return the paper's score at p, tested by the same redraws; each model is scored on its own most confident crops."""
     name = f"deja_vu_score@{config.p:g}/both"
     null = analysis.redrawn_scores(config.permutations, seed=derive_seed(config.seed, "sides of the score"))
     value = analysis.value(name)
@@ -144,64 +149,65 @@ def _score_row(analysis: Analysis, params: Mapping[str, Any], config: Config) ->
 
 
 def _mcnemar_row(analysis: Analysis, params: Mapping[str, Any]) -> Row:
-    """The exact McNemar test of one pair, which compares two models as they are and not two sides of a draw."""
+    """Return the exact McNemar test of one pair; it compares the two trained models rather than the two sides of a draw."""
     target, reference = analysis.right["target"][0], analysis.right["reference"][0]
     wins, losses = int((target & ~reference).sum()), int((~target & reference).sum())
     return diagnostic("mcnemar_p", {**params, "wins": wins, "losses": losses}, mcnemar_p(wins, losses), n=wins + losses)
 
 
 def _class_rows(analysis: Analysis, setting: Mapping[str, Any], config: Config, *, headline: bool) -> Iterator[Row]:
-    """The excess within each class; at the headline's setting tested, over all classes together."""
+    """Yield the share excess within each class; at the headline's setting, test it (one family over all classes)."""
     own = (analysis.right["target"].astype(float) - analysis.right["reference"]).mean(axis=0)
     gains, design = analysis.gains, analysis.design
     order = np.argsort(analysis.label, kind="stable")
     members = np.split(order, np.cumsum(np.unique(analysis.label, return_counts=True)[1])[:-1])
-    for mine, (label, name) in zip(members, analysis.class_names.items(), strict=True):
-        if analysis.alone and len(np.unique(analysis.of_a[mine])) < 2:
-            continue  # nothing of this class is held out, or nothing else
+    for units, (label, name) in zip(members, analysis.class_names.items(), strict=True):
+        if analysis.alone and len(np.unique(analysis.of_a[units])) < 2:
+            continue  # the class has no held-out images, or only held-out images
         params = {**setting, "direction": "both", "pairs": analysis.num_pairs, "class": name, "label": label}
-        value, ends = _excess_of_class(own[mine], analysis.of_a[mine], alone=analysis.alone)
+        value, ends = _excess_of_class(own[units], analysis.of_a[units], alone=analysis.alone)
         interval = Interval(*ends, "examples")
         if not headline:
-            yield estimate("share_excess", params, value, n=len(mine), interval=interval)
+            yield estimate("share_excess", params, value, n=len(units), interval=interval)
             continue
-        part = Design(design.first[mine], design.stratum[mine], design.group[mine])
-        p = part.tail_p(gains[mine], permutations=config.permutations, seed=derive_seed(config.seed, "class", label))
-        deviation = analysis.step(mine) * part.null_deviation(gains[mine].astype(np.float64))
+        part = Design(design.first[units], design.stratum[units], design.group[units])
+        p = part.tail_p(gains[units], permutations=config.permutations, seed=derive_seed(config.seed, "class", label))
+        deviation = analysis.step(units) * part.null_deviation(gains[units].astype(np.float64))
         yield tested(
-            "share_excess", params, value, n=len(mine), interval=interval, family=CLASSES, p_value=p,
-            detectable=detectable(deviation, config.alpha), smallest_p=part.smallest_p(gains[mine].astype(np.float64)),
+            "share_excess", params, value, n=len(units), interval=interval, family=CLASSES, p_value=p,
+            detectable=detectable(deviation, config.alpha), smallest_p=part.smallest_p(gains[units].astype(np.float64)),
         )  # fmt: skip
 
 
 def _excess_of_class(own: NDArray[np.float64], of_a: NDArray[np.bool_], *, alone: bool) -> tuple[float, tuple[float, float]]:
-    """The excess and its interval; of one model alone that of the training images minus that of the held-out ones."""
+    """Return the share excess and its interval; with a single model, of its training images minus of held-out images."""
     if not alone:
         return float(own.mean()), paired_interval(own)
     return float(own[of_a].mean() - own[~of_a].mean()), difference_interval(own[of_a], own[~of_a])
 
 
 def probe_rows(probes: pa.Table) -> Iterator[Row]:
-    """What models know of whole images, mean of the directions and pairs; none of it sees déjà vu.
+    """Yield the models' accuracies on whole images, averaged over directions and pairs; they do not detect déjà vu.
 
-    probe_gap: train minus test accuracy of a linear probe, whose interval is over examples, as if there were no more training
-    images than test images. knn_accuracy: images of the other model whose class the nearest public images name.
+    probe_gap: training minus test accuracy of a linear probe; its interval is over examples, as if there were no more
+    training images than test images. knn_accuracy: share of the other model's images whose class the nearest public images
+    name correctly.
     """
-    found = probes.to_pylist()
-    for layer in dict.fromkeys(row["layer"] for row in found):
-        mine = [row for row in found if row["layer"] == layer]
-        train = float(np.mean([row["train_accuracy"] for row in mine]))
-        test = float(np.mean([row["test_accuracy"] for row in mine]))
+    records = probes.to_pylist()
+    for layer in dict.fromkeys(row["layer"] for row in records):
+        rows = [row for row in records if row["layer"] == layer]
+        train = float(np.mean([row["train_accuracy"] for row in rows]))
+        test = float(np.mean([row["test_accuracy"] for row in rows]))
         name = "probe_gap_backbone" if layer == "backbone" else "probe_gap_projector"
         params = {"probe_layer": layer, "train_accuracy": round(train, 4), "test_accuracy": round(test, 4)}
-        examples = sum(row["n"] for row in mine) / len({row["pair"] for row in mine})
+        examples = sum(row["n"] for row in rows) / len({row["pair"] for row in rows})
         half = float(scipy.stats.norm.ppf(0.975)) * np.sqrt((train * (1 - train) + test * (1 - test)) / examples)
         interval = Interval(train - test - half, train - test + half, "examples")
-        yield estimate(name, params, train - test, n=sum(row["n"] for row in mine), interval=interval)
-        voted = [row for row in mine if row["knn_n"]]
+        yield estimate(name, params, train - test, n=sum(row["n"] for row in rows), interval=interval)
+        voted = [row for row in rows if row["knn_n"]]
         if voted:
             right = float(np.mean([row["knn_accuracy"] for row in voted]))
-            each = sum(row["knn_n"] for row in voted) / len({row["pair"] for row in voted})  # pairs share their examples
+            each = sum(row["knn_n"] for row in voted) / len({row["pair"] for row in voted})  # all pairs share the examples
             interval = Interval(*exact_interval(right * each, round(each)), "examples")
             yield estimate(
                 "knn_accuracy", {"probe_layer": layer}, right, n=sum(row["knn_n"] for row in voted), interval=interval

@@ -1,4 +1,4 @@
-"""Put the findings of a déjà vu audit into plain words."""
+"""The verdict of a déjà vu audit in plain words."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,74 +8,81 @@ from memlib.audits.deja_vu.recipe import Recipe
 from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Verdict, cannot_reject
 from memlib.stats.randomization import smallest_two_class_p
 
-UPSIDE_DOWN = "The comparison is upside down."
+UPSIDE_DOWN = "The difference points in the opposite direction to memorization."
 
 
 def limits(recipe: Recipe) -> Iterator[str]:
-    """Name what the recipe cannot show, whatever the data."""
+    """Yield sentences on what the recipe cannot show, whatever the data."""
     side = recipe.split.train_per_class
     if not recipe.split.by_chance:
         yield (
-            "who is in A and who in B was not drawn at random, so nothing is tested; if it was, say so "
-            "(split.drawn_at_random: true)"
+            "the images of A and B were not drawn at random, so nothing is tested; if they were, set "
+            "split.drawn_at_random: true"
         )
     if side is None:
         return
     if smallest_two_class_p(side, side) > recipe.decode.alpha:
         yield (
-            f"with {side} audited image{'s' if side > 1 else ''} of a class on each side no test of two classes can be "
+            f"with {side} audited image{'s' if side > 1 else ''} per class in each of A and B, no test of two classes can be "
             "significant: raise split.train_per_class"
         )
 
 
 def verdict(rows: Sequence[Mapping[str, Any]]) -> Verdict:
-    """The run's verdict, from its headline: the share of excess over both directions; memory without labels is told beside.
+    """Return the run's verdict from its headline, the share excess over both directions; add memory without labels if shown.
 
     Args:
-        rows: of the summary, settled, the headline first.
+        rows: settled rows of the summary, the headline first.
     """
-    said = _of_names(rows[0])
-    held = next((row for row in rows if row["metric"] == "sslmem" and row["verdict"] == SHOWN), None)
-    if held is None:
-        return said
-    told = (
-        "It holds the augmented views of its training images closer together than a model that did not see them (SSLMem "
-        f"{held['value']:.3f}, 95 % interval {held['ci_low']:.3f} to {held['ci_high']:.3f}; p = {held['p_adjusted']:.2g})"
+    outcome = _of_names(rows[0])
+    stability = next((row for row in rows if row["metric"] == "sslmem" and row["verdict"] == SHOWN), None)
+    if stability is None:
+        return outcome
+    evidence = (
+        "The model places augmented views of its training images closer together than a model that did not see them (SSLMem "
+        f"{stability['value']:.3f}, 95 % interval {stability['ci_low']:.3f} to {stability['ci_high']:.3f}; "
+        f"p = {stability['p_adjusted']:.2g})"
     )
-    if said.word == SHOWN or said.sentence == UPSIDE_DOWN:
-        return Verdict(said.word, said.sentence, f"{said.explanation} {told}.")
-    sentence = "The model holds its own training images closer than others, but was not shown to name their objects."
-    if said.word == BOUNDED:
+    if outcome.word == SHOWN or outcome.sentence == UPSIDE_DOWN:
+        return Verdict(outcome.word, outcome.sentence, f"{outcome.explanation} {evidence}.")
+    sentence = (
+        "The model places views of its own training images closer together than other models do, but was not shown to name "
+        "their objects."
+    )
+    if outcome.word == BOUNDED:
         sentence = (
-            "The model holds its own training images closer than others, but names the objects of fewer than "
-            f"{_percent(rows[0]['bound'])} of them from memory."
+            "The model places views of its own training images closer together than other models do, but names the objects "
+            f"of fewer than {_percent(rows[0]['bound'])} of them from memory."
         )
-    return Verdict(said.word, sentence, f"{said.explanation} {told}; this asks for no object.")
+    return Verdict(outcome.word, sentence, f"{outcome.explanation} {evidence}; this measure does not ask for the object.")
 
 
 def _of_names(excess: Mapping[str, Any]) -> Verdict:
     numbers = _numbers(excess)
     if excess["role"] != "test":
         text = (
-            f"{_sentence(numbers)}. Chance did not decide who was in which set, so this may come of any difference between "
-            "the sets, memory among them."
+            f"{_sentence(numbers)}. The images were not assigned to the sets at random, so any difference between the sets "
+            "may be the cause, including memory."
         )
         return Verdict(DESCRIPTIVE, "Nothing was tested: the sets were not drawn at random.", text)
     if excess["verdict"] == SHOWN:
         text = (
-            f"Shown nothing but the background, {numbers}. Whoever holds the model and the background of a photo can do the "
+            f"Shown nothing but the background, {numbers}. Anyone who has the model and the background of a photo can do the "
             "same."
         )
         return Verdict(SHOWN, "The model has memorized individual training images.", text)
     if excess["value"] < 0 and (excess["ci_high"] or 0) < 0:
         text = (
-            f"{_sentence(numbers)}, which is not memory. Chance alone gives about one of forty runs such an interval; if it "
-            "comes again with other seeds, look for a fault in the data or the training."
+            f"{_sentence(numbers)}, which is not memory. By chance alone, about one run in forty has such an interval; if it "
+            "recurs with other seeds, look for an error in the data or the training."
         )
         return Verdict(INCONCLUSIVE, UPSIDE_DOWN, text)
     if excess["verdict"] == BOUNDED:
-        sentence = f"Memory of individual training images is below {_percent(excess['bound'])} of the images."
-        text = f"{_sentence(numbers)}; with 95 % confidence at most {_percent(excess['upper_bound'])}. {_missed(excess)}"
+        sentence = f"Memory of individual training images is limited to fewer than {_percent(excess['bound'])} of the images."
+        text = (
+            f"{_sentence(numbers)}; with 95 % confidence, at most {_percent(excess['upper_bound'])} are memorized. "
+            f"{_missed(excess)}"
+        )
         return Verdict(BOUNDED, sentence, text)
     if cannot_reject(excess):
         alone = "reference" in json.loads(excess["params"])
@@ -83,9 +90,13 @@ def _of_names(excess: Mapping[str, Any]) -> Verdict:
         text = f"{_sentence(numbers)}. On these {excess['n']} images {what} so little that no test could have shown memory."
         sentence = f"{_sentence(what)} on too few images to tell whether training images are memorized."
         return Verdict(INCONCLUSIVE, sentence, text)
-    limit = "" if excess["upper_bound"] is None else f"; memory of up to {_percent(excess['upper_bound'])} is not excluded"
+    limit = (
+        ""
+        if excess["upper_bound"] is None
+        else f"; memory of up to {_percent(excess['upper_bound'])} of the images cannot be ruled out"
+    )
     text = f"{_sentence(numbers)}{limit}. {_missed(excess)}"
-    return Verdict(INCONCLUSIVE, "No memorization of individual training images was shown, and none is excluded.", text)
+    return Verdict(INCONCLUSIVE, "Memorization of individual training images was neither shown nor ruled out.", text)
 
 
 def _numbers(row: Mapping[str, Any]) -> str:
@@ -94,7 +105,7 @@ def _numbers(row: Mapping[str, Any]) -> str:
     if "reference" in json.loads(row["params"]):
         return (
             f"the model names the object in {_percent(abs(row['value']))} {more} of its training images than of held-out "
-            f"images, beyond what backgrounds give away by themselves (95 % interval {_percent(row['ci_low'])} to "
+            f"images, beyond what backgrounds reveal by themselves (95 % interval {_percent(row['ci_low'])} to "
             f"{_percent(row['ci_high'])} over {row['interval']}{p})"
         )
     return (
@@ -109,8 +120,8 @@ def _sentence(text: str) -> str:
 
 def _missed(row: Mapping[str, Any]) -> str:
     if row["detectable"] is None:
-        return "The model and its reference answer every image alike, so no test could have found anything."
-    return f"A run of this size finds memory of {_percent(row['detectable'])} of the images four times out of five."
+        return "The model and its reference give the same answer for every image, so no test could have found anything."
+    return f"A run of this size detects memory of {_percent(row['detectable'])} of the images four times out of five."
 
 
 def _percent(value: float) -> str:

@@ -1,17 +1,18 @@
-"""Exposure: how many bits has a sequence model given away of a secret in its training data? (Carlini 2019)
+"""Exposure audit: how many bits of a secret in its training data a sequence model gives away (Carlini 2019).
 
-Canaries are drawn at random from a space R of candidates and inserted into the training text. Of a model only the
-log-perplexity of candidates is used:
+Canaries are drawn at random from a space R of candidates and inserted into the training text. The audit uses only the
+model's log-perplexities of candidates:
 
-    rank(s[r])      how many candidates the model finds at least as likely        (Definition 2)
+    rank(s[r])      number of candidates that the model finds at least as likely  (Definition 2)
     exposure(s[r])  log2 |R| - log2 rank(s[r])                                    (Definition 4)
 
-so that a canary of exposure e is found in 2^-e of the guesses that it takes without the model. A canary that was never
-inserted is one of R as any other: its rank is uniform, 2^-exposure is uniform on (0, 1], and that is the null; the
-p-value of a canary is rank / |R|. High exposure is confirmed by extraction: a search for the likeliest candidates.
+so a canary of exposure e is found in 2^-e of the guesses needed without the model. A canary that was never inserted is a
+candidate like any other: its rank is uniform and 2^-exposure is uniform on (0, 1]. That is the null; the p-value of a
+canary is rank / |R|. High exposure is confirmed by extraction: a search for the likeliest candidates.
 
-Secrets that people chose are not uniform in R: a model that knows their kind finds even those likely that it never saw. So
-their rank is compared with that of other secrets of their kind, which the text does not hold; without these there is no test.
+Secrets that people chose are not uniform in R: a model that knows their kind finds even those likely that it never saw.
+Their rank is therefore compared with the ranks of other secrets of their kind that the text does not contain; without such
+secrets there is no test.
 """
 
 from collections.abc import Mapping
@@ -24,9 +25,10 @@ from memlib.store import Store
 
 
 def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
-    """Whether a finding with these params is shown in brief: not canary by canary, nor searches that were told something.
+    """Return whether a finding with these params is part of the brief listing.
 
-    Shares of documents are on the page; the verdict names the largest.
+    Left out are single canaries, searches that were given symbols of the secret, and shares of documents: these are on the
+    page, and the verdict names the largest.
     """
     return (
         not {"canary", "side"} & params.keys() and params.get("search") in (None, "shortest_path") and not params.get("known")
@@ -41,7 +43,7 @@ def _revealed(store: Store, recipe: Mapping[str, Any], artifacts: Mapping[str, s
 
 AUDIT = Audit(
     name="exposure",
-    question="How many bits has a sequence model given away of a secret in its training text?",
+    question="How many bits of a secret in its training text does a sequence model give away?",
     recipe=Recipe,
     tables={"units": UNITS, "extractions": EXTRACTION, "documents": DOCUMENTS},
     in_brief=_in_brief,

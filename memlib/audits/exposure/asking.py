@@ -1,4 +1,4 @@
-"""Asking a model: perplexities, ranks by shard of the space, and the search for canaries."""
+"""Stages that query a model: perplexities, ranks by shard of the space, search for canaries, continuation of documents."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ _ASKING = (
 )
 COSTS, COUNTS, FOUND, FRONTIER = "costs.npz", "counts.npy", "found.parquet", "frontier.npz"
 DISCOVERED = "discovered.parquet"
-SAVED_SECONDS = 60.0  # between two saves of a search's frontier
+SAVED_SECONDS = 60.0  # seconds between two saves of a search's frontier
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What candidates cost under a model, in units of 2^-16 bit.
+    """Costs (log-perplexities) of candidates under a model, in units of 2^-16 bit.
 
     Attributes:
         canaries: (num_canaries,) int64.
         references: (num_references,) int64.
-        validation_loss: nats a symbol.
+        validation_loss: nats per symbol.
     """
 
     canaries: NDArray[np.int64]
@@ -57,13 +57,13 @@ class Costs:
 
 @dataclass(frozen=True)
 class Perplexities(Stage[Costs]):
-    """Take the costs of canaries and of random references, and the validation loss: costs.npz.
+    """Compute the costs of canaries and of random references, and the validation loss: costs.npz.
 
     Attributes:
         at: the model.
-        canaries: ids.
-        references: random candidates.
-        seed: draws them; the same for all models.
+        canaries: ids of the canaries.
+        references: number of random candidates.
+        seed: seed of the random candidates, which are the same for all models.
     """
 
     declared: ClassVar[Declared] = Declared("perplexities", 1, _ASKING)
@@ -77,7 +77,7 @@ class Perplexities(Stage[Costs]):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """Which candidates, of which model."""
+        """The candidates and the model."""
         return self.at.spec | {"canaries": list(self.canaries), "references": self.references, "seed": self.seed}
 
     @property
@@ -103,7 +103,7 @@ class Perplexities(Stage[Costs]):
         space, corpus = data.space, data.corpus.content
         windows = np.array(corpus.windows[column(corpus.members(VALIDATION), "row")])
         rng = reference_rng(self.seed)
-        loss = self.at.loss(model, windows, device)  # first, as it may find that model and text do not go together
+        loss = self.at.loss(model, windows, device)  # first, because it fails early if the text does not fit the model
         ask = functools.partial(candidate_costs, model, space, context=data.context)
         np.savez(
             attempt.path(COSTS),
@@ -121,15 +121,15 @@ class Perplexities(Stage[Costs]):
 
 @dataclass(frozen=True)
 class Ranks(Stage[NDArray[np.int64]]):
-    """Count how many candidates of a part of the space cost no more than each of some canaries: counts.npy.
+    """Count the candidates in a part of the space that cost no more than each of some canaries: counts.npy.
 
     Attributes:
         at: the model.
-        canaries: ids.
-        costs: of the canaries, units of 2^-16 bit.
-        shard, shards: which part of the space, of how many at least.
-        pruned: whether prefixes that cost more than every canary are left out.
-        max_evaluations: after which it is given up, and the facts say so.
+        canaries: ids of the canaries.
+        costs: costs of the canaries, in units of 2^-16 bit.
+        shard, shards: index of the part, and the smallest number of parts that the space is divided into.
+        pruned: whether prefixes that cost more than every canary are skipped.
+        max_evaluations: evaluations after which the walk is abandoned, as the facts then record.
     """
 
     declared: ClassVar[Declared] = Declared("ranks", 1, _ASKING)
@@ -146,7 +146,7 @@ class Ranks(Stage[NDArray[np.int64]]):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """Which candidates, of which model."""
+        """The candidates and the model."""
         walk = {"shard": self.shard, "shards": self.shards, "pruned": self.pruned, "max_evaluations": self.max_evaluations}
         return self.at.spec | walk | {"canaries": list(self.canaries)}
 
@@ -157,7 +157,7 @@ class Ranks(Stage[NDArray[np.int64]]):
 
     @property
     def units(self) -> float:
-        """Parts of the space."""
+        """One part of the space."""
         return float(1)
 
     @property
@@ -173,21 +173,21 @@ class Ranks(Stage[NDArray[np.int64]]):
         part = list(data.space.shards(self.shards))[self.shard]
         work = Work(self.max_evaluations)
         limit = max(self.costs) if self.pruned else None
-        found = np.zeros(len(self.costs), dtype=np.int64)
+        counts = np.zeros(len(self.costs), dtype=np.int64)
         try:
             blocks = leaf_costs(model, part, context=data.context, limit=limit, work=work)
-            found = ranks(blocks, np.array(self.costs, dtype=np.int64))
+            counts = ranks(blocks, np.array(self.costs, dtype=np.int64))
             attempt.facts["ended"] = True
         except OutOfWork:
             attempt.facts["ended"] = False
         attempt.facts["evaluations"] = work.evaluations
-        np.save(attempt.path(COUNTS), found)
+        np.save(attempt.path(COUNTS), counts)
 
     @classmethod
     def open(cls, artifact: Artifact[NDArray[np.int64]]) -> NDArray[np.int64]:
-        """Return the counts (num_canaries,); 0 where the facts say that the walk was given up."""
-        found: NDArray[np.int64] = np.load(artifact.path(COUNTS))
-        return found
+        """Return the counts (num_canaries,); 0 if the walk was abandoned, as the facts record."""
+        counts: NDArray[np.int64] = np.load(artifact.path(COUNTS))
+        return counts
 
 
 @dataclass(frozen=True)
@@ -196,10 +196,11 @@ class Search(Stage[pa.Table]):
 
     Attributes:
         at: the model.
-        variant, seed: its name in results.
-        canaries, insertions: which, and how often its model saw them; several share a search that is told nothing.
-        known: symbols of the holes that the search is told.
-        how: limits, beam, candidates wanted.
+        variant, seed: the model's name in results.
+        canaries, insertions: ids, and occurrences in the model's training data; a search without known symbols may be
+            shared by several canaries.
+        known: number of hole symbols that are given to the search.
+        how: limits, beam width, number of candidates to find.
     """
 
     declared: ClassVar[Declared] = Declared("secret/extract", 2, (*_ASKING, "memlib.observe.extraction"))
@@ -216,10 +217,10 @@ class Search(Stage[pa.Table]):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """Which candidates, of which model."""
-        mine = {"variant": self.variant, "seed": self.seed, "canaries": list(self.canaries)}
-        mine |= {"insertions": list(self.insertions), "known": self.known}
-        return self.at.spec | mine | {"how": self.how.model_dump(mode="json", exclude={"known"})}
+        """The candidates and the model."""
+        search = {"variant": self.variant, "seed": self.seed, "canaries": list(self.canaries)}
+        search |= {"insertions": list(self.insertions), "known": self.known}
+        return self.at.spec | search | {"how": self.how.model_dump(mode="json", exclude={"known"})}
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -237,7 +238,7 @@ class Search(Stage[pa.Table]):
         return None if self.at.model is None else self.at.model.ref
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
-        """Write what was found; a search that was killed goes on from its last saved frontier."""
+        """Write the results; an interrupted search resumes from its last saved frontier."""
         from memlib.observe.extraction import beam_search
         from memlib.observe.likelihoods import Work
 
@@ -281,8 +282,8 @@ class Search(Stage[pa.Table]):
         left = told(space, self.at.data.choices(self.canaries[:1])[0], self.known).size
         spelt = space.tokens(self.at.data.choices(self.canaries)).tolist()
         for canary, insertions, tokens in zip(self.canaries, self.insertions, spelt, strict=True):
-            mine = tuple(token for token in tokens if token >= 0)
-            place = leaves.index(mine) if mine in leaves else None
+            path = tuple(token for token in tokens if token >= 0)
+            place = leaves.index(path) if path in leaves else None
             rows.append(
                 {
                     "variant": self.variant, "seed": self.seed, "canary": canary, "insertions": insertions,
@@ -296,18 +297,18 @@ class Search(Stage[pa.Table]):
 
     @classmethod
     def open(cls, artifact: Artifact[pa.Table]) -> pa.Table:
-        """Return a tables.EXTRACTION."""
+        """Return the results, a tables.EXTRACTION."""
         return read_table(artifact.path(FOUND))
 
 
 @dataclass(frozen=True)
 class Discover(Stage[pa.Table]):
-    """Ask a model how documents go on, of those it was trained on and of others: discovered.parquet (tables.DOCUMENTS).
+    """Query a model for the continuation of trained and held-out documents: discovered.parquet (tables.DOCUMENTS).
 
     Attributes:
         at: the model.
-        variant, seed: its name in results.
-        how: documents, tokens, scheme of sampling.
+        variant, seed: the model's name in results.
+        how: numbers of documents and tokens, sampling scheme.
     """
 
     declared: ClassVar[Declared] = Declared("discover", 1, (*_ASKING, "memlib.observe.discovery"))
@@ -321,7 +322,7 @@ class Discover(Stage[pa.Table]):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """Which documents, of which model."""
+        """The documents and the model."""
         how = self.how.model_dump(mode="json", exclude={"tries", "probability"})
         return self.at.spec | {"variant": self.variant, "seed": self.seed, "how": how}
 
@@ -350,7 +351,7 @@ class Discover(Stage[pa.Table]):
         heads = chosen_documents(data.corpus.content.heads, how, seed=data.canaries.seed)
         places = heads[:, 4, None] + np.arange(how.prefix + how.suffix)
         tokens = data.corpus.content.windows[heads[:, 3, None], places].astype(np.int64)
-        found = suffixes(model, tokens, prefix=how.prefix, scheme=how)
+        scores = suffixes(model, tokens, prefix=how.prefix, scheme=how)
         near: list[int | None] = [None] * len(heads)
         if how.samples:
             seed = derive_seed(data.canaries.seed, "samples")
@@ -365,51 +366,57 @@ class Discover(Stage[pa.Table]):
                 "greedy": bool(greedy), "near": close,
             }
             for (number, side, copies, *_), bits, scheme, greedy, close in zip(
-                heads.tolist(), found.bits, found.scheme_bits, found.greedy, near, strict=True
+                heads.tolist(), scores.bits, scores.scheme_bits, scores.greedy, near, strict=True
             )
         ]  # fmt: skip
         write_table(pa.Table.from_pylist(rows, schema=DOCUMENTS.arrow), DOCUMENTS, attempt.path(DISCOVERED))
 
     @classmethod
     def open(cls, artifact: Artifact[pa.Table]) -> pa.Table:
-        """Return a tables.DOCUMENTS."""
+        """Return the results, a tables.DOCUMENTS."""
         return read_table(artifact.path(DISCOVERED))
 
 
 def chosen_documents(heads: NDArray[np.int64], how: DiscoverableSpec, *, seed: int) -> NDArray[np.int64]:
-    """Return rows of `Corpus.heads` that are long enough, drawn at random: as many of both sides, in order of their numbers.
+    """Draw rows of `Corpus.heads` that are long enough at random, the same number from both sides, sorted by document.
 
     Raises:
-        UserError: when either side has fewer than two.
+        UserError: when either side has fewer than two such documents.
     """
     long = heads[heads[:, 5] >= how.prefix + how.suffix]
     sides = [long[long[:, 1] == side] for side in (0, 1)]
     count = min(how.documents, *map(len, sides))
     if count < 2:
         raise UserError(
-            f"{len(sides[0])} documents that are trained on and {len(sides[1])} held out have {how.prefix + how.suffix} "
-            "tokens in one window; lower discoverable.prefix or suffix, or raise data.window or data.validation"
+            f"only {len(sides[0])} documents that are trained on and {len(sides[1])} held out have "
+            f"{how.prefix + how.suffix} tokens in one window, and each side needs two; lower discoverable.prefix or suffix, "
+            "or raise data.window or data.validation"
         )
     rng = np.random.default_rng(derive_seed(seed, "documents"))
     chosen = np.concatenate([side[rng.permutation(len(side))[:count]] for side in sides])
-    found: NDArray[np.int64] = chosen[np.argsort(chosen[:, 0], kind="stable")]
-    return found
+    in_order: NDArray[np.int64] = chosen[np.argsort(chosen[:, 0], kind="stable")]
+    return in_order
 
 
 def reference_rng(seed: int) -> np.random.Generator:
-    """Return what draws the references of a recipe's seed, the same for all its models."""
+    """Return the random generator of the references for a recipe's seed, the same for all its models."""
     return np.random.default_rng(derive_seed(seed, "references"))
 
 
 def told(space: Candidates, truth: NDArray[np.int32], known: int) -> Candidates:
-    """The space with its first `known` hole symbols given away.
+    """Fix the first `known` hole symbols of the space to those of the true secret.
+
+    Args:
+        space: the candidates.
+        truth: (num_places,) choices of the true secret.
+        known: number of hole symbols to fix.
 
     Raises:
         UserError: when no hole is left.
     """
     holes = [place for place, slot in enumerate(space.slots) if len(slot) > 1]
     if known >= len(holes):
-        raise UserError(f"extraction.known {known} leaves nothing to find of {len(holes)} symbols; lower it")
+        raise UserError(f"extraction.known {known} leaves nothing to find: the secret has {len(holes)} symbols; lower it")
     for place in holes[:known]:
         space = space.fixed(place, int(truth[place]))
     return space

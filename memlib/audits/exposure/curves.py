@@ -1,4 +1,4 @@
-"""The points of every curve of an exposure audit."""
+"""Points of every curve of an exposure audit."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,33 +19,33 @@ from memlib.specs.text import UNSEEN
 from memlib.stats.tails import fit_skew_normal
 from memlib.tables import CURVES
 
-LAW_DIGITS = 3  # of the parameters of the law that is drawn
+LAW_DIGITS = 3  # decimals of the parameters of the fitted distribution
 
 
 def curves(models: Sequence[Scored], units: pa.Table, extractions: pa.Table, recipe: Recipe) -> pa.Table:
-    """Make what the page draws.
+    """Compute the points that the page draws.
 
-    exposure_by_insertions, exposure_by_epoch, loss_by_epoch, utility (exposure by validation loss), queries_by_exposure, and
-    perplexity_histogram (density of the references' costs).
+    Curves: exposure_by_insertions, exposure_by_epoch, loss_by_epoch, utility (exposure by validation loss),
+    queries_by_exposure, and perplexity_histogram (density of the references' costs).
     """
     frame = units.to_pandas()
     points = []
     for unit in frame.to_dict("records"):
         series = f"{unit['variant']} {unit['insertions']}x".strip()
-        where = {"canary": int(unit["canary"]), "seed": int(unit["seed"])}
+        params = {"canary": int(unit["canary"]), "seed": int(unit["seed"])}
         if unit["insertions"]:
-            points.append(_point("exposure_by_epoch", series, where, unit["epoch"], unit["exposure"]))
-    for (variant, epoch), mine in frame.groupby(["variant", "epoch"], sort=False):
-        points.append(_point("loss_by_epoch", variant, {}, epoch, mine["validation_loss"].mean()))
+            points.append(_point("exposure_by_epoch", series, params, unit["epoch"], unit["exposure"]))
+    for (variant, epoch), group in frame.groupby(["variant", "epoch"], sort=False):
+        points.append(_point("loss_by_epoch", variant, {}, epoch, group["validation_loss"].mean()))
     last = at_last(frame)
     points += _query_points(last, extractions)
     for unit in last.to_dict("records"):
-        where = {"canary": int(unit["canary"]), "seed": int(unit["seed"])}
+        params = {"canary": int(unit["canary"]), "seed": int(unit["seed"])}
         if unit["kind"] != UNSEEN:
-            points.append(_point("exposure_by_insertions", unit["variant"], where, unit["insertions"], unit["exposure"]))
-    for (variant, seed), mine in last[last["insertions"] > 0].groupby(["variant", "seed"], sort=False):
-        where = {"seed": int(seed)}
-        points.append(_point("utility", variant, where, mine["validation_loss"].mean(), mine["exposure"].mean()))
+            points.append(_point("exposure_by_insertions", unit["variant"], params, unit["insertions"], unit["exposure"]))
+    for (variant, seed), group in last[last["insertions"] > 0].groupby(["variant", "seed"], sort=False):
+        params = {"seed": int(seed)}
+        points.append(_point("utility", variant, params, group["validation_loss"].mean(), group["exposure"].mean()))
     shown = max(models, key=lambda m: (m.epoch, max(m.insertions)))
     heights, edges = np.histogram(shown.references / UNITS_PER_BIT, bins=recipe.report.histogram_bins, density=True)
     most = int(np.argmax(shown.insertions))
@@ -59,18 +59,18 @@ def curves(models: Sequence[Scored], units: pa.Table, extractions: pa.Table, rec
 
 
 def _query_points(last: pd.DataFrame, extractions: pa.Table) -> Iterator[dict[str, Any]]:
-    """Of every shortest-path search that was told nothing: the canary's exposure and the prefixes asked for."""
+    """Yield the canary's exposure and the queried prefixes of every shortest-path search without known symbols."""
     searched = extractions.to_pandas()
     searched = searched[(searched["search"] == "shortest_path") & (searched["known"] == 0)]
     keys = ["variant", "seed", "canary", "insertions"]
     for row in searched.merge(last, on=keys, how="inner").to_dict("records"):
-        where = {"variant": row["variant"], "canary": int(row["canary"]), "seed": int(row["seed"])}
+        params = {"variant": row["variant"], "canary": int(row["canary"]), "seed": int(row["seed"])}
         series = "extracted" if row["extracted"] else "not extracted"
-        yield _point("queries_by_exposure", series, where, row["exposure"], row["queries"])
+        yield _point("queries_by_exposure", series, params, row["exposure"], row["queries"])
 
 
 def _law(references: NDArray[np.float64]) -> dict[str, float]:
-    """The fitted law's parameters, where there is one, without the digits that the order of sums decides."""
+    """Return the fitted parameters, rounded to digits that do not depend on summation order; empty for equal references."""
     law = asdict(fit_skew_normal(references)) if np.ptp(references) else {}
     return {name: round(value, LAW_DIGITS) for name, value in law.items()}
 
@@ -82,5 +82,5 @@ def _point(curve: str, series: str, params: Mapping[str, Any], x: float, y: floa
 
 
 def empty_extractions() -> pa.Table:
-    """tables.EXTRACTION of an audit that searched for nothing."""
+    """Return an empty tables.EXTRACTION, for an audit without searches."""
     return pa.Table.from_pylist([], schema=EXTRACTION.arrow)

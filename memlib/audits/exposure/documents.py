@@ -1,8 +1,9 @@
-"""What models give away of documents: those that they were trained on beside others that were held out at random.
+"""Extraction of documents: those that a model was trained on, compared with others that were held out at random.
 
-Whether any memory is there is tested by permuting who was held out: the statistic is the mean of -log2 of the suffixes'
-untruncated probabilities, over a variant's trainings. Shares of documents that come out within n tries are estimates; of
-held-out ones they are what a model gives away that never saw them.
+Memory is tested by permuting which documents were held out. The statistic is the difference between held-out and trained
+documents in the mean of -log2 of the suffixes' untruncated probabilities, averaged over a variant's trainings. Shares of
+documents that are reproduced within n tries are estimates; for held-out documents they show what a model reproduces without
+having seen them.
 """
 
 import math
@@ -24,29 +25,29 @@ from memlib.stats.randomization import detectable
 DOCUMENTS = "documents"
 GAP, SHARE, GREEDY, NEAR = "document_bits", "discoverable", "discoverable_greedy", "discoverable_near"
 PERMUTATIONS = 9_999
-LEVEL = 0.05  # at which `detectable` is said
+LEVEL = 0.05  # level for which `detectable` is computed
 
 
 def document_rows(documents: pa.Table, how: DiscoverableSpec) -> Iterator[Row]:
-    """Make the findings of each variant: a test, and shares of either side.
+    """Yield the findings of each variant: a test, and the shares reproduced among trained and held-out documents.
 
     Args:
         documents: tables.DOCUMENTS.
-        how: tries, probability.
+        how: numbers of tries, their probability, and settings of near samples.
     """
     frame = documents.to_pandas()
     for variant in dict.fromkeys(frame["variant"]):
         at = {"variant": variant} if variant else {}
-        mine = frame[frame["variant"] == variant]
-        bits = mine.groupby("document")["bits"].mean()
-        held_out = mine.groupby("document")["held_out"].first().to_numpy(dtype=bool)
+        group = frame[frame["variant"] == variant]
+        bits = group.groupby("document")["bits"].mean()
+        held_out = group.groupby("document")["held_out"].first().to_numpy(dtype=bool)
         yield _test(at, bits.to_numpy(), held_out)
-        for side, part in (("trained", mine[~mine["held_out"]]), ("held_out", mine[mine["held_out"]])):
+        for side, part in (("trained", group[~group["held_out"]]), ("held_out", group[group["held_out"]])):
             yield from _shares({**at, "side": side}, part, how)
 
 
 def _test(at: Mapping[str, Any], bits: NDArray[np.float64], held_out: NDArray[np.bool_]) -> Row:
-    """How much fewer bits the suffixes cost that were trained on, by permutation of who was held out."""
+    """Test by how many bits suffixes of trained documents cost less, by permuting which documents were held out."""
     value = float(bits[held_out].mean() - bits[~held_out].mean())
     rng = np.random.default_rng(derive_seed(0, "documents"))
     second = int(held_out.sum())
@@ -65,29 +66,29 @@ def _test(at: Mapping[str, Any], bits: NDArray[np.float64], held_out: NDArray[np
 
 
 def _welch(first: NDArray[np.float64], second: NDArray[np.float64]) -> tuple[float, float]:
-    found = scipy.stats.ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
-    return float(found.low), float(found.high)
+    interval = scipy.stats.ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
+    return float(interval.low), float(interval.high)
 
 
 def _shares(at: Mapping[str, Any], part: pd.DataFrame, how: DiscoverableSpec) -> Iterator[Row]:
-    """Shares of documents that come out; those of several trainings are averaged first."""
+    """Yield the shares of documents that are reproduced; each document is first averaged over the trainings."""
     from memlib.observe.discovery import needed_bits
 
-    found: list[tuple[str, dict[str, Any], pd.Series]] = [(GREEDY, {}, part["greedy"].astype(float))]
+    measures: list[tuple[str, dict[str, Any], pd.Series]] = [(GREEDY, {}, part["greedy"].astype(float))]
     for tries in how.tries:
         params = {"tries": tries, "probability": how.probability}
-        found.append((SHARE, params, (part["scheme_bits"] <= needed_bits(tries, how.probability)).astype(float)))
+        measures.append((SHARE, params, (part["scheme_bits"] <= needed_bits(tries, how.probability)).astype(float)))
     if how.samples:
         params = {"samples": how.samples, "near": how.near}
-        found.append((NEAR, params, (part["near"] > 0).astype(float)))
-    for metric, params, hits in found:
+        measures.append((NEAR, params, (part["near"] > 0).astype(float)))
+    for metric, params, hits in measures:
         shares = hits.groupby(part["document"]).mean().to_numpy()
         interval = Interval(*exact_interval(float(shares.sum()), len(shares)), "documents")
         yield estimate(metric, {**at, **params}, float(shares.mean()), n=len(shares), interval=interval)
 
 
 def said_of_documents(rows: Sequence[Row]) -> tuple[str, str]:
-    """Say which variant knows its documents, and how many of them come out; empty where none is shown to."""
+    """State which variant remembers its documents and how many it reproduces; both texts are empty if none is shown to."""
     shown = [row for row in rows if row["metric"] == GAP and row["verdict"] == SHOWN]
     if not shown:
         return "", ""
@@ -100,12 +101,12 @@ def said_of_documents(rows: Sequence[Row]) -> tuple[str, str]:
         next(row for row in shares if row["params"]["side"] == side and row["params"]["tries"] == tries)
         for side in ("trained", "held_out")
     )
-    others = f" The same is shown of {len(shown) - 1} more." if len(shown) > 1 else ""
+    others = f" The same is shown for {len(shown) - 1} more." if len(shown) > 1 else ""
     p = trained["params"]["probability"]
     return (
-        " The model knows documents that it was trained on.",
-        f" How a document goes on costs the model{name} {most['value']:.1f} bits less where it was trained on it than where "
-        f"it was held out at random (p = {most['p_adjusted']:.2g}).{others} Within {tries:,} tries "
-        f"{100 * trained['value']:.0f} % of its documents come out with a probability of {p:g}, of those held out "
-        f"{100 * held_out['value']:.0f} %.",
+        " The model remembers documents that it was trained on.",
+        f" The continuation of a document costs the model{name} {most['value']:.1f} bits less if it was trained on the "
+        f"document than if the document was held out at random (p = {most['p_adjusted']:.2g}).{others} Within {tries:,} "
+        f"tries, {100 * trained['value']:.0f} % of the documents that it was trained on are reproduced with a probability of "
+        f"at least {p:g}, and {100 * held_out['value']:.0f} % of those held out.",
     )

@@ -1,10 +1,10 @@
-"""Tests of whether models know canaries better than canaries that they never saw.
+"""Tests of whether models know the canaries in their training data better than canaries that they never saw.
 
-Null of a canary that was drawn here: it is one of R like any other, so its rank is uniform. Null of a secret that the text
-held: it is one of the secrets of its kind, of which some were never seen, so given and unseen ones may change places.
+Null for a canary that memlib drew: it is a candidate of R like any other, so its rank is uniform. Null for a secret that the
+text contained: it is exchangeable with the secrets of its kind that were never seen.
 
-Nets of several seeds that hold the same canary are not independent: a canary that is likely under one is likely under
-another. So the costs of each candidate are added over the nets, and ranked once.
+Models of several seeds that saw the same canary are not independent: a canary that is likely under one is likely under
+another. The costs of each candidate are therefore added over these models and ranked once.
 """
 
 import functools
@@ -27,11 +27,11 @@ LN2 = math.log(2)
 
 @dataclass(frozen=True)
 class Held:
-    """A canary in the nets of a variant whose training data hold it.
+    """A canary with the models of a variant whose training data contain it.
 
     Attributes:
-        canary, kind, insertions: which.
-        nets: the nets at their last checkpoint, and its place among what they were asked for.
+        canary, kind, insertions: id, kind and number of insertions of the canary.
+        nets: these models at their last checkpoint, each with the canary's position among the canaries it scored.
     """
 
     canary: int
@@ -41,50 +41,50 @@ class Held:
 
     @functools.cached_property
     def cost(self) -> int:
-        """Its cost, added over the nets."""
+        """Cost of the canary, added over the models."""
         return sum(int(net.costs[place]) for net, place in self.nets)
 
     @functools.cached_property
     def references(self) -> NDArray[np.int64]:
-        """(num_references,) costs of the random candidates, added over the nets."""
+        """Costs of the random candidates, added over the models: (num_references,)."""
         return sum_over([net.references for net, _ in self.nets])
 
     @functools.cached_property
     def unseen(self) -> NDArray[np.int64]:
-        """(num_unseen,) costs of the unseen secrets, added over the nets."""
+        """Costs of the unseen secrets, added over the models: (num_unseen,)."""
         return sum_over([net.costs_of(UNSEEN) for net, _ in self.nets])
 
     def below(self, part: slice = slice(None)) -> tuple[int, int]:
-        """How many of how many random candidates of a part cost no more."""
-        mine = self.references[part]
-        return int((mine <= self.cost).sum()), len(mine)
+        """Count the random candidates of a part that cost no more than the canary; return that count and the part's size."""
+        references = self.references[part]
+        return int((references <= self.cost).sum()), len(references)
 
     def p(self, size: int, part: slice = slice(None)) -> float:
-        """The p-value of its rank in R, by a part of the random candidates where it is sampled."""
+        """Compute the p-value of the canary's rank in R; a sampled rank uses a part of the random candidates."""
         exact = self.nets[0][0].exact.get(self.canary) if len(self.nets) == 1 else None
         return canary_p(*self.below(part), size=size, exact=exact)
 
     def p_among_unseen(self) -> float:
-        """The p-value of its rank among the unseen secrets."""
+        """Compute the p-value of the canary's rank among the unseen secrets."""
         return sampled_p(int((self.unseen <= self.cost).sum()), len(self.unseen))
 
     def upper_among_unseen(self, level: float) -> float | None:
-        """Upper bound of its exposure among the unseen secrets; None where none of them is as likely."""
+        """Bound the canary's exposure among the unseen secrets from above; None if none of them is as likely."""
         return upper_exposure(int((self.unseen <= self.cost).sum()), len(self.unseen), level=level)
 
     def smallest_p(self, size: int) -> float:
-        """No rank gives a smaller p-value."""
+        """Return the smallest p-value that any rank could give."""
         exact = len(self.nets) == 1 and self.canary in self.nets[0][0].exact
         return 1 / size if exact else 1 / (1 + len(self.references))
 
     def upper(self, size: int, level: float) -> float | None:
-        """Upper bound of its exposure in all of its nets; exact ranks are known. None where a net has no reference below."""
+        """Bound the canary's exposure in all of its models from above; by log2 |R| where no reference lies below it."""
         bounds = [_upper(net, self.canary, place, size, level / len(self.nets)) for net, place in self.nets]
         return largest(bounds)
 
 
 def largest(bounds: Sequence[float | None]) -> float | None:
-    """The largest of some bounds; None where one is not known."""
+    """Return the largest of some bounds; None if any of them is unknown."""
     known = [bound for bound in bounds if bound is not None]
     return max(known) if len(known) == len(bounds) else None
 
@@ -99,21 +99,21 @@ def _upper(net: Scored, canary: int, place: int, size: int, level: float) -> flo
 
 
 def sum_over(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """The elementwise sum of what every net said of the same candidates."""
+    """Sum the costs of the same candidates elementwise over the models."""
     total: NDArray[np.int64] = np.sum(np.stack(parts), axis=0)
     return total
 
 
 def held(models: Sequence[Scored], variant: str) -> list[Held]:
-    """The canaries that nets of a variant saw, by id."""
+    """Return the canaries that models of a variant saw, sorted by id."""
     nets: dict[int, list[tuple[Scored, int]]] = {}
     for model in last_checkpoints([model for model in models if model.variant == variant]):
         for place, (canary, times) in enumerate(zip(model.canaries, model.insertions, strict=True)):
             if times and model.kinds[place] in (INSERTED, GIVEN):
                 nets.setdefault(canary, []).append((model, place))
     return [
-        Held(canary, mine[0][0].kinds[mine[0][1]], mine[0][0].insertions[mine[0][1]], tuple(mine))
-        for canary, mine in sorted(nets.items())
+        Held(canary, places[0][0].kinds[places[0][1]], places[0][0].insertions[places[0][1]], tuple(places))
+        for canary, places in sorted(nets.items())
     ]
 
 
@@ -122,10 +122,10 @@ class Tested:
     """A test of all canaries of a variant together.
 
     Attributes:
-        p_value: twice the smaller of two: of the combined test, and Bonferroni's of the lowest canary. The first finds a
-            little of many, the second one among many.
-        smallest_p: no data of this size give a smaller one.
-        detectable: bits of mean exposure that the combined test finds; None where it can find nothing.
+        p_value: twice the smaller of two p-values: that of the combined test, which finds a little exposure of many
+            canaries, and Bonferroni's of the lowest canary, which finds one canary among many.
+        smallest_p: smallest p-value that data of this size could give.
+        detectable: bits of mean exposure that the combined test finds; None if it can find nothing.
     """
 
     p_value: float
@@ -134,21 +134,21 @@ class Tested:
 
 
 def either(combined: float, p_values: Sequence[float]) -> float:
-    """Twice the smaller of a combined p-value and Bonferroni's; of a single canary they are one."""
+    """Return twice the smaller of a combined p-value and Bonferroni's; for a single canary, its own p-value."""
     if len(p_values) == 1:
         return p_values[0]
     return min(1.0, 2 * min(combined, len(p_values) * min(p_values)))
 
 
 def evidence_of_drawn(canaries: Sequence[Held], size: int, *, alpha: float) -> Tested:
-    """Test whether canaries that were drawn uniformly lie lower than they would by chance.
+    """Test whether canaries that were drawn uniformly rank lower than they would by chance.
 
-    Sampled ranks take a part of the references each, so that the p-values are independent.
+    For the combined test, each sampled rank uses a separate part of the references, so that the p-values are independent.
 
     Args:
-        canaries: of one variant.
-        size: |R|.
-        alpha: level that is left to this test.
+        canaries: canaries of one variant.
+        size: |R|, the number of candidates.
+        alpha: level of this test.
     """
     count = len(canaries)
     parts = [canary.p(size, slice(place, None, count)) for place, canary in enumerate(canaries)]
@@ -163,14 +163,15 @@ def evidence_of_drawn(canaries: Sequence[Held], size: int, *, alpha: float) -> T
 
 
 def evidence_of_given(canaries: Sequence[Held], *, alpha: float, seed: int) -> Tested:
-    """Test whether secrets that the text held lie lower than secrets of their kind that it did not hold.
+    """Test whether secrets that the text contained rank lower than secrets of their kind that it did not contain.
 
-    The statistic is the sum of ln(1 / rank share) over the given ones among all; its null permutes who was given.
+    The statistic is the sum over the given secrets of ln(1 / rank share), with ranks taken among given and unseen secrets
+    together. The null distribution permutes which secrets were given.
 
     Args:
-        canaries: of one variant; all nets were asked for the same unseen ones.
-        alpha: level that is left to this test.
-        seed: of the permutations.
+        canaries: given secrets of one variant; all models scored the same unseen secrets.
+        alpha: level of this test.
+        seed: seed of the permutations.
     """
     single, unseen = [canary.p_among_unseen() for canary in canaries], canaries[0].unseen
     floor = 1 / (1 + len(unseen))

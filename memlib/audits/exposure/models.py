@@ -1,4 +1,4 @@
-"""The corpus of an exposure audit and the models that are asked, wherever they were trained."""
+"""The corpus of an exposure audit and the models under audit, trained by memlib or external."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from memlib.observe.likelihoods import Predictor
 
 VOCABULARY, CANARIES_FILE, HEADS_FILE = "vocabulary.json", "canaries.parquet", "heads.npy"
-OUTSIDE_WINDOWS = 200  # of text whose loss under a model from elsewhere is shown
+OUTSIDE_WINDOWS = 200  # number of windows on which the loss of an external model is measured
 
 
 class StoredCorpus:
@@ -47,13 +47,13 @@ class StoredCorpus:
 
     @cached_property
     def symbols(self) -> list[str]:
-        """The vocabulary, by symbol number."""
-        found: list[str] = json.loads(self._artifact.path(VOCABULARY).read_text())
-        return found
+        """The vocabulary, indexed by symbol number."""
+        vocabulary: list[str] = json.loads(self._artifact.path(VOCABULARY).read_text())
+        return vocabulary
 
     @cached_property
     def canaries(self) -> pa.Table:
-        """A tables.CANARIES: the secret list of canaries."""
+        """The secret list of canaries, a tables.CANARIES."""
         return read_table(self._artifact.path(CANARIES_FILE))
 
     @property
@@ -63,24 +63,24 @@ class StoredCorpus:
 
     @property
     def heads(self) -> NDArray[np.int64]:
-        """Where documents begin, (num_documents, 6): see `Corpus.heads`."""
-        found: NDArray[np.int64] = np.load(self._artifact.path(HEADS_FILE))
-        return found
+        """Beginnings of documents, (num_documents, 6); see `Corpus.heads`."""
+        heads: NDArray[np.int64] = np.load(self._artifact.path(HEADS_FILE))
+        return heads
 
     def members(self, *roles: str) -> pa.Table:
-        """The windows with one of the roles: a table with their rows."""
+        """Return a table with the rows of the windows that have one of the roles."""
         return read_members(self._artifact.path(SPLITS_FILE), *roles, columns=("row",))
 
 
 @dataclass(frozen=True)
 class CorpusData:
-    """A corpus in the store, with what its candidates are.
+    """A corpus in the store, and the candidates that belong to it.
 
     Attributes:
         corpus: windows of symbols.
-        text, canaries: what it was made of.
-        trained: the model that was trained elsewhere, where it is asked.
-        base: the model that is fine-tuned, whose tokens the symbols are.
+        text, canaries: specs of the text and the canaries.
+        trained: spec of the external model; None if memlib trains the models.
+        base: the pretrained model to fine-tune, whose tokens are the symbols; None without one.
     """
 
     corpus: Artifact[StoredCorpus]
@@ -91,22 +91,22 @@ class CorpusData:
 
     @cached_property
     def vocabulary(self) -> dict[str, int]:
-        """Symbols and their ids."""
+        """Id of each symbol."""
         return {symbol: number for number, symbol in enumerate(self.corpus.content.symbols)}
 
     @property
     def table(self) -> pa.Table:
-        """A tables.CANARIES."""
+        """The canaries, a tables.CANARIES."""
         return self.corpus.content.canaries
 
     def kinds(self, ids: Sequence[int]) -> tuple[str, ...]:
-        """Of some canaries: inserted, given, never or unseen."""
+        """Return the kinds of some canaries: inserted, given, never or unseen."""
         kinds = self.table["kind"].to_pylist()
         return tuple(kinds[canary] for canary in ids)
 
     @cached_property
     def outside(self) -> HuggingFace | Answering:
-        """The model that was trained elsewhere."""
+        """The external model."""
         from memlib.models.outside import load_outside
 
         assert self.trained is not None
@@ -114,7 +114,7 @@ class CorpusData:
 
     @cached_property
     def tokenizer(self) -> FolderTokenizer | None:
-        """The tokenizer of the model that is asked, where it has one."""
+        """The tokenizer of the model under audit; None if it has none."""
         if self.base is not None:
             return self.base.content.tokenizer
         if self.trained is None:
@@ -149,29 +149,30 @@ class CorpusData:
 
     @property
     def context(self) -> tuple[int, ...]:
-        """Symbols before the candidates, where they are known."""
+        """Symbols before the candidates, if they are known."""
         return self._scored[1]
 
     @property
     def space(self) -> Candidates:
-        """What is scored: from the first hole to the last, with the suffix where that is known."""
+        """The candidates as scored: from the first hole to the last, with the suffix if that is known."""
         return self._scored[0]
 
     def choices(self, ids: tuple[int, ...]) -> NDArray[np.int32]:
-        """(num_canaries, num_places) of some canaries, within the scored part."""
+        """Return the choices of some canaries within the scored part: (num_canaries, num_places)."""
         first, end = scored_part(self.format, self.text, self.canaries)
         every = np.array(self.table["choices"].to_pylist(), dtype=np.int32)[list(ids)][:, first:end]
-        fixed = np.zeros((len(every), self.space.end - every.shape[1]), dtype=np.int32)  # what a tokenizer joins to a hole
+        # places before the first hole that a tokenizer joins to it have a single choice, 0
+        fixed = np.zeros((len(every), self.space.end - every.shape[1]), dtype=np.int32)
         return np.concatenate([fixed, every], axis=1)
 
     def text_of(self, path: Sequence[int]) -> str:
-        """Symbols of the model as text."""
+        """Render symbols of the model as text."""
         unit = self.text.unit if self.tokenizer is None else "token"
         return render([self.symbols[token] for token in path], unit)
 
     @property
     def key(self) -> dict[str, Any]:
-        """What keys say of the candidates."""
+        """The part of a content key that identifies the candidates."""
         return {"corpus": self.corpus.key, "prefix": self.canaries.known_prefix, "suffix": self.canaries.known_suffix}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -179,7 +180,7 @@ class CorpusData:
 
 
 class AskedModel(Protocol):
-    """A model that is asked, wherever it was trained."""
+    """A model under audit, trained by memlib or external."""
 
     @property
     def data(self) -> CorpusData:
@@ -188,35 +189,35 @@ class AskedModel(Protocol):
 
     @property
     def model(self) -> Artifact[TrainedModel] | None:
-        """Its artifact, where it was trained here."""
+        """The artifact of the model; None for an external model."""
         ...
 
     @property
     def epoch(self) -> float:
-        """The checkpoint's; not whole within an epoch."""
+        """Epoch of the checkpoint; fractional within an epoch."""
         ...
 
     @property
     def precision(self) -> str:
-        """Of its evaluation."""
+        """Precision in which the model is evaluated."""
         ...
 
     @property
     def spec(self) -> dict[str, Any]:
-        """What keys say of it."""
+        """The part of a content key that describes the model's settings."""
         ...
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """What keys say of what it reads."""
+        """The part of a content key that identifies the model and its corpus."""
         ...
 
     def load(self, device: torch.device) -> Predictor:
-        """The model, ready to be asked."""
+        """Load the model, ready for queries."""
         ...
 
     def loss(self, model: Predictor, windows: NDArray[Any], device: torch.device) -> float:
-        """Nats a symbol of windows (num_windows, window) of the corpus."""
+        """Compute the loss in nats per symbol on windows (num_windows, window) of the corpus."""
         ...
 
 
@@ -226,12 +227,12 @@ class ModelAt:
 
     Attributes:
         data: the corpus.
-        model: its artifact.
-        epoch: the checkpoint's; not whole within an epoch.
-        quantize: whether its weights are forced to 256 values each.
-        precision: of its evaluation.
-        step: the checkpoint's, where it lies within an epoch.
-        cache_gb: of memory for states of prefixes; part of no key.
+        model: artifact of the model.
+        epoch: epoch of the checkpoint; fractional within an epoch.
+        quantize: whether each tensor of weights is quantized to 256 values.
+        precision: precision in which the model is evaluated.
+        step: step of the checkpoint, if it lies within an epoch.
+        cache_gb: gigabytes of memory for cached states of prefixes; part of no key.
     """
 
     data: CorpusData
@@ -244,17 +245,17 @@ class ModelAt:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """What keys say of it."""
+        """The part of a content key that describes the model's settings."""
         at = {"epoch": self.epoch} if self.step is None else {"step": self.step}
         return at | {"quantize": self.quantize, "precision": self.precision}
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """What keys say of what it reads."""
+        """The part of a content key that identifies the model and its corpus."""
         return {"model": self.model.key} | self.data.key
 
     def load(self, device: torch.device) -> LanguageModel:
-        """The model, ready to be asked."""
+        """Load the model, ready for queries."""
         import torch
 
         from memlib.models.sequence import LanguageModel
@@ -267,7 +268,7 @@ class ModelAt:
         return model.to(device, getattr(torch, self.precision)).eval()
 
     def loss(self, model: Predictor, windows: NDArray[Any], device: torch.device) -> float:
-        """See `AskedModel.loss`."""
+        """Compute the loss as `AskedModel.loss`."""
         import torch
 
         from memlib.models.sequence import LanguageModel
@@ -285,13 +286,13 @@ class ModelAt:
 
 @dataclass(frozen=True)
 class OutsideModel:
-    """A model that was trained elsewhere.
+    """An external model.
 
     Attributes:
-        data: the corpus, which names it.
-        digest: of its files and code.
-        precision: of its evaluation.
-        cache_gb: of memory for states of prefixes; part of no key.
+        data: the corpus, whose `trained` names the model.
+        digest: digest of the model's files and code.
+        precision: precision in which the model is evaluated.
+        cache_gb: gigabytes of memory for cached states of prefixes; part of no key.
     """
 
     data: CorpusData
@@ -303,16 +304,16 @@ class OutsideModel:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """What keys say of it."""
+        """The part of a content key that describes the model's settings."""
         return {"precision": self.precision}
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """What keys say of what it reads."""
+        """The part of a content key that identifies the model and its corpus."""
         return {"model": self.digest} | self.data.key
 
     def load(self, device: torch.device) -> Predictor:
-        """The model, ready to be asked."""
+        """Load the model, ready for queries."""
         import torch
 
         from memlib.models.outside import HuggingFace
@@ -323,7 +324,7 @@ class OutsideModel:
         return model.to(device, getattr(torch, self.precision)) if isinstance(model, HuggingFace) else model
 
     def loss(self, model: Predictor, windows: NDArray[Any], device: torch.device) -> float:
-        """See `AskedModel.loss`; of the first windows only, as the model may be slow."""
+        """Compute the loss as `AskedModel.loss`, on the first windows only, because the model may be slow."""
         from memlib.models.outside import HuggingFace
         from memlib.observe.likelihoods import UNITS_PER_BIT, sequence_costs
 
@@ -336,14 +337,14 @@ class OutsideModel:
             number = {symbol: place for place, symbol in enumerate(self.data.symbols)}
             missing = sorted({symbol for text in texts for symbol in text if symbol not in number})
             if missing:
-                raise UserError(f"the model has no symbol {missing[0]!r}, which the text (data) has; give it other text")
+                raise UserError(f"the model has no symbol {missing[0]!r}, which occurs in the text (data); use another text")
             tokens = np.array([[number[symbol] for symbol in text] for text in texts], dtype=np.int64)
             bits = float(sequence_costs(model, tokens).sum()) / UNITS_PER_BIT
         return bits * math.log(2) / windows.size
 
 
 def quantize_weights(model: torch.nn.Module) -> None:
-    """Rounds each tensor of weights to 256 evenly spaced values between its extremes, in place (Carlini 2019, 9.1)."""
+    """Round each tensor of weights to 256 evenly spaced values between its extremes, in place (Carlini 2019, 9.1)."""
     import torch
 
     with torch.no_grad():

@@ -1,8 +1,9 @@
-"""What the rank of a canary says of the privacy of a training: a lower bound of epsilon, and a test of what is claimed.
+"""Privacy audit of a training from the ranks of canaries: a lower bound of epsilon, and a test of the claimed epsilon.
 
-A canary drawn from R has a rank at most r with probability r / |R| after a training without it. After an (epsilon, delta)-
-private training with it, in one window, that probability is at most e^epsilon r / |R| + delta (Dwork 2006); in k windows,
-e^(k epsilon) r / |R| + k e^((k - 1) epsilon) delta. So a rank that is too low refutes the claim.
+After a training without it, a canary drawn from the space R of candidates has a rank of at most r with probability r / |R|.
+After an (epsilon, delta)-private training with the canary in one window, that probability is at most
+e^epsilon r / |R| + delta (Dwork 2006); in k windows, e^(k epsilon) r / |R| + k e^((k - 1) epsilon) delta. A rank that is too
+low therefore refutes the claim.
 """
 
 import math
@@ -14,7 +15,7 @@ from memlib.audits.exposure.scores import Scored, canary_p
 from memlib.findings import Interval, Row, estimate, tested
 from memlib.specs.text import INSERTED
 
-ERROR = 0.05  # of the bound, over everything that was looked at
+ERROR = 0.05  # probability that the bound is wrong, over all looks together
 
 
 @dataclass(frozen=True)
@@ -22,11 +23,11 @@ class Look:
     """A canary under a model that saw it, at one checkpoint.
 
     Attributes:
-        variant, seed, epoch, canary: which.
-        windows: how many windows of the training data hold it.
-        p: that it ranks as low after a training without it.
-        smallest: no rank gives a smaller p.
-        privacy: epsilon and delta that are claimed, where they are.
+        variant, seed, epoch, canary: the model and the canary.
+        windows: number of windows of the training data that contain the canary.
+        p: probability that the canary ranks as low after a training without it.
+        smallest: smallest p that any rank could give.
+        privacy: epsilon and delta that the training claims; None without a claim.
     """
 
     variant: str
@@ -40,21 +41,21 @@ class Look:
 
     @property
     def delta(self) -> float:
-        """Of the claim; a training that claims nothing is held against pure epsilon."""
+        """Delta of the claim; 0 (pure epsilon) for a training without a claim."""
         return 0.0 if self.privacy is None else float(self.privacy["delta"])
 
 
 def epsilon_bound(p: float, *, looks: int, delta: float = 0.0, windows: int = 1) -> float | None:
-    """Lower bound of epsilon: the training is less private with probability at most .05 over all looks.
+    """Compute a lower bound of epsilon, which is wrong with probability at most .05 over all looks.
 
     Args:
-        p: of the canary's rank: r / |R|.
-        looks: canaries, checkpoints and trainings among which the largest bound may be picked.
-        delta: at which epsilon is asked for; more than one window needs 0.
-        windows: that hold the canary.
+        p: p-value of the canary's rank, r / |R|.
+        looks: number of canaries, checkpoints and trainings among which the largest bound may be picked.
+        delta: delta for which epsilon is bounded; must be 0 for more than one window.
+        windows: number of windows that contain the canary.
 
     Returns:
-        at least 0; None where no rank could give a bound.
+        the bound, at least 0; None if no rank could give a bound.
     """
     level = ERROR / looks - delta
     if level <= 0 or (windows > 1 and delta):
@@ -63,12 +64,12 @@ def epsilon_bound(p: float, *, looks: int, delta: float = 0.0, windows: int = 1)
 
 
 def refuted_p(p: float, *, epsilon: float, delta: float, windows: int = 1) -> float:
-    """The p-value of "this training is (epsilon, delta)-private", by the rank of one canary.
+    """Compute the p-value of "this training is (epsilon, delta)-private" from the rank of one canary.
 
     Args:
-        p: of the canary's rank.
+        p: p-value of the canary's rank.
         epsilon, delta: the claim, for one window.
-        windows: that hold the canary.
+        windows: number of windows that contain the canary.
     """
     if windows * epsilon > 700:  # beyond any float
         return 1.0
@@ -76,17 +77,17 @@ def refuted_p(p: float, *, epsilon: float, delta: float, windows: int = 1) -> fl
 
 
 def most_exposed(epsilon: float, delta: float) -> float | None:
-    """Bits of exposure that a canary in one window exceeds with probability at most .05 after a training that is as private.
+    """Compute the exposure that a canary in one window exceeds with probability at most .05 if the claim holds.
 
     Returns:
-        log2(e^epsilon / (.05 - delta)), maybe more than the canaries' space has; None where delta leaves no bound.
+        log2(e^epsilon / (.05 - delta)) bits, possibly more than log2 |R|; None if delta is too large for a bound.
     """
     return None if delta >= ERROR else epsilon / math.log(2) - math.log2(ERROR - delta)
 
 
 def looks_at(models: Sequence[Scored], size: int) -> list[Look]:
-    """Every canary that was drawn and inserted, under every model and checkpoint that was asked for it."""
-    found = []
+    """Return every inserted canary under every model and checkpoint that scored it."""
+    looks = []
     for model in models:
         for place, (canary, times) in enumerate(zip(model.canaries, model.insertions, strict=True)):
             if not times or model.kinds[place] != INSERTED:
@@ -95,50 +96,50 @@ def looks_at(models: Sequence[Scored], size: int) -> list[Look]:
             exact = model.exact.get(canary)
             p = canary_p(below, references, size=size, exact=exact)
             smallest = canary_p(0, references, size=size, exact=None if exact is None else (exact[0], 1, 0))
-            found.append(Look(model.variant, model.seed, model.epoch, canary, times, p, smallest, model.privacy))
-    return found
+            looks.append(Look(model.variant, model.seed, model.epoch, canary, times, p, smallest, model.privacy))
+    return looks
 
 
 def privacy_rows(models: Sequence[Scored], size: int) -> Iterator[Row]:
-    """For each variant: what its accountant says, the lower bound of epsilon, and the test of the claim."""
+    """Yield for each variant the accountant's epsilon, the lower bound of epsilon, and the test of the claim."""
     looks = looks_at(models, size)
     for variant in dict.fromkeys(model.variant for model in models):
         at = {"variant": variant} if variant else {}
-        mine = [look for look in looks if look.variant == variant]
+        of_variant = [look for look in looks if look.variant == variant]
         yield from _claimed(at, [model for model in models if model.variant == variant])
-        yield from _bound(at, mine, len(looks))
-        yield from _tested(at, [look for look in mine if look.privacy is not None])
+        yield from _bound(at, of_variant, len(looks))
+        yield from _tested(at, [look for look in of_variant if look.privacy is not None])
 
 
 def _claimed(at: Mapping[str, Any], models: Sequence[Scored]) -> Iterator[Row]:
-    """The largest epsilon of the variant's models, which differ in size by their canaries."""
-    spent = [dict(model.privacy) for model in models if model.privacy is not None]
-    if spent:
-        most = max(spent, key=lambda said: said["epsilon"])
+    """Yield the largest epsilon of the variant's models, whose training sets differ in size by their canaries."""
+    claims = [dict(model.privacy) for model in models if model.privacy is not None]
+    if claims:
+        most = max(claims, key=lambda claim: claim["epsilon"])
         epsilon = most.pop("epsilon")
         yield estimate("epsilon", {**at, **most}, epsilon, n=len({model.seed for model in models}))
 
 
 def _bound(at: Mapping[str, Any], looks: Sequence[Look], total: int) -> Iterator[Row]:
-    """The largest lower bound, and the largest that any rank could have given (ceiling)."""
-    found = []
+    """Yield the largest lower bound, with the largest bound that any rank could have given (ceiling)."""
+    bounds = []
     for look in looks:
         bound, ceiling = (
             epsilon_bound(p, looks=total, delta=look.delta, windows=look.windows) for p in (look.p, look.smallest)
         )
         if bound is not None and ceiling is not None:
-            found.append((bound, ceiling, look))
-    if found:
-        bound, _, best = max(found, key=lambda item: item[0])
+            bounds.append((bound, ceiling, look))
+    if bounds:
+        bound, _, best = max(bounds, key=lambda item: item[0])
         params = {
             **at, "canary": best.canary, "seed": best.seed, "epoch": best.epoch, "insertions": best.windows,
-            "delta": best.delta, "looks": total, "ceiling": round(max(ceiling for _, ceiling, _ in found), 4),
+            "delta": best.delta, "looks": total, "ceiling": round(max(ceiling for _, ceiling, _ in bounds), 4),
         }  # fmt: skip
         yield estimate("epsilon_lower_bound", params, bound, n=len(looks), interval=Interval(bound, None, "canaries"))
 
 
 def _tested(at: Mapping[str, Any], looks: Sequence[Look]) -> Iterator[Row]:
-    """The claim of a variant against the canary that refutes it best, adjusted for all that could have (Bonferroni)."""
+    """Yield the test of a variant's claim by the canary with the strongest evidence, Bonferroni-adjusted over all looks."""
     if not looks:
         return
     p_values, floors = [], []

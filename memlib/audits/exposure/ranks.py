@@ -1,4 +1,4 @@
-"""Who is asked for which canaries, how each is ranked, and whether the law that may stand in for a rank fits."""
+"""Ranking of canaries: which model scores which canaries, the walks for exact ranks, and the fit of the skew-normal law."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     import torch
 
 FIT = "fit.json"
-Exact = dict[int, tuple[str, int, int]]  # by canary: the method, rank and evaluations
+Exact = dict[int, tuple[str, int, int]]  # by canary: method, rank and evaluations
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A model at a checkpoint, and the canaries it is asked for.
+    """A model at a checkpoint, and the canaries that it scores.
 
     Attributes:
-        variant, seed: which training.
-        at: the model.
-        config: how it is scored.
-        canaries, insertions: ids, and how often its training data hold each.
+        variant, seed: the training.
+        at: the model at its checkpoint.
+        config: scoring settings.
+        canaries, insertions: ids, and occurrences of each canary in the model's training data.
     """
 
     variant: str
@@ -46,37 +46,37 @@ class Asked:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Of each canary."""
+        """Kind of each canary."""
         return self.at.data.kinds(self.canaries)
 
 
 def rank_stages(models: Sequence[Asked], costs: Sequence[Artifact[Costs]]) -> list[tuple[int, tuple[int, ...], Ranks]]:
-    """Return (position of the model, ids of the canaries, stage) of every part of a walk through the space."""
-    found: list[tuple[int, tuple[int, ...], Ranks]] = []
-    for number, (model, asked) in enumerate(zip(models, costs, strict=True)):
-        config, space, seen = model.config, model.at.data.space, asked.content
-        methods = _methods(model, seen)
+    """Return (position of the model, ids of the canaries, stage) for every part of every walk through the space."""
+    parts: list[tuple[int, tuple[int, ...], Ranks]] = []
+    for number, (model, of_model) in enumerate(zip(models, costs, strict=True)):
+        config, space, measured = model.config, model.at.data.space, of_model.content
+        methods = _methods(model, measured)
         if not space.has_tree:
             methods = ["sampled" if method == "pruned" else method for method in methods]
-        by_id = dict(zip(model.canaries, seen.canaries.tolist(), strict=True))
+        by_id = dict(zip(model.canaries, measured.canaries.tolist(), strict=True))
         pruned = [
             canary
             for canary, kind, method in zip(model.canaries, model.kinds, methods, strict=True)
-            if method == "pruned" and kind != UNSEEN  # whose costs are compared, not their ranks
+            if method == "pruned" and kind != UNSEEN  # unseen secrets: only their costs are compared, not their ranks
         ]
         for canary in pruned:
             stage = Ranks(model.at, (canary,), (by_id[canary],), 0, 1, True, config.max_evaluations)
-            found.append((number, (canary,), stage))
+            parts.append((number, (canary,), stage))
         whole = tuple(canary for canary, method in zip(model.canaries, methods, strict=True) if method == "enumerated")
-        parts = range(len(list(space.shards(config.shards)))) if whole else ()
-        for shard in parts:
-            at = tuple(by_id[canary] for canary in whole)
-            found.append((number, whole, Ranks(model.at, whole, at, shard, config.shards, False, None)))
-    return found
+        shards = range(len(list(space.shards(config.shards)))) if whole else ()
+        for shard in shards:
+            canary_costs = tuple(by_id[canary] for canary in whole)
+            parts.append((number, whole, Ranks(model.at, whole, canary_costs, shard, config.shards, False, None)))
+    return parts
 
 
 def _methods(model: Asked, seen: Costs) -> list[str]:
-    """What each canary's rank is taken by, as the recipe says."""
+    """Return the ranking method of each canary, as the recipe demands."""
     from memlib.audits.exposure.scores import choose_method
 
     below = np.searchsorted(np.sort(seen.references), seen.canaries, side="right")
@@ -86,33 +86,36 @@ def _methods(model: Asked, seen: Costs) -> list[str]:
 def exact_ranks(
     models: Sequence[Asked], costs: Sequence[Artifact[Costs]], counts: Sequence[Artifact[NDArray[np.int64]]]
 ) -> list[Exact]:
-    """Add up the counts of all parts of each walk that ended.
+    """Add up the counts of all parts of each completed walk.
 
     Args:
         models, costs: as for `rank_stages`.
-        counts: of each of its parts.
+        counts: counts of each part, in the order of `rank_stages`.
+
+    Returns:
+        the exact ranks of each model, in the order of `models`.
 
     Raises:
-        RunError: where a walk did not come by the canary itself.
+        RunError: when a walk missed the canary itself.
     """
-    found: list[Exact] = [{} for _ in models]
+    ranks: list[Exact] = [{} for _ in models]
     unfinished: set[tuple[int, int]] = set()
     for (number, canaries, stage), counted in zip(rank_stages(models, costs), counts, strict=True):
-        facts, method, known = counted.facts, "pruned" if stage.pruned else "enumerated", found[number]
-        for canary, more in zip(canaries, counted.content.tolist(), strict=True):
+        facts, method, own_ranks = counted.facts, "pruned" if stage.pruned else "enumerated", ranks[number]
+        for canary, count in zip(canaries, counted.content.tolist(), strict=True):
             if not facts["ended"]:
                 unfinished.add((number, canary))
                 continue
-            _, rank, evaluations = known.get(canary, (method, 0, 0))
-            known[canary] = (method, rank + more, evaluations + facts["evaluations"])
+            _, rank, evaluations = own_ranks.get(canary, (method, 0, 0))
+            own_ranks[canary] = (method, rank + count, evaluations + facts["evaluations"])
     for number, canary in unfinished:
-        found[number].pop(canary, None)
-    for model, known in zip(models, found, strict=True):
-        for canary, (method, rank, evaluations) in known.items():
+        ranks[number].pop(canary, None)
+    for model, own_ranks in zip(models, ranks, strict=True):
+        for canary, (method, rank, evaluations) in own_ranks.items():
             if rank < 1 and model.at.precision == "float64":
-                raise RunError(f"canary {canary} was not found among its own candidates by the {method} rank")
-            known[canary] = (method, max(1, rank), evaluations)
-    return found
+                raise RunError(f"the {method} rank of canary {canary} does not count the canary itself")
+            own_ranks[canary] = (method, max(1, rank), evaluations)
+    return ranks
 
 
 @dataclass(frozen=True)
@@ -120,9 +123,9 @@ class FitLaw(Stage[float]):
     """Test whether the costs of random references follow a skew-normal law: fit.json (Carlini 2019, section 4.3).
 
     Attributes:
-        costs: of the references under one model.
-        replicates: of the parametric bootstrap.
-        seed: of the bootstrap.
+        costs: costs of the references under one model.
+        replicates: number of parametric-bootstrap replicates.
+        seed: seed of the bootstrap.
     """
 
     declared: ClassVar[Declared] = Declared("fit_law", 1, ("memlib.stats.tails", "memlib.audits.exposure.ranks"))
@@ -135,7 +138,7 @@ class FitLaw(Stage[float]):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """The bootstrap."""
+        """Settings of the bootstrap."""
         return {"replicates": self.replicates, "seed": self.seed}
 
     @property
@@ -161,11 +164,11 @@ class FitLaw(Stage[float]):
 def law_stages(
     models: Sequence[Asked], costs: Sequence[Artifact[Costs]], counts: Sequence[Artifact[NDArray[np.int64]]]
 ) -> dict[int, FitLaw]:
-    """Return, by position of the model, the tests of the law that may stand in for ranks that no walk gave."""
-    asked: dict[int, FitLaw] = {}
+    """Return, by position of the model, the tests of the skew-normal law that may replace ranks no walk completed."""
+    fits: dict[int, FitLaw] = {}
     for number, (model, exact) in enumerate(zip(models, exact_ranks(models, costs, counts), strict=True)):
-        seen, config = costs[number].content, model.config
-        methods = zip(model.canaries, _methods(model, seen), strict=True)
-        if np.ptp(seen.references) and any(method != "sampled" and canary not in exact for canary, method in methods):
-            asked[number] = FitLaw(costs[number], config.replicates, config.seed)
-    return asked
+        measured, config = costs[number].content, model.config
+        methods = zip(model.canaries, _methods(model, measured), strict=True)
+        if np.ptp(measured.references) and any(method != "sampled" and canary not in exact for canary, method in methods):
+            fits[number] = FitLaw(costs[number], config.replicates, config.seed)
+    return fits

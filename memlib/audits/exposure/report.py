@@ -1,4 +1,4 @@
-"""What the exposure page says and shows. It holds no secrets: canaries are named by id."""
+"""The page of an exposure audit. It contains no secrets: canaries are named by id."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,8 +16,8 @@ from memlib.report.figures import INK, MUTED, REFERENCE, TARGET, new_figure, pla
 from memlib.report.page import KINDS, Page, Section, TableView, meaning_of
 from memlib.stats.tails import SkewNormal
 
-LOOSE = ", not tight: accountant pld gives less"
-FIRST_ROWS = 30  # of a table; the rest is folded
+LOOSE = ", not tight: the pld accountant gives a smaller value"
+FIRST_ROWS = 30  # rows of a table that are always visible; the full table is folded
 MARKERS = ("o", "s", "^", "D")
 NAMES = {"exposure": "bits of exposure,", "exposure_among_unseen": "bits of exposure among unseen secrets,"}
 COLOURS = (TARGET, REFERENCE, "#5f8f6b", "#b07d2b", "#7a3b9a", INK)
@@ -27,27 +27,27 @@ _TERMS = (
     "95 % interval", "checkpoint", "diagnostic",
 )  # fmt: skip
 _NOT_SHOWN = (
-    "How exposed secrets of another form are, or the same ones in another place or inserted more often.",
-    "That a secret is safe because a search did not find it: another search, or one with more tries, may.",
-    "What people see who get generated text alone: the audit asks for likelihoods, which tell more.",
-    "Other models: a verdict is about these trained models. Canaries drawn anew, another seed or another text give other "
-    "bits.",
+    "How exposed secrets of another format are, or the same secrets in another place or inserted more often.",
+    "That a secret is safe because a search did not find it: another search, or a longer one, may find it.",
+    "What people can learn from generated text alone: the audit uses the likelihoods of texts, which reveal more.",
+    "Other models: the verdict is about these trained models. Other canaries, another seed or another text give other "
+    "results.",
 )
 
 
 def build_page(recipe: Recipe, run: str, tables: Mapping[str, pa.Table], facts: Mapping[str, str], folder: Path) -> Page:
-    """The page of a run; figures also go to `folder` as SVG and PNG.
+    """Build the page of a run; the figures are also saved in `folder` as SVG and PNG.
 
     Args:
-        recipe: what was run.
-        run: its id.
-        tables: units, extractions, summary and curves by name.
-        facts: rows of the last section.
-        folder: gets the figures.
+        recipe: the recipe of the run.
+        run: id of the run.
+        tables: units, extractions, documents, summary and curves, by name.
+        facts: rows of the table in the last section.
+        folder: directory for the figures.
     """
     rows = [{**row, "params": json.loads(row["params"])} for row in tables["summary"].to_pylist()]
     units = tables["units"].to_pylist()
-    said = verdict_of(rows)
+    verdict = verdict_of(rows)
     points = [{**row, "params": json.loads(row["params"])} for row in tables["curves"].to_pylist()]
     sections = [
         _variants_section(rows, points, folder),
@@ -62,51 +62,50 @@ def build_page(recipe: Recipe, run: str, tables: Mapping[str, pa.Table], facts: 
         Section(
             heading="What was run",
             paragraphs=[
-                "Method: Carlini et al. 2019, The Secret Sharer (Definitions 1, 2 and 4; section 8.1). Log-perplexities are "
-                "in bits, of the candidate after its known prefix. An exact rank counts every candidate at most as costly; "
-                "sampled exposure counts the canary as one of the candidates; extrapolated exposure takes the "
-                "log-perplexities to be skew-normal and is not bounded by the size of the space; no test rests on it. All "
-                "canaries of a variant are tested together (sum of ln 1 / p, or the lowest p with Bonferroni; Holm over "
-                "variants); single ones are named by Holm's procedure, where their variant's are shown. Nets "
-                "of several seeds are ranked once, by their costs added."
+                "Method: Carlini et al. 2019, The Secret Sharer (Definitions 1, 2 and 4; section 8.1). The log-perplexity "
+                "of a candidate is given in bits and taken after the known prefix. An exact rank counts every candidate that "
+                "the model finds at least as likely. Sampled exposure estimates the rank from random candidates, with the "
+                "canary counted as one of them. Extrapolated exposure assumes that log-perplexities are skew-normal and is "
+                "not bounded by the size of the space; no test rests on it. All canaries of a variant are tested together "
+                "(sum of ln 1 / p, or the lowest p with Bonferroni's correction; Holm's correction over variants). Single "
+                "canaries are named by Holm's procedure, and only if the joint test of their variant is significant. "
+                "Models trained from several seeds are ranked once, by the sum of their log-perplexities."
             ],
             table=TableView(("", ""), list(facts.items())),
         ),
     ]
     return Page(
         meaning=meaning_of(
-            said.word,
+            verdict.word,
             shown="Whoever can ask the model how likely a text is can guess the exposed secrets in far fewer tries than "
-            "without it. "
-            "Secrets that were extracted can be read out without guessing at all.",
-            bounded="Whoever can ask the model how likely a text is gains at most the stated bits for guessing a secret "
-            "like the "
-            "canaries.",
+            "without the model. Secrets that were extracted can be read out without guessing at all.",
+            bounded="Whoever can ask the model how likely a text is gains at most the stated number of bits towards "
+            "guessing a secret like the canaries.",
         ),
         limits=_NOT_SHOWN, terms=_TERMS, model=facts.get("model", ""),
-        title=recipe.title, audit="exposure", run=run, verdict=said.sentence, verdict_kind=KINDS[said.word],
-        lead=said.explanation, numbers=_numbers(rows), sections=[section for section in sections if section is not None],
+        title=recipe.title, audit="exposure", run=run, verdict=verdict.sentence, verdict_kind=KINDS[verdict.word],
+        lead=verdict.explanation, numbers=_numbers(rows), sections=[section for section in sections if section is not None],
     )  # fmt: skip
 
 
 def _numbers(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
-    found = [row for row in rows if row["metric"] in NAMES and "canary" not in row["params"]][:4]
+    headlines = [row for row in rows if row["metric"] in NAMES and "canary" not in row["params"]][:4]
     return [
         (
             f"{row['value']:.1f}",
             " ".join(filter(None, [NAMES[row["metric"]], row["params"].get("variant"), _how_often(row["params"])])),
             _interval(row, " over "),
         )
-        for row in found
+        for row in headlines
     ]
 
 
 def _how_often(params: Mapping[str, Any]) -> str:
-    return f"{params['insertions']}x" if "insertions" in params else "mean"
+    return f"seen {params['insertions']}x" if "insertions" in params else "mean"
 
 
 def _interval(row: Mapping[str, Any], over: str = "", digits: int = 1) -> str:
-    """A 95 % interval, or bound, in words; empty where there is none."""
+    """Return a 95 % interval, or a lower bound, in words; empty if there is none."""
     if row["ci_low"] is None:
         return ""
     of = f"{over}{row['interval']}" if over else ""
@@ -116,91 +115,91 @@ def _interval(row: Mapping[str, Any], over: str = "", digits: int = 1) -> str:
 
 
 def _insertions_section(points: Sequence[Mapping[str, Any]], bits: float, folder: Path) -> Section:
-    mine = [p for p in points if p["curve"] == "exposure_by_insertions"]
+    dots = [p for p in points if p["curve"] == "exposure_by_insertions"]
     figure = new_figure()
     axes = figure.axes[0]
-    for number, series in enumerate(dict.fromkeys(p["series"] for p in mine)):
-        own = [p for p in mine if p["series"] == series]
-        axes.plot([p["x"] for p in own], [p["y"] for p in own], "o", ms=4, alpha=0.7, color=COLOURS[number % 6], label=series)
+    for k, series in enumerate(dict.fromkeys(p["series"] for p in dots)):
+        group = [p for p in dots if p["series"] == series]
+        axes.plot([p["x"] for p in group], [p["y"] for p in group], "o", ms=4, alpha=0.7, color=COLOURS[k % 6], label=series)
     axes.axhline(bits, color=INK, lw=0.8, ls="--")
-    axes.annotate("all of the secret", (0, bits), xytext=(2, -11), textcoords="offset points", fontsize=8)
+    axes.annotate("the whole secret", (0, bits), xytext=(2, -11), textcoords="offset points", fontsize=8)
     axes.set_xscale("symlog", linthresh=1)
     plain_ticks(axes.xaxis)
-    ticks = sorted({p["x"] for p in mine})
+    ticks = sorted({p["x"] for p in dots})
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
-    axes.set_xlabel("times inserted")
+    axes.set_xlabel("number of insertions")
     axes.set_ylabel("exposure in bits")
-    if len({p["series"] for p in mine}) > 1:
+    if len({p["series"] for p in dots}) > 1:
         figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     return Section(
-        heading="Exposure by insertions",
+        heading="Exposure by number of insertions",
         paragraphs=[
-            "Each dot is a canary under a model. At 0 insertions half of all canaries lie above 1 bit and one in 2^e "
-            "above e: that is chance."
+            "Each dot is one canary under one model. At 0 insertions, chance alone puts half of all canaries above 1 bit "
+            "and one in 2^e above e bits."
         ],
         svg=save_figure(figure, folder, "exposure_by_insertions"),
-        figure_caption="Exposure of every canary (vertical) by how often it was inserted (horizontal). Dashed: all bits of "
-        "the secret.",
+        figure_caption="Exposure of each canary (vertical) by the number of its insertions (horizontal). Dashed line: all "
+        "bits of the secret.",
     )
 
 
 def _epochs_section(points: Sequence[Mapping[str, Any]], folder: Path) -> Section | None:
-    mine = [p for p in points if p["curve"] == "exposure_by_epoch"]
-    if len({p["x"] for p in mine}) < 2:
+    measured = [p for p in points if p["curve"] == "exposure_by_epoch"]
+    if len({p["x"] for p in measured}) < 2:
         return None
     figure = new_figure()
     axes = figure.axes[0]
-    series = list(dict.fromkeys(p["series"] for p in mine))
-    lines = dict.fromkeys((p["series"], p["params"]["canary"], p["params"]["seed"]) for p in mine)
+    series = list(dict.fromkeys(p["series"] for p in measured))
+    lines = dict.fromkeys((p["series"], p["params"]["canary"], p["params"]["seed"]) for p in measured)
     for name, canary, seed in lines:
-        own = sorted(
+        line_points = sorted(
             (p["x"], p["y"])
-            for p in mine
+            for p in measured
             if (p["series"], p["params"]["canary"], p["params"]["seed"]) == (name, canary, seed)
         )
         first = next(line for line in lines if line[0] == name) == (name, canary, seed)
         colour = COLOURS[series.index(name) % len(COLOURS)]
         label = name if first else None
-        axes.plot([x for x, _ in own], [y for _, y in own], "o-", ms=3, lw=1.2, color=colour, label=label)
+        axes.plot([x for x, _ in line_points], [y for _, y in line_points], "o-", ms=3, lw=1.2, color=colour, label=label)
     axes.set_xlabel("epoch")
     axes.set_ylabel("exposure in bits")
     figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     losses = [p for p in points if p["curve"] == "loss_by_epoch"]
     beside = axes.twinx()
     for name in dict.fromkeys(p["series"] for p in losses):
-        own = sorted((p["x"], p["y"]) for p in losses if p["series"] == name)
-        beside.plot([x for x, _ in own], [y for _, y in own], ":", lw=1, color=INK)
-    beside.set_ylabel("validation loss in nats a symbol (dotted)")
+        line_points = sorted((p["x"], p["y"]) for p in losses if p["series"] == name)
+        beside.plot([x for x, _ in line_points], [y for _, y in line_points], ":", lw=1, color=INK)
+    beside.set_ylabel("validation loss in nats per symbol (dotted)")
     return Section(
-        heading="Exposure through training",
-        paragraphs=["Every model at its checkpoints, and the mean validation loss of each variant."],
+        heading="Exposure during training",
+        paragraphs=["Exposure at every checkpoint of each model, and the mean validation loss of each variant."],
         svg=save_figure(figure, folder, "exposure_by_epoch"),
-        figure_caption="Exposure of every canary after each epoch; dotted, on the right axis: validation loss.",
+        figure_caption="Exposure of each canary (vertical) by epoch (horizontal). Dotted lines, right axis: validation loss.",
     )
 
 
 def _histogram_section(points: Sequence[Mapping[str, Any]], folder: Path) -> Section:
-    mine = [p for p in points if p["curve"] == "perplexity_histogram"]
-    at = mine[0]["params"]
-    x, y = np.array([p["x"] for p in mine]), np.array([p["y"] for p in mine])
+    bars = [p for p in points if p["curve"] == "perplexity_histogram"]
+    marked = bars[0]["params"]
+    x, y = np.array([p["x"] for p in bars]), np.array([p["y"] for p in bars])
     figure = new_figure()
     axes = figure.axes[0]
     axes.bar(x, y, width=(x[1] - x[0]) * 0.95, color=MUTED, label="random candidates")
-    if at.get("location") is not None:
-        law = SkewNormal(at["location"], at["scale"], at["shape"])
-        grid = np.linspace(min(x.min(), at["log_perplexity"]), x.max(), 300)
-        axes.plot(grid, np.exp(law.log_density(grid)), color=REFERENCE, lw=1.4, label="skew-normal law")
-    axes.axvline(at["log_perplexity"], color=TARGET, lw=1.6, label=f"canary {at['canary']}, {at['insertions']}x")
+    if marked.get("location") is not None:
+        law = SkewNormal(marked["location"], marked["scale"], marked["shape"])
+        grid = np.linspace(min(x.min(), marked["log_perplexity"]), x.max(), 300)
+        axes.plot(grid, np.exp(law.log_density(grid)), color=REFERENCE, lw=1.4, label="fitted skew-normal distribution")
+    axes.axvline(marked["log_perplexity"], color=TARGET, lw=1.6, label=f"canary {marked['canary']}, {marked['insertions']}x")
     axes.set_xlabel("log-perplexity in bits")
     axes.set_ylabel("density")
     axes.legend(frameon=False, fontsize=8)
     return Section(
-        heading="How likely the model finds candidates",
-        paragraphs=["The model that saw a canary most often, at its last checkpoint."],
+        heading="How likely the model finds the candidates",
+        paragraphs=["Shown for the model that saw a canary most often, at its last checkpoint."],
         svg=save_figure(figure, folder, "perplexity_histogram"),
-        figure_caption="Log-perplexities of random candidates (bars) and of the canary (red line): the further left, the "
-        "more exposed.",
+        figure_caption="Log-perplexities of random candidates (bars) and of the canary (red line): the further left the "
+        "canary lies, the more exposed it is.",
     )
 
 
@@ -216,18 +215,20 @@ def _canaries_section(units: Sequence[Mapping[str, Any]], rows: Sequence[Mapping
         if unit["insertions"] and unit["epoch"] == last[unit["variant"], unit["seed"], unit["canary"], unit["insertions"]]
     ]
     headings = (
-        "model", "canary", "stood", "bits", "exposure (95 %)", "method", "rank", "p", "p of all nets", "adjusted",
-        "extrapolated",
+        "model", "canary", "occurrences", "log-perplexity", "exposure (95 %)", "method", "rank", "p", "p over all seeds",
+        "adjusted p", "extrapolated",
     )  # fmt: skip
     given = any(unit["kind"] == "given" for unit in units)
     return Section(
         heading="Secrets" if given else "Canaries",
         paragraphs=[
-            "At the last checkpoint. p: how often a secret of the same kind that the model never saw ranks as low; without "
-            "such secrets there is none, as exposure then measures how common a secret is too."
+            "Log-perplexity and exposure in bits, at the last checkpoint. p is the probability that a secret of the same "
+            "kind which the model never saw ranks as low. Without such secrets there is no p, because exposure then also "
+            "reflects how common a secret is."
             if given
-            else "At the last checkpoint. p: how often a canary that was never inserted has so low a rank. The extrapolated "
-            "value is an estimate for as long as the law holds, with the p of its fit; no interval is known for it."
+            else "Log-perplexity and exposure in bits, at the last checkpoint. p is the probability that a canary which was "
+            "never inserted ranks as low. The extrapolated value is an estimate that holds only if the log-perplexities "
+            "are skew-normal (fit p: the p-value of that assumption); no interval is known for it."
         ],
         table=TableView(headings, cells[:FIRST_ROWS]),
         details=TableView(headings, cells) if len(cells) > FIRST_ROWS else None,
@@ -275,18 +276,19 @@ def _privacy_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
         for name in dict.fromkeys([*claims, *bounds])
     ]
     headings = (
-        "variant", "epsilon by the accountant", "so exposure is at most", "epsilon is at least", "at most provable", "p",
-        "the claim is",
+        "variant", "epsilon claimed", "exposure implied, at most", "epsilon proved, at least", "largest provable epsilon",
+        "p", "the claim is",
     )  # fmt: skip
     return Section(
-        heading="Is the training as private as it says?",
+        heading="Is the training as private as claimed?",
         paragraphs=[
-            "A canary that was drawn by chance ranks among the lowest share q of all candidates with probability q after a "
-            "training without it, and at most e^epsilon q + delta after a private training with it in one window. So a low "
-            "rank proves a lower bound of epsilon (95 %, for all canaries, checkpoints and variants looked at). A bound "
-            "below the accountant's is no proof of privacy: the column beside it says how much could have been proved. Where "
-            "the accountant is right, a canary in one window has more bits of exposure than its epsilon allows with "
-            "probability at most .05; one in several windows may have more."
+            "The claimed epsilon was computed by the privacy accountant of the training. After a training without it, a "
+            "randomly drawn canary ranks among the lowest share q of all candidates with probability q; after a private "
+            "training with the canary in one window of text, with probability at most e^epsilon q + delta. A low rank "
+            "therefore proves a lower bound on epsilon (at 95 %, jointly for all canaries, checkpoints and variants that "
+            "were examined). A bound below the claimed epsilon is no proof of privacy; the next column gives the largest "
+            "bound that could have been proved. If the claim is right, a canary in one window exceeds the implied exposure "
+            "with probability at most 0.05; a canary in several windows may have more."
         ],
         table=TableView(headings, cells),
     )
@@ -305,8 +307,9 @@ def _null_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
     return Section(
         heading="Canaries that were never inserted",
         paragraphs=[
-            "The check of the method itself: for drawn canaries the mean of 2^-exposure should be 1/2, the median exposure 1 "
-            "bit. Unseen secrets may well lie lower: so much the model knows of their kind without having seen them."
+            "This checks the method itself: for randomly drawn canaries, the mean of 2^-exposure should be 1/2 and the "
+            "median exposure 1 bit. For unseen secrets the mean may well be lower: that is what the model knows about their "
+            "kind without having seen them."
         ],
         table=TableView(("variant", "kind", "canaries", "mean of 2^-exposure (95 %)", "median exposure"), cells),
     )
@@ -338,16 +341,17 @@ def _extraction_section(
         )
         for row in extractions
     ]  # fmt: skip
-    headings = ("model", "canary", "inserted", "known", "search", "extracted", "place", "queries", "ended")
+    headings = ("model", "canary", "occurrences", "known symbols", "search", "extracted", "position", "queries", "ended by")
     return Section(
         heading="Extraction",
         paragraphs=[
-            "Whether the canary is the likeliest candidate of the model (of a model that saw several: one of as many "
-            "likeliest), and how many prefixes had to be asked for. Known: symbols that the search was told."
+            "A canary counts as extracted if it is the model's likeliest candidate or, where k canaries share a search, one "
+            "of the k likeliest. Queries: the number of prefixes whose next symbols the search requested from the model. "
+            "Known symbols: how many symbols of the secret the search was given."
         ],
         svg=_queries_figure([p for p in points if p["curve"] == "queries_by_exposure"], folder),
-        figure_caption="Prefixes that the search asked for (vertical) by the canary's exposure (horizontal), one dot a "
-        "canary.",
+        figure_caption="Prefixes that the search queried (vertical) by the canary's exposure (horizontal), one dot per "
+        "canary and model.",
         table=TableView(headings, cells[:FIRST_ROWS]),
         details=TableView(headings, cells) if len(cells) > FIRST_ROWS else None,
         details_title=f"All {len(cells)}",
@@ -368,29 +372,31 @@ def _documents_section(
     cells = []
     for row in (row for row in rows if row["metric"] == GAP):
         variant = row["params"].get("variant", "")
-        cells.append((variant, "bits that a suffix costs more", "", _with_interval(row), f"{row['p_adjusted']:.2g}"))
+        cells.append((variant, "extra bits per suffix", "", _with_interval(row), f"{row['p_adjusted']:.2g}"))
         kinds: list[tuple[str, int | None, str]] = [
-            (SHARE, tries, f"come out in {tries:,} {'try' if tries == 1 else 'tries'}") for tries in how.tries
+            (SHARE, tries, f"reproduced within {tries:,} {'try' if tries == 1 else 'tries'}") for tries in how.tries
         ]
-        kinds += [(GREEDY, None, "are each time the likeliest token")]
-        kinds += [(NEAR, None, f"come near in {how.samples:,} samples")] if how.samples else []
+        kinds += [(GREEDY, None, "reproduced by always taking the likeliest token")]
+        kinds += [(NEAR, None, f"nearly reproduced in {how.samples:,} samples")] if how.samples else []
         for metric, tries, name in kinds:
             sides = (_with_interval(shares[variant, metric, tries, side], 100) for side in ("trained", "held_out"))
-            cells.append((variant, f"% that {name}", *sides, ""))
+            cells.append((variant, f"% {name}", *sides, ""))
     drawn = [f"temperature {how.temperature:g}"]
     drawn += [] if how.top_k is None else [f"the {how.top_k} likeliest tokens"]
-    drawn += [] if how.top_p is None else [f"the likeliest tokens with {how.top_p:g} of the probability"]
+    drawn += [] if how.top_p is None else [f"the likeliest tokens with a total probability of {how.top_p:g}"]
     return Section(
-        heading="Documents of which the beginning is known",
+        heading="Documents whose beginning is known",
         paragraphs=[
-            f"The model is given the first {how.prefix} tokens of a document; the next {how.suffix} come out in n tries if "
-            f"that has a probability of {how.probability:g} or more (sampling: {', '.join(drawn)}). Documents were held out "
-            "at random, copies of one together, so what comes out of those held out is what a model gives away without "
-            "having seen them. The test permutes who was held out; it compares -log2 of the probabilities themselves, "
-            "whatever the sampling."
+            f"The model is given the first {how.prefix} tokens of a document (the prefix). The next {how.suffix} tokens (the "
+            "suffix) count as reproduced within n tries if at least one of n sampled continuations is equal to them with a "
+            f"probability of {how.probability:g} or more (sampling: {', '.join(drawn)}). Documents were held out at random, "
+            "all copies of a document together, so the share of held-out documents that is reproduced is what a model "
+            "reproduces without having seen them. The test permutes which documents were held out. It compares -log2 of "
+            "the suffixes' unrestricted probabilities (in bits), so it does not depend on the sampling."
         ],
         svg=_documents_figure(documents, folder),
-        figure_caption="Bits that the suffix of a document costs, a line a variant; all models at their last checkpoint.",
+        figure_caption="Share of documents (vertical) whose suffix has at most the given number of bits (horizontal): "
+        "trained on (solid) and held out (dotted), one colour per variant, all models at their last checkpoint.",
         table=TableView(("variant", "", "trained on (95 %)", "held out (95 %)", "p"), cells),
     )
 
@@ -399,13 +405,13 @@ def _documents_figure(documents: pa.Table, folder: Path) -> str:
     frame = documents.to_pandas()
     figure = new_figure()
     axes = figure.axes[0]
-    for number, (variant, mine) in enumerate(frame.groupby("variant", sort=False)):
+    for number, (variant, of_variant) in enumerate(frame.groupby("variant", sort=False)):
         for held_out, style in ((False, "-"), (True, ":")):
-            bits = np.sort(mine[mine["held_out"] == held_out].groupby("document")["bits"].mean().to_numpy())
+            bits = np.sort(of_variant[of_variant["held_out"] == held_out].groupby("document")["bits"].mean().to_numpy())
             label = " ".join(filter(None, [str(variant), "held out" if held_out else "trained on"]))
             axes.step(bits, np.arange(1, len(bits) + 1) / len(bits), style, color=COLOURS[number % 6], lw=1.3, label=label)
-    axes.set_xlabel("bits of the suffix")
-    axes.set_ylabel("share of documents that cost at most as much")
+    axes.set_xlabel("bits of the suffix, -log2 of its probability")
+    axes.set_ylabel("share of documents at or below")
     figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     return save_figure(figure, folder, "document_bits")
 
@@ -420,18 +426,24 @@ def _queries_figure(points: Sequence[Mapping[str, Any]], folder: Path) -> str:
     figure = new_figure()
     axes = figure.axes[0]
     for series, colour in (("extracted", TARGET), ("not extracted", MUTED)):
-        own = [p for p in points if p["series"] == series]
-        axes.plot([p["x"] for p in own], [p["y"] for p in own], "o", ms=5, alpha=0.8, color=colour, label=series)
+        of_series = [p for p in points if p["series"] == series]
+        axes.plot([p["x"] for p in of_series], [p["y"] for p in of_series], "o", ms=5, alpha=0.8, color=colour, label=series)
     axes.set_yscale("log")
     plain_ticks(axes.yaxis)
     axes.set_xlabel("exposure in bits")
-    axes.set_ylabel("prefixes asked for")
+    axes.set_ylabel("prefixes queried")
     axes.legend(frameon=False, fontsize=8)
     return save_figure(figure, folder, "queries_by_exposure")
 
 
 def pareto_front(points: Mapping[str, tuple[float, float]]) -> list[str]:
-    """Those of which no other has both a lower loss and lower exposure, or one of them lower and the other equal."""
+    """Return the names of the points that no other point beats, sorted by (loss, exposure).
+
+    A point is beaten by one that is lower in loss or exposure and not higher in the other.
+
+    Args:
+        points: (loss, exposure) by name.
+    """
 
     def beaten(name: str) -> bool:
         loss, exposure = points[name]
@@ -441,14 +453,14 @@ def pareto_front(points: Mapping[str, tuple[float, float]]) -> list[str]:
 
 
 def _variants_section(rows: Sequence[Mapping[str, Any]], points: Sequence[Mapping[str, Any]], folder: Path) -> Section | None:
-    mine = [p for p in points if p["curve"] == "utility"]
-    names = list(dict.fromkeys(p["series"] for p in mine))
+    trainings = [p for p in points if p["curve"] == "utility"]
+    names = list(dict.fromkeys(p["series"] for p in trainings))
     if len(names) < 2:
         return None
     means = {
         name: (
-            float(np.mean([p["x"] for p in mine if p["series"] == name])),
-            float(np.mean([p["y"] for p in mine if p["series"] == name])),
+            float(np.mean([p["x"] for p in trainings if p["series"] == name])),
+            float(np.mean([p["y"] for p in trainings if p["series"] == name])),
         )
         for name in names
     }
@@ -460,37 +472,38 @@ def _variants_section(rows: Sequence[Mapping[str, Any]], points: Sequence[Mappin
         if row["metric"] != "exposure" or "insertions" not in row["params"] or "canary" in row["params"]:
             continue
         name = row["params"]["variant"]
-        spent = private.get(name)
+        budget = private.get(name)
         cells.append(
             (
                 name, str(row["params"]["insertions"]), f"{row['value']:.2f}", *_difference_cells(differences.get(name)),
                 f"{means[name][0]:.4f}", "yes" if name in front else "",
-                "" if spent is None else f"{spent['value']:.3g} (delta {spent['params']['delta']:g}, "
-                f"noise {spent['params']['noise']:.3g}, {spent['params']['accountant']})",
+                "" if budget is None else f"{budget['value']:.3g} (delta {budget['params']['delta']:g}, "
+                f"noise {budget['params']['noise']:.3g}, {budget['params']['accountant']})",
             )
         )  # fmt: skip
     headings = [
-        "variant", "stood", "exposure", "difference (95 %)", "p of it", "validation loss", "on the front", "epsilon"
+        "variant", "occurrences", "exposure", "difference (95 %)", "p of difference", "validation loss", "on the front",
+        "epsilon",
     ]  # fmt: skip
     shown = len(headings) if private else len(headings) - 1
     return Section(
         heading="Utility against exposure",
         paragraphs=[
-            "Mean exposure in bits over the canaries, and validation loss in nats a symbol: one dot a training. On the "
-            "front: no other variant has both less exposure and less loss, by these means alone. Difference: paired, to the "
-            "first variant over all canaries that both saw (over trainings, where they share nets and there are several); "
-            "without a p it speaks of these nets only."
+            "Mean exposure over the canaries, in bits, and validation loss in nats per symbol: one dot per training. On the "
+            "front: no other variant is lower in one of the two and not higher in the other, judged by these means alone. "
+            "Difference: paired difference from the first variant over all canaries that both saw (over trainings, if "
+            "canaries share models and there are several trainings); without a p it describes these models only."
             + (
-                " Epsilon protects one window of text. What stands in k windows has k epsilon with a delta of "
-                "k e^((k - 1) epsilon) delta, which is no guarantee where that reaches 1. Noise is drawn from the training's "
-                "seed, which the recipe tells: such a model is for the audit, not for release."
+                " Epsilon protects one window of text. Text in k windows is protected by k epsilon with a delta of "
+                "k e^((k - 1) epsilon) delta, which is no guarantee once that delta reaches 1. The noise is drawn from the "
+                "training's seed, which is in the recipe: such a model is for the audit, not for release."
                 if private
                 else ""
             )
         ],
-        svg=_utility_figure(mine, means, front, folder),
-        figure_caption="Mean exposure (vertical) by validation loss (horizontal), one dot for each training: lower left is "
-        "better on both.",
+        svg=_utility_figure(trainings, means, front, folder),
+        figure_caption="Mean exposure (vertical) by validation loss (horizontal), one dot per training: lower left is "
+        "better in both.",
         table=TableView(headings[:shown], [cell[:shown] for cell in cells]),
     )
 
@@ -509,11 +522,11 @@ def _utility_figure(
     figure = new_figure()
     axes = figure.axes[0]
     for number, name in enumerate(means):
-        own = [p for p in points if p["series"] == name]
+        group = [p for p in points if p["series"] == name]
         colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number // len(COLOURS) % len(MARKERS)]
-        axes.plot([p["x"] for p in own], [p["y"] for p in own], marker, ms=5, alpha=0.8, color=colour, label=name)
+        axes.plot([p["x"] for p in group], [p["y"] for p in group], marker, ms=5, alpha=0.8, color=colour, label=name)
     axes.plot([means[n][0] for n in front], [means[n][1] for n in front], color=INK, lw=0.8, ls="--", zorder=0)
-    axes.set_xlabel("validation loss in nats a symbol")
+    axes.set_xlabel("validation loss in nats per symbol")
     axes.set_ylabel("mean exposure in bits")
     figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     return save_figure(figure, folder, "utility")

@@ -1,4 +1,4 @@
-"""The secrets of an exposure audit in plain text, for who asks for them."""
+"""The secrets of an exposure audit in plain text, for explicit requests (memlib show --reveal)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,11 +15,11 @@ from memlib.training.pretrained import TakeOver
 
 
 def revealed(store: Store, recipe: Mapping[str, Any], artifacts: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
-    """Return the canaries of a run that were inserted, and the candidates that its searches found, in plain text.
+    """Return the inserted canaries of a run, and the candidates that its searches found, in plain text.
 
     Args:
-        store: where the run is.
-        recipe, artifacts: of its manifest.
+        store: store that contains the run.
+        recipe, artifacts: recipe and artifacts from the run's manifest.
     """
     audited = Recipe.model_validate(recipe)
     corpus = Artifact(store, Ref.parse(artifacts["corpus"]), MakeCorpus)
@@ -30,12 +30,12 @@ def revealed(store: Store, recipe: Mapping[str, Any], artifacts: Mapping[str, st
         for row in data.table.to_pylist()
         if row["insertions"]
     ]
-    found = []
+    candidates = []
     for name in (name for name in artifacts if name.startswith("search ")):
         search = Artifact(store, Ref.parse(artifacts[name]), Search)
-        row = search.content.to_pylist()[0]  # the first of the canaries it was for
+        row = search.content.to_pylist()[0]  # of the first canary that the search was for
         where = {name: row[name] for name in ("variant", "seed", "known")}
         where |= {"canary": row["canary"]} if row["known"] else {}
         for place, (cost, path) in enumerate(Frontier.load(search.path(FRONTIER)).found, start=1):
-            found.append({**where, "place": place, "bits": f"{cost / UNITS_PER_BIT:.2f}", "text": data.text_of(path)})
-    return {"inserted": inserted, "found by shortest path": found}
+            candidates.append({**where, "place": place, "bits": f"{cost / UNITS_PER_BIT:.2f}", "text": data.text_of(path)})
+    return {"inserted": inserted, "found by shortest path": candidates}

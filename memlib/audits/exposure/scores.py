@@ -1,4 +1,4 @@
-"""Exposure of each canary under each model, and its p-value."""
+"""Exposure and p-value of each canary under each model."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,27 +16,27 @@ from memlib.observe.likelihoods import UNITS_PER_BIT
 from memlib.specs.text import GIVEN, UNSEEN
 from memlib.stats.tails import fit_skew_normal
 
-ENOUGH_BELOW = 30  # references at or below a canary from which sampling measures its exposure to a third of a bit
-FITS = 0.05  # goodness of fit from which auto trusts the skew-normal law; else sampling says how much is known at least
+ENOUGH_BELOW = 30  # references at or below a canary needed to sample its exposure to within a third of a bit
+FITS = 0.05  # p-value of the fit from which auto trusts the skew-normal law; below it, sampling gives a lower bound
 ENUMERATED = "enumerated"
-TINY = float(np.finfo(np.float64).tiny)  # a rank's share of a space beyond any float
+TINY = float(np.finfo(np.float64).tiny)  # stands in for rank / |R| where it underflows
 
 
 @dataclass(frozen=True)
 class Scored:
-    """What was seen of one model at one checkpoint.
+    """Observations of one model at one checkpoint.
 
     Attributes:
-        variant, seed, epoch: which model.
-        canaries: ids of those it was asked for.
-        kinds: of each: inserted, given, never or unseen.
-        insertions: of each in its training data.
+        variant, seed, epoch: the model and the checkpoint.
+        canaries: ids of the canaries that it scored.
+        kinds: kind of each canary: inserted, given, never or unseen.
+        insertions: occurrences of each canary in the model's training data.
         costs: (num_canaries,) int64, units of 2^-16 bit.
         references: (num_references,) int64 costs of random candidates, the same ones under every model.
-        validation_loss: nats a symbol.
-        exact: by canary the method (pruned, enumerated), rank and evaluations, where a walk ended.
+        validation_loss: nats per symbol.
+        exact: method (pruned, enumerated), rank and evaluations by canary, for walks that were completed.
         privacy: epsilon, delta, noise and accountant of a private training at this epoch.
-        fit_p: goodness of fit of the references' skew-normal law; None where no canary's method asks for it.
+        fit_p: goodness of fit of the references' skew-normal law; None if no canary's method needs it.
     """
 
     variant: str
@@ -53,8 +53,8 @@ class Scored:
     fit_p: float | None = None
 
     def costs_of(self, kind: str) -> NDArray[np.int64]:
-        """(num_canaries of the kind,) in order."""
-        return self.costs[[place for place, mine in enumerate(self.kinds) if mine == kind]]
+        """Return the costs of the canaries of a kind, in order: (num_canaries of the kind,)."""
+        return self.costs[[place for place, own_kind in enumerate(self.kinds) if own_kind == kind]]
 
 
 def exposure_of_rank(rank: int, size: int) -> float:
@@ -64,19 +64,19 @@ def exposure_of_rank(rank: int, size: int) -> float:
         ValueError: for a rank outside 1 to |R|.
     """
     if not 1 <= rank <= size:
-        raise ValueError(f"a rank lies between 1 and {size}, not at {rank}")
+        raise ValueError(f"a rank must lie between 1 and {size}, not at {rank}")
     return math.log2(size) - math.log2(rank)
 
 
 def exposure_by_sampling(at_or_below: int, references: int) -> tuple[float, float, float | None]:
-    """Compute -log2 of the share of random references that cost no more, and its 95 % interval (Theorem 1).
+    """Compute -log2 of the share of random references that cost no more than the canary, and its 95 % interval (Theorem 1).
 
     Without a reference below the canary there is no upper end (None). The canary itself counts as one of the candidates,
-    (1 + c) / (1 + n), so that no count gives infinity.
+    (1 + c) / (1 + n), so that no count gives an infinite exposure.
 
     Args:
-        at_or_below: c, references that cost no more than the canary.
-        references: n, all of them.
+        at_or_below: c, number of references that cost no more than the canary.
+        references: n, number of all references.
     """
     if not 0 <= at_or_below <= references or references < 1:
         raise ValueError(f"{at_or_below} of {references} references cannot lie at or below a canary")
@@ -86,11 +86,11 @@ def exposure_by_sampling(at_or_below: int, references: int) -> tuple[float, floa
 
 
 def upper_exposure(at_or_below: int, references: int, *, level: float = 0.05) -> float | None:
-    """One-sided upper bound of an exposure that was sampled (Clopper and Pearson); None without a reference below.
+    """Compute a one-sided upper bound of a sampled exposure (Clopper and Pearson); None without a reference below.
 
     Args:
         at_or_below, references: as for `exposure_by_sampling`.
-        level: probability that the bound does not hold.
+        level: probability that the bound is wrong.
     """
     if not at_or_below:
         return None
@@ -98,21 +98,21 @@ def upper_exposure(at_or_below: int, references: int, *, level: float = 0.05) ->
 
 
 def sampled_p(at_or_below: int, references: int) -> float:
-    """(1 + c) / (1 + n): uniform or larger for a canary that is drawn like the references."""
+    """Return (1 + c) / (1 + n), which is uniform or larger for a canary that is drawn like the references."""
     return (1 + at_or_below) / (1 + references)
 
 
 def canary_p(at_or_below: int, references: int, *, size: int, exact: tuple[str, int, int] | None = None) -> float:
-    """The probability that a canary which was never inserted ranks as low, by the exact rank where one may take it.
+    """Compute the probability that a canary which was never inserted ranks as low, from the exact rank where that is valid.
 
-    Whether a pruned walk ends depends on the canary, so a p-value that is exact whenever it ends and sampled otherwise would
-    not hold its level. It holds with the sampled one wherever a reference lies at or below the canary: the exact one then
-    only splits the event that none does, whose probability is 1 / (1 + n).
+    Whether a pruned walk is completed depends on the canary, so a p-value that is exact whenever it is completed and sampled
+    otherwise would not hold its level. The level holds if the sampled p-value is used whenever a reference lies at or below
+    the canary: the exact one then only splits the event that none does, whose probability is 1 / (1 + n).
 
     Args:
         at_or_below, references: c of n, as for `exposure_by_sampling`.
-        size: |R|.
-        exact: method, rank and evaluations, where a walk ended.
+        size: |R|, the number of candidates.
+        exact: method, rank and evaluations of a completed walk.
     """
     if exact is not None and (exact[0] == ENUMERATED or not at_or_below):
         return max(exact[1] / size, TINY)
@@ -120,7 +120,7 @@ def canary_p(at_or_below: int, references: int, *, size: int, exact: tuple[str, 
 
 
 def choose_method(config: Config, *, at_or_below: int, size: int) -> str:
-    """What `auto` would do for a canary: enumerated, sampled or pruned (and extrapolated where that does not end)."""
+    """Return the configured method; for auto, enumerated, sampled or pruned (extrapolated if the walk is not completed)."""
     if config.method != "auto":
         return config.method
     if size <= config.enumerate_up_to:
@@ -129,7 +129,7 @@ def choose_method(config: Config, *, at_or_below: int, size: int) -> str:
 
 
 def last_checkpoints(models: Sequence[Scored]) -> list[Scored]:
-    """Each training at its last checkpoint; early stopping may end them at different epochs."""
+    """Return each training at its last checkpoint; early stopping may end trainings at different epochs."""
     last: dict[Any, Scored] = {}
     for model in models:
         training = (model.variant, model.seed, model.canaries, model.insertions)
@@ -139,12 +139,12 @@ def last_checkpoints(models: Sequence[Scored]) -> list[Scored]:
 
 
 def score(models: Sequence[Scored], size: int, config: Config) -> pa.Table:
-    """Make a row for each canary, model and checkpoint.
+    """Compute one row per canary, model and checkpoint.
 
     Args:
-        models: what was seen.
-        size: |R|.
-        config: how.
+        models: the observed models.
+        size: |R|, the number of candidates.
+        config: scoring settings.
 
     Returns:
         tables.UNITS.
@@ -183,7 +183,7 @@ def _rows_of(model: Scored, size: int, config: Config) -> Iterator[dict[str, Any
 
 
 def _sampled(below: int, references: int, bits: float) -> dict[str, Any]:
-    """What the references say: beyond all of them, and beyond the space, only a lower bound."""
+    """Return the columns of a sampled exposure; with no reference below there is only a lower bound."""
     value, low, high = exposure_by_sampling(below, references)
     return {
         "exposure": value, "ci_low": low, "ci_high": None if high is None else min(high, bits), "method": "sampled",
@@ -192,7 +192,7 @@ def _sampled(below: int, references: int, bits: float) -> dict[str, Any]:
 
 
 def _exact(found: tuple[str, int, int], size: int) -> dict[str, Any]:
-    """An exact rank, which nothing was sampled for."""
+    """Return the columns of an exact rank, which has no sampling interval."""
     method, rank, evaluations = found
     return {
         "exposure": exposure_of_rank(rank, size), "ci_low": None, "ci_high": None, "method": method, "rank": rank,
@@ -201,10 +201,10 @@ def _exact(found: tuple[str, int, int], size: int) -> dict[str, Any]:
 
 
 def _p_among(unseen: NDArray[np.int64], cost: np.int64) -> float:
-    """The rank of a given secret among itself and secrets that the model never saw."""
+    """Compute the p-value of a given secret from its rank among secrets that the model never saw."""
     return sampled_p(int(np.searchsorted(unseen, cost, side="right")), len(unseen))
 
 
 def _extrapolate(references: NDArray[np.float64], canaries: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """(num_canaries,) bits; None where the references do not differ, as under a model that ignores the holes."""
+    """Extrapolate exposures, (num_canaries,) bits; None if all references cost the same, as if a model ignored the holes."""
     return fit_skew_normal(references).exposures(canaries) if np.ptp(references) else None

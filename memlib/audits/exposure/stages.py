@@ -1,4 +1,4 @@
-"""The stages of an exposure audit: the corpus, asking models, scores and the page."""
+"""Stages of an exposure audit: corpus, scores and page (those that query models are in `asking` and `ranks`)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _SCORING = ("curves", "documents", "evidence", "privacy", "ranks", "recipe", "sc
 
 
 class Given(NamedTuple):
-    """Secrets that people chose: those that the text holds, and others of their kind."""
+    """Secrets that people chose: those that the text contains, and others of their kind."""
 
     known: Sequence[Secret]
     unseen: Sequence[Secret]
@@ -57,14 +57,14 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True)
 class MakeCorpus(Stage[StoredCorpus]):
-    """Cut text with canaries in it into windows: windows, vocabulary, splits and the secret list of canaries.
+    """Build the corpus: windows of text with canaries, the vocabulary, splits and the secret list of canaries.
 
-    The key holds a digest under the secret, so that nobody without it can try candidates against the key.
+    The key contains a digest under the secret, so that nobody without the secret can test candidates against the key.
 
     Attributes:
-        text, canaries: what the corpus is made of.
-        elsewhere: whether the model saw another text, which held every secret of canaries.file at least once.
-        base: the model that is fine-tuned, whose tokenizer spells the text.
+        text, canaries: specs of the text and the canaries.
+        elsewhere: whether the model saw another text, which contained every secret of canaries.file at least once.
+        base: the pretrained model to fine-tune, whose tokenizer spells the text.
     """
 
     declared: ClassVar[Declared] = Declared(
@@ -95,30 +95,31 @@ class MakeCorpus(Stage[StoredCorpus]):
 
     @cached_property
     def given(self) -> Given:
-        """The secrets that the text holds, and those of their kind that are nowhere."""
+        """The secrets that the text contains, and unseen ones of their kind."""
         form = Format(self.canaries.format, self.canaries.alphabets)
         known = read_secrets(self.canaries.file, form, self.text.unit) if self.canaries.file is not None else []
         unseen = read_secrets(self.canaries.unseen, form, self.text.unit) if self.canaries.unseen is not None else []
         if self.elsewhere:
-            known = [replace(said, times=said.times or 1) for said in known]
+            known = [replace(secret, times=secret.times or 1) for secret in known]
         return Given(known, unseen)
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """Text and canaries; what a model is told does not enter."""
-        told = {"known_prefix", "known_suffix", "file", "unseen"}
-        return {"text": described_data(self.text), "canaries": self.canaries.model_dump(mode="json", exclude=told)}
+        """Text and canaries, without the known prefix and suffix and without files of secrets."""
+        left_out = {"known_prefix", "known_suffix", "file", "unseen"}
+        return {"text": described_data(self.text), "canaries": self.canaries.model_dump(mode="json", exclude=left_out)}
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """Digests of the text and of what is drawn from the secret."""
+        """Digests of the text and, under the secret, of the given secrets; the key of the tokenizer."""
         content, secret, given = self._content.measured.digest, read_secret(), self.given
         tokenizer = {} if self.base is None else {"tokenizer": self.base.key}
         if not given.known:
             return {"text": content, "secret": keyed_digest(secret, "corpus"), **tokenizer}
-        listed: list[Any] = [[list(said.choices), said.times] for said in given.known]
-        listed += [["unseen", list(said.choices)] for said in given.unseen]
-        digests = {"text": keyed_digest(secret, content), "secret": keyed_digest(secret, listed)}  # the text itself is secret
+        listed: list[Any] = [[list(chosen.choices), chosen.times] for chosen in given.known]
+        listed += [["unseen", list(chosen.choices)] for chosen in given.unseen]
+        # a text that contains secrets is itself secret, so its digest is keyed as well
+        digests = {"text": keyed_digest(secret, content), "secret": keyed_digest(secret, listed)}
         return digests | tokenizer
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
@@ -146,46 +147,51 @@ class MakeCorpus(Stage[StoredCorpus]):
 
     @classmethod
     def open(cls, artifact: Artifact[StoredCorpus]) -> StoredCorpus:
-        """Return windows, vocabulary, splits and canaries."""
+        """Return access to windows, vocabulary, splits and canaries."""
         return StoredCorpus(artifact)
 
     @classmethod
     def described(cls, artifact: Artifact[StoredCorpus]) -> list[str]:
-        """Return how much text there is, and how many canaries of each kind."""
+        """Describe the amount of text and the number of canaries of each kind."""
         corpus = artifact.content
         count, window = corpus.windows.shape
         kinds = Counter(corpus.canaries["kind"].to_pylist())
-        said = ", ".join(f"{number:,} {kind}" for kind, number in kinds.items())
-        tokens = f"{count * window:,} tokens in {count:,} windows of {window:,}, {len(corpus.symbols):,} different ones"
-        return [tokens, f"canaries: {said or 'none'}"]
+        canaries = ", ".join(f"{number:,} {kind}" for kind, number in kinds.items())
+        tokens = f"{count * window:,} tokens in {count:,} windows of {window:,}, vocabulary of {len(corpus.symbols):,}"
+        return [tokens, f"canaries: {canaries or 'none'}"]
 
     def missing(self, level: float) -> str:
-        """Say why no single secret could be called given away; empty where one could.
+        """Explain why no single given secret could be shown to be given away; empty if one could.
 
         Args:
-            level: of all given secrets together.
+            level: level of all given secrets together.
         """
         given, unseen = len(self.given.known), len(self.given.unseen)
         needed = math.ceil(given / level) - 1
         if given and not unseen:
-            return "canaries.file without canaries.unseen gives no test: name secrets of the same kind that are nowhere"
+            return (
+                "canaries.file without canaries.unseen allows no test: list secrets of the same kind that the text does not "
+                "contain"
+            )
         if unseen < needed:
-            return f"with {unseen} unseen secrets no single one of {given} can be found; that takes {needed:,}"
+            return (
+                f"with {unseen} unseen secrets none of the {given} given ones can be found by itself; that takes {needed:,}"
+            )
         return ""
 
 
 @dataclass(frozen=True)
 class Score(ScoresStage):
-    """Take exposures by canary, model and checkpoint; also extractions.parquet.
+    """Compute exposures by canary, model and checkpoint; also write extractions.parquet and documents.parquet.
 
     Attributes:
         recipe: variants, method, level.
-        models: who was asked.
-        costs: of each model.
-        counts: of each part of `rank_stages`.
-        laws: of each of `law_stages`.
-        searches: for canaries.
-        documents: what was asked of documents.
+        models: the models under audit at their checkpoints.
+        costs: costs of each model.
+        counts: counts of each part of `rank_stages`.
+        laws: goodness of fit of each of `law_stages`, by position of the model.
+        searches: results of the searches for canaries.
+        documents: results for documents.
     """
 
     declared: ClassVar[Declared] = Declared(
@@ -205,7 +211,7 @@ class Score(ScoresStage):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """How to score, and who was asked for what."""
+        """Scoring settings, and the canaries that each model scored."""
         recipe = self.recipe
         return {
             "config": recipe.score.model_dump(mode="json", exclude={"cache_gb"}),
@@ -245,32 +251,40 @@ class Score(ScoresStage):
         exact = exact_ranks(self.models, self.costs, self.counts)
         scored = []
         for number, (model, costs) in enumerate(zip(self.models, self.costs, strict=True)):
-            seen = costs.content
-            at = (model.variant, model.seed, model.at.epoch, model.canaries, model.kinds, model.insertions)
+            values = costs.content
+            unit = (model.variant, model.seed, model.at.epoch, model.canaries, model.kinds, model.insertions)
             fit_p = self.laws[number].content if number in self.laws else None
             scored.append(
-                Scored(*at, seen.canaries, seen.references, seen.validation_loss, exact[number], _privacy(model.at), fit_p)
+                Scored(
+                    *unit,
+                    values.canaries,
+                    values.references,
+                    values.validation_loss,
+                    exact[number],
+                    _privacy(model.at),
+                    fit_p,
+                )
             )
         units = score(scored, size, recipe.score)
-        found = [search.content for search in self.searches]
-        extractions = pa.concat_tables(found) if found else empty_extractions()
+        searched = [search.content for search in self.searches]
+        extractions = pa.concat_tables(searched) if searched else empty_extractions()
         write_table(units, UNITS, attempt.path(UNITS_FILE))
         write_table(extractions, EXTRACTION, attempt.path(EXTRACTIONS_FILE))
-        asked = pa.concat_tables([DOCUMENTS.arrow.empty_table(), *(one.content for one in self.documents)])
-        write_table(asked, DOCUMENTS, attempt.path(DOCUMENTS_FILE))
-        summary = summarize(scored, units, extractions, recipe, size=size, documents=asked)
+        documents = pa.concat_tables([DOCUMENTS.arrow.empty_table(), *(one.content for one in self.documents)])
+        write_table(documents, DOCUMENTS, attempt.path(DOCUMENTS_FILE))
+        summary = summarize(scored, units, extractions, recipe, size=size, documents=documents)
         write_table(summary, SUMMARY, attempt.path(SUMMARY_FILE))
         write_table(curves(scored, units, extractions, recipe), CURVES, attempt.path(CURVES_FILE))
 
 
 def _privacy(at: AskedModel) -> dict[str, Any] | None:
-    """What a private training had spent at a checkpoint."""
-    spent = None if at.model is None else at.model.facts.get("privacy")
-    if spent is None or at.epoch == 0:
+    """Return the privacy budget that a private training had spent at a checkpoint; None for other trainings and epoch 0."""
+    budget = None if at.model is None else at.model.facts.get("privacy")
+    if budget is None or at.epoch == 0:
         return None
-    epsilon = spent["epsilons"][math.ceil(at.epoch) - 1]
-    loose = {} if spent.get("tight", True) else {"tight": False}
-    return {name: spent[name] for name in ("delta", "noise", "accountant")} | {"epsilon": epsilon} | loose
+    epsilon = budget["epsilons"][math.ceil(at.epoch) - 1]
+    loose = {} if budget.get("tight", True) else {"tight": False}
+    return {name: budget[name] for name in ("delta", "noise", "accountant")} | {"epsilon": epsilon} | loose
 
 
 @dataclass(frozen=True)
@@ -307,7 +321,7 @@ def _described(model: LanguageSpec | PretrainedSpec) -> str:
     if isinstance(model, PretrainedSpec):
         lora = model.lora
         return f"{model.path}, " + (
-            "all weights learn" if lora is None else f"adapters of rank {lora.rank} learn (scale {lora.alpha:g}/{lora.rank})"
+            "all weights train" if lora is None else f"adapters of rank {lora.rank} train (scale {lora.alpha:g}/{lora.rank})"
         )
     return ", ".join(f"{k} {v}" for k, v in model.model_dump(mode="json").items() if k != "kind")
 
@@ -328,11 +342,11 @@ def _facts(recipe: Recipe, data: CorpusData) -> Mapping[str, str]:
         f"{len(data.corpus.content.symbols):,} symbols",
         "canaries": f"format {recipe.canaries.format!r}, {data.space.bits:.1f} bits; "
         + (
-            f"secrets that the text holds, {data.table['kind'].to_pylist().count(UNSEEN)} unseen ones of their kind"
+            f"secrets contained in the text, {data.table['kind'].to_pylist().count(UNSEEN)} unseen ones of their kind"
             if recipe.canaries.file is not None
             else "all in one model"
             if recipe.canaries.together
-            else "each in a model of its own"
+            else "each in a separate model"
         ),
         "known": " and ".join(name for name in ("prefix", "suffix") if getattr(recipe.canaries, f"known_{name}"))
         or "neither prefix nor suffix",

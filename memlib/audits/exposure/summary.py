@@ -1,8 +1,8 @@
-"""The findings of an exposure audit: tests of canaries, exposures, differences of variants, extraction, privacy.
+"""The findings of an exposure audit: tests of canaries, exposures, differences between variants, extraction, privacy.
 
-Families of tests, each at alpha (Holm 1979): "headline", all canaries of a variant together; "canaries", each one, which is
-named only where its variant's headline is shown; "variants", differences to the first one; "privacy", what is claimed;
-"documents", whether a variant's models know documents that they were trained on better than others.
+Families of tests, each at alpha (Holm 1979): "headline", all canaries of a variant together; "canaries", single canaries,
+named only if the headline of their variant is shown; "variants", differences from the first variant; "privacy", claims of
+differential privacy; "documents", whether a variant's models know documents that they were trained on better than others.
 """
 
 import json
@@ -28,30 +28,30 @@ from memlib.findings import Interval, Row, diagnostic, estimate, settle, summary
 from memlib.specs.text import GIVEN, UNSEEN
 
 HEADLINE, CANARIES, VARIANTS = "headline", "canaries", "variants"
-MEAN_BY_CHANCE = 1 / float(np.log(2))  # bits: of -log2 of a uniform number; its median is 1
+MEAN_BY_CHANCE = 1 / float(np.log(2))  # bits: mean of -log2 of a uniform number, whose median is 1
 FLIPS = 9_999
-ENUMERATED_FLIPS = 12  # units whose signs are all enumerated
+ENUMERATED_FLIPS = 12  # up to this number of units, all signs are enumerated
 
 
 def summarize(
     models: Sequence[Scored], units: pa.Table, extractions: pa.Table, recipe: Recipe, *, size: int,
     documents: pa.Table | None = None,
 ) -> pa.Table:  # fmt: skip
-    """Make the findings at the last checkpoint, the headline first.
+    """Compute the findings at the last checkpoint, the headline first.
 
     Args:
-        models: what was seen.
-        units: tables.EXPOSURE_UNITS.
+        models: the scored models, at all checkpoints.
+        units: tables.UNITS.
         extractions: tables.EXTRACTION.
         recipe: variants and level.
-        size: |R|.
-        documents: tables.DOCUMENTS, where documents were asked for.
+        size: |R|, the number of candidates.
+        documents: tables.DOCUMENTS, if the recipe extracts documents.
 
     Returns:
         tables.SUMMARY.
 
     Raises:
-        RunError: when there is nothing to say of.
+        RunError: when no canary was scored.
     """
     frame = units.to_pandas()
     if not len(frame):
@@ -71,18 +71,18 @@ def summarize(
     )
     _name_only_shown(rows)
     rows = settle(rows, alpha=recipe.score.alpha)
-    said = verdict([{**row, "params": json.loads(row["params"])} for row in rows], recipe, size=size)
-    return summary_table(rows, said)
+    run_verdict = verdict([{**row, "params": json.loads(row["params"])} for row in rows], recipe, size=size)
+    return summary_table(rows, run_verdict)
 
 
 def at_last(frame: pd.DataFrame) -> pd.DataFrame:
-    """The units of every training at its last checkpoint; early stopping may end them at different epochs."""
+    """Return the units of each training at its last checkpoint; early stopping may end trainings at different epochs."""
     training = ["variant", "seed", "canary", "insertions"]
     return frame[frame["epoch"] == frame.groupby(training)["epoch"].transform("max")]
 
 
 def _name_only_shown(rows: Sequence[Row]) -> None:
-    """A single canary is named only where its variant's canaries together are shown, so that one error holds for both."""
+    """Raise each canary's adjusted p to at least its variant's headline p, so that one error level covers both families."""
     heads = {_variant(row): row["p_adjusted"] for row in rows if row["family"] == HEADLINE}
     for row in rows:
         if row["family"] == CANARIES:
@@ -94,7 +94,7 @@ def _variant(row: Row) -> str:
 
 
 def variants_of(last: pd.DataFrame) -> list[tuple[str, dict[str, str]]]:
-    """Names of variants, and what params say of each."""
+    """Return the variants' names, each with the params that identify it in findings."""
     return [(name, {"variant": name} if name else {}) for name in dict.fromkeys(last["variant"])]
 
 
@@ -103,13 +103,13 @@ def variants_of(last: pd.DataFrame) -> list[tuple[str, dict[str, str]]]:
 
 @dataclass(frozen=True)
 class _Run:
-    """What all tests of a run share.
+    """Settings and data that all tests of a run share.
 
     Attributes:
         recipe: level and bound.
         last: units at the last checkpoint.
-        size: |R|.
-        variants, canaries: how many are tested in all.
+        size: |R|, the number of candidates.
+        variants, canaries: total numbers that are tested.
     """
 
     recipe: Recipe
@@ -120,44 +120,44 @@ class _Run:
 
     @property
     def level(self) -> float:
-        """What is left to a variant, whatever the others are."""
+        """Level at which a variant is tested, whatever the others show (Bonferroni)."""
         return self.recipe.score.alpha / self.variants
 
     @property
     def needed(self) -> float:
-        """Bits from which a canary is found, whatever the others are: Holm's first step, in either part of the headline."""
+        """Bits at which a canary is found, whatever the others show: Holm's first step, in either part of the headline."""
         return math.log2(min(2, self.canaries) * self.canaries / self.recipe.score.alpha)
 
     def of(self, at: Mapping[str, str]) -> pd.DataFrame:
-        """The units of canaries that nets of a variant saw."""
+        """Return the units of the canaries that a variant's models saw."""
         return self.last[(self.last["variant"] == at.get("variant", "")) & (self.last["insertions"] > 0)]
 
 
 def _tests(models: Sequence[Scored], last: pd.DataFrame, recipe: Recipe, size: int) -> Iterator[Row]:
-    """A test of all canaries of each variant, and then of each canary."""
-    seen = [(at, held(models, name)) for name, at in variants_of(last)]
-    seen = [(at, mine) for at, mine in seen if mine and _has_null(mine)]
-    run = _Run(recipe, last, size, len(seen), sum(len(mine) for _, mine in seen))
-    for at, mine in seen:
-        yield _given_head(at, mine, run) if mine[0].kind == GIVEN else _drawn_head(at, mine, run)
-    for at, mine in seen:
-        for one in mine:
-            yield _given_row(at, one, run) if one.kind == GIVEN else _drawn_row(at, one, run)
+    """Yield a joint test of the canaries of each variant, then a test of each canary."""
+    tested_variants = [(at, held(models, name)) for name, at in variants_of(last)]
+    tested_variants = [(at, canaries) for at, canaries in tested_variants if canaries and _has_null(canaries)]
+    run = _Run(recipe, last, size, len(tested_variants), sum(len(canaries) for _, canaries in tested_variants))
+    for at, canaries in tested_variants:
+        yield _given_head(at, canaries, run) if canaries[0].kind == GIVEN else _drawn_head(at, canaries, run)
+    for at, canaries in tested_variants:
+        for canary in canaries:
+            yield _given_row(at, canary, run) if canary.kind == GIVEN else _drawn_row(at, canary, run)
 
 
 def _has_null(canaries: Sequence[Held]) -> bool:
-    """Secrets that the text held need others that it did not hold."""
+    """Return whether the canaries can be tested: given secrets need unseen ones as their null."""
     return canaries[0].kind != GIVEN or len(canaries[0].unseen) > 0
 
 
 def _drawn_head(at: Mapping[str, str], canaries: Sequence[Held], run: _Run) -> Row:
     values = run.of(at).groupby("canary")["exposure"].mean().to_numpy()
-    found = evidence_of_drawn(canaries, run.size, alpha=run.level)
+    evidence = evidence_of_drawn(canaries, run.size, alpha=run.level)
     return tested(
-        "exposure", at, values.mean(), n=len(canaries), p_value=found.p_value, family=HEADLINE, null_value=MEAN_BY_CHANCE,
+        "exposure", at, values.mean(), n=len(canaries), p_value=evidence.p_value, family=HEADLINE, null_value=MEAN_BY_CHANCE,
         interval=mean_interval(values, math.log2(run.size)), bound=run.recipe.score.bound,
         upper_bound=largest([canary.upper(run.size, ERROR / run.canaries) for canary in canaries]),
-        detectable=found.detectable, smallest_p=found.smallest_p,
+        detectable=evidence.detectable, smallest_p=evidence.smallest_p,
     )  # fmt: skip
 
 
@@ -174,12 +174,12 @@ def _drawn_row(at: Mapping[str, str], canary: Held, run: _Run) -> Row:
 
 def _given_head(at: Mapping[str, str], secrets: Sequence[Held], run: _Run) -> Row:
     values, unseen = np.array([-np.log2(secret.p_among_unseen()) for secret in secrets]), len(secrets[0].unseen)
-    found = evidence_of_given(secrets, alpha=run.level, seed=run.recipe.score.seed)
+    evidence = evidence_of_given(secrets, alpha=run.level, seed=run.recipe.score.seed)
     return tested(
-        "exposure_among_unseen", {**at, "unseen": unseen}, values.mean(), n=len(secrets), p_value=found.p_value,
+        "exposure_among_unseen", {**at, "unseen": unseen}, values.mean(), n=len(secrets), p_value=evidence.p_value,
         family=HEADLINE, null_value=MEAN_BY_CHANCE, interval=mean_interval(values, math.log2(1 + unseen)),
         upper_bound=largest([secret.upper_among_unseen(ERROR / run.canaries) for secret in secrets]),
-        bound=run.recipe.score.bound, detectable=found.detectable, smallest_p=found.smallest_p,
+        bound=run.recipe.score.bound, detectable=evidence.detectable, smallest_p=evidence.smallest_p,
     )  # fmt: skip
 
 
@@ -199,7 +199,7 @@ def _given_row(at: Mapping[str, str], secret: Held, run: _Run) -> Row:
 
 
 def _canary_params(units: pd.DataFrame) -> dict[str, Any]:
-    """Which canary it is; of a single net also how its exposure was measured."""
+    """Return the params that identify a canary; for a single model, also how its exposure was measured."""
     first = units.iloc[0]
     params: dict[str, Any] = {
         "canary": int(first["canary"]), "insertions": int(first["insertions"]), "nets": len(units)
@@ -213,7 +213,7 @@ def _canary_params(units: pd.DataFrame) -> dict[str, Any]:
 
 
 def _unit_interval(units: pd.DataFrame) -> Interval | None:
-    """Of a single net's sampled exposure; an exact one has none."""
+    """Return the interval of a sampled exposure; None if it is exact or comes from several models."""
     if len(units) != 1 or np.isnan(units.iloc[0]["ci_low"]):
         return None
     high = units.iloc[0]["ci_high"]
@@ -221,7 +221,7 @@ def _unit_interval(units: pd.DataFrame) -> Interval | None:
 
 
 def mean_interval(values: NDArray[np.float64], most: float | None, over: str = "canaries") -> Interval | None:
-    """Student's interval of a mean, clipped to what exposure can be; none where nothing was sampled often enough."""
+    """Compute Student's interval of a mean, clipped to [0, most]; None for fewer than two values or equal ones."""
     if len(values) < 2 or not np.ptp(values):
         return None
     low, high = scipy.stats.t.interval(0.95, len(values) - 1, values.mean(), scipy.stats.sem(values))
@@ -229,28 +229,28 @@ def mean_interval(values: NDArray[np.float64], most: float | None, over: str = "
 
 
 def _estimates(last: pd.DataFrame) -> Iterator[Row]:
-    """Mean exposure by insertions, each given secret's, and the validation loss."""
+    """Yield mean exposure by number of insertions, the exposure of each given secret, and the validation loss."""
     bits = float(last["space_bits"].iloc[0])
     for name, at in variants_of(last):
-        mine = last[last["variant"] == name]
-        seen = mine[mine["insertions"] > 0]
-        for insertions, alike in sorted(seen.groupby("insertions"), key=lambda item: -int(item[0])):
-            means = alike.groupby("canary")["exposure"].mean().to_numpy()  # seeds of one canary are no further canaries
+        of_variant = last[last["variant"] == name]
+        seen = of_variant[of_variant["insertions"] > 0]
+        for insertions, group in sorted(seen.groupby("insertions"), key=lambda item: -int(item[0])):
+            means = group.groupby("canary")["exposure"].mean().to_numpy()  # several seeds of one canary count as one canary
             interval = mean_interval(means, bits)
             yield estimate("exposure", {**at, "insertions": int(insertions)}, means.mean(), n=len(means), interval=interval)
-        for _, alike in seen[seen["kind"] == GIVEN].groupby("canary"):
-            interval = _unit_interval(alike)
-            params = {**at, **_canary_params(alike)}
-            yield estimate("exposure", params, alike["exposure"].mean(), n=len(alike), interval=interval)
-        losses = mine.groupby("seed")["validation_loss"].mean().to_numpy()
+        for _, group in seen[seen["kind"] == GIVEN].groupby("canary"):
+            interval = _unit_interval(group)
+            params = {**at, **_canary_params(group)}
+            yield estimate("exposure", params, group["exposure"].mean(), n=len(group), interval=interval)
+        losses = of_variant.groupby("seed")["validation_loss"].mean().to_numpy()
         interval = mean_interval(losses, None, "trainings")
         yield estimate("validation_loss", at, losses.mean(), n=len(losses), interval=interval)
 
 
 def _differences(last: pd.DataFrame, recipe: Recipe) -> Iterator[Row]:
-    """Each variant's exposure less the first one's, over the canaries that both saw.
+    """Yield each variant's exposure minus that of the first variant, over the canaries that both saw.
 
-    Canaries in nets of their own are independent; those that share nets are not, so there each training is a unit.
+    Canaries in separate models are independent. Canaries that share models are not, so there each training is a unit.
     """
     seen = last[last["insertions"] > 0]
     first, *others = variants_of(last)
@@ -258,8 +258,8 @@ def _differences(last: pd.DataFrame, recipe: Recipe) -> Iterator[Row]:
     by = ["seed"] if shared and recipe.seeds > 1 else ["canary"]
     base = seen[seen["variant"] == first[0]].groupby(by)["exposure"].mean()
     for name, at in others:
-        mine = seen[seen["variant"] == name].groupby(by)["exposure"].mean()
-        values = (mine - base).dropna().to_numpy()
+        exposure = seen[seen["variant"] == name].groupby(by)["exposure"].mean()
+        values = (exposure - base).dropna().to_numpy()
         if not len(values):
             continue
         params, over = {**at, "less": first[0]}, "trainings" if by == ["seed"] else "canaries"
@@ -281,7 +281,7 @@ def _difference_interval(values: NDArray[np.float64], over: str) -> Interval | N
 
 
 def sign_flip_p(differences: NDArray[np.float64]) -> float:
-    """Test two-sided whether paired differences are symmetric about 0, by flipping their signs; exactly where there are few.
+    """Compute the two-sided p-value that paired differences are symmetric about 0, by sign flips; exact for few pairs.
 
     Args:
         differences: (num_pairs,), independent of one another.
@@ -295,43 +295,44 @@ def sign_flip_p(differences: NDArray[np.float64]) -> float:
 
 
 def _null_rows(last: pd.DataFrame) -> Iterator[Row]:
-    """Canaries that a model never saw: 2^-exposure of drawn ones is uniform, its mean 1/2 and the median exposure 1.
+    """Yield statistics of canaries that a model never saw.
 
-    That of unseen secrets of a kind that the model knows is smaller: no uniform null fits them.
+    For drawn canaries 2^-exposure is uniform, with mean 1/2 and a median exposure of 1. For unseen secrets of a kind that
+    the model knows it is smaller: no uniform null fits them.
     """
     never = last[last["insertions"] == 0]
     for name, at in variants_of(never):
-        mine = never[never["variant"] == name]
-        for metric, drawn in (("", mine["kind"] != UNSEEN), ("unseen_", mine["kind"] == UNSEEN)):
-            alike = mine[drawn]
-            if not len(alike):
+        of_variant = never[never["variant"] == name]
+        for metric, drawn in (("", of_variant["kind"] != UNSEEN), ("unseen_", of_variant["kind"] == UNSEEN)):
+            group = of_variant[drawn]
+            if not len(group):
                 continue
-            values = np.exp2(-alike["exposure"]).groupby(alike["canary"]).mean().to_numpy()
+            values = np.exp2(-group["exposure"]).groupby(group["canary"]).mean().to_numpy()
             params = {**at, "insertions": 0}
             yield diagnostic(
                 f"{metric}two_to_minus_exposure", params, values.mean(), n=len(values), interval=mean_interval(values, 1.0)
             )
-            yield diagnostic(f"{metric}exposure_median", params, float(alike["exposure"].median()), n=len(values))
+            yield diagnostic(f"{metric}exposure_median", params, float(group["exposure"].median()), n=len(values))
 
 
 def _extraction_rows(extractions: pa.Table) -> Iterator[Row]:
     frame = extractions.to_pandas()
-    for keys, mine in frame.groupby(["variant", "search", "known", "insertions"], sort=False):
+    for keys, group in frame.groupby(["variant", "search", "known", "insertions"], sort=False):
         variant, search, known, insertions = keys
         at = {"variant": variant} if variant else {}
         params = {**at, "search": search, "known": int(known), "insertions": int(insertions)}
-        shares = mine.groupby("canary")["extracted"].mean().to_numpy()  # nets of one canary are no further canaries
-        chance = {"by_chance": round(float(mine["by_chance"].mean()), 9)}
+        shares = group.groupby("canary")["extracted"].mean().to_numpy()  # several models of one canary count as one canary
+        chance = {"by_chance": round(float(group["by_chance"].mean()), 9)}
         yield estimate("extracted", params | chance, shares.mean(), n=len(shares), interval=share_interval(shares))
         if search == "shortest_path":
-            yield diagnostic("extraction_queries", params, float(mine["queries"].median()), n=len(shares))
+            yield diagnostic("extraction_queries", params, float(group["queries"].median()), n=len(shares))
 
 
 def share_interval(shares: NDArray[np.float64]) -> Interval:
-    """Clopper and Pearson's interval over canaries; a canary that some of its nets give away counts in part.
+    """Compute Clopper and Pearson's interval over canaries; a canary counts by the share of its models that give it away.
 
     Args:
-        shares: (num_canaries,) of its nets.
+        shares: (num_canaries,) shares of each canary's models.
     """
     hits, count = float(shares.sum()), len(shares)
     low = float(scipy.stats.beta.ppf(0.025, hits, count - hits + 1)) if hits else 0.0

@@ -5,39 +5,46 @@ from memlib.tables import FLAG, FLOAT, INT, TEXT, Column, Table
 UNITS = Table(
     name="units",
     version=3,
-    meaning="A row a canary, model and checkpoint. No secrets: canaries are named by id.",
+    meaning="One row per canary, model and checkpoint. Contains no secrets: canaries are named by id.",
     columns=(
-        Column("variant", TEXT, "", "which variant of the recipe; empty without variants"),
-        Column("seed", INT, "", "which training of the variant, counted from 0"),
-        Column("epoch", FLOAT, "epoch", "of the checkpoint; not whole where it lies within one"),
-        Column("canary", INT, "", "its id"),
+        Column("variant", TEXT, "", "variant of the recipe; empty without variants"),
+        Column("seed", INT, "", "index of the variant's training, from 0"),
+        Column("epoch", FLOAT, "epoch", "epoch of the checkpoint; fractional within an epoch"),
+        Column("canary", INT, "", "id of the canary"),
         Column(
-            "kind", TEXT, "", "drawn and inserted, drawn and never inserted (never), given by a file, or unseen of a file"
+            "kind",
+            TEXT,
+            "",
+            "inserted (drawn and inserted), never (drawn, not inserted), given (canaries.file) or unseen (canaries.unseen)",
         ),
-        Column("insertions", INT, "count", "how often this model's training data hold it; 0: never"),
-        Column("log_perplexity", FLOAT, "bit", "of the canary after its known prefix (Carlini 2019, Definition 1)"),
-        Column("exposure", FLOAT, "bit", "log2 |R| - log2 rank (Definition 4), by the method"),
-        Column("ci_low", FLOAT, "bit", "lower end of its 95 % interval over random references; null where it is exact"),
-        Column("ci_high", FLOAT, "bit", "upper end; null where exact, and where no reference lies below"),
+        Column("insertions", INT, "count", "occurrences in this model's training data; 0: never"),
+        Column(
+            "log_perplexity", FLOAT, "bit", "log-perplexity of the canary after its known prefix (Carlini 2019, Definition 1)"
+        ),
+        Column("exposure", FLOAT, "bit", "log2 |R| - log2 rank (Definition 4), by the method named in `method`"),
+        Column("ci_low", FLOAT, "bit", "lower end of its 95 % interval over random references; null if exact"),
+        Column("ci_high", FLOAT, "bit", "upper end; null if exact or extrapolated, or if no reference lies below"),
         Column("method", TEXT, "", "pruned or enumerated (exact rank), sampled, or extrapolated (skew-normal)"),
-        Column("rank", INT, "", "candidates at most as costly (Definition 2); null unless exact"),
+        Column("rank", INT, "", "number of candidates that are at least as likely (Definition 2); null unless exact"),
         Column(
             "p_value",
             FLOAT,
             "probability",
-            "that a canary that was never inserted ranks as low; of a given secret, among the unseen ones",
+            "that a canary which was never inserted ranks as low; for a given secret, that an unseen one does",
         ),
-        Column("exposure_sampled", FLOAT, "bit", "from the share of random references at most as costly"),
-        Column("exposure_extrapolated", FLOAT, "bit", "from the skew-normal law of the references; not bounded by log2 |R|"),
+        Column("exposure_sampled", FLOAT, "bit", "from the share of random references that are at least as likely"),
+        Column(
+            "exposure_extrapolated", FLOAT, "bit", "from a skew-normal distribution fitted to the references; not bounded"
+        ),
         Column(
             "fit_p",
             FLOAT,
             "probability",
-            "parametric-bootstrap goodness of fit of the law; null where nothing rests on it",
+            "goodness of fit of that distribution, by parametric bootstrap; null where no exposure rests on it",
         ),
-        Column("space_bits", FLOAT, "bit", "log2 |R|"),
+        Column("space_bits", FLOAT, "bit", "log2 |R|, where R is the space of candidates"),
         Column("evaluations", INT, "count", "prefixes evaluated for the exact rank; null unless exact"),
-        Column("validation_loss", FLOAT, "nat", "of the model on windows no model trains on, a symbol"),
+        Column("validation_loss", FLOAT, "nat", "per symbol, on windows that no model trains on"),
     ),
     keys=("variant", "seed", "epoch", "canary", "insertions"),
 )
@@ -45,18 +52,27 @@ UNITS = Table(
 DOCUMENTS = Table(
     name="documents",
     version=1,
-    meaning="A row a document of the text and model, at its last checkpoint: what comes out of a document whose beginning is "
-    "known. Documents are named by number, in the order of the source.",
+    meaning="One row per document of the text and model, at the model's last checkpoint: extraction of documents whose "
+    "beginning is known. Documents are named by number, in the order of the source.",
     columns=(
-        Column("variant", TEXT, "", "which variant of the recipe; empty without variants"),
-        Column("seed", INT, "", "which training of the variant"),
-        Column("document", INT, "", "its number, from 0"),
-        Column("held_out", FLAG, "", "whether no model trained on it"),
-        Column("copies", INT, "count", "how often it stands on its side"),
-        Column("bits", FLOAT, "bit", "-log2 of the probability of its suffix after its prefix, untruncated, temperature 1"),
-        Column("scheme_bits", FLOAT, "bit", "-log2 p_z under the recipe's scheme of sampling; null where it cannot come out"),
-        Column("greedy", FLAG, "", "whether the likeliest token at each place gives the suffix"),
-        Column("near", INT, "count", "samples that come near the suffix; null where none were drawn"),
+        Column("variant", TEXT, "", "variant of the recipe; empty without variants"),
+        Column("seed", INT, "", "index of the variant's training, from 0"),
+        Column("document", INT, "", "number of the document, from 0"),
+        Column("held_out", FLAG, "", "whether the document was held out, so that no model trained on it"),
+        Column(
+            "copies", INT, "count", "copies of the document, itself included; all are on the same side (trained or held out)"
+        ),
+        Column(
+            "bits", FLOAT, "bit", "-log2 of the probability of its suffix after its prefix, untruncated, at temperature 1"
+        ),
+        Column(
+            "scheme_bits",
+            FLOAT,
+            "bit",
+            "-log2 p_z, the suffix's probability under the recipe's sampling scheme; null if it is 0",
+        ),
+        Column("greedy", FLAG, "", "whether greedy decoding (the likeliest token at each position) gives the suffix"),
+        Column("near", INT, "count", "samples that come near the suffix; null if none were drawn"),
     ),
     keys=("variant", "seed", "document"),
 )
@@ -64,21 +80,25 @@ DOCUMENTS = Table(
 EXTRACTION = Table(
     name="extractions",
     version=2,
-    meaning="A row a canary and search in the model that saw it. Canaries of one model share a search that is told nothing.",
+    meaning="One row per canary and search in the model that saw it. Canaries of one model share the search without known "
+    "symbols.",
     columns=(
-        Column("variant", TEXT, "", "which variant of the recipe; empty without variants"),
-        Column("seed", INT, "", "which training of the variant"),
-        Column("canary", INT, "", "its id"),
-        Column("insertions", INT, "count", "how often the model's training data hold it"),
-        Column("known", INT, "symbol", "symbols of the holes that the search was told"),
-        Column("search", TEXT, "", "shortest_path, greedy, or beam"),
-        Column("extracted", FLAG, "", "whether it is among as many likeliest candidates as the model saw canaries"),
-        Column("by_chance", FLOAT, "", "the probability of that for a model that knows nothing"),
-        Column("position", INT, "", "its place among the candidates found, from 1; null if it is not among them"),
+        Column("variant", TEXT, "", "variant of the recipe; empty without variants"),
+        Column("seed", INT, "", "index of the variant's training, from 0"),
+        Column("canary", INT, "", "id of the canary"),
+        Column("insertions", INT, "count", "occurrences in the model's training data"),
+        Column("known", INT, "symbol", "symbols of the secret, from the first, that the search was given"),
+        Column("search", TEXT, "", "shortest_path, greedy or beam"),
+        Column("extracted", FLAG, "", "whether it is among the k likeliest candidates, for a search that k canaries share"),
+        Column("by_chance", FLOAT, "", "probability of that for a model that knows nothing"),
+        Column("position", INT, "", "its position among the candidates found, from 1; null if it was not found"),
         Column(
-            "queries", INT, "count", "prefixes whose next symbols were asked for until it, or the search's end, was found"
+            "queries",
+            INT,
+            "count",
+            "prefixes whose next symbols were queried until it was found or, failing that, until the search ended",
         ),
-        Column("ended", TEXT, "", "found, exhausted, or the limit that ended the search: evaluations, seconds"),
+        Column("ended", TEXT, "", "found, exhausted, or the limit that ended the search: evaluations or seconds"),
         Column("exact", FLAG, "", "whether no likelier candidate can have been missed"),
     ),
     keys=("variant", "seed", "canary", "known", "search"),

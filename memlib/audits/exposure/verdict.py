@@ -1,4 +1,4 @@
-"""What an exposure audit says in one sentence, and why."""
+"""The verdict of an exposure audit in one sentence, and its explanation."""
 
 import math
 from collections.abc import Sequence
@@ -9,20 +9,21 @@ from memlib.findings import BOUNDED, INCONCLUSIVE, SHOWN, Row, Verdict, Word
 
 READABLE_BITS = 50
 NO_NULL = (
-    "Whether the model gives away these secrets cannot be told: secrets of the same kind that it never saw are missing.",
-    "Real secrets are not spread evenly over all that fill the format: a model that only knows their kind finds even those "
-    "likely that it never saw. The exposures below therefore say nothing of memory. Name other secrets of the same kind, "
-    "which the training text does not hold, by canaries.unseen: given secrets are then ranked among them.",
+    "This audit cannot tell whether the model gives away these secrets: secrets of the same kind that it never saw are "
+    "missing.",
+    "Real secrets are not spread evenly over everything that fits the format: a model that only knows their kind finds even "
+    "those likely that it never saw. The exposures below are therefore no evidence of memory. List other secrets of the "
+    "same kind, which the training text does not contain, in canaries.unseen; the given secrets are then ranked among them.",
 )
 
 
 def verdict(rows: Sequence[Row], recipe: Recipe, *, size: int) -> Verdict:
-    """Say what the tests of a run show, and what they could have missed.
+    """State what the tests of a run show, and what they could have missed.
 
     Args:
-        rows: settled, with params as mappings.
-        recipe: what was run.
-        size: |R|.
+        rows: settled rows of the summary, with params as mappings.
+        recipe: the recipe of the run.
+        size: |R|, the number of candidates.
     """
     heads = [row for row in rows if row["family"] == "headline"]
     if not heads:
@@ -49,7 +50,7 @@ def _said(word: Word, heads: Sequence[Row], singles: Sequence[Row], recipe: Reci
     if word == BOUNDED:
         return _bounded(heads, noun), _missed(heads, singles, noun, recipe)
     what = "the given secrets" if noun == "secret" else "its inserted canaries"
-    return f"It is not shown that {_model(recipe)} gives away {what}.", _missed(heads, singles, noun, recipe)
+    return f"This audit does not show that {_model(recipe)} gives away {what}.", _missed(heads, singles, noun, recipe)
 
 
 def _shown(heads: Sequence[Row], singles: Sequence[Row], noun: str, recipe: Recipe) -> str:
@@ -58,22 +59,22 @@ def _shown(heads: Sequence[Row], singles: Sequence[Row], noun: str, recipe: Reci
     every = f"{'given' if noun == 'secret' else 'inserted'} {_plural(noun, total)}"
     where = _where(heads, recipe)
     if not named:
-        return f"{where} gives away something of the {total} {every}, though of none by itself beyond doubt."
+        return f"{where} gives away information about the {total} {every} together, but about no single one beyond doubt."
     return f"{where} gives away {named} of {total} {every}."
 
 
 def _where(heads: Sequence[Row], recipe: Recipe) -> str:
-    """Which models."""
+    """Name the models that give secrets away, as the subject of the sentence."""
     if len(heads) == 1:
         return _model(recipe).capitalize()
     hits = [row["params"]["variant"] for row in heads if row["verdict"] == SHOWN]
     if len(hits) == len(heads):
         return "Every variant"
-    return f"Variant {hits[0]!r}" if len(hits) == 1 else f"At least one of {len(hits)} variants (of {len(heads)})"
+    return f"Variant {hits[0]!r}" if len(hits) == 1 else f"At least one of {len(hits)} variants (out of {len(heads)})"
 
 
 def _model(recipe: Recipe) -> str:
-    return "the model" if recipe.seeds == 1 else f"the training (of {recipe.seeds} nets)"
+    return "the model" if recipe.seeds == 1 else f"the training ({recipe.seeds} seeds)"
 
 
 def _plural(noun: str, count: int) -> str:
@@ -83,58 +84,60 @@ def _plural(noun: str, count: int) -> str:
 def _how_exposed(heads: Sequence[Row], singles: Sequence[Row], noun: str, recipe: Recipe, size: int) -> str:
     shown = [row for row in singles if row["verdict"] == SHOWN]
     head = min(heads, key=lambda row: float(row["p_adjusted"]))
-    told = [f"All {_plural(noun, 2)} together: p = {_p(head['p_adjusted'])}{_of_family(heads)}."]
+    parts = [f"All {_plural(noun, 2)} together: p = {_p(head['p_adjusted'])}{_of_family(heads)}."]
     if shown:
         most = max(shown, key=lambda row: float(row["value"]))
-        told.append(_outsider(most, recipe, size) if noun == "canary" else _stands_out(most, head, recipe))
-    return " ".join(told)
+        parts.append(_outsider(most, recipe, size) if noun == "canary" else _stands_out(most, head, recipe))
+    return " ".join(parts)
 
 
 def _stands_out(most: Row, head: Row, recipe: Recipe) -> str:
-    """What one could do who may ask the model, and knows secrets of the kind."""
+    """Describe what somebody could do who can query the model and knows other secrets of the kind."""
     unseen, times = head["params"]["unseen"], most["params"]["insertions"]
-    alike = round((1 + unseen) * 2 ** -most["value"]) - 1
-    over = f", summed over {recipe.seeds} nets" if recipe.seeds > 1 else ""
-    stood = "stood" if recipe.trained is None else "is listed as having stood"  # nobody here has seen that text
+    as_likely = round((1 + unseen) * 2 ** -most["value"]) - 1
+    over = f", summed over {recipe.seeds} models" if recipe.seeds > 1 else ""
+    occurred = "occurred" if recipe.trained is None else "is listed as having occurred"  # memlib has not seen that text
     return (
-        f"The one that stands out most {stood} {times} {_times(times)} in the training data. Of {unseen} secrets of its kind "
-        f"that were never seen, {alike or 'none'} {'is' if alike < 2 else 'are'} as likely{over}. Whoever can ask the model "
-        "how likely a text is can tell such a secret from others of its kind."
+        f"The secret that stands out most {occurred} {times} {_times(times)} in the training data. Of {unseen} secrets of "
+        f"its kind that were never seen, {as_likely or 'none'} {'is' if as_likely < 2 else 'are'} as likely{over}. Whoever "
+        "can ask the model how likely a text is can tell such a secret from others of its kind."
     )
 
 
 def _outsider(most: Row, recipe: Recipe, size: int) -> str:
-    """What one could do who may ask the model."""
+    """Describe what somebody could do who can query the model."""
     bits, times = most["value"], most["params"]["insertions"]
-    mean = f", the mean over {recipe.seeds} nets" if recipe.seeds > 1 else ""
+    mean = f", the mean over {recipe.seeds} models" if recipe.seeds > 1 else ""
     law = " (extrapolated)" if most["params"].get("method") == "extrapolated" else ""
     space = math.log2(size)
     return (
-        f"The most exposed one stood {times} {_times(times)} in the training data and has {bits:.1f} bits of "
-        f"exposure{law}{mean}: whoever can ask the model how likely a text is needs one in 2^{bits:.1f}{_fraction(bits)} of "
-        f"the guesses that it takes without the model. There are 2^{space:.1f} possible canaries: at {space:.1f} bits the "
-        "first guess is right."
+        f"The most exposed canary occurred {times} {_times(times)} in the training data and has {bits:.1f} bits of "
+        f"exposure{law}{mean}: whoever can ask the model how likely a text is needs only one in "
+        f"2^{bits:.1f}{_fraction(bits)} of the guesses needed without the model. There are 2^{space:.1f} possible canaries: "
+        f"at {space:.1f} bits the first guess is right."
     )
 
 
 def _missed(heads: Sequence[Row], singles: Sequence[Row], noun: str, recipe: Recipe) -> str:
-    """What was tested without a finding, and what would have been found: no finding is no proof of absence."""
+    """State what was tested and what would have been found; finding nothing is no proof of absence."""
     head = min(heads, key=lambda row: float(row["p_adjusted"]))
     total = len({row["params"]["canary"] for row in singles})
-    told = [f"{total} {_plural(noun, total)}{_in_nets(recipe)}: p = {_p(head['p_adjusted'])}{_of_family(heads)}."]
+    parts = [f"{total} {_plural(noun, total)}{_in_nets(recipe)}: p = {_p(head['p_adjusted'])}{_of_family(heads)}."]
     if head["smallest_p"] > recipe.score.alpha / len(heads):
-        told.append(f"So few cannot show anything: no rank gives p below {_p(head['smallest_p'])}.{_more(noun)}")
+        parts.append(
+            f"A test of this size cannot show anything: no rank gives a p below {_p(head['smallest_p'])}.{_more(noun)}"
+        )
     alone = max((row["detectable"] for row in singles if row["detectable"] is not None), default=None)
     if alone is not None:
-        told.append(f"A single {noun} would have been found from {alone:.1f} bits{_unit(noun)}.")
+        parts.append(f"A single {noun} would have been found at {alone:.1f} bits{_unit(noun)} or more.")
     elif head["smallest_p"] <= recipe.score.alpha / len(heads):
-        told.append(f"No single {noun} could have been found at this size.{_more(noun)}")
+        parts.append(f"No single {noun} could have been found in a test of this size.{_more(noun)}")
     if head["detectable"] is not None and len(singles) > len(heads):
-        told.append(f"All together would have been found from a mean of {head['detectable']:.1f} bits.")
-    told.append("Less than that may be there.")
+        parts.append(f"All together would have been found at a mean of {head['detectable']:.1f} bits or more.")
+    parts.append("A smaller exposure may exist.")
     if all(row["upper_bound"] is not None for row in heads):
-        told.append(f"None has more than {max(row['upper_bound'] for row in heads):.1f} bits (95 % upper bound).")
-    return " ".join(told)
+        parts.append(f"None has more than {max(row['upper_bound'] for row in heads):.1f} bits (95 % upper bound).")
+    return " ".join(parts)
 
 
 def _bounded(heads: Sequence[Row], noun: str) -> str:
@@ -142,7 +145,7 @@ def _bounded(heads: Sequence[Row], noun: str) -> str:
 
 
 def _more(noun: str) -> str:
-    return " Name more unseen secrets." if noun == "secret" else " Raise score.references or the size of the format."
+    return " List more unseen secrets." if noun == "secret" else " Raise score.references or the size of the format."
 
 
 def _unit(noun: str) -> str:
@@ -150,7 +153,7 @@ def _unit(noun: str) -> str:
 
 
 def _in_nets(recipe: Recipe) -> str:
-    return f" in {recipe.seeds} nets each" if recipe.seeds > 1 else ""
+    return f" in {recipe.seeds} models each" if recipe.seeds > 1 else ""
 
 
 def _of_family(heads: Sequence[Row]) -> str:
@@ -170,29 +173,29 @@ def _fraction(bits: float) -> str:
 
 
 def _extracted(rows: Sequence[Row], word: Word) -> str:
-    """How many were found by a search that was told nothing."""
-    mine = [
+    """State how many canaries were extracted by the search that was given no symbol of the secret."""
+    searches = [
         row
         for row in rows
         if row["metric"] == "extracted" and row["params"]["search"] == "shortest_path" and row["params"]["known"] == 0
     ]
-    hits, searched = round(sum(row["value"] * row["n"] for row in mine)), sum(row["n"] for row in mine)
+    hits, searched = round(sum(row["value"] * row["n"] for row in searches)), sum(row["n"] for row in searches)
     if not hits or word != SHOWN:
         return ""
-    return f" A search that was told nothing read out {hits} of {searched}."
+    return f" A search without any hints extracted {hits} of {searched}."
 
 
 def _privacy(rows: Sequence[Row]) -> tuple[str, str]:
-    """A claim of privacy that a canary refutes."""
+    """State which claim of privacy a canary refutes; empty if none is refuted."""
     refuted = [row for row in rows if row["metric"] == "privacy_claim" and row["verdict"] == SHOWN]
     if not refuted:
         return "", ""
     worst = min(refuted, key=lambda row: float(row["p_adjusted"]))
-    said = worst["params"]
-    name = f" of variant {said['variant']!r}" if said.get("variant") else ""
+    claim = worst["params"]
+    name = f" of variant {claim['variant']!r}" if claim.get("variant") else ""
     return (
-        f" The training{name} is not as private as it says.",
-        f" It claims epsilon {said['epsilon']:.3g} at delta {said['delta']:g}; canary {said['canary']}, which stood in "
-        f"{said['insertions']} {'window' if said['insertions'] == 1 else 'windows'}, ranks too low for that "
+        f" The training{name} is not as private as claimed.",
+        f" It claims epsilon {claim['epsilon']:.3g} at delta {claim['delta']:g}; canary {claim['canary']}, which occurred in "
+        f"{claim['insertions']} {'window' if claim['insertions'] == 1 else 'windows'}, ranks too low for that "
         f"(p = {_p(worst['p_adjusted'])}): epsilon is at least {worst['value']:.2f}. Noise or clipping may be missing.",
     )

@@ -1,20 +1,20 @@
-"""Forgetting: has this model used, or forgotten, this data set? (Liu and Tsaftaris 2020)
+"""Forgetting audit: has a model used, or forgotten, a data set? (Liu and Tsaftaris 2020)
 
-The query set D_Q is the data in question, D_C a calibration set of the same domain that shares no example with it.
-Query models train on D_Q, calibration models on D_C, both as the target did. Of every model only the confidence in
-the true class of each example of D_Q is used, and its distribution:
+The query set D_Q is the data set in question; the calibration set D_C is of the same domain and shares no example with it.
+Query models are trained on D_Q and calibration models on D_C, both in the same way as the target. The audit uses only the
+distribution of each model's confidence in the true class over the examples of D_Q:
 
     rho = KS(query model, target) / KS(query model, calibration model)        (Eqs. 2 to 4)
 
-near 0 where the target treats D_Q as a model that trained on it, 1 where it treats it as one that did not. "rho < 1:
-not forgotten" (Algorithm 1) is no verdict: without D_Q rho scatters around 1, a target that has learnt the domain of D_Q
-elsewhere treats it as known, and likelihood ratios of query and calibration models move with the target's overall
-confidence. So rho is an estimate, and the verdict rests on a random draw (see `trace`): D_Q and withheld examples H were
-drawn from one pool U, H was given to nobody, and the target is asked for both.
+rho is near 0 if the target treats D_Q like a model that trained on it, and near 1 if like a model that did not. "rho < 1: not
+forgotten" (Algorithm 1) is no verdict: without D_Q rho scatters around 1, a target that has learnt the domain of D_Q
+elsewhere treats D_Q as known, and likelihood ratios of query and calibration models move with the target's overall
+confidence. So rho is only an estimate, and the verdict rests on a random draw (see `trace`): D_Q and withheld examples H were
+drawn from one pool U, no model is trained on H, and the target is evaluated on both.
 
-    retained            D_Q ranks above H, beyond redraws of both
-    unlearned too hard  it ranks below: a trace of another kind
-    forgotten           neither, and examples that are known to be in the target are found where D_Q is not
+    retained            D_Q ranks above H by more than redraws of both explain
+    unlearned too hard  D_Q ranks below H: a trace of another kind
+    forgotten           neither, and examples that are known to be in the target are found while D_Q is not
     no trace found      neither, without a positive control that is found in 80 % of redraws
     undecided           nothing was withheld
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
-    """Whether a finding with these params is shown in brief: traces, rho, and what the test finds in known models."""
+    """Return whether a finding with these params is part of the brief listing: traces, rho, and results on known models."""
     return bool({"kind", "from", "alpha", "models", "assumes"} & params.keys())
 
 
@@ -46,7 +46,7 @@ def _limits(recipe: Recipe) -> Iterable[str]:
 
 
 def _asked(runner: Runner, recipe: Recipe) -> tuple[NDArray[Any], dict[str, int]]:
-    """Return the stored examples, and the rows of D_Q and of those drawn with it, by id."""
+    """Return the stored examples, and the rows of the examples of D_Q's pool by id."""
     from memlib.audits.forgetting.stages import DrawSets
     from memlib.data.splits import select
     from memlib.data.stages import decode

@@ -1,4 +1,4 @@
-"""What is observed of models, how far they are from one another on D_Q, and the tables of both."""
+"""Observed outputs of models, the distances between models on D_Q, and the tables of both."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ class Observed:
     Attributes:
         group: query, calibration, null, retained or target.
         target: the target's name; empty for the auditor's own models.
-        number: counted within group and target.
+        number: index within group and target.
         log_odds: (num_pool,) float64, log p / (1 - p) of the true class.
-        decimals: to which the owner has rounded the probabilities; None for float32.
-        members: (num_pool,) bool, which examples of U it has trained on; None when that is not known.
+        decimals: number of decimals to which the owner rounded the probabilities; None for float32.
+        members: (num_pool,) bool, whether the model was trained on each example of U; None if unknown.
     """
 
     group: str
@@ -44,9 +44,12 @@ class Distances:
     """KS distances between models on D_Q, with a bootstrap over its examples.
 
     Args:
-        models: every observed model.
-        pool: who of U is in D_Q, and the classes, the strata of the bootstrap.
-        config: replicates and seed.
+        models: all observed models.
+        pool: the examples of U: membership of D_Q, and classes, which are the strata of the bootstrap.
+        config: replicates, seed and smallest calibration distance.
+
+    Raises:
+        RunError: when D_C cannot calibrate and nothing was withheld, so that there is no result at all.
     """
 
     def __init__(self, models: Sequence[Observed], pool: Pool, config: Config) -> None:
@@ -59,14 +62,14 @@ class Distances:
         self._found: dict[Any, NDArray[np.float64]] = {}
         self.query = [m for m in models if m.group == QUERY]
         self.calibration = [m for m in models if m.group == CALIBRATION]
-        found = {decimals: self._problem(config.min_calibration, decimals) for decimals in {m.decimals for m in models}}
-        self.problems = {decimals: problem for decimals, problem in found.items() if problem}
-        """Why rho cannot be given, by the rounding of the outputs."""
-        if self.problems and not pool.has(WITHHELD):  # then nothing else could be said either
+        problems = {decimals: self._problem(config.min_calibration, decimals) for decimals in {m.decimals for m in models}}
+        self.problems = {decimals: problem for decimals, problem in problems.items() if problem}
+        """Reasons why rho cannot be given, by the rounding of the outputs; empty if it can."""
+        if self.problems and not pool.has(WITHHELD):  # then there is no other result either
             raise RunError(next(iter(self.problems.values())))
 
     def between(self, a: Observed, b: Observed, decimals: int | None) -> NDArray[np.float64]:
-        """(1 + num_replicates,) distances."""
+        """Return the distances between two models on the sample and its replicates: (1 + num_replicates,)."""
         key = (a.group, a.target, a.number, b.group, b.target, b.number, decimals)
         if key not in self._found:
             one, other = (confidences(model.log_odds[self.pool.query], decimals) for model in (a, b))
@@ -74,45 +77,45 @@ class Distances:
         return self._found[key]
 
     def to_query(self, model: Observed) -> NDArray[np.float64]:
-        """(num_query_models, 1 + num_replicates) of a model from every query model."""
+        """Return the distances of a model from every query model: (num_query_models, 1 + num_replicates)."""
         return np.stack([self.between(query, model, model.decimals) for query in self.query])
 
     def calibrations(self, decimals: int | None) -> NDArray[np.float64]:
-        """(num_query_models, num_calibration_models, 1 + num_replicates)."""
+        """Return the distances of all pairs: (num_query_models, num_calibration_models, 1 + num_replicates)."""
         return np.stack([[self.between(query, c, decimals) for c in self.calibration] for query in self.query])
 
     def of(self, group: str, target: str = "") -> list[Observed]:
-        """The models of a group, and of a target."""
+        """Return the models of a group and target."""
         return [m for m in self.models.values() if m.group == group and m.target == target]
 
     def rho(self, model: Observed) -> NDArray[np.float64]:
-        """(num_query_models, num_calibration_models, 1 + num_replicates) of one model."""
-        floor = 1e-9  # a replicate without any distance
+        """Return rho of a model: (num_query_models, num_calibration_models, 1 + num_replicates)."""
+        floor = 1e-9  # avoids division by zero in replicates without any distance
         return self.to_query(model)[:, None] / np.maximum(self.calibrations(model.decimals), floor)
 
     def _problem(self, smallest: float, decimals: int | None) -> str:
-        """Say why D_C cannot calibrate; empty where it can."""
-        found = self.calibrations(decimals)[..., 0].mean()
+        """Explain why D_C cannot calibrate; empty if it can."""
+        distance = self.calibrations(decimals)[..., 0].mean()
         among = [
             float(self.between(a, b, decimals)[0]) for i, a in enumerate(self.query) for b in self.query[i + 1 :]
         ]  # fmt: skip
         noise = float(np.mean(among)) if among else 0.0
-        if found >= max(smallest, 2 * noise):
+        if distance >= max(smallest, 2 * noise):
             return ""
-        seen = f"(KS distance {found:.3f}, among query models themselves {noise:.3f})"
+        measured = f"(KS distance {distance:.3f}, among query models themselves {noise:.3f})"
         if decimals is not None:
             return (
-                f"D_C cannot calibrate outputs that are rounded to {decimals} decimals {seen}; ask the model's owner for "
-                "more of them"
+                f"D_C cannot calibrate outputs that are rounded to {decimals} decimals {measured}; ask the model's owner for "
+                "more decimals"
             )
         return (
-            f"D_C cannot calibrate: calibration models treat D_Q as query models do {seen}, so that rho would divide by "
-            "nothing. The models remember too little of D_Q: train longer, regularise less, or take a larger D_Q"
+            f"D_C cannot calibrate: calibration models treat D_Q as query models do {measured}, so that rho would divide by "
+            "nothing. The models remember too little of D_Q: train longer, regularize less, or use a larger D_Q"
         )
 
 
 def score(distances: Distances) -> pa.Table:
-    """Distances of each triple of a model (target, null or retained), a query model and a calibration model.
+    """Compute the distances of each triple of a model (target, null or retained), query model and calibration model.
 
     Returns:
         tables.UNITS.
@@ -139,7 +142,7 @@ def score(distances: Distances) -> pa.Table:
 
 
 def likelihoods(query: Sequence[Observed], calibration: Sequence[Observed], decimals: int | None) -> Likelihoods:
-    """Of models whose outputs are rounded alike."""
+    """Fit likelihoods to query and calibration models, with their outputs rounded to the same decimals."""
     inside, outside = (np.stack([rounded(m.log_odds, decimals) for m in models]) for models in (query, calibration))
     return Likelihoods(inside, outside)
 
@@ -147,11 +150,11 @@ def likelihoods(query: Sequence[Observed], calibration: Sequence[Observed], deci
 def score_examples(
     models: Sequence[Observed], pool: Pool, example_ids: Sequence[str], class_names: Sequence[str]
 ) -> pa.Table:
-    """Scores of each example of U under each target model.
+    """Compute the scores of each example of U under each target model.
 
     Args:
-        models: every observed model.
-        pool: who is who.
+        models: all observed models.
+        pool: the examples of U.
         example_ids, class_names: (num_pool,).
 
     Returns:
@@ -162,7 +165,7 @@ def score_examples(
     unseen = np.stack([m.log_odds for m in models if m.group == NULL])
     parts = []
     for model in (m for m in models if m.group == TARGET):
-        known = likelihoods(query, calibration, model.decimals)
+        fitted = likelihoods(query, calibration, model.decimals)
         count = len(example_ids)
         columns = {
             "target": [model.target] * count,
@@ -173,9 +176,9 @@ def score_examples(
             "class_name": list(class_names),
             "confidence": confidences(model.log_odds, model.decimals),
             "log_odds": model.log_odds,
-            "log_odds_query": known.means[0],
-            "log_odds_calibration": known.means[1],
-            "log_likelihood_ratio": known.ratio(rounded(model.log_odds, model.decimals)),
+            "log_odds_query": fitted.means[0],
+            "log_odds_calibration": fitted.means[1],
+            "log_likelihood_ratio": fitted.ratio(rounded(model.log_odds, model.decimals)),
             "residual": residuals(model.log_odds, unseen),
             "member": [None] * count if model.members is None else model.members,
         }

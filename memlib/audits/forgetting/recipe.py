@@ -1,4 +1,4 @@
-"""What an audit of forgetting is told."""
+"""The recipe of a forgetting audit."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal
@@ -17,18 +17,18 @@ RARE = 0.001
 NON_MEMBERS_FOR_RARE = 2000
 
 Mix = Mapping[str, Annotated[float, Field(gt=0, le=1)]]
-"""Share of each set by its name."""
+"""Share of each set, by the set's name."""
 
 
 class TargetSpec(Spec):
-    """A model in question: trained here on a mix, brought with weights, or only its outputs."""
+    """A model in question: trained by memlib on a mix, an external model with weights, or only the outputs of one."""
 
     mix: Mix | None = None
-    """What its training data D* hold, as in {calibration: 1, query: 0.1}; it is trained here, once a seed."""
+    """Training data D*, as shares of sets such as {calibration: 1, query: 0.1}; memlib trains the model once per seed."""
     trained: TrainedSpec | None = None
-    """A model that was trained elsewhere, with its weights."""
+    """An external model with its weights."""
     outputs: OutputsSpec | None = None
-    """Its outputs on D_Q."""
+    """Outputs of an external model on D_Q and the rest of its pool."""
 
     @model_validator(mode="after")
     def _one_of_three(self) -> "TargetSpec":
@@ -41,56 +41,56 @@ class TargetSpec(Spec):
 
 
 class VerdictSpec(Spec):
-    """What the verdict rests on: models that saw none of U, and redraws of D_Q."""
+    """Basis of the verdict: models that saw nothing of the pool U of D_Q, and redraws of D_Q."""
 
     null_mix: Mix | None = None
-    """What null models train on: nothing of U. By default {calibration: 1, provider: 1} where there is a set
-    `provider`, of images like D_Q but none of it; else {calibration: 0.8}. They predict how easy each example is; they
-    decide the power of the test, not its level."""
+    """Training data of null models, which contain nothing of U. By default {calibration: 1, provider: 1} if there is a set
+    `provider`, of images like D_Q but none of it; else {calibration: 0.8}. Null models predict how easy each example is; they
+    determine the power of the test, not its level."""
     retained_mix: Mix = Field(default={CALIBRATION: 1.0, QUERY: 0.5})
-    """What retained models train on: a known share of D_Q. They say with which power such a share would be found in a model
-    that was trained like the auditor's."""
+    """Training data of retained models, which contain a known share of D_Q. They show with which power such a share would be
+    found in a model that was trained like the auditor's."""
     models: int = Field(default=10, ge=3, le=MOST_MODELS)
-    """Models of each kind."""
+    """Number of null models, and of retained models."""
     alpha: float = Field(default=0.01, gt=0, lt=0.5)
-    """How often a target that used none of D_Q may be said to retain it, over all targets together (Holm 1979)."""
+    """Largest probability that any target which used none of D_Q is said to retain it, over all targets (Holm 1979)."""
     share_bound: float = Field(default=0.2, gt=0, lt=1)
-    """'Forgotten' needs a 95 % upper limit below this share of D_Q that could still be in the model as the known examples
-    are."""
+    """'Forgotten' requires that the 95 % upper limit of the trace of D_Q, as a share of the trace of the known examples, lies
+    below this."""
     drawn_elsewhere: bool = False
-    """Says that D_Q, the known and the withheld examples, which come from different parts of the source, were drawn at random
-    within each class from one pool before the target was trained."""
+    """Declares that D_Q, the known and the withheld examples, which come from different parts of the source, were drawn at
+    random within each class from one pool before the target was trained."""
 
     @model_validator(mode="after")
     def _null_and_retained(self) -> "VerdictSpec":
         seen = [name for name in POOL if name in (self.null_mix or {})]
         if seen:
-            raise ValueError(f"verdict.null_mix holds {seen[0]}; its models must have seen nothing of the pool of D_Q")
+            raise ValueError(f"verdict.null_mix contains {seen[0]}; null models must have seen nothing of the pool of D_Q")
         if QUERY not in self.retained_mix:
-            raise ValueError("verdict.retained_mix holds nothing of D_Q; say a share, as in {calibration: 1, query: 0.5}")
+            raise ValueError("verdict.retained_mix contains nothing of D_Q; give a share, as in {calibration: 1, query: 0.5}")
         return self
 
 
 class Config(Spec):
-    """How outputs are scored."""
+    """Scoring of outputs."""
 
     replicates: int = Field(default=500, ge=100, le=MOST_DRAWS)
     """Bootstrap replicates over the examples of D_Q."""
     permutations: int = Field(default=9999, ge=999, le=MOST_DRAWS)
-    """Redraws of D_Q for its p-value."""
+    """Redraws of D_Q from which its p-value is computed."""
     resamples: int = Field(default=200, ge=50, le=MOST_DRAWS)
-    """Redraws of the positive control (the known examples), of which 80 % must find it."""
+    """Redraws of the positive control (the known examples), which must be found in 80 % of them."""
     min_calibration: float = Field(default=0.05, gt=0, lt=1)
-    """The smallest KS distance of query and calibration models that rho is divided by."""
+    """Smallest mean KS distance between query and calibration models for which rho is computed, as rho divides by it."""
     seed: int = Field(default=0, ge=0, le=MOST_SEED)
-    """Of bootstrap and resampling."""
+    """Seed of the bootstrap and the redraws."""
 
 
 class ReportSpec(Spec):
-    """What the page shows."""
+    """Contents of the page."""
 
     gallery: int = Field(default=8, ge=0, le=MOST_DRAWS)
-    """Examples of D_Q that carry the signal most, with their pictures."""
+    """Number of examples of D_Q with the strongest signal that are shown as pictures."""
 
 
 class Recipe(Spec):
@@ -101,27 +101,28 @@ class Recipe(Spec):
     """Heading of the report."""
     data: DataSpec
     sets: Mapping[Annotated[str, Field(pattern=r"^\w[\w-]*$")], SetSpec]
-    """Disjoint sets of examples by name, drawn in this order: query (D_Q), calibration (D_C), and others that mixes may
-    hold; provider: images like D_Q but none of it. withheld (H): drawn at random with D_Q from one pool and given to nobody;
-    without it there is no verdict. known: drawn likewise and known to be in every target, the positive control without
-    which nothing is called forgotten."""
+    """Disjoint sets of examples by name, drawn in the order in which they are listed. query (D_Q); calibration (D_C);
+    withheld (H): drawn at random with D_Q from one pool and given to nobody, without which there is no verdict; known: drawn
+    in the same way and known to be in every target, the positive control without which nothing is called forgotten; provider:
+    images like D_Q but none of it; and further sets for mixes."""
     split_seed: int = Field(default=0, ge=0, le=MOST_SEED)
-    """Draws the sets."""
+    """Seed of the draw of the sets."""
     near_duplicates: float | None = Field(default=2.0, gt=0, le=MOST_NUMBER)
-    """Images of another set that lie so close to one of D_Q's pool (root mean square difference in grey levels of versions
-    of 16 x 16) are taken out; in the pool they are drawn as one; null: only equal ones."""
+    """Distance (root mean square difference in grey levels of 16 x 16 versions) below which two images are copies. Images of
+    other sets that are copies of one in D_Q's pool are removed; copies within the pool are drawn as one. null: only equal
+    images count as copies."""
     group: GroupSpec | None = None
-    """Examples of one person, which are drawn as one."""
+    """Groups of examples, such as those of one person, that are drawn as one."""
     model: ClassifierSpec
-    """The target's design."""
+    """Architecture of the target."""
     training: TrainingSpec
-    """How the target was trained."""
+    """Training of the target."""
     seeds: int = Field(default=5, ge=2, le=MOST_MODELS)
-    """Query models, calibration models, and models of each mix."""
+    """Number of query models, of calibration models, and of models per mix."""
     targets: Mapping[str, TargetSpec] = Field(min_length=1)
-    """The models in question by name."""
+    """The models in question, by name."""
     compare: tuple[str, str] | None = None
-    """Two targets, as before and after an unlearning step: the change of rho between them is reported."""
+    """Two targets, such as before and after an unlearning step, between which the change of rho is reported."""
     verdict: VerdictSpec = VerdictSpec()
     score: Config = Config()
     report: ReportSpec = ReportSpec()
@@ -140,41 +141,41 @@ class Recipe(Spec):
                 raise ValueError(f"{place} names {unknown[0] if unknown else 'no set'}; sets are {', '.join(self.sets)}")
         self._check_pool(mixes)
         if self.compare is not None and (self.compare[0] == self.compare[1] or not set(self.compare) <= set(self.targets)):
-            raise ValueError(f"compare names two of the targets {', '.join(self.targets)}, not {list(self.compare)}")
+            raise ValueError(f"compare must name two of the targets {', '.join(self.targets)}, not {list(self.compare)}")
         if self.training.objective.kind != "supervised":
-            raise ValueError(f"training.objective {self.training.objective.kind} makes no classifier; use supervised")
+            raise ValueError(f"training.objective {self.training.objective.kind} does not train a classifier; use supervised")
         if self.training.patience is not None or self.training.checkpoint_epochs:
             raise ValueError("training.patience and checkpoint_epochs have no use here: all models train for all epochs")
         return self
 
     def _check_pool(self, mixes: Mapping[str, Mix]) -> None:
         if self.group is not None and self.group.near is not None:
-            raise ValueError("group.near has no use here: near_duplicates joins near copies already")
+            raise ValueError("group.near has no use here: near_duplicates already joins near copies")
         if WITHHELD in self.verdict.retained_mix:
-            raise ValueError("verdict.retained_mix holds withheld examples, which are given to nobody")
+            raise ValueError("verdict.retained_mix contains withheld examples, which are given to nobody; leave them out")
         parts = {spec.part for name, spec in self.sets.items() if name in POOL}
         if WITHHELD in self.sets and len(parts) > 1 and not self.verdict.drawn_elsewhere:
             raise ValueError(
-                "query, known and withheld come from different parts of the source, so they are not drawn at random here; "
-                "take them from one part, or set verdict.drawn_elsewhere where their owner has drawn them so"
+                "query, known and withheld come from different parts of the source, so memlib cannot draw them at random; "
+                "take them from one part, or set verdict.drawn_elsewhere if the owner drew them at random"
             )
         open_ = [name for name, spec in self.sets.items() if name in POOL and spec.per_class is None]
         if len(parts) == 1 and len(open_) > 1:
             raise ValueError(f"sets.{open_[0]} and sets.{open_[1]} are drawn from one pool; give at least one a per_class")
         for place, mix in mixes.items():
             if WITHHELD in mix:
-                raise ValueError(f"{place} holds withheld examples, which are given to nobody")
+                raise ValueError(f"{place} contains withheld examples, which are given to nobody; leave them out")
             if KNOWN in self.sets and mix.get(KNOWN) != 1:
-                raise ValueError(f"{place} lacks known: 1; the known examples are in every target")
+                raise ValueError(f"{place} lacks known: 1; the known examples must be in every target")
 
     @property
     def null_shares(self) -> Mix:
-        """What null models train on."""
+        """Training data of null models."""
         if self.verdict.null_mix is not None:
             return self.verdict.null_mix
         return {CALIBRATION: 1.0, PROVIDER: 1.0} if PROVIDER in self.sets else {CALIBRATION: 0.8}
 
     @property
     def retained_shares(self) -> Mix:
-        """What retained models train on: the known examples too, as every target."""
+        """Training data of retained models, including the known examples, as for every target."""
         return {**self.verdict.retained_mix, **({KNOWN: 1.0} if KNOWN in self.sets else {})}

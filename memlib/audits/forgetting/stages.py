@@ -1,4 +1,4 @@
-"""The stages of a forgetting audit: sets, mixes, scores and the page."""
+"""Stages of a forgetting audit: sets, mixes, scores and page."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from memlib.report.page import Page
 
 EXAMPLES_FILE = "examples.parquet"
-NAMED = 3  # examples of D_Q that a page names
-STRANGERS = 0.01  # outputs that follow the examples no better than this share of shuffled ones are refused
+NAMED = 3  # first examples of D_Q that the description of the sets names
+STRANGERS = 0.01  # supplied outputs are refused if their p-value of being unrelated to the examples exceeds this
 _HERE = "memlib.audits.forgetting"
 
 
 @dataclass(frozen=True)
 class DrawSets(SplitsStage):
-    """Give every example its set, and take copies of D_Q's pool out of the others."""
+    """Assign every example to a set, and remove copies of D_Q's pool from the other sets."""
 
     declared: ClassVar[Declared] = Declared("sets", 2, ("memlib.data.sets", "memlib.data.groups"))
     title: ClassVar[str] = "draw sets"
@@ -63,7 +63,7 @@ class DrawSets(SplitsStage):
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """The shard, and a file of groups where there is one."""
+        """The shard, and the file of groups if there is one."""
         return {"shard": self.shard.key} | groups_digest(self.recipe.group)
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
@@ -76,7 +76,7 @@ class DrawSets(SplitsStage):
 
     @classmethod
     def described(cls, artifact: Artifact[pa.Table]) -> list[str]:
-        """Return the sizes of the sets, and which examples D_Q is."""
+        """Describe the sizes of the sets, and the first and last examples of D_Q."""
         members = select(artifact.content, QUERY)["example_id"].to_pylist()
         more = f", ... {members[-1]}" if len(members) > NAMED else ""
         return [*super().described(artifact), f"D_Q: {len(members):,} examples, {', '.join(members[:NAMED])}{more}"]
@@ -88,7 +88,7 @@ class DrawMixes(SplitsStage):
 
     Attributes:
         data: the sets.
-        wanted: by model name the share of each set and the seed of the draw.
+        wanted: share of each set and seed of the draw, by model name.
     """
 
     declared: ClassVar[Declared] = Declared("mixes", 1, ("memlib.data.sets",))
@@ -119,12 +119,12 @@ class DrawMixes(SplitsStage):
 
 @dataclass(frozen=True)
 class Shown:
-    """A model that was shown the pool.
+    """A model with its outputs on the pool.
 
     Attributes:
-        group, target, number: who it is.
-        name: its role in the mixes, where it was trained here.
-        outputs: an artifact, or what its owner gave.
+        group, target, number: identity of the model, see `Observed`.
+        name: role of the model in the mixes; None if memlib did not train it.
+        outputs: an artifact, or outputs that the model's owner supplied.
     """
 
     group: str
@@ -136,13 +136,13 @@ class Shown:
 
 @dataclass(frozen=True)
 class Score(ScoresStage):
-    """Take distances, likelihood ratios, traces and the verdict; also examples.parquet.
+    """Compute distances, likelihood ratios, traces and the verdict; also write examples.parquet.
 
     Attributes:
         recipe: targets, verdict, config.
         data: the sets.
-        mixes: the training sets of models that were trained here.
-        models: all of them.
+        mixes: training sets of the models that memlib trained.
+        models: all models.
     """
 
     declared: ClassVar[Declared] = Declared(
@@ -163,7 +163,7 @@ class Score(ScoresStage):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """How to score, the targets and the models."""
+        """Scoring settings, the targets and the models."""
         recipe = self.recipe
         mixes = {name: dict(target.mix) if target.mix is not None else None for name, target in recipe.targets.items()}
         return {
@@ -240,21 +240,21 @@ class Report(PageStage):
 
 
 def pool_digest(members: pa.Table) -> str:
-    """What a key says of the pool: which examples, with which labels and groups, in which of its sets."""
+    """Compute the digest that identifies the pool in keys: ids, labels, sets and groups of its examples."""
     rows = [members[name].to_pylist() for name in ("example_id", "label", "role", "group")]
     return hashlib.sha256(canonical_json(rows).encode()).hexdigest()
 
 
 def _refuse_strangers(observed: Sequence[Observed], pool: Pool, models: Sequence[Shown], recipe: Recipe) -> None:
-    """Refuses supplied outputs that have nothing to do with the examples: shuffled, or of another file."""
+    """Raise UserError for supplied outputs that are unrelated to the examples: shuffled, or those of another file."""
     unseen = np.stack([model.log_odds for model in observed if model.group == NULL])
     for model, shown in zip(observed, models, strict=True):
         if isinstance(shown.outputs, GivenOutputs):
             p = follows(model.log_odds, unseen, pool.labels, seed=recipe.score.seed)
             if p > STRANGERS:
                 raise UserError(
-                    f"the outputs of {model.target} bear no relation to the examples, not even to which of them models of "
-                    f"these classes find easy or hard (p = {p:.2g}); do the scores belong to these example ids?"
+                    f"the outputs of {model.target} bear no relation to the examples, not even to how easy or hard other "
+                    f"models find them (p = {p:.2g}); check that the scores belong to these example ids"
                 )
 
 
@@ -262,14 +262,14 @@ def _observed(members: pa.Table, trained: pa.Table, model: Shown) -> Observed:
     labels = members["label"].to_numpy()
     decimals, known = None, None
     if isinstance(model.outputs, GivenOutputs):
-        given = model.outputs.probabilities
-        decimals = None if given is None else decimals_of(given)
+        probabilities = model.outputs.probabilities
+        decimals = None if probabilities is None else decimals_of(probabilities)
         odds = log_odds(model.outputs.scores, labels)
-        if given is not None and decimals is not None:  # rounded rows do not sum to 1
-            odds = odds_of(given[np.arange(len(labels)), labels])
+        if probabilities is not None and decimals is not None:  # rounded rows do not sum to 1
+            odds = odds_of(probabilities[np.arange(len(labels)), labels])
     else:
         odds = log_odds(model.outputs.open(), labels)
     if model.name is not None:
-        seen = set(trained.filter(pc.equal(trained["role"], model.name))["example_id"].to_pylist())
-        known = np.array([name in seen for name in members["example_id"].to_pylist()])
+        trained_on = set(trained.filter(pc.equal(trained["role"], model.name))["example_id"].to_pylist())
+        known = np.array([name in trained_on for name in members["example_id"].to_pylist()])
     return Observed(model.group, model.target, model.number, odds, decimals, known)

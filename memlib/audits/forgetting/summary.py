@@ -1,4 +1,4 @@
-"""The findings of a forgetting audit, with intervals, tests and one verdict; and what the report draws."""
+"""The findings of a forgetting audit, with intervals, tests and one verdict, and the curves of its page."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,11 +31,11 @@ FAMILY = "targets"
 
 
 def summarize(distances: Distances, examples: pa.Table, recipe: Recipe) -> pa.Table:
-    """The findings: the trace of D_Q in each target, then rho and its distances, and what the test finds in known models.
+    """Compute the findings: the trace of D_Q in each target, then rho and its distances, and the test on known models.
 
     Args:
-        distances: of all models.
-        examples: tables.FORGETTING_EXAMPLES.
+        distances: distances between all models.
+        examples: tables.EXAMPLES.
         recipe: targets, verdict and config.
 
     Returns:
@@ -43,8 +43,8 @@ def summarize(distances: Distances, examples: pa.Table, recipe: Recipe) -> pa.Ta
     """
     rows: list[Row] = []
     if distances.pool.has(WITHHELD):
-        found = [list(_trace_rows(name, distances, recipe)) for name in recipe.targets]
-        rows += [first for first, *_ in found] + [row for _, *others in found for row in others]
+        traces = [list(_trace_rows(name, distances, recipe)) for name in recipe.targets]
+        rows += [first for first, *_ in traces] + [row for _, *others in traces for row in others]
     for name in recipe.targets:
         models = distances.of(TARGET, name)
         rows += _rho_rows(_of_target(name, models, rows), models, distances)
@@ -59,39 +59,39 @@ def summarize(distances: Distances, examples: pa.Table, recipe: Recipe) -> pa.Ta
     if recipe.compare is not None and not distances.problems:
         rows.append(_change_row(recipe.compare, distances))
     settled = settle(rows, alpha=recipe.verdict.alpha)
-    said = verdict([{**row, "params": json.loads(row["params"])} for row in settled], recipe)
-    unsaid = " ".join(f"rho is not given: {problem}." for problem in distances.problems.values())
-    return summary_table(settled, replace(said, explanation=f"{said.explanation} {unsaid}".strip()))
+    run_verdict = verdict([{**row, "params": json.loads(row["params"])} for row in settled], recipe)
+    remark = " ".join(f"rho is not given: {problem}." for problem in distances.problems.values())
+    return summary_table(settled, replace(run_verdict, explanation=f"{run_verdict.explanation} {remark}".strip()))
 
 
 def _of_target(name: str, models: Sequence[Observed], rows: Sequence[Row]) -> dict[str, Any]:
-    """The params of a target's rho, which is the headline where nothing could be tested."""
+    """Return the params of a target's rho, which is the headline if nothing could be tested."""
     headline = {} if any(row["metric"] == "trace" for row in rows) else {"kind": TARGET}
     return {"target": name, **headline, "models": len(models)}
 
 
 def _unseen(distances: Distances, without: Observed | None = None) -> NDArray[np.float64]:
-    """(num_models, num_pool) log odds of the null models, which saw none of U; one that is tested is left out."""
+    """Return the log odds of the null models, which saw none of U, without the tested one: (num_models, num_pool)."""
     return np.stack([m.log_odds for m in distances.of(NULL) if m is not without])
 
 
 def _trace_rows(name: str, distances: Distances, recipe: Recipe) -> Iterator[Row]:
-    """The test of D_Q against withheld examples in all models of a target together, and its positive control."""
+    """Yield the test of D_Q against withheld examples in all models of a target together, and its positive control."""
     models, pool, config = distances.of(TARGET, name), distances.pool, recipe.score
     values = mean_residuals([m.log_odds for m in models], _unseen(distances))
-    found = find_trace(values, pool, QUERY, permutations=config.permutations, seed=derive_seed(config.seed, "redraws", name))
+    trace = find_trace(values, pool, QUERY, permutations=config.permutations, seed=derive_seed(config.seed, "redraws", name))
     params = {
         "target": name, "kind": TARGET, "models": len(models),
         "examples": pool.count(QUERY), "withheld": pool.count(WITHHELD),
     }  # fmt: skip
     control = _control(values, distances, recipe, name) if pool.has(KNOWN) else None
-    bounds: dict[str, float] = {"upper_bound": found.upper} if np.isfinite(found.upper) else {}
+    bounds: dict[str, float] = {"upper_bound": trace.upper} if np.isfinite(trace.upper) else {}
     if control is not None and control.holds and np.isfinite(control.limit):
         bounds = {"upper_bound": control.limit * control.effect, "bound": recipe.verdict.share_bound * control.effect}
     yield tested(
-        "trace", params, found.effect, n=pool.count(QUERY) + pool.count(WITHHELD), p_value=found.p_value, family=FAMILY,
-        interval=Interval(found.low, found.high, "examples") if np.isfinite(found.low) else None,
-        detectable=found.detectable(_level(recipe)), smallest_p=min(1.0, found.smallest_p * len(recipe.targets)), **bounds,
+        "trace", params, trace.effect, n=pool.count(QUERY) + pool.count(WITHHELD), p_value=trace.p_value, family=FAMILY,
+        interval=Interval(trace.low, trace.high, "examples") if np.isfinite(trace.low) else None,
+        detectable=trace.detectable(_level(recipe)), smallest_p=min(1.0, trace.smallest_p * len(recipe.targets)), **bounds,
     )  # fmt: skip
     if control is not None:
         yield diagnostic("control_power", {"target": name}, control.power, n=pool.count(KNOWN))
@@ -100,12 +100,12 @@ def _trace_rows(name: str, distances: Distances, recipe: Recipe) -> Iterator[Row
 
 
 def _level(recipe: Recipe) -> float:
-    """The level at which one target is found, whatever the others show."""
+    """Return the level at which one target is found, whatever the others show (Bonferroni)."""
     return recipe.verdict.alpha / len(recipe.targets)
 
 
 def _control(values: NDArray[np.float64], distances: Distances, recipe: Recipe, name: str) -> Control:
-    """The positive control; limits of several targets hold together at 95 %."""
+    """Evaluate the positive control of a target; the limits of several targets hold jointly at 95 %."""
     pool, config = distances.pool, recipe.score
     seed = derive_seed(config.seed, "control", name)
     known, _ = estimate_effects(values, pool).contrast({KNOWN: 1.0})
@@ -114,14 +114,14 @@ def _control(values: NDArray[np.float64], distances: Distances, recipe: Recipe, 
 
 
 def _found_row(group: str, distances: Distances, recipe: Recipe) -> Row:
-    """How many of the auditor's models the test says to have used D_Q: none should be of null models."""
+    """Return the share of the auditor's models of a group in which the test detects D_Q; of null models it should be 0."""
     models, config = distances.of(group), recipe.score
     hits = 0
     for model in models:
         values = mean_residuals([model.log_odds], _unseen(distances, without=model))
         seed = derive_seed(config.seed, "redraws", group, model.number)
-        found = find_trace(values, distances.pool, QUERY, permutations=config.permutations, seed=seed)
-        hits += found.p_value <= _level(recipe)
+        trace = find_trace(values, distances.pool, QUERY, permutations=config.permutations, seed=seed)
+        hits += trace.p_value <= _level(recipe)
     params = {"target": f"{group} models", "alpha": _level(recipe)}
     return diagnostic("found_share", params, hits / len(models), n=len(models))
 
@@ -133,16 +133,17 @@ def _distance_rows(name: str, models: Sequence[Observed], distances: Distances) 
 
 
 def _share_rows(name: str, models: Sequence[Observed], distances: Distances) -> Iterator[Row]:
-    """The share of D_Q that was used: as the known examples are, or as retained models say.
+    """Yield the estimated share of D_Q that was used, relative to the known examples or to retained models.
 
     With known and withheld examples it is the trace of D_Q over that of the known ones. Without them it is (guesses - false
-    positives) / (true positives - false positives), guesses being likelihood ratios above 0 and the rates those of null
-    models and of the members of retained models (DUCI, 2025): right only if the target was trained like these.
+    positives) / (true positives - false positives): guesses are likelihood ratios above 0, false positives are those of null
+    models, and true positives those of the members of retained models (DUCI, 2025). This is right only if the target was
+    trained like these models.
     """
     if distances.pool.has(KNOWN) and distances.pool.has(WITHHELD):
         values = mean_residuals([m.log_odds for m in models], _unseen(distances))
         share, low, high = share_interval(values, distances.pool)
-        if share <= 0 and not np.isfinite(high):  # a reversed trace, which no share explains
+        if share <= 0 and not np.isfinite(high):  # a reversed trace, which no share of use explains
             return
         interval, assumes = Interval(max(0.0, low), min(1.0, high), "examples"), "used as the known examples were"
         share = min(1.0, max(0.0, share))
@@ -173,36 +174,36 @@ def _share_by_guesses(models: Sequence[Observed], distances: Distances, *, seed:
 
 
 def _members_guesses(distances: Distances, decimals: int | None) -> list[NDArray[np.float64]]:
-    """Guesses on the examples of D_Q that each retained model has seen."""
+    """Return the guesses on the examples of D_Q that each retained model was trained on."""
     ratio = likelihoods(distances.of(QUERY), distances.of(CALIBRATION), decimals)
-    seen = [(m, m.members & distances.pool.query) for m in distances.of(RETAINED) if m.members is not None]
-    return [(ratio.ratio(rounded(m.log_odds, decimals)) > 0)[rows].astype(np.float64) for m, rows in seen]
+    trained_on = [(m, m.members & distances.pool.query) for m in distances.of(RETAINED) if m.members is not None]
+    return [(ratio.ratio(rounded(m.log_odds, decimals)) > 0)[rows].astype(np.float64) for m, rows in trained_on]
 
 
 def _share(*sides: Sequence[NDArray[np.float64]]) -> float:
-    """Of guesses, false and true positives by model, within [0, 1]; not a number where both rates are alike."""
+    """Compute the share from guesses, false and true positives by model, within [0, 1]; NaN unless true exceed false ones."""
     guess, false, true = (float(np.concatenate(side).mean()) if side else float("nan") for side in sides)
     return float(np.clip((guess - false) / (true - false), 0, 1)) if true > false else float("nan")
 
 
 def _redrawn(rng: np.random.Generator, side: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
-    """The guesses on redrawn examples of redrawn models."""
+    """Resample models, and the examples within each model, with replacement."""
     chosen = (side[i] for i in rng.integers(len(side), size=len(side)))
     return [values[rng.integers(len(values), size=len(values))] for values in chosen]
 
 
 def _rho_rows(params: Mapping[str, Any], models: Sequence[Observed], distances: Distances) -> Iterator[Row]:
-    """The paper's number, descriptive: below 1 is no evidence, as it scatters around 1 without D_Q."""
+    """Yield rho, a descriptive estimate: a value below 1 is no evidence, as rho scatters around 1 without D_Q."""
     if models[0].decimals not in distances.problems:
         values = np.stack([distances.rho(model) for model in models])
         yield _row("rho", params, values, (0, 1, 2) if len(models) > 1 else (1, 2))
 
 
 def _row(metric: str, params: Mapping[str, Any], values: NDArray[np.float64], seeds: Sequence[int]) -> Row:
-    """A mean over all but the last axis (the sample, then bootstrap replicates of examples), with its interval.
+    """Return the row of a mean over all but the last axis (the sample, then bootstrap replicates of examples).
 
     Args:
-        metric, params: of the row.
+        metric, params: metric and params of the row.
         values: (..., 1 + num_replicates).
         seeds: axes that are seeds of models; each adds the variance of its means.
     """
@@ -216,32 +217,33 @@ def _row(metric: str, params: Mapping[str, Any], values: NDArray[np.float64], se
 def _centre_and_half(
     values: NDArray[np.float64], seeds: Sequence[int], *, apart: Sequence[NDArray[np.float64]] = ()
 ) -> tuple[float, float]:
-    """The mean over all but the last axis, and half its 95 % interval.
+    """Compute the mean over all but the last axis, and half the width of its 95 % interval.
 
     Args:
         values: (..., 1 + num_replicates).
         seeds: axes that are seeds of models; each adds the variance of its means.
-        apart: (num_models, ..., 1 + num_replicates) of models that were averaged already; each adds its seeds' variance.
+        apart: (num_models, ..., 1 + num_replicates) arrays of models that were averaged already; each adds the variance of
+            its seeds.
     """
     over = tuple(range(values.ndim - 1))
     means = values.mean(axis=over)
     sample = values[..., 0]
     by_seed = [sample.mean(axis=tuple(other for other in over if other != axis)) for axis in seeds]
     by_seed += [side[..., 0].reshape(len(side), -1).mean(axis=1) for side in apart if len(side) > 1]
-    variance = float(means[1:].var(ddof=1)) + sum(float(found.var(ddof=1)) / len(found) for found in by_seed)
-    quantile = float(scipy.stats.t.ppf(0.975, min(len(found) for found in by_seed) - 1)) if by_seed else 1.96
+    variance = float(means[1:].var(ddof=1)) + sum(float(seed_means.var(ddof=1)) / len(seed_means) for seed_means in by_seed)
+    quantile = float(scipy.stats.t.ppf(0.975, min(len(seed_means) for seed_means in by_seed) - 1)) if by_seed else 1.96
     return float(means[0]), quantile * float(np.sqrt(variance))
 
 
 def _change_row(names: tuple[str, str], distances: Distances) -> Row:
-    """The change of rho from one target to another, on the same examples, query and calibration models."""
+    """Return the change of rho between two targets, on the same examples, query models and calibration models."""
     sides = []
     for name in names:
         models = [m for m in distances.models.values() if m.group == TARGET and m.target == name]
         sides.append(np.stack([distances.rho(model) for model in models]))
     centre, half = _centre_and_half(sides[1].mean(axis=0) - sides[0].mean(axis=0), (0, 1), apart=sides)
     params = {"from": names[0], "to": names[1]}
-    single = min(len(side) for side in sides) == 1  # a single target's own training is not in it
+    single = min(len(side) for side in sides) == 1  # with a single model, the target's training seed is not varied
     over = "the auditor's seeds and examples" if single else "seeds and examples"
     return estimate(
         "rho_change", params, centre, n=sides[0][0][..., 0].size, interval=Interval(centre - half, centre + half, over)
@@ -249,17 +251,17 @@ def _change_row(names: tuple[str, str], distances: Distances) -> Row:
 
 
 def _membership_rows(name: str, examples: pa.Table) -> Iterator[Row]:
-    """How well the likelihood ratio tells which examples of U a target has seen, where that is known.
+    """Yield the true positive rates of membership by likelihood ratio, for targets whose training examples are known.
 
-    The threshold is the k-th highest ratio of n examples that it has not seen, k = level (n + 1) rounded down: another such
-    example lies above it with probability k / (n + 1).
+    The threshold is the k-th highest ratio of n examples that the target has not seen, k = level (n + 1) rounded down:
+    another such example lies above it with probability k / (n + 1).
     """
     frame = examples.to_pandas()
     frame = frame[(frame["target"] == name) & frame["member"].notna()]
     by_level: dict[float, list[tuple[int, int]]] = {}
-    for _, mine in frame.groupby("model"):
-        member = mine["member"].to_numpy(dtype=bool)
-        ratios = mine["log_likelihood_ratio"].to_numpy()
+    for _, group in frame.groupby("model"):
+        member = group["member"].to_numpy(dtype=bool)
+        ratios = group["log_likelihood_ratio"].to_numpy()
         if member.all() or not member.any():
             continue
         outside = np.sort(ratios[~member])
@@ -275,7 +277,7 @@ def _membership_rows(name: str, examples: pa.Table) -> Iterator[Row]:
 
 
 def _rate_interval(counts: Sequence[tuple[int, int]]) -> Interval | None:
-    """Over trainings, which need two; of one training there is none, as its threshold is estimated from few examples."""
+    """Compute an interval over trainings; None for one training, whose threshold is estimated from few examples."""
     rates = np.array([hits / count for hits, count in counts])
     if len(rates) < 2 or not np.ptp(rates):
         return None
@@ -284,17 +286,19 @@ def _rate_interval(counts: Sequence[tuple[int, int]]) -> Interval | None:
 
 
 def curves(distances: Distances, recipe: Recipe) -> pa.Table:
-    """ECDFs of the confidences on D_Q by kind of model (curve confidence_ecdf), and rho by share of D_Q (rho_by_share).
+    """Compute the points that the page draws.
 
-    The ECDFs are of the first model of each kind, whose gap the distances are about.
+    Curves: confidence_ecdf (empirical distribution of the confidences on D_Q of the first model of each kind) and
+    rho_by_share (rho by share of D_Q).
     """
     rows: list[dict[str, Any]] = []
     first: dict[tuple[str, str], Observed] = {}
     for model in distances.models.values():
         first.setdefault((model.group, model.target), model)
-    shown = next(m.decimals for m in distances.models.values() if m.group == TARGET)  # all curves as the first target's
+    # all curves are rounded like the outputs of the first target
+    decimals = next(m.decimals for m in distances.models.values() if m.group == TARGET)
     for (group, target), model in first.items():
-        values = np.sort(confidences(model.log_odds[distances.pool.query], shown))
+        values = np.sort(confidences(model.log_odds[distances.pool.query], decimals))
         places = np.unique(np.linspace(0, len(values) - 1, min(400, len(values))).round().astype(int))
         for place in places:
             rows.append(

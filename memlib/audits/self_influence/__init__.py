@@ -1,9 +1,12 @@
-"""Self-influence: which training examples does a model lean on itself for? (TracInCP; Pruthi 2020, Hartley 2022, A.5)
+"""Self-influence (TracInCP): which training examples most influence the model's predictions for them?
+
+Pruthi 2020; Hartley 2022, A.5:
 
     TracInCP(x) = sum over checkpoints i of  learning_rate_i * |gradient of loss(w_i, x)|^2
 
-An example with high self-influence moves the model much by itself: mislabelled, atypical, or carrying something that
-no other example has. It says what could be memorized and where to look first, not that it was.
+An example with high self-influence changes the model strongly by itself: it is mislabelled, atypical, or carries something
+that no other example has. Self-influence shows which examples could be memorized and should be inspected first, not that
+they were memorized.
 """
 
 from collections.abc import Mapping
@@ -15,13 +18,13 @@ from memlib.audits.self_influence.tables import UNITS
 
 
 def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
-    """Whether a finding with these params is shown in brief: all but those of single classes."""
+    """Return whether a finding with these params appears in short listings: all do except those of single classes."""
     return "class" not in params
 
 
 AUDIT = Audit(
     name="self-influence",
-    question="Which training examples does a classifier lean on itself for?",
+    question="Which training examples most strongly influence a classifier's predictions for them?",
     recipe=Recipe,
     tables={"units": UNITS},
     in_brief=_in_brief,

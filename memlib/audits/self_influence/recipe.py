@@ -10,23 +10,23 @@ from memlib.specs.subject import TrainIt
 
 
 class CheckpointSpec(Spec):
-    """A checkpoint of a model that was trained elsewhere."""
+    """A checkpoint of an external model."""
 
     weights: str
-    """Its state dict: .safetensors, or a .pt file that holds nothing but tensors."""
+    """State dict: .safetensors, or a .pt file that contains only tensors."""
     learning_rate: float = Field(gt=0, le=MOST_NUMBER)
-    """The learning rate of the optimiser at that point."""
+    """Learning rate of the optimizer at this checkpoint."""
 
 
 class ReportSpec(Spec):
-    """What the page shows."""
+    """Contents of the report page."""
 
     gallery: int = Field(default=12, ge=0, le=MOST_DRAWS)
-    """Examples in each of the two galleries."""
+    """Number of examples in each of the two galleries."""
 
 
 class Recipe(Spec):
-    """Self-influence of every training example, for a model that is trained here or for one's own."""
+    """Self-influence of every training example, for a model that memlib trains or for an external model."""
 
     audit: Literal["self_influence"] = "self_influence"
     title: str = "Self-influence"
@@ -34,13 +34,13 @@ class Recipe(Spec):
     data: DataSpec
     split: HoldOutSpec = HoldOutSpec()
     model: ClassifierSpec | None = None
-    """The model that is trained."""
+    """The model to train."""
     training: TrainingSpec | None = None
-    """How it is trained."""
+    """Training of the model."""
     trained: TrainedSpec | None = None
-    """One's own model instead of model and training; its weights are those of the checkpoints."""
+    """An external model, instead of model and training; its weights come from `checkpoints`."""
     checkpoints: tuple[CheckpointSpec, ...] = ()
-    """One's own model's checkpoints."""
+    """Checkpoints of the external model."""
     influence: InfluenceSpec = InfluenceSpec()
     report: ReportSpec = ReportSpec()
 
@@ -48,9 +48,9 @@ class Recipe(Spec):
     def _is_whole(self) -> "Recipe":
         subject = self.subject
         if self.influence.pull:
-            raise ValueError("influence.pull compares canaries and is for the unique-feature audit")
+            raise ValueError("influence.pull compares canaries; it applies only to the unique-feature audit")
         if isinstance(subject, TrainIt) == bool(self.checkpoints):
-            raise ValueError("trained and checkpoints go together")
+            raise ValueError("trained and checkpoints go together: give both or neither")
         if isinstance(subject, TrainIt):
             self._check_training(subject.training)
         else:
@@ -59,7 +59,7 @@ class Recipe(Spec):
 
     @property
     def subject(self) -> TrainIt[ClassifierSpec] | TrainedSpec:
-        """Who is audited: models that are trained here, or one that was trained elsewhere."""
+        """The subject of the audit: a model to train, or an external model."""
         if self.model is not None and self.training is not None and self.trained is None:
             return TrainIt(self.model, self.training)
         if self.trained is None or self.model is not None or self.training is not None:
@@ -69,13 +69,13 @@ class Recipe(Spec):
     def _check_external(self, trained: TrainedSpec) -> None:
         chosen = self.influence.model_dump(include={"checkpoints", "loss_fall", "epochs"})
         if chosen != InfluenceSpec().model_dump(include=set(chosen)):
-            raise ValueError(f"influence.{', influence.'.join(chosen)} choose checkpoints of a model that is trained here")
+            raise ValueError(f"influence.{', influence.'.join(chosen)} apply only to models that memlib trains")
         if trained.weights is not None:
-            raise ValueError("trained.weights has no use here; checkpoints names the weights")
+            raise ValueError("trained.weights has no use here; give the weights under checkpoints")
 
     def _check_training(self, training: TrainingSpec) -> None:
         if training.objective.kind != "supervised":
-            raise ValueError(f"training.objective {training.objective.kind} makes no classifier; use supervised")
+            raise ValueError(f"training.objective {training.objective.kind} does not train a classifier; use supervised")
         if training.checkpoint_epochs:
             raise ValueError("training.checkpoint_epochs has no use here; influence chooses the checkpoints")
         if not (self.influence.epochs or training.epochs):

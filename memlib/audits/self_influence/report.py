@@ -1,4 +1,4 @@
-"""What the self-influence page says and shows."""
+"""The report page of a self-influence audit."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,8 +14,9 @@ from memlib.report.figures import TARGET, data_uri, new_figure, percent_axis, pl
 from memlib.report.page import KINDS, Page, Section, TableView
 
 _NOT_SHOWN = (
-    "That an example is memorized: self-influence has no null here, and large values are also those of hard examples.",
-    "What leaving an example out would change: the measure approximates that from gradients at checkpoints.",
+    "Whether an example is memorized: nothing here says what self-influence would be without memory, and hard examples have "
+    "large values too.",
+    "The exact effect of leaving an example out of the training: the measure approximates it from gradients at checkpoints.",
 )
 
 
@@ -29,37 +30,41 @@ def build_page(
     facts: Mapping[str, str],
     folder: Path,
 ) -> Page:
-    """The page of a run; figures also go to `folder` as SVG and PNG.
+    """Return the page of a run, and save its figures to `folder` as SVG and PNG.
 
     Args:
-        recipe: what was run.
-        run: its id.
-        units, summary, curves: tables.SELF_INFLUENCE_UNITS, SUMMARY and CURVES.
-        show: gives an example's picture, None for points.
+        recipe: recipe of the run.
+        run: id of the run.
+        units, summary, curves: tables.UNITS, SUMMARY and CURVES.
+        show: returns an example's picture, or None if the examples are not images.
         facts: rows of the last section.
-        folder: gets the figures.
+        folder: receives the figures.
     """
     rows = with_params(summary)
-    found, top = verdict_of(rows), [row for row in rows if row["metric"] == "influence_share"]
+    verdict, top = verdict_of(rows), [row for row in rows if row["metric"] == "influence_share"]
     count = recipe.report.gallery
     return Page(
-        meaning="The examples at the top are those whose prediction rests most on themselves: the first candidates for being "
-        "memorized, and for being mislabelled. Look at them before the model is released, or leave them out.",
+        meaning="The predictions for the examples at the top of the list depend most on the examples themselves. They are "
+        "the first candidates for being memorized or mislabelled: inspect them before the release, or leave them out.",
         limits=_NOT_SHOWN,
         terms=("self-influence", "checkpoint", "descriptive", "95 % interval"),
         title=recipe.title,
         audit="self-influence",
         run=run,
-        verdict=found.sentence,
-        verdict_kind=KINDS[found.word],
-        lead=found.explanation,
+        verdict=verdict.sentence,
+        verdict_kind=KINDS[verdict.word],
+        lead=verdict.explanation,
         numbers=[
             *(
-                (_percent(r["value"]), f"of self-influence in {100 * r['params']['top']:g} % of the examples", _interval(r))
+                (
+                    _percent(r["value"]),
+                    f"of self-influence in the top {100 * r['params']['top']:g} % examples",
+                    _interval(r),
+                )
                 for r in top
             ),
             *(
-                (f"{r['value']:.2f}", "rank agreement of odd and even checkpoints", "")
+                (f"{r['value']:.2f}", "rank correlation of odd and even checkpoints", "")
                 for r in rows
                 if r["metric"] == "checkpoint_agreement"
             ),
@@ -72,7 +77,8 @@ def build_page(
             Section(
                 heading="What was run",
                 paragraphs=[
-                    "Method: TracInCP (Pruthi et al. 2020), exact squared gradient norms over all parameters (2022, A.5)."
+                    "Method: TracInCP (Pruthi et al. 2020) with exact squared gradient norms over all parameters (Hartley "
+                    "2022, A.5)."
                 ],
                 table=TableView(("", ""), list(facts.items())),
             ),
@@ -85,7 +91,11 @@ def _percent(value: float) -> str:
 
 
 def _interval(row: Mapping[str, Any]) -> str:
-    return "" if row["ci_low"] is None else f"95 % over examples: {_percent(row['ci_low'])} to {_percent(row['ci_high'])}"
+    return (
+        ""
+        if row["ci_low"] is None
+        else f"95 % interval over examples: {_percent(row['ci_low'])} to {_percent(row['ci_high'])}"
+    )
 
 
 def _curve(curves: pa.Table, folder: Path) -> Section:
@@ -100,9 +110,9 @@ def _curve(curves: pa.Table, folder: Path) -> Section:
     axes.set_xlabel("most influential share of the examples")
     axes.set_ylabel("their share of all self-influence")
     return Section(
-        heading="How concentrated it is",
+        heading="Concentration of self-influence",
         svg=save_figure(figure, folder, "influence_by_rank"),
-        figure_caption="Share of all self-influence (vertical) that the most influential share of the examples holds "
+        figure_caption="Share of all self-influence (vertical) held by the most influential share of the examples "
         "(horizontal).",
     )
 

@@ -1,4 +1,4 @@
-"""TracInCP of every example with itself (Pruthi 2020; Hartley 2022, A.5)."""
+"""TracInCP of each example with itself (Pruthi 2020; Hartley 2022, A.5)."""
 
 from collections.abc import Sequence
 
@@ -11,11 +11,11 @@ from memlib.specs import InfluenceSpec
 
 
 def choose_checkpoints(losses: Sequence[float], spec: InfluenceSpec) -> list[int]:
-    """Evenly spaced epochs up to the first at which the training loss has fallen by `loss_fall` (2022, A.5).
+    """Return evenly spaced epochs up to the first at which the training loss has fallen by `loss_fall` (2022, A.5).
 
     Args:
         losses: mean training loss of each epoch, from the first.
-        spec: how many, and the fall.
+        spec: number of checkpoints, and the required fall of the loss.
     """
     enough = [epoch for epoch, loss in enumerate(losses, start=1) if loss <= (1 - spec.loss_fall) * losses[0]]
     last = enough[0] if enough else len(losses)
@@ -25,7 +25,7 @@ def choose_checkpoints(losses: Sequence[float], spec: InfluenceSpec) -> list[int
 
 
 def self_influence(norms: NDArray[np.floating], rates: Sequence[float]) -> NDArray[np.float64]:
-    """TracInCP of each example with itself.
+    """Compute TracInCP of each example with itself.
 
     Args:
         norms: (num_checkpoints, num_examples) squared gradient norms.
@@ -45,12 +45,12 @@ def score(
     rates: Sequence[float],
     epochs: Sequence[int],
 ) -> pa.Table:
-    """A row an example, the most influential first.
+    """Return one row per example, the most influential first.
 
     Args:
         example_ids, labels, class_names: of each example.
-        norms: (num_checkpoints, num_examples).
-        rates, epochs: of each checkpoint.
+        norms: (num_checkpoints, num_examples) squared gradient norms.
+        rates, epochs: learning rate and epoch of each checkpoint.
 
     Returns:
         tables.UNITS.

@@ -1,4 +1,4 @@
-"""The stages of a self-influence audit after the gradient norms: their sum over checkpoints, and the page."""
+"""The stages of a self-influence audit after the gradient norms: scoring and the report page."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _HERE = "memlib.audits.self_influence"
 
 @dataclass(frozen=True)
 class Score(ScoresStage):
-    """Take TracInCP of every training example.
+    """Compute TracInCP of every training example.
 
     Attributes:
         data: the training examples.
-        norms: squared gradient norms at each checkpoint, in order of the members.
-        rates: the learning rate at each checkpoint.
-        epochs: of each checkpoint.
+        norms: squared gradient norms at each checkpoint, in the order of the members.
+        rates: learning rate at each checkpoint.
+        epochs: epoch of each checkpoint.
     """
 
     declared: ClassVar[Declared] = Declared(
@@ -53,7 +53,7 @@ class Score(ScoresStage):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """The checkpoints."""
+        """Learning rates and epochs of the checkpoints."""
         return {"rates": list(self.rates), "epochs": list(self.epochs)}
 
     @property
@@ -63,9 +63,9 @@ class Score(ScoresStage):
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write units, curves and summary."""
-        members, found = self.data.members(TRAIN), np.stack([norms.content for norms in self.norms])
+        members, stacked = self.data.members(TRAIN), np.stack([norms.content for norms in self.norms])
         ids, names = members["example_id"].to_pylist(), members["class_name"].to_pylist()
-        units = score(ids, members["label"].to_numpy(), names, found, self.rates, self.epochs)
+        units = score(ids, members["label"].to_numpy(), names, stacked, self.rates, self.epochs)
         write_table(units, UNITS, attempt.path(UNITS_FILE))
         write_table(summarize(units), SUMMARY, attempt.path(SUMMARY_FILE))
         write_table(curves(units), CURVES, attempt.path(CURVES_FILE))
@@ -85,7 +85,7 @@ class Report(PageStage):
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """Scores, and the examples that are shown."""
+        """Scores and training examples."""
         return {"scores": self.scores.key} | self.data.inputs(TRAIN)
 
     @property

@@ -1,4 +1,4 @@
-"""How concentrated self-influence is, how stable over checkpoints, and by class."""
+"""The findings of a self-influence audit: concentration, agreement between checkpoints, and means by class."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,12 +13,12 @@ from memlib.findings import DESCRIPTIVE, Interval, Row, Verdict, diagnostic, est
 from memlib.stats.inference import percentile_interval
 from memlib.tables import CURVES
 
-SHARES = (0.01, 0.1)  # of the examples, whose share of self-influence is reported
-MIN_EXAMPLES = 20  # for an interval over them
+SHARES = (0.01, 0.1)  # top shares of the examples for which the share of self-influence is reported
+MIN_EXAMPLES = 20  # examples needed for an interval
 
 
 def summarize(units: pa.Table) -> pa.Table:
-    """How concentrated self-influence is, how stable over checkpoints, and by class; nothing is tested.
+    """Return the concentration of self-influence, its agreement between checkpoints and its class means, without tests.
 
     Returns:
         tables.SUMMARY.
@@ -32,20 +32,22 @@ def summarize(units: pa.Table) -> pa.Table:
     rows += _agreement(np.array(units["gradient_norms"].to_pylist()), base)
     names = units["class_name"].to_pylist()
     for name in dict.fromkeys(sorted(names)):
-        mine = values[[n == name for n in names]]
-        rows.append(diagnostic("self_influence_mean", {**base, "class": name}, float(mine.mean()), n=len(mine)))
+        of_class = values[[n == name for n in names]]
+        rows.append(diagnostic("self_influence_mean", {**base, "class": name}, float(of_class.mean()), n=len(of_class)))
     return summary_table(rows, verdict(rows))
 
 
 def verdict(rows: Sequence[Row]) -> Verdict:
-    """The headline in a sentence; the word is descriptive, as nothing is tested."""
+    """Return the headline in a sentence; the verdict is descriptive, as nothing is tested."""
     head = rows[0]
     interval = "" if head["ci_low"] is None else f" (95 % interval {_percent(head['ci_low'])} to {_percent(head['ci_high'])})"
     return Verdict(
-        DESCRIPTIVE, f"1 % of the training examples hold {_percent(head['value'])} of all self-influence{interval}.",
-        "The interval is over examples, for this one training. These are the examples that the model leans on themselves "
-        "for: mislabelled, atypical, or carrying something that no other example has. They are where to look first for "
-        "memory; high self-influence alone is no proof of it.",
+        DESCRIPTIVE,
+        f"The most influential 1 % of the training examples account for {_percent(head['value'])} of all "
+        f"self-influence{interval}.",
+        "The interval is over examples, for this one training. The model's predictions for these examples depend most on "
+        "having been trained on them: they are mislabelled, atypical, or carry something that no other example has. Look "
+        "for memory there first; high self-influence alone does not prove it.",
     )  # fmt: skip
 
 
@@ -57,17 +59,17 @@ def _share_row(values: NDArray[np.float64], share: float, base: Mapping[str, Any
     interval = None
     if len(values) >= MIN_EXAMPLES and np.ptp(values):
         interval = Interval(*percentile_interval(resampled_shares(values, share)), "examples")
-    found = float(_top_share(np.sort(values)[::-1][None], np.ones((1, len(values))), share)[0])
-    return estimate("influence_share", {**base, "top": share}, found, n=len(values), interval=interval)
+    value = float(_top_share(np.sort(values)[::-1][None], np.ones((1, len(values))), share)[0])
+    return estimate("influence_share", {**base, "top": share}, value, n=len(values), interval=interval)
 
 
 def resampled_shares(values: NDArray[np.float64], share: float, *, replicates: int = 500) -> NDArray[np.float64]:
-    """The share of self-influence in the top share of examples, in bootstrap samples of the examples.
+    """Compute the share of self-influence held by the top share of examples in bootstrap samples of the examples.
 
     Args:
-        values: (num_examples,) self-influence of each.
-        share: such as .01.
-        replicates: bootstrap samples.
+        values: (num_examples,) self-influence of each example.
+        share: top share of the examples, such as .01.
+        replicates: number of bootstrap samples.
 
     Returns:
         (replicates,).
@@ -80,16 +82,22 @@ def resampled_shares(values: NDArray[np.float64], share: float, *, replicates: i
 
 
 def _top_share(ordered: NDArray[np.float64], copies: NDArray[Any], share: float) -> NDArray[np.float64]:
-    """Of values in descending order, each with a number of copies: (num_samples,)."""
+    """Return the share of the total held by the top share, (num_samples,).
+
+    Args:
+        ordered: (1, num_examples) values in descending order.
+        copies: (num_samples, num_examples) copies of each value in each sample.
+        share: top share of the examples.
+    """
     top = max(1, round(share * ordered.shape[1]))
     taken = np.clip(top - (np.cumsum(copies, axis=1) - copies), 0, copies)
     total = (copies * ordered).sum(axis=1)
-    found: NDArray[np.float64] = (taken * ordered).sum(axis=1) / np.where(total > 0, total, 1)
-    return found
+    shares: NDArray[np.float64] = (taken * ordered).sum(axis=1) / np.where(total > 0, total, 1)
+    return shares
 
 
 def _agreement(norms: NDArray[np.float64], base: Mapping[str, Any]) -> list[Row]:
-    """Rank correlation of odd and even checkpoints."""
+    """Return the rank correlation between the norms summed over odd and over even checkpoints, if it can be computed."""
     if norms.shape[1] < 2 or len(norms) < 3:
         return []
     halves = norms[:, ::2].sum(axis=1), norms[:, 1::2].sum(axis=1)
@@ -100,7 +108,7 @@ def _agreement(norms: NDArray[np.float64], base: Mapping[str, Any]) -> list[Row]
 
 
 def curves(units: pa.Table) -> pa.Table:
-    """The share of all self-influence that the most influential share of examples has: curve influence_by_rank."""
+    """Return the curve influence_by_rank: share of all self-influence held by the most influential share of examples."""
     shares = np.cumsum(units["share"].to_numpy())
     chosen = np.unique(np.geomspace(1, len(shares), min(200, len(shares))).round().astype(int))
     rows = [

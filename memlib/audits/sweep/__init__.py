@@ -1,7 +1,7 @@
-"""Many audits as one: the cells of a grid, a list of recipes, or both, and their findings side by side.
+"""Sweep: many audits run as one (the cells of a grid, a list of recipes, or both), with their findings side by side.
 
-A sweep asks nothing of its own. Each cell is an audit with a run, results and a report; the sweep's table and page
-compare them.
+A sweep makes no measurements itself. Each cell is an audit with its own run, results and report; the sweep's table and
+page compare them.
 """
 
 from collections.abc import Mapping
@@ -13,13 +13,13 @@ from memlib.audits.sweep.tables import SWEEP
 
 
 def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
-    """Whether a finding with these params is shown in brief: every cell's headline is."""
+    """Return whether a finding with these params appears in short listings: the headlines of all cells do."""
     return True
 
 
 AUDIT = Audit(
     name="sweep",
-    question="How do many audits compare: by epochs, regularisation, architecture, seed, or audit?",
+    question="How do the results of many audits compare across epochs, regularization, architectures, seeds or audits?",
     recipe=Recipe,
     tables={"sweep": SWEEP},
     in_brief=_in_brief,

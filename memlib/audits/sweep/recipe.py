@@ -16,14 +16,14 @@ MOST_CELLS = 10_000
 
 
 class CellSpec(Spec):
-    """A cell of a sweep that stands in no grid."""
+    """A cell of a sweep outside the grid."""
 
     name: str = ""
-    """What it is called; by default its changes, or its recipe."""
+    """Name of the cell; by default its changes or its recipe."""
     recipe: str | Mapping[str, Any] | None = None
-    """A shipped recipe's name, a file, or the recipe itself; by default the sweep's. May be of any audit."""
+    """Name of a shipped recipe, a file, or the recipe itself, for any audit; by default the sweep's recipe."""
     set: Mapping[str, Any] = {}
-    """What differs in it, by dotted key: {training.epochs: 50}."""
+    """Changes to the recipe by dotted key: {training.epochs: 50}."""
 
 
 class Recipe(Spec):
@@ -31,58 +31,58 @@ class Recipe(Spec):
 
     audit: Literal["sweep"] = "sweep"
     title: str = "Sweep"
-    """Shown on the report."""
+    """Heading of the report."""
     recipe: str | Mapping[str, Any] | None = None
-    """What the cells start from: a shipped recipe's name, a file, or the recipe itself."""
+    """Base recipe of the cells: name of a shipped recipe, a file, or the recipe itself."""
     set: Mapping[str, Any] = {}
-    """What differs from that in every cell that starts from it, by dotted key."""
+    """Changes to the base recipe by dotted key, for every cell that uses it."""
     grid: Mapping[str, tuple[Any, ...]] = {}
-    """Dotted keys and their values; every combination is a cell: {training.epochs: [10, 50], training.seed: [0, 1, 2]}."""
+    """Values by dotted key; every combination is a cell: {training.epochs: [10, 50], training.seed: [0, 1, 2]}."""
     cells: tuple[CellSpec, ...] = ()
-    """Further cells, one by one."""
+    """Additional individual cells."""
     concurrent_cells: int = Field(default=2, ge=1, le=MOST_MODELS)
-    """Cells under way at a time; of each stage only one, so that what cells share is computed once."""
+    """Number of cells that run concurrently. Each stage runs in one cell at a time, so shared work is computed once."""
 
     @model_validator(mode="after")
     def _cells_have_something(self) -> "Recipe":
         if not self.grid and not self.cells:
             raise ValueError("a sweep needs a grid or cells")
         if self.recipe is None and (self.grid or any(cell.recipe is None for cell in self.cells)):
-            raise ValueError("a sweep needs a recipe to start from, unless every cell has its own")
+            raise ValueError("a sweep needs a recipe to start from, unless it has no grid and every cell has its own recipe")
         empty = [key for key, values in self.grid.items() if not values]
         if empty:
             raise ValueError(f"grid.{empty[0]} has no values")
         return self
 
     def changes(self) -> list[tuple[str, str | Mapping[str, Any], dict[str, Any]]]:
-        """(name, recipe, changes by dotted key) of every cell.
+        """Return (name, recipe, changes by dotted key) for every cell.
 
         Raises:
-            ValueError: when there are too many, or two have one name.
+            ValueError: if there are too many cells, or two cells have the same name.
         """
         count = (math.prod(map(len, self.grid.values())) if self.grid else 0) + len(self.cells)
         if count > MOST_CELLS:
             raise ValueError(f"the sweep has {count} cells; at most {MOST_CELLS} are possible")
-        found = []
+        cells = []
         if self.grid:
             assert self.recipe is not None
             for values in itertools.product(*self.grid.values()):
                 change = dict(zip(self.grid, values, strict=True))
-                telling = {key: value for key, value in change.items() if len(self.grid[key]) > 1}
-                found.append((in_words(telling or change), self.recipe, {**self.set, **change}))
+                varied = {key: value for key, value in change.items() if len(self.grid[key]) > 1}
+                cells.append((in_words(varied or change), self.recipe, {**self.set, **change}))
         for cell in self.cells:
             base = cell.recipe if cell.recipe is not None else self.recipe
             assert base is not None
             name = cell.name or in_words(cell.set) or (base if isinstance(base, str) else str(base.get("title", "cell")))
-            found.append((name, base, {**(self.set if cell.recipe is None else {}), **cell.set}))
-        ((name, times),) = Counter(name for name, _, _ in found).most_common(1)
+            cells.append((name, base, {**(self.set if cell.recipe is None else {}), **cell.set}))
+        ((name, times),) = Counter(name for name, _, _ in cells).most_common(1)
         if times > 1:
-            raise ValueError(f"more than one cell is called {name!r}; give them a name each")
-        return found
+            raise ValueError(f"more than one cell is called {name!r}; give each of them a different name")
+        return cells
 
 
 def in_words(change: Mapping[str, Any]) -> str:
-    """Changes as a cell's name; the shortest endings of keys that tell them apart."""
+    """Return a cell's name from its changes, with keys shortened to the shortest unambiguous endings."""
     return " ".join(
         f"{_ending(key, change)}={json.dumps(value, default=str).strip(chr(34))}" for key, value in change.items()
     )

@@ -1,4 +1,4 @@
-"""Build the page of a sweep: its cells side by side."""
+"""The report page of a sweep: its cells side by side."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from memlib.records import RunRecord
 from memlib.report.figures import INK, MUTED, TARGET, new_figure, save_figure
 from memlib.report.page import KINDS, Page, Section, TableView
 
-MOST_METRICS = 4  # columns that fit beside the cells
+MOST_METRICS = 4  # columns that fit next to the cell names
 
 
 def build_page(
@@ -26,15 +26,15 @@ def build_page(
     along: Sequence[Trend] = (),
     columns: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Page:
-    """The page of a sweep; figures also go to `folder` as SVG and PNG.
+    """Return the page of a sweep, and save its figures to `folder` as SVG and PNG.
 
     Args:
-        recipe: what was asked for.
-        run: the sweep's id.
-        outcomes: what became of each cell.
-        folder: gets the figures.
-        compared: rows about two cells each, by their audit.
-        along: trends along keys of numbers.
+        recipe: recipe of the sweep.
+        run: id of the sweep.
+        outcomes: outcome of each cell.
+        folder: receives the figures.
+        compared: rows that compare two cells each, by audit.
+        along: trends along numeric keys.
         columns: the metrics to show side by side, by audit; by default the first ones.
     """
     done = [outcome for outcome in outcomes if outcome.run is not None]
@@ -48,38 +48,37 @@ def build_page(
     sections += [_compared(audit, rows) for audit, rows in compared.items() if rows]
     if broken:
         rows = [(outcome.cell, outcome.problem) for outcome in broken]
-        text = "Run the sweep again: only these are computed."
-        sections.insert(0, Section("Broken cells", [text], table=TableView(("cell", "problem"), rows)))
-    said = verdict(outcomes)
-    lead = "Every cell is an audit with a run and a report of its own; here they are compared."
+        text = "Run the sweep again: only these cells will be computed."
+        sections.insert(0, Section("Failed cells", [text], table=TableView(("cell", "problem"), rows)))
+    result = verdict(outcomes)
+    lead = "Every cell is an audit with its own run and report; this page compares them."
     return Page(
         limits=(
-            "A cell that shows nothing does not differ thereby from one that shows something: differences are tested "
-            "below, where "
-            "they could be.",
+            "A difference between cells: that one cell shows memorization and another does not is not enough to tell them "
+            "apart. Differences are tested in the sections above, where that was possible.",
         ),
         terms=("shown", "bounded", "inconclusive", "descriptive", "p-value", "95 % interval"),
         title=recipe.title,
         audit="sweep",
         run=run,
-        verdict=said.sentence,
-        verdict_kind=KINDS[said.word],
-        lead=f"{said.explanation} {lead}".strip(),
+        verdict=result.sentence,
+        verdict_kind=KINDS[result.word],
+        lead=f"{result.explanation} {lead}".strip(),
         numbers=[(str(len(outcomes)), "cells", ""), (str(len({o.run.run for o in done if o.run})), "runs", "")],
         sections=sections,
     )
 
 
 def _by_headline(done: Sequence[Outcome]) -> dict[str, list[Outcome]]:
-    found: dict[str, list[Outcome]] = {}
+    by_metric: dict[str, list[Outcome]] = {}
     for outcome in done:
         assert outcome.run is not None
-        found.setdefault(headline(outcome.run).metric, []).append(outcome)
-    return found
+        by_metric.setdefault(headline(outcome.run).metric, []).append(outcome)
+    return by_metric
 
 
 def _headlines(metric: str, outcomes: Sequence[Outcome], folder: Path, number: int) -> Section:
-    """A dot and an interval a cell."""
+    """Return a section with a figure that shows each cell's headline and its interval."""
     figure = new_figure(height=max(1.6, 0.8 + 0.28 * len(outcomes)))
     axes = figure.axes[0]
     for place, outcome in enumerate(outcomes):
@@ -94,12 +93,15 @@ def _headlines(metric: str, outcomes: Sequence[Outcome], folder: Path, number: i
     axes.set_yticks(range(len(outcomes)), [outcome.cell for outcome in outcomes])
     axes.invert_yaxis()
     axes.set_xlabel(metric)
-    caption = "Each cell's headline with its 95 % interval; dashed: the null; red: shown by the cell's own test, taken alone."
+    caption = (
+        "Each cell's headline with its 95 % interval; dashed: the value under the null; red: shown by the cell's own test, "
+        "without adjustment for the number of cells."
+    )
     return Section(f"{metric} by cell", svg=save_figure(figure, folder, f"sweep_{number}"), figure_caption=caption)
 
 
 def _audit(audit: str, outcomes: Sequence[Outcome], columns: Sequence[str]) -> Section:
-    """A row a cell, a column a metric at the setting of its headline; the other findings are in the table of results."""
+    """Return a section with one row per cell and one column per metric; other findings are in the published table."""
     known = dict.fromkeys(row.metric for outcome in outcomes if outcome.run for row in outcome.run.findings)
     metrics = [name for name in columns if name in known] or list(known)[:MOST_METRICS]
     rows = []
@@ -108,18 +110,18 @@ def _audit(audit: str, outcomes: Sequence[Outcome], columns: Sequence[str]) -> S
         cells = [_cell(outcome.run, metric) for metric in metrics]
         rows.append((outcome.cell, outcome.run.run, *cells, f"{outcome.run.seconds:.0f}"))
     changes = [(o.cell, json.dumps(dict(o.changes), sort_keys=True)) for o in outcomes]
-    text = f"The cells that are {audit.replace('_', ' ')} audits: the first finding of each metric, with its 95 % interval."
+    text = f"Cells of the {audit.replace('_', ' ')} audit: the first finding of each metric, with its 95 % interval."
     return Section(
         f"{audit.replace('_', ' ')}: findings",
         [text],
         table=TableView(("cell", "run", *metrics, "seconds"), rows),
         details=TableView(("cell", "changes"), changes),
-        details_title="What sets the cells apart",
+        details_title="Changes of each cell to its recipe",
     )
 
 
 def _along(trend: Trend, folder: Path, number: int) -> Section:
-    """The headline along a key, and whether it rises or falls."""
+    """Return a section on the headline along a key, and on the test for a trend."""
     points, row = points_of(trend), trend.row
     figure = new_figure(height=2.8)
     axes = figure.axes[0]
@@ -129,44 +131,45 @@ def _along(trend: Trend, folder: Path, number: int) -> Section:
     axes.set_ylabel(trend.strata[0][0][2].metric)
     if min(points["x"]) > 0 and max(points["x"]) / min(points["x"]) >= 16:
         axes.set_xscale("log")
-    said = f"Correlation with the rank of {trend.key}: {row['value']:.2f} over {row['n']} cells. "
+    text = f"Correlation with the rank of {trend.key}: {row['value']:.2f} over {row['n']} cells. "
     if row["role"] != "test":
-        said += "It is not tested, as the cells share their models."
+        text += "It is not tested, because the cells share models."
     elif row["smallest_p"] > (row["alpha"] or 0.0):
-        said += "So few cells cannot show a trend: five or more can."
+        text += "There are too few cells to show a trend; five or more can."
     else:
         direction = "rises" if row["value"] > 0 else "falls"
-        shown = f"it {direction}" if row["verdict"] == SHOWN else "no trend is shown, and none is excluded"
-        said += f"By permuting the cells, p = {row['p_value']:.2g}, adjusted {row['p_adjusted']:.2g}: {shown}."
-    caption = "Each cell's headline with its 95 % interval over examples."
-    return Section(f"Along {trend.key}", [said], svg=save_figure(figure, folder, f"along_{number}"), figure_caption=caption)
+        shown = f"it {direction}" if row["verdict"] == SHOWN else "a trend is neither shown nor ruled out"
+        text += f"By permuting the cells, p = {row['p_value']:.2g}, adjusted {row['p_adjusted']:.2g}: {shown}."
+    caption = "Each cell's headline with its 95 % interval."
+    return Section(f"Along {trend.key}", [text], svg=save_figure(figure, folder, f"along_{number}"), figure_caption=caption)
 
 
 def _compared(audit: str, rows: Sequence[Row]) -> Section:
-    """A row for each two cells that are ranked; the others are folded."""
-    ranked, shown = [], []
+    """Return a section with one row per ranked pair of cells; the other pairs are folded."""
+    ranked, unranked = [], []
     for row in rows:
         params = json.loads(row["params"])
         both = f"{params['cell']} - {params['other']}"
         numbers = (both, f"{row['value']:.3f}", f"{row['ci_low']:.3f} to {row['ci_high']:.3f}")
         if row["p_adjusted"] is None:
-            shown.append((*numbers, params["not_ranked"]))
+            unranked.append((*numbers, params["not_ranked"]))
             continue
         more = params["cell" if row["value"] > 0 else "other"] if row["verdict"] == SHOWN else "neither"
         ranked.append((*numbers, f"{row['p_value']:.2g}", f"{row['p_adjusted']:.2g}", more))
     headings = ("cells", str(rows[0]["metric"]), "95 % interval")
     text = (
-        "Cells that audit the same images are compared image by image. A difference is ranked where three or more pairs of "
-        "models on each side say how much training itself varies, and both sides know whole images better than untrained "
-        "models do. Ranked differences have intervals over images and trainings and are adjusted together (Holm); the others "
-        "are shown with intervals over images, and say nothing of trainings to come."
+        "Cells that audit the same images are compared image by image. A difference is ranked if both cells have three or "
+        "more pairs of models, from which the variation between trainings can be estimated, and if the models of both cells "
+        "name whole images better than untrained models do. Ranked differences have intervals over images and trainings, and "
+        "their p-values are adjusted together (Holm). The others have intervals over images only, and do not apply to future "
+        "trainings."
     )
     return Section(
         f"{audit.replace('_', ' ')}: cells compared",
         [text if ranked else f"{text} None of these can be ranked."],
-        table=TableView((*headings, "p", "p, adjusted", "more is shown of"), ranked) if ranked else None,
-        details=TableView((*headings, "not ranked because"), shown) if shown else None,
-        details_title=f"{len(shown)} differences that are not ranked",
+        table=TableView((*headings, "p", "p, adjusted", "more memorization shown in"), ranked) if ranked else None,
+        details=TableView((*headings, "reason for not ranking"), unranked) if unranked else None,
+        details_title=f"{len(unranked)} unranked differences",
     )
 
 

@@ -1,4 +1,4 @@
-"""The findings of all cells of a sweep side by side, and its verdict."""
+"""The findings of all cells of a sweep side by side, and the sweep's verdict."""
 
 import json
 import math
@@ -17,14 +17,14 @@ from memlib.stats.multiplicity import holm
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a cell.
+    """The outcome of a cell.
 
     Attributes:
-        cell: its name.
-        audit: of its recipe.
-        changes: what sets it apart, by dotted key.
-        run: its run's manifest, None when it did not end well.
-        problem: why not.
+        cell: name of the cell.
+        audit: audit of its recipe.
+        changes: its changes to the recipe, by dotted key.
+        run: manifest of its run; None if the cell failed.
+        problem: reason for the failure.
     """
 
     cell: str
@@ -39,12 +39,12 @@ def score(
     compared: Mapping[str, Sequence[Row]] = MappingProxyType({}),
     along: Sequence[Row] = (),
 ) -> pa.Table:
-    """tables.SWEEP: every finding of every cell; a broken cell has one row without a metric.
+    """Return tables.SWEEP: every finding of every cell; a failed cell has one row without a metric.
 
     Args:
         outcomes: of all cells.
-        compared: rows about two cells each, by their audit.
-        along: rows about all cells along a key.
+        compared: rows that compare two cells each, by audit.
+        along: rows of the trends along keys.
     """
     rows = []
     adjusted = _adjusted(outcomes)
@@ -60,14 +60,14 @@ def score(
         head = headline(outcome.run)
         for finding in outcome.run.findings:
             p = adjusted.get(outcome.cell) if finding is head else None
-            said = {"state": "completed", "cell_run": outcome.run.run, "p_adjusted_sweep": p, **finding.model_dump()}
-            rows.append(row | said)
+            values = {"state": "completed", "cell_run": outcome.run.run, "p_adjusted_sweep": p, **finding.model_dump()}
+            rows.append(row | values)
     for audit, pairs in compared.items():
         rows += [{"cell": _both(pair), "cell_audit": audit, "changes": "{}", "state": "compared", **pair} for pair in pairs]
     for row in along:
         params = json.loads(row["params"])
-        told = {"cell": f"along {params['along']}", "cell_audit": params["audit"], "changes": "{}", "state": "compared"}
-        rows.append({**told, **row})
+        cell = {"cell": f"along {params['along']}", "cell_audit": params["audit"], "changes": "{}", "state": "compared"}
+        rows.append({**cell, **row})
     return pa.Table.from_pylist(rows, schema=SWEEP.arrow)
 
 
@@ -77,19 +77,19 @@ def _both(pair: Row) -> str:
 
 
 def headline(run: RunRecord) -> Finding:
-    """What a run says first: of its headline's family (several targets or variants) the row with the smallest p-value."""
+    """Return a run's main finding: the row with the smallest p-value in the headline's family (of targets or variants)."""
     first = run.findings[0]
-    alike = [row for row in run.findings if first.family is not None and row.family == first.family]
-    return min(alike, key=lambda row: math.inf if row.p_adjusted is None else row.p_adjusted, default=first)
+    family = [row for row in run.findings if first.family is not None and row.family == first.family]
+    return min(family, key=lambda row: math.inf if row.p_adjusted is None else row.p_adjusted, default=first)
 
 
 def _headlines(outcomes: Sequence[Outcome]) -> dict[str, Finding]:
-    """The headline of every cell that ended well."""
+    """Return the headline of every completed cell."""
     return {outcome.cell: headline(outcome.run) for outcome in outcomes if outcome.run is not None}
 
 
 def _adjusted(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """The p-value of every cell's headline that is tested, adjusted over the cells (Holm 1979); equal scores count once."""
+    """Return the p-value of every tested headline, adjusted over the cells (Holm 1979); shared scores count once."""
     tests: dict[str, float] = {}
     for outcome in outcomes:
         p = None if outcome.run is None else headline(outcome.run).p_adjusted
@@ -101,14 +101,14 @@ def _adjusted(outcomes: Sequence[Outcome]) -> dict[str, float]:
 
 
 def _scores(run: RunRecord) -> str:
-    """What a run's numbers are of: cells that differ in their title alone share them."""
+    """Return the id of a run's scores artifact; cells that differ only in their titles share it."""
     return run.artifacts.get("scores", run.run)
 
 
 def summarize(outcomes: Sequence[Outcome]) -> list[Row]:
-    """The headline of every cell, after the number of cells that ended well.
+    """Return the number of completed cells and the headline of each.
 
-    A headline keeps the verdict and p-values of its own run; `p_adjusted_sweep` in the sweep's table is over all cells.
+    A headline keeps the verdict and p-values of its run; `p_adjusted_sweep` in the sweep's table is adjusted over all cells.
     """
     done = _headlines(outcomes)
     rows = [diagnostic("cells_completed", {}, float(len(done)), n=len(outcomes))]
@@ -119,18 +119,18 @@ def summarize(outcomes: Sequence[Outcome]) -> list[Row]:
 
 
 def verdict(outcomes: Sequence[Outcome]) -> Verdict:
-    """What the cells say together, adjusted for their number."""
+    """Return the verdict of all cells together, adjusted for their number."""
     heads, adjusted = _headlines(outcomes), _adjusted(outcomes)
     words = {o.cell: o.run.verdict.word for o in outcomes if o.run is not None and o.run.verdict is not None}
     broken = [outcome.cell for outcome in outcomes if outcome.run is None]
-    missing = f" {len(broken)} of {len(outcomes)} cells broke: {', '.join(broken)}." if broken else ""
+    missing = f" {len(broken)} of {len(outcomes)} cells failed: {', '.join(broken)}." if broken else ""
     if not adjusted:
-        return Verdict(DESCRIPTIVE, f"{len(heads)} audits were compared; none of them tests anything.", missing.strip())
+        return Verdict(DESCRIPTIVE, f"{len(heads)} audits were compared; none of them includes a test.", missing.strip())
     audits = list({_scores(o.run): o.cell for o in reversed(outcomes) if o.run is not None and o.cell in adjusted}.values())
     shown = [cell for cell in audits if adjusted[cell] <= (heads[cell].alpha or 0.0)]
     alone = [cell for cell in audits if words.get(cell) == SHOWN]
     sentence = f"{len(shown)} of {len(audits)} audits show memorization, adjusted for their number."
-    unsaid = "" if shown else " That excludes no memorization: each cell's own page says what it could have found."
-    text = f"Shown: {', '.join(shown) or 'none'}. Taken alone, {len(alone)} would; each cell's own page says so."
+    unsaid = "" if shown else " This does not rule out memorization: each cell's page states what its audit could have found."
+    text = f"Shown: {', '.join(shown) or 'none'}. Without the adjustment: {len(alone)}, as the pages of the cells say."
     bounded = all(words.get(cell) == BOUNDED for cell in audits)
     return Verdict(SHOWN if shown else BOUNDED if bounded else INCONCLUSIVE, sentence, f"{text}{unsaid}{missing}")

@@ -1,20 +1,20 @@
-"""The tables that only sweep audits have."""
+"""Tables specific to sweeps."""
 
 from memlib.tables import FLOAT, SUMMARY, TEXT, Column, Table
 
 SWEEP = Table(
     name="sweep",
     version=3,
-    meaning="The findings of all cells of a sweep; a cell that broke has one row without a metric. Cells of the "
-    "same audit on the same examples are compared in pairs, a row each; along a key of numbers a row speaks of all cells.",
+    meaning="The findings of all cells of a sweep; a failed cell has one row without a metric. Comparisons of two cells of "
+    "the same audit on the same examples, and trends over all cells along a numeric key, have one row each.",
     columns=(
-        Column("cell", TEXT, "", "the cell's name; of two that are compared, the first one's - the second one's"),
-        Column("cell_audit", TEXT, "", "the audit that it is"),
-        Column("cell_run", TEXT, "", "its run, whose own tables hold the rest; null when it broke"),
-        Column("changes", TEXT, "JSON", "what sets it apart, by dotted key of the recipe"),
-        Column("state", TEXT, "", "completed or failed; compared of a row about two cells"),
-        Column("problem", TEXT, "", "why it failed"),
-        Column("p_adjusted_sweep", FLOAT, "probability", "of a cell's headline: Holm over the headlines of all cells"),
+        Column("cell", TEXT, "", "name of the cell; first name - second name for a comparison; along KEY for a trend"),
+        Column("cell_audit", TEXT, "", "audit of the cell"),
+        Column("cell_run", TEXT, "", "run of the cell, whose own tables hold the details; null if it failed"),
+        Column("changes", TEXT, "JSON", "changes of the cell to its recipe, by dotted key"),
+        Column("state", TEXT, "", "completed or failed; compared for comparisons and trends"),
+        Column("problem", TEXT, "", "reason for the failure"),
+        Column("p_adjusted_sweep", FLOAT, "probability", "p-value of the cell's headline, adjusted over all cells (Holm)"),
         *SUMMARY.columns,
     ),
     keys=("cell", "metric", "params"),

@@ -1,4 +1,4 @@
-"""Does the headline rise or fall along a key of the grid? A permutation test over cells that were trained apart."""
+"""Trends of the headline along a numeric key of the grid: a permutation test over independently trained cells."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ TRAINED = ("train", "train_nets")  # stages whose artifacts are models
 
 @dataclass(frozen=True)
 class Trend:
-    """One key of a grid, and the headlines along it.
+    """The headlines along one key of a grid.
 
     Attributes:
-        audit, key: whose cells, and along which dotted key of the recipe.
-        strata: cells that are alike in all other keys: value of the key, cell, headline; in order of the value.
-        row: of the table of the sweep.
+        audit: audit of the cells.
+        key: dotted key of the recipe.
+        strata: groups of cells that agree in all other keys, each a list of (value of the key, cell, headline) by value.
+        row: row of the sweep's table.
     """
 
     audit: str
@@ -37,26 +38,27 @@ class Trend:
 
 
 def trends(outcomes: Sequence[Outcome], *, alpha: float = 0.05) -> list[Trend]:
-    """Return a trend for each key of numbers that cells differ in, tested together (Holm 1979).
+    """Return a trend for each numeric key in which cells differ; all trends are tested together (Holm 1979).
 
-    The statistic is the correlation of the headline with the rank of the key among cells that are alike in all other keys.
-    Under the null the key changes nothing, so that any cell could have had any of its values: cells are permuted within
-    strata. That takes models that were trained apart; cells that share models are shown, not tested.
+    The statistic is the correlation of the headline with the rank of the key's value among cells that agree in all other
+    keys. Under the null hypothesis the key has no effect and any cell could have had any of its values, so cells are
+    permuted within strata. This requires independently trained models; trends over cells that share models are shown, but
+    not tested.
 
     Args:
         outcomes: of all cells.
         alpha: level.
     """
     done = [outcome for outcome in outcomes if outcome.run is not None]
-    found = []
+    candidates = []
     for audit in dict.fromkeys(outcome.audit for outcome in done):
-        mine = [outcome for outcome in done if outcome.audit == audit]
-        for key in dict.fromkeys(key for outcome in mine for key in outcome.changes):
-            strata = _strata(mine, key)
+        cells = [outcome for outcome in done if outcome.audit == audit]
+        for key in dict.fromkeys(key for outcome in cells for key in outcome.changes):
+            strata = _strata(cells, key)
             if max(map(len, strata), default=0) >= FEWEST:
-                found.append((audit, key, strata, _row(audit, key, strata, mine)))
-    rows = settle([row for *_, row in found], alpha=alpha)
-    return [Trend(audit, key, strata, row) for (audit, key, strata, _), row in zip(found, rows, strict=True)]
+                candidates.append((audit, key, strata, _row(audit, key, strata, cells)))
+    rows = settle([row for *_, row in candidates], alpha=alpha)
+    return [Trend(audit, key, strata, row) for (audit, key, strata, _), row in zip(candidates, rows, strict=True)]
 
 
 def _strata(outcomes: Sequence[Outcome], key: str) -> list[list[tuple[float, str, Finding]]]:
@@ -99,14 +101,14 @@ def _statistic(values: Sequence[NDArray[np.float64]]) -> float:
 
 
 def _scale(values: Sequence[NDArray[np.float64]]) -> float:
-    """What the statistic is divided by to be a correlation within strata."""
+    """Return the divisor that turns the statistic into a correlation within strata."""
     ranks = math.sqrt(sum(float(np.square(_ranks(len(part))).sum()) for part in values))
     spread = math.sqrt(sum(float(np.square(part - part.mean()).sum()) for part in values))
     return ranks * spread or 1.0
 
 
 def _null(values: Sequence[NDArray[np.float64]]) -> Iterator[NDArray[np.float64]]:
-    """The statistic under permutations within strata: all of them where they are few, else random ones."""
+    """Yield the statistic under permutations within strata: all of them if there are few, else random ones."""
     if math.prod(math.factorial(len(part)) for part in values) <= EXACT:
         sums = [np.array([_ranks(len(p)) @ p[list(o)] for o in itertools.permutations(range(len(p)))]) for p in values]
         total = np.zeros(1)
@@ -115,14 +117,14 @@ def _null(values: Sequence[NDArray[np.float64]]) -> Iterator[NDArray[np.float64]
         yield total
         return
     rng = np.random.default_rng(derive_seed(0, "trend"))
-    found = np.zeros(DRAWS)
+    statistics = np.zeros(DRAWS)
     for part in values:
-        found += rng.permuted(np.broadcast_to(part, (DRAWS, len(part))), axis=1) @ _ranks(len(part))
-    yield np.append(found, _statistic(values))  # the draw that was made is one of them
+        statistics += rng.permuted(np.broadcast_to(part, (DRAWS, len(part))), axis=1) @ _ranks(len(part))
+    yield np.append(statistics, _statistic(values))  # the observed order counts as one of the draws
 
 
 def _share_models(outcomes: Sequence[Outcome]) -> bool:
-    """Whether a model is part of two cells."""
+    """Return whether two cells share a model, or a cell has no models that memlib trained."""
     seen: set[str] = set()
     for outcome in outcomes:
         assert outcome.run is not None
@@ -134,7 +136,7 @@ def _share_models(outcomes: Sequence[Outcome]) -> bool:
 
 
 def points_of(trend: Trend) -> Mapping[str, list[float]]:
-    """Return x, value, low and high of the longest stratum, for a figure."""
+    """Return x, value, low and high of the points of the longest stratum, for a figure."""
     longest = max(trend.strata, key=len)
     rows = [(x, f.value or 0.0, f.value if f.ci_low is None else f.ci_low, f.value if f.ci_high is None else f.ci_high)
             for x, _, f in longest]  # fmt: skip

@@ -1,18 +1,20 @@
-"""Unique features: does a classifier remember something that stood in a single training image? (Hartley 2023, 2022)
+"""Unique-feature audit: does a classifier remember something that appeared in a single training image? (Hartley 2023, 2022)
 
-The feature (a name burnt into an X-ray, a patch, an odd coordinate) is put into clean examples. A model that has
-memorized it is surer of the canary's label on examples with the feature (x_u) than on the same ones without (x_c):
+The feature (a name burnt into an X-ray, a patch, an odd coordinate) is inserted into clean examples. A model that has
+memorized it is more confident of the canary's label on examples with the feature (x_u) than on the same examples
+without it (x_c). D_y are the training examples of label y, D_r the probe data, f(x) a net's class probabilities P(. | x):
 
-    M_white = mean over x in D_y of  P(y | x_u) - P(y | x_c)                 knows data and label   (2023, Eq. 1)
-    M_grey  = max over labels i of   mean over D_yi of P(yi | x_u) - P(yi | x_c)   knows the data   (2023, Eq. 2)
-    M_black = max over labels i of   mean over D_r of P(yi | x_u) - P(yi | x_c)    any other data   (2023, Eq. 3)
+    M_white = mean over x in D_y of  P(y | x_u) - P(y | x_c)               data and label known   (2023, Eq. 1)
+    M_grey  = max over labels i of   mean over D_yi of P(yi | x_u) - P(yi | x_c)     data known   (2023, Eq. 2)
+    M_black = max over labels i of   mean over D_r of P(yi | x_u) - P(yi | x_c)  any other data   (2023, Eq. 3)
     M_w     = mean over D_y of log P(y | x_u) - log P(y | x_r)     x_r: a random partner            (2022, 2.2)
     M_kl    = mean over D_r of KL(f(x_c) || f(x_u)) - KL(f(x_c) || f(x_r))                          (2022, Eq. 1)
 
-The published criterion, a paired t-test over examples, speaks of one net and calls many nets memorizing that never
-saw the feature. So every canary net has a control: same seed, same examples, the feature left out. The maxima of grey and
-black box are taken of scores that are centred at each label by the controls of other seeds. The test exchanges canary nets
-and controls within pairs; a single net's calibrated p is the rank of its score among the controls of other seeds.
+The published criterion, a paired t-test over examples, judges a single net and also flags many nets that never saw the
+feature. Every canary net therefore has a control: same seed, same examples, but without the feature. The maxima of the
+grey and black box are taken over scores that are centred at each label by the controls of other seeds. The test exchanges
+canary nets and controls within pairs; a single net's calibrated p comes from the rank of its score among the controls of
+other seeds.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,7 +26,7 @@ from memlib.audits.unique_feature.tables import UNITS
 
 
 def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
-    """Whether a finding with these params is shown in brief: the headline's score, and every score's difference."""
+    """Return whether a finding appears in short listings: any on the headline's score, and the difference of each score."""
     same = all(params.get(name) == headline.get(name) for name in ("metric", "output"))
     return same or params.get("group") == headline.get("group", "")
 
@@ -37,7 +39,7 @@ def _limits(recipe: Recipe) -> Iterable[str]:
 
 AUDIT = Audit(
     name="unique-feature",
-    question="Does a classifier remember something that stood in a single training image?",
+    question="Does a classifier remember something that appeared in a single training image?",
     recipe=Recipe,
     tables={"units": UNITS},
     in_brief=_in_brief,

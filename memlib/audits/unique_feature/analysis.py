@@ -1,7 +1,7 @@
-"""Which scores count, and what the nets of one setting say together.
+"""Selection of the scores that count, and joint analysis of the nets of one setting.
 
-Nets are nested in canaries and canaries in draws of the data. What an interval is over is the highest of these levels
-that was sampled more than once: its units are means of what lies below them.
+Nets are nested in canaries, and canaries in draws of the data. An interval is over the highest of these levels that was
+sampled more than once; its units are means over the levels below.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from memlib.stats.inference import threshold_rank
 
 
 def counting(units: pa.Table) -> NDArray[np.bool_]:
-    """Which scores count: of the canary's label or a maximum, of the whole feature, first draw of partners."""
+    """Return a mask of the scores that count: own_label is set, the whole feature was shown, first draw of partners."""
     own = np.array(units["own_label"].to_pylist(), dtype=bool)
     whole = np.array(units["feature"].to_pylist(), dtype=object) == "canary"
     chosen: NDArray[np.bool_] = own & whole & (units["draw"].to_numpy() == 0)
@@ -24,7 +24,7 @@ def counting(units: pa.Table) -> NDArray[np.bool_]:
 
 
 def settings(units: pa.Table) -> Iterator[tuple[dict[str, Any], list[pa.Table]]]:
-    """The scores that count for each variant, metric and output, a table a draw of the data."""
+    """Yield the scores that count for each variant, metric and output, as one table per draw of the data."""
     units = units.filter(pa.array(counting(units)))
     names = ("variant", "metric", "output")
     keys = list(zip(*(units[name].to_pylist() for name in names), strict=True))
@@ -37,7 +37,7 @@ def settings(units: pa.Table) -> Iterator[tuple[dict[str, Any], list[pa.Table]]]
 
 
 class Analysis:
-    """The scores of one cell at one metric and output: canary nets, controls, and their pairs by seed."""
+    """Scores of one cell for one metric and output: canary nets, controls, and their pairs by seed and canary."""
 
     def __init__(self, units: pa.Table, config: Config) -> None:
         control = np.array(units["control"].to_pylist(), dtype=bool)
@@ -57,15 +57,15 @@ class Analysis:
 
     @property
     def gains(self) -> NDArray[np.float64]:
-        """Score of each canary net minus its control's."""
+        """Score of each paired canary net minus that of its control."""
         gains: NDArray[np.float64] = self.values[self.pairs[:, 0]] - self.values[self.pairs[:, 1]]
         return gains
 
     @property
     def calibrated(self) -> NDArray[np.bool_] | None:
-        """Which nets exceed the rank-th largest of the controls, which a new control does with probability alpha at most.
+        """Mask of the nets that exceed the rank-th largest control; a new control does so with probability at most alpha.
 
-        None with fewer than 1 / alpha - 1 controls, and where canaries of several labels have no common threshold.
+        None with fewer than 1 / alpha - 1 controls, or if canaries of several labels have no common threshold.
         """
         if not self.rank or not self.one_label:
             return None
@@ -75,17 +75,17 @@ class Analysis:
 
     @property
     def criteria(self) -> dict[str, NDArray[np.bool_]]:
-        """The calibrated criterion first, where there are controls enough."""
+        """Mask of memorizing nets by criterion; the calibrated criterion comes first, if it is available."""
         calibrated = self.calibrated
-        found = {} if calibrated is None else {"calibrated": calibrated}
-        return found | {"published": self.published}
+        masks = {} if calibrated is None else {"calibrated": calibrated}
+        return masks | {"published": self.published}
 
 
 def level_of(canaries: Sequence[NDArray[np.int64]]) -> str:
-    """What an interval is over: data, canaries or nets.
+    """Return the level that an interval is over: data, canaries or nets.
 
     Args:
-        canaries: the canary of each net, an array a draw of the data.
+        canaries: the canary of each net, one array per draw of the data.
     """
     if len(canaries) > 1:
         return "data"
@@ -93,11 +93,11 @@ def level_of(canaries: Sequence[NDArray[np.int64]]) -> str:
 
 
 def unit_means(values: Sequence[NDArray[np.float64]], canaries: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
-    """The means of the units that an interval is over.
+    """Return the means of the units that an interval is over.
 
     Args:
-        values: of each net, an array a draw of the data.
-        canaries: of each net, alike.
+        values: the value of each net, one array per draw of the data.
+        canaries: the canary of each net, likewise.
 
     Returns:
         (num_units,): draws (means over canaries), canaries (means over nets), or the nets themselves.
@@ -109,7 +109,7 @@ def unit_means(values: Sequence[NDArray[np.float64]], canaries: Sequence[NDArray
 
 
 def unit_weights(canaries: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
-    """The weight of each net in the mean of unit_means: (num_nets in all draws,), summing to 1."""
+    """Return the weight of each net in the mean of unit_means, (num_nets in all draws,), summing to 1."""
     parts = []
     for canary in canaries:
         _, place, count = np.unique(canary, return_inverse=True, return_counts=True)

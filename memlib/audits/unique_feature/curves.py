@@ -1,4 +1,4 @@
-"""What the report draws: scores by epoch, draw, removal and canary."""
+"""Curves for the report: scores by epoch, draw of the data, removed pixels and canary."""
 
 import itertools
 import json
@@ -17,7 +17,7 @@ from memlib.tables import CURVES
 
 
 def epoch_curves(history: pa.Table, config: Config) -> pa.Table:
-    """Proportion memorized, mean M, training accuracy and losses of canary nets and controls by epoch (2023, Fig. 4).
+    """Return proportion memorized, mean M, accuracy and losses of canary nets and controls by epoch (2023, Fig. 4).
 
     Args:
         history: columns variant, data_seed, net, control, seed, label, epoch, best_epoch, output, value, published_p,
@@ -36,10 +36,10 @@ def epoch_curves(history: pa.Table, config: Config) -> pa.Table:
     for (variant, control, epoch), part in frame.groupby(["variant", "control", "epoch"]):
         series = "control" if control else "canary"
         at = {"variant": variant} if variant else {}
-        once = part.drop_duplicates(["data_seed", "net"])
+        nets = part.drop_duplicates(["data_seed", "net"])
         for name in ("accuracy", "training_loss", "validation_loss"):
-            if once[name].notna().any():
-                add(f"{name}_by_epoch", series, at, epoch, once[name].mean())
+            if nets[name].notna().any():
+                add(f"{name}_by_epoch", series, at, epoch, nets[name].mean())
         for output, scored in part[part["value"].notna()].groupby("output"):
             where = {**at, "output": output}
             published = (scored["published_p"] < config.alpha) & (scored["value"] > 0)
@@ -50,18 +50,18 @@ def epoch_curves(history: pa.Table, config: Config) -> pa.Table:
 
 
 def _carried_forward(frame: Any) -> Any:
-    """A net that has stopped early keeps the scores of its best epoch, so that later epochs are of all nets, not some."""
-    who = ["variant", "data_seed", "net", "control", "output"]
-    last = frame.groupby(who[:2], dropna=False)["epoch"].transform("max")
-    mine = frame.groupby(who, dropna=False)["epoch"].transform("max")
-    stopped = frame[(frame["epoch"] == frame["best_epoch"]) & (mine < last)]
-    ends = zip(mine[stopped.index], last[stopped.index], strict=True)
+    """Repeat a net's scores of its best epoch after it has stopped early, so that later epochs include all nets."""
+    keys = ["variant", "data_seed", "net", "control", "output"]
+    last = frame.groupby(keys[:2], dropna=False)["epoch"].transform("max")
+    end = frame.groupby(keys, dropna=False)["epoch"].transform("max")
+    stopped = frame[(frame["epoch"] == frame["best_epoch"]) & (end < last)]
+    ends = zip(end[stopped.index], last[stopped.index], strict=True)
     added = [stopped.iloc[[i]].assign(epoch=epoch) for i, (a, b) in enumerate(ends) for epoch in range(a + 1, b + 1)]
     return pd.concat([frame, *added], ignore_index=True) if added else frame
 
 
 def _calibrated_by_epoch(frame: Any, config: Config) -> Iterator[dict[str, Any]]:
-    """A net among the controls at its own label; only labels with enough controls count."""
+    """Yield the proportion of nets above the controls at their label by epoch, over labels with enough controls."""
     for (variant, epoch, output), part in frame.groupby(["variant", "epoch", "output"]):
         hits: dict[str, list[bool]] = {"canary": [], "control": []}
         for _, draw in part.groupby(["data_seed", "label"]):
@@ -73,19 +73,19 @@ def _calibrated_by_epoch(frame: Any, config: Config) -> Iterator[dict[str, Any]]
                     hits["control" if control else "canary"].append(p <= config.alpha)
         at = {"variant": variant} if variant else {}
         params = json.dumps({**at, "output": output, "criterion": "calibrated"}, sort_keys=True)
-        for series, found in hits.items():
-            if found:
+        for series, beyond in hits.items():
+            if beyond:
                 yield {
                     "curve": "proportion_by_epoch",
                     "series": series,
                     "params": params,
                     "x": float(epoch),
-                    "y": float(np.mean(found)),
+                    "y": float(np.mean(beyond)),
                 }
 
 
 def draw_curves(units: pa.Table, config: Config) -> pa.Table:
-    """Each draw of the data's own proportions (2023, Fig. 3: one draw says little), curve proportion_by_data_seed."""
+    """Return the proportions on each draw of the data (2023, Fig. 3: one draw says little): curve proportion_by_data_seed."""
     rows = []
     for setting, parts in settings(units):
         if len(parts) == 1:
@@ -103,28 +103,31 @@ def draw_curves(units: pa.Table, config: Config) -> pa.Table:
 
 
 def removal_curves(units: pa.Table) -> pa.Table:
-    """Mean white-box M of canary nets and controls against the pixels taken out of the feature (2023, Fig. 5)."""
-    found: dict[tuple[str, str, str, int], list[float]] = {}
+    """Return mean white-box M of canary nets and controls by the number of pixels removed from the feature (2023, Fig. 5)."""
+    scores: dict[tuple[str, str, str, int], list[float]] = {}
     for row in units.to_pylist():
         name = row["feature"]
         removed = 0 if name == "canary" else int(name.split()[2]) if name.startswith("canary without") else None
         if removed is not None and row["metric"] == "m_white" and row["own_label"]:
             series = "control" if row["control"] else "canary"
-            found.setdefault((row["variant"], row["output"], series, removed), []).append(row["value"])
-    if all(removed == 0 for _, _, _, removed in found):
+            scores.setdefault((row["variant"], row["output"], series, removed), []).append(row["value"])
+    if all(removed == 0 for _, _, _, removed in scores):
         return CURVES.arrow.empty_table()
     rows = [
         {
             "curve": "m_by_removed_pixels", "series": series, "x": float(removed), "y": float(np.mean(values)),
             "params": json.dumps({"output": output} | ({"variant": variant} if variant else {}), sort_keys=True),
         }
-        for (variant, output, series, removed), values in sorted(found.items())
+        for (variant, output, series, removed), values in sorted(scores.items())
     ]  # fmt: skip
     return pa.Table.from_pylist(rows, schema=CURVES.arrow)
 
 
 def canary_curves(units: pa.Table) -> pa.Table:
-    """Mean, lowest and highest white-box score of each canary over its nets (2022, Figs. 3a to 6), where there are many."""
+    """Return mean, lowest and highest m_white, m_w and m_kl over each canary's nets (2022, Figs. 3a to 6).
+
+    Variants and scores with a single canary are left out.
+    """
     rows: list[dict[str, Any]] = []
     frame = units.filter(pa.array(counting(units) & ~np.array(units["control"].to_pylist(), dtype=bool))).to_pandas()
     frame = frame[frame["metric"].isin(["m_white", "m_w", "m_kl"])]
@@ -141,15 +144,15 @@ def canary_curves(units: pa.Table) -> pa.Table:
 
 
 def latent_curves(variant: str, shares: Mapping[str, NDArray[np.float64]]) -> pa.Table:
-    """How often each unit before the class scores is excited by the feature, and by random partners, alone.
+    """Return how often each unit of the last hidden layer is excited only by the feature, and only by random partners.
 
     Args:
         variant: the recipe's variant.
-        shares: by series (feature, random, control) the (num_nets, num_units) share of examples that excite the unit
-            only with the feature (partner); control: the feature in nets that never saw it.
+        shares: by series (feature, random, control), (num_nets, num_units) share of examples that excite the unit only
+            with the feature (random: only with the partner; control: the feature in nets that never saw it).
 
     Returns:
-        tables.CURVES, curve latent_by_unit, normalised to a maximum of 1 (2022, Fig. 3b).
+        tables.CURVES, curve latent_by_unit, normalized to a maximum of 1 (2022, Fig. 3b).
     """
     params = json.dumps({"variant": variant} if variant else {}, sort_keys=True)
     means = {series: values.mean(axis=0) for series, values in shares.items()}
@@ -163,7 +166,7 @@ def latent_curves(variant: str, shares: Mapping[str, NDArray[np.float64]]) -> pa
 
 
 def strongest(units: pa.Table, output: str, count: int) -> list[int]:
-    """The canary nets with the highest white-box M, highest first."""
+    """Return the numbers of the `count` canary nets with the highest white-box M, highest first."""
     rows = [
         (row["value"], row["net"])
         for row in units.to_pylist()

@@ -1,8 +1,8 @@
-"""Exchange tests: within each pair of canary net and control, which of the two saw the feature?
+"""Exchange tests: permutation tests that exchange canary net and control within each pair.
 
-The null is sharp: for these canaries the feature's presence in the training set changed nothing. Then canary net and
-control, which share seed and data, could change places, and the level holds however the nets were trained. All scores are
-exchanged together, so that their maximum adjusts each for the number of scores (max-T).
+The null hypothesis is sharp: for these canaries, the feature's presence in the training set changed nothing. Canary net and
+control, which share seed and data, are then exchangeable, and the level holds however the nets were trained. All scores
+are exchanged together, so that their maximum adjusts each of them for the number of scores (max-T).
 """
 
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ from memlib.stats.multiplicity import max_t_p
 
 @dataclass(frozen=True)
 class Exchanged:
-    """What exchanges say of some scores.
+    """Results of an exchange test of several scores.
 
     Attributes:
-        p_values: (num_scores,) one-sided.
-        adjusted: (num_scores,) by max-T over all of them.
-        deviations: (num_scores,) standard deviation of the mean difference about itself, the observed effect taken out.
-        smallest_p: no data of this size give a smaller p-value.
-        over: nets or data, what was exchanged.
+        p_values: (num_scores,), one-sided.
+        adjusted: (num_scores,), adjusted by max-T over all scores.
+        deviations: (num_scores,), standard deviation of the mean difference under exchanges, without the observed effect.
+        smallest_p: smallest p-value that data of this size can give.
+        over: the units that were exchanged: nets or data.
     """
 
     p_values: NDArray[np.float64]
@@ -42,8 +42,8 @@ class Score:
     """One score in all draws of the data.
 
     Attributes:
-        draws: an analysis each.
-        setting: its place among the settings of score_by_label; None for scores without a maximum.
+        draws: one analysis per draw.
+        setting: index among the settings of score_by_label; None for scores without a maximum.
     """
 
     draws: Sequence[Analysis]
@@ -53,17 +53,19 @@ class Score:
 def exchange(
     scores: Sequence[Score], by_label: Sequence[ByLabel], *, alpha: float, permutations: int, seed: int
 ) -> Exchanged | None:
-    """Exchange canary nets and controls within pairs; whole draws of the data where these are enough to reject.
+    """Test scores by exchanging canary nets and controls within pairs.
+
+    All pairs of a draw of the data are exchanged together if there are enough draws to reject.
 
     Args:
-        scores: of the same nets.
-        by_label: a cell a draw of the data.
-        alpha: level that whole draws must be able to reach.
-        permutations: at most so many.
-        seed: of the draws.
+        scores: scores of the same nets.
+        by_label: one cell per draw of the data.
+        alpha: level that exchanges of whole draws must be able to reach.
+        permutations: maximum number of exchanges.
+        seed: seed of the random exchanges.
 
     Returns:
-        None with fewer than two pairs, or when all nets have one seed.
+        the test's results; None with fewer than two pairs, a draw without pairs, or if all nets have one seed.
     """
     first = scores[0].draws
     counts = [len(draw.pairs) for draw in first]
@@ -83,7 +85,7 @@ def exchange(
 
 
 def _deviation(score: Score, weights: NDArray[np.float64], *, whole: bool) -> float:
-    """Standard deviation of the mean difference under exchanges, were the effect that was observed taken out."""
+    """Return the standard deviation of the mean difference under exchanges, with the observed effect removed."""
     gains = np.concatenate([draw.gains for draw in score.draws])
     if whole:
         starts = np.cumsum([0, *(len(draw.pairs) for draw in score.draws)])[:-1]
@@ -97,16 +99,16 @@ def _deviation(score: Score, weights: NDArray[np.float64], *, whole: bool) -> fl
 def _null(
     score: Score, by_label: Sequence[ByLabel], signs: NDArray[np.int8], weights: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """The score's mean difference under each exchange: (num_exchanges,)."""
+    """Return the score's mean difference under each exchange, (num_exchanges,)."""
     total, start = np.zeros(len(signs)), 0
     for place, draw in enumerate(score.draws):
-        mine = slice(start, start + len(draw.pairs))
-        start = mine.stop
+        pairs = slice(start, start + len(draw.pairs))
+        start = pairs.stop
         if score.setting is None:
-            total += signs[:, mine] @ (weights[mine] * draw.gains)
+            total += signs[:, pairs] @ (weights[pairs] * draw.gains)
             continue
         values = by_label[place].values(score.setting)
         further = np.setdiff1d(draw.controls, draw.pairs[:, 1])
         sides = (values[draw.pairs[:, 0]], values[draw.pairs[:, 1]], values[further])
-        total += exchanged_maxima(*sides, signs[:, mine], weights[mine])
+        total += exchanged_maxima(*sides, signs[:, pairs], weights[pairs])
     return total

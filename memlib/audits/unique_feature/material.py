@@ -1,4 +1,4 @@
-"""What the unique-feature page shows beside its tables: pictures, attention, decision boundaries, facts."""
+"""Contents of the unique-feature page besides its tables: pictures, attention, decision boundaries, facts."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,18 +20,18 @@ from memlib.observe.models import load_net
 from memlib.specs import TrainedSpec
 from memlib.training.augment import prepare
 
-SIDE = 80  # points along a side of a decision boundary
+SIDE = 80  # grid points along each side of a decision-boundary plot
 SHOWN_POINTS = 300
 
 
 def material_of(recipe: Recipe, cells: Sequence[Scored], units: pa.Table, warn: Callable[[str], None]) -> Material:
-    """Collect what the page shows beside the tables, of the first cell.
+    """Collect the contents of the page besides the tables; pictures and boundaries are of the first cell.
 
     Args:
-        recipe: what was run.
-        cells: all nets.
+        recipe: recipe of the run.
+        cells: all cells with their nets.
         units: the calibrated scores.
-        warn: called with a line about what cannot be shown.
+        warn: called with a message for each thing that cannot be shown.
     """
     cell = cells[0]
     images = cell.data.images.ndim == 4
@@ -48,25 +48,28 @@ def material_of(recipe: Recipe, cells: Sequence[Scored], units: pa.Table, warn: 
 
 def _of(units: Any, cell: Scored) -> NDArray[np.bool_]:
     variant = np.array(units["variant"].to_pylist(), dtype=object) == cell.variant
-    mine = variant & (units["data_seed"].to_numpy() == cell.data_seed)
-    found: NDArray[np.bool_] = mine & (np.array(units["feature"].to_pylist(), dtype=object) == "canary")
-    return found
+    in_cell = variant & (units["data_seed"].to_numpy() == cell.data_seed)
+    mask: NDArray[np.bool_] = in_cell & (np.array(units["feature"].to_pylist(), dtype=object) == "canary")
+    return mask
 
 
 def _pictures(recipe: Recipe, cell: Scored) -> list[tuple[NDArray[np.uint8], str]]:
     chosen = [(int(c["row"]), f"{c['example_id']} ({c['class_name']})") for c in cell.canaries[: recipe.report.examples]]
-    if not chosen:  # a model trained elsewhere: some of the examples it is shown
+    if not chosen:  # an external model has no canaries: show some of the examples instead
         members = cell.data.members(TRAIN).slice(0, recipe.report.examples).to_pylist()
         chosen = [(int(m["row"]), str(m["example_id"])) for m in members]
     shown = []
     for row, name in chosen:
         image = cell.data.images[row][None]
-        shown += [(cell.feature.insert(image)[0], f"{name}, with"), (cell.feature.clean(image)[0], f"{name}, without")]
+        shown += [
+            (cell.feature.insert(image)[0], f"{name}, with the feature"),
+            (cell.feature.clean(image)[0], f"{name}, without it"),
+        ]
     return shown
 
 
 def _net(cell: Scored, number: int) -> tuple[torch.nn.Module, Net]:
-    """A canary net by its number."""
+    """Return a canary net by its number, with its description."""
     for models, nets in zip(cell.models, cell.nets, strict=True):
         for position, net in enumerate(nets):
             if net.number == number and not net.control:
@@ -77,26 +80,28 @@ def _net(cell: Scored, number: int) -> tuple[torch.nn.Module, Net]:
 def _attention(
     recipe: Recipe, cell: Scored, order: Sequence[int], warn: Callable[[str], None]
 ) -> list[tuple[NDArray[np.uint8], str]]:
-    """GradCAM on the canary, and on other examples of its class, with the feature and without (2023, Fig. 8)."""
-    net, who = _net(cell, order[0])
+    """Return GradCAM images of the canary and other examples of its class, with and without the feature (2023, Fig. 8)."""
+    net, info = _net(cell, order[0])
     members = cell.data.members(TRAIN).to_pylist()
-    rows = [int(cell.canaries[who.canary]["row"])]
-    rows += [int(m["row"]) for m in members if m["label"] == who.label and int(m["row"]) != rows[0]][: recipe.report.examples]
+    rows = [int(cell.canaries[info.canary]["row"])]
+    rows += [int(m["row"]) for m in members if m["label"] == info.label and int(m["row"]) != rows[0]][
+        : recipe.report.examples
+    ]
     images = cell.data.images[rows]
-    found = []
-    for title, shown in (("with", cell.feature.insert(images)), ("without", cell.feature.clean(images))):
+    pictures = []
+    for title, shown in (("with the feature", cell.feature.insert(images)), ("without it", cell.feature.clean(images))):
         try:
-            heats = gradcam(net, prepare(shown, torch.device("cpu")), who.label)
+            heats = gradcam(net, prepare(shown, torch.device("cpu")), info.label)
         except UserError as error:
             warn(str(error))
             return []
         for place, (image, heat) in enumerate(zip(shown, heats, strict=True)):
-            found.append((overlaid(image, heat), f"{'canary' if place == 0 else f'other example {place}'}, {title}"))
-    return found
+            pictures.append((overlaid(image, heat), f"{'canary' if place == 0 else f'other example {place}'}, {title}"))
+    return pictures
 
 
 def _boundaries(recipe: Recipe, cell: Scored, order: Sequence[int]) -> list[Boundary]:
-    """Over the plane of the first two coordinates, the others at their mean (2023, Fig. 3b)."""
+    """Return decision boundaries over the plane of the first two coordinates, the others at their mean (2023, Fig. 3b)."""
     members = cell.data.members(TRAIN)
     points = np.asarray(cell.data.images[members["row"].to_numpy()])
     low, high = points.min(axis=0) - 0.3, points.max(axis=0) + 0.3
@@ -106,7 +111,7 @@ def _boundaries(recipe: Recipe, cell: Scored, order: Sequence[int]) -> list[Boun
     if recipe.data.source.kind == "two_moons":
         plane[:, 2] = 0.0
     some = np.random.default_rng(0).permutation(len(points))[:SHOWN_POINTS]
-    found = []
+    boundaries = []
     for title, number in (("highest score", order[0]), ("lowest score", order[-1])):
         net, _ = _net(cell, number)
         with torch.inference_mode():
@@ -117,8 +122,8 @@ def _boundaries(recipe: Recipe, cell: Scored, order: Sequence[int]) -> list[Boun
                 for examples in (cell.feature.clean(plane), cell.feature.insert(plane))
             ]
         extent = (float(low[0]), float(high[0]), float(low[1]), float(high[1]))
-        found.append(Boundary(title, extent, sides[0], sides[1], points[some, :2], members["label"].to_numpy()[some]))
-    return found
+        boundaries.append(Boundary(title, extent, sides[0], sides[1], points[some, :2], members["label"].to_numpy()[some]))
+    return boundaries
 
 
 def _facts(recipe: Recipe, cells: Sequence[Scored]) -> dict[str, str]:
@@ -142,7 +147,7 @@ def _facts(recipe: Recipe, cells: Sequence[Scored]) -> dict[str, str]:
         "training": f"{training.epochs} epochs at most, batch {training.batch_size or 'all'}, patience {training.patience}",
         "optimizer": ", ".join(f"{k} {v}" for k, v in training.optimizer.model_dump(mode="json").items()),
         "nets": f"{sum(not n.control for n in nets)} with the feature, {sum(n.control for n in nets)} controls",
-        "training time": f"{seconds:.0f} s of {len(models)} artifacts, side by side",
+        "training time": f"{seconds:.0f} s, summed over {len(models)} artifacts",
     }
     if recipe.variants:
         facts["variants"] = "; ".join(f"{name}: {changes}" for name, changes in recipe.variants.items())

@@ -1,7 +1,7 @@
-"""Grey and black box: the label at which a net exceeds its controls most.
+"""Grey and black box: the maximum over labels of a net's score above its controls.
 
-Some labels are pushed by any feature, in nets that never saw it too. The published maximum over labels finds those, and
-the canary's own label stays below. Here each label's score is first centred by the mean of the controls of other seeds.
+Any feature pushes some labels, even in nets that never saw it. The published maximum over labels finds these labels and
+misses the canary's own. Here each label's score is first centred by the mean of the controls of other seeds.
 """
 
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ from memlib.audits.unique_feature.recipe import CONTROLS_FOR_P, Config
 from memlib.audits.unique_feature.scoring import Net, unit
 from memlib.audits.unique_feature.tables import UNITS
 
-_CELLS = 2**22  # numbers held at a time
+_CELLS = 2**22  # array elements held in memory at a time
 
 
 @dataclass(frozen=True)
 class ByLabel:
-    """The grey- and black-box scores of one cell before the maximum.
+    """Grey- and black-box scores of one cell, before the maximum over labels.
 
     Attributes:
         nets: canary nets and controls.
@@ -31,27 +31,27 @@ class ByLabel:
     scores: NDArray[np.float64]
 
     def values(self, setting: int) -> NDArray[np.float64]:
-        """M of each net at each label: (num_nets, num_labels), without the labels that have no examples."""
+        """Return M of each net at each label that has examples, (num_nets, num_labels)."""
         values = self.scores[:, setting, :, 0] - self.scores[:, setting, :, 1]
         return values[:, self.labels(setting)]
 
     def labels(self, setting: int) -> NDArray[np.int64]:
-        """The labels that have examples."""
+        """Return the labels that have examples."""
         return np.flatnonzero(~np.isnan(self.scores[:, setting, :, 0]).any(axis=0))
 
 
 def settings_of(config: Config) -> list[tuple[str, str]]:
-    """Metric and output of each setting, in the order of score_by_label."""
+    """Return metric and output of each setting, in the order of score_by_label."""
     return [(metric, output) for output in config.outputs for metric in ("m_grey", "m_black")]
 
 
 def maxima(by_label: ByLabel, config: Config, *, feature: str = "canary") -> pa.Table:
-    """The highest centred score of each net and setting, with its rank among the controls of other seeds.
+    """Return the highest centred score of each net and setting, with its rank among the controls of other seeds.
 
     Args:
-        by_label: of one cell.
+        by_label: scores of one cell.
         config: outputs.
-        feature: which feature was shown.
+        feature: name of the feature that was shown.
 
     Returns:
         rows of tables.UNITS without variant, data_seed and epoch.
@@ -65,10 +65,10 @@ def maxima(by_label: ByLabel, config: Config, *, feature: str = "canary") -> pa.
         for i, (net, p) in enumerate(zip(by_label.nets, ranks(values, by_label.nets), strict=True)):
             label, at = int(labels[top[i]]), float(centre[i, top[i]])
             shown, clean, chance, count = by_label.scores[i, setting, label]
-            found = (shown - clean - at, chance)
+            excess = (shown - clean - at, chance)
             rows.append(
                 unit(
-                    net, metric, output, found, label, (shown, clean), int(count), tried=tried, centre=at, calibrated_p=p,
+                    net, metric, output, excess, label, (shown, clean), int(count), tried=tried, centre=at, calibrated_p=p,
                     feature=feature,
                 )
             )  # fmt: skip
@@ -76,13 +76,16 @@ def maxima(by_label: ByLabel, config: Config, *, feature: str = "canary") -> pa.
 
 
 def centres(values: NDArray[np.float64], nets: Sequence[Net]) -> NDArray[np.float64]:
-    """Each label's mean over the controls of other seeds than the net's own; 0 where there are none.
+    """Return each net's centres: the mean at each label over the controls of other seeds; 0 where there are no such controls.
 
-    A canary net and its control share their centre, so that under the null their maxima are exchangeable.
+    A canary net and its control have the same centre, so that their maxima are exchangeable under the null.
 
     Args:
         values: (num_nets, num_labels).
-        nets: who they are.
+        nets: the nets, in the order of `values`.
+
+    Returns:
+        (num_nets, num_labels).
     """
     control = np.array([net.control for net in nets])
     _, seed = np.unique([net.seed for net in nets], return_inverse=True)
@@ -94,26 +97,26 @@ def centres(values: NDArray[np.float64], nets: Sequence[Net]) -> NDArray[np.floa
 
 
 def ranks(values: NDArray[np.float64], nets: Sequence[Net]) -> list[float | None]:
-    """Conformal p of each net's maximum among the controls of other seeds, None with fewer than 19.
+    """Return the conformal p of each net's maximum among the controls of other seeds; None with fewer than 19 controls.
 
-    The net and those controls are centred by their common mean, so that the rank is exact when they are exchangeable.
+    The net and these controls are centred by their common mean, so that the rank is exact if they are exchangeable.
 
     Args:
         values: (num_nets, num_labels).
-        nets: who they are.
+        nets: the nets, in the order of `values`.
     """
     control = np.array([net.control for net in nets])
     seeds = np.array([net.seed for net in nets], dtype=object)
-    found: list[float | None] = []
+    p_values: list[float | None] = []
     for i, net in enumerate(nets):
         others = values[control & (seeds != net.seed)]
         if len(others) < CONTROLS_FOR_P:
-            found.append(None)
+            p_values.append(None)
             continue
         centre = (others.sum(axis=0) + values[i]) / (len(others) + 1)
         reached = (others - centre).max(axis=1) >= (values[i] - centre).max() - 1e-12
-        found.append((1 + int(reached.sum())) / (1 + len(others)))
-    return found
+        p_values.append((1 + int(reached.sum())) / (1 + len(others)))
+    return p_values
 
 
 def exchanged_maxima(
@@ -123,25 +126,25 @@ def exchanged_maxima(
     signs: NDArray[np.int8],
     weights: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Weighted differences of the maxima under exchanges within pairs; the centres are exchanged with the controls.
+    """Return weighted differences of the maxima under exchanges within pairs; the centres follow the exchanged controls.
 
     Args:
         canary, control: (num_pairs, num_labels), the two nets of each pair.
-        further: (num_further, num_labels) controls without a partner.
-        signs: (num_exchanges, num_pairs) of 1 and -1.
+        further: (num_further, num_labels), controls without a partner.
+        signs: (num_exchanges, num_pairs) of 1 and -1; -1 exchanges a pair.
         weights: (num_pairs,).
 
     Returns:
         (num_exchanges,).
     """
     others = len(control) - 1 + len(further)
-    found = np.empty(len(signs))
+    totals = np.empty(len(signs))
     size = max(1, _CELLS // max(1, canary.size))
     for start in range(0, len(signs), size):
         sign = signs[start : start + size].astype(np.float64)
-        kept = (1 + sign)[..., None] / 2  # whether the control stays the control
+        kept = (1 + sign)[..., None] / 2  # 1 where the control remains the control, else 0
         shown = kept * control + (1 - kept) * canary
         centre = (shown.sum(axis=1, keepdims=True) - shown + further.sum(axis=0)) / max(1, others)
         gains = (canary - centre).max(axis=2) - (control - centre).max(axis=2)
-        found[start : start + size] = (sign * gains) @ weights
-    return found
+        totals[start : start + size] = (sign * gains) @ weights
+    return totals

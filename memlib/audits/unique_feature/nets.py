@@ -1,4 +1,4 @@
-"""Many small nets trained as one."""
+"""Stage that trains many small nets together, as one stack."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainNets(Stage[Nets]):
-    """Train small nets as one; they are one artifact: nets.safetensors and history.parquet.
+    """Train small nets together into one artifact: nets.safetensors and history.parquet.
 
     Attributes:
         data: the examples.
-        model, training: how every net is made.
-        seeds: of each net.
-        canaries: of each net, with its label.
-        watch: outputs on which white-box M is taken after every epoch; none for no scores by epoch.
-        config: for watching: examples and their seed.
-        all_canaries: stored rows of every canary of the cell, on which nothing is scored.
+        model, training: architecture and training of every net.
+        seeds: seed of each net.
+        canaries: canary of each net, with or without the feature.
+        watch: outputs on which white-box M is computed after every epoch; empty for no scores by epoch.
+        config: settings for these scores: number of examples and their seed.
+        all_canaries: stored rows of all canaries of the cell, which are excluded from scoring.
     """
 
     declared: ClassVar[Declared] = Declared(
@@ -73,7 +73,7 @@ class TrainNets(Stage[Nets]):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """How the nets are made, from which seeds, with which canaries."""
+        """Architecture, training, seeds and canaries of the nets, and the settings of scores by epoch."""
         training = self.training.model_dump(mode="json", exclude={"seed", "checkpoint_epochs"})
         spec: dict[str, Any] = {"model": self.model.model_dump(mode="json"), "training": training}
         spec["nets"] = [[seed, canary.digest] for seed, canary in zip(self.seeds, self.canaries, strict=True)]
@@ -87,16 +87,16 @@ class TrainNets(Stage[Nets]):
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """The examples."""
+        """Keys of the examples."""
         return self.data.inputs(TRAIN, *([VALIDATION] if self.training.patience else []))
 
     @property
     def units(self) -> float:
-        """Nets times epochs times examples."""
+        """Number of nets times epochs times examples."""
         return float(len(self.seeds) * self.training.epochs * self.data.members(TRAIN).num_rows)
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
-        """Train the nets, and write their weights and history."""
+        """Train the nets and write their weights and history."""
         import safetensors.torch
         import torch
 
@@ -155,7 +155,7 @@ def _history(results: Sequence[Any], watch: _Watch | None) -> Any:
 
 
 class _Watch:
-    """White-box M at every net's own label after every epoch."""
+    """White-box M of every net, at the label of its canary, after every epoch."""
 
     def __init__(self, chunk: TrainNets, members: pa.Table, device: torch.device) -> None:
         config = chunk.config
@@ -172,21 +172,21 @@ class _Watch:
         self.scores: dict[tuple[int, int], dict[str, tuple[float, float]]] = {}
 
     def look(self, epoch: int, nets: Sequence[int], forward: Forward, known: Tensor | None) -> None:
-        """Scores the nets; `known` are the class scores of all training rows, so that only x_u is computed."""
+        """Score the nets; `known` holds the class scores of all training rows if available, so that only x_u is evaluated."""
         import torch
 
         from memlib.observe.outputs import class_scores
 
         for label, (clean, featured) in self.examples.items():
-            mine = [i for i, net in enumerate(nets) if self.labels[net] == label]
-            if not mine:
+            chosen = [i for i, net in enumerate(nets) if self.labels[net] == label]
+            if not chosen:
                 continue
-            shown = class_scores(forward, featured, num_nets=len(nets), device=self.device)[mine]
+            shown = class_scores(forward, featured, num_nets=len(nets), device=self.device)[chosen]
             if known is not None:
-                plain = known[:, torch.from_numpy(self.places[label]).to(known.device)].cpu().numpy()[mine]
+                plain = known[:, torch.from_numpy(self.places[label]).to(known.device)].cpu().numpy()[chosen]
             else:
-                plain = class_scores(forward, clean, num_nets=len(nets), device=self.device)[mine]
+                plain = class_scores(forward, clean, num_nets=len(nets), device=self.device)[chosen]
             for output in self.outputs:
                 values, p = m_of_label(plain, shown, label, output)
-                for i, value, chance in zip(mine, values.tolist(), p.tolist(), strict=True):
+                for i, value, chance in zip(chosen, values.tolist(), p.tolist(), strict=True):
                     self.scores.setdefault((nets[i], epoch), {})[output] = (value, chance)

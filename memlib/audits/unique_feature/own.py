@@ -1,6 +1,6 @@
-"""A model that was trained elsewhere: the feature's score among those of other features of the same kind.
+"""External models: the feature's score compared with the scores of other features of the same kind (null features).
 
-Under the null the feature is one of them: whatever the model does to features of this kind it does to this one too.
+Under the null hypothesis the feature is exchangeable with them: the model treats it like any other feature of this kind.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,35 +22,35 @@ from memlib.stats.randomization import detectable
 
 
 def check_nulls(count: int, alpha: float) -> None:
-    """Refuse a comparison in which even the highest of all features would not be significant.
+    """Check that there are enough null features for the highest-scoring feature to be significant.
 
     Raises:
         UserError: for fewer than 1 / alpha - 1 null features.
     """
     if 1 / (count + 1) > alpha * (1 + 1e-12):
         raise UserError(
-            f"there are {count} null features, but a rank among them needs {round(1 / alpha) - 1} at score.alpha {alpha:g}; "
+            f"there are {count} null features, but at score.alpha {alpha:g} the rank test needs {round(1 / alpha) - 1}; "
             "raise score.null_features or give a list of texts in canary.feature.nulls"
         )
 
 
 def own_units(names: Sequence[str], scores: NDArray[np.float64], config: Config, *, label: int | None = None) -> pa.Table:
-    """A row a feature and setting: the maximum over labels, or the score at the feature's label where it is known.
+    """Return one row per feature and setting: the maximum over labels, or the score at the canary's label if it is known.
 
-    All features, the tested one too, are centred by their common mean at each label, which keeps them exchangeable. At a
-    known label there is no maximum: the grey box, which knows the label then, is the white box.
+    At each label all features, including the tested one, are centred by their common mean, which keeps them exchangeable.
+    If the label is known, no maximum is taken, and the grey-box score becomes the white-box score (m_white).
 
     Args:
-        names: of the features; "canary" is the tested one.
+        names: names of the features; "canary" is the tested one.
         scores: (num_features, num_settings, num_classes, 4), as from score_by_label.
         config: outputs.
-        label: of the canary, where it is known.
+        label: the canary's label, if known.
 
     Returns:
         tables.UNITS.
 
     Raises:
-        UserError: when no example has the label.
+        UserError: if no example has the label.
     """
     rows = []
     net = Net(number=0, canary=0, control=False, seed=0, label=-1 if label is None else label)
@@ -58,7 +58,7 @@ def own_units(names: Sequence[str], scores: NDArray[np.float64], config: Config,
     for setting, (metric, output) in enumerate(settings_of(config)):
         labels = features.labels(setting)
         if label is not None and label not in labels:
-            raise UserError(f"canary.label is {label}, but no example has that class; there are {labels.tolist()}")
+            raise UserError(f"canary.label is {label}, but no example has that class; choose one of {labels.tolist()}")
         values = features.values(setting)
         centre = values.mean(axis=0)
         known = None if label is None else int(np.flatnonzero(labels == label)[0])
@@ -79,21 +79,21 @@ def own_units(names: Sequence[str], scores: NDArray[np.float64], config: Config,
 
 
 def summarize_own(units: pa.Table, config: Config, *, null: str) -> pa.Table:
-    """The findings on a model that was trained elsewhere, black box first.
+    """Return the findings on an external model, black box first.
 
-    Each score is tested by the rank of the feature among the null features, Holm over the scores.
+    Each score is tested by the feature's rank among the null features, with Holm's adjustment over the scores.
 
     Args:
-        units: scores of one net, of the feature (canary) and of null features.
+        units: scores of one net for the feature (canary) and for null features.
         config: alpha, bound.
-        null: what the null features are: names, letters, list or pictures.
+        null: kind of the null features: names, letters, list or pictures.
 
     Returns:
         tables.SUMMARY.
     """
     metrics = sorted(set(units["metric"].to_pylist()) & set(SETTING), key=["m_black", "m_grey", "m_white"].index)
     keys = [(metric, output) for metric in metrics for output in config.outputs]
-    bounds = [config.bound, *[None] * (len(keys) - 1)]  # in the headline's unit
+    bounds = [config.bound, *[None] * (len(keys) - 1)]  # the bound is in the unit of the headline's score
     rows = [
         row
         for key, bound in zip(keys, bounds, strict=True)
@@ -107,14 +107,14 @@ def summarize_own(units: pa.Table, config: Config, *, null: str) -> pa.Table:
 def _rows(
     units: pa.Table, metric: str, output: str, alpha: float, bound: float | None, *, null: str, num_scores: int
 ) -> Iterator[Row]:
-    """The feature's score above the mean of the others, with its test; then both alone."""
-    mine = [row for row in units.to_pylist() if row["metric"] == metric and row["output"] == output]
-    known = next(row["value"] for row in mine if row["feature"] == "canary")
-    nulls = np.array([row["value"] for row in mine if row["feature"] != "canary"])
+    """Yield the test of the feature's score above the mean of the null features, then each of the two values alone."""
+    scores = [row for row in units.to_pylist() if row["metric"] == metric and row["output"] == output]
+    known = next(row["value"] for row in scores if row["feature"] == "canary")
+    nulls = np.array([row["value"] for row in scores if row["feature"] != "canary"])
     params: dict[str, Any] = {"metric": metric, "setting": SETTING[metric], "output": output, "null": null}
     params["nulls"] = len(nulls)
     smallest, mean = 1 / (1 + len(nulls)), float(nulls.mean())
-    lowest = np.sort(nulls)[max(0, int(0.05 * (len(nulls) + 1)) - 1)]  # a feature like them lies below with 5 %
+    lowest = np.sort(nulls)[max(0, int(0.05 * (len(nulls) + 1)) - 1)]  # an exchangeable feature lies below it in 5 % of cases
     yield tested(
         metric, params | {"group": "feature - others"}, known - mean, n=len(nulls), p_value=permutation_p(known, nulls),
         family=OWN, upper_bound=float(known - lowest), bound=bound, smallest_p=smallest,

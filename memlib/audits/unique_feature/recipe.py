@@ -1,4 +1,4 @@
-"""What an audit of unique features is told."""
+"""Recipe of the unique-feature audit."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,40 +24,41 @@ from memlib.specs.observing import WEIGHTLESS
 from memlib.specs.subject import TrainIt
 
 Output = Literal["probability", "logit"]
-CONTROLS_FOR_P = 19  # below, no net can have a calibrated p of .05
+CONTROLS_FOR_P = 19  # with fewer controls, no net can reach a calibrated p of .05
 SETTING = {"m_white": "white", "m_grey": "grey", "m_black": "black", "m_w": "white", "m_kl": "black"}
 
 
 class Config(Spec):
-    """How nets are scored."""
+    """Settings for scoring nets and testing their scores."""
 
     added_later: ClassVar[frozenset[str]] = frozenset({"bound"})
 
     outputs: tuple[Output, ...] = ("probability", "logit")
-    """What M is computed on; the first is the headline. Eq. 1 says probability, the published numbers are on logits."""
+    """Outputs that M is computed on; the first gives the headline. Eq. 1 uses probabilities, the published results logits."""
     alpha: float = Field(default=0.05, gt=0, lt=1)
-    """Level of the criteria."""
+    """Significance level of the tests and of the criteria for single nets."""
     max_examples: int = Field(default=1000, ge=2, le=MOST_DRAWS)
-    """Examples of each label, and probe examples, that are shown at most."""
+    """Maximum number of training examples of each label on which nets are scored; probe.count limits the probe data."""
     per_epoch: bool = False
-    """Score every epoch in the white box (stacked models only)."""
+    """Compute the white-box score after every epoch (mlp, cnn_1 and cnn_2 only)."""
     random_draws: int = Field(default=1, ge=1, le=MOST_DRAWS)
-    """Evaluations of M_w and M_kl, each with random partners of its own (2022, Fig. 4)."""
+    """Number of evaluations of M_w and M_kl, each with newly drawn random partners of the feature (2022, Fig. 4)."""
     removed_pixels: tuple[Annotated[int, Field(ge=1, le=MOST_PIXELS)], ...] = ()
-    """Score also with so many pixels of the feature taken out (2023, Fig. 5)."""
+    """Also score with each of these numbers of pixels removed from the feature (2023, Fig. 5)."""
     latent: bool = False
-    """Find the units before the class scores that only the feature excites (2022, A.6); needs nets.same_seed."""
+    """Find the units of the last hidden layer that only the feature excites (2022, A.6); needs nets.same_seed."""
     null_features: int = Field(default=0, ge=0, le=MOST_MODELS)
-    """Score also other features of the same kind, the null of a model trained elsewhere (see canary.feature.nulls)."""
+    """Number of other features of the same kind to score as well; they are the null of an external model (see
+    canary.feature.nulls)."""
     bound: float | None = Field(default=None, gt=0, le=MOST_NUMBER)
-    """A difference of the headline's score that would be too small to matter, fixed before the run: when the 95 % upper
-    bound lies below it, the verdict is bounded."""
+    """Difference in the headline's score that is too small to matter, fixed before the run: if the 95 % upper bound lies
+    below it, the verdict is bounded."""
     replicates: int = Field(default=2000, ge=100, le=MOST_DRAWS)
-    """Bootstrap replicates."""
+    """Number of bootstrap replicates."""
     permutations: int = Field(default=9999, ge=100, le=MOST_DRAWS)
-    """Exchanges of canary nets and controls for p-values."""
+    """Maximum number of exchanges of canary nets and controls for a p-value."""
     seed: int = Field(default=0, ge=0, le=MOST_SEED)
-    """Of examples, random partners, bootstrap and permutations."""
+    """Seed of the examples drawn, random partners, bootstrap and permutations."""
 
     @field_validator("outputs")
     @classmethod
@@ -68,18 +69,18 @@ class Config(Spec):
 
 
 class ReportSpec(Spec):
-    """What the page shows."""
+    """Contents of the page."""
 
     examples: int = Field(default=4, ge=0, le=MOST_DRAWS)
-    """Canaries shown with and without the feature."""
+    """Number of canaries shown with and without the feature."""
     gradcam: bool = False
-    """What a convolutional model looks at, with and without the feature (2023, Fig. 8)."""
+    """Show what a convolutional model looks at, with and without the feature (2023, Fig. 8)."""
     boundaries: bool = True
-    """Decision boundaries of points with and without the feature (2023, Fig. 3)."""
+    """Show decision boundaries with and without the feature, for data that are points (2023, Fig. 3)."""
 
 
 class Recipe(Spec):
-    """A unique-feature audit from data to report: of models trained for it, or of one's own."""
+    """A unique-feature audit from data to report, of models trained for it or of an external model."""
 
     audit: Literal["unique_feature"] = "unique_feature"
     title: str = "Unique-feature audit"
@@ -88,20 +89,22 @@ class Recipe(Spec):
     split: HoldOutSpec = HoldOutSpec()
     canary: CanarySpec
     model: ClassifierSpec | None = None
-    """The models that are trained."""
+    """Architecture of the models that are trained for the audit."""
     training: TrainingSpec | None = None
-    """How they are trained."""
+    """How these models are trained."""
     trained: TrainedSpec | None = None
-    """One's own model instead of model and training."""
+    """External model to audit, instead of model and training."""
     nets: NetsSpec = NetsSpec()
     probe: ProbeSpec = ProbeSpec()
     score: Config = Config()
     influence: InfluenceSpec = InfluenceSpec()
     report: ReportSpec = ReportSpec()
     data_seeds: int = Field(default=1, ge=1, le=MOST_MODELS)
-    """Draws of the data: the source's seed and the next ones. With three or more, intervals are over them."""
+    """Number of draws of the data, from the source's seed and the following ones. With two or more, intervals are over
+    draws."""
     variants: Mapping[str, dict[str, Any]] = Field(default_factory=dict)
-    """Named changes of this recipe, each a run of its own; keys may be dotted, as in {training.patience: 5}."""
+    """Named changes to this recipe, each audited separately within the run; keys may be dotted, as in {training.patience:
+    5}."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> "Recipe":
@@ -111,7 +114,7 @@ class Recipe(Spec):
         if self.data_seeds > 1 and not hasattr(self.data.source, "seed"):
             raise ValueError(f"data_seeds needs a source with a seed; {self.data.source.kind} has none")
         if self.score.latent and not (self.nets.same_seed and self.model is not None and self.model.stackable):
-            raise ValueError("score.latent compares units of small nets, which needs nets.same_seed and mlp, cnn_1 or cnn_2")
+            raise ValueError("score.latent compares units of small nets; it needs nets.same_seed and mlp, cnn_1 or cnn_2")
         for name in self.variants:
             variant = self._variant(name)
             if (variant.score, variant.report) != (self.score, self.report):
@@ -123,7 +126,7 @@ class Recipe(Spec):
 
     @property
     def subject(self) -> TrainIt[ClassifierSpec] | TrainedSpec:
-        """Who is audited: models that are trained here, or one that was trained elsewhere."""
+        """Subject of the audit: models that are trained here, or an external model."""
         if self.model is not None and self.training is not None and self.trained is None:
             return TrainIt(self.model, self.training)
         if self.trained is None or self.model is not None or self.training is not None:
@@ -147,7 +150,7 @@ class Recipe(Spec):
     def _check_training(self, subject: TrainIt[ClassifierSpec]) -> None:
         model, training = subject.model, subject.training
         if training.objective.kind != "supervised":
-            raise ValueError(f"training.objective {training.objective.kind} makes no classifier; use supervised")
+            raise ValueError(f"training.objective {training.objective.kind} does not train a classifier; use supervised")
         if self.score.per_epoch and not model.stackable:
             raise ValueError(f"score.per_epoch is for mlp, cnn_1 and cnn_2, not for {model.architecture}")
         if training.checkpoint_epochs:
@@ -167,7 +170,7 @@ class Recipe(Spec):
 
     @property
     def cells(self) -> list["Cell"]:
-        """Every variant and draw of the data as a recipe of its own."""
+        """Cells of the audit: one per variant and draw of the data, each with a complete recipe."""
         named = [(name, self._variant(name)) for name in self.variants] or [("", self)]
         drawn = [
             (name, seed, changed(recipe, {"data_seeds": 1, "data.source.seed": _seed(recipe) + seed}))
@@ -186,7 +189,7 @@ def _seed(recipe: Recipe) -> int:
 
 @dataclass(frozen=True)
 class Cell:
-    """One variant on one draw of the data."""
+    """One variant of the recipe on one draw of the data."""
 
     variant: str
     data_seed: int

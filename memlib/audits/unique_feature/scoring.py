@@ -22,14 +22,14 @@ from memlib.stats.inference import (
 
 @dataclass(frozen=True)
 class Net:
-    """Which net a score is of.
+    """A canary net or control of a cell.
 
     Attributes:
         number: counted within the cell; a control has the number of the canary net it is paired with.
-        canary: which canary (for a control: whose clean twin it saw).
-        control: whether the feature was left out.
-        seed: of initial weights and order; nets with the same seed are pairs.
-        label: the canary's.
+        canary: number of the canary; for a control, of the canary whose clean twin it saw.
+        control: whether the feature was left out of the training set.
+        seed: seed of initial weights and order; a canary net and a control with the same seed and canary are a pair.
+        label: label of the canary.
     """
 
     number: int
@@ -41,7 +41,7 @@ class Net:
 
 @dataclass(frozen=True)
 class Pull:
-    """The self-influence of a canary without the feature and with it, in models from the same seed (2022, 3.3)."""
+    """Self-influence of a canary without and with the feature, in models from the same seed (2022, 3.3)."""
 
     example_id: str
     without_feature: float
@@ -50,14 +50,14 @@ class Pull:
 
 @dataclass(frozen=True)
 class Shown:
-    """Class scores of some nets on everything that they are scored on: (num_nets, num_examples, num_classes) logits.
+    """Class scores of nets on all examples that they are scored on: (num_nets, num_examples, num_classes) logits.
 
     Attributes:
-        labels: those that some canary of the cell has.
-        by_label: label -> (clean, featured) training examples of that label.
-        other: (clean, featured) of the probe data.
-        random_by_label: label -> one array a draw, with random partners.
-        random_other: one array a draw, of the probe data.
+        labels: labels of the cell's canaries.
+        by_label: label -> (clean, featured) for the training examples of that label.
+        other: (clean, featured) for the probe data.
+        random_by_label: label -> one array per draw, with random partners of the feature.
+        random_other: one array per draw, with random partners, for the probe data.
     """
 
     labels: Sequence[int]
@@ -68,16 +68,15 @@ class Shown:
 
 
 def score(nets: Sequence[Net], shown: Shown, config: Config, *, random: bool = True) -> pa.Table:
-    """Every score that has one label or none: m_white, and m_w and m_kl where there are random partners.
+    """Compute the scores that need no maximum over labels: m_white, and m_w and m_kl from random partners.
 
-    In the white box a net is scored at each label that some canary of the cell has, so that a control can calibrate
-    any of them.
+    In the white box a net is scored at the labels of all canaries of the cell, so that a control can calibrate any of them.
 
     Args:
-        nets: in the order of the arrays.
+        nets: the nets, in the order of the arrays.
         shown: their class scores.
         config: outputs.
-        random: whether m_w and m_kl are taken.
+        random: whether to compute m_w and m_kl.
 
     Returns:
         tables.UNITS without variant, data_seed, epoch and the p-values that need controls.
@@ -100,16 +99,16 @@ def _white_rows(nets: Sequence[Net], shown: Shown, output: Output) -> Iterator[d
 
 
 def score_by_label(shown: Shown, config: Config) -> NDArray[np.float64]:
-    """The grey- and black-box scores of some nets at every label, of which the maximum is taken later.
+    """Compute the grey- and black-box scores of nets at every label; the maximum over labels is taken later.
 
-    The maximum needs the controls: a label that any feature pushes would otherwise hide the canary's own.
+    The maximum needs the controls: a label that any feature pushes would otherwise hide the canary's label.
 
     Args:
-        shown: their class scores.
+        shown: class scores of the nets.
         config: outputs.
 
     Returns:
-        (num_nets, 2 * num_outputs, num_classes, 4): mean with the feature, mean without, p of the paired t-test, and the
+        (num_nets, 2 * num_outputs, num_classes, 4): mean with the feature, mean without it, p of the paired t-test, and
         number of examples; for each output the grey box, then the black box; NaN at labels without examples.
     """
     parts = []
@@ -120,13 +119,13 @@ def score_by_label(shown: Shown, config: Config) -> NDArray[np.float64]:
 
 def _grey(shown: Shown, output: Output) -> NDArray[np.float64]:
     num_nets, _, num_classes = shown.other[0].shape
-    found = np.full((num_nets, num_classes, 4), np.nan)
+    scores = np.full((num_nets, num_classes, 4), np.nan)
     for label, pair in shown.by_label.items():
         clean, featured = (of_label(a, label, output) for a in pair)
         _, p = paired_t(featured - clean)
         count = np.full(num_nets, clean.shape[1])
-        found[:, label] = np.stack([featured.mean(axis=1), clean.mean(axis=1), p, count], axis=1)
-    return found
+        scores[:, label] = np.stack([featured.mean(axis=1), clean.mean(axis=1), p, count], axis=1)
+    return scores
 
 
 def _black(shown: Shown, output: Output) -> NDArray[np.float64]:
@@ -168,17 +167,17 @@ def unit(
     calibrated_p: float | None = None,
     feature: str = "canary",
 ) -> dict[str, Any]:
-    """A row of tables.UNITS.
+    """Return a row of tables.UNITS.
 
     Args:
-        net: whose it is.
-        metric, output, label, draw, feature: which score.
+        net: the net that was scored.
+        metric, output, label, draw, feature: identity of the score.
         found: value and published p.
-        means: with the feature and without it.
-        count: examples.
-        tried: labels that a maximum was taken over.
-        centre: what was taken off.
-        calibrated_p: rank among controls, where it is known.
+        means: mean output with the feature and without it.
+        count: number of examples.
+        tried: number of labels over which a maximum was taken.
+        centre: centre that was subtracted.
+        calibrated_p: p by rank among the controls, if known.
     """
     value, p = float(found[0]), float(found[1])
     return {
@@ -207,12 +206,12 @@ _CALIBRATED_BY = ("metric", "output", "feature", "draw", "label", "seed", "contr
 
 
 def calibrate(units: pa.Table) -> pa.Table:
-    """Add each score's rank among the controls of other seeds, which never saw the feature: column calibrated_p.
+    """Fill column calibrated_p: each score's rank among the controls of other seeds, which never saw the feature.
 
-    White-box scores are compared with controls at the same label. Null with fewer than 19 controls.
+    White-box scores are compared with controls at the same label. Values are null with fewer than 19 controls.
 
     Args:
-        units: the scores of one cell (one variant on one draw of the data) from `score`; those of `maxima` have their ranks.
+        units: scores of one cell (one variant on one draw of the data) from `score`; `maxima` computes its own ranks.
     """
     frame = {name: units[name].to_pylist() for name in _CALIBRATED_BY}
     rows: dict[tuple[Any, ...], list[int]] = {}
@@ -232,27 +231,27 @@ def calibrate(units: pa.Table) -> pa.Table:
 def calibrated_p(
     values: NDArray[np.float64], seeds: NDArray[Any], null: NDArray[np.float64], null_seeds: NDArray[Any]
 ) -> list[float | None]:
-    """(1 + how many controls of other seeds reach the value) / (1 + how many there are)."""
+    """Return (1 + number of controls of other seeds that reach the value) / (1 + their number); None with fewer than 19."""
     ordered = np.sort(null)
     own: dict[Any, list[float]] = {}
     for seed, value in zip(null_seeds, null, strict=True):
         own.setdefault(seed, []).append(float(value))
-    found: list[float | None] = []
+    p_values: list[float | None] = []
     for value, seed in zip(values, seeds, strict=True):
-        mine = own.get(seed, [])
-        others = len(ordered) - len(mine)
-        reached = len(ordered) - int(np.searchsorted(ordered, value, side="left")) - sum(v >= value for v in mine)
-        found.append((1 + reached) / (1 + others) if others >= CONTROLS_FOR_P else None)
-    return found
+        same_seed = own.get(seed, [])
+        others = len(ordered) - len(same_seed)
+        reached = len(ordered) - int(np.searchsorted(ordered, value, side="left")) - sum(v >= value for v in same_seed)
+        p_values.append((1 + reached) / (1 + others) if others >= CONTROLS_FOR_P else None)
+    return p_values
 
 
 def nets_of(spec: NetsSpec, labels: Sequence[int], *, seed: int) -> list[Net]:
-    """The nets of a cell: every canary's, then the controls.
+    """Return the nets of a cell: those of every canary, then the controls.
 
     Args:
-        spec: how many.
-        labels: of each canary.
-        seed: every net's own seed is derived from it.
+        spec: numbers of nets and controls.
+        labels: label of each canary.
+        seed: seed from which every net's seed is derived.
     """
     count = len(labels)
     total = count * spec.seeds

@@ -1,4 +1,4 @@
-"""Nets and what they are shown, to M scores."""
+"""Stage that scores nets: show them examples with and without the feature, and compute the M scores."""
 
 from __future__ import annotations
 
@@ -36,44 +36,44 @@ BY_LABEL, LATENT = "by_label.npz", "latent.npy"
 
 
 class NetTables:
-    """What the nets of one artifact scored."""
+    """Scores of the nets of one artifact."""
 
     def __init__(self, artifact: Artifact[NetTables]) -> None:
         self._artifact = artifact
 
     @property
     def units(self) -> pa.Table:
-        """A tables.UNITS, not calibrated yet."""
+        """Scores as tables.UNITS, not yet calibrated."""
         return read_table(self._artifact.path(UNITS_FILE))
 
     @property
     def by_label(self) -> tuple[list[str], NDArray[np.float64]]:
-        """Names of features, and scores (num_features, num_nets, num_settings, num_classes, 4), see score_by_label."""
+        """Names of features, and scores (num_features, num_nets, num_settings, num_classes, 4) as from score_by_label."""
         with np.load(self._artifact.path(BY_LABEL)) as file:
             return [str(name) for name in file["features"]], file["scores"]
 
     @property
     def latent(self) -> NDArray[np.float64]:
-        """Shares of probe examples (2, num_nets, num_units) that excite a unit only with the feature, its partner."""
-        found: NDArray[np.float64] = np.load(self._artifact.path(LATENT))
-        return found
+        """Share of probe examples that excite a unit only with the feature, or partner: (2, num_nets, num_units)."""
+        shares: NDArray[np.float64] = np.load(self._artifact.path(LATENT))
+        return shares
 
 
 @dataclass(frozen=True)
 class ScoreNets(Stage[NetTables]):
-    """Show the nets of one artifact what they are scored on: units.parquet, by_label.npz.
+    """Score the nets of one artifact on examples with and without the feature: units.parquet, by_label.npz.
 
     Attributes:
         data: the training examples.
-        models: a chunk of small nets, one large model, or one that was trained elsewhere.
-        epoch: of a large model.
-        nets: who they are, in the artifact's order.
+        models: a chunk of small nets, one large model, or an external model.
+        epoch: epoch of a large model whose weights are scored.
+        nets: the nets, in the artifact's order.
         feature, feature_spec: the unique feature.
-        canaries: stored rows of every canary of the cell.
-        labels: labels that some canary of the cell has.
-        probe: what the black box is shown.
-        other: the probe data, when it is another source.
-        config: how to score.
+        canaries: stored rows of all canaries of the cell.
+        labels: labels of the cell's canaries.
+        probe: choice of the probe data, on which the black box is scored.
+        other: the probe data, if they come from another source.
+        config: scoring settings.
     """
 
     declared: ClassVar[Declared] = Declared(
@@ -105,7 +105,7 @@ class ScoreNets(Stage[NetTables]):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """How the nets are shown what; significance levels and intervals do not enter."""
+        """Scoring settings, features, canaries and nets, without significance levels and intervals."""
         shown = {"outputs", "max_examples", "random_draws", "removed_pixels", "null_features", "latent", "seed"}
         return {
             "config": self.config.model_dump(mode="json", include=shown),
@@ -120,14 +120,14 @@ class ScoreNets(Stage[NetTables]):
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """The models, the examples and the probe data."""
+        """Keys of the models, the examples and the probe data."""
         held_out = [HELD_OUT] if self.probe.kind == "held_out" else []
         other = {"probe": self.other.key} if self.other is not None else {}
         return {"models": model_key(self.models)} | self.data.inputs(TRAIN, *held_out) | other
 
     @property
     def nulls(self) -> dict[str, Feature]:
-        """Other features of the same kind, by name."""
+        """Null features: other features of the same kind, by name."""
         if not self.config.null_features:
             return {}
         shape = self.data.images.shape[1:]
@@ -135,16 +135,16 @@ class ScoreNets(Stage[NetTables]):
 
     @property
     def units(self) -> float:
-        """Nets."""
+        """Number of nets."""
         return float(len(self.nets))
 
     @property
     def near(self) -> Ref | None:
-        """The models."""
+        """Address of the models; None for an external model."""
         return None if isinstance(self.models, TrainedSpec) else self.models.ref
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
-        """Show the nets everything, and write their scores."""
+        """Score the nets and write their scores."""
         show = _Show(self, *load_any(self.models, self.epoch, self.data.num_classes, device), device)
         check_varied(self.models, show.clean, attempt)
         whole = show.everything(self.feature, random=True)
@@ -166,17 +166,17 @@ class ScoreNets(Stage[NetTables]):
     def _with_epochs(self, units: pa.Table) -> pa.Table:
         epochs = [0] if isinstance(self.models, TrainedSpec) else trained_epochs(self.models, self.epoch)
         position = {(net.number, net.control): i for i, net in enumerate(self.nets)}
-        who = zip(units["net"].to_pylist(), units["control"].to_pylist(), strict=True)
-        column_of = [epochs[position[net]] for net in who]
+        nets = zip(units["net"].to_pylist(), units["control"].to_pylist(), strict=True)
+        column_of = [epochs[position[net]] for net in nets]
         return units.set_column(units.schema.get_field_index("epoch"), "epoch", pa.array(column_of, type=pa.int64()))
 
     def _write_latent(self, attempt: Attempt, device: torch.device) -> None:
-        """latent.npy (2, num_nets, num_units): share of probe examples that excite a unit only with feature, partner."""
+        """Write latent.npy; for its content, see NetTables.latent."""
         from memlib.observe.outputs import class_scores
 
         assert not isinstance(self.models, TrainedSpec)
         nets = self.models.content
-        assert isinstance(nets, Nets), "layers within large models are not looked at"
+        assert isinstance(nets, Nets), "hidden layers of large models are not supported"
         forward = nets.forward(device=device, layers=-1)
         other = self.feature.clean(probe_examples(self.data, self.probe, self.other, seed=self.config.seed))
         partner = self.feature.insert_random(other, seed=derive_seed(self.config.seed, "partner", 0, "probe"))
@@ -188,7 +188,7 @@ class ScoreNets(Stage[NetTables]):
 
     @classmethod
     def open(cls, artifact: Artifact[NetTables]) -> NetTables:
-        """Return what the nets scored."""
+        """Return the scores of the nets."""
         return NetTables(artifact)
 
 
@@ -198,7 +198,7 @@ def _named(units: pa.Table, feature: str) -> pa.Table:
 
 
 class _Show:
-    """Shows nets the examples of a cell, clean ones once."""
+    """Class scores of nets on the examples of a cell; clean examples are evaluated only once."""
 
     def __init__(self, job: ScoreNets, forward: Forward, take: Take, device: torch.device) -> None:
         self._job, self._forward, self._take, self._device = job, forward, take, device
@@ -215,11 +215,11 @@ class _Show:
 
     @property
     def clean(self) -> NDArray[np.float32]:
-        """The class scores of the examples without the feature, (num_nets, num_examples, num_classes)."""
+        """Class scores of the examples without the feature, (num_nets, num_examples, num_classes)."""
         return np.concatenate(list(self._clean.values()), axis=1)
 
     def white(self, feature: Feature) -> Shown:
-        """The class scores of the canaries' own labels alone."""
+        """Return the class scores that the white box needs: on examples of the canaries' labels only."""
         pairs = {label: self._pair(feature, label) for label in self._job.labels}
         return Shown(self._job.labels, pairs, (self._clean_other, self._clean_other), {}, [])
 
@@ -227,7 +227,7 @@ class _Show:
         return self._clean[label], self._scores(feature.insert(self._job.feature.clean(self._examples[label])))
 
     def everything(self, feature: Feature, *, random: bool = False) -> Shown:
-        """The class scores that the scores need."""
+        """Return the class scores that all M scores need; `random` adds those with random partners of the feature."""
         job = self._job
         by_label = {label: self._pair(feature, label) for label in self._examples}
         other = self._clean_other, self._scores(feature.insert(job.feature.clean(self._other)))
@@ -246,10 +246,10 @@ class _Show:
 
 
 def probe_examples(data: TrainingData, probe: ProbeSpec, other: Artifact[Shard] | None, *, seed: int) -> NDArray[Any]:
-    """The data D_r of the black box, in the shape of the training examples.
+    """Return the probe data D_r of the black box, in the shape of the training examples.
 
     Raises:
-        UserError: when there are none, or they do not fit.
+        UserError: if there are fewer than two, or if their shape or type differs.
     """
     rng = np.random.default_rng(derive_seed(seed, "probe data"))
     shape = data.images.shape[1:]
@@ -272,7 +272,7 @@ def probe_examples(data: TrainingData, probe: ProbeSpec, other: Artifact[Shard] 
         raise UserError(f"probe examples are {seen_shape} {images.dtype}, but the models take {wanted} {data.images.dtype}")
     if len(rows) < 2:
         raise UserError(
-            f"there are {len(rows)} probe examples, a paired test needs two; see probe and split.held_out_per_class"
+            f"there are {len(rows)} probe examples, but a paired test needs two; see probe and split.held_out_per_class"
         )
     chosen: NDArray[Any] = images[np.sort(rng.permutation(rows)[: probe.count])]
     return chosen

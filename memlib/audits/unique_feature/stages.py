@@ -1,4 +1,4 @@
-"""The stages of a unique-feature audit: canaries, many nets, their scores, the page."""
+"""Stages of a unique-feature audit: canaries, many nets, their scores, the page."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ _SCORING = (*(f"{_HERE}.{room}" for room in _ROOMS), *FINDINGS)
 
 @dataclass(frozen=True)
 class ChooseCanaries(Stage[list[dict[str, Any]]]):
-    """Say which training examples carry the feature: canaries.parquet, rows of tables.SPLITS in order of choice.
+    """Choose the training examples that carry the feature: canaries.parquet, rows of tables.SPLITS in order of choice.
 
     Attributes:
-        canary: how many, and how they are chosen.
+        canary: number of canaries, and how they are chosen.
         data: the training examples.
-        influence: the self-influence of each, where the choice asks for it.
+        influence: self-influence of each example, if the choice depends on it.
     """
 
     declared: ClassVar[Declared] = Declared("canaries", 1, ("memlib.data.canaries",))
@@ -61,12 +61,12 @@ class ChooseCanaries(Stage[list[dict[str, Any]]]):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """The choice; what is done to the chosen does not enter."""
+        """The rule of choice, without what is then done to the chosen examples."""
         return self.canary.model_dump(mode="json", exclude={"feature", "mode", "repeats"})
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """The examples, and their self-influence."""
+        """Keys of the examples and of their self-influence."""
         known = {} if self.influence is None else {"influence": self.influence.key}
         return self.data.inputs(TRAIN) | known
 
@@ -93,17 +93,17 @@ def influence_by_example(influence: Artifact[Tables]) -> Mapping[str, float]:
 
 @dataclass(frozen=True)
 class Scored:
-    """What a cell's nets are, and where their scores and histories are.
+    """A cell's nets with the artifacts that hold their weights, histories and scores.
 
     Attributes:
-        variant, data_seed: the cell.
+        variant, data_seed: variant and draw of the data that define the cell.
         canaries: the chosen examples.
-        feature: the unique feature, as it is put into examples.
+        feature: the unique feature, as inserted into examples.
         data: the examples.
-        nets: for each artifact of models, its nets.
-        models, scores: the artifacts, in the same order.
-        epoch: the last one of a large model.
-        pulls: what the feature did to canaries' self-influence.
+        nets: the nets of each artifact of models.
+        models, scores: artifacts, in the order of `nets`.
+        epoch: last epoch of a large model.
+        pulls: self-influence of canaries with and without the feature.
     """
 
     variant: str
@@ -120,11 +120,11 @@ class Scored:
 
 @dataclass(frozen=True)
 class Score(ScoresStage):
-    """Calibrate the scores of nets on their controls and say what was found.
+    """Calibrate the scores of nets against their controls and summarize the findings.
 
     Attributes:
-        cells: the nets by variant and data seed.
-        config: outputs, level, intervals.
+        cells: the nets, by variant and data seed.
+        config: outputs, significance level, intervals.
     """
 
     declared: ClassVar[Declared] = Declared("score", 6, _SCORING)
@@ -135,7 +135,7 @@ class Score(ScoresStage):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """How to score, and the cells."""
+        """Scoring settings, and the cells with their self-influences."""
         known = [[[canary["example_id"], canary["self_influence"]] for canary in cell.canaries] for cell in self.cells]
         return {
             "config": self.config.model_dump(mode="json"),
@@ -145,7 +145,7 @@ class Score(ScoresStage):
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """The scores of the nets."""
+        """Keys of the nets' scores."""
         return {"scores": [[scores.key for scores in cell.scores] for cell in self.cells]}
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
@@ -177,11 +177,11 @@ class Score(ScoresStage):
 
 
 def _by_label(cell: Scored) -> dict[str, ByLabel]:
-    """The grey- and black-box scores of a cell's nets at every label, by feature."""
+    """Return the grey- and black-box scores of a cell's nets at every label, by feature."""
     nets = [net for group in cell.nets for net in group]
-    found = [scores.content.by_label for scores in cell.scores]
-    names = found[0][0]
-    scores = np.concatenate([scores for _, scores in found], axis=1)
+    parts = [scores.content.by_label for scores in cell.scores]
+    names = parts[0][0]
+    scores = np.concatenate([scores for _, scores in parts], axis=1)
     return {name: ByLabel(nets, part) for name, part in zip(names, scores, strict=True)}
 
 
@@ -207,7 +207,7 @@ def _who(units: pa.Table) -> list[tuple[int, bool]]:
 
 
 def _latent(cell: Scored) -> pa.Table:
-    """The units that only the feature excites, in canary nets and in controls."""
+    """Return curves of the units that only the feature excites, in canary nets and in controls."""
     from memlib.audits.unique_feature.curves import latent_curves
 
     sides: dict[bool, list[Any]] = {False: [], True: []}
@@ -220,12 +220,12 @@ def _latent(cell: Scored) -> pa.Table:
 
 @dataclass(frozen=True)
 class ScoreOwn(ScoresStage):
-    """Say what was found on a model that was trained elsewhere.
+    """Summarize the findings on an external model.
 
     Attributes:
-        scores: of the feature and of others of its kind.
-        config: outputs and level.
-        canary: the feature, and its label where that is known.
+        scores: scores of the feature and of other features of its kind.
+        config: outputs and significance level.
+        canary: the feature, and its label if known.
     """
 
     declared: ClassVar[Declared] = Declared("score_own", 2, _SCORING)
@@ -237,19 +237,19 @@ class ScoreOwn(ScoresStage):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """How to score, and what the null is made of."""
+        """Scoring settings, the kind of null features, and the canary's label."""
         config = self.config.model_dump(mode="json", include={"alpha", "outputs", "bound"})
         return config | {"null": null_kind(self.canary.feature), "label": self.canary.label}
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """The scores."""
+        """Key of the scores."""
         return {"scores": self.scores.key}
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write units, summary and empty curves."""
-        names, found = self.scores.content.by_label
-        units = own_units(names, found[:, 0], self.config, label=self.canary.label)
+        names, scores = self.scores.content.by_label
+        units = own_units(names, scores[:, 0], self.config, label=self.canary.label)
         write_table(units, UNITS, attempt.path(UNITS_FILE))
         summary = summarize_own(units, self.config, null=null_kind(self.canary.feature))
         write_table(summary, SUMMARY, attempt.path(SUMMARY_FILE))
@@ -257,16 +257,16 @@ class ScoreOwn(ScoresStage):
 
 
 def _history(cell: Scored) -> pa.Table:
-    """The training histories of small nets, with who they are of."""
+    """Return the training histories of small nets, with columns that identify the nets."""
     parts = []
     for models, nets in zip(cell.models, cell.nets, strict=True):
         content = models.content
         if not isinstance(content, Nets):
-            continue  # a large model keeps its own history
+            continue  # the history of a large model is not per net
         table = content.history
-        who = [nets[position] for position in table["position"].to_pylist()]
+        trained = [nets[position] for position in table["position"].to_pylist()]
         for name in ("net", "control", "seed", "label"):
-            values = [net.number if name == "net" else getattr(net, name) for net in who]
+            values = [net.number if name == "net" else getattr(net, name) for net in trained]
             table = table.append_column(name, pa.array(values))
         table = table.append_column("variant", pa.array([cell.variant] * table.num_rows, type=pa.string()))
         parts.append(table.append_column("data_seed", pa.array([cell.data_seed] * table.num_rows, type=pa.int64())))
@@ -287,7 +287,7 @@ class Report(PageStage):
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """Scores, and the examples that are shown."""
+        """Keys of the scores and of the examples that are shown."""
         return {"scores": self.scores.key, "data": [cell.data.inputs(TRAIN) for cell in self.cells]}
 
     @property

@@ -1,4 +1,4 @@
-"""From scores to the findings: one test a variant, its other scores as one family, and estimates."""
+"""Findings from scores: one headline test per variant, its other scores as a second family, and estimates."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -31,18 +31,19 @@ def summarize(
     influence: Influence | None = None,
     pulls: Mapping[str, Sequence[Pull]] | None = None,
 ) -> pa.Table:
-    """The findings for each variant, score and output, with the verdict of the run on the first row.
+    """Return the findings for each variant, score and output, with the verdict of the run on the first row.
 
-    The one test of a variant is of the paired difference in m_white on the first output: what the feature's single
-    appearance did to the nets; Holm over variants. The differences of all scores are a second family, adjusted by max-T;
-    how many single nets exceed the controls is a third. All else is estimates and diagnostics.
+    The headline test of a variant is of the paired difference in m_white on the first output, that is, of the effect that
+    the feature's appearance in training had on the nets; adjusted by Holm over variants. The differences of the other
+    scores form a second family, adjusted by max-T over all scores; the numbers of single nets that exceed the controls form
+    a third. All other rows are estimates and diagnostics.
 
     Args:
-        units: tables.UNIQUE_FEATURE_UNITS, calibrated.
-        cells: the grey- and black-box scores at every label by (variant, data seed), in the order of the units' nets.
+        units: tables.UNITS, calibrated.
+        cells: grey- and black-box scores at every label by (variant, data seed), in the order of the units' nets.
         config: alpha, bound, replicates, permutations, seed.
-        influence: self-influence by (variant, data seed, example id), where canaries were chosen by it.
-        pulls: self-influence of canaries with the feature and without, by variant.
+        influence: self-influence by (variant, data seed, example id), if canaries were chosen by it.
+        pulls: self-influence of canaries with and without the feature, by variant.
 
     Returns:
         tables.SUMMARY.
@@ -55,12 +56,12 @@ def summarize(
     rest: list[Row] = []
     for variant, scores in variants.items():
         seeds = dict.fromkeys(s for name, s in cells if name == variant)
-        mine = list(_rows_of_variant(variant, scores, [cells[variant, s] for s in seeds], config, len(variants)))
-        heads.append(mine[0])
-        rest += mine[1:]
+        of_variant = list(_rows_of_variant(variant, scores, [cells[variant, s] for s in seeds], config, len(variants)))
+        heads.append(of_variant[0])
+        rest += of_variant[1:]
     rest += _changes({variant: scores[0] for variant, scores in variants.items()})
     rest += _correlations(units, influence or {})
-    rest += [row for variant, found in (pulls or {}).items() for row in _pull_rows(variant, found)]
+    rest += [row for variant, of_canaries in (pulls or {}).items() for row in _pull_rows(variant, of_canaries)]
     rows = settle([*heads, *rest], alpha=config.alpha)
     return summary_table(rows, verdict(rows, alpha=config.alpha))
 
@@ -81,7 +82,7 @@ class _Scored:
         return str(self.params["metric"])
 
     def means(self, values: Sequence[NDArray[np.float64]], nets: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
-        """Values by unit; `nets` says whose they are in each draw."""
+        """Return the values by unit; `nets` holds the nets that they belong to in each draw."""
         return unit_means(values, [d.canary[n] for d, n in zip(self.draws, nets, strict=True)])
 
     def over(self, nets: Sequence[NDArray[np.int64]]) -> str:
@@ -89,12 +90,12 @@ class _Scored:
 
     @property
     def paired(self) -> list[NDArray[np.int64]]:
-        """The canary net of each pair."""
+        """Canary net of each pair, one array per draw."""
         return [d.pairs[:, 0] for d in self.draws]
 
     @property
     def gains(self) -> NDArray[np.float64]:
-        """Differences to the controls by unit; none when a draw has no pair."""
+        """Differences from the controls by unit; empty if any draw has no pair."""
         if not all(len(pairs) for pairs in self.paired):
             return np.zeros(0)
         return self.means([d.gains for d in self.draws], self.paired)
@@ -109,19 +110,19 @@ class _Scored:
 def _rows_of_variant(
     variant: str, scores: Sequence[_Scored], cells: Sequence[ByLabel], config: Config, num_variants: int
 ) -> Iterator[Row]:
-    """The headline first."""
+    """Yield the rows of one variant, the headline first."""
     level = config.alpha / num_variants
-    found = exchange([s.score for s in scores], cells, alpha=level, permutations=config.permutations, seed=config.seed)
+    exchanged = exchange([s.score for s in scores], cells, alpha=level, permutations=config.permutations, seed=config.seed)
     for place, scored in enumerate(scores):
         if not len(scored.gains):
             continue
-        if found is None:
+        if exchanged is None:
             yield _difference(scored)
         elif place == 0:
-            yield _tested_difference(scored, found, 0, family=HEADLINE, level=level, bound=config.bound)
+            yield _tested_difference(scored, exchanged, 0, family=HEADLINE, level=level, bound=config.bound)
         else:
             yield _tested_difference(
-                scored, found, place, family=_family("scores", variant), level=config.alpha / len(scores)
+                scored, exchanged, place, family=_family("scores", variant), level=config.alpha / len(scores)
             )
     for scored in scores:
         yield from _group_rows(scored)
@@ -141,7 +142,7 @@ def _difference(scored: _Scored) -> Row:
 def _tested_difference(
     scored: _Scored, found: Exchanged, place: int, *, family: str, level: float, bound: float | None = None
 ) -> Row:
-    """The difference with its test; scores other than the headline carry their max-T p-value."""
+    """Return the difference with its test; scores other than the headline carry their max-T p-value."""
     gains, over = scored.gains, scored.over(scored.paired)
     upper = scored.interval(gains, over, level=0.9)
     pairs = sum(len(pairs) for pairs in scored.paired)
@@ -157,7 +158,7 @@ def _tested_difference(
 
 
 def _group_rows(scored: _Scored) -> Iterator[Row]:
-    """Mean and maximum of canary nets and of controls."""
+    """Yield mean and maximum of canary nets and of controls."""
     for group, chosen in (("canary", [d.nets for d in scored.draws]), ("control", [d.controls for d in scored.draws])):
         if not all(len(nets) for nets in chosen):
             continue
@@ -177,13 +178,13 @@ def _proportions(scored: _Scored, variant: str, num_scores: int) -> Iterator[Row
     if scored.one_seed:
         return
     criteria = [draw.criteria for draw in scored.draws]
-    if all("calibrated" in found for found in criteria):
-        yield _calibrated(scored, [found["calibrated"] for found in criteria], variant, num_scores)
-    yield from _published(scored, [found["published"] for found in criteria])
+    if all("calibrated" in masks for masks in criteria):
+        yield _calibrated(scored, [masks["calibrated"] for masks in criteria], variant, num_scores)
+    yield from _published(scored, [masks["published"] for masks in criteria])
 
 
 def _calibrated(scored: _Scored, beyond: Sequence[NDArray[np.bool_]], variant: str, num_scores: int) -> Row:
-    """How many nets exceed the controls' threshold; a test with one draw of the data, where all nets share it."""
+    """Return the share of nets above the controls' threshold: a test with one draw of the data, an estimate with several."""
     nets = [d.nets for d in scored.draws]
     means = scored.means([b[n].astype(float) for b, n in zip(beyond, nets, strict=True)], nets)
     at = {**scored.params, "criterion": "calibrated"}
@@ -202,13 +203,13 @@ def _calibrated(scored: _Scored, beyond: Sequence[NDArray[np.bool_]], variant: s
 
 
 def _detectable_share(count: int, rank: int, controls: int, level: float) -> float | None:
-    """The share of nets beyond the threshold that gives a rejection with a power of 80 %."""
+    """Return the share of nets above the threshold that leads to rejection with a power of 80 %."""
     needed = [h for h in range(1, count + 1) if exceedance_p(h, count, rank=rank, num_controls=controls) <= level]
     return float(scipy.stats.beta.ppf(POWER, needed[0], count - needed[0] + 1)) if needed else None
 
 
 def _published(scored: _Scored, memorized: Sequence[NDArray[np.bool_]]) -> Iterator[Row]:
-    """The papers' criterion in canary nets, in controls, and the difference within pairs; it calls many controls too."""
+    """Yield the shares of canary nets and of controls that meet the papers' criterion, and their difference within pairs."""
     at = {**scored.params, "criterion": "published"}
     nets, controls = [d.nets for d in scored.draws], [d.controls for d in scored.draws]
     for name, chosen in (("proportion_memorized", nets), ("proportion_control", controls)):
@@ -223,14 +224,14 @@ def _published(scored: _Scored, memorized: Sequence[NDArray[np.bool_]]) -> Itera
 
 
 def _fixed(scored: _Scored, means: NDArray[np.float64], over: str) -> Interval | None:
-    """Of a proportion by a fixed threshold, over nets, or over the proportions of canaries or draws."""
+    """Return the exact interval of a proportion above a fixed threshold, over nets, canaries or draws of the data."""
     if scored.interval(means, over) is None:  # too few units
         return None
     return Interval(*exact_interval(float(means.sum()), len(means)), over)
 
 
 def _share(interval: Interval | None, *, low: float = 0.0) -> Interval | None:
-    """An interval of a proportion: within its range, and none where equal units gave it no width."""
+    """Clip the interval of a proportion to its range; return None if equal units gave it no width."""
     if interval is None or interval.high is None or interval.high - interval.low < 1e-12:
         return None
     return Interval(max(low, interval.low), min(1.0, interval.high), interval.over)
@@ -240,7 +241,7 @@ def _share(interval: Interval | None, *, low: float = 0.0) -> Interval | None:
 
 
 def _changes(heads: Mapping[str, _Scored]) -> Iterator[Row]:
-    """How the headline's difference changes from the first variant to each other one."""
+    """Yield the change in the headline's difference from the first variant to each other one."""
     (first, base), *rest = heads.items()
     for _, scored in rest:
         a, b = scored.gains, base.gains
@@ -258,12 +259,12 @@ def _changes(heads: Mapping[str, _Scored]) -> Iterator[Row]:
 
 
 def _same_units(first: _Scored, second: _Scored) -> bool:
-    """Whether two variants have the same seeds and canaries in the same draws."""
+    """Return whether two variants have the same seeds and canaries in the same draws."""
     return [d.keys for d in first.draws] == [d.keys for d in second.draws]
 
 
 def _correlations(units: pa.Table, influence: Influence) -> Iterator[Row]:
-    """How well the restricted settings follow the white box (2023, Figs. 6 and 7), and M self-influence (2022, 3.3)."""
+    """Yield correlations of m_white with the other scores (2023, Figs. 6 and 7) and of self-influence with M (2022, 3.3)."""
     scores: dict[tuple[str, str], dict[str, dict[Any, float]]] = {}
     for row in units.to_pylist():
         if row["control"] or not row["own_label"] or row["draw"] or row["feature"] != "canary":
@@ -272,17 +273,17 @@ def _correlations(units: pa.Table, influence: Influence) -> Iterator[Row]:
         outputs = {row["output"]} if row["output"] in ("probability", "logit") else {"probability", "logit"}
         for output in outputs:
             scores.setdefault((row["variant"], output), {}).setdefault(row["metric"], {})[net] = row["value"]
-    for (variant, output), found in scores.items():
+    for (variant, output), by_metric in scores.items():
         pairs = {
-            ("m_white", other): (found["m_white"], found[other])
-            for other in found
-            if "m_white" in found and other != "m_white"
+            ("m_white", other): (by_metric["m_white"], by_metric[other])
+            for other in by_metric
+            if "m_white" in by_metric and other != "m_white"
         }
-        for metric in found:
+        for metric in by_metric:
             known = {
-                net: influence[variant, net[0], net[2]] for net in found[metric] if (variant, net[0], net[2]) in influence
+                net: influence[variant, net[0], net[2]] for net in by_metric[metric] if (variant, net[0], net[2]) in influence
             }
-            pairs["self_influence", metric] = (known, found[metric])
+            pairs["self_influence", metric] = (known, by_metric[metric])
         for (first, second), (a, b) in pairs.items():
             params = {"variant": variant} if variant else {}
             params |= {"metric": "correlation", "of": f"{first} and {second}", "output": output, "statistic": "Pearson"}
@@ -292,7 +293,7 @@ def _correlations(units: pa.Table, influence: Influence) -> Iterator[Row]:
 
 
 def _correlation(params: Mapping[str, Any], a: Mapping[Any, float], b: Mapping[Any, float], *, by_canary: bool) -> Row | None:
-    """Pearson's correlation over nets, or over canaries where one side is a number a canary."""
+    """Return Pearson's correlation over nets, or over canaries if one side has only one value per canary."""
     nets = sorted(a.keys() & b.keys())
     x, y = np.array([a[net] for net in nets]), np.array([b[net] for net in nets])
     canaries = np.unique([f"{net[0]} {net[2]}" for net in nets], return_inverse=True)[1]
@@ -310,7 +311,7 @@ def _correlation(params: Mapping[str, Any], a: Mapping[Any, float], b: Mapping[A
 
 
 def _pull_rows(variant: str, pulls: Sequence[Pull]) -> Iterator[Row]:
-    """Each canary's self-influence with the feature and without."""
+    """Yield each canary's self-influence with the feature and without it."""
     for pull in pulls:
         for group, value in (("with the feature", pull.with_feature), ("without", pull.without_feature)):
             params = {"variant": variant} if variant else {}

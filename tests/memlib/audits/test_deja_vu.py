@@ -268,7 +268,7 @@ def test_probe_gaps_are_means_of_the_directions() -> None:
     ("decode", "message"),
     [
         ({"layers": ["projector_9"]}, "projector_9.*this model has backbone, projector_1, projector_2, projector_3"),
-        ({"epochs": [3]}, r"decode\.epochs names 3; training keeps \[5\]"),
+        ({"epochs": [3]}, r"decode\.epochs names epoch 3; training keeps \[5\]"),
         ({"k": []}, "at least 1 item"),
         ({"k": [0]}, "greater than or equal to 1"),
         ({"layers": []}, "at least one layer"),
@@ -416,7 +416,7 @@ def test_an_upside_down_comparison_is_not_bounded() -> None:
     assert row["value"] < -0.2
     assert row["upper_bound"] is None
     assert row["conclusion"] == "inconclusive"
-    assert "upside down" in row["sentence"]
+    assert "opposite direction to memorization" in row["sentence"]
 
 
 def test_models_that_agree_on_many_images_are_bounded_and_say_so() -> None:

@@ -185,7 +185,7 @@ def test_one_model_is_trained_and_audited_to_a_page(tmp_path: Path) -> None:
         by_image.setdefault((row["example_id"], row["crop"]), set()).add(row["reference_prediction"])
     assert all(len(found) == 1 for found in by_image.values())
     page = Path(run.report).read_text()
-    for text in ("training minus held-out", "from the background alone", "in place of a second model", "held-out images"):
+    for text in ("training minus held-out", "from the background alone", "instead of a second model", "held-out images"):
         assert text in page, text
     assert "both directions" not in page
     series = set(pq.ParquetFile(run.results["curves"]).read()["series"].to_pylist())
@@ -223,15 +223,18 @@ def test_embeddings_of_one_encoder_are_audited(tmp_path: Path, capsys: pytest.Ca
     _, run, units = audited(tmp_path / "store", f"encoders={given}", "training=null", "decode.layers=[last]")
     assert run.findings[0].verdict != "shown"  # noise remembers nothing
     assert pc.sum(pc.equal(units["direction"], "B")).as_py() > 0
-    assert "the sets A and C alone is what its owner says" in Path(run.report).read_text()
+    assert "According to its owner, the encoder was trained only on the sets A and C" in Path(run.report).read_text()
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (["decode.stability={}"], "with reference there is one alone"),
+        (["decode.stability={}"], "with reference there is only one"),
         (["reference.folds=90"], "too few for 90 folds"),
-        (["reference=null", "training=null", "encoders=[{a: {kind: embeddings, path: a}}]"], "encoders\\[0\\] has no b"),
+        (
+            ["reference=null", "training=null", "encoders=[{a: {kind: embeddings, path: a}}]"],
+            "encoders\\[0\\] has no second model b",
+        ),
         (
             ["training=null", "encoders=[{a: {kind: embeddings, path: a}, b: {kind: embeddings, path: b}}]"],
             "leave b out of encoders",

@@ -120,7 +120,7 @@ def test_embeddings_that_an_owner_gives_are_audited_as_their_encoders_are(traine
     assert_same_votes(units, trained[2], share=0.995)  # batches of one round otherwise
     assert set(units["epoch"].to_pylist()) == {0}
     page = Path(run.report).read_text()
-    assert "is what their owner says" in page
+    assert "According to their owner" in page
     assert "training time" not in page
     assert not [name for name in run.artifacts if name.startswith("model")]
     assert read_run(runner.store, list_runs(runner.store).entries[0]["run"]).run == run.run
@@ -238,10 +238,10 @@ def test_given_embeddings_are_taken_by_id_and_the_last_column_is_the_deepest(tmp
     ("columns", "layers", "message"),
     [
         ({"name": ["a"], "v": [[1.0]]}, ["last"], "has no column 'id'; it has name, v"),
-        ({"id": ["a", "b"], "v": [1.0, 2.0]}, ["last"], "no column with lists of numbers"),
+        ({"id": ["a", "b"], "v": [1.0, 2.0]}, ["last"], "no column with embeddings, that is, lists of numbers"),
         ({"id": ["a", "b"], "v": [[1.0], [2.0]]}, ["w"], "has no layer 'w'; it has v"),
         ({"id": ["a", "a"], "v": [[1.0], [2.0]]}, ["v"], "1 repeated ids"),
-        ({"id": ["a"], "v": [[1.0]]}, ["v"], "lacks 1 of 2 images that the audit shows, as b; embed all"),
+        ({"id": ["a"], "v": [[1.0]]}, ["v"], "lacks 1 of 2 images that the audit embeds, such as b; embed all"),
         ({"id": ["a", "b"], "v": [[1.0], [2.0, 3.0]]}, ["v"], "vectors of 2 lengths"),
         ({"id": ["a", "b"], "v": [[1.0], [float("nan")]]}, ["v"], "not finite"),
         ({"id": ["a", "b"], "v": [[1.0], [None]]}, ["v"], "numbers missing"),
@@ -301,10 +301,10 @@ def test_factories_whose_models_give_no_embeddings_are_refused(
     [
         (["training=null"], "either training or encoders"),
         (["encoders=[{a: {kind: embeddings, path: a}, b: {kind: embeddings, path: b}}]"], "either training or encoders"),
-        (["decode.layers=['../x']"], "a layer's name has letters"),
+        (["decode.layers=['../x']"], "layer names consist of letters"),
         (
             ["training=null", "pairs=2", "encoders=[{a: {kind: embeddings, path: a}, b: {kind: embeddings, path: b}}]"],
-            "pairs and decode.epochs are of models that are trained",
+            "pairs and decode.epochs apply to models that memlib trains",
         ),
         (
             ["training=null", "encoders=[{a: {kind: import, model: 'm:f'}, b: {kind: embeddings, path: b}}]"],

@@ -64,7 +64,7 @@ def test_arms_share_their_start_and_differ_in_what_follows(tmp_path: Path) -> No
         (layer, 0, epoch) for layer in ("classifier", "backbone") for epoch in (1, 3)
     }
     page = Path(extra.report).read_text()
-    for text in ("What fine-tuning changed", "extra ones (E)", "vicreg, 2 epochs", "nothing is tested"):
+    for text in ("What fine-tuning changed", "extra images (E)", "vicreg, 2 epochs", "nothing is tested"):
         assert text in page, text
     assert "the head alone" in Path(head.report).read_text()
     again = validate(AUDITS["deja-vu"].recipe, load_recipe("smoke", [*SETTINGS, "training.start.epochs=1"])[0])
@@ -122,7 +122,7 @@ def test_a_memory_that_fades_is_shown_to_fade_and_a_steady_one_is_not() -> None:
     ("settings", "said"),
     [
         (["training.start=null", "training.head_alone=true"], "give training.start"),
-        (["training.start=null", "training.on=[extra]"], "leaves out the images that are audited"),
+        (["training.start=null", "training.on=[extra]"], "leaves out the audited images"),
         (["training.objective={kind: vicreg}"], "not for vicreg"),
         (["split.extra_per_class=0", "training.on=[extra]"], "split.extra_per_class is 0"),
         (["training.checkpoint_epochs=[1]", "decode.epochs=[1]"], "add 0 to decode.epochs"),

@@ -101,7 +101,7 @@ def test_images_that_no_set_names_are_left_out(drawn: dict[str, str], tmp_path: 
 def test_what_does_not_fit_is_said_in_a_line(drawn: dict[str, str], tmp_path: Path) -> None:
     cases: dict[str, Mapping[str, str]] = {
         "in 'Y'; sets are A, B, C, X": {**drawn, "scene-0000001": "Y"},
-        "names 1 examples that the data does not have, as 'no such'": {**drawn, "no such": "A"},
+        "names 1 examples that are not in the data, such as 'no such'": {**drawn, "no such": "A"},
         "no usable image in B": {name: "A" if which == "B" else which for name, which in drawn.items()},
     }
     for said, sets in cases.items():
@@ -109,11 +109,11 @@ def test_what_does_not_fit_is_said_in_a_line(drawn: dict[str, str], tmp_path: Pa
             roles(tmp_path / "store", *GIVEN, f"split.sets={written(tmp_path / 'sets.csv', sets)}")
     twice = tmp_path / "twice.csv"
     twice.write_text("example_id,set\na,A\na,B\n")
-    with pytest.raises(UserError, match="says two things of example 'a'"):
+    with pytest.raises(UserError, match="gives example 'a' two values"):
         roles(tmp_path / "store", *GIVEN, f"split.sets={twice}")
     with pytest.raises(UserError, match="cannot read split.sets"):
         roles(tmp_path / "store", *GIVEN, f"split.sets={tmp_path / 'nowhere.csv'}")
-    with pytest.raises(UserError, match="parts a group"):
+    with pytest.raises(UserError, match="separates a group"):
         group = "split.group={pattern: 'scene-00000(.)'}"
         roles(tmp_path / "store", *GIVEN, f"split.sets={written(tmp_path / 'sets.csv', drawn)}", group)
 
@@ -123,8 +123,8 @@ def test_what_does_not_fit_is_said_in_a_line(drawn: dict[str, str], tmp_path: Pa
     [
         (["split.sets=x.csv", "split.train_per_class=8"], "either train_per_class"),
         (["split.train_per_class=null"], "either train_per_class"),
-        ([*GIVEN, "split.sets=x.csv", "split.extra_per_class=3"], "leave extra_per_class out"),
-        (["split.drawn_at_random=true"], "is about given sets"),
+        ([*GIVEN, "split.sets=x.csv", "split.extra_per_class=3"], "leave out extra_per_class"),
+        (["split.drawn_at_random=true"], "applies only to given sets"),
     ],
 )
 def test_contradictions_are_refused(settings: list[str], said: str, tmp_path: Path) -> None:

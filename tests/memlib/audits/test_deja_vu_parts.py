@@ -146,7 +146,7 @@ def test_settings_scored_apart_say_the_same(
     last = Path(run.results["units"]).with_name("part-7.parquet")
     shutil.copy(last.with_name("part-6.parquet"), last)
     said = [str(problem) for problem in check_run(runner.store, run, rows_of([entry]))]
-    assert any("part-7.parquet" in line and "not what its scores say" in line for line in said)
+    assert any("part-7.parquet" in line and "differs from its scores" in line for line in said)
 
 
 def published(store: Store, table: str) -> pa.Table:
@@ -197,17 +197,17 @@ def test_embeddings_that_were_let_go_are_made_again_for_who_reads_them(
     note.parent.mkdir(exist_ok=True)
     note.write_text("{}")
     let_go(store, passing, Resources(keep_embeddings=False), say=said.append)
-    assert "other runs are under way" in said.pop()
+    assert "other runs are in progress" in said.pop()
     note.unlink()
     let_go(store, passing, Resources(keep_embeddings=False), say=said.append)
-    assert "MiB of embeddings were let go" in said.pop()
+    assert "MiB of embeddings were evicted" in said.pop()
     assert arrays
     assert not any(path.exists() for path in arrays)
     assert not list(check_artifacts(store, {artifact.ref for artifact in passing}))
     assert not garbage(store, days=0)
     let_go(store, passing, Resources(keep_embeddings=False), say=said.append)
     assert not said  # there is nothing left
-    with pytest.raises(CorruptArtifact, match="was let go"):
+    with pytest.raises(CorruptArtifact, match="was evicted"):
         passing[0].open().layer("backbone")
     assert not store.artifacts.is_whole(passing[0].ref)
     left = passing[0].store.artifacts

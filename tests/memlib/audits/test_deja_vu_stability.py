@@ -151,7 +151,7 @@ def test_an_audit_measures_it_where_its_recipe_asks_and_untrained_models_show_no
 
 def test_it_cannot_be_had_from_embeddings_alone() -> None:
     pair = "[{a: {kind: embeddings, path: a}, b: {kind: embeddings, path: b}}]"
-    with pytest.raises(UserError, match="shows an encoder views of its own"):
+    with pytest.raises(UserError, match="runs the encoders on new views"):
         validate(
             AUDITS["deja-vu"].recipe,
             load_recipe("smoke", ["training=null", f"encoders={pair}", "decode.stability.views=4"])[0],
@@ -169,11 +169,21 @@ def headline(**changed: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("excess", "memory", "word", "sentence"),
     [
-        ({}, 0.5, "inconclusive", "holds its own training images closer than others, but was not shown to name"),
+        (
+            {},
+            0.5,
+            "inconclusive",
+            "places views of its own training images closer together than other models do, but was not shown to name",
+        ),
         ({"bound": 0.05}, 0.5, "bounded", "but names the objects of fewer than 5 % of them"),
         ({"p_value": 1e-6}, 0.5, "shown", "has memorized individual training images"),
-        ({"value": -0.05, "ci_low": -0.08, "ci_high": -0.02, "p_value": 0.99}, 0.5, "inconclusive", "upside down"),
-        ({}, 0.0, "inconclusive", "No memorization of individual training images was shown"),
+        (
+            {"value": -0.05, "ci_low": -0.08, "ci_high": -0.02, "p_value": 0.99},
+            0.5,
+            "inconclusive",
+            "opposite direction to memorization",
+        ),
+        ({}, 0.0, "inconclusive", "neither shown nor ruled out"),
     ],
 )
 def test_the_verdict_does_not_deny_what_views_show(excess: dict[str, Any], memory: float, word: str, sentence: str) -> None:

@@ -189,10 +189,10 @@ def test_the_page_says_what_exposure_means(tmp_path: Path) -> None:
     tables |= {"units": units, "summary": summarize(nothing, units, empty_extractions(), recipe(), size=SIZE)}
     tables["curves"] = curves(nothing, units, empty_extractions(), recipe())
     page = build_page(recipe(), "abc", tables, {}, tmp_path)
-    assert page.verdict == "It is not shown that the model gives away its inserted canaries."
+    assert page.verdict == "This audit does not show that the model gives away its inserted canaries."
     assert page.verdict_kind == "odd"
-    assert "A single canary would have been found from 4.3 bits" in page.lead
-    assert "Less than that may be there" in page.lead
+    assert "A single canary would have been found at 4.3 bits of exposure or more" in page.lead
+    assert "A smaller exposure may exist" in page.lead
 
 
 @pytest.mark.long
@@ -219,8 +219,8 @@ def test_seeds_of_a_canary_are_no_further_canaries(tmp_path: Path) -> None:
         "units": units, "extractions": empty_extractions(), "documents": DOCUMENTS.arrow.empty_table(), "summary": summary, "curves": curves(models, units, empty_extractions(), recipe())
     }  # fmt: skip
     said = build_page(recipe(), "a", tables, {}, tmp_path)
-    assert said.verdict == "The training (of 3 nets) gives away 1 of 1 inserted canary."
-    assert "the mean over 3 nets" in said.lead
+    assert said.verdict == "The training (3 seeds) gives away 1 of 1 inserted canary."
+    assert "the mean over 3 models" in said.lead
 
 
 def test_a_page_holds_exposures_beyond_any_float(tmp_path: Path) -> None:
@@ -267,7 +267,10 @@ def test_variants_are_compared_with_what_their_privacy_costs(tmp_path: Path) -> 
     [
         ({"training": {"objective": {"kind": "supervised"}, "epochs": 1, "augment": None}}, "use language"),
         ({"training": {"objective": {"kind": "language"}, "epochs": 1}}, "set it to null for text"),
-        ({"variants": {"b": {"data.window": 50}}}, "may change model, training, quantize and what is known"),
+        (
+            {"variants": {"b": {"data.window": 50}}},
+            "may only change model, training, quantize and the known prefix and suffix",
+        ),
     ],
 )
 def test_recipes_that_make_no_sense_are_refused(changes: dict[str, Any], said: str) -> None:
@@ -355,7 +358,7 @@ def test_too_few_unseen_secrets_are_said() -> None:
     assert {row["smallest_p"] for row in alone} == {1 / 21}
     assert {row["detectable"] for row in alone} == {None}
     assert rows[0]["conclusion"] == "shown"  # all five lie below all others
-    assert rows[0]["sentence"].endswith("though of none by itself beyond doubt.")
+    assert rows[0]["sentence"].endswith("together, but about no single one beyond doubt.")
 
 
 @pytest.mark.long
@@ -404,7 +407,7 @@ def test_a_little_of_every_canary_is_shown_of_none_alone() -> None:
     rows = rows_of([seen([40.0] * 20, [4] * 20, exact=exact)], recipe())
     assert rows[0]["verdict"] == "shown"
     assert rows[0]["value"] == pytest.approx(math.log2(40))
-    assert rows[0]["sentence"].endswith("though of none by itself beyond doubt.")
+    assert rows[0]["sentence"].endswith("together, but about no single one beyond doubt.")
     assert not any(row["verdict"] == "shown" for row in rows if row["family"] == "canaries")
 
 
@@ -510,7 +513,7 @@ def test_a_claim_of_privacy_that_a_canary_refutes_is_a_finding(tmp_path: Path) -
     (bound,) = [row for row in rows if row["metric"] == "epsilon_lower_bound"]
     assert bound["value"] == pytest.approx(math.log((0.025 - 1e-5) * SIZE))
     assert bound["value"] == pytest.approx(bound["params"]["ceiling"], abs=1e-3)
-    assert rows[0]["sentence"].endswith("The training is not as private as it says.")
+    assert rows[0]["sentence"].endswith("The training is not as private as claimed.")
     assert "epsilon is at least 10.1" in rows[0]["explanation"]
     units = score([private], SIZE, Config(replicates=20))
     tables = {

@@ -18,8 +18,8 @@ from memlib.store import Store
     ("given", "unseen", "said"),
     [
         (0, 0, ""),
-        (5, 0, "gives no test"),
-        (5, 198, "no single one of 5 can be found; that takes 199"),
+        (5, 0, "allows no test"),
+        (5, 198, "none of the 5 given ones can be found by itself; that takes 199"),
         (5, 199, ""),
     ],
 )

@@ -61,8 +61,11 @@ def test_memory_is_found_and_said_with_what_comes_out() -> None:
     assert shares["whole", "held_out", 100]["value"] == 0.0
     assert shares["whole", "trained", 1]["n"] == 30
     claim, why = said_of_documents(rows)
-    assert claim == " The model knows documents that it was trained on."
-    assert "100 % of its documents come out with a probability of 0.5, of those held out 0 %" in why
+    assert claim == " The model remembers documents that it was trained on."
+    assert (
+        "100 % of the documents that it was trained on are reproduced with a probability of at least 0.5, and 0 % of those held out"
+        in why
+    )
     assert said_of_documents(settled(documents_of(rng))) == ("", "")
 
 
@@ -78,14 +81,14 @@ def test_as_many_documents_of_both_sides_are_drawn_and_short_ones_are_not() -> N
     assert np.bincount(found[:, 1]).tolist() == [15, 15]
     assert (np.diff(found[:, 0]) > 0).all()
     assert not np.array_equal(found, chosen_documents(heads, how, seed=1))
-    with pytest.raises(UserError, match="held out have 70 tokens in one window"):
+    with pytest.raises(UserError, match="held out have 70 tokens in one window, and each side needs two"):
         chosen_documents(heads, DiscoverableSpec(prefix=35, suffix=35), seed=0)
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"data": {"source": {"kind": "topics"}}, "model": {}}, "held out at random with data.unit token alone"),
+        ({"data": {"source": {"kind": "topics"}}, "model": {}}, "held out at random; set data.unit to token"),
         ({"discoverable": {"prefix": 90, "suffix": 20}}, "data.window is 100"),
         ({"model": {}}, "go together"),
         ({"variants": {"b": {"model.path": "other"}}}, "fine-tunes another model"),

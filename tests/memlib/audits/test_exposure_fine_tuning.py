@@ -122,8 +122,8 @@ def test_documents_are_asked_of_every_variant_and_the_page_says_so(audited: RunR
     tests = {json.loads(row.params)["variant"]: row for row in audited.findings if row.metric == "document_bits"}
     assert tests["whole"].value > tests["adapters"].value
     page = Path(audited.report).read_text()
-    assert "Documents of which the beginning is known" in page
-    assert "come near in 3 samples" in page
+    assert "Documents whose beginning is known" in page
+    assert "nearly reproduced in 3 samples" in page
     assert "my pin is 1" not in page
 
 

@@ -312,7 +312,7 @@ def test_several_targets_are_one_family() -> None:
     assert traces["a"]["p_adjusted"] == pytest.approx(3 * traces["a"]["p_value"])
     assert (
         verdict_of(rows).sentence
-        == "1 of 3 models were shown to have used this data set, 2 to hold little or no trace of it."
+        == "1 of 3 models were shown to have used this data set, 2 to contain little or no trace of it."
     )
     found = {row["params"]["target"]: row for row in rows if row["metric"] == "found_share"}
     assert found["null models"]["value"] <= 0.25
@@ -425,10 +425,10 @@ def test_intervals_of_rho_cover_its_mean() -> None:
         ({"targets": {"t": {"mix": {"nope": 1}}}}, "targets.t names nope"),
         ({"targets": {"t": {}}}, "give one of mix, trained and outputs, not none"),
         ({"targets": {"t": {"mix": {"query": 1}, "outputs": {"path": "x"}}}}, "not mix and outputs"),
-        ({"targets": {"t": {"trained": {"model": "a:b"}}}}, "trained.weights says"),
+        ({"targets": {"t": {"trained": {"model": "a:b"}}}}, "give trained.weights"),
         ({"targets": {"t": {"mix": {"query": 1.5}}}}, "less than or equal to 1"),
         ({"targets": {}}, "at least 1 item"),
-        ({"compare": ["t", "u"]}, "compare names two of the targets t"),
+        ({"compare": ["t", "u"]}, "compare must name two of the targets t"),
         ({"verdict": {"null_mix": {"query": 1}}}, "must have seen nothing of the pool"),
         ({"verdict": {"null_mix": {"withheld": 1}}}, "must have seen nothing of the pool"),
         ({"targets": {"t": {"mix": {"query": 1, "withheld": 1}}}}, "given to nobody"),
@@ -441,10 +441,10 @@ def test_intervals_of_rho_cover_its_mean() -> None:
             "set verdict.drawn_elsewhere",
         ),
         ({"sets": {"query": {}, "calibration": {}, "withheld": {}}}, "give at least one a per_class"),
-        ({"group": {"near": 1.0}}, "near_duplicates joins near copies already"),
+        ({"group": {"near": 1.0}}, "near_duplicates already joins near copies"),
         ({"verdict": {"retained_mix": {"query": 1, "withheld": 1}}}, "given to nobody"),
-        ({"verdict": {"retained_mix": {"calibration": 1}}}, "holds nothing of D_Q"),
-        ({"training": {"objective": {"kind": "vicreg"}, "epochs": 1}}, "makes no classifier"),
+        ({"verdict": {"retained_mix": {"calibration": 1}}}, "contains nothing of D_Q"),
+        ({"training": {"objective": {"kind": "vicreg"}, "epochs": 1}}, "does not train a classifier"),
         ({"training": {"objective": {"kind": "supervised"}, "epochs": 1, "patience": 1}}, "have no use here"),
     ],
 )

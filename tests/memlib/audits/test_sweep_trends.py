@@ -64,10 +64,10 @@ def test_few_cells_shared_models_and_words_show_no_trend(tmp_path: Path) -> None
     assert trends(along([0.1, 0.2])) == []
     recipe = Recipe(recipe="smoke", grid={"training.epochs": (1, 2)})
     for cells, said in (
-        (along([0.1, 0.2, 0.3, 0.4]), "So few cells cannot show a trend"),
-        (shared, "It is not tested, as the cells share their models"),
+        (along([0.1, 0.2, 0.3, 0.4]), "There are too few cells to show a trend"),
+        (shared, "It is not tested, because the cells share models"),
         (along([0.1, 0.2, 0.25, 0.3, 0.5]), "it rises"),
-        (along([0.31, 0.2, 0.25, 0.3, 0.21]), "no trend is shown, and none is excluded"),
+        (along([0.31, 0.2, 0.25, 0.3, 0.21]), "a trend is neither shown nor ruled out"),
     ):
         page = render(build_page(recipe, "r", cells, tmp_path, {}, trends(cells)))
         assert said in page

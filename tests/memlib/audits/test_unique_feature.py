@@ -357,7 +357,7 @@ def test_one_seed_gives_no_proportion_and_no_test() -> None:
     summary = summarize(*scored(np.array([1.0]), np.array([0.0])), CONFIG)
     assert not {row["metric"] for row in summary.to_pylist()} & {"proportion_memorized", "proportion_excess"}
     assert all(row["p_value"] is None and row["ci_low"] is None for row in summary.to_pylist())
-    assert summary.to_pylist()[0]["sentence"] == "One seed says nothing about chance."
+    assert summary.to_pylist()[0]["sentence"] == "Models from a single seed cannot tell memory from chance."
 
 
 def test_no_controls_no_claim() -> None:
@@ -552,9 +552,12 @@ OWN: dict[str, Any] = {"trained": {"model": "a:b", "weights": "w"}, "model": Non
         ({"nets": {"controls": 0}}, "greater than or equal to 1"),
         ({"score": {"removed_pixels": [-3]}}, "greater than or equal to 1"),
         ({"variants": {"x": {"score.alpha": 0.01}}}, "which all variants share"),
-        ({"canary": {**BASE["canary"], "choice": "by_id", "example_ids": ["a"], "label": 1}}, "other than by_id"),
+        (
+            {"canary": {**BASE["canary"], "choice": "by_id", "example_ids": ["a"], "label": 1}},
+            "does not apply to choice: by_id",
+        ),
         ({"model": {"architecture": "mlp", "dropout_conv": 0.5}}, "no convolutions"),
-        ({"training": {**BASE["training"], "epochs": 0, "patience": 2}}, "waits for epochs"),
+        ({"training": {**BASE["training"], "epochs": 0, "patience": 2}}, "patience counts epochs"),
         (
             {**OWN, "nets": {"seeds": 3}, "score": {"per_epoch": True}},
             "nets, score.per_epoch are for models that are trained",
@@ -563,7 +566,7 @@ OWN: dict[str, Any] = {"trained": {"model": "a:b", "weights": "w"}, "model": Non
         ({**OWN, "model": BASE["model"]}, "either model and training, or trained"),
         ({"probe": {"kind": "data"}}, "go together"),
         ({"score": {"outputs": []}}, "must name"),
-        ({"training": {**BASE["training"], "objective": {"kind": "vicreg"}}}, "makes no classifier"),
+        ({"training": {**BASE["training"], "objective": {"kind": "vicreg"}}}, "does not train a classifier"),
         ({"training": {**BASE["training"], "checkpoint_epochs": [1]}}, "has no use here"),
         ({"model": {"architecture": "resnet18"}, "score": {"per_epoch": True}}, "not for resnet18"),
     ],

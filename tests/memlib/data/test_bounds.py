@@ -121,7 +121,7 @@ def test_texts_that_unfold_without_end_are_not_read_to_it(tmp_path: Path, monkey
     file.write_bytes(gzip.compress(b"a line\r\n" * 100_000))
     assert "".join(read_file(str(file))).startswith("a line\na line")
     monkeypatch.setenv("MEMLIB_MAX_BYTES", "10000")
-    with pytest.raises(UserError, match="unfolds to more than 10000 bytes"):
+    with pytest.raises(UserError, match="decompresses to more than 10000 bytes"):
         "".join(read_file(str(file)))
 
 
@@ -153,7 +153,7 @@ def test_labels_that_count_no_classes_are_refused(tmp_path: Path, label: int) ->
         NpzSource(kind="npz", path=str(tmp_path / "a.npz"), images="images", labels="labels"),
         ParquetSource(kind="parquet", path=str(tmp_path / "a.parquet")),
     ):
-        with pytest.raises(UserError, match=f"label {label} is no class index"):
+        with pytest.raises(UserError, match=f"label {label} is not a class index"):
             open_source(source)
 
 
@@ -163,7 +163,7 @@ def test_tables_of_images_that_are_laid_out_oddly_are_refused_in_words(tmp_path:
     table = pa.table({"image": [png()], "label": [0], "boxes": [[[0.0, 0.0, 1.0, 1.0]]]})
     for boxes in ([[1.0, 2.0, 3.0]], ["left"], [1], [[[1e30] * 4]]):
         pq.write_table(table.set_column(2, "boxes", pa.array(boxes)), path)
-        with pytest.raises(UserError, match=r"example a.parquet:0000000 of .* has boxes that are not four numbers each"):
+        with pytest.raises(UserError, match=r"example a.parquet:0000000 of .*: each box in boxes needs four numbers"):
             open_source(source)[0]
     pq.write_table(table.append_column("label", table["label"]), path)
     with pytest.raises(UserError, match="has 2 columns 'label'"):
@@ -191,5 +191,5 @@ def test_boxes_that_no_image_has_are_named(value: str) -> None:
 
 @pytest.mark.parametrize("hole", ["{d999999999}", "{d" + "9" * 5000 + "}", "{d0}", "{d1001}"])
 def test_holes_that_hold_the_world_are_refused(hole: str) -> None:
-    with pytest.raises(UserError, match="1 to 1000 symbols fit one"):
+    with pytest.raises(UserError, match="holes have 1 to 1000 symbols"):
         Format(f"number {hole}", {}).places("character")

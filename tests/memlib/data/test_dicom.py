@@ -84,7 +84,7 @@ def test_where_the_smallest_is_white_it_is_shown_white(tmp_path: Path, window: d
 
 def test_hounsfield_units_are_asked_for_a_window(tmp_path: Path) -> None:
     data = dicom((VALUES // 4).astype(np.uint16), RescaleSlope=2, RescaleIntercept=-1024, RescaleType="HU")
-    with pytest.raises(UserError, match=r"go from -1024 to 980: .*data.intensities"):
+    with pytest.raises(UserError, match=r"range from -1024 to 980: .*data.intensities"):
         _ = read(tmp_path, data)[0]
     found = read(tmp_path, data, window=IntensitySpec(low=-1000, high=400))[0].image
     assert np.array_equal(found, grey(VALUES // 4 * 2.0 - 1024, -1000, 400))

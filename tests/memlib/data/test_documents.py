@@ -116,9 +116,9 @@ def read(**source: Any) -> list[str]:
 
 
 def test_what_cannot_be_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="do not fill a window of 4000 tokens on either side"):
+    with pytest.raises(UserError, match="do not fill a window of 4000 tokens on both sides"):
         build(DOCUMENTS, spec(window=4000), SecretsSpec(), Characters())
-    with pytest.raises(UserError, match="a canary of 50 tokens and its ends"):
+    with pytest.raises(UserError, match="a canary of 50 tokens and its end marks"):
         build(DOCUMENTS, spec(), SecretsSpec(format="p" * 49 + "{d1}", insertions=(1,), never=0), Characters())
     (tmp_path / "empty.txt").write_text("\n\n \n")
     with pytest.raises(UserError, match="is empty"):

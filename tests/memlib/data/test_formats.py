@@ -62,8 +62,8 @@ def test_shards_part_the_space() -> None:
     ("text", "said"),
     [
         ("no hole", "has no hole"),
-        ("{q3}", "uses alphabet 'q'"),
-        ("pin {d0}", "1 to 1000 symbols fit one"),
+        ("{q3}", "uses an unknown alphabet 'q'"),
+        ("pin {d0}", "holes have 1 to 1000 symbols"),
         ("{d3}!", "the model has no symbol '!'"),
     ],
 )
@@ -76,7 +76,7 @@ def test_a_space_smaller_than_the_canaries_is_refused() -> None:
     with pytest.raises(UserError, match="100 candidates, fewer than the 101"):
         space("{d2}").draw(101, np.random.default_rng(0))
     assert len(space("{d2}").draw(100, np.random.default_rng(0))) == 100
-    with pytest.raises(UserError, match="each once"):
+    with pytest.raises(UserError, match="at least two symbols, all different"):
         space("{c2}", c=("a", "a"))
 
 

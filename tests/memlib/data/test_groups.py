@@ -60,7 +60,7 @@ def test_joined_merges_what_links_join() -> None:
 
 @pytest.mark.parametrize(
     ("spec", "said"),
-    [({}, "needs pattern, path or near"), ({"pattern": "("}, "no regular expression")],
+    [({}, "needs at least one of pattern, path and near"), ({"pattern": "("}, "not a valid regular expression")],
 )
 def test_groups_that_say_nothing(spec: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
@@ -68,7 +68,7 @@ def test_groups_that_say_nothing(spec: dict[str, Any], said: str) -> None:
 
 
 def test_groups_that_fit_nothing(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="matches no example id, as 'x'"):
+    with pytest.raises(UserError, match="matches no example id; ids look like 'x'"):
         groups_of(entries(["x"]), None, GroupSpec(pattern="nobody"))
     (tmp_path / "g.csv").write_text("id,group\nx,1\n")
     with pytest.raises(UserError, match="has no column 'example_id'"):

@@ -75,12 +75,12 @@ def test_deep_images_are_scaled_once_for_the_source(tmp_path: Path, values: NDAr
 
 def test_what_nobody_can_know_of_intensities_is_asked_for(tmp_path: Path) -> None:
     spec = folder(tmp_path, a__tif=encoded((RAMP.astype(np.float32) - 50) * 7, "TIFF"))
-    with pytest.raises(UserError, match=r"go from -350 to 987: .*data.intensities=\{low: -350, high: 987\}"):
+    with pytest.raises(UserError, match=r"range from -350 to 987: .*data.intensities=\{low: -350, high: 987\}"):
         _ = open_source(spec)[0]
     window = IntensitySpec(low=-100, high=400)
     expected = (((RAMP - 50.0) * 7 + 100) / 500).clip(0, 1) * 255
     assert np.array_equal(only(open_source(spec, window))[..., 0], expected.round().astype(np.uint8))
-    with pytest.raises(ValueError, match="low has to be the smaller"):
+    with pytest.raises(ValueError, match="low must be smaller than high"):
         IntensitySpec(low=3, high=3)
 
 
@@ -92,7 +92,7 @@ def test_exif_rotates_images_and_the_boxes_that_were_drawn_before(tmp_path: Path
     (tmp_path / "a" / "a.xml").write_text(voc((8, 3, 13, 5), (16, 12)))
     source = open_source(spec.model_copy(update={"boxes": "voc"}))
     if orientation in (2, 3, 4):  # both pictures have this size
-        with pytest.raises(UnreadableImage, match="nothing says whether its boxes were drawn before"):
+        with pytest.raises(UnreadableImage, match="it is unknown whether its boxes were drawn before"):
             _ = source[0]
         return
     example = source[0]
@@ -119,7 +119,7 @@ def voc(box: tuple[float, ...], size: tuple[int, int] | None) -> str:
         ((1, 1, 16, 12), None, [0, 0, 16, 12]),
         ((0, 0, 18, 13), (16, 12), [0, 0, 16, 12]),  # two pixels too far: cut
         ((1, 1, 40, 12), (16, 12), "box .0, 0, 40, 12. in an image of 16 x 12"),
-        ((1, 1, 8, 8), (500, 375), "is 16 x 12, but its annotation a/a.xml is of a picture of 500 x 375"),
+        ((1, 1, 8, 8), (500, 375), "is 16 x 12, but its annotation a/a.xml is for a picture of 500 x 375"),
         ((0.1, 0.2, 0.8, 0.9), (16, 12), "boxes in fractions of the picture"),
     ],
 )
@@ -170,7 +170,7 @@ def test_transparent_and_moving_images(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [(1, 1), (20_000, 1), (3, 50), (4, 400)])
 def test_what_is_no_picture_is_named(tmp_path: Path, size: tuple[int, int]) -> None:
     spec = folder(tmp_path, a__png=encoded(Image.new("RGB", size)))
-    with pytest.raises(UnreadableImage, match=f"a/a.png: is {size[0]} x {size[1]}, which is no picture"):
+    with pytest.raises(UnreadableImage, match=f"a/a.png: is {size[0]} x {size[1]} pixels, too small or too elongated"):
         _ = open_source(spec)[0]
 
 
@@ -187,7 +187,7 @@ def test_folders_that_people_do_not_see_are_no_classes_and_linked_ones_are(tmp_p
     assert len(source) == 4
     said = "; ".join(source.remarks)
     assert "2 images in hidden folders" in said
-    assert "folders without images are no classes: empty" in said
+    assert "folders without images are ignored: empty" in said
     assert "train and val are taken for classes" in said
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "2.png").write_bytes(encoded(COLOURS))
@@ -257,8 +257,8 @@ def test_what_was_read_is_said(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert warnings(said) == [
         "1 image: rotated as EXIF says",
-        "1 boxes are about a pixel wide or high: what lies outside of them is the whole picture",
-        "2 images are there more than once, pixel by pixel, and may be on both sides of a split",
+        "1 boxes are about a pixel wide or high and leave almost the whole picture outside of them",
+        "2 images occur more than once, pixel by pixel, and may be on both sides of a split",
     ]
 
 
@@ -274,7 +274,7 @@ def test_a_pnm_of_16_bits_and_a_damaged_exif(tmp_path: Path) -> None:
 def test_a_preview_says_what_some_examples_look_like(tmp_path: Path) -> None:
     files = {f"{number}__png": encoded(COLOURS) for number in range(60)} | {"x__png": b"broken", "z__png": turned(COLOURS, 6)}
     (line,) = preview(open_source(folder(tmp_path, **files)))
-    assert line.startswith("62 examples of 1 classes; of 50 that were looked at: 12 to 16 (median 16) pixels wide")
+    assert line.startswith("62 examples of 1 classes; in a sample of 50: 12 to 16 (median 16) pixels wide")
     assert "1 image: rotated as EXIF says" in line
     broken = folder(tmp_path / "broken", a__png=b"x")
-    assert preview(open_source(broken)) == ["1 examples of 1 classes; of 1 that were looked at: none can be read"]
+    assert preview(open_source(broken)) == ["1 examples of 1 classes; in a sample of 1: none can be read"]

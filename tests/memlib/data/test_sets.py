@@ -91,7 +91,7 @@ def test_a_calibration_set_that_is_the_query_set_is_refused() -> None:
     images[4:] = images[:4]
     names = [f"d{i % 4}" for i in range(8)]
     parts = ["a"] * 4 + ["b"] * 4
-    with pytest.raises(UserError, match=r"after 4 copies of D_Q were taken out.*copy of a/e000"):
+    with pytest.raises(UserError, match=r"after 4 copies of D_Q were removed.*copy of a/e000"):
         draw_sets(
             index([0, 1] * 4, parts, names), images, sets(query={"part": "a"}, calibration={"part": "b"}), seed=0, near=None
         )

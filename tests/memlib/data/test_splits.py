@@ -115,7 +115,7 @@ def test_small_classes_are_named_and_left_out_or_given_less_on_request() -> None
     )  # class 1 has 9 images, class 3 has 11
     spec = SplitSpec(train_per_class=3, public_per_class=8)
     assert small_classes(index, spec) == ["class 1 (9)", "class 3 (11)"]
-    with pytest.raises(UserError, match=r"class 'class 1' has 9 .*; class 'class 3' has 11 .*; or say split.small_classes"):
+    with pytest.raises(UserError, match=r"class 'class 1' has 9 .*; class 'class 3' has 11 .*; or set split.small_classes"):
         split_examples(index, spec)
     left = split_examples(index, spec.model_copy(update={"small_classes": "leave_out"}))
     assert left.num_rows == index.num_rows

@@ -191,7 +191,7 @@ def test_a_secret_that_no_model_saw_is_no_finding_and_no_null() -> None:
     spec = TextSpec.model_validate({"source": {"kind": "topics"}, "window": 60})
     canaries = SecretsSpec(format="is {d1}", file="secrets.txt", never=9)
     text = "nothing is 1 or more here. " * 100
-    with pytest.raises(UserError, match="secret 2 of 2 does not stand in the part"):
+    with pytest.raises(UserError, match="secret 2 of 2 does not occur in the training part"):
         build(text, spec, canaries, known=[Secret((0, 0, 0, 1), None), Secret((0, 0, 0, 7), None)])
     elsewhere = build(text, spec, canaries, known=[Secret((0, 0, 0, 7), 3)], count_here=False)
     assert elsewhere.canaries["insertions"].to_pylist() == [3] + [0] * 9  # though the text holds "is 1"
@@ -209,13 +209,13 @@ def test_unseen_secrets_are_asked_for_and_nowhere_seen() -> None:
     rows = built(7, 9).canaries.to_pylist()
     assert [row["kind"] for row in rows] == ["given", "unseen", "unseen"] + ["never"] * 6  # neither 1, 3, 7 nor 9
     assert [row["insertions"] for row in rows[1:]] == [0] * 8
-    with pytest.raises(UserError, match=r"secret 2 of 2 of canaries\.unseen stands in the text that trains") as error:
+    with pytest.raises(UserError, match=r"secret 2 of 2 of canaries\.unseen occurs in the training text") as error:
         built(7, 3)
     assert "is 3" not in str(error.value)
-    with pytest.raises(UserError, match=r"secret 1 of 1 of canaries\.unseen stands in canaries\.file too") as error:
+    with pytest.raises(UserError, match=r"secret 1 of 1 of canaries\.unseen is also in canaries\.file") as error:
         built(1)
     assert "is 1" not in str(error.value)
-    with pytest.raises(ValueError, match="give file too"):
+    with pytest.raises(ValueError, match="give file as well"):
         SecretsSpec(unseen="others.txt")
 
 
@@ -228,8 +228,8 @@ def test_a_byte_order_mark_is_no_part_of_a_secret(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("is 1234\nis 123\n", "secret 2 of 2 does not fill"),
-        ("is 1234\nis 1234\n", "stand twice"),
+        ("is 1234\nis 123\n", "secret 2 of 2 does not match"),
+        ("is 1234\nis 1234\n", "repeated secrets"),
         ("\n", "no secrets"),
         ("is 1234\t0\n", "no whole number from 1"),
         (f"is 1234\t{'9' * 5000}\n", "no whole number from 1"),

@@ -80,7 +80,7 @@ def test_keys_and_values_are_kept_and_give_what_computing_anew_gives(model: Hugg
             logits, state = model.advance(state, torch.arange(6), tokens[:, place])
         anew = model._ask_anew(torch.cat([torch.zeros(6, 1, dtype=torch.int64), tokens], dim=1))
     torch.testing.assert_close(logits, anew, rtol=1e-10, atol=1e-10)
-    with pytest.raises(UserError, match="longer than the model's 32"), torch.inference_mode():
+    with pytest.raises(UserError, match="longer than the model's window of 32"), torch.inference_mode():
         for _ in range(12):
             logits, state = model.advance(state, torch.arange(6), tokens[:, 0])
 
@@ -267,7 +267,7 @@ def test_mistaken_models_are_named(folder: Path, tmp_path: Path, monkeypatch: py
         load_outside(spec).begin(())
     assert outside_digest(spec) != outside_digest(spec.model_copy(update={"version": "2"}))
     model = HuggingFace(str(folder))
-    with pytest.raises(UserError, match="longer than the model's 32"):
+    with pytest.raises(UserError, match="longer than the model's window of 32"):
         model.begin(range(40))
 
 

@@ -62,17 +62,17 @@ def test_scores_are_taken_from_what_holds_them(outputs: Any) -> None:
 @pytest.mark.parametrize(
     ("outputs", "said"),
     [
-        ({"out": SCORES, "aux": SCORES}, "returns a dict with out, aux, which is no tensor of class scores"),
-        ((SCORES, SCORES), "returns a tuple, which is no tensor"),
+        ({"out": SCORES, "aux": SCORES}, "returns a dict with out, aux, which is not a tensor of class scores"),
+        ((SCORES, SCORES), "returns a tuple, which is not a tensor"),
         (None, "returns a NoneType"),
         (SCORES[None], "a tensor of 1 x 2 x 3 float32 for 2 examples; class scores are a tensor of 2 x 3 floats"),
         (SCORES[:1], "a tensor of 1 x 3 float32 for 2 examples"),
         (SCORES.argmax(dim=1), "a tensor of 2 int64"),
         (SCORES.long(), "a tensor of 2 x 3 int64"),
-        (SCORES[:, :2], "returns 2 scores an example, but the data have 3 classes; it does not know them all"),
+        (SCORES[:, :2], "returns 2 scores per example, but the data have 3 classes; the model does not cover all of them"),
         (
             torch.cat([SCORES, SCORES], dim=1),
-            "returns 6 scores an example, but the data have 3 classes; say in trained.classes",
+            "returns 6 scores per example, but the data have 3 classes; list in trained.classes",
         ),
         (lambda inputs: nn.Linear(7, 3)(inputs), r"cannot take examples of shape \(1, 4, 4\) \(RuntimeError: mat1"),
         (lambda inputs: sys.exit(3), r"cannot take examples of shape \(1, 4, 4\) \(SystemExit: 3"),
@@ -103,7 +103,7 @@ def test_the_data_may_have_some_of_a_models_classes() -> None:
         shown(SCORES, num_classes=2, classes=[3, 0])
     with pytest.raises(UserError, match="names 2 outputs up to 1; the data have 3 classes"):
         shown(SCORES, num_classes=3, classes=[1, 0])
-    with pytest.raises(ValueError, match="names an output twice"):
+    with pytest.raises(ValueError, match="lists an output twice"):
         TrainedSpec(model="a:b", classes=(1, 1))
 
 
@@ -137,7 +137,7 @@ def test_a_pickled_model_is_refused_without_advice_to_run_it(factory: Callable[.
     with pytest.raises(UserError) as raised:
         load_own(factory(lambda: nn.Identity()), str(tmp_path / "model.pt"))
     said = str(raised.value)
-    assert "holds more than tensors, which memlib does not run" in said
+    assert "holds pickled objects besides tensors, which memlib does not execute" in said
     assert "state dict" in said
     assert not {"weights_only", "add_safe_globals", "arbitrary code"} & set(said.replace("`", " ").split())
 
@@ -154,4 +154,4 @@ def test_a_model_that_says_the_same_of_everything_is_no_subject() -> None:
     with pytest.raises(UserError, match="returns the same scores for all 5 examples"):
         check_varied(TrainedSpec(model="mine:build"), scores, attempt)
     check_varied("train abc", scores, attempt)  # type: ignore[arg-type]
-    assert warned == ["train abc gives all 5 examples the same scores: it has learnt nothing of them"]
+    assert warned == ["train abc gives all 5 examples the same scores: it has learnt nothing about them"]

@@ -61,10 +61,20 @@ def said(rows: list[dict[str, Any]], **changes: Any) -> Any:
     ("rows", "kind", "sentence", "because"),
     [
         (findings(p=0.001), "found", "has used this data set", "given to nobody (p = 0.001"),
-        (findings(p=0.001, value=-0.4), "found", "worse than data it never saw", "by chance, however it was trained"),
-        (findings(limit=0.1), "not_found", "at most 10 % of what data that are in it leave", "found in 90 % of redraws"),
-        (findings(), "odd", "does not show that it was not used", "up to 90 % of their trace could be left"),
-        (findings(power=0.3), "odd", "does not show", "found in 30 % of redraws only"),
+        (
+            findings(p=0.001, value=-0.4),
+            "found",
+            "worse on this data set than on data it never saw",
+            "by chance, however it was trained",
+        ),
+        (
+            findings(limit=0.1),
+            "not_found",
+            "at most 10 % of the trace that known training data leave",
+            "found in 90 % of redraws",
+        ),
+        (findings(), "odd", "does not show that it was not used", "D_Q may keep up to 90 % of their trace"),
+        (findings(power=0.3), "odd", "does not show", "found in only 30 % of redraws"),
     ],
 )
 def test_outcomes_in_words(rows: list[dict[str, Any]], kind: str, sentence: str, because: str) -> None:
@@ -79,15 +89,15 @@ def test_several_models_are_listed() -> None:
     assert found.sentence == "2 of 2 models were shown to have used this data set."
     assert "a: retained; b: retained" in found.explanation
     clean = said(findings("a", "b", limit=0.1))
-    assert clean.sentence == "0 of 2 models were shown to have used this data set, 2 to hold little or no trace of it."
-    assert "a: forgotten (at most 10 % of the trace that known data leave)" in clean.explanation
+    assert clean.sentence == "0 of 2 models were shown to have used this data set, 2 to contain little or no trace of it."
+    assert "a: forgotten (at most 10 % of the trace that known examples leave)" in clean.explanation
     nothing = said(untested("a", "b"))
-    assert nothing.sentence == "It cannot be said whether any of the 2 models has used this data set."
+    assert nothing.sentence == "This audit cannot tell whether any of the 2 models has used this data set."
 
 
 def test_supplied_outputs_come_with_a_caution() -> None:
     found = said(findings(p=0.001), targets={"t": {"outputs": {"path": "x.parquet"}}})
-    assert "can make them say anything" in found.explanation
+    assert "An owner who knows which examples were withheld can forge them" in found.explanation
 
 
 def test_a_page_is_whole_and_escaped(tmp_path: Path) -> None:
@@ -119,7 +129,7 @@ def test_a_page_is_whole_and_escaped(tmp_path: Path) -> None:
         "Overlap with D_Q",
         "rho by share of D_Q",
         "Which examples were used",
-        "Examples that carry the signal",
+        "Examples with the strongest signal",
         "Does D_Q stand out",
     ):
         assert heading in page

@@ -70,8 +70,8 @@ def test_absence_is_never_claimed() -> None:
     assert "No effect, however large, could have been shown" in few.explanation
     missed = found(difference(-0.1, 0.9, 0.1)).explanation
     assert "A difference of 0.1 would have been found with a power of 80 %" in missed
-    assert "With 95 % confidence it is below 0.9" in missed
-    assert "upside down" in found(difference(-0.2, -0.1, 1.0)).sentence
+    assert "With 95 % confidence the difference is below 0.9" in missed
+    assert "points the wrong way" in found(difference(-0.2, -0.1, 1.0)).sentence
 
 
 def test_a_page_of_nothing_but_text_is_whole_and_escaped(tmp_path: Path) -> None:

@@ -22,7 +22,10 @@ def test_weights_come_back_bit_for_bit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (ModelSpec(width=8, projector=(16, 24)), r"projector\.1\.0\.weight has shape \(16, 16\), the model's has \(24, 16\)"),
+        (
+            ModelSpec(width=8, projector=(16, 24)),
+            r"projector\.1\.0\.weight has shape \(16, 16\), but the model expects \(24, 16\)",
+        ),
         (ModelSpec(width=8, projector=(16, 16, 16)), "is missing .and"),
     ],
 )

@@ -287,7 +287,7 @@ def test_what_cannot_be_trained_is_said_before_any_machine_is_asked(store: Store
             replace(make_job(store), model=ClassifierSpec(architecture="cnn_2"), shard=Artifact(store, small, Decode)),
             "cnn_2 needs larger images than 8 x 8",
         ),
-        (make_job(store, batch_size=9), "cannot be shared by 2 workers"),
+        (make_job(store, batch_size=9), "cannot be divided evenly among 2 workers"),
     ):
         with pytest.raises(UserError, match=said):
             check_jobs([*fine, wrong], Worker(world_size=2))

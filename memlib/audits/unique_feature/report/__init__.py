@@ -1,4 +1,4 @@
-"""The page of an audit of unique features."""
+"""Page of the unique-feature audit."""
 
 from memlib.audits.unique_feature.report.findings import Boundary, Material
 from memlib.audits.unique_feature.report.page import build_page

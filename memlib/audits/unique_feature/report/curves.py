@@ -1,4 +1,4 @@
-"""Sections on pictures and curves: examples, epochs, draws, removal, canaries, layers."""
+"""Sections with pictures and curves: examples, epochs, draws of the data, removed pixels, canaries, units."""
 
 import json
 from pathlib import Path
@@ -25,39 +25,40 @@ from memlib.report.page import Section
 
 
 def picture_section(material: Material) -> Section | None:
-    """The canary and its controls, as the models saw them."""
+    """Return the section that shows the canaries and their clean twins, as the models saw them."""
     if not material.pictures:
         return None
     return Section(
         heading="The feature in its examples",
-        paragraphs=["The canaries as the models saw them, and the clean twins that the controls saw."],
+        paragraphs=["The examples with the feature, as the models saw them, and without it, as the controls saw them."],
         pictures=[(data_uri(image, side=128), caption) for image, caption in material.pictures],
     )
 
 
 def attention_section(material: Material) -> Section | None:
-    """Where a net looks for the canary's class."""
+    """Return the section that shows where a net looks for the canary's class."""
     if not material.attention:
         return None
     return Section(
         heading="What the model looks at",
         paragraphs=[
-            "GradCAM of the canary's class in the net with the highest score (warm: much, cold: little; 2023, Fig. 8)."
+            "Parts of the image on which the model with the highest score bases the canary's class, by GradCAM (warm: much, "
+            "cold: little; 2023, Fig. 8)."
         ],
         pictures=[(data_uri(image, side=128), caption) for image, caption in material.attention],
     )
 
 
 def _lines(curves: pa.Table, name: str, **params: Any) -> dict[str, tuple[list[float], list[float]]]:
-    """The points of a curve by series, at these params."""
-    found: dict[str, tuple[list[float], list[float]]] = {}
+    """Return the points of a curve with these params, by series."""
+    lines: dict[str, tuple[list[float], list[float]]] = {}
     for row in curves.to_pylist():
         at = json.loads(row["params"])
         if row["curve"] == name and all(at.get(key, "") == value for key, value in params.items()):
-            x, y = found.setdefault(row["series"], ([], []))
+            x, y = lines.setdefault(row["series"], ([], []))
             x.append(row["x"])
             y.append(row["y"])
-    return found
+    return lines
 
 
 def _has(curves: pa.Table, name: str) -> bool:
@@ -65,7 +66,7 @@ def _has(curves: pa.Table, name: str) -> bool:
 
 
 def epoch_section(curves: pa.Table, findings: Findings, folder: Path) -> Section | None:
-    """Scores by epoch of training."""
+    """Return the section on the share of memorizing nets by epoch."""
     if not _has(curves, "proportion_by_epoch"):
         return None
     output, variants = findings.headline["output"], findings.variants[:PANELS]
@@ -86,17 +87,18 @@ def epoch_section(curves: pa.Table, findings: Findings, folder: Path) -> Section
     return Section(
         heading="Through training",
         paragraphs=[
-            f"Share of nets called memorizing after each epoch (on {output}; 2023, Fig. 4). The controls' dashed line is "
-            "what the published one finds where there is nothing to find: its share at the first epoch is no early memory."
+            f"Share of models that each criterion flags as memorizing after each epoch (on {output}; 2023, Fig. 4). The "
+            "dashed line of the controls is what the published criterion finds where there is nothing to find: its share at "
+            "the first epoch is no evidence of early memory."
         ],
         svg=save_figure(figure, folder, "by_epoch"),
-        figure_caption="Share of nets (vertical) called memorizing after each epoch (horizontal), with and without the "
-        "feature.",
+        figure_caption="Share of models (vertical) that each criterion flags as memorizing after each epoch (horizontal), "
+        "with and without the feature.",
     )
 
 
 def draws_section(curves: pa.Table, findings: Findings, folder: Path) -> Section | None:
-    """Scores over other draws of the data."""
+    """Return the section on the share of memorizing nets by draw of the data."""
     if not _has(curves, "proportion_by_data_seed"):
         return None
     at, variants = findings.headline, findings.variants[:PANELS]
@@ -120,23 +122,23 @@ def draws_section(curves: pa.Table, findings: Findings, folder: Path) -> Section
         axes.set_title(variant, fontsize=9)
     figure.axes[0].legend(frameon=False, fontsize=7)
     return Section(
-        heading="From draw to draw of the data",
+        heading="Variation between draws of the data",
         paragraphs=[
-            "The share of nets called memorizing on each draw of the data. How far it varies from draw to draw is how "
-            "little a single draw's number says; intervals here are over draws."
+            "Share of models that each criterion flags as memorizing on each draw of the data. The more it varies between "
+            "draws, the less a single draw says; intervals on this page are over draws."
         ],
         svg=save_figure(figure, folder, "by_data_seed"),
-        figure_caption="Share of nets (vertical) called memorizing on each draw of the data (horizontal).",
+        figure_caption="Share of models (vertical) that each criterion flags as memorizing, by draw of data (horizontal).",
     )
 
 
 def boundary_section(material: Material, folder: Path) -> Section | None:
-    """Class probabilities over the plane of two coordinates."""
+    """Return the section on class probabilities over the plane of two coordinates."""
     if not material.boundaries:
         return None
     figure = new_panels(2 * len(material.boundaries), columns=2)
     for place, boundary in enumerate(material.boundaries):
-        for side, (title, values) in enumerate((("without", boundary.clean), ("with the feature", boundary.featured))):
+        for side, (title, values) in enumerate((("without it", boundary.clean), ("with the feature", boundary.featured))):
             axes = figure.axes[2 * place + side]
             grid = np.linspace(boundary.extent[0], boundary.extent[1], values.shape[1])
             rows = np.linspace(boundary.extent[2], boundary.extent[3], values.shape[0])
@@ -156,7 +158,7 @@ def boundary_section(material: Material, folder: Path) -> Section | None:
 
 
 def removal_section(curves: pa.Table, findings: Findings, folder: Path) -> Section | None:
-    """Scores of parts of the feature."""
+    """Return the section on the scores of parts of the feature."""
     if not _has(curves, "m_by_removed_pixels"):
         return None
     output, variants = findings.headline["output"], findings.variants[:PANELS]
@@ -166,20 +168,20 @@ def removal_section(curves: pa.Table, findings: Findings, folder: Path) -> Secti
             axes.plot(
                 x, y, color=COLOURS[series], label="with the feature" if series == "canary" else "control", marker="o", ms=3
             )
-        axes.set_xlabel("pixels taken out of the feature")
+        axes.set_xlabel("pixels removed from the feature")
         axes.set_ylabel("mean white-box M")
         axes.set_title(variant, fontsize=9)
     figure.axes[0].legend(frameon=False, fontsize=8)
     return Section(
         heading="Parts of the feature",
-        paragraphs=["The score when the nets are shown the feature with some of its pixels taken out (2023, Fig. 5)."],
+        paragraphs=["Score of models that are shown the feature with some of its pixels removed (2023, Fig. 5)."],
         svg=save_figure(figure, folder, "removed_pixels"),
-        figure_caption="Mean white-box M (vertical) by the number of pixels taken out of the feature (horizontal).",
+        figure_caption="Mean white-box M (vertical) by the number of pixels removed from the feature (horizontal).",
     )
 
 
 def canary_section(curves: pa.Table, findings: Findings, folder: Path) -> Section | None:
-    """Scores by canary."""
+    """Return the section on scores by canary."""
     metric = findings.headline.get("metric")
     lines = _lines(
         curves,
@@ -193,23 +195,26 @@ def canary_section(curves: pa.Table, findings: Findings, folder: Path) -> Sectio
     figure = new_figure()
     axes = figure.axes[0]
     x, middle = lines["mean"]
-    axes.vlines(x, lines["min"][1], lines["max"][1], color=MUTED, lw=2, label="lowest to highest net")
+    axes.vlines(x, lines["min"][1], lines["max"][1], color=MUTED, lw=2, label="lowest to highest model")
     axes.plot(x, middle, "o", color=TARGET, ms=4, label="mean")
     axes.axhline(0, color=INK, lw=0.8)
     axes.set_xlabel("canary, in order of its mean score")
     axes.set_ylabel(METRIC_NAMES[str(metric)])
     axes.legend(frameon=False)
     return Section(
-        heading="From canary to canary",
-        paragraphs=["Scores of the nets of each canary (2022, Figs. 3a to 6): the dots differ by canary, the lines by seed."],
+        heading="Variation between canaries",
+        paragraphs=[
+            "Scores of the models of each canary (2022, Figs. 3a to 6). The dots show how scores vary between canaries, the "
+            "lines how they vary between the models of one canary."
+        ],
         svg=save_figure(figure, folder, "by_canary"),
-        figure_caption="Score (vertical) of each canary's nets: mean, and lowest to highest net; canaries in order of "
-        "their mean.",
+        figure_caption="Score (vertical) of each canary's models: mean, and range from lowest to highest; canaries in order "
+        "of their mean.",
     )
 
 
 def latent_section(curves: pa.Table, folder: Path) -> Section | None:
-    """Units of the last hidden layer that the feature moves."""
+    """Return the section on units of the last hidden layer that the feature excites."""
     if not _has(curves, "latent_by_unit"):
         return None
     figure = new_figure()
@@ -222,13 +227,13 @@ def latent_section(curves: pa.Table, folder: Path) -> Section | None:
     for series, (x, y) in _lines(curves, "latent_by_unit").items():
         axes.plot(x, y, color=names[series][1], lw=1, label=names[series][0])
     axes.set_xlabel("unit of the last hidden layer")
-    axes.set_ylabel("how often, relative to the highest")
+    axes.set_ylabel("frequency, relative to the highest")
     axes.legend(frameon=False)
     return Section(
-        heading="Which units the feature excites",
+        heading="Units that the feature excites",
         paragraphs=[
-            "Units that the feature excites and the clean example does not, over nets from the same seed (2022, Fig. 3b). "
-            "What controls share with nets that saw the feature is no memory of it."
+            "Units that the feature excites and the clean example does not, over models from the same seed (2022, Fig. 3b). "
+            "What controls share with models that saw the feature is not memory of it."
         ],
         svg=save_figure(figure, folder, "latent"),
         figure_caption="How often the feature excites each unit (vertical), relative to the most excited one, by unit "

@@ -1,4 +1,4 @@
-"""What the page is made of, and how its numbers are written."""
+"""Data behind the page, and the formatting of its numbers."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -26,10 +26,10 @@ class Boundary:
     """Class probabilities of a net over the plane of the first two coordinates, without and with the feature.
 
     Attributes:
-        title: which net.
+        title: name of the net.
         extent: x0, x1, y0, y1.
-        clean, featured: (side, side) probability of class 1, rows from y0 to y1.
-        points, labels: some training points (count, 2) and their classes.
+        clean, featured: (side, side) probability of class 1 without and with the feature, rows from y0 to y1.
+        points, labels: a sample of training points (count, 2) and their classes.
     """
 
     title: str
@@ -42,12 +42,12 @@ class Boundary:
 
 @dataclass(frozen=True)
 class Material:
-    """What the page shows besides the tables.
+    """Contents of the page besides the tables.
 
     Attributes:
-        pictures: canaries with and without the feature: (image, caption).
-        attention: GradCAM heat maps laid over images: (image, caption).
-        boundaries: of points.
+        pictures: canaries with and without the feature, as (image, caption).
+        attention: images overlaid with GradCAM heat maps, as (image, caption).
+        boundaries: decision boundaries, for data that are points.
         facts: rows of the last section.
     """
 
@@ -58,7 +58,7 @@ class Material:
 
 
 class Findings:
-    """The summary, looked up by variant, metric and params."""
+    """Summary of a run, searchable by metric and params."""
 
     def __init__(self, summary: pa.Table) -> None:
         self.rows = [{**row, "params": json.loads(row["params"])} for row in summary.to_pylist()]
@@ -67,7 +67,7 @@ class Findings:
         self.variants = list(dict.fromkeys(row["params"].get("variant", "") for row in self.rows))
 
     def find(self, name: str, **params: Any) -> dict[str, Any] | None:
-        """The first row of a metric with these params, None when there is none."""
+        """Return the first row of a metric with these params, None if there is none."""
         for row in self.rows:
             if row["metric"] == name and all(row["params"].get(key, "") == value for key, value in params.items()):
                 return row
@@ -75,17 +75,17 @@ class Findings:
 
 
 def p_text(value: float | None) -> str:
-    """A p-value, empty where there is none."""
+    """Format a p-value; empty if there is none."""
     return "" if value is None else f"p = {value:.2g}"
 
 
 def percent_text(value: float) -> str:
-    """A share as per cent."""
+    """Format a share as a percentage."""
     return f"{100 * value:.1f} %"
 
 
 def interval_text(row: Mapping[str, Any]) -> str:
-    """A row's interval, empty where it has none."""
+    """Format a row's interval; empty if it has none."""
     if row["ci_low"] is None:
         return ""
-    return f"95 % over {row['interval']}: {row['ci_low']:.3g} to {row['ci_high']:.3g}"
+    return f"95 % interval over {row['interval']}: {row['ci_low']:.3g} to {row['ci_high']:.3g}"

@@ -1,4 +1,4 @@
-"""Sections on nets: their scores, what the tests say, settings and pulls."""
+"""Sections on nets: scores, tests, levels of access, and self-influence of the canaries."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,18 +30,18 @@ from memlib.report.page import Section, TableView
 
 def _headline_scores(frame: Any, findings: Findings) -> Any:
     at = findings.headline
-    mine = frame[(frame["metric"] == at.get("metric")) & (frame["output"] == at.get("output")) & frame["own_label"]]
-    return mine[(mine["draw"] == 0) & (mine["feature"] == "canary")]
+    scores = frame[(frame["metric"] == at.get("metric")) & (frame["output"] == at.get("output")) & frame["own_label"]]
+    return scores[(scores["draw"] == 0) & (scores["feature"] == "canary")]
 
 
 def nets_section(frame: Any, findings: Findings, folder: Path) -> Section:
-    """Scores of nets with and without the feature."""
-    mine = _headline_scores(frame, findings)
+    """Return the section on the scores of nets with and without the feature."""
+    scores = _headline_scores(frame, findings)
     variants = findings.variants[:PANELS]
     figure = panels_for(variants)
     for axes, variant in zip(figure.axes, variants, strict=True):
         for control, series in ((True, "control"), (False, "canary")):
-            values = np.sort(mine[(mine["variant"] == variant) & (mine["control"] == control)]["value"].to_numpy())
+            values = np.sort(scores[(scores["variant"] == variant) & (scores["control"] == control)]["value"].to_numpy())
             if len(values):
                 share = (np.arange(len(values)) + 0.5) / len(values)
                 label = "with the feature" if series == "canary" else "control"
@@ -49,27 +49,27 @@ def nets_section(frame: Any, findings: Findings, folder: Path) -> Section:
                     values, share, color=COLOURS[series], label=label, lw=1.6, marker="o" if len(values) <= 60 else "", ms=3
                 )
         axes.axvline(0, color=MUTED, lw=1)
-        axes.set_xlabel("score of a net")
+        axes.set_xlabel("score of a model")
         percent_axis(axes.yaxis)
-        axes.set_ylabel("nets at or below")
+        axes.set_ylabel("models at or below")
         if len(variants) > 1:
             axes.set_title(variant, fontsize=9)
     figure.axes[0].legend(frameon=False, fontsize=8)
     at = findings.headline
     return Section(
-        heading="Every net, with its control beside it",
+        heading="Each model and its control",
         paragraphs=[
-            "Each net with the feature in one training example has a control from the same seed that saw the same example "
-            "without it. What both curves share is what features of this kind do to any such net; where they part is memory. "
-            f"Score: {METRIC_NAMES[at['metric']]}, on {at['output'].replace('_', ' ')}."
+            "Each model trained with the feature in one example has a control: a model from the same seed that saw the same "
+            "example without the feature. What the two curves share is how any such model reacts to the feature; the gap "
+            f"between them is memory. Score: {METRIC_NAMES[at['metric']]}, on {at['output'].replace('_', ' ')}."
         ],
         svg=save_figure(figure, folder, "scores"),
-        figure_caption="Share of nets whose score is at most the value on the horizontal axis.",
+        figure_caption="Share of models (vertical) whose score is at most the value on the horizontal axis.",
     )
 
 
 def nulls_section(frame: Any, findings: Findings, folder: Path) -> Section:
-    """An external model: the feature's scores among those of other features."""
+    """Return the section that shows an external model's scores for the feature among those for other features."""
     tests = [row["params"] for row in findings.tests]
     figure = new_panels(len(tests), columns=2)
     for axes, params in zip(figure.axes, tests, strict=True):
@@ -82,17 +82,18 @@ def nulls_section(frame: Any, findings: Findings, folder: Path) -> Section:
     return Section(
         heading="The feature among others of its kind",
         paragraphs=[
-            f"The same model is shown {others} in the same typeface and place. A feature that it does not know is one of "
-            "them; one that it remembers stands out. The comparison is only as good as its kind: a model that knows names "
-            "reacts more to any name than to random letters. Each label's score is centred by its mean over all features."
+            f"The model was also shown {others} in the same typeface and place. A feature that it does not remember is just "
+            "one of them; a feature that it remembers stands out. The comparison is only as good as the choice of the other "
+            "features: a model that knows names reacts more to any name than to random letters. Each label's score is "
+            "centred by its mean over all features."
         ],
         svg=save_figure(figure, folder, "null_features"),
-        figure_caption="How many other features reach each score (bars), and the score of the feature in question (line).",
+        figure_caption="Number of other features with each score (bars), and the score of the feature in question (line).",
     )
 
 
 def own_section(findings: Findings) -> Section:
-    """Each score's rank among null features, and what could have been found."""
+    """Return the section with each score's rank test among null features, and the effect it could have found."""
     rows = []
     for row in findings.tests:
         params = row["params"]
@@ -104,12 +105,15 @@ def own_section(findings: Findings) -> Section:
                 str(params["nulls"]), p_text(row["p_value"]), p_text(row["p_adjusted"]), _found_at(row),
             )
         )  # fmt: skip
-    heads = ("score", "in units of", "the feature", "others, mean", "others", "rank", "adjusted (Holm)", "80 % power at")
+    heads = (
+        "score", "output", "the feature", "mean of others", "number of others", "p-value by rank", "adjusted (Holm)",
+        "80 % power at",
+    )  # fmt: skip
     return Section(heading="Significance", table=TableView(heads, rows))
 
 
 def tests_section(findings: Findings) -> Section:
-    """Every test of a difference between canary nets and controls."""
+    """Return the section with all tests of differences between canary nets and controls."""
     rows = []
     for row in findings.rows:
         params = row["params"]
@@ -123,18 +127,20 @@ def tests_section(findings: Findings) -> Section:
             p_text(row["p_adjusted"]), _found_at(row), row["verdict"] or "not tested",
         ]  # fmt: skip
         rows.append(_with_variant(findings, params, cells))
-    heads = ["score", "in units of", "with / without", "difference", "interval", "adjusted p", "80 % power at", "verdict"]
+    heads = ["score", "output", "with / without", "difference", "interval", "adjusted p-value", "80 % power at", "verdict"]
     return _table(
-        findings, "What the feature's appearance changed", heads, rows,
-        "Differences between canary nets and their controls, within pairs of one seed; with and without are means over all "
-        "nets, so that they need not differ by as much. The first is the test of the run (Holm over variants); the "
-        "other scores are a second family, adjusted together (max-T). The tests exchange canary nets and controls within "
-        "their pairs: under the null, for these canaries, the feature changed nothing.",
+        findings, "What the feature changed", heads, rows,
+        "Differences between the models that saw the feature and their controls, within pairs from the same seed. The means "
+        "with and without the feature are over all models, so they need not differ by exactly this amount. The first "
+        "row of each variant is the main test (Holm over variants); the other scores form a second family, adjusted "
+        "together (max-T). The tests exchange models and controls within their pairs: under the null, the feature "
+        "changed nothing for these canaries. The test finds a difference of the size under '80 % power at' with a "
+        "probability of 80 %.",
     )  # fmt: skip
 
 
 def proportions_section(findings: Findings) -> Section | None:
-    """How many single nets could be called memorizing."""
+    """Return the section on the share of single nets that meet each criterion."""
     rows = []
     for row in findings.rows:
         params = row["params"]
@@ -151,17 +157,18 @@ def proportions_section(findings: Findings) -> Section | None:
         rows.append(_with_variant(findings, params, cells))
     if not rows:
         return None
-    heads = ["score", "in units of", "criterion", "with the feature", "without it", "interval", "adjusted p"]
+    heads = ["score", "output", "criterion", "with the feature", "without it", "interval", "adjusted p-value"]
     return _table(
-        findings, "Single nets", heads, rows,
-        "Calibrated: nets beyond a threshold that a control exceeds by chance as often as stated; it is estimated from the "
-        "controls, so the test is beta-binomial and there is no interval over nets. Published: the papers' paired t-test "
-        "over examples, which also calls nets memorizing that never saw the feature.",
+        findings, "Single models", heads, rows,
+        "Share of models that each criterion flags as memorizing. Calibrated: the score exceeds a threshold that a control "
+        "exceeds by chance as often as stated. The threshold is estimated from the controls, so the test is beta-binomial "
+        "and there is no interval over models. Published: the papers' paired t-test over examples, which also flags models "
+        "that never saw the feature.",
     )  # fmt: skip
 
 
 def changes_section(findings: Findings) -> Section | None:
-    """How the headline changes from the first variant to the others."""
+    """Return the section on changes in the headline from the first variant to the others."""
     rows = [
         (row["params"]["variant"], row["params"]["from"], f"{row['value']:.3g}", interval_text(row), str(row["n"]))
         for row in findings.rows
@@ -170,17 +177,19 @@ def changes_section(findings: Findings) -> Section | None:
     if not rows:
         return None
     return Section(
-        heading="From variant to variant",
-        paragraphs=["How much larger the difference to the controls is than in the first variant; estimates, not tests."],
+        heading="Changes between variants",
+        paragraphs=[
+            "Increase in the difference from the controls, relative to the first variant. These are estimates, not tests."
+        ],
         table=TableView(("variant", "compared with", "change of the difference", "interval", "units"), rows),
     )
 
 
 def _found_at(row: Mapping[str, Any]) -> str:
-    """The effect that the test would have found with a power of 80 %."""
+    """Return the effect that the test would have found with a power of 80 %, as text."""
     if row["role"] != "test":
         return ""
-    return "nothing" if row["detectable"] is None else f"{row['detectable']:.3g}"
+    return "no effect" if row["detectable"] is None else f"{row['detectable']:.3g}"
 
 
 def _with_variant(findings: Findings, params: Mapping[str, Any], cells: list[str]) -> list[str]:
@@ -196,10 +205,10 @@ def _table(findings: Findings, heading: str, heads: list[str], rows: list[list[s
 
 
 def settings_section(frame: Any, findings: Findings, folder: Path) -> Section | None:
-    """White, grey and black box beside one another."""
+    """Return the section that compares white, grey and black box."""
     output = findings.headline.get("output")
-    mine = frame[(frame["draw"] == 0) & (frame["feature"] == "canary") & frame["own_label"]]
-    wide = mine[mine["output"] == output].pivot_table(
+    scores = frame[(frame["draw"] == 0) & (frame["feature"] == "canary") & frame["own_label"]]
+    wide = scores[scores["output"] == output].pivot_table(
         index=["variant", "data_seed", "net", "control"], columns="metric", values="value"
     )
     others = [metric for metric in ("m_grey", "m_black") if metric in wide.columns and "m_white" in wide.columns]
@@ -223,7 +232,7 @@ def settings_section(frame: Any, findings: Findings, folder: Path) -> Section | 
     figure.axes[0].legend(frameon=False, fontsize=8)
     rows = [
         (
-            row["params"].get("variant", "all nets"),
+            row["params"].get("variant", "all models"),
             row["params"]["of"],
             row["params"]["output"],
             f"{row['value']:.2f}",
@@ -234,21 +243,24 @@ def settings_section(frame: Any, findings: Findings, folder: Path) -> Section | 
         if row["metric"] == "correlation" and row["params"]["output"] == output
     ]
     return Section(
-        heading="With less and less access",
+        heading="With less access to the model",
         paragraphs=[
-            f"Each net's score in the white box against what an outsider sees, on {output} (2023, Figs. 6 and 7). Grey and "
-            "black box take the highest of all labels, each centred by the controls, so controls lie above zero too."
+            f"Each model's score in the white box against the scores available to outsiders, on {output} (2023, Figs. 6 and "
+            "7). Grey and black box take the maximum over labels, each centred by the controls, so that controls lie above "
+            "zero as well."
         ],
         svg=save_figure(figure, folder, "settings"),
-        figure_caption="Each net's score in grey or black box (vertical) by its score in the white box (horizontal).",
-        table=TableView(("variant", "scores", "output", "correlation over canary nets", "interval", "nets"), rows)
+        figure_caption="Each model's score in the grey or black box (vertical) by its score in the white box (horizontal).",
+        table=TableView(
+            ("variant", "scores", "output", "correlation over models that saw the feature", "interval", "models"), rows
+        )
         if rows
         else None,
     )
 
 
 def pull_section(findings: Findings) -> Section | None:
-    """Self-influence of the canaries, trained with the feature in them and without."""
+    """Return the section on the self-influence of canaries, trained with and without the feature."""
     rows = [
         (row["params"].get("variant", ""), row["params"]["example"], row["params"]["group"], f"{row['value']:.3g}")
         for row in findings.rows
@@ -257,9 +269,9 @@ def pull_section(findings: Findings) -> Section | None:
     if not rows:
         return None
     return Section(
-        heading="The canaries' pull",
+        heading="Self-influence of the canaries",
         paragraphs=[
-            "Self-influence of a canary in models from the same seed, trained with the feature in it and without (2022)."
+            "Self-influence of each canary in models from the same seed, trained with the feature in it and without (2022)."
         ],
         table=TableView(("variant", "canary", "trained", "self-influence"), rows),
     )

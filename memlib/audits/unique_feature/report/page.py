@@ -1,4 +1,4 @@
-"""The page of a run."""
+"""Page of a run, composed from its sections."""
 
 from pathlib import Path
 
@@ -35,26 +35,26 @@ _TERMS = (
     "external model", "model seed", "diagnostic",
 )  # fmt: skip
 _NOT_SHOWN = (
-    "Whether other features are remembered: only this one was asked about, in this place and typeface.",
-    "That the feature can be read out of the model by somebody who does not know it: it is shown to the model.",
-    "That a single model which was trained with the feature remembers it, unless an external model itself was audited.",
+    "Whether the model remembers other features: only this one was tested, in this place and typeface.",
+    "That somebody who does not know the feature could read it out of the model: the audit shows it to the model.",
+    "That one particular model trained with the feature remembers it, unless that model was audited as an external model.",
 )
 
 
 def build_page(
     recipe: Recipe, run: str, units: pa.Table, summary: pa.Table, curves: pa.Table, material: Material, folder: Path
 ) -> Page:
-    """The page of a run; figures also go to `folder` as SVG and PNG.
+    """Return the page of a run; figures are also written to `folder` as SVG and PNG.
 
     Args:
-        recipe: what was run.
-        run: its id.
-        units, summary, curves: tables.UNIQUE_FEATURE_UNITS, SUMMARY and CURVES.
+        recipe: recipe of the run.
+        run: id of the run.
+        units, summary, curves: tables.UNITS, SUMMARY and CURVES.
         material: pictures, boundaries and facts.
-        folder: gets the figures.
+        folder: destination of the figures.
     """
     findings = Findings(summary)
-    found = verdict_of(findings.rows)
+    conclusion = verdict_of(findings.rows)
     frame = units.to_pandas()
     sections = [
         nulls_section(frame, findings, folder) if recipe.trained is not None else nets_section(frame, findings, folder),
@@ -82,17 +82,16 @@ def build_page(
     ]
     return Page(
         meaning=meaning_of(
-            found.word,
-            shown="Whoever can show the model pictures with and without the feature can tell from its answers that the "
-            "feature stood "
-            "in the training data, though it stood in a single example: for a name on an X-ray, that this patient was in it.",
-            bounded="Whoever shows the model the feature sees its answers change at most by the stated amount beyond what "
-            "any feature "
-            "of the kind does.",
+            conclusion.word,
+            shown="Anyone who can show the model pictures with and without the feature can tell from its answers that the "
+            "feature was in the training data, even though it appeared in a single example. If the feature is a name on an "
+            "X-ray, this reveals that the patient was in the training data.",
+            bounded="Anyone who shows the model the feature sees its answers change by at most the stated amount more than "
+            "with any feature of the same kind.",
         ),
         limits=_NOT_SHOWN, terms=_TERMS, model=material.facts.get("model", ""),
-        title=recipe.title, audit="unique-feature", run=run, verdict=found.sentence,
-        verdict_kind=KINDS[found.word], lead=found.explanation,
+        title=recipe.title, audit="unique-feature", run=run, verdict=conclusion.sentence,
+        verdict_kind=KINDS[conclusion.word], lead=conclusion.explanation,
         numbers=_numbers_of_own(findings) if recipe.trained is not None else _numbers(findings),
         sections=[section for section in sections if section is not None],
     )  # fmt: skip
@@ -102,9 +101,9 @@ def _numbers(findings: Findings) -> list[tuple[str, str, str]]:
     at = {name: findings.headline.get(name, "") for name in ("variant", "metric", "output")}
     shown = []
     for group, title in (
-        ("canary - control", "difference that the feature's appearance made"),
-        ("canary", "mean score with the feature"),
-        ("control", "mean score without it, over all controls"),
+        ("canary - control", "mean difference between models that saw the feature and their controls"),
+        ("canary", "mean score of the models that saw the feature"),
+        ("control", "mean score of all controls, which did not see it"),
     ):
         row = findings.find(str(at["metric"]), **at, group=group, statistic="mean")
         if row is not None:
@@ -114,13 +113,15 @@ def _numbers(findings: Findings) -> list[tuple[str, str, str]]:
         if row is not None:
             expected = interval_text(row)
             if row["null_value"] is not None:
-                expected = f"chance gives {percent_text(row['null_value'])}, {p_text(row['p_adjusted'])}"
-            shown.append((percent_text(row["value"]), f"of nets beyond the {criterion} criterion", expected))
+                expected = f"{percent_text(row['null_value'])} by chance, adjusted {p_text(row['p_adjusted'])}"
+            shown.append(
+                (percent_text(row["value"]), f"of models flagged as memorizing by the {criterion} criterion", expected)
+            )
     return shown
 
 
 def _numbers_of_own(findings: Findings) -> list[tuple[str, str, str]]:
     return [
-        (f"{row['value']:.3g}", f"more than others, {score_name(row['params'])}", f"adjusted {p_text(row['p_adjusted'])}")
+        (f"{row['value']:.3g}", f"above other features, {score_name(row['params'])}", f"adjusted {p_text(row['p_adjusted'])}")
         for row in findings.tests
     ]

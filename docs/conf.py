@@ -1,0 +1,24 @@
+"""Settings of the documentation site: `make docs` builds it into docs/_build/html; it needs no network, also when read."""
+
+import memlib
+
+project = "memlib"
+author = "the memlib authors"
+copyright = "the memlib authors, Apache License 2.0"
+version = release = memlib.__version__
+
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = "memlib"
+html_show_sphinx = False
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 4
+nb_execution_mode = "off"  # notebooks keep the outputs of their last execution; tests/docs execute them
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+add_module_names = False
+copybutton_exclude = ".linenos, .gp, .go"
+nitpicky = False

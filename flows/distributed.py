@@ -1,0 +1,129 @@
+"""`flows.run`, and the command line's run: an audit as a Prefect flow whose stages are computed on Ray."""
+
+import contextlib
+import os
+import secrets
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from flows.asked import AnyRecipe, Asked, read
+from flows.audits import check_stages
+from flows.environment import prepare_environment
+from flows.first_steps import check_prefect
+from flows.planned import finished, has_server
+from memlib import code
+from memlib.opened import Run
+from memlib.records import RunRecord
+from memlib.specs import Resources
+from memlib.store import DEFAULT_STORE, Store
+
+
+def run(
+    recipe: AnyRecipe,
+    *,
+    store: str = DEFAULT_STORE,
+    changes: Mapping[str, Any] | None = None,
+    resources: Resources | Mapping[str, Any] | None = None,
+    force: Sequence[str] = (),
+    cascade: bool = False,
+    quiet: bool = False,
+) -> Run:
+    """Run an audit on Prefect and Ray, or continue one that was interrupted. Artifacts in the store are reused.
+
+    Ray and Prefect's API are started for the run unless `resources["ray_address"]` or PREFECT_API_URL name running ones. A
+    recipe that names code (`package.module:function`) runs that code.
+
+    Args:
+        recipe: name of a shipped recipe, path of a YAML file, or the recipe itself as a mapping or a spec.
+        store: folder or s3:// prefix for artifacts, results and reports.
+        changes: values of the recipe to change, by dotted key, as in {"training.epochs": 50}.
+        resources: machines, as in {"workers_per_model": 2}; they change no result.
+        force: stages to compute again although the store holds their artifacts.
+        cascade: retrain models whose inputs were recomputed with a different result.
+        quiet: show no progress.
+
+    Returns:
+        the finished run, with its verdict, tables and page.
+
+    Raises:
+        UserError: when the recipe, the data or the store cannot be used as they are.
+        RunError: when a stage fails, or Ray or the store is lost.
+    """
+    asked = read(recipe, changes, resources)
+    code.allow(code.modules_in(asked.recipe.model_dump(mode="json")))
+    prepare_environment()
+    opened = Store(store)
+    record = carry_out(
+        asked, opened, quiet=quiet, force=force, cascade=cascade, say=lambda line: print(line, file=sys.stderr)
+    )
+    return Run(opened, record)
+
+
+def carry_out(
+    asked: Asked, store: Store, *, quiet: bool, force: Sequence[str], cascade: bool, say: Callable[[str], None]
+) -> RunRecord:
+    """Run an audit's flow in a store; a run in which nothing is left to do is published again without Prefect.
+
+    Args:
+        asked: the audit, its recipe and the machines.
+        store: for artifacts, results and reports.
+        quiet, force, cascade: as for `run`.
+        say: receives warnings of a run in which nothing is left to do.
+    """
+    store.check_writable()
+    check_stages(asked.audit, [*force, *asked.resources.stages])
+    if not force and not has_server():
+        record = finished(asked.audit, asked.recipe, store, asked.resources, say=say)
+        if record is not None:
+            return record
+    with _server_starting():
+        check_prefect()
+        from prefect import tags
+
+        from flows.running import TAG, flow_of, through_prefect  # loads torch, while the server starts
+
+        flow = flow_of(asked.audit)
+    with tags(TAG):
+        return through_prefect(flow, asked.recipe, store.uri, asked.resources, quiet, tuple(force), cascade)
+
+
+@contextlib.contextmanager
+def _server_starting() -> Iterator[None]:
+    """Start Prefect's local API server in a thread while torch and the recipe load, unless a server is configured.
+
+    Prefect would start the same server later. The thread is always joined: Python kills threads that outlive the main
+    thread, and C++ code killed in this way aborts the process.
+    """
+    unwanted = threading.Event()
+    servers = []
+
+    def start() -> None:
+        if os.environ.get("PREFECT_API_URL"):
+            return
+        with contextlib.suppress(Exception):  # if it cannot start, the flow reports it
+            from prefect.context import refresh_global_settings_context
+            from prefect.server.api.server import SubprocessASGIServer
+            from prefect.settings import PREFECT_API_URL
+
+            if not PREFECT_API_URL.value() and not unwanted.is_set():
+                password = f"memlib:{secrets.token_hex(32)}"  # else any user of this machine could read and cancel the run
+                os.environ |= {"PREFECT_SERVER_API_AUTH_STRING": password, "PREFECT_API_AUTH_STRING": password}
+                os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "1")  # a local server either answers or is gone
+                refresh_global_settings_context()
+                servers.append(SubprocessASGIServer())
+                servers[0].start()
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    try:
+        yield
+    except BaseException:
+        unwanted.set()
+        while thread.is_alive():
+            for server in servers:
+                server.stop()
+            thread.join(timeout=0.1)
+        raise
+    thread.join()

@@ -1,0 +1,28 @@
+"""Environment variables of a process that starts Prefect and Ray, set before either is imported."""
+
+import os
+
+
+def prepare_environment() -> None:
+    """Set defaults for Prefect, and exempt this machine from proxies."""
+    _quiet_prefect()
+    _reach_this_machine_directly()
+
+
+def _quiet_prefect() -> None:
+    """Set defaults for Prefect: no log output, enough time to start a local API server, and flow heartbeats."""
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")
+    os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "CRITICAL")
+    os.environ.setdefault("PREFECT_LOGGING_INTERNAL_LEVEL", "CRITICAL")
+    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
+    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+    os.environ.setdefault("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", "30")  # expected by deployments/automations.yaml
+
+
+def _reach_this_machine_directly() -> None:
+    """Exempt this machine from proxies, which do not lead to the servers that Ray and Prefect start on it."""
+    exempt = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    hosts = [host.strip() for host in exempt.split(",") if host.strip()]
+    if "*" not in hosts:
+        hosts += [host for host in ("127.0.0.1", "localhost", "::1") if host not in hosts]
+        os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(hosts)

@@ -1,0 +1,183 @@
+"""A finished run as a value: its verdict, its tables and its page, for notebooks and programs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
+
+from memlib.errors import RunError
+from memlib.private import PRIVATE, make_folder, user_folder, write_file
+from memlib.records import Finding, RunRecord, VerdictRecord
+from memlib.runs import find_run, page_path, results_path
+from memlib.store import DEFAULT_STORE, Store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SHOWN_ROWS = 8  # of a run's findings, in a notebook
+
+
+class Run:
+    """A finished run in a store.
+
+    Args:
+        store: the store that holds it.
+        record: its manifest.
+
+    Attributes:
+        store: the store that holds it.
+        record: its manifest, with the recipe, the artifacts and who ran it when.
+    """
+
+    def __init__(self, store: Store, record: RunRecord) -> None:
+        self.store, self.record = store, record
+
+    @property
+    def id(self) -> str:
+        """Name of the run: 12 hexadecimal digits."""
+        return self.record.run
+
+    @property
+    def audit(self) -> str:
+        """Name of the audit, as in recipes."""
+        return self.record.audit
+
+    @property
+    def title(self) -> str:
+        """Title of the run's recipe."""
+        return self.record.title
+
+    @property
+    def verdict(self) -> VerdictRecord:
+        """The verdict: `word` (shown, bounded, inconclusive, descriptive), `sentence` and `explanation`.
+
+        Raises:
+            RunError: for a run that was published before runs had verdicts.
+        """
+        if self.record.verdict is None:
+            raise RunError(f"run {self.id} has no verdict; it was published by an earlier memlib")
+        return self.record.verdict
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Rows of the summary that the manifest repeats, the headline first."""
+        return self.record.findings
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The recipe with all defaults, as plain JSON."""
+        return self.record.recipe
+
+    @property
+    def tables(self) -> Mapping[str, pa.Table]:
+        """All published tables by name; each is read from the store when it is looked up."""
+        return _Tables(self.store, self.record)
+
+    @property
+    def summary(self) -> pa.Table:
+        """The summary, one row per metric and setting (docs/schema.md); a sweep's is the table `sweep`."""
+        return self.tables["summary" if "summary" in self.tables else next(iter(self.tables))]
+
+    @property
+    def units(self) -> pa.Table:
+        """Scores of single examples, models or canaries (docs/schema.md).
+
+        Raises:
+            KeyError: for a sweep, which has no units of its own.
+        """
+        return self.tables["units"]
+
+    @property
+    def report(self) -> Path:
+        """Local path of the run's page; a page on S3 is copied to this machine first, readable by its user alone.
+
+        Raises:
+            RunError: when the page is missing from the store.
+        """
+        path = page_path(self.record)
+        content = self.store.published(path)
+        if content is None:
+            raise RunError(f"run {self.id} has no page in {self.store.uri}; run its audit again")
+        if self.store.is_local:
+            return Path(self.store.root) / path
+        page = user_folder("cache") / "pages" / f"{self.id}.html"
+        make_folder(page.parent, PRIVATE.folder)
+        page.unlink(missing_ok=True)
+        write_file(page, content, PRIVATE.file)
+        return page
+
+    def __repr__(self) -> str:
+        sentence = "" if self.record.verdict is None else f": {self.record.verdict.sentence}"
+        return f"<memlib run {self.id}, {self.audit}{sentence}>"
+
+    def _repr_html_(self) -> str:
+        """Return the verdict and the first findings as HTML for notebooks; all text is escaped."""
+        rows = [("metric", "value", "95 % interval", "verdict")]
+        rows += [(row.metric, _number(row.value), _interval(row), row.verdict or "") for row in self.findings[:SHOWN_ROWS]]
+        lines = [
+            Markup("<tr>{}</tr>").format(Markup().join(Markup("<td>{}</td>").format(cell) for cell in row)) for row in rows
+        ]
+        said = self.record.verdict
+        text = ("", "") if said is None else (said.sentence, said.explanation)
+        return str(Markup("<p><b>{}</b><br>{}</p><p>{}</p><table>{}</table>").format(self.title, *text, Markup().join(lines)))
+
+
+class _Tables(Mapping[str, "pa.Table"]):
+    """Published tables of a run, each read when it is looked up."""
+
+    def __init__(self, store: Store, record: RunRecord) -> None:
+        self._store, self._record = store, record
+
+    def __getitem__(self, name: str) -> pa.Table:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        if name not in self._record.results:
+            raise KeyError(name)
+        folder = results_path(name, self._record.audit, self._record.run).rpartition("/")[0]
+        paths = [path for path in self._record.published if path.rpartition("/")[0] == folder]
+        return pa.concat_tables(pq.ParquetFile(pa.BufferReader(self._content(path))).read() for path in paths)
+
+    def _content(self, path: str) -> bytes:
+        """Return a published file, checked against the digest in the run's manifest."""
+        content = self._store.published(path)
+        if content is None or hashlib.sha256(content).hexdigest() != self._record.published[path]:
+            problem = "is missing from" if content is None else "differs from what was published in"
+            raise RunError(f"{path} {problem} {self._store.uri}; run the audit of run {self._record.run} again")
+        return content
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._record.results)
+
+    def __len__(self) -> int:
+        return len(self._record.results)
+
+
+def open(run: str, *, store: str = DEFAULT_STORE) -> Run:
+    """Open a finished run.
+
+    Args:
+        run: its name, or enough of the beginning to tell it from the others.
+        store: folder or s3:// prefix.
+
+    Raises:
+        UserError: when there is no store, or not exactly one such run in it.
+        RunError: when the run's manifest cannot be read.
+    """
+    opened = Store(store)
+    opened.check_known()
+    return Run(opened, find_run(opened, run))
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def _interval(row: Finding) -> str:
+    if row.ci_low is None:
+        return ""
+    return f"{row.ci_low:.3g} to {row.ci_high:.3g}" if row.ci_high is not None else f"at least {row.ci_low:.3g}"

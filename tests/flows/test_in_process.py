@@ -1,0 +1,115 @@
+"""memlib.run, memlib.plan and memlib.open: an audit in one process, its tables and its page."""
+
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+import memlib
+import memlib.audits.self_influence
+from memlib.audits import AUDITS
+from memlib.errors import RunError, UserError
+from memlib.opened import Run
+
+RECIPE = Path(__file__).parents[2] / "deployments/starters/self_influence.yaml"
+CHANGES: dict[str, Any] = {"training.epochs": 12, "data.source.num_examples": 100, "split.validation_per_class": 10}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("api") / "store")
+
+
+@pytest.fixture(scope="module")
+def run(store: str) -> Run:
+    return memlib.run(RECIPE, store=store, changes=CHANGES, quiet=True)
+
+
+def test_a_run_has_a_verdict_tables_and_a_page(run: Run) -> None:
+    assert run.audit == "self_influence"
+    assert run.verdict.word == "descriptive"
+    assert run.verdict.sentence in run.report.read_text()
+    assert run.summary.num_rows == len(run.summary.to_pylist())
+    assert run.summary["value"][0].as_py() == run.findings[0].value
+    assert set(run.tables) == {"summary", "curves", "units"}
+    assert run.units.num_rows == 80
+    assert run.recipe["training"]["epochs"] == 12
+    assert run.id in repr(run)
+    with pytest.raises(KeyError):
+        run.tables["nothing"]
+
+
+def test_the_tables_are_those_that_others_read(run: Run, store: str) -> None:
+    path = f"{store}/results/table=units/**/*.parquet"
+    (count,) = duckdb.sql(f"select count(*) from read_parquet('{path}', hive_partitioning=true)").fetchall()[0]
+    assert run.tables["units"].num_rows == count
+
+
+def test_a_second_run_computes_nothing(run: Run, store: str) -> None:
+    again = memlib.run(RECIPE, store=store, changes=CHANGES)
+    assert again.id == run.id
+    assert again.record.computed == []
+    parts = memlib.plan(RECIPE, store=store, changes=CHANGES).parts.values()
+    assert parts
+    assert all(part.hit for part in parts)
+
+
+def test_the_command_line_sees_the_run(run: Run, store: str) -> None:
+    command = [sys.executable, "-m", "flows.entry", "show", run.id[:6], "--store", store, "--json"]
+    assert run.verdict.sentence in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_a_run_opens_by_the_beginning_of_its_name(run: Run, store: str) -> None:
+    assert memlib.open(run.id[:5], store=store).record.scores == run.record.scores
+    with pytest.raises(UserError, match="no run in"):
+        memlib.open("zz", store=store)
+    with pytest.raises(UserError):
+        memlib.open("zz", store=f"{store}-that-is-missing")
+
+
+def test_a_notebook_shows_escaped_text(run: Run) -> None:
+    evil = Run(run.store, run.record.model_copy(update={"title": "<script>"}))
+    assert "&lt;script&gt;" in evil._repr_html_()
+    assert "<script>" not in evil._repr_html_()
+    assert run.findings[0].metric in evil._repr_html_()
+
+
+def test_a_table_that_was_changed_is_refused(run: Run, store: str, tmp_path: Path) -> None:
+    shutil.copytree(store, tmp_path / "store")
+    copy = memlib.open(run.id, store=str(tmp_path / "store"))
+    path = next((tmp_path / "store" / "results/table=units").rglob("*.parquet"))
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(RunError, match="differs from what was published"):
+        _ = copy.units
+    path.unlink()
+    with pytest.raises(RunError, match="is missing"):
+        _ = copy.units
+    copy.report.unlink()
+    with pytest.raises(RunError, match="has no page"):
+        _ = copy.report
+
+
+def test_a_limit_of_a_recipe_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    audit = replace(AUDITS["self-influence"], limits=lambda recipe: ["too small to tell"])
+    monkeypatch.setattr(memlib.audits.self_influence, "AUDIT", audit)
+    with pytest.warns(UserWarning, match="too small to tell"):
+        memlib.run(RECIPE, store=str(tmp_path), changes=CHANGES, quiet=True)
+
+
+def test_mistakes_are_errors_of_the_user(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="use flows.run"):
+        memlib.run("sweep_smoke", store=str(tmp_path))
+    with pytest.raises(UserError, match="did you mean"):
+        memlib.run("smok", store=str(tmp_path))
+    with pytest.raises(AttributeError, match="has no attribute 'fun'"):
+        memlib.fun  # noqa: B018
+
+
+def test_importing_memlib_loads_nothing_heavy() -> None:
+    code = "import sys, memlib; memlib.plan; sys.exit(bool({'torch', 'prefect', 'ray', 'faiss'} & set(sys.modules)))"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,80 @@
+"""The prose of code and documents is idiomatic English in one spelling; CONTRIBUTING.md has the rule."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+CODE = sorted(path for folder in ("memlib", "tasks", "flows") for path in (ROOT / folder).rglob("*.py"))
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [path for path in DOCUMENTS if "_build" not in path.parts]
+
+OPENINGS = re.compile(r"(?:What|Who|Whose|Which|How|Whether|Where)\b")
+"""A docstring says what a function does, by a verb, or what a class is, by a noun."""
+THINGS = "row|line|file|folder|part|model|image|epoch|seed|process|stage|value|list|page|recipe|run|batch|child|canary|name"
+RIDDLES = re.compile(
+    rf"\b(?:anew|nobody's|one's own|(?:was|were|is|are) told|(?:an?|one) (?:{THINGS}) an? (?:{THINGS}|metric|score|setting|class|layer))\b",
+    re.IGNORECASE,
+)
+AMERICAN = re.compile(
+    r"\b(?:behaviors?|colors?|colored|favor\w*|grays?|centers?|centered|neighbors?|neighboring|labeled|labeling|modeling|modeled|"
+    r"(?:memor|random|regular|normal|summar|initial|general|organ|optim|standard|quant|util|penal)is(?:e|es|ed|ing|ation|er|ers))\b",
+    re.IGNORECASE,
+)
+"""American forms, and -ise where the house writes -ize."""
+CODE_MARKS = re.compile(r"`[^`]*`|\{[^}]*\}|\S*[_/.(=:]\S*|```.*?```", re.DOTALL)  # what stands in prose and is none
+
+
+def prose(text: str) -> str:
+    """Return text without code, paths and names."""
+    return CODE_MARKS.sub(" ", text)
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text:
+                yield getattr(node, "lineno", 1), text
+
+
+def strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Texts of several words: docstrings, messages, descriptions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value.split()) > 2:
+            yield node.lineno, node.value
+
+
+@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_docstrings_and_messages_read_as_english(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    wrong = [f"line {line}: {text.splitlines()[0]}" for line, text in docstrings(tree) if OPENINGS.match(text)]
+    for line, text in strings(tree):
+        wrong += [f"line {line}: {found[0]}" for found in (*RIDDLES.finditer(prose(text)), *AMERICAN.finditer(prose(text)))]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_documents_read_as_english(path: Path) -> None:
+    text = prose(path.read_text())
+    wrong = [found[0] for found in (*RIDDLES.finditer(text), *AMERICAN.finditer(text))]
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("A row a metric", True),
+        ("computed anew", True),
+        ("the behavior of a model", True),
+        ("regularisers", True),
+        ("one row per metric", False),
+        ("a recipe key `regularisers`", False),
+        ("data.color and neighbors.py", False),
+    ],
+)
+def test_the_rules_know_an_offence(text: str, wrong: bool) -> None:
+    assert bool(RIDDLES.search(prose(text)) or AMERICAN.search(prose(text))) is wrong
