@@ -2,7 +2,7 @@
 
 python benchmarks/small_gpt2.py my-model
 
-Nothing is downloaded: the tokenizer (1,000 tokens, one for each digit among them) and the weights (random, then trained)
+Nothing is downloaded: the tokenizer (1,000 tokens; digits are never merged) and the weights (random, then trained)
 are made from the later half of Python's help topics; audits fine-tune on the earlier half (data.fraction .5).
 """
 

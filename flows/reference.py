@@ -146,7 +146,7 @@ def command_page() -> str:
     """Return docs/cli.md: every command with its arguments and options."""
     from flows.cli import app  # imports every command
 
-    _, _, commands = app.generate_docs().partition("**Commands**:\n")
+    _, _, commands = app.generate_docs(usage_name="memlib").partition("**Commands**:\n")
     return f"# Commands\n\n`memlib COMMAND --help` prints the same.\n{commands.rstrip()}\n"
 
 

@@ -37,7 +37,7 @@ class Planned:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the artifact is committed and cannot be invalidated by earlier stages."""
+        """True if the artifact is committed and no earlier stage can invalidate it."""
         return self.hit and not self.after
 
 

@@ -140,7 +140,7 @@ TRAINING = Table(
     meaning="Metrics of one training, one row per epoch and term.",
     columns=(
         Column("epoch", INT, "epoch", "epochs finished"),
-        Column("step", INT, "step", "optimiser steps taken"),
+        Column("step", INT, "step", "optimizer steps taken"),
         Column("learning_rate", FLOAT, "", "learning rate in the last step of the epoch"),
         Column("term", TEXT, "", "the loss, or one of its terms"),
         Column("value", FLOAT, "", "mean of the term over the epoch"),

@@ -1,4 +1,4 @@
-"""Shared by all tests: a cache folder of their own, one thread, and the real data where it is."""
+"""Fixtures of all tests: a separate cache folder, one thread, and the real data where it is available."""
 
 import os
 from pathlib import Path

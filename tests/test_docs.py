@@ -1,10 +1,12 @@
-"""The documents say what the code does."""
+"""The documents agree with the code."""
 
 import re
 from pathlib import Path
 
 import pytest
+from commands import settings_of
 
+from flows.audits import resolved
 from flows.recipes import load_recipe, shipped_recipes, validate
 from flows.reference import pages
 from memlib.audits import AUDITS, audit_of
@@ -18,12 +20,19 @@ def test_reference_pages_are_up_to_date(path: str, text: str) -> None:
     assert (ROOT / path).read_text() == text, "run python -m flows.reference"
 
 
-def test_every_recipe_and_document_is_named_in_the_readme() -> None:
-    readme = (ROOT / "README.md").read_text()
+def test_every_recipe_is_in_a_tutorial() -> None:
+    tutorials = "".join(path.read_text() for path in (ROOT / "docs/tutorials").glob("*.md"))
     for name in shipped_recipes():
-        assert name in readme, f"{name}: say in README.md what this recipe shows"
-    for path in re.findall(r"\]\(((?!http)[^)#]+)\)", readme):
-        assert (ROOT / path).exists(), path
+        assert f"`{name}`" in tutorials, f"{name}: say in docs/tutorials what this recipe shows"
+
+
+@pytest.mark.parametrize("path", ["README.md", "CONTRIBUTING.md", *map(str, (ROOT / "docs").rglob("*.md"))])
+def test_links_of_documents_lead_somewhere(path: str) -> None:
+    page = ROOT / path
+    if "_build" in page.parts:
+        return
+    for target in re.findall(r"\]\(((?!http)[^)#]+)", page.read_text()):
+        assert (page.parent / target).exists(), target
 
 
 def test_every_audit_is_broken_in_every_way() -> None:
@@ -34,14 +43,18 @@ def test_every_audit_is_broken_in_every_way() -> None:
         )
 
 
-def test_the_settings_of_the_readme_exist() -> None:
-    readme = (ROOT / "README.md").read_text()
-    commands = re.findall(r"memlib run (\S+) --recipe (\S+)((?: +(?:\\\n *)?--\S+ \S+)*)", readme)
-    assert len(commands) >= 6
-    for audit, recipe, rest in commands:
-        if recipe in shipped_recipes():
-            content, _ = load_recipe(recipe, re.findall(r"--set (\S+)", rest))
-            validate(AUDITS[audit].recipe, content)
+def test_the_settings_of_the_documents_exist() -> None:
+    """In commands, and in the directives that shorten them."""
+    count = 0
+    for path in (ROOT / "README.md", ROOT / "docs/quick-start.md", *(ROOT / "docs/tutorials").glob("*.md")):
+        for directives, block in re.findall(r"((?:<!-- docs-test: [^\n]*-->\n)*)```sh\n(.*?)```", path.read_text(), re.DOTALL):
+            smaller = [one for text in re.findall(r"docs-test: with ([^\n]*) -->", directives) for one in settings_of(text)]
+            for audit, recipe, rest in re.findall(r"memlib run (\S+) --recipe (\S+)((?: +--\S+ \S+)*)", block):
+                if recipe in shipped_recipes():
+                    content, _ = load_recipe(recipe, [*re.findall(r"--set (\S+)", rest), *smaller])
+                    validate(AUDITS[audit].recipe, resolved(AUDITS[audit], content))
+                    count += 1
+    assert count >= 9
 
 
 @pytest.mark.parametrize("name", shipped_recipes())

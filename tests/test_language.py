@@ -25,11 +25,14 @@ AMERICAN = re.compile(
     re.IGNORECASE,
 )
 """American forms, and -ise where the house writes -ize."""
+TITLES = ("Neural networks memorise personal information", "Unintended memorisation of unique features")
 CODE_MARKS = re.compile(r"`[^`]*`|\{[^}]*\}|\S*[_/.(=:]\S*|```.*?```", re.DOTALL)  # what stands in prose and is none
 
 
 def prose(text: str) -> str:
-    """Return text without code, paths and names."""
+    """Return text without code, paths, names and titles of papers."""
+    for title in TITLES:
+        text = text.replace(title, "")
     return CODE_MARKS.sub(" ", text)
 
 

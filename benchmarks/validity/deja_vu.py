@@ -97,8 +97,8 @@ def drawn_sides(rng: np.random.Generator, labels: NDArray[np.int64], groups: NDA
     """Draw half of the groups of each class; return a mask of their images."""
     sides = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
-        side = rng.permutation(np.unique(groups[labels == label]))
-        sides[np.isin(groups, side[: len(side) // 2])] = True
+        members = rng.permutation(np.unique(groups[labels == label]))
+        sides[np.isin(groups, members[: len(members) // 2])] = True
     return sides
 
 
@@ -143,7 +143,7 @@ def judge_innocents(unit: str) -> Row:
 
 
 def p_values(units: pa.Table) -> dict[str, float]:
-    """Return the adjusted p-values of the headline and the smallest one of each family."""
+    """Return the headline's adjusted p-value, and the smallest one of each family."""
     rows = [row for row in with_params(summarize(units, CONFIG, num_classes=10)) if row["role"] == "test"]
     smallest = {"headline": rows[0]["p_adjusted"]}
     for family in ("settings", "classes"):
@@ -260,7 +260,7 @@ def judge_design(unit: str) -> Row:
 
 
 def report_design(rows: Sequence[Row]) -> Iterator[str]:
-    yield "Exact tests of small and tied data cannot use up the level; they must not exceed it."
+    yield "Exact tests of small and tied data cannot reach the full level; they must not exceed it."
     yield ""
     yield from level_lines("design", {row["kind"]: (row["rejected"], row["count"]) for row in rows}, alpha=0.05)
 
@@ -302,7 +302,7 @@ def judge_bounds(unit: str) -> Row:
 
 
 def report_bounds(rows: Sequence[Row]) -> Iterator[str]:
-    yield "The bound is one-sided, 95 %, on answers due to memory in these images; the interval is on their expected share."
+    yield "The bound is one-sided, at 95 %, on the number of answers due to memory in these images; the interval is on their expected share."
     yield ""
     headings = ("audit", "bound holds what is due", "median bound", "interval holds the expected share")
     yield from table(
@@ -313,12 +313,12 @@ def report_bounds(rows: Sequence[Row]) -> Iterator[str]:
 PARTS = (
     Part(
         "deja-vu-null",
-        "Pairs of nets that saw none of the audited images, made alike and differently (Fashion-MNIST, MLPs, six of fourteen rows hidden).",
+        "Pairs of nets that saw none of the audited images, trained alike or differently (Fashion-MNIST, MLPs, six of fourteen rows hidden).",
         lambda: crossed(INNOCENTS, WORLDS), judge_innocents, report_innocents,
     ),
     Part(
         "deja-vu-plant",
-        "Pairs of nets of which each trained on its side: is their memory shown, with 1, 2, 3 and 5 pairs?",
+        "Pairs of nets that each trained on their own side: is their memory shown with 1, 2, 3 and 5 pairs?",
         lambda: crossed(map(str, SIZES), GUILTY), judge_guilty, report_guilty,
     ),
     Part(
@@ -328,7 +328,7 @@ PARTS = (
     ),
     Part(
         "deja-vu-bounds",
-        "Upper bounds on memory, and intervals of the share of excess, at small, tied and large sizes (simulated votes).",
+        "Upper bounds on memory, and intervals of the share of excess, for small, tied and large data (simulated votes).",
         lambda: iter(BOUNDS), judge_bounds, report_bounds,
     ),
 )  # fmt: skip

@@ -189,12 +189,12 @@ def report_guilty(rows: Sequence[Row]) -> Iterator[str]:
 PARTS = (
     Part(
         "deja-vu-alone-null",
-        "One net alone, which saw none of the audited images, beside classifiers of backgrounds (Fashion-MNIST, MLPs, six of fourteen rows hidden).",
+        "A single net that saw none of the audited images, compared with classifiers of backgrounds (Fashion-MNIST, MLPs, six of fourteen rows hidden).",
         lambda: crossed(INNOCENTS, WORLDS), judge_innocents, report_innocents,
     ),
     Part(
         "deja-vu-alone-plant",
-        "One net alone, which trained on half of the audited images: is its memory shown, beside what two nets show?",
+        "A single net that trained on half of the audited images: is its memory shown, and how does this compare with two nets?",
         lambda: crossed(map(str, SIZES), GUILTY), judge_guilty, report_guilty,
     ),
 )  # fmt: skip

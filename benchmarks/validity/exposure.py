@@ -348,19 +348,19 @@ def epsilon_report(rows: Sequence[Row]) -> Iterator[str]:
 
 PARTS = (
     Part(
-        "exposure-file", "Are secrets of a file called given away which the model never saw, but whose kind it knows?",
+        "exposure-file", "Are secrets from a file called given away although the model never saw them, but knows others of their kind?",
         lambda: [f"{bits}/{number}" for number in range(NETS) for bits in LAWS], file_unit, file_report,
     ),
     Part(
-        "exposure-variants", "Is anything called given away in eight variants, or nets, that saw none of the canaries?",
+        "exposure-variants", "Is any canary called given away in eight variants, or nets, that saw none of the canaries?",
         lambda: [str(number) for number in range(VARIANT_UNITS)], variants_unit, variants_report,
     ),
     Part(
-        "exposure-intervals", "Do intervals and lower bounds hold the true exposure?",
+        "exposure-intervals", "Do intervals and lower bounds contain the true exposure?",
         lambda: [f"{bits}/{count}" for count in REFERENCES for bits in TRUE_BITS], intervals_unit, intervals_report,
     ),
     Part(
-        "exposure-epsilon", "Is a private training found whose noise was left out, and one believed that is as it says?",
+        "exposure-epsilon", "Is a private training detected when its noise was left out, and is a correct one believed?",
         lambda: [*(f"noise left out/{n}" for n in range(BROKEN)), *(f"correct/{n}" for n in range(CORRECT))],
         epsilon_unit, epsilon_report,
     ),

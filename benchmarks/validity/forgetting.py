@@ -227,7 +227,7 @@ def judge_innocents(unit: str) -> Row:
 def likelihood_ratio_rule(target: NDArray[np.float64], at: World) -> bool:
     """Apply the former rule: the target's mean log odds exceed those of null models, by Student's t at .01.
 
-    The statistic behind "retained" moves with overall confidence; the mean log odds on D_Q stand for it here.
+    The statistic behind "retained" moves with overall confidence; the mean log odds on U stand for it here.
     """
     null = at.unseen.mean(axis=1)
     spread = null.std(ddof=1) * np.sqrt(1 + 1 / len(null))
@@ -242,7 +242,7 @@ def report_innocents(rows: Sequence[Row]) -> Iterator[str]:
         before.setdefault(row["kind"], []).append(row["before"])
     for alpha in (0.05, 0.01):
         rejections = {kind: (sum(p <= alpha for p in values), len(values)) for kind, values in by_kind.items()}
-        yield f"Level {alpha:g}: targets that used none of D_Q and are said to have used it, or to treat it worse."
+        yield f"Level {alpha:g}: targets that used none of D_Q and are said to have used it, or to treat it worse than withheld examples."
         yield ""
         yield from level_lines("kind of innocent target", rejections, alpha=alpha)
         hits, count = sum(h for h, _ in rejections.values()), sum(n for _, n in rejections.values())
@@ -250,7 +250,7 @@ def report_innocents(rows: Sequence[Row]) -> Iterator[str]:
         yield ""
         yield f"Pooled: {rate(hits, count)}; upper 95 % limit {high:.4f}, at most 1.5 alpha = {1.5 * alpha:g}: {'yes' if high <= 1.5 * alpha else 'NO'}."
         yield ""
-    yield "Before: mean log odds on D_Q against null models by Student's t at .01, which moves with how sure the target is."
+    yield "Before: mean log odds on D_Q against null models by Student's t at .01, a statistic that moves with the target's confidence."
     yield ""
     yield from table(
         ("kind of innocent target", '"retained" before'), ((k, f"{sum(v)} of {INNOCENT * len(v)}") for k, v in before.items())
@@ -357,17 +357,17 @@ def report_clean(rows: Sequence[Row]) -> Iterator[str]:
 PARTS = (
     Part(
         "forgetting-innocent",
-        "Targets that used none of D_Q, made in twenty ways: 40 targets of each kind, 10 redraws of D_Q and H for each (MNIST, MLPs).",
+        "Targets that used none of D_Q, trained in twenty ways: 40 targets of each kind, 10 redraws of D_Q and H for each (MNIST, MLPs).",
         lambda: crossed(INNOCENTS, WORLDS), judge_innocents, report_innocents,
     ),
     Part(
         "forgetting-guilty",
-        "Targets that used D_Q, made in ten ways, 100 of each kind: how often are they found, how often falsely called forgotten?",
+        "Targets that used D_Q, trained in ten ways, 100 of each kind: how often are they found, and how often falsely called forgotten?",
         lambda: crossed(GUILTIES, WORLDS), judge_guilty, report_guilty,
     ),
     Part(
         "forgetting-forgotten",
-        "Targets that hold the known examples and none of D_Q: how often is that said, how often are they accused?",
+        "Targets that trained on the known examples and on none of D_Q: how often are they called forgotten, and how often are they accused?",
         lambda: crossed((name for name, kind in GUILTIES.items() if kind.share == 1), WORLDS), judge_clean, report_clean,
     ),
 )  # fmt: skip

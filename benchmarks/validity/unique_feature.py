@@ -320,7 +320,7 @@ def plant_report(rows: Sequence[Row]) -> Iterator[str]:
         )
     yield from table(("copies with the feature", "audits", "verdict shown", *names), lines)
     yield ""
-    yield "Canary nets whose grey- or black-box maximum stands on the canary's own label (chance: 1 in 10)."
+    yield "Canary nets whose grey-box or black-box maximum falls on the canary's own label (chance: 1 in 10)."
     yield ""
     lines = []
     for repeats, of_repeats in by_repeats.items():
@@ -334,7 +334,7 @@ def plant_report(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def coverage_unit(unit: str) -> Row:
-    """Train many canaries with 10 nets each on one draw; compare intervals from 5 canaries with the mean of all."""
+    """Train 10 nets for each of many canaries on one draw; compare intervals from 5 canaries with the mean of all."""
     seed = int(unit)
     draw, spec = draw_of(2000 + seed), CanarySpec(feature=LETTER, mode="append", repeats=5)
     feature = build_feature(spec.feature, (24, 28, 1))
@@ -467,7 +467,7 @@ def _own_before(scores: NDArray[np.float64]) -> bool:
 
 def own_report(rows: Sequence[Row]) -> Iterator[str]:
     models = [model for row in rows for model in row["models"]]
-    yield "How often a name is singled out among 99 others at .05. In the first three rows the model never saw the tested name."
+    yield "Rate at which a name is singled out among 99 others at .05. In the first three rows the model never saw the tested name."
     yield ""
     columns = {
         "before: raw maximum, letters": "before", "letters": "letters", "names": "names",
@@ -490,15 +490,15 @@ PARTS: tuple[Part, ...] = (
         lambda: _numbers(NULL_DRAWS), null_unit, null_report,
     ),
     Part(
-        "unique-feature-plant", "Is a planted feature found, and on the canary's own label?",
+        "unique-feature-plant", "Is a planted feature found, and is it found on the canary's own label?",
         lambda: [f"{i}-{repeats}" for i in range(PLANT_DRAWS) for repeats in PLANT_REPEATS], plant_unit, plant_report,
     ),
     Part(
-        "unique-feature-coverage", "Do intervals from few canaries with many nets each cover the mean over canaries?",
+        "unique-feature-coverage", "Do intervals from a few canaries with many nets each cover the mean over canaries?",
         lambda: _numbers(COVERAGE_DRAWS), coverage_unit, coverage_report,
     ),
     Part(
-        "own-model", "Does an external model that knows other names single out one that it never saw?",
+        "own-model", "Does an external model that knows other names single out a name that it never saw?",
         lambda: _numbers(OWN_DRAWS), own_unit, own_report,
     ),
 )  # fmt: skip

@@ -132,7 +132,7 @@ def name_with_words(
 ) -> NDArray[np.float64]:
     """Count the visual words of background crops and return naive Bayes' class probabilities for other crops.
 
-    log P(class) + sum over the words of a crop of log P(word | class), normalised (Meehan's follow-up, section 3).
+    log P(class) + sum over the words of a crop of log P(word | class), normalized (Meehan's follow-up, section 3).
 
     Args:
         spec: words and patches.

@@ -1,4 +1,4 @@
-"""deployments/ says what the code, Prefect, KubeRay and the lock file say. Schemas that are not here: make validate."""
+"""deployments/ agrees with the code, Prefect, KubeRay and the lock file; make validate checks the schemas that are not here."""
 
 import copy
 import json

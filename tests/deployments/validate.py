@@ -1,4 +1,4 @@
-"""Manifests against the schemas and linters of those who read them; run by make validate, in an environment of its own.
+"""Check manifests against the schemas and linters of the tools that read them; `make validate` runs it in its own environment.
 
 compose.yaml: compose-spec's JSON schema. Kubernetes objects, and the pods within KubeRay's and within the work pool's job:
 Kubernetes' OpenAPI schemas, strictly. Dockerfile: hadolint. Scripts: shellcheck. All come with packages; nothing is fetched.

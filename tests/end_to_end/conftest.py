@@ -1,4 +1,4 @@
-"""One undisturbed audit for all tests, and audits to disturb; these start a Prefect API of their own, others share one."""
+"""Fixtures: one undisturbed audit for all tests, and audits to disturb, with their own Prefect API; others share one."""
 
 import os
 import subprocess

@@ -1,16 +1,16 @@
 """The fault matrix: in every stage of every audit something breaks, and the audit is run again.
 
-`make faults` prints it as a table (docs/reliability.md); `make test-slow` fails where a row does.
+`make faults` prints it as a table (docs/reliability.md); `make test-slow` fails if a row is not as promised.
 
 - driver: the driver is killed with -9 while it computes the stage.
-- byte, truncated: a byte of the stage's first file is flipped, or its second half is cut off.
-- worker: a Ray worker is killed with -9 in the stage; the run must end well by itself.
-- spare, node: the node that works on the stage is lost, with another one to go on, and without: then the run must say so
-  in time, and a run on a new cluster goes on.
-- raylet, gcs: a server of the run's own Ray is killed with -9; prefect: the Prefect server that it started; hangup: its
-  terminal goes away. The run must end with one line and status 75 or 130, or go on, leave no process, and be marked.
+- byte, truncated: a byte of the largest file of the stage's first artifact is flipped, or its second half is cut off.
+- worker: a Ray worker is killed with -9 in the stage; the run must complete without help.
+- spare, node: the node that works on the stage is lost, with a second node to continue on (spare) or without one (node).
+  Without one, the run must report the loss in time, and a run on a new cluster must complete.
+- raylet, gcs: a server of the run's own Ray is killed with -9; prefect: the Prefect server that the run started; hangup:
+  the run's terminal goes away. The run must complete, or end with one line and status 75 or 130, and leave no process.
 
-In each case the results must equal those of an undisturbed run, and no artifact that was whole may be computed again.
+In each case the results must equal those of an undisturbed run, and no intact artifact may be computed again.
 """
 
 import argparse
@@ -88,7 +88,7 @@ BROKEN = {
     "deja-vu (alone)": ("background",),
     "exposure (fine-tuning)": ("pretrained", "train", "discover"),
 }
-"""Of recipes that differ little from another: the stages that only they have."""
+"""Stages to break in recipes that differ from another one in these stages only."""
 ON_RAY = (
     "train",
     "embed",
@@ -107,32 +107,32 @@ ON_RAY = (
 )
 ENGINES = {"raylet": "raylet/raylet", "gcs": "gcs/gcs_server", "prefect": "prefect.server.api.server:create_app"}
 FAULTS = ("driver", "byte", "truncated", "worker", "spare", "node", *ENGINES, "hangup")
-WITH_ENGINES = ("deja-vu", "exposure")  # in which engines are lost
+WITH_ENGINES = ("deja-vu", "exposure")  # audits in which engines are killed
 ROOM_SECONDS = 15
 
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one case."""
+    """Outcome of one case."""
 
     audit: str
     stage: str
     fault: str
-    first: str  # how the run ended in which it broke
-    again: str  # how the next one ended
-    whole: int  # artifacts that were whole when it was run again
-    recomputed: int  # of those
+    first: str  # how the disturbed run ended
+    again: str  # how the next run ended
+    whole: int  # artifacts that were intact before the next run
+    recomputed: int  # how many of those were computed again
     equal: bool
     seconds: float
 
     @property
     def good(self) -> bool:
-        """Whether all is as promised."""
+        """Return whether the case ended as promised."""
         return self.equal and not self.recomputed and not self.first.startswith("not hit")
 
 
 class Watched:
-    """A run whose events are seen as they come."""
+    """A run whose events can be watched as they arrive."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -152,19 +152,19 @@ class Watched:
         self._events.put(None)
 
     def wait_for(self, stage: str, event: str = "computing") -> bool:
-        """Waits until the stage says so; False when the run ends before."""
-        while (found := self._events.get(timeout=600)) is not None:
-            if (found.get("stage"), found.get("event")) == (stage, event):
+        """Wait until the stage reports the event; return False if the run ends first."""
+        while (reported := self._events.get(timeout=600)) is not None:
+            if (reported.get("stage"), reported.get("event")) == (stage, event):
                 return True
         return False
 
     def end(self, timeout: float = 600) -> int:
-        """The exit status."""
+        """Wait for the run to end; return its exit status."""
         return self.process.wait(timeout)
 
     @property
     def said(self) -> str:
-        """Its own lines, without the events."""
+        """Return the lines that the run wrote to stderr, without the events."""
         return "".join(line for line in self.lines if not line.startswith("{"))
 
 
@@ -178,19 +178,19 @@ class Case:
 
     @cached_property
     def undisturbed(self) -> tuple[Path, dict[str, Any]]:
-        """Store and manifest of a run that nothing disturbed."""
+        """Run the audit undisturbed, once; return its store and manifest."""
         store = self.folder / self.audit / "undisturbed"
         return store, self.memlib.audit(store)
 
     @property
     def stages(self) -> list[str]:
-        """The stages that it has, in order."""
+        """Return the stages that the audit computes, in order."""
         manifest = self.undisturbed[1]
-        made = {ref.rpartition("/")[0] for ref in manifest["computed"] + manifest["reused"]}
-        return [stage for stage in stage_names(AUDITS[self.memlib.audit_name]) if stage in made]
+        computed = {ref.rpartition("/")[0] for ref in manifest["computed"] + manifest["reused"]}
+        return [stage for stage in stage_names(AUDITS[self.memlib.audit_name]) if stage in computed]
 
     def before(self, stage: str) -> Path:
-        """A copy of the undisturbed store as it was before a stage."""
+        """Copy the undisturbed store as it was before a stage; return the copy's path."""
         store = Path(tempfile.mkdtemp(dir=self.folder)) / "store"
         shutil.copytree(self.undisturbed[0], store)
         for later in self.stages[self.stages.index(stage) :]:
@@ -203,7 +203,7 @@ class Case:
         return Watched(self.memlib.start(store, *settings, MEMLIB_LOG="json", **environment))
 
     def again(self, store: Path, stage: str, fault: str, first: str, started: float, **environment: str) -> Row:
-        """Runs it once more and compares."""
+        """Run the audit once more and compare."""
         whole = _attempts(store)
         watched = self.start(store, **environment)
         status = watched.end()
@@ -223,11 +223,11 @@ class Case:
 
 
 def _attempts(store: Path) -> dict[str, str]:
-    """The attempt that each committed artifact names."""
-    found = {}
+    """Return the attempt that each committed artifact names."""
+    attempts = {}
     for path in store.glob("artifacts/**/manifest.json"):
-        found[path.parent.relative_to(store / "artifacts").as_posix()] = json.loads(path.read_text())["attempt"]
-    return found
+        attempts[path.parent.relative_to(store / "artifacts").as_posix()] = json.loads(path.read_text())["attempt"]
+    return attempts
 
 
 def _ended(status: int, watched: Watched) -> str:
@@ -236,7 +236,7 @@ def _ended(status: int, watched: Watched) -> str:
 
 
 def _same(mine: dict[str, pa.Table], theirs: dict[str, pa.Table]) -> bool:
-    """Equal, but for the rounding of other stacks of nets."""
+    """Return whether tables are equal, except for the rounding of other stacks of nets."""
     return mine.keys() == theirs.keys() and not any(unlike(mine[name], theirs[name]) for name in theirs)
 
 
@@ -289,7 +289,7 @@ def kill_worker(case: Case, stage: str) -> Row:
 
 
 def _worker(watched: Watched, stage: str) -> psutil.Process | None:
-    """A process of the run's session in which Ray computes the stage."""
+    """Return a process of the run's session in which Ray computes the stage; None if the run ends first."""
     names = ("RayTrainWorker",) if stage == "train" else ("ray::compute_there",)
     while watched.process.poll() is None:
         for process in psutil.process_iter(["cmdline"]):
@@ -305,13 +305,16 @@ def _worker(watched: Watched, stage: str) -> psutil.Process | None:
 
 
 def lose_node(case: Case, stage: str, *, spare: bool) -> Row:
-    """The cluster's nodes are of this process, as Ray's own tests have them; the run is another process on it."""
+    """Remove the node that works on the stage, and run the audit again where it could not complete.
+
+    The nodes belong to a cluster of this process, as in Ray's own tests; the run is another process that uses the cluster.
+    """
     fault = "spare" if spare else "node"
     started, store = time.monotonic(), case.before(stage)
     with ray_cluster(2 if spare else 1) as (cluster, nodes, environment):
         whole = _attempts(store)
         settings = [f"resources.ray_address={cluster.address}", f"resources.room_timeout={ROOM_SECONDS}"]
-        settings += ["resources.stages.train.parallel=1"] if spare else []  # or both nodes would be at work
+        settings += ["resources.stages.train.parallel=1"] if spare else []  # otherwise both nodes would be at work
         watched = case.start(store, *settings, **environment)
         hit = watched.wait_for(stage)
         time.sleep(5 if stage == "train" else 1)  # until Ray has placed it
@@ -330,7 +333,7 @@ def lose_node(case: Case, stage: str, *, spare: bool) -> Row:
 
 
 def lose_engine(case: Case, stage: str, fault: str) -> Row:
-    """Ray and Prefect are the run's own here, as they are where somebody types memlib run."""
+    """Kill a server of Ray or Prefect that the run itself started, as after `memlib run`, or hang up its terminal."""
     started, store = time.monotonic(), case.before(stage)
     environment = {"PREFECT_API_URL": "", "PREFECT_HOME": str(store.parent / "prefect")}
     watched = case.start(store, **environment)
@@ -346,31 +349,35 @@ def lose_engine(case: Case, stage: str, fault: str) -> Row:
     if fault == "hangup":
         watched.process.send_signal(signal.SIGHUP)
     status = watched.end(timeout=300)
-    left = [process for process in _of_session(watched, "") if process.pid != watched.process.pid]
+    leftovers = [process for process in _of_session(watched, "") if process.pid != watched.process.pid]
     first = _ended(status, watched)
     if not (hit and (victims or fault == "hangup")):
         first = "not hit"
-    elif left or status not in (0, 75, 130) or "Traceback" in watched.said or len(watched.said) > 2000:
-        first = f"not hit as promised ({len(left)} processes left): {first}"
+    elif leftovers or status not in (0, 75, 130) or "Traceback" in watched.said or len(watched.said) > 2000:
+        first = f"not hit as promised ({len(leftovers)} processes left): {first}"
     row = case.again(store, stage, fault, first, started)
     kill_leftovers(watched.process)
     return row
 
 
 def _of_session(watched: Watched, name: str) -> list[psutil.Process]:
-    """Living processes of a run with this in their command."""
-    found = []
+    """Return the living processes of a run whose command contains `name`."""
+    processes = []
     for process in psutil.process_iter(["cmdline", "status"]):
         with contextlib.suppress(psutil.Error, ProcessLookupError):
-            mine = os.getsid(process.pid) == watched.process.pid and process.info["status"] != psutil.STATUS_ZOMBIE
-            if mine and name in " ".join(process.info["cmdline"] or []):
-                found.append(process)
-    return found
+            alive = os.getsid(process.pid) == watched.process.pid and process.info["status"] != psutil.STATUS_ZOMBIE
+            if alive and name in " ".join(process.info["cmdline"] or []):
+                processes.append(process)
+    return processes
 
 
 @contextlib.contextmanager
 def ray_cluster(count: int) -> Iterator[tuple[Any, list[Any], dict[str, str]]]:
-    """A head without cores and so many nodes of one, of this process; and what a driver needs in its environment."""
+    """Start a cluster of this process: a head without cores, and `count` nodes with one core each.
+
+    Yields:
+        the cluster, its nodes, and the environment variables that a driver needs.
+    """
     require_token()
     from ray.cluster_utils import Cluster
 
@@ -383,16 +390,16 @@ def ray_cluster(count: int) -> Iterator[tuple[Any, list[Any], dict[str, str]]]:
 
 
 def require_token() -> None:
-    """Ray's clusters of several nodes ask for a token; to be called before anything imports Ray."""
+    """Set the token that Ray clusters of several nodes require; call this before anything imports Ray."""
     if os.environ.setdefault("RAY_AUTH_MODE", "token") == "token":
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
 def rows(cases: Sequence[Case], faults: Sequence[str], stages: Sequence[str] = ()) -> Iterator[Row]:
-    """Every audit, every stage (or those named), every fault that it can have there."""
+    """Yield a row for every audit, every stage (or the named ones) and every fault that applies to the stage."""
     for case in cases:
-        mine = BROKEN.get(case.audit, case.stages)
-        for stage in (stage for stage in mine if not stages or stage in stages):
+        breakable = BROKEN.get(case.audit, case.stages)
+        for stage in (stage for stage in breakable if not stages or stage in stages):
             for fault in faults:
                 if fault == "driver":
                     yield kill_driver(case, stage)
@@ -408,17 +415,17 @@ def rows(cases: Sequence[Case], faults: Sequence[str], stages: Sequence[str] = (
 
 
 def make_cases(folder: Path, audits: Sequence[str], environment: dict[str, str]) -> list[Case]:
-    """The tiny audits, with a command that uses this environment."""
+    """Return the tiny audits, with a command that uses this environment."""
     require_token()
-    found = []
+    cases = []
     for audit in audits:
         recipe = folder / f"{audit}.yaml"
         content = RECIPES[audit]
         if "MODEL" in content and not (folder / "gpt").exists():
             save_model(folder / "gpt")
         recipe.write_text(content.replace("MODEL", str(folder / "gpt")))
-        found.append(Case(audit, Memlib(recipe, environment, audit.partition(" ")[0]), folder))
-    return found
+        cases.append(Case(audit, Memlib(recipe, environment, audit.partition(" ")[0]), folder))
+    return cases
 
 
 def main() -> int:
@@ -426,9 +433,9 @@ def main() -> int:
     parser.add_argument("--audit", action="append", choices=RECIPES, help="by default all")
     parser.add_argument("--fault", action="append", choices=FAULTS, help="by default all")
     parser.add_argument("--stage", action="append", default=[], help="by default all")
-    chosen = parser.parse_args()
-    known = {stage for audit in chosen.audit or RECIPES for stage in stage_names(AUDITS[audit.partition(" ")[0]])}
-    if unknown := set(chosen.stage) - known:
+    options = parser.parse_args()
+    known = {stage for audit in options.audit or RECIPES for stage in stage_names(AUDITS[audit.partition(" ")[0]])}
+    if unknown := set(options.stage) - known:
         parser.error(f"no stage is called {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         folder = Path(scratch)
@@ -438,15 +445,15 @@ def main() -> int:
         }  # fmt: skip
         print("| audit | stage | fault | the run | run again | whole before | of those computed again | results equal | s |")
         print("|---|---|---|---|---|---|---|---|---|", flush=True)
-        bad = 0
+        failures = 0
         with prefect_server(environment, folder / "server") as url:
-            cases = make_cases(folder, chosen.audit or list(RECIPES), environment | {"PREFECT_API_URL": url})
-            for row in rows(cases, chosen.fault or FAULTS, chosen.stage):
-                bad += not row.good
+            cases = make_cases(folder, options.audit or list(RECIPES), environment | {"PREFECT_API_URL": url})
+            for row in rows(cases, options.fault or FAULTS, options.stage):
+                failures += not row.good
                 cells = (row.audit, row.stage, row.fault, row.first, row.again, row.whole, row.recomputed)
                 print("|", " | ".join(map(str, (*cells, "yes" if row.equal else "NO", row.seconds))), "|", flush=True)
-    print(f"\n{bad} rows are not as promised", file=sys.stderr)
-    return 1 if bad else 0
+    print(f"\n{failures} rows are not as promised", file=sys.stderr)
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

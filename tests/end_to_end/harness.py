@@ -40,7 +40,7 @@ resources: {resume_seconds: 0}
 
 @dataclass
 class Memlib:
-    """The command, with a recipe and an environment of its own."""
+    """The memlib command, with its recipe and environment."""
 
     recipe: Path
     environment: dict[str, str]
@@ -49,7 +49,7 @@ class Memlib:
     def start(
         self, store: Path | str, *settings: str, preexec_fn: Callable[[], None] | None = None, **environment: str
     ) -> subprocess.Popen[str]:
-        """Starts an audit in a session of its own, so that all it leaves behind can be found."""
+        """Start an audit in its own session, so that all processes it leaves behind can be found."""
         options = [part for setting in settings for part in ("--set", setting)]
         command = [
             sys.executable,
@@ -73,7 +73,7 @@ class Memlib:
         return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
     def audit(self, store: Path, *settings: str, **environment: str) -> dict[str, Any]:
-        """Runs an audit that must succeed and returns its manifest."""
+        """Run an audit that must succeed; return its manifest."""
         done = self.run(store, *settings, **environment)
         assert done.returncode == 0, done.stderr
         return newest(store)
@@ -91,55 +91,55 @@ def newest(store: Path) -> dict[str, Any]:
 
 
 def published(store: Path, manifest: dict[str, Any]) -> dict[str, pa.Table]:
-    """A run's tables, without the metadata of the file."""
+    """Return a run's tables, without the metadata of the files."""
     return {
         name: pq.read_table(path, partitioning=None).replace_schema_metadata() for name, path in manifest["results"].items()
     }
 
 
 def says_one_thing(memlib: Memlib, store: Path, manifest: dict[str, Any]) -> str:
-    """Checks that terminal, JSON, Parquet and page give the run's verdict in the same words; returns the sentence."""
-    said = manifest["verdict"]
-    assert said["word"] in ("shown", "bounded", "inconclusive", "descriptive")
+    """Check that terminal, JSON, Parquet and page give the run's verdict in the same words; return the sentence."""
+    verdict = manifest["verdict"]
+    assert verdict["word"] in ("shown", "bounded", "inconclusive", "descriptive")
     page = Path(manifest["report"]).read_text()
-    plain = memlib.call("show", manifest["run"], "--store", str(store)).stdout
+    terminal = memlib.call("show", manifest["run"], "--store", str(store)).stdout
     listed = json.loads(memlib.call("show", manifest["run"], "--store", str(store), "--json").stdout)
-    assert listed["verdict"] == said
-    for words in (said["sentence"], said["explanation"]):
-        assert words in plain
+    assert listed["verdict"] == verdict
+    for words in (verdict["sentence"], verdict["explanation"]):
+        assert words in terminal
         assert str(escape(words)) in page
     if "summary" in manifest["results"]:
         first, *others = published(store, manifest)["summary"].to_pylist()
-        assert (first["conclusion"], first["sentence"], first["explanation"]) == tuple(said.values())
+        assert (first["conclusion"], first["sentence"], first["explanation"]) == tuple(verdict.values())
         assert not any(row["sentence"] or row["conclusion"] for row in others)
         assert all((row["verdict"] is None) == (row["role"] != "test") for row in (first, *others))
         assert all(row["interval"] for row in (first, *others) if row["ci_low"] is not None)
     else:
         metadata = pq.read_schema(manifest["results"]["sweep"]).metadata
-        assert metadata[b"memlib.sentence"].decode() == said["sentence"]
-    return str(said["sentence"])
+        assert metadata[b"memlib.sentence"].decode() == verdict["sentence"]
+    return str(verdict["sentence"])
 
 
 def wait_for(condition: Callable[[], Any], *, seconds: float = 480, process: subprocess.Popen[str] | None = None) -> Any:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        found = condition()
-        if found:
-            return found
+        result = condition()
+        if result:
+            return result
         assert process is None or process.poll() is None, f"ended early: {process.communicate()}"
         time.sleep(0.1)
-    raise AssertionError("waited in vain")
+    raise AssertionError("the condition was not met in time")
 
 
 def resume_step(store: Path) -> int:
-    """The newest step of any unfinished training in the store."""
+    """Return the newest step of any unfinished training in the store, 0 if there is none."""
     steps = [int(path.parent.name.split("-")[0]) for path in store.glob("resume/*/*/manifest.json")]
     return max(steps, default=0)
 
 
 @contextlib.contextmanager
 def prefect_server(environment: dict[str, str], folder: Path) -> Iterator[str]:
-    """A Prefect server on loopback, with a database of its own; yields the URL of its API."""
+    """Start a Prefect server on loopback with its own database; yield the URL of its API."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -163,7 +163,7 @@ def prefect_server(environment: dict[str, str], folder: Path) -> Iterator[str]:
 
 
 def kill_leftovers(process: subprocess.Popen[str]) -> None:
-    """Ends whatever still runs in the process's session."""
+    """Kill everything that still runs in the process's session."""
     for other in psutil.process_iter():
         try:
             if os.getsid(other.pid) == process.pid:
@@ -173,7 +173,7 @@ def kill_leftovers(process: subprocess.Popen[str]) -> None:
 
 
 def unlike(mine: pa.Table, theirs: pa.Table) -> list[str]:
-    """The columns in which two tables differ by more than rounding: nets in stacks of other sizes differ by 1e-7."""
+    """Return the columns in which two tables differ by more than rounding: nets in stacks of other sizes differ by 1e-7."""
     if mine.schema != theirs.schema or mine.num_rows != theirs.num_rows:
         return ["schema or number of rows"]
     return [name for name in theirs.column_names if not _alike(mine[name], theirs[name])]

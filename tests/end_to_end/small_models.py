@@ -1,4 +1,4 @@
-"""Small models of transformers, as folders."""
+"""Small transformers models, saved as folders."""
 
 from pathlib import Path
 

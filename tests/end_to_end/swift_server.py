@@ -1,6 +1,6 @@
-"""A real S3 server on loopback, which moto is not: OpenStack Swift with its S3 interface.
+"""A real S3 server on loopback, in contrast to moto: OpenStack Swift with its S3 interface.
 
-It checks signatures, keeps its promises on disk, and can be killed hard and started again with the data it had.
+It checks signatures, stores its data durably on disk, and can be killed with -9 and started again with the data it had.
 """
 
 import fcntl

@@ -1,4 +1,4 @@
-"""A full disk ends a run in a line; what was finished before is used by the next one."""
+"""A full disk ends a run with one line; the next run uses what was finished before."""
 
 import json
 import resource
@@ -57,7 +57,7 @@ def test_a_full_disk_in_training(memlib: Memlib, finished: Finished, small: Path
     _, errors = process.communicate(timeout=600)
     assert process.returncode == 2
     assert "No space left on device" in errors
-    assert "make room and run the same command again" in errors
+    assert "free some space and run the same command again" in errors
     assert "Traceback" not in errors
     assert committed(store) == {"decode", "split"}
     subprocess.run(["mount", "-o", "remount,size=50m", small], check=True)

@@ -1,4 +1,4 @@
-"""The fault matrix, and what it leaves out: models over several nodes, fleets that shrink."""
+"""The fault matrix, and cases beyond it: models that span several nodes, fleets that shrink."""
 
 import json
 from pathlib import Path

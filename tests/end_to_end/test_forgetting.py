@@ -1,4 +1,4 @@
-"""The forgetting audit through the command line: mixes trained here, brought weights and outputs, refusals."""
+"""The forgetting audit through the command line: mixes trained here, external weights and outputs, refusals."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a run would do, how far it is, stages forced, and many audits as one."""
+"""Plans and progress of runs, forced stages, and many audits as one."""
 
 import json
 import shutil

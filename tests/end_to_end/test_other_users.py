@@ -1,4 +1,4 @@
-"""Another user of the machine, while an audit runs: what they can read, write, stop or ask for."""
+"""Another user of the machine during an audit: what they can read, write, stop or request."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""A run seen on a Prefect server: reused stages end in the state Cached, tables and report are artifacts."""
+"""A run on a Prefect server: reused stages end in the state Cached; tables and report are artifacts."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""A whole audit with its store on S3, Ray's notes included."""
+"""A whole audit with its store on S3, including Ray's files."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""The store and whole audits on a real S3 server, which checks signatures and keeps its own idea of S3 (moto shares boto's)."""
+"""The store and whole audits on a real S3 server, which checks signatures and has its own view of S3 (moto shares boto's)."""
 
 import hashlib
 import json

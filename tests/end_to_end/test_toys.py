@@ -1,4 +1,4 @@
-"""What it takes to add an audit, an objective and a source, done in a copy of the project; docs/architecture.md shows it."""
+"""An audit, an objective and a source are added to a copy of the project by the edits that docs/architecture.md shows."""
 
 import json
 import os
@@ -127,7 +127,7 @@ def test_an_audit_is_a_package_a_flow_and_a_line(project: Path, call: Call) -> N
     assert "class-sizes" in call("runs", "--store", "store").stdout
     assert "The largest class has" in call("show", manifest["run"], "--store", "store").stdout
     assert "are unchanged since they were committed" in call("verify", "--store", "store").stdout
-    assert "how many examples it has" in call("schema", "units").stdout
+    assert "number of examples of the class" in call("schema", "units").stdout
     assert "smallest" in call("schema", "class-sizes").stdout
 
 

@@ -1,4 +1,4 @@
-"""Does the audit find memory where it is, and none where it is not? Minutes each: make test-slow."""
+"""Audits find planted memory, and show none where there is none. Minutes each: make test-slow."""
 
 import json
 import subprocess

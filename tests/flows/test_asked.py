@@ -1,4 +1,4 @@
-"""A request is read in one way, whoever makes it: a form, a program, a notebook."""
+"""A request is read in one way, whether a form, a program or a notebook makes it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The flow of deployments: what its parameters ask for, and how a mistake ends."""
+"""The flow of deployments: what its parameters request, and how a mistake ends."""
 
 from pathlib import Path
 

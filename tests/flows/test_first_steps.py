@@ -1,4 +1,4 @@
-"""The commands with which somebody begins, and the gate for builds."""
+"""The commands for first steps, and the gate for builds."""
 
 import json
 import os

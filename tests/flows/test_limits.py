@@ -1,4 +1,4 @@
-"""What a recipe cannot show is said before anything is computed."""
+"""Limits of what a recipe can show are reported before anything is computed."""
 
 import json
 from pathlib import Path

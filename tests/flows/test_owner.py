@@ -1,4 +1,4 @@
-"""What a model's owner is asked says nothing of who is D_Q, and what comes back is joined by it."""
+"""Requests to a model's owner do not reveal which examples belong to D_Q; the answers are joined by the requested names."""
 
 import csv
 from pathlib import Path

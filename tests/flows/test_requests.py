@@ -1,4 +1,4 @@
-"""What was asked for and has not ended can be gone on with; what can never run is forgotten."""
+"""Requested runs that have not ended can be resumed; requests that can never run are discarded."""
 
 import json
 from pathlib import Path

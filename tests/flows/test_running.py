@@ -1,4 +1,4 @@
-"""Stages that are named must be there; what the world did leaves a run to be resumed."""
+"""Stages named in settings must exist, a sweep uses its recipe's resources, and no proxy is used for this machine."""
 
 import urllib.request
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Whatever ends the computing process, whoever waits for it gets one line, a status, and no process that nobody ends."""
+"""However the computing process ends, its caller gets one line and a status, and no process is left behind."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Sweeps: their cells, and what cannot be one."""
+"""Sweeps: their cells, and settings that cannot form cells."""
 
 import json
 from datetime import date

@@ -1,4 +1,4 @@
-"""Whatever characters come in, terminals and pages get none that they obey, and errors say nothing of files that are none of ours."""
+"""Terminals and pages get no control characters, whatever comes in; errors quote nothing of files that are not recipes."""
 
 import json
 import os

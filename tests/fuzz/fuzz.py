@@ -1,8 +1,9 @@
-"""Damages every kind of file that memlib reads, some thousand times, and reads it: `make fuzz` (docs/reliability.md).
+"""Damage every kind of file that memlib reads, some thousand times, and read it: `make fuzz` (docs/reliability.md).
 
-Whatever a file holds, memlib takes it or refuses it in a line. A mutant that ends in anything else is a defect: a traceback,
-more than ten seconds, more than 1 GiB of memory, a process that dies, control characters in what is said, or a `verify` that
-vouches for what was changed. Mutants are drawn from a seed, so that each can be made again: --reader NAME --only NUMBER.
+Whatever a file contains, memlib accepts it or refuses it in one line. Any other outcome of a mutant is a defect: a
+traceback, more than ten seconds, more than 1 GiB of memory, a process that dies, control characters in a message, or a
+`verify` that accepts a changed file. Mutants are drawn from a seed, so that each can be reproduced: --reader NAME --only
+NUMBER.
 """
 
 import argparse
@@ -28,8 +29,8 @@ from typing import Any
 
 MUTANTS, THROUGH_COMMAND = 20_000, 200
 SECONDS, MEMORY = 10.0, 2**30
-BATCH = 200  # mutants of a process
-GRACE = 5.0  # beyond which a reader that does not even take an alarm is killed
+BATCH = 200  # mutants per process
+GRACE = 5.0  # further seconds, after which a reader that ignores its alarm is killed
 WORKERS = 2
 RECIPES = ("smoke", "two_moons", "forgetting_smoke", "exposure_smoke", "sweep_smoke")
 LIMITS = {
@@ -43,7 +44,7 @@ LIMITS = {
 
 @dataclass
 class Tally:
-    """What became of a reader's mutants."""
+    """Outcomes of a reader's mutants."""
 
     mutants: int = 0
     accepted: int = 0
@@ -54,40 +55,42 @@ class Tally:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the table; returns 1 when there is a defect."""
+    """Print the table; return 1 if there is a defect."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mutants", type=int, default=MUTANTS)
-    parser.add_argument("--commands", type=int, default=THROUGH_COMMAND, help="how many more go through the command line")
+    parser.add_argument(
+        "--commands", type=int, default=THROUGH_COMMAND, help="further mutants, which go through the command line"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--reader", help="only readers whose name has this in it")
-    parser.add_argument("--only", type=int, help="this mutant alone, with its traceback")
-    parser.add_argument("--store", type=Path, help="a store made by an earlier --store; made there when missing")
-    asked = parser.parse_args(arguments)
+    parser.add_argument("--reader", help="only readers whose name contains this")
+    parser.add_argument("--only", type=int, help="run this mutant alone and show its traceback")
+    parser.add_argument("--store", type=Path, help="a store made by an earlier run with --store; made if missing")
+    options = parser.parse_args(arguments)
     os.environ |= LIMITS
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="memlib-fuzz-")))
         os.environ |= {"XDG_CACHE_HOME": str(folder / "cache"), "HOME": str(folder), "RAY_TMPDIR": "/tmp"}
-        store = asked.store or folder / "store"
+        store = options.store or folder / "store"
         if not store.exists():
             make_store(store, folder)
         made = time.monotonic() - began
-        if asked.only is not None:
-            return alone(folder, store, asked.reader or "", asked.only, asked.seed)
+        if options.only is not None:
+            return alone(folder, store, options.reader or "", options.only, options.seed)
         began = time.monotonic()
-        tallies = fuzz(folder, store, asked.mutants, seed=asked.seed, only=asked.reader)
-        if asked.commands and not asked.reader:
-            tallies["through the command line"] = through_commands(folder, store, asked.commands, seed=asked.seed)
+        tallies = fuzz(folder, store, options.mutants, seed=options.seed, only=options.reader)
+        if options.commands and not options.reader:
+            tallies["through the command line"] = through_commands(folder, store, options.commands, seed=options.seed)
     took = time.monotonic() - began
     print_table(tallies)
     count = sum(tally.mutants for tally in tallies.values())
-    print(f"\n{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, {platform.machine()}, seed {asked.seed}: {count} mutants "
+    print(f"\n{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, {platform.machine()}, seed {options.seed}: {count} mutants "
           f"in {took:.0f} s, after {made:.0f} s in which the store was made")  # fmt: skip
     return int(any(tally.defects for tally in tallies.values()))
 
 
 def print_table(tallies: Mapping[str, Tally]) -> None:
-    """Markdown, and what is wrong in detail."""
+    """Print the table in Markdown, and the defects in detail."""
     print(
         "| what is read | mutants | refused | taken | slowest, s | most memory, MiB | defects |\n|---|---|---|---|---|---|---|"
     )
@@ -95,15 +98,15 @@ def print_table(tallies: Mapping[str, Tally]) -> None:
         cells = (tally.mutants, tally.refused, tally.accepted, f"{tally.seconds:.1f}", tally.memory // 2**20)
         print(f"| {name} | {' | '.join(map(str, cells))} | {sum(map(len, tally.defects.values()))} |")
     for name, tally in sorted(tallies.items()):
-        for what, numbers in tally.defects.items():
-            print(f"\n{name}: {len(numbers)} mutants ({', '.join(map(str, numbers[:5]))}): {what}")
+        for defect, numbers in tally.defects.items():
+            print(f"\n{name}: {len(numbers)} mutants ({', '.join(map(str, numbers[:5]))}): {defect}")
 
 
 # -- the store ----------------------------------------------------------------------------------------
 
 
 def make_store(store: Path, folder: Path) -> None:
-    """Two finished runs of one audit, and the note and state of one that has not ended."""
+    """Make a store with two finished runs of one audit, and the note and state of an unfinished one."""
     from harness import RECIPE, Memlib, kill_leftovers, wait_for
 
     recipe = folder / "tiny.yaml"
@@ -121,17 +124,17 @@ def make_store(store: Path, folder: Path) -> None:
 
 
 def fuzz(folder: Path, store: Path, mutants: int, *, seed: int, only: str | None) -> dict[str, Tally]:
-    """What became of so many mutants, in forked processes with limits; each has a store of its own."""
+    """Read this many mutants in forked processes with limits, each with its own store; return the outcomes by reader."""
     from readers import readers
 
-    found = _all(readers, folder / "first", store)
-    for reader in found:  # what refuses everything proves nothing
+    all_readers = _all(readers, folder / "first", store)
+    for reader in all_readers:  # a reader that refused good files would prove nothing
         for place, content in enumerate(reader.files):
             reader.read(place, content)
-    names: list[tuple[str, float]] = [(reader.name, reader.share) for reader in found]
+    names: list[tuple[str, float]] = [(reader.name, reader.share) for reader in all_readers]
     wanted = [(place, name, share) for place, (name, share) in enumerate(names) if only is None or only in name]
     total = sum(share for _, _, share in wanted)
-    todo: list[tuple[int, int, int]] = []  # reader, first mutant, one beyond the last
+    todo: list[tuple[int, int, int]] = []  # reader, first mutant, one past the last
     for place, _, share in wanted:
         count = max(1, round(mutants * share / total))
         todo += [(place, start, min(start + BATCH, count)) for start in range(0, count, BATCH)]
@@ -156,8 +159,10 @@ def fuzz(folder: Path, store: Path, mutants: int, *, seed: int, only: str | None
                 continue
             process.join()
             del running[reading]
-            if start < end:  # it died over mutant `start`
-                how = "hangs, and takes no alarm" if process.exitcode == -signal.SIGKILL else f"ends with {process.exitcode}"
+            if start < end:  # mutant `start` killed the process
+                how = (
+                    "hangs and ignores its alarm" if process.exitcode == -signal.SIGKILL else f"ends with {process.exitcode}"
+                )
                 _count(tallies[names[place][0]], start, f"the process {how}", SECONDS, 0)
                 if start + 1 < end:
                     todo.insert(0, (place, start + 1, end))
@@ -168,16 +173,16 @@ def fuzz(folder: Path, store: Path, mutants: int, *, seed: int, only: str | None
 
 
 def _all(readers: Any, folder: Path, store: Path) -> list[Any]:
-    """Readers with a folder and a copy of the store of their own."""
+    """Return the readers, with their own folder and copy of the store."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(store, folder / "store")
     os.chdir(folder)
-    found: list[Any] = readers(folder / "work", folder / "store", recipes())
-    return found
+    collected: list[Any] = readers(folder / "work", folder / "store", recipes())
+    return collected
 
 
 def recipes() -> list[Path]:
-    """A recipe of each audit."""
+    """Return one recipe per audit."""
     from flows.recipes import shipped_recipes
 
     shipped = shipped_recipes()
@@ -196,7 +201,7 @@ def _count(tally: Tally, number: int, outcome: str, seconds: float, memory: int)
 
 
 class Hung(BaseException):
-    """A reader that takes too long."""
+    """A reader takes too long."""
 
 
 def _hung(*_: object) -> None:
@@ -222,11 +227,11 @@ def _work(writing: Connection, folder: Path, store: Path, place: int, numbers: r
     os.chdir(folder)
     shutil.rmtree(own, ignore_errors=True)
     writing.close()
-    os._exit(0)  # Ray, Prefect and Arrow have nothing to say at the end
+    os._exit(0)  # skips the exit handlers of Ray, Prefect and Arrow
 
 
 def mutant(reader: Any, number: int, seed: int) -> tuple[int, bytes]:
-    """The file that is damaged, and its damaged content."""
+    """Return the number of the file that is damaged, and its damaged content."""
     from mutants import mutated
 
     rng = random.Random(f"{seed} {reader.name} {number}")
@@ -235,7 +240,7 @@ def mutant(reader: Any, number: int, seed: int) -> tuple[int, bytes]:
 
 
 def attempt(reader: Any, file: int, content: bytes) -> str:
-    """accepted, refused, or what is wrong."""
+    """Read a mutant; return accepted, refused, or a description of the defect."""
     from readers import check_words
 
     from memlib.data.examples import UnreadableImage
@@ -251,7 +256,7 @@ def attempt(reader: Any, file: int, content: bytes) -> str:
         with contextlib.suppress(AssertionError):
             check_words(brief(str(error)))
             return "refused"
-        return f"says what nobody reads: {str(error)[:100]!r}"
+        return f"unreadable message: {str(error)[:100]!r}"
     except Hung:
         return "hangs"
     except BaseException as error:
@@ -264,7 +269,7 @@ def attempt(reader: Any, file: int, content: bytes) -> str:
 
 
 def _where(error: BaseException) -> str:
-    """The last place in memlib's own code."""
+    """Return the innermost place in memlib's own code."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if any(part in frame.filename for part in ("/memlib/", "/flows/", "/tasks/"))]
     frame = (own or frames)[-1]
@@ -272,7 +277,7 @@ def _where(error: BaseException) -> str:
 
 
 def _limit(reader: Any) -> None:
-    """No more memory than the limit beyond what is in use once the good files were read."""
+    """Read the good files, then limit memory to what is in use plus the limit."""
     for file, content in enumerate(reader.files):
         with contextlib.suppress(Exception):
             reader.read(file, content)
@@ -282,7 +287,7 @@ def _limit(reader: Any) -> None:
 
 
 def _highest_memory(*, reset: bool) -> int:
-    """The most that this process held since the last reset, in bytes."""
+    """Return the peak memory of this process since the last reset, in bytes."""
     if reset:
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
@@ -291,7 +296,7 @@ def _highest_memory(*, reset: bool) -> int:
 
 
 def alone(folder: Path, store: Path, name: str, number: int, seed: int) -> int:
-    """One mutant in this process, with its traceback."""
+    """Read one mutant in this process; print it, its outcome or its traceback."""
     from readers import readers
 
     (reader,) = (r for r in _all(readers, folder / "alone", store) if name in r.name)
@@ -306,7 +311,7 @@ def alone(folder: Path, store: Path, name: str, number: int, seed: int) -> int:
 
 
 def through_commands(folder: Path, store: Path, count: int, *, seed: int) -> Tally:
-    """Mutants of files in a store, and of recipes, in front of commands that are started as users start them."""
+    """Run commands, started as users start them, on stores and recipes in which one file is a mutant."""
     tally = Tally()
     running: list[tuple[int, Path, float, subprocess.Popen[bytes]]] = []
     numbers = iter(range(count))
@@ -318,7 +323,7 @@ def through_commands(folder: Path, store: Path, count: int, *, seed: int) -> Tal
             number = next(numbers, None)
         for item in list(running):
             number_, own, began, process = item
-            late = time.monotonic() - began > 6 * SECONDS  # of which most is starting, on a busy machine
+            late = time.monotonic() - began > 6 * SECONDS  # most of it is start-up, on a busy machine
             if process.poll() is None and not late:
                 continue
             if late:
@@ -343,12 +348,12 @@ def _started(own: Path, store: Path, number: int, seed: int) -> "subprocess.Pope
     recipe = rng.choice(recipes())
     opened = Store(str(own / "store"))
     first, second = sorted(run_names(opened))[:2]
-    asked = unfinished(opened)[0].run
+    open_run = unfinished(opened)[0].run
     paths = [*sorted((own / "store").glob("[mris]*/**/*.*")), own / "store/memlib-store.json"]
     path = rng.choice([path for path in paths if path.is_file()])
     line = rng.choice(
-        (("runs",), ("show", first), ("status", asked), ("verify",), ("diff", first, second), ("gc", "--delete", "--days", "0"),
-         ("resume", asked, "--set", "resources.nothing=1"), ("plan",))
+        (("runs",), ("show", first), ("status", open_run), ("verify",), ("diff", first, second), ("gc", "--delete", "--days", "0"),
+         ("resume", open_run, "--set", "resources.nothing=1"), ("plan",))
     )  # fmt: skip
     (own / "recipe.yaml").write_bytes(recipe.read_bytes())
     if line == ("plan",):
@@ -368,7 +373,7 @@ def _said(status: int, own: Path) -> str:
         last = errors.strip().splitlines()[-1:] or [""]
         return f"status {status}: {last[0][:200]}"
     if status and (not errors.startswith("memlib: ") or len(errors) > 4000):
-        return f"status {status} without a line: {errors[:200]!r}"
+        return f"status {status} without a one-line message: {errors[:200]!r}"
     return "refused" if status else "accepted"
 
 

@@ -1,4 +1,4 @@
-"""Damaged and hostile versions of files: of their bytes, of their words and numbers, and of what their format means."""
+"""Damaged and hostile versions of files: changes of their bytes, of words and numbers, and of what their format means."""
 
 import gzip
 import io
@@ -45,12 +45,12 @@ BYTES = (b"\x00", b"\xff", b"\x80", b"\xfe\xff", b"\x7f", b"\r", b"\n\n", b'"', 
 
 
 def mutated(kind: str, content: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:
-    """A file that differs from a good one.
+    """Return a file that differs from a good one.
 
     Args:
-        kind: what the format is; one of `KINDS`, or anything else for bytes alone.
-        content: the good one.
-        others: good ones of the same kind, of which parts may be taken.
+        kind: the format; one of `KINDS`, or anything else for changes of bytes alone.
+        content: the good file.
+        others: good files of the same kind, of which parts may be used.
         rng: draws the damage.
     """
     if rng.random() < 0.6:
@@ -66,7 +66,7 @@ def mutated(kind: str, content: bytes, others: Sequence[bytes], rng: random.Rand
 
 
 def _place(content: bytes, rng: random.Random) -> tuple[int, int]:
-    """Some part, mostly short; headers are hit as often as all the rest."""
+    """Return start and end of some part, mostly a short one; headers are hit as often as all the rest."""
     start = rng.randrange(min(len(content), 64) if rng.random() < 0.5 else len(content)) if content else 0
     return start, min(len(content), start + rng.choice((1, 1, 2, 4, 8, 32, 256)))
 
@@ -98,7 +98,7 @@ def _inserted(content: bytes, _: Sequence[bytes], rng: random.Random) -> bytes:
 
 
 def _number(content: bytes, _: Sequence[bytes], rng: random.Random) -> bytes:
-    """A binary integer that says too much, too little, or less than nothing."""
+    """Overwrite a binary integer with one that is too large, too small, or negative."""
     start, _end = _place(content, rng)
     size, order = rng.choice((1, 2, 4, 8)), rng.choice(("little", "big"))
     value = rng.choice(
@@ -113,13 +113,13 @@ def _spliced(content: bytes, others: Sequence[bytes], rng: random.Random) -> byt
 
 
 def _other_word(content: bytes, _: Sequence[bytes], rng: random.Random) -> bytes:
-    """Another word or number in the place of one."""
+    """Replace one word or number by another."""
     words = list(WORD.finditer(content[:100_000]))
     if not words:
         return content + b" "
     word = rng.choice(words)
-    said = rng.choice((*TEXTS, *map(str, NUMBERS)))
-    return content[: word.start()] + said.encode("utf-8", "surrogatepass") + content[word.end() :]
+    replacement = rng.choice((*TEXTS, *map(str, NUMBERS)))
+    return content[: word.start()] + replacement.encode("utf-8", "surrogatepass") + content[word.end() :]
 
 
 def _other_lines(content: bytes, _: Sequence[bytes], rng: random.Random) -> bytes:
@@ -135,7 +135,7 @@ ON_BYTES = (_flipped, _cut, _without, _twice, _inserted, _number, _spliced, _oth
 
 
 def _altered(value: Any, rng: random.Random) -> Any:
-    """Plain data with one thing in it changed, lost, or under another name."""
+    """Return plain data in which one value is changed, lost, or under another name."""
     places: list[tuple[Any, Any]] = []
 
     def walk(inner: Any) -> None:
@@ -163,7 +163,7 @@ def _altered(value: Any, rng: random.Random) -> Any:
 def _json(content: bytes, rng: random.Random) -> bytes:
     value = _altered(json.loads(content), rng)
     if isinstance(value, dict) and DIGEST in value and rng.random() < 0.7:
-        value = sealed({name: item for name, item in value.items() if name != DIGEST})  # whoever changes it can seal it
+        value = sealed({name: item for name, item in value.items() if name != DIGEST})  # an attacker can seal it, too
     return json.dumps(value).encode()
 
 
@@ -210,13 +210,13 @@ def _parquet(content: bytes, rng: random.Random) -> bytes:
     out = io.BytesIO()
     try:
         pq.write_table(rng.choice(others)(), out)
-    except (pa.ArrowException, TypeError, ValueError):  # of nested columns there is no dictionary
+    except (pa.ArrowException, TypeError, ValueError):  # nested columns cannot be dictionary-encoded
         return content[: len(content) // 2]
     return out.getvalue()
 
 
 def _npy(content: bytes, rng: random.Random) -> bytes:
-    """Another header before the same numbers."""
+    """Put another header before the same numbers."""
     array = np.load(io.BytesIO(content))
     shapes: tuple[Any, ...] = (
         (),
@@ -232,8 +232,8 @@ def _npy(content: bytes, rng: random.Random) -> bytes:
     kinds = ("|u1", "<f8", ">i4", "|O", "|S0", "<U99999999", "|V8", "<M8[ns]", "[('a', '<f4')]", "x", "|b1", "<c16")
     shape = rng.choice((*shapes, array.shape, array.shape))
     descr = rng.choice((*kinds, array.dtype.str, array.dtype.str, array.dtype.str))
-    said = rng.choice(("{'descr': %r, 'fortran_order': %s, 'shape': %r, }",) * 6 + ("{", "[" * 500, "__import__('os')"))
-    header = (said % (descr, rng.choice(("True", "False", "1")), shape) if "%r" in said else said).encode()
+    template = rng.choice(("{'descr': %r, 'fortran_order': %s, 'shape': %r, }",) * 6 + ("{", "[" * 500, "__import__('os')"))
+    header = (template % (descr, rng.choice(("True", "False", "1")), shape) if "%r" in template else template).encode()
     data = array.tobytes()[: rng.choice((array.nbytes, array.nbytes, 3))]
     version = rng.choice((b"\x01\x00", b"\x01\x00", b"\x02\x00", b"\x03\x00", b"\x09\x00"))
     length = len(header).to_bytes(2 if version[0] == 1 else 4, "little")
@@ -279,7 +279,7 @@ def _gz_bomb(_: bytes, rng: random.Random) -> bytes:
 
 
 def _gz_damaged(content: bytes, rng: random.Random) -> bytes:
-    """Whole as an archive; what is in it is not."""
+    """Damage what is in the archive, and leave the archive itself intact."""
     return gzip.compress(rng.choice(ON_BYTES)(gzip.decompress(content), [content], rng))
 
 
@@ -295,9 +295,9 @@ def _csv(content: bytes, rng: random.Random) -> bytes:
     elif how < 0.8:
         row += row
     elif how < 0.9:
-        row[place] = b'"' + row[place]  # a quote that nothing closes
+        row[place] = b'"' + row[place]  # an unclosed quote
     else:
-        row[place] = b"a" * rng.choice((131_072, 200_000))  # beyond what Python's csv takes
+        row[place] = b"a" * rng.choice((131_072, 200_000))  # beyond the field limit of Python's csv
     return rng.choice((b"\n", b"\r\n", b"\r")).join(b",".join(row) for row in rows)
 
 

@@ -1,4 +1,4 @@
-"""Everything that memlib reads, each with good files to damage and what reads them as a run would."""
+"""Everything that memlib reads, each with good files to damage and a function that reads them as a run would."""
 
 import contextlib
 import gzip
@@ -55,14 +55,14 @@ SECRET = "the pin is {d4}"
 
 @dataclass(frozen=True)
 class Reader:
-    """Something that reads a kind of file.
+    """A kind of file, and the code that reads it.
 
     Attributes:
-        name: what is read, as the report says it.
-        kind: of the format, see `mutants.KINDS`.
-        files: the good ones.
-        read: takes the place of a good file, and its damaged version; raises what memlib raises.
-        share: how often, beside the others.
+        name: what is read, as the report shows it.
+        kind: the format, see `mutants.KINDS`.
+        files: good files.
+        read: takes the place of a good file, and its damaged version; raises whatever memlib raises.
+        share: how often it is read, relative to the others.
     """
 
     name: str
@@ -73,13 +73,12 @@ class Reader:
 
 
 def readers(folder: Path, store: Path, recipes: Sequence[Path]) -> list[Reader]:
-    """All of them.
+    """Return all readers.
 
     Args:
-        folder: where they may write.
-        store: holds two finished runs of one audit and the note of one that has not ended; files in it are replaced and put
-            back.
-        recipes: some that are valid.
+        folder: where the readers may write.
+        store: holds two finished runs of one audit and the note of an unfinished one; files in it are replaced and restored.
+        recipes: some valid recipes.
     """
     return [
         *of_data(folder / "data"),
@@ -90,7 +89,7 @@ def readers(folder: Path, store: Path, recipes: Sequence[Path]) -> list[Reader]:
 
 
 def png(value: int = 0, side: int = 8, mode: str = "RGB", form: str = "PNG") -> bytes:
-    """An encoded picture with something in it."""
+    """Return an encoded picture with random content."""
     pixels = np.random.default_rng(value).integers(0, 255, (side, side, 3), dtype=np.uint8)
     out = io.BytesIO()
     Image.fromarray(pixels).convert(mode).save(out, form)
@@ -98,7 +97,7 @@ def png(value: int = 0, side: int = 8, mode: str = "RGB", form: str = "PNG") -> 
 
 
 def dicom(pixels: Any, *, window: bool = False) -> bytes:
-    """An X-ray of 12 bits."""
+    """Return an X-ray with 12 bits per pixel."""
     from pydicom.dataset import FileDataset, FileMetaDataset
     from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
 
@@ -119,7 +118,7 @@ def dicom(pixels: Any, *, window: bool = False) -> bytes:
 
 
 def parquet(**columns: Any) -> bytes:
-    """A file of some columns."""
+    """Return a file with these columns."""
     out = io.BytesIO()
     pq.write_table(pa.table(columns), out)
     return out.getvalue()
@@ -129,7 +128,7 @@ def of_data(folder: Path) -> Iterator[Reader]:
     stored = DataSpec(source=ImageFolderSource(kind="image_folder", path="."), image_size=8)
 
     def whole(source: SourceSpec) -> None:
-        """As the stage `images` reads a source."""
+        """Read a source as the stage `decode` does."""
         opened = open_source(source)
         opened.content_digest()
         with _fresh(folder / "stored") as out:
@@ -247,8 +246,8 @@ def of_data(folder: Path) -> Iterator[Reader]:
     def corpus(name: str) -> Callable[[int, bytes], object]:
         def read(_: int, content: bytes) -> None:
             (folder / name).write_bytes(content)
-            found = open_text(TextFileSource(kind="text", path=str(folder / name)))
-            build_corpus(found, spec, secrets, folder / "windows.npy", secret=b"s" * 32)
+            stream = open_text(TextFileSource(kind="text", path=str(folder / name)))
+            build_corpus(stream, spec, secrets, folder / "windows.npy", secret=b"s" * 32)
 
         return read
 
@@ -257,8 +256,8 @@ def of_data(folder: Path) -> Iterator[Reader]:
 
     def documents(_: int, content: bytes) -> None:
         (folder / "texts.parquet").write_bytes(content)
-        found = open_text(TextParquetSource(kind="text_parquet", path=str(folder / "texts.parquet")))
-        build_corpus(found, spec, secrets, folder / "windows.npy", secret=b"s" * 32)
+        stream = open_text(TextParquetSource(kind="text_parquet", path=str(folder / "texts.parquet")))
+        build_corpus(stream, spec, secrets, folder / "windows.npy", secret=b"s" * 32)
 
     lines = parquet(text=text.decode().splitlines(), other=list(range(60)))
     yield Reader("a text, Parquet", "parquet", [lines], documents, 0.5)
@@ -282,7 +281,7 @@ def _fresh(folder: Path) -> Iterator[Path]:
 
 
 def small_net() -> torch.nn.Module:
-    """A factory, as users write one."""
+    """Build a network; a factory as users write one."""
     return torch.nn.Linear(3, 2)
 
 
@@ -338,16 +337,16 @@ def of_store(root: Path) -> Iterator[Reader]:
     before = {path: path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
     def reading(paths: Sequence[Path], which: str, *, checked: bool) -> Callable[[int, bytes], object]:
-        """Puts a mutant in a file's place, asks for something that reads it, and puts the file back."""
+        """Return a function that replaces a file by a mutant, runs a command that reads it, and restores the file."""
 
         def read(place: int, content: bytes) -> None:
             path = paths[place]
-            asked = commands[which][zlib.crc32(content) % len(commands[which])]
+            chosen = commands[which][zlib.crc32(content) % len(commands[which])]
             path.write_bytes(content)
             try:
-                command(*asked, "--store", str(root))
-                if checked and asked[0] == "verify" and first in str(path) and not _same(content, before[path]):
-                    raise AssertionError(f"verify vouches for a {path.name} that was changed")
+                command(*chosen, "--store", str(root))
+                if checked and chosen[0] == "verify" and first in str(path) and not _same(content, before[path]):
+                    raise AssertionError(f"verify accepts a changed {path.name}")
             finally:
                 _put_back(root, path, before)
 
@@ -373,15 +372,15 @@ def of_store(root: Path) -> Iterator[Reader]:
     kinds = {".parquet": "parquet", ".npy": "npy", ".npz": "npz", ".json": "json", ".safetensors": "safetensors"}
     files = [(ref, name) for ref in committed(store) for name in store.artifacts.manifest(ref).files]
     for suffix, kind in kinds.items():
-        mine = [(ref, name) for ref, name in files if name.endswith(suffix)]
-        if mine:
-            yield Reader(f"artifacts, {kind}", kind, *_artifacts(root, mine, before), 0.5)
+        of_kind = [(ref, name) for ref, name in files if name.endswith(suffix)]
+        if of_kind:
+            yield Reader(f"artifacts, {kind}", kind, *_artifacts(root, of_kind, before), 0.5)
 
 
 def _artifacts(
     root: Path, files: Sequence[tuple[Ref, str]], before: dict[Path, bytes]
 ) -> tuple[list[bytes], Callable[[int, bytes], object]]:
-    """Files of artifacts: whatever is changed in them is noticed before anything reads them."""
+    """Return files of artifacts and a reader of them: every change must be noticed before anything reads the file."""
     store = Store(str(root))
     paths = [Path(store.artifacts.local_path(ref, name)) for ref, name in files]
 
@@ -392,7 +391,7 @@ def _artifacts(
         except CorruptArtifact:
             raise
         else:
-            assert content == before[paths[place]], "a changed artifact is taken for whole"
+            assert content == before[paths[place]], "a changed artifact is accepted as intact"
         finally:
             _put_back(root, paths[place], before)
 
@@ -400,7 +399,7 @@ def _artifacts(
 
 
 def _same(content: bytes, other: bytes) -> bool:
-    """Whether two files say the same: equal bytes, or equal tables in Parquet."""
+    """Return whether two files say the same: equal bytes or, in Parquet, equal tables."""
     if content == other or not other.startswith(b"PAR1"):
         return content == other
     return bool(pq.read_table(io.BytesIO(content)).equals(pq.read_table(io.BytesIO(other))))
@@ -415,10 +414,10 @@ def _put_back(root: Path, path: Path, before: dict[Path, bytes]) -> None:
 
 
 def command(*arguments: str) -> None:
-    """The command line, in this process; what it refuses, it has to say in a few lines.
+    """Run the command line in this process; check that a refusal is explained in a few lines.
 
     Raises:
-        UserError: with the lines, when it ends with another status than 0.
+        UserError: with the lines, if it ends with another status than 0.
     """
     out, errors = io.StringIO(), io.StringIO()
     environment = dict(os.environ)
@@ -428,18 +427,18 @@ def command(*arguments: str) -> None:
     finally:
         os.environ.clear()
         os.environ.update(environment)
-    said = errors.getvalue()
-    check_words(said)
+    message = errors.getvalue()
+    check_words(message)
     if any(ord(character) < 32 and character not in "\n\t" for character in out.getvalue()):
         raise AssertionError("control characters reach the terminal")
     if status != 0:
-        if not said.startswith("memlib: "):
-            raise AssertionError(f"status {status} without a line")
-        raise UserError(said)
+        if not message.startswith("memlib: "):
+            raise AssertionError(f"status {status} without a one-line message")
+        raise UserError(message)
 
 
 def check_words(said: str) -> None:
-    """Refuses what nobody would read, and what a terminal would obey."""
+    """Refuse messages that are too long to read, and characters that a terminal would obey."""
     if len(said) > 4000 or said.count("\n") > 12:
         raise AssertionError(f"{len(said)} characters in {said.count(chr(10))} lines: {said[:200]}")
     if any(ord(character) < 32 and character not in "\n\t" for character in said):

@@ -1,4 +1,4 @@
-"""A few damaged files of every kind on each run of the tests; `make fuzz` takes twenty thousand, and those in a store."""
+"""A few damaged files of every kind in each test run; `make fuzz` reads twenty thousand, and files of a store."""
 
 from pathlib import Path
 
@@ -12,8 +12,8 @@ MUTANTS = 12
 def test_whatever_a_file_holds_it_is_taken_or_refused_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (LIMITS | {"XDG_CACHE_HOME": str(tmp_path / "cache")}).items():
         monkeypatch.setenv(name, value)
-    found = [*of_data(tmp_path / "data"), *of_models(tmp_path / "models"), *of_recipes(tmp_path / "recipes", recipes())]
-    for reader in found:
+    readers = [*of_data(tmp_path / "data"), *of_models(tmp_path / "models"), *of_recipes(tmp_path / "recipes", recipes())]
+    for reader in readers:
         for place, content in enumerate(reader.files):
             reader.read(place, content)
         for number in range(MUTANTS):

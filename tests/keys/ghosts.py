@@ -1,7 +1,7 @@
 """Follow each shipped recipe through all its stages without the heavy work, and note every content key.
 
-What says who trains on what is computed (decode, splits, canaries, corpus); models, and what is observed of them, are ghosts:
-files with just what a later stage's keys are made from. So no key depends on the machine.
+Stages that decide who trains on what are computed (decode, splits, canaries, corpus); models and observations of them are
+ghosts: files with only the contents from which later stages derive their keys. So no key depends on the machine.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-import memlib.models.outside  # noqa: F401  its function is replaced
+import memlib.models.outside  # noqa: F401  _ghosts replaces its function
 from flows import sweep
 from flows.audits import body_of
 from flows.recipes import load_recipe, validate
@@ -53,17 +53,17 @@ PER_CLASS = {
     "forgetting_xray": 900,
     "deja_vu_imagenet": 1200,
     "chexpert": 450,
-}  # examples, where 600 are not right
+}  # examples per class, where 600 do not suit the recipe
 TEXT = "the quick brown fox jumps over the lazy dog and looks back at nobody because there is nothing to be seen"
 
 
 def keys_of(recipe: str, folder: Path, monkeypatch: pytest.MonkeyPatch, settings: Sequence[str] = ()) -> Keys:
-    """Return the keys of every stage of a shipped recipe, sorted, by stage; and the runs' own names.
+    """Return the keys of every stage of a shipped recipe, sorted, by stage; and the names of the runs.
 
     Args:
         recipe: its name.
-        folder: an empty one, for data and store.
-        monkeypatch: takes back what is changed.
+        folder: an empty folder, for data and store.
+        monkeypatch: undoes the changes of environment and working folder.
         settings: as after --set.
     """
     content, _ = load_recipe(recipe, settings)
@@ -77,28 +77,28 @@ def keys_of(recipe: str, folder: Path, monkeypatch: pytest.MonkeyPatch, settings
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv(VARIABLE, "secret")
-    found: Keys = {}
+    by_stage: Keys = {}
     for number, (one, spec, _) in enumerate(cells.values()):
         for stage, keys in _follow(one, spec, folder / f"store-{number}", PER_CLASS.get(recipe, 600)).items():
-            found.setdefault(stage, []).extend(keys)
-    return {stage: sorted(set(keys)) for stage, keys in sorted(found.items())}
+            by_stage.setdefault(stage, []).extend(keys)
+    return {stage: sorted(set(keys)) for stage, keys in sorted(by_stage.items())}
 
 
 def _follow(audit: Audit, recipe: Spec, folder: Path, per_class: int) -> Keys:
     store = Store(str(folder))
     store.begin()
     runner = GhostRunner(store, per_class)
-    body = body_of(audit)  # loads the modules whose work is taken from them
+    body = body_of(audit)  # loads the modules in which _ghosts replaces functions
     with _ghosts():
         body(runner, recipe)
-    found: Keys = {"run": runner.runs}
+    by_stage: Keys = {"run": runner.runs}
     for ref in runner.refs:
-        found.setdefault(ref.stage, []).append(ref.key)
-    return found
+        by_stage.setdefault(ref.stage, []).append(ref.key)
+    return by_stage
 
 
 class GhostRunner:
-    """Runs stages without Prefect, Ray, models or files of data, and notes their artifacts."""
+    """Runner that needs no Prefect, Ray, models or data files, and notes its artifacts."""
 
     def __init__(self, store: Store, per_class: int) -> None:
         self.store, self.resources, self._per_class = store, Resources(), per_class
@@ -145,7 +145,7 @@ class GhostRunner:
 
 @contextlib.contextmanager
 def _ghosts() -> Iterator[None]:
-    """Replace sources of data, texts, and models from elsewhere."""
+    """Replace sources of data, texts, and external models."""
     replaced = {
         "open_source": _open, "open_text": lambda source: Text.of(_text()), "load_outside": _load_outside,
         "open_documents": lambda source: Documents(lambda: iter(_text().splitlines())),
@@ -153,14 +153,14 @@ def _ghosts() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name, module in list(sys.modules.items()):
             if name in ("memlib.data.stages", "memlib.audits.exposure.stages", "memlib.models.outside"):
-                for what in replaced.keys() & vars(module).keys():
-                    stack.enter_context(mock.patch.object(module, what, replaced[what]))
+                for function in replaced.keys() & vars(module).keys():
+                    stack.enter_context(mock.patch.object(module, function, replaced[function]))
         stack.enter_context(mock.patch.object(Pretrained, "tokenizer", GhostTokenizer()))
         yield
 
 
 class GhostTokenizer:
-    """Characters, and one mark."""
+    """A tokenizer of single characters, and one mark for start and end."""
 
     start = end = 95
     pieces = (*(chr(code) for code in range(32, 127)), None)
@@ -205,7 +205,7 @@ def _observe(stage: str, job: Any, attempt: Attempt) -> None:
 
 
 def _drawn(what: Any, count: int) -> Any:
-    """Draw numbers in [0, 1) from a seed that is a digest of what they stand for."""
+    """Draw `count` numbers in [0, 1) from a seed that is a digest of what they stand for."""
     seed = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).digest()
     return np.random.default_rng(list(seed)).random(count)
 
@@ -214,13 +214,13 @@ def _drawn(what: Any, count: int) -> Any:
 
 
 class GhostSource:
-    """What stands for files: nothing but a digest of how they are described."""
+    """A stand-in for files that only has a digest of their description."""
 
     def __init__(self, spec: Any) -> None:
         self._spec = spec
 
     def __len__(self) -> int:
-        return 1  # block by block or not, the keys are the same
+        return 1  # keys are the same, whether or not there are blocks
 
     def content_digest(self) -> str:
         described = without_whereabouts({"source": self._spec.model_dump(mode="json")})
@@ -232,7 +232,7 @@ def _open(spec: Any, intensities: Any = None) -> Any:
 
 
 def _decode(spec: Mapping[str, Any], per_class: int, attempt: Attempt) -> None:
-    """Write images of noise, so that no two are alike, each with a box in the middle where the source has boxes."""
+    """Write images of noise, so that no two are alike, each with a box in the middle if the source has boxes."""
     source, size = spec["source"], spec["image_size"]
     parts = (
         {f"{name}/": part["source"] for name, part in source["parts"].items()} if source["kind"] == "joined" else {"": source}
@@ -275,12 +275,12 @@ def _text() -> str:
 
 
 def _load_outside(spec: Any) -> Any:
-    """A model that knows the letters."""
+    """Return a stand-in for an external model whose vocabulary is the printable ASCII characters."""
     return types.SimpleNamespace(vocabulary=[chr(code) for code in range(32, 127)])
 
 
 def _write_files(folder: Path, form: str) -> None:
-    """Write what recipes name beside their data: secrets, and models that were trained elsewhere."""
+    """Write the files that recipes name beside their data: secrets, and external models."""
 
     def fill(number: int) -> str:
         return re.sub(r"{d(\d)}", lambda hole: f"{7 * number + 1:0{hole[1]}d}"[-int(hole[1]) :], form)

@@ -1,4 +1,4 @@
-"""Keys are promises: users' stores are read by their keys, so that no change of the code may change one unnoticed."""
+"""Keys are promises: users' stores are read by their keys, so no change of the code may change one unnoticed."""
 
 import hashlib
 import json
@@ -16,8 +16,10 @@ LONG = {"cifar10", "forgetting_table_1", "self_influence_canaries_2022", "sweep_
 
 
 def pins_of(keys: Keys) -> dict[str, list[object]]:
-    """By stage, how many keys there are, and a digest of all of them."""
-    return {stage: [len(found), hashlib.sha256(" ".join(found).encode()).hexdigest()[:16]] for stage, found in keys.items()}
+    """Return, by stage, the number of keys and a digest of all of them."""
+    return {
+        stage: [len(values), hashlib.sha256(" ".join(values).encode()).hexdigest()[:16]] for stage, values in keys.items()
+    }
 
 
 def cases() -> Iterator[object]:
@@ -43,7 +45,7 @@ def test_a_change_of_a_recipe_changes_keys_from_there_on(tmp_path: Path, monkeyp
 
 
 def write(recipes: list[str]) -> None:
-    """Pins the keys of recipes: of those that are new, or that are to change, which the CHANGELOG then says."""
+    """Pin the keys of new recipes, or of those that are meant to change, which the CHANGELOG then mentions."""
     pinned = json.loads(PINS.read_text()) if PINS.exists() else {}
     for recipe in recipes:
         with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:

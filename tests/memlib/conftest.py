@@ -1,4 +1,4 @@
-"""A store in a folder, and one that is not on this machine."""
+"""Fixtures: a store in a folder, and one on another machine."""
 
 from pathlib import Path
 

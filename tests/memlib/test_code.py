@@ -1,4 +1,4 @@
-"""What a recipe names is run where the machine, or the command line, allows it; a plan and a store run nothing."""
+"""Code that a recipe names runs if the machine or the command line allows it; plans and stores run nothing."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Two runs beside one another: what was set, what was found, what they share."""
+"""Two runs side by side: their settings, their findings, and what they share."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The README's lines for DuckDB and Polars, over audits of every kind and age in one store."""
+"""The documented lines for DuckDB and Polars, on audits of every kind and age in one store."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ from memlib.audits import published_tables
 from memlib.runs import publish_rows, results_path
 from memlib.tables import Table, write_table
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+DOCUMENT = (Path(__file__).parents[2] / "docs/how-to/read-results.md").read_text()
 VALUES = {pa.string(): "x", pa.int64(): 1, pa.float64(): 0.5, pa.bool_(): True}
 
 
@@ -71,7 +71,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_every_run_counts_once(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(store.parent)
-    (block,) = re.findall(r"```python\nimport duckdb, polars\n(.*?)```", README, re.DOTALL)
+    (block,) = re.findall(r"```python\nimport duckdb, polars\n(.*?)```", DOCUMENT, re.DOTALL)
     (sql,) = re.findall(r'duckdb\.sql\("""(.*?)"""\)', block, re.DOTALL)
     counted = duckdb.sql(f"select run, count(*) from ({sql}) group by run").fetchall()
     assert dict(counted) == {"new": 3, "secrets": 3, "trace": 3, "ancient": 3}

@@ -1,4 +1,4 @@
-"""What happens in a run is told as events, and how far it is can be read from the store."""
+"""Events of a run are recorded, and its progress can be read from the store."""
 
 import json
 import logging

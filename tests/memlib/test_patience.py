@@ -1,4 +1,4 @@
-"""Outages are waited for and told from misses; refused credentials are said at once."""
+"""Outages are waited out and distinguished from misses; refused credentials are reported at once."""
 
 import errno
 from typing import Any

@@ -1,4 +1,4 @@
-"""Costs are guessed from what is most alike; a plan knows what it does not know."""
+"""Costs are estimated from the most similar artifacts; a plan knows what it cannot estimate."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What an artifact says to its readers: every id and label, of floats only their shape and who made them."""
+"""Content digests of artifacts cover every id and label, but of floats only the shape and the code that made them."""
 
 import json
 from pathlib import Path

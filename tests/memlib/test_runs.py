@@ -1,4 +1,4 @@
-"""The list of runs: whole, whatever lies beside them, and one file to read where nothing has changed."""
+"""The list of runs is complete, whatever other files lie beside them, and a single file if nothing has changed."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The store and the sources on S3, spoken to over HTTP."""
+"""The store and the sources on S3, over HTTP."""
 
 import io
 import json

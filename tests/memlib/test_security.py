@@ -1,4 +1,4 @@
-"""A store that somebody else has written to can at worst give wrong numbers: nothing in it is run or unpickled."""
+"""A store that somebody else has written to can at worst give wrong numbers: nothing in it is executed or unpickled."""
 
 import json
 import pickle

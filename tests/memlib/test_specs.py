@@ -1,4 +1,4 @@
-"""Keys survive the growth of specs: new fields stay out of them at their defaults, renamed ones keep the name they had."""
+"""Keys survive the growth of specs: new fields stay out of them at their defaults, renamed ones keep their former names."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, get_args

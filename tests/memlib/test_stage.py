@@ -1,4 +1,4 @@
-"""A stage is named by what it asks for, done once, and opened by its type; the plain runner does that in one process."""
+"""A stage's key derives from its spec and inputs; it is computed once and opened by its type, also by PlainRunner."""
 
 import json
 import pickle

@@ -1,4 +1,4 @@
-"""What a store is checked for and cleared of: nothing that a kept run refers to, nothing that is under way."""
+"""Checks and cleaning of a store spare all that a kept run refers to and all that is under way."""
 
 import json
 import os

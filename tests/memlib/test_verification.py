@@ -1,4 +1,4 @@
-"""A run that was changed is told from one that was not, each change by name; a signature from one that anybody could write."""
+"""A changed run is distinguished from an intact one, each change by name; a signature from one that anybody could write."""
 
 import json
 import shutil

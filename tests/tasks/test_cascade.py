@@ -1,4 +1,4 @@
-"""What was made from another content than is there now is made again, and what comes after it; trained models only on demand."""
+"""Artifacts made from earlier content are recomputed, with all that depends on them; trained models only on demand."""
 
 import json
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a part asks of a node, how many of them there is room for, and when waiting ends."""
+"""The resources that a part requests of a node, the number of parts that fit, and the end of waiting."""
 
 import subprocess
 import sys

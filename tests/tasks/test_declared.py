@@ -1,6 +1,6 @@
-"""Who changes what a stage computes raises its version, or says that its results are the same.
+"""A change to what a stage computes raises the stage's version, or is declared to leave its results the same.
 
-`make pins` says so.
+`make pins` declares so.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Work is Prefect's to show, not to lose, and is never done twice."""
+"""Prefect displays work but cannot lose it, and no work is done twice."""
 
 from collections.abc import Callable, Iterator
 

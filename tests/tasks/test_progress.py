@@ -1,4 +1,4 @@
-"""Progress of a stage is shown where somebody watches: in the status of its run, and in Prefect."""
+"""Progress of a stage is shown in the status of its run and in Prefect."""
 
 from pathlib import Path
 

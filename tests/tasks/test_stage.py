@@ -1,4 +1,4 @@
-"""Parts of a stage go where what they read is, in turns; what goes wrong in them is kept, and no more is taken out than is damaged."""
+"""Parts run in turns near the data that they read; their errors are kept, and no more is discarded than is damaged."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""The toy audit from images to a page."""
+"""Flow of the toy audit, from images to a page."""
 
 from memlib.audits.class_sizes.recipe import Recipe
 from memlib.audits.class_sizes.stages import Count, Report
@@ -12,7 +12,7 @@ STAGES = (Decode, Count, Report)
 
 
 def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
-    """Carry out the audit from data to a page; return the run's manifest, None in a plan."""
+    """Carry out the audit from data to a page; return the run's manifest, or None in a plan."""
     shard = runner.run(Decode(recipe.data))
     scores = runner.run(Count(shard, recipe.smallest))
     report = runner.run(Report(recipe, run_id(recipe, scores), scores))

@@ -1,4 +1,4 @@
-"""A toy objective: a multi-class hinge on the scores of the classes."""
+"""A toy objective: a multi-class hinge loss on the class scores."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from memlib.specs.training import MarginSpec
 
 
 class Margin(Objective):
-    """Mean hinge of the true class over the others."""
+    """Mean hinge loss of the true class against the others."""
 
     def __init__(self, spec: MarginSpec) -> None:
         super().__init__()

@@ -23,5 +23,5 @@ class Stripes:
         return Example(f"stripe-{index:05d}", image.transpose(1, 0, 2).copy() if label else image, label, NO_BOXES)
 
     def content_digest(self) -> str:
-        """Stripes are a function of their spec."""
+        """Return the spec as canonical JSON, as stripes are a function of their spec."""
         return canonical_json(self._spec)

@@ -1,4 +1,4 @@
-"""One model alone: a difference of differences that finds memory, and shows none where a model is only better."""
+"""One model alone: a difference of differences that finds memory, and shows none where a model is merely better."""
 
 import itertools
 import json
@@ -214,7 +214,7 @@ def test_embeddings_of_one_encoder_are_audited(tmp_path: Path, capsys: pytest.Ca
         command += ["--set", setting]
     assert main(command) == 0
     said = capsys.readouterr().out
-    assert "of each encoder trained on A and C, with" in said
+    assert "from each encoder trained on A and C, with" in said
     assert "encoders: [{a: {kind: embeddings, path: a.parquet}}]" in said
     names = [line.partition(",")[0] for line in (tmp_path / "shown" / "images.csv").read_text().splitlines()[1:]]
     rng = np.random.default_rng(0)
@@ -247,5 +247,5 @@ def test_what_cannot_be_is_refused_in_a_line(tmp_path: Path, settings: list[str]
 
 
 def test_patches_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="patch_size 9 is more than the side of 8"):
+    with pytest.raises(UserError, match="patch_size 9 is larger than the side of 8"):
         audited(tmp_path, "reference={kind: visual_words, side: 8, patch_size: 9}")

@@ -1,4 +1,4 @@
-"""Audits of the same images are compared image by image: ranked with a level that holds, or not ranked, with the reason."""
+"""Audits of the same images are compared image by image: ranked at a valid level, or not ranked, with the reason."""
 
 import json
 from typing import Any

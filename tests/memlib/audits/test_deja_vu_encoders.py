@@ -1,4 +1,4 @@
-"""Encoders that were trained elsewhere are audited as those that were trained here, whichever way they are given."""
+"""External encoders are audited like encoders trained here, in whichever form they are supplied."""
 
 import csv
 import json

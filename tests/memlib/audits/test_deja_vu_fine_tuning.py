@@ -1,4 +1,4 @@
-"""Fine-tuning: the backbone is taken over, arms differ in what they are tuned on, and the change of memory has an interval."""
+"""Fine-tuning: the backbone is reused, arms differ in their tuning data, and the change in memory has an interval."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Sets that a user names: models that exist are audited on the images that they were trained on."""
+"""User-defined sets: existing models are audited on the images that they were trained on."""
 
 from collections.abc import Mapping
 from pathlib import Path

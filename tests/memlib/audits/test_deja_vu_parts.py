@@ -1,4 +1,4 @@
-"""Embeddings and searches in parts: the same votes, whatever the blocks, and the same keys where one block is enough."""
+"""Embeddings and searches in parts: the same votes for any blocks, and the same keys where one block is enough."""
 
 import pickle
 import shutil

@@ -1,4 +1,4 @@
-"""SSLMem finds what was planted, shows nothing where there is nothing, and is the same however it is computed."""
+"""SSLMem finds planted memory, shows nothing where there is none, and does not depend on how it is computed."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""Exposure by hand, its null, its methods beside one another, and what the page says."""
+"""Exposure by hand, its null, its methods compared with each other, and the text of the page."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What is said of given secrets before anything is trained."""
+"""Findings about supplied secrets before anything is trained."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Documents that are trained on and others: the test's level, what it finds, and what is said."""
+"""Documents in the training set and held-out ones: the test's level, its power, and its wording."""
 
 import json
 from typing import Any

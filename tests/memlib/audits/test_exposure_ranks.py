@@ -1,4 +1,4 @@
-"""Which canaries a walk ranks, and which models' references are tested against the law that may stand in for a rank."""
+"""Selection of canaries that a walk ranks, and of models whose references are tested against the law that replaces a rank."""
 
 from dataclasses import dataclass
 from typing import Any

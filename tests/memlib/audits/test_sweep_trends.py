@@ -1,4 +1,4 @@
-"""A trend along a key is found by permuting cells that were trained apart, and never among cells that share models."""
+"""Trends along a key are found by permuting independently trained cells, and never among cells that share models."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""A large source is decoded in blocks, which are read like the one array that a small source is."""
+"""A large source is decoded in blocks, which are read like the single array of a small source."""
 
 import json
 import pickle

@@ -1,4 +1,4 @@
-"""Nothing outside of a source's root is read, and nothing unfolds to more than a machine holds."""
+"""Nothing outside a source's root is read, and nothing expands beyond what a machine can hold."""
 
 import gzip
 import io

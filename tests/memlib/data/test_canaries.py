@@ -1,4 +1,4 @@
-"""Features are what and where the spec says; canary and clean twin differ in nothing else."""
+"""Features have the form and place that the spec defines; canary and clean twin differ in nothing else."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""DICOM files that are made here; pydicom's own windowing is the oracle."""
+"""DICOM files made by the tests; pydicom's own windowing is the oracle."""
 
 import io
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Documents as windows of tokens: who is held out, where canaries stand, and how often secrets do."""
+"""Documents as windows of tokens: held-out documents, places of canaries, and counts of secrets."""
 
 import hashlib
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Groups by name, by file, by likeness; splits that never part them."""
+"""Groups by name, by file and by similarity; splits never separate their members."""
 
 from pathlib import Path
 from typing import Any

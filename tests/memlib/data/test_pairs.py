@@ -159,10 +159,10 @@ PAIRS = {
     [
         ({"canaries": {"format": "ymay {d3}"}}, "give canaries.source"),
         ({"model": {"architecture": "lstm"}}, "encoder_decoder"),
-        ({"extraction": {}}, "leaves nothing to search"),
-        ({"data": {"source": {"kind": "topics"}}}, "are for pairs"),
-        ({"training": None}, "either training or trained"),
-        ({"trained": {"kind": "huggingface", "path": "x"}, "training": None}, "trained here"),
+        ({"extraction": {}}, "there is nothing to search for"),
+        ({"data": {"source": {"kind": "topics"}}}, "need pairs: set data.source.kind"),
+        ({"training": None}, "exactly one of training and trained"),
+        ({"trained": {"kind": "huggingface", "path": "x"}, "training": None}, "for models that memlib trains"),
     ],
 )
 def test_recipes_of_pairs_that_contradict_themselves(changes: dict[str, object], said: str) -> None:

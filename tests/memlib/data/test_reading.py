@@ -1,4 +1,4 @@
-"""Odd images and boxes: each is read as it is meant, compared pixel by pixel, or named in words."""
+"""Unusual images and boxes: each is read as intended, compared pixel by pixel, or reported by a message."""
 
 import io
 import struct

@@ -1,4 +1,4 @@
-"""Named sets share nothing, copies of D_Q leave the others, joined sources keep their parts apart."""
+"""Named sets are disjoint, copies of D_Q are removed from the others, joined sources keep their parts apart."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Text that is read piece by piece: what comes of it is what came of a text in memory."""
+"""Text that is read piece by piece gives the same results as text in memory."""
 
 import hashlib
 import io

@@ -1,4 +1,4 @@
-"""Liu 2020's classifiers have the layers and sizes the paper gives."""
+"""Liu 2020's classifiers have the layers and sizes that the paper gives."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Models from elsewhere: tokenizers that join digits, ranks against brute force, and what a mistaken model is told."""
+"""External models: tokenizers that merge digits, ranks against brute force, and messages about wrong models."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Models that were trained elsewhere return class scores in many forms; what is none is refused with what to do."""
+"""External models return class scores in many forms; anything else is refused with advice."""
 
 import sys
 from collections.abc import Callable

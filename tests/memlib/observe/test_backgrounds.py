@@ -1,4 +1,4 @@
-"""Classifiers of backgrounds name what backgrounds tell, of images that they were not fitted to, and nothing else."""
+"""Background classifiers predict what the background reveals, for images that they were not fitted to, and nothing else."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""How documents go on: against transformers' own sampling, brute force, and samples that are counted."""
+"""Continuations of documents: against transformers' own sampling, brute force, and counts of samples."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Outputs in a Parquet file are taken by id, and refused in words when they are not what they should be."""
+"""Outputs in a Parquet file are joined by id, and refused with a message if they are invalid."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The verdict in words, and a page that is whole and escaped."""
+"""The verdict in words, and a page that is complete and escaped."""
 
 import json
 from pathlib import Path

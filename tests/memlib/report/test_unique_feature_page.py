@@ -1,4 +1,4 @@
-"""The verdict says what the controls allow, and the page escapes what it shows."""
+"""The verdict states no more than the controls allow, and the page escapes what it shows."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""KS distances equal scipy's, whatever the ties."""
+"""KS distances equal scipy's, with and without ties."""
 
 import numpy as np
 import pytest

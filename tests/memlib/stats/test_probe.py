@@ -1,4 +1,4 @@
-"""The linear probe against scikit-learn's, whole and in batches, and rows that lie in parts."""
+"""The linear probe against scikit-learn's, whole and in batches, and with rows in parts."""
 
 import numpy as np
 import pytest

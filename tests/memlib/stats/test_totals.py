@@ -1,4 +1,4 @@
-"""Totals under many weightings: as they were drawn while there are few, and of the same distribution where there are many."""
+"""Totals under many weightings: unchanged draws for small sizes, draws with the same distribution for large ones."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Fine-tuning of other people's language models: whole, by adapters, privately, in parts, and after a kill."""
+"""Fine-tuning of external language models: whole, by adapters, privately, in parts, and after a kill."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""DP-SGD: its step is the clipped mean of a slow loop, its noise what the accountant was told, its weights plain ones."""
+"""DP-SGD: its step is the clipped mean of a slow loop, its noise is the accountant's, its weights are plain ones."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Nets that train together end as they would alone, and as plain torch code has them."""
+"""Nets that train together end as they would alone, and as in plain torch code."""
 
 from typing import Any
 

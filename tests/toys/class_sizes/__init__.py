@@ -1,4 +1,4 @@
-"""Class sizes: how unevenly are a source's examples spread over its classes? A toy that shows what an audit is made of."""
+"""Class sizes: how unevenly a source's examples spread over its classes; a toy that shows what an audit is made of."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""The recipe of the toy."""
+"""Recipe of the toy audit."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ from memlib.specs import DataSpec, Spec
 
 
 class Recipe(Spec):
-    """Sizes of the classes of a source."""
+    """Settings of an audit of a source's class sizes."""
 
     audit: Literal["class_sizes"] = "class_sizes"
     title: str = "Class sizes"

@@ -1,4 +1,4 @@
-"""The stages of the toy: counting, and the page."""
+"""Stages of the toy audit: counting, and the page."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -34,12 +34,12 @@ class Count(ScoresStage):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """What counts as small."""
+        """Return the size below which a class counts as small."""
         return {"smallest": self.smallest}
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """The shard."""
+        """Return the key of the shard."""
         return {"shard": self.shard.key}
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
@@ -57,7 +57,7 @@ class Count(ScoresStage):
 
 @dataclass(frozen=True)
 class Report(PageStage):
-    """Draw the page of the toy."""
+    """Draw the page of the toy audit."""
 
     declared: ClassVar[Declared] = Declared("report", 1, (*PAGES, "memlib.audits.class_sizes.report"))
     title: ClassVar[str] = "report class sizes"
@@ -68,7 +68,7 @@ class Report(PageStage):
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """The scores."""
+        """Return the key of the scores."""
         return {"scores": self.scores.key}
 
     def page(self, attempt: Attempt) -> "Page":

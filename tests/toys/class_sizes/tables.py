@@ -1,14 +1,14 @@
-"""The table that only the toy has."""
+"""The toy audit's own table."""
 
 from memlib.tables import INT, TEXT, Column, Table
 
 UNITS = Table(
     name="units",
     version=1,
-    meaning="A row per class.",
+    meaning="One row per class.",
     columns=(
         Column("class_name", TEXT, "", "the class"),
-        Column("examples", INT, "count", "how many examples it has"),
+        Column("examples", INT, "count", "number of examples of the class"),
     ),
     keys=("class_name",),
 )
