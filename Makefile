@@ -8,13 +8,16 @@ OTHER := $(if $(filter gpu,$(FAISS)),cpu,gpu)
 INSTALL = rm -f .venv/$(OTHER) .venv/$(OTHER)-test; $(BIN)/python -m pip uninstall --quiet --yes faiss-$(OTHER); \
 	$(BIN)/python -m pip install --quiet -c constraints.txt
 
-.PHONY: audit check test test-slow lint pins validate validity drill faults fuzz clean help
+.PHONY: audit check test test-slow docs docs-test notebooks lint pins validate validity drill faults fuzz clean help
 
 help:
 	@echo "make audit      make .venv, run the embedded audit, print a table and the path of the report"
 	@echo "make check      ruff, mypy, import-linter and the unit tests: while you work"
 	@echo "make test       ruff, mypy, import-linter and pytest, in the same environment"
 	@echo "make test-slow  the tests that take minutes"
+	@echo "make docs       build the documentation site into docs/_build/html; warnings are errors"
+	@echo "make docs-test  run every command of README and docs, and every notebook, shortened where they are long"
+	@echo "make notebooks  execute the notebooks of docs in place, after a change of what they show"
 	@echo "make pins       after a change of a stage's code: say that its version is raised, or its results are the same"
 	@echo "make validate   manifests in deployments/ against schemas and linters, in an environment of its own"
 	@echo "make validity PART=...  nulls and plants of every verdict on trained models; prints a part of docs/validity.md"
@@ -38,8 +41,20 @@ test-slow: .venv/$(FAISS)-test
 lint: .venv/$(FAISS)-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: .venv/docs
+	$(BIN)/python -m flows.reference
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+
+docs-test: .venv/$(FAISS)-test docs
+	$(BIN)/pytest -p commands -o testpaths= -m docs -rs tests/docs/test_notebooks.py
+	$(BIN)/pytest -p commands -rs README.md docs/quick-start.md docs/tutorials docs/how-to
+
+notebooks: .venv/$(FAISS)-test
+	$(BIN)/python tests/docs/test_notebooks.py
 
 pins: .venv/$(FAISS)-test
 	$(BIN)/python tests/tasks/test_declared.py
@@ -58,6 +73,10 @@ fuzz: .venv/$(FAISS)-test
 
 drill: .venv/$(FAISS)
 	$(BIN)/python -m deployments.local.drill
+
+.venv/docs: .venv/$(FAISS)-test
+	$(INSTALL) -e '.[$(FAISS),test,docs]'
+	@touch .venv/$(FAISS) .venv/$(FAISS)-test $@
 
 .venv/validate/done: tests/deployments/requirements.txt
 	$(PYTHON) -m venv .venv/validate

@@ -19,6 +19,6 @@ nb_execution_mode = "off"  # notebooks keep the outputs of their last execution;
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-add_module_names = False
+default_role = "code"  # of text between single backquotes in docstrings
 copybutton_exclude = ".linenos, .gp, .go"
 nitpicky = False

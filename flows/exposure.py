@@ -66,6 +66,7 @@ def _data(runner: Runner, recipe: Recipe) -> CorpusData:
 def _check_known(recipe: Recipe, data: CorpusData) -> None:
     """Refuse, before any training, searches with nothing left to find and candidates that the tokenizer cannot encode."""
     if data.base is not None:
+        data.base.content.check_precision(recipe.score.precision)
         references = data.space.sample(recipe.score.references, reference_rng(recipe.score.seed))
         for candidates in (references, data.choices(tuple(data.table["canary"].to_pylist()))):
             data.space.tokens(candidates)

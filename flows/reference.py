@@ -16,7 +16,7 @@ from memlib.tables import Table
 def schema_page() -> str:
     """Return docs/schema.md: the published tables."""
     lines = [
-        "# Results",
+        "# Result tables",
         "",
         "Results are Parquet files, `<store>/results/table=<table>/audit=<audit>/run=<run>/part-0.parquet`; large tables",
         "continue in `part-1.parquet` and so on. One glob per table (`*.parquet`) reads all audits and runs, with `table`,",

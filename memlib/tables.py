@@ -219,7 +219,7 @@ CANARIES = Table(
             "kind",
             TEXT,
             "",
-            "inserted, never (drawn, not inserted), given (by a file), or unseen (given by a file, seen by no model)",
+            "inserted, never (drawn, not inserted), given (by a file), or unseen (given by a file, trained on by no model)",
         ),
         Column("insertions", INT, "count", "number of times that it occurs in the corpus; 0: never"),
         Column("choices", pa.list_(pa.int32()), "", "index of the chosen symbol at each place of the sequence"),

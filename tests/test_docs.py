@@ -47,7 +47,9 @@ def test_the_settings_of_the_documents_exist() -> None:
     """In commands, and in the directives that shorten them."""
     count = 0
     for path in (ROOT / "README.md", ROOT / "docs/quick-start.md", *(ROOT / "docs/tutorials").glob("*.md")):
-        for directives, block in re.findall(r"((?:<!-- docs-test: [^\n]*-->\n)*)```sh\n(.*?)```", path.read_text(), re.DOTALL):
+        for directives, block in re.findall(
+            r"((?:<!-- docs-test: [^\n]*-->\n)*)```sh\n(.*?)```", path.read_text(), re.DOTALL
+        ):
             smaller = [one for text in re.findall(r"docs-test: with ([^\n]*) -->", directives) for one in settings_of(text)]
             for audit, recipe, rest in re.findall(r"memlib run (\S+) --recipe (\S+)((?: +--\S+ \S+)*)", block):
                 if recipe in shipped_recipes():

@@ -1,18 +1,20 @@
 """Text as windows of a tokenizer's tokens: documents packed in random order, with each canary as a separate document.
 
-The held-out documents are drawn at random, so that they are distributed like the training documents; copies of a document
-stay together, so that no held-out document has a copy in the training text. A canary, like a document, is enclosed in the
-tokenizer's beginning and end marks.
+The held-out documents are drawn at random, so that they are distributed like the training documents; documents that begin
+alike stay together, so that no held-out beginning occurs at the beginning of a training document. Each side's last window is
+filled up with the side's first tokens: dropping it would favour long documents. A canary, like a document, is enclosed in
+the tokenizer's beginning and end marks.
 """
 
 import hashlib
+import math
 import os
 import re
 from collections.abc import Iterator, Sequence
 from itertools import islice, repeat
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import NamedTuple, Protocol
+from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +49,9 @@ from memlib.specs import SecretsSpec, TextParquetSource, TextSource, TextSpec
 
 ENCODED = 1000  # documents that are tokenized at once
 BLANK_LINES = re.compile(r"\n[ \t]*\n\s*")
-FINGERPRINT = 16  # bytes of the hash by which copies of a document are found
+BLANK_REST = re.compile(r"[ \t]*\n\s*")  # what makes a line end followed by spaces and tabs blank lines
+LONGEST = 2**28  # characters of a document
+BEGINNING = 32  # tokens by which documents are told apart, as many as the default prefix and suffix of discoverable
 
 
 class Marked(Tokenizer, Protocol):
@@ -60,24 +64,50 @@ class Marked(Tokenizer, Protocol):
 def open_documents(source: TextSource) -> Documents:
     """Return the documents of a source: the rows of Parquet files, or other text split at blank lines."""
 
+    name = str(getattr(source, "path", source.kind))
+
     def read() -> Iterator[str]:
-        texts = read_rows(source) if isinstance(source, TextParquetSource) else _parted(open_text(source).read())
+        texts = read_rows(source) if isinstance(source, TextParquetSource) else _parted(open_text(source).read(), name)
         return (text.strip("\n") for text in texts if text.strip())
 
-    return Documents(read, str(getattr(source, "path", source.kind)))
+    return Documents(read, name)
 
 
-def _parted(pieces: Iterator[str]) -> Iterator[str]:
-    """Split a text at blank lines."""
-    rest = ""
+def _parted(pieces: Iterator[str], name: str = "text") -> Iterator[str]:
+    """Split a text at blank lines, as `BLANK_LINES.split` does, searching each piece once.
+
+    Raises:
+        UserError: when a document is too long.
+    """
+    parts: list[str] = []  # of a document that is not complete
+    blank = opened = False  # whether the text so far ends with blank lines; with a line end, followed by spaces and tabs
+    size = 0
     for piece in pieces:
-        text, begin = rest + piece, 0
-        for blank in BLANK_LINES.finditer(text):
-            if blank.end() < len(text):  # else the blank may continue in the next piece
-                yield text[begin : blank.start()]
-                begin = blank.end()
-        rest = text[begin:]
-    yield from BLANK_LINES.split(rest)
+        rest = piece.lstrip() if blank else piece
+        if not rest:
+            continue
+        if opened and (ended := BLANK_REST.match(rest)):
+            whole = "".join(parts)
+            yield whole[: whole.rindex("\n")]
+            parts, size, rest = [], 0, rest[ended.end() :]
+            opened, blank = False, not rest
+            if blank:
+                continue
+        *texts, last = BLANK_LINES.split(rest)
+        for text in texts:
+            yield "".join([*parts, text])
+            parts, size, opened = [], 0, False
+        parts.append(last)
+        size += len(last)
+        if size > LONGEST:
+            raise UserError(
+                f"no blank lines found between documents: one of {name} has more than {LONGEST:,} characters; separate "
+                "documents by blank lines, or use Parquet files with a document per row"
+            )
+        blank = bool(texts) and not last
+        words = last.rstrip(" \t")
+        opened = words.endswith("\n") or (opened and not words)
+    yield "".join(parts)
 
 
 def build_documents(
@@ -105,28 +135,27 @@ def build_documents(
 
     Raises:
         UserError: when there is too little text, a canary is longer than a window, or the candidate space is too small.
+            Whether there is too little does not depend on which documents are held out.
         RunError: when the documents change while they are read.
     """
     form = Format(canaries.format, canaries.alphabets)
     places = form.places(spec.unit)
     space = Space(tuple(tuple(range(len(place))) for place in places))
-    firsts = find_copies(documents, spec.fraction)
-    sides = hold_out(firsts, spec, canaries, secret)
-    with WindowFile(windows, spec.window, smallest_type(len(tokenizer.pieces))) as file:
-        packed = _pack(documents.beginning(spec.fraction), len(firsts), sides, tokenizer, file)
+    kind = smallest_type(len(tokenizer.pieces))
+    with TemporaryFile(dir=windows.parent) as unordered, WindowFile(windows, spec.window, kind) as file:
+        count = max(1, int(documents.measured.length * spec.fraction))
+        encoded = _encode(documents.beginning(spec.fraction), count, tokenizer, unordered, kind)
+        firsts = find_copies(encoded.wholes, encoded.beginnings, spec.validation)
+        sides = hold_out(firsts, spec, canaries, secret)
+        _check_size(encoded, sides, spec)
+        packed = [_pack(encoded, side, tokenizer, file) for side in sides]
         training, plain = packed[0].last, packed[1].last
-        if not 0 < training < plain:
-            raise UserError(
-                f"{documents.measured.length} documents do not fill a window of {spec.window} tokens on both sides, training "
-                "and held-out; use more text or a shorter window"
-            )
         if known:
-            trained_on = np.zeros(len(firsts), dtype=bool)
-            trained_on[sides[0]] = True
+            times = _times_trained(packed[0], sides[0], count, spec.window)
 
             def occurrences(rows: Sequence[Sequence[int]]) -> list[int]:
-                texts = ([text.encode()] for text, here in zip(documents.read(), trained_on, strict=False) if here)
-                return count_occurrences(texts, [text.encode() for text in _texts(places, rows)])
+                trained = (text for text, number in zip(documents.read(), times, strict=False) for _ in range(number))
+                return count_occurrences(([text.encode()] for text in trained), [t.encode() for t in _texts(places, rows)])
 
             drawn, insertions, kinds = known_canaries(space, known, unseen, canaries, secret, occurrences)
             inserted = []
@@ -154,17 +183,57 @@ def build_documents(
     return Corpus(read_windows(windows), symbols, Rows("window", plain, plain - training, placed), table, heads)
 
 
-def find_copies(documents: Documents, fraction: float) -> NDArray[np.int64]:
-    """Return, for each document of the first part, the number of the first document with the same text: (num_documents,).
+class _Encoded(NamedTuple):
+    """The documents' tokens, one after another in a file, and what tells documents apart.
 
-    Raises:
-        RunError: when the documents have changed since they were measured.
+    Attributes:
+        file: holds the tokens.
+        lengths: number of tokens of each document.
+        wholes, beginnings: digests of each document's tokens, and of the first BEGINNING of them.
     """
-    prints = np.zeros(max(1, int(documents.measured.length * fraction)), dtype=f"S{FINGERPRINT}")
-    for number, text in enumerate(documents.beginning(fraction)):
-        prints[number] = hashlib.blake2b(text.encode(), digest_size=FINGERPRINT).digest()
-    _, first, which = np.unique(prints, return_index=True, return_inverse=True)
-    return first[which].astype(np.int64)
+
+    file: IO[bytes]
+    lengths: NDArray[np.int64]
+    wholes: NDArray[np.uint64]
+    beginnings: NDArray[np.uint64]
+
+
+def _encode(documents: Iterator[str], count: int, tokenizer: Marked, file: IO[bytes], dtype: np.dtype[Any]) -> _Encoded:
+    """Write the tokens of `count` documents to an unnamed temporary file, from which they are read in random order."""
+    lengths, digests, number = np.zeros(count, dtype=np.int64), np.zeros((2, count), dtype=np.uint64), 0
+    while texts := list(islice(documents, ENCODED)):
+        for row in tokenizer.encode(texts):
+            tokens = np.array(row, dtype=dtype)
+            file.write(tokens.data)
+            lengths[number] = len(row)
+            digests[:, number] = _digest(tokens), _digest(tokens[:BEGINNING])
+            number += 1
+    file.flush()
+    return _Encoded(file, lengths, *digests)
+
+
+def _digest(tokens: NDArray[Any]) -> int:
+    return int.from_bytes(hashlib.blake2b(tokens.tobytes(), digest_size=8).digest())
+
+
+def find_copies(wholes: NDArray[np.uint64], beginnings: NDArray[np.uint64], share: float) -> NDArray[np.int64]:
+    """Return, for each document, the number of the first document that it counts as a copy of: (num_documents,).
+
+    Documents that begin alike are copies, because their beginnings cannot be both trained on and held out. A beginning
+    that is common to more different documents than are held out (a license, a letterhead) tells none apart; of its
+    documents only the equal ones are copies.
+
+    Args:
+        wholes, beginnings: digests of each document and of its beginning.
+        share: share of the documents that is held out.
+    """
+    _, first, text = np.unique(wholes, return_index=True, return_inverse=True)
+    _, beginning, count = np.unique(beginnings[first], return_inverse=True, return_counts=True)
+    earliest = np.full(len(count), len(wholes), dtype=np.int64)
+    np.minimum.at(earliest, beginning, first)
+    rare = count <= max(1, share * len(first))
+    copied: NDArray[np.int64] = np.where(rare[beginning], earliest[beginning], first)[text]
+    return copied
 
 
 def hold_out(
@@ -186,6 +255,17 @@ def hold_out(
     return shuffled[~out[shuffled]], shuffled[out[shuffled]]
 
 
+def _check_size(encoded: _Encoded, sides: Sequence[NDArray[np.int64]], spec: TextSpec) -> None:
+    """Refuse too few documents, judged by what a side holds on average: the draw itself must not decide."""
+    tokens, smaller = int(encoded.lengths.sum()) + len(encoded.lengths), min(spec.validation, 1 - spec.validation)
+    if tokens * smaller < spec.window or not all(map(len, sides)):
+        raise UserError(
+            f"{len(encoded.lengths)} documents of {tokens:,} tokens do not fill a window of {spec.window} tokens on both "
+            f"sides, training and held-out; use {math.ceil(spec.window / smaller):,} tokens of different documents, or lower "
+            "data.window"
+        )
+
+
 class _Packed(NamedTuple):
     """Documents of one side (training or held-out), in their order in its rows.
 
@@ -200,35 +280,28 @@ class _Packed(NamedTuple):
     last: int
 
 
-def _pack(
-    documents: Iterator[str], count: int, sides: Sequence[NDArray[np.int64]], tokenizer: Marked, file: WindowFile
-) -> list[_Packed]:
-    """Write each side's documents, with their marks, as consecutive whole windows.
+def _pack(encoded: _Encoded, side: NDArray[np.int64], tokenizer: Marked, file: WindowFile) -> _Packed:
+    """Write a side's documents, with their marks, as consecutive windows; the first tokens again fill the last one."""
+    size = file.dtype.itemsize
+    places = (np.cumsum(encoded.lengths) - encoded.lengths) * size
+    before = [] if tokenizer.start == tokenizer.end else [tokenizer.start]
+    start, end = np.array(before, dtype=file.dtype).tobytes(), np.array([tokenizer.end], dtype=file.dtype).tobytes()
+    first, descriptor, lengths = len(file), encoded.file.fileno(), encoded.lengths[side]
+    for some in np.array_split(side, max(1, len(side) // ENCODED)):
+        sizes = encoded.lengths[some] * size
+        spelt = map(os.pread, repeat(descriptor), sizes.tolist(), places[some].tolist())
+        file.add(np.frombuffer(b"".join(start + row + end for row in spelt), dtype=file.dtype))
+    stops = np.cumsum(lengths + len(before) + 1)
+    return _Packed(stops - 1 - lengths, lengths, first, file.fill_row(first))
 
-    The tokens are kept in an unnamed temporary file until they are written in random order.
-    """
-    lengths, number = np.zeros(count, dtype=np.int64), 0
-    with TemporaryFile(dir=file.path.parent) as unordered:
-        while texts := list(islice(documents, ENCODED)):
-            for row in tokenizer.encode(texts):
-                unordered.write(np.array(row, dtype=file.dtype).data)
-                lengths[number] = len(row)
-                number += 1
-        unordered.flush()
-        places = (np.cumsum(lengths) - lengths) * file.dtype.itemsize
-        before = [] if tokenizer.start == tokenizer.end else [tokenizer.start]
-        start, end = np.array(before, dtype=file.dtype).tobytes(), np.array([tokenizer.end], dtype=file.dtype).tobytes()
-        packed, descriptor = [], unordered.fileno()
-        for side in sides:
-            first = len(file)
-            for some in np.array_split(side, max(1, len(side) // ENCODED)):
-                sizes = lengths[some] * file.dtype.itemsize
-                spelt = map(os.pread, repeat(descriptor), sizes.tolist(), places[some].tolist())
-                file.add(np.frombuffer(b"".join(start + row + end for row in spelt), dtype=file.dtype))
-            side_lengths = lengths[side]
-            stops = np.cumsum(side_lengths + len(before) + 1)
-            packed.append(_Packed(stops - 1 - side_lengths, side_lengths, first, file.drop_rest()))
-    return packed
+
+def _times_trained(training: _Packed, side: NDArray[np.int64], count: int, window: int) -> NDArray[np.int64]:
+    """Return how often each document stands whole in the training windows: (num_documents,)."""
+    stops = training.begins + training.lengths
+    again, rest = divmod((training.last - training.first) * window, int(stops[-1]) + 1)
+    times = np.zeros(count, dtype=np.int64)
+    times[side] = again + (stops <= rest)
+    return times
 
 
 def _heads(
@@ -247,17 +320,20 @@ def _heads(
         window: tokens per row.
         replaced: rows whose text was replaced by canaries.
     """
-    copies = np.bincount(firsts)
-    parts = []
+    different, copies = np.unique(firsts, return_counts=True)
+    heads = np.zeros((len(different), 7), dtype=np.int64)
+    heads[:, 0], heads[:, 2] = different, copies
     for side, (part, numbers) in enumerate(zip(packed, sides, strict=True)):
-        row, place = part.first + part.begins // window, part.begins % window
-        here = np.flatnonzero((row < part.last) & ~np.isin(row, replaced))
-        text, kept = np.unique(firsts[numbers[here]], return_index=True)
-        kept = here[kept]
-        room = np.minimum(part.lengths[kept], window - place[kept])
-        parts.append(np.stack([text, np.full(len(text), side), copies[text], row[kept], place[kept], room], axis=1))
-    heads = np.concatenate(parts).astype(np.int64)
-    return heads[np.argsort(heads[:, 0])]
+        room = np.minimum(part.lengths, window - part.begins % window)
+        room[np.isin(part.first + part.begins // window, replaced)] = 0
+        order = np.argsort(-room, kind="stable")[::-1]  # of several copies the one with the most room is written last
+        at = np.searchsorted(different, firsts[numbers[order]])
+        heads[at, 1] = side
+        heads[at, 3] = part.first + part.begins[order] // window
+        heads[at, 4] = part.begins[order] % window
+        heads[at, 5] = room[order]
+        heads[at, 6] = part.lengths[order]
+    return heads
 
 
 def _texts(places: Sequence[Sequence[str]], choices: Choices | Sequence[Sequence[int]]) -> list[str]:

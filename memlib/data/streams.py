@@ -203,13 +203,15 @@ def symbols_of(pieces: Iterable[str], unit: str) -> Iterator[Sequence[str]]:
     if unit == "character":
         yield from pieces
         return
-    rest = ""
+    parts: list[str] = []  # of a word that is not complete
     for piece in pieces:
-        text = rest + piece
-        end = max(text.rfind(" "), text.rfind(LINE_END)) + 1  # cut between words
-        rest = text[end:]
-        yield _words(text[:end])
-    yield [*_words(rest), LINE_END]
+        end = max(piece.rfind(" "), piece.rfind(LINE_END)) + 1  # cut between words
+        if not end:
+            parts.append(piece)
+            continue
+        yield _words("".join([*parts, piece[:end]]))
+        parts = [piece[end:]]
+    yield [*_words("".join(parts)), LINE_END]
 
 
 def _words(text: str) -> list[str]:
@@ -273,6 +275,12 @@ class WindowFile:
     def drop_rest(self) -> int:
         """Discard symbols that do not fill a row; return the number of rows."""
         self._rest = self._rest[:0]
+        return len(self)
+
+    def fill_row(self, first: int) -> int:
+        """Complete the last row by repeating the symbols from row `first` on; return the number of rows."""
+        if missing := -len(self._rest) % self.window:
+            self.add(np.resize(self.row(first) if first < len(self) else self._rest, missing))
         return len(self)
 
     def row(self, number: int) -> NDArray[Any]:

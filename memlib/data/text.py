@@ -106,8 +106,9 @@ class Corpus:
         vocabulary: symbols by id; 0 is the line end.
         rows: roles of the windows; a canary's windows have the role "canary <id>".
         canaries: tables.CANARIES.
-        heads: beginnings of distinct documents, each as far as it lies in one window: (num_documents, 6) document number, 1
-            if held out, copies in the corpus, row, place in the row, tokens; None for text without documents.
+        heads: where distinct documents begin: (num_documents, 7) document number, 1 if held out, copies in the corpus, row,
+            place in the row, tokens in that row (0 if canaries replaced it), tokens in all (they continue in the next rows);
+            None for text without documents.
     """
 
     windows: NDArray[Any]
@@ -333,6 +334,8 @@ def known_canaries(
 ) -> tuple[Choices, list[int], list[str]]:
     """Return known secrets, unseen ones, and drawn candidates that are neither and do not occur in the text.
 
+    Known secrets that do not occur in the training text, for instance because they were held out, count as unseen.
+
     Args:
         space: all candidates.
         known: the known secrets.
@@ -345,25 +348,27 @@ def known_canaries(
         choices, numbers of insertions, and kinds, in the above order.
 
     Raises:
-        UserError: when a known secret does not occur in the text, or an unseen one does or is among the known.
+        UserError: when no known secret occurs in the text, or an unseen one does or is among the known.
     """
     rng = np.random.default_rng(keyed_seed(secret, "canaries", canaries.format, canaries.seed))
     taken = [given.choices for given in (*known, *unseen)]
     others = space.draw(min(space.size, 2 * canaries.never + len(set(taken))), rng).tolist()
     queried = list(dict.fromkeys([*taken, *map(tuple, others)]))
     counts = dict(zip(queried, occurrences(queried), strict=True))
-    insertions = [given.times or counts[given.choices] for given in known]
-    if 0 in insertions:
+    times = [given.times or counts[given.choices] for given in known]
+    if not any(times):
         raise UserError(
-            f"secret {insertions.index(0) + 1} of {len(known)} does not occur in the training part of the text; state after "
-            "a tab how often a model saw it, or remove it"
+            f"none of the {len(known)} secrets of canaries.file occurs in the training part of the text; list secrets that do"
         )
     _check_unseen(known, unseen, [counts[given.choices] for given in unseen])
+    seen = [(given, number) for given, number in zip(known, times, strict=True) if number]
+    absent = [given for given, number in zip(known, times, strict=True) if not number]
     excluded = set(taken)
     others = [row for row in others if tuple(row) not in excluded and not counts[tuple(row)]][: canaries.never]
-    rows = [*(list(given.choices) for given in (*known, *unseen)), *others]
-    kinds = [GIVEN] * len(known) + [UNSEEN] * len(unseen) + [NEVER] * len(others)
-    return np.array(rows, dtype=np.int32), insertions + [0] * (len(unseen) + len(others)), kinds
+    rows = [*(list(given.choices) for given in (*(given for given, _ in seen), *unseen, *absent)), *others]
+    kinds = [GIVEN] * len(seen) + [UNSEEN] * (len(unseen) + len(absent)) + [NEVER] * len(others)
+    insertions = [number for _, number in seen]
+    return np.array(rows, dtype=np.int32), insertions + [0] * (len(rows) - len(insertions)), kinds
 
 
 def _check_unseen(known: Sequence[Secret], unseen: Sequence[Secret], times: Sequence[int]) -> None:

@@ -2,7 +2,7 @@
 
 import importlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from inspect import signature
 from pathlib import Path
 from typing import Any, cast
@@ -15,9 +15,11 @@ from memlib.identity import derive_seed
 from memlib.models.sequence import MOST_ROWS, LanguageModel
 from memlib.specs import LoraSpec
 
-SAME = 1e-3  # tolerance for scores that differ by rounding alone, in float32
+SAME = {torch.float64: 1e-6}  # relative tolerance for scores that differ by rounding alone
+SAME_COARSE = 1e-3  # the same in float32 and below
 MOST_SCORES = 2**26  # in memory at a time: 256 MiB in float32, and as much again for their logarithms
 ADAPTER = "lora_"  # part of the names of adapters' weights
+RESIZE = "enlarge the model with model.resize_token_embeddings(len(tokenizer)) and save it again"
 
 
 class FolderTokenizer:
@@ -36,7 +38,10 @@ class FolderTokenizer:
             options = {"local_files_only": True, "trust_remote_code": False}
             self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
             self.num_symbols = int(transformers.AutoConfig.from_pretrained(folder, **options).vocab_size)
+            self._check_sizes()
             self.pieces = self._pieces()
+        except UserError:
+            raise
         except Exception as error:  # transformers passes on errors of any type
             raise _unloadable(folder, error) from error
         start, end = self._tokenizer.bos_token_id, self._tokenizer.eos_token_id
@@ -46,6 +51,21 @@ class FolderTokenizer:
         """The token before a text."""
         self.end = int(start if end is None else end)
         """The token that ends a text; the same as `start` where the tokenizer has only one."""
+
+    def _check_sizes(self) -> None:
+        """Raise UserError for more tokens than the model's embedding has rows, and for a first or last token beyond it."""
+        count = len(self._tokenizer)
+        if count > self.num_symbols:
+            raise UserError(f"the tokenizer has {count} tokens, but its model only {self.num_symbols}; {RESIZE}")
+        self._check_ids(
+            [token for token in (self._tokenizer.bos_token_id, self._tokenizer.eos_token_id) if token is not None],
+            "names as the first or last token of a text",
+        )
+
+    def _check_ids(self, ids: Iterable[int], what: str) -> None:
+        largest = max(ids, default=0)
+        if largest >= self.num_symbols:
+            raise UserError(f"the tokenizer {what} number {largest}, but its model has {self.num_symbols} tokens; {RESIZE}")
 
     def _pieces(self) -> list[str | None]:
         """Return each token's text after another token (tokenizers may render a first one differently), or None."""
@@ -68,7 +88,9 @@ class FolderTokenizer:
         """See `Tokenizer.encode`."""
         if not texts:
             return []  # tokenizers refuse an empty list
-        return [list(row) for row in self._tokenizer(list(texts), add_special_tokens=False, verbose=False).input_ids]
+        rows = [list(row) for row in self._tokenizer(list(texts), add_special_tokens=False, verbose=False).input_ids]
+        self._check_ids((max(row) for row in rows if row), "encodes text as token")
+        return rows
 
 
 class Causal(LanguageModel):
@@ -87,10 +109,10 @@ class Causal(LanguageModel):
         self.model, self.start = model, start
         config: Any = model.config
         self.num_symbols = int(config.vocab_size)
-        self.window: int | None = getattr(config, "max_position_embeddings", None)
+        self.window = _window(model)
         takes = signature(model.forward).parameters
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
-        self._takes_positions = "position_ids" in takes
+        self._rows = 1  # of the batch that `following` is working on
         self._caches: bool | None = None  # whether its keys and values can be reused; None: not tested yet
 
     @property
@@ -98,10 +120,44 @@ class Causal(LanguageModel):
         """The device of the weights."""
         return next(self.parameters()).device
 
+    @property
+    def has_adapters(self) -> bool:
+        """Whether low-rank adapters were inserted (`with_adapters`)."""
+        return any(ADAPTER in name for name, _ in self.named_parameters())
+
+    def check_precision(self) -> None:
+        """Evaluate two short texts in the precision of the weights.
+
+        Raises:
+            UserError: when the model does not support that precision.
+        """
+        seen = torch.full((2, 2), self.start, device=self.device)
+        try:
+            with torch.inference_mode():
+                self._ask_anew(seen)
+        except Exception as error:  # transformers passes on errors of any type
+            precision = str(next(self.parameters()).dtype).removeprefix("torch.")
+            reason = f"the model cannot be evaluated in {precision} ({_first_line(error)})"
+            raise UserError(reason + ("; set score.precision: float32" if precision == "float64" else "")) from error
+
+    def look_up_each_row(self) -> None:
+        """Look up in every embedding once per sequence, which per-example gradients need.
+
+        Models look up positions, which all sequences of a batch share, once per batch.
+        """
+        for module in self.model.modules():
+            if type(module) is nn.Embedding:
+                module.register_forward_pre_hook(self._once_per_row)
+
+    def _once_per_row(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        numbers, *others = inputs
+        shared = numbers.dim() == 1 or (numbers.dim() == 2 and len(numbers) == 1)
+        return (numbers.expand(self._rows, numbers.shape[-1]) if shared else numbers, *others)
+
     def kept_state(self) -> dict[str, Tensor]:
         """Return the weights to save: only the adapters where there are any; tied weights once."""
         whole, learnt = self.state_dict(), dict(self.named_parameters())
-        if any(ADAPTER in name for name in learnt):
+        if self.has_adapters:
             return {name: value for name, value in whole.items() if ADAPTER in name}
         tied = {name for name, _ in self.named_parameters(remove_duplicate=False)} - learnt.keys()
         return {name: value for name, value in whole.items() if name not in tied}
@@ -113,14 +169,8 @@ class Causal(LanguageModel):
     def following(self, seen: Tensor) -> Tensor:
         """See `LanguageModel.following`."""
         self._check_length(seen.shape[1])
-        outputs = self.model(input_ids=seen, use_cache=False, **self._positions(seen))
-        return cast(Tensor, outputs.logits)
-
-    def _positions(self, seen: Tensor) -> dict[str, Tensor]:
-        """Return position ids with one row per sequence, which per-example gradients need; empty outside training."""
-        if not (self.training and self._takes_positions):
-            return {}
-        return {"position_ids": torch.arange(seen.shape[1], device=seen.device).expand(seen.shape)}
+        self._rows = len(seen)
+        return cast(Tensor, self.model(input_ids=seen, use_cache=False).logits)
 
     def begin(self, context: Sequence[int]) -> tuple[Tensor, Tensor]:
         """See `LanguageModel.begin`; the start token precedes the context."""
@@ -169,11 +219,22 @@ class Causal(LanguageModel):
             scores, _ = self._ask(tokens[:, -1:], state)
         except Exception:  # its cache is of another kind; transformers passes on errors of any type
             return False
-        return state.shape[4] == seen.shape[1] and bool(((scores - expected).abs() <= SAME * (1 + expected.abs())).all())
+        same = SAME.get(scores.dtype, SAME_COARSE)
+        return state.shape[4] == seen.shape[1] and bool(((scores - expected).abs() <= same * (1 + expected.abs())).all())
 
     def _check_length(self, length: int) -> None:
         if self.window is not None and length > self.window:
             raise UserError(f"a sequence of {length} tokens is longer than the model's window of {self.window}")
+
+
+def _window(model: nn.Module) -> int | None:
+    """Return the longest sequence that a model takes; None if it has no positions."""
+    config: Any = model.config
+    longest: int | None = getattr(config, "max_position_embeddings", None)
+    for name, module in model.named_modules():
+        if longest and name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
+            return longest if module.padding_idx is None else longest - module.padding_idx - 1  # RoBERTa's begin behind it
+    return longest
 
 
 def load_model(folder: str) -> nn.Module:
@@ -231,8 +292,12 @@ def with_adapters(model: nn.Module, lora: LoraSpec, *, seed: int) -> nn.Module:
 
 
 def _unloadable(folder: str, error: Exception) -> UserError:
-    reason = str(error).strip().splitlines() or [type(error).__name__]
-    return UserError(f"cannot load the Hugging Face model in {folder} ({reason[0][:300]})")
+    return UserError(f"cannot load the Hugging Face model in {folder} ({_first_line(error)})")
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:300]
 
 
 def _transformers(folder: str) -> Any:

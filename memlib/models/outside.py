@@ -161,6 +161,7 @@ class HuggingFace(Causal):
         model, tokenizer = load_model(folder), FolderTokenizer(folder)
         super().__init__(model, start=tokenizer.start)
         self.tokenizer, self.pieces = tokenizer, tokenizer.pieces
+        self.eval()
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """See `Tokenizer.encode`."""

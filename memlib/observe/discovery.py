@@ -18,8 +18,10 @@ from rapidfuzz.distance import Levenshtein
 from torch import Tensor
 
 from memlib.models.causal import Causal
+from memlib.observe.likelihoods import row_bytes
 
 LN2 = math.log(2)
+STATE_COPIES = 4  # of a state at a step: selected rows, the longer cache, the new state, and the one before
 
 
 class Scheme(Protocol):
@@ -113,33 +115,57 @@ def near_hits(
         scheme: how tokens are sampled.
         samples: continuations of each document.
         near: maximum number of edits (tokens inserted, deleted or substituted), as a share of the suffix.
-        seed: seed of the samples, which are the same for every model.
+        seed: seed of the samples, which are the same for every model, however many fit into its `cache_bytes` together.
     """
     hits = np.zeros(len(documents), dtype=np.int64)
     length, place = documents.shape[1] - prefix, 0
     for rows in _batches(model, documents):
         for row in rows:
             generator = torch.Generator().manual_seed((seed + place) % 2**63)
-            drawn = _drawn(model, row[:prefix], length, scheme, samples, generator)
-            wanted = row[prefix:].tolist()
-            most = math.floor(near * length)
-            hits[place] = sum(Levenshtein.distance(wanted, one, score_cutoff=most) <= most for one in drawn.tolist())
+            draws = torch.rand(samples, length, generator=generator, dtype=torch.float64)
+            wanted, most = row[prefix:].tolist(), math.floor(near * length)
+            for drawn in _drawn(model, row[:prefix], scheme, draws):
+                hits[place] += sum(Levenshtein.distance(wanted, one, score_cutoff=most) <= most for one in drawn.tolist())
             place += 1
     return hits
 
 
-def _drawn(model: Causal, prefix: Tensor, length: int, scheme: Scheme, samples: int, generator: torch.Generator) -> Tensor:
-    """Sample continuations (samples, length) of a prefix."""
-    scores, state = model.begin(prefix.tolist())
-    rows, tokens = torch.zeros(samples, dtype=torch.int64, device=scores.device), []
-    for step in range(length):
-        chances = scheme_log_probs(scores, scheme).exp().cpu().float().expand(samples, -1)
-        drawn = torch.multinomial(chances, 1, generator=generator)[:, 0]
-        tokens.append(drawn)
-        if step + 1 < length:
-            scores, state = model.advance(state, rows, drawn.to(scores.device))
-            rows = torch.arange(samples, device=scores.device)
-    return torch.stack(tokens, dim=1)
+def _drawn(model: Causal, prefix: Tensor, scheme: Scheme, draws: Tensor) -> Iterator[Tensor]:
+    """Sample continuations of a prefix, as many together as fit into the model's memory for states.
+
+    Args:
+        model: the model under audit.
+        prefix: (prefix,) tokens.
+        scheme: how tokens are sampled.
+        draws: (samples, length) numbers in [0, 1), each of which picks a token.
+
+    Yields:
+        (some, length) tokens, in the order of the draws.
+    """
+    begun = model.begin(prefix.tolist())
+    for some in torch.split(draws, _rows_together(model, begun[1], len(prefix), draws.shape[1])):
+        (scores, state), tokens = begun, list[Tensor]()
+        rows = torch.zeros(len(some), dtype=torch.int64, device=scores.device)
+        for step, chosen in enumerate(some.unbind(1)):
+            picked = _picked(scheme_log_probs(scores, scheme).exp().cpu().expand(len(some), -1), chosen)
+            tokens.append(picked)
+            if step + 1 < len(some[0]):
+                scores, state = model.advance(state, rows, picked.to(scores.device))
+                rows = torch.arange(len(some), device=scores.device)
+        yield torch.stack(tokens, dim=1)
+
+
+def _picked(chances: Tensor, draws: Tensor) -> Tensor:
+    """Return the token (rows,) that each draw in [0, 1) picks by its probability in chances (rows, num_symbols)."""
+    below = chances.cumsum(dim=-1)
+    places = torch.searchsorted(below, draws[:, None] * below[:, -1:], right=True)[:, 0]
+    return places.clamp_(max=chances.shape[1] - 1)
+
+
+def _rows_together(model: Causal, state: Tensor, prefix: int, length: int) -> int:
+    """Return how many samples may be drawn together: their states at full length, and copies of them, must fit."""
+    grown = row_bytes(state) * (1 + prefix + length) / (1 + prefix)
+    return max(1, min(model.most_rows(1), int(model.cache_bytes / (STATE_COPIES * grown))))
 
 
 def _batches(model: Causal, documents: NDArray[np.int64]) -> Iterator[Tensor]:

@@ -103,8 +103,8 @@ class SecretsSpec(Spec):
     file: str | None = None
     """Instead of insertions: a text file of secrets that the text already contains, one per line, each matching the format.
     One model is trained on the unchanged text; `insertions`, `each` and `together` are ignored. Results report how often the
-    training part of the text contains a secret, or the number given after the secret and a tab. An external model (trained)
-    is assumed to have seen each secret at least once."""
+    training part of the text contains a secret; secrets that it does not contain count as unseen. For an external model
+    (trained) a number after the secret and a tab says how often the model saw it; without one, at least once."""
     unseen: str | None = None
     """With `file`: a text file of other secrets of the same kind, one per line, which the training text does not contain. The
     given secrets are ranked among them; without them, the exposure of given secrets is no evidence, as people's secrets are

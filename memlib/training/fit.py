@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 AnyModel = ModelSpec | ClassifierSpec | LanguageSpec | PretrainedSpec
 MODELS: TypeAdapter[AnyModel] = TypeAdapter(AnyModelSpec)
 HISTORY, MODEL_FILE = "history.parquet", "model.json"
+MADE_UP_LENGTH = 3  # tokens per window on which a private step is tried
 RESUME_SECONDS = 60.0  # between two saves of the resume state, by default
 
 Progress = Callable[[dict[str, Any]], None]
@@ -288,11 +289,26 @@ def check_jobs(jobs: Sequence[Train], like: Worker) -> None:
 
 
 def _check_base(job: Train, window: int) -> None:
-    """Raise UserError for windows longer than the model's, and for adapters of layers that it does not have."""
+    """Raise UserError for windows longer than the model's, adapters of unknown layers, and privacy beyond opacus."""
     model = build_model(job.describe(job.training_set().images), seed=0, base=job.base)
     longest = model.window
     if isinstance(longest, int) and window > longest:
         raise UserError(f"data.window {window} is longer than the {longest} tokens that the model takes")
+    if job.training.privacy is not None:
+        _check_private(job, model)
+
+
+def _check_private(job: Train, model: nn.Module) -> None:
+    """Raise UserError when a private step on made-up tokens fails."""
+    import torch
+
+    from memlib.models.causal import Causal
+    from memlib.objectives import build_objective
+    from memlib.training.privacy import check_gradients
+
+    assert isinstance(model, Causal)
+    with torch.random.fork_rng(devices=[]):  # dropout draws random numbers
+        check_gradients(model, build_objective(job.training.objective), torch.full((2, MADE_UP_LENGTH), model.start))
 
 
 def train_into_store(

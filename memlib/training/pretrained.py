@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from memlib.errors import UserError
 from memlib.models.external import read_files
 from memlib.private import scratch
 from memlib.provenance import Declared
@@ -45,6 +46,16 @@ class Pretrained:
         with self.folder() as folder:
             return FolderTokenizer(str(folder))
 
+    def check_precision(self, precision: str) -> None:
+        """Check that the model can be evaluated in a precision, as found when it was copied; loads nothing.
+
+        Raises:
+            UserError: when it cannot.
+        """
+        tried = self._artifact.facts["precisions"]
+        if precision not in tried:
+            raise UserError(f"the model (model.path) cannot be evaluated in {precision}; set score.precision: {tried[0]}")
+
     def model(self, lora: LoraSpec | None, *, seed: int) -> Causal:
         """Return the model with its weights, on the CPU, with new adapters if requested.
 
@@ -68,7 +79,7 @@ class TakeOver(Stage[Pretrained]):
         model: names the folder of the model.
     """
 
-    declared: ClassVar[Declared] = Declared("pretrained", 1, ("memlib.training.pretrained",))
+    declared: ClassVar[Declared] = Declared("pretrained", 2, ("memlib.training.pretrained",))
     title: ClassVar[str] = "copy pretrained model"
 
     model: PretrainedSpec
@@ -90,11 +101,12 @@ class TakeOver(Stage[Pretrained]):
         return {name: file_digest(path) for name, path in self._files.items()}
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
-        """Check that the tokenizer and the weights load, then copy the files."""
-        from memlib.models.causal import FolderTokenizer, load_model
+        """Check that the tokenizer and the weights load, try the precisions for evaluation, then copy the files."""
+        from memlib.models.causal import Causal, FolderTokenizer, load_model
 
-        FolderTokenizer(self.model.path)
+        tokenizer = FolderTokenizer(self.model.path)
         model = load_model(self.model.path)
+        attempt.facts["precisions"] = _precisions(Causal(model, start=tokenizer.start).eval())
         for name, path in self._files.items():
             shutil.copyfile(path, attempt.path(name))
         attempt.facts["parameters"] = sum(value.numel() for value in model.parameters())
@@ -108,3 +120,17 @@ class TakeOver(Stage[Pretrained]):
     def described(cls, artifact: Artifact[Pretrained]) -> list[str]:
         """Return the numbers of weights and tokens."""
         return [f"{artifact.facts['parameters']:,} weights, {len(artifact.content.tokenizer.pieces):,} tokens"]
+
+
+def _precisions(model: Causal) -> list[str]:
+    """Return the precisions in which a model can be evaluated; converts its weights in place.
+
+    Raises:
+        UserError: when it cannot be evaluated in float32.
+    """
+    model.float().check_precision()
+    try:
+        model.double().check_precision()
+    except UserError:
+        return ["float32"]
+    return ["float32", "float64"]

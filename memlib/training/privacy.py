@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from memlib.errors import UserError
 from memlib.identity import derive_seed
+from memlib.models.causal import Causal
 from memlib.specs import PrivacySpec
 
 FINE_FROM = 0.5  # noise below which privacy losses are so large that a coarser step suffices
@@ -135,6 +136,8 @@ def use_private_layers(model: nn.Module) -> None:
     Raises:
         UserError: when another layer provides no per-example gradients.
     """
+    if isinstance(model, Causal):
+        model.look_up_each_row()
     layers = _opacus("opacus.layers")
     twins: dict[type[nn.Module], Any] = {nn.LSTM: layers.DPLSTM, nn.GRU: layers.DPGRU}
     for parent in list(model.modules()):
@@ -152,11 +155,25 @@ def use_private_layers(model: nn.Module) -> None:
     problems = _opacus("opacus.grad_sample").GradSampleModule.validate(model, strict=False)
     problems += _opacus("opacus.validators").ModuleValidator.validate(model, strict=False)
     if problems:
-        problem = str(problems[0]).strip().splitlines()[0]
-        raise UserError(
-            "this model cannot be trained with training.privacy; lstm, gru, cnn, wavenet, encoder_decoder and mlp can "
-            f"({problem})"
+        raise _refusal(model, problems[0])
+
+
+def _refusal(model: nn.Module, problem: Exception) -> UserError:
+    """Return the error for a model that has no per-example gradients, with the alternatives."""
+    lines = str(problem).strip().splitlines() or [type(problem).__name__]
+    reason = lines[0][:200]
+    if not isinstance(model, Causal):
+        kinds = "lstm, gru, cnn, wavenet, encoder_decoder and mlp"
+        return UserError(f"this model cannot be trained with training.privacy; {kinds} can ({reason})")
+    if model.has_adapters:
+        return UserError(
+            "the adapters of this architecture cannot be trained with training.privacy and the installed opacus "
+            f"({reason}); adapt other layers (model.lora.targets) or fine-tune another architecture"
         )
+    return UserError(
+        "the installed opacus cannot train this architecture with training.privacy in full "
+        f"({reason}); model.lora trains adapters privately"
+    )
 
 
 def _forget_inner_names(inner: Mapping[str, str], parent: nn.Module, state: dict[str, Tensor], prefix: str, _: Any) -> None:
@@ -190,6 +207,30 @@ def make_private(
         optimizer, noise_multiplier=noise, max_grad_norm=clip, expected_batch_size=batch_size, loss_reduction="mean"
     )
     return private, wrapped
+
+
+def check_gradients(model: Causal, objective: nn.Module, tokens: Tensor) -> None:
+    """Take one private step on made-up windows, which changes the model's layers.
+
+    Args:
+        model: the model to train; it is of no use afterwards.
+        objective: its loss.
+        tokens: (2, length) int64, of a length other than 2.
+
+    Raises:
+        UserError: when opacus computes no per-example gradients for the architecture.
+    """
+    use_private_layers(model)
+    learnt = [value for value in model.parameters() if value.requires_grad]
+    try:
+        forward, optimizer = make_private(model, torch.optim.SGD(learnt, lr=0.0), clip=1.0, noise=0.0, batch_size=len(tokens))
+        forward.train()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch warns that tokens have no gradients
+            objective(forward, [tokens], torch.zeros(len(tokens)))["loss"].backward()
+        optimizer.step()
+    except Exception as error:  # opacus and transformers pass on errors of any type
+        raise _refusal(model, error) from error
 
 
 def _dp_accounting(name: str) -> ModuleType:

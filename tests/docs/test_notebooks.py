@@ -3,6 +3,7 @@
 `python tests/docs/test_notebooks.py` executes them in place, so that the site shows the outputs.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models: threads that wait for each other cost more than they give
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs/notebooks").glob("*.ipynb"))
 
 

@@ -33,3 +33,18 @@ def save_model(folder: Path, *, metaspace: bool = False) -> Path:
     )  # fmt: skip
     transformers.GPT2LMHeadModel(config).save_pretrained(folder)
     return folder
+
+
+def save_mixtral(gpt: Path, folder: Path) -> Path:
+    """A small mixture of experts with random weights, and the tokenizer of another folder."""
+    import shutil
+
+    import transformers
+
+    shutil.copytree(gpt, folder)
+    config = transformers.MixtralConfig(
+        vocab_size=340, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, num_local_experts=2, num_experts_per_tok=1, max_position_embeddings=32,
+    )  # fmt: skip
+    transformers.MixtralForCausalLM(config).save_pretrained(folder)
+    return folder

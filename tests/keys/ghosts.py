@@ -156,6 +156,7 @@ def _ghosts() -> Iterator[None]:
                 for function in replaced.keys() & vars(module).keys():
                     stack.enter_context(mock.patch.object(module, function, replaced[function]))
         stack.enter_context(mock.patch.object(Pretrained, "tokenizer", GhostTokenizer()))
+        stack.enter_context(mock.patch.object(Pretrained, "check_precision", return_value=None))
         yield
 
 

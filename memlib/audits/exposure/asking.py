@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -311,7 +312,7 @@ class Discover(Stage[pa.Table]):
         how: numbers of documents and tokens, sampling scheme.
     """
 
-    declared: ClassVar[Declared] = Declared("discover", 1, (*_ASKING, "memlib.observe.discovery"))
+    declared: ClassVar[Declared] = Declared("discover", 2, (*_ASKING, "memlib.observe.discovery"))
     title: ClassVar[str] = "ask for documents"
     place: ClassVar[Place] = "anywhere"
 
@@ -348,9 +349,11 @@ class Discover(Stage[pa.Table]):
 
         data, how, model = self.at.data, self.how, self.at.load(device)
         assert isinstance(model, Causal)
-        heads = chosen_documents(data.corpus.content.heads, how, seed=data.canaries.seed)
-        places = heads[:, 4, None] + np.arange(how.prefix + how.suffix)
-        tokens = data.corpus.content.windows[heads[:, 3, None], places].astype(np.int64)
+        windows, known = data.corpus.content.windows, data.corpus.content.heads
+        shared = shared_beginnings(known, windows, how.prefix + how.suffix)
+        attempt.facts["shared_beginnings"] = int(shared.sum())
+        heads = chosen_documents(known, how, seed=data.canaries.seed, shared=shared)
+        tokens = beginnings(heads, windows, how.prefix + how.suffix).astype(np.int64)
         scores = suffixes(model, tokens, prefix=how.prefix, scheme=how)
         near: list[int | None] = [None] * len(heads)
         if how.samples:
@@ -377,20 +380,58 @@ class Discover(Stage[pa.Table]):
         return read_table(artifact.path(DISCOVERED))
 
 
-def chosen_documents(heads: NDArray[np.int64], how: DiscoverableSpec, *, seed: int) -> NDArray[np.int64]:
+def beginnings(heads: NDArray[np.int64], windows: NDArray[Any], length: int) -> NDArray[Any]:
+    """Return the first tokens of documents: (num_documents, length).
+
+    Args:
+        heads: rows of `Corpus.heads` of documents that have so many tokens.
+        windows: tokens of the corpus.
+        length: number of tokens.
+    """
+    places = heads[:, 4, None] + np.arange(length)
+    tokens: NDArray[Any] = windows[heads[:, 3, None] + places // windows.shape[1], places % windows.shape[1]]
+    return tokens
+
+
+def shared_beginnings(heads: NDArray[np.int64], windows: NDArray[Any], length: int) -> NDArray[np.bool_]:
+    """Return which documents share their first `length` tokens with another document, on either side: (num_documents,).
+
+    Nothing is learnt from them: a held-out beginning may then be one that was trained on. They are left out of both sides,
+    by the text alone and not by what was held out, so that the others remain exchangeable.
+    """
+    shared, long = np.zeros(len(heads), dtype=bool), np.flatnonzero(heads[:, 6] >= length)
+    digests = np.zeros(len(long), dtype=np.uint64)
+    for number, head in enumerate(long):
+        tokens = beginnings(heads[head : head + 1], windows, length)
+        digests[number] = int.from_bytes(hashlib.blake2b(tokens.tobytes(), digest_size=8).digest())
+    _, which, counts = np.unique(digests, return_inverse=True, return_counts=True)
+    shared[long] = counts[which] > 1
+    return shared
+
+
+def chosen_documents(
+    heads: NDArray[np.int64], how: DiscoverableSpec, *, seed: int, shared: NDArray[np.bool_]
+) -> NDArray[np.int64]:
     """Draw rows of `Corpus.heads` that are long enough at random, the same number from both sides, sorted by document.
+
+    Args:
+        heads: `Corpus.heads`.
+        how: numbers of documents and tokens.
+        seed: seed of the draw.
+        shared: result of `shared_beginnings`; these documents are left out.
 
     Raises:
         UserError: when either side has fewer than two such documents.
     """
-    long = heads[heads[:, 5] >= how.prefix + how.suffix]
+    long = heads[(heads[:, 5] >= how.prefix + how.suffix) & ~shared]
     sides = [long[long[:, 1] == side] for side in (0, 1)]
     count = min(how.documents, *map(len, sides))
     if count < 2:
+        others = f" ({shared.sum()} that begin like another one were left out)" if shared.any() else ""
         raise UserError(
             f"only {len(sides[0])} documents that are trained on and {len(sides[1])} held out have "
-            f"{how.prefix + how.suffix} tokens in one window, and each side needs two; lower discoverable.prefix or suffix, "
-            "or raise data.window or data.validation"
+            f"{how.prefix + how.suffix} tokens in one window{others}, and each side needs two; "
+            f"{'raise' if others else 'lower'} discoverable.prefix or suffix, or raise data.window or data.validation"
         )
     rng = np.random.default_rng(derive_seed(seed, "documents"))
     chosen = np.concatenate([side[rng.permutation(len(side))[:count]] for side in sides])

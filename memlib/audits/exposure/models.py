@@ -63,7 +63,7 @@ class StoredCorpus:
 
     @property
     def heads(self) -> NDArray[np.int64]:
-        """Beginnings of documents, (num_documents, 6); see `Corpus.heads`."""
+        """Beginnings of documents, (num_documents, 7); see `Corpus.heads`."""
         heads: NDArray[np.int64] = np.load(self._artifact.path(HEADS_FILE))
         return heads
 
@@ -258,6 +258,7 @@ class ModelAt:
         """Load the model, ready for queries."""
         import torch
 
+        from memlib.models.causal import Causal
         from memlib.models.sequence import LanguageModel
 
         model, _ = self.model.content.load(epoch=int(self.epoch), step=self.step)
@@ -265,7 +266,10 @@ class ModelAt:
         if self.quantize:
             quantize_weights(model)
         model.cache_bytes = int(self.cache_gb * 1e9)
-        return model.to(device, getattr(torch, self.precision)).eval()
+        model = model.to(device, getattr(torch, self.precision)).eval()
+        if isinstance(model, Causal):
+            model.check_precision()
+        return model
 
     def loss(self, model: Predictor, windows: NDArray[Any], device: torch.device) -> float:
         """Compute the loss as `AskedModel.loss`."""
@@ -321,7 +325,11 @@ class OutsideModel:
         model = self.data.outside
         assert model is not None
         model.cache_bytes = int(self.cache_gb * 1e9)
-        return model.to(device, getattr(torch, self.precision)) if isinstance(model, HuggingFace) else model
+        if not isinstance(model, HuggingFace):
+            return model
+        model = model.to(device, getattr(torch, self.precision))
+        model.check_precision()
+        return model
 
     def loss(self, model: Predictor, windows: NDArray[Any], device: torch.device) -> float:
         """Compute the loss as `AskedModel.loss`, on the first windows only, because the model may be slow."""

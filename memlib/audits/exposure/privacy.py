@@ -16,6 +16,7 @@ from memlib.findings import Interval, Row, estimate, tested
 from memlib.specs.text import INSERTED
 
 ERROR = 0.05  # probability that the bound is wrong, over all looks together
+HALVINGS = 60  # of an interval that contains the bound
 
 
 @dataclass(frozen=True)
@@ -51,16 +52,25 @@ def epsilon_bound(p: float, *, looks: int, delta: float = 0.0, windows: int = 1)
     Args:
         p: p-value of the canary's rank, r / |R|.
         looks: number of canaries, checkpoints and trainings among which the largest bound may be picked.
-        delta: delta for which epsilon is bounded; must be 0 for more than one window.
+        delta: delta for which epsilon is bounded, for one window.
         windows: number of windows that contain the canary.
 
     Returns:
-        the bound, at least 0; None if no rank could give a bound.
+        the largest epsilon that is refuted (see `refuted_p`), or 0 if none is; None if no rank could refute any.
     """
-    level = ERROR / looks - delta
-    if level <= 0 or (windows > 1 and delta):
+    if looks * windows * delta >= ERROR:
         return None
-    return max(0.0, math.log(level / p) / windows)
+
+    def is_refuted(epsilon: float) -> bool:
+        return looks * refuted_p(p, epsilon=epsilon, delta=delta, windows=windows) <= ERROR
+
+    low, high = 0.0, max(0.0, math.log(ERROR / looks / p) / windows)  # high: the bound for delta 0
+    if high == 0 or not is_refuted(low):
+        return 0.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_refuted(middle) else (low, middle)
+    return low
 
 
 def refuted_p(p: float, *, epsilon: float, delta: float, windows: int = 1) -> float:
@@ -151,7 +161,7 @@ def _tested(at: Mapping[str, Any], looks: Sequence[Look]) -> Iterator[Row]:
     best = min(range(len(looks)), key=p_values.__getitem__)
     look = looks[best]
     assert look.privacy is not None
-    bound = epsilon_bound(look.p, looks=len(looks), delta=look.delta if look.windows == 1 else 0.0, windows=look.windows)
+    bound = epsilon_bound(look.p, looks=len(looks), delta=look.delta, windows=look.windows)
     params = {
         **at, "canary": look.canary, "seed": look.seed, "epoch": look.epoch, "insertions": look.windows,
         "epsilon": round(look.privacy["epsilon"], 4), "delta": look.delta,

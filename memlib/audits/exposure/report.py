@@ -11,6 +11,7 @@ import pyarrow as pa
 from memlib.audits.exposure.documents import GAP, GREEDY, NEAR, SHARE
 from memlib.audits.exposure.privacy import most_exposed
 from memlib.audits.exposure.recipe import Recipe
+from memlib.audits.exposure.verdict import floored
 from memlib.findings import SHOWN, verdict_of
 from memlib.report.figures import INK, MUTED, REFERENCE, TARGET, new_figure, plain_ticks, save_figure
 from memlib.report.page import KINDS, Page, Section, TableView, meaning_of
@@ -268,7 +269,7 @@ def _privacy_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
             else f"{claims[name]['value']:.3g} (delta {claims[name]['params']['delta']:g})"
             + ("" if claims[name]["params"].get("tight", True) else LOOSE),
             "" if name not in claims else _bits(most_exposed(claims[name]["value"], claims[name]["params"]["delta"])),
-            "" if name not in bounds else f"{bounds[name]['value']:.2f}",
+            "" if name not in bounds else f"{floored(bounds[name]['value']):.2f}",
             "" if name not in bounds else f"{bounds[name]['params']['ceiling']:.1f}",
             "" if name not in tests else f"{tests[name]['p_adjusted']:.2g}",
             "" if name not in tests else "refuted" if tests[name]["verdict"] == SHOWN else "not refuted",

@@ -28,11 +28,12 @@ from memlib.data.splits import SPLITS_FILE
 from memlib.data.stages import described_data
 from memlib.data.streams import Documents, Text, open_text
 from memlib.data.text import Secret, build_corpus, read_secrets
+from memlib.errors import UserError
 from memlib.provenance import Declared
 from memlib.results import CURVES_FILE, FINDINGS, PAGES, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
 from memlib.specs import LanguageSpec, PretrainedSpec, SecretsSpec, TextSpec
 from memlib.specs.subject import TrainIt
-from memlib.specs.text import UNSEEN
+from memlib.specs.text import GIVEN, UNSEEN
 from memlib.stage import AnyArtifact, Artifact, Stage
 from memlib.store import Attempt
 from memlib.tables import CANARIES, CURVES, SPLITS, SUMMARY, write_table, write_tables
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 EXTRACTIONS_FILE, DOCUMENTS_FILE = "extractions.parquet", "documents.parquet"
 _HERE = "memlib.audits.exposure"
+DOCUMENTS_VERSION = 2  # of the part of the corpus stage that holds out and packs documents
 _SCORING = ("curves", "documents", "evidence", "privacy", "ranks", "recipe", "scores", "stages", "summary", "verdict")
 
 
@@ -99,6 +101,12 @@ class MakeCorpus(Stage[StoredCorpus]):
         form = Format(self.canaries.format, self.canaries.alphabets)
         known = read_secrets(self.canaries.file, form, self.text.unit) if self.canaries.file is not None else []
         unseen = read_secrets(self.canaries.unseen, form, self.text.unit) if self.canaries.unseen is not None else []
+        counted = [number for number, secret in enumerate(known, start=1) if secret.times is not None]
+        if counted and not self.elsewhere:
+            raise UserError(
+                f"secret {counted[0]} of {len(known)} of canaries.file has a tab and a number, which only an external model "
+                "(trained) needs: memlib counts what it trains on; remove them"
+            )
         if self.elsewhere:
             known = [replace(secret, times=secret.times or 1) for secret in known]
         return Given(known, unseen)
@@ -107,7 +115,9 @@ class MakeCorpus(Stage[StoredCorpus]):
     def spec(self) -> Mapping[str, Any]:
         """Text and canaries, without the known prefix and suffix and without files of secrets."""
         left_out = {"known_prefix", "known_suffix", "file", "unseen"}
-        return {"text": described_data(self.text), "canaries": self.canaries.model_dump(mode="json", exclude=left_out)}
+        documents = {} if self.base is None else {"documents": DOCUMENTS_VERSION}
+        canaries = self.canaries.model_dump(mode="json", exclude=left_out)
+        return {"text": described_data(self.text), "canaries": canaries, **documents}
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -138,6 +148,12 @@ class MakeCorpus(Stage[StoredCorpus]):
                 content, self.text, self.canaries, windows, secret=secret, known=given.known, unseen=given.unseen,
                 count_here=not self.elsewhere,
             )  # fmt: skip
+        absent = len(given.known) - corpus.canaries["kind"].to_pylist().count(GIVEN)
+        if absent:
+            attempt.warn(
+                f"{absent} of the {len(given.known)} secrets of canaries.file do not occur in the text that models train on; "
+                "they count as unseen"
+            )
         attempt.path(VOCABULARY).write_text(json.dumps(corpus.vocabulary))
         write_tables(corpus.rows.tables(), SPLITS, attempt.path(SPLITS_FILE))
         write_table(corpus.canaries, CANARIES, attempt.path(CANARIES_FILE))
@@ -196,7 +212,7 @@ class Score(ScoresStage):
 
     declared: ClassVar[Declared] = Declared(
         "score_exposure",
-        5,
+        6,
         (*(f"{_HERE}.{room}" for room in _SCORING), *FINDINGS),
     )
     title: ClassVar[str] = "score exposure"

@@ -15,7 +15,8 @@ UNITS = Table(
             "kind",
             TEXT,
             "",
-            "inserted (drawn and inserted), never (drawn, not inserted), given (canaries.file) or unseen (canaries.unseen)",
+            "inserted (drawn and inserted), never (drawn, not inserted), given (canaries.file) or unseen (canaries.unseen, "
+            "or given but not trained on)",
         ),
         Column("insertions", INT, "count", "occurrences in this model's training data; 0: never"),
         Column(
@@ -60,7 +61,10 @@ DOCUMENTS = Table(
         Column("document", INT, "", "number of the document, from 0"),
         Column("held_out", FLAG, "", "whether the document was held out, so that no model trained on it"),
         Column(
-            "copies", INT, "count", "copies of the document, itself included; all are on the same side (trained or held out)"
+            "copies",
+            INT,
+            "count",
+            "documents with the same text or beginning, itself included; all are on one side",
         ),
         Column(
             "bits", FLOAT, "bit", "-log2 of the probability of its suffix after its prefix, untruncated, at temperature 1"

@@ -26,13 +26,13 @@ def verdict(rows: Sequence[Row], recipe: Recipe, *, size: int) -> Verdict:
         size: |R|, the number of candidates.
     """
     heads = [row for row in rows if row["family"] == "headline"]
+    claims = [_privacy(rows), said_of_documents(rows)]
+    claim, why = ("".join(parts) for parts in zip(*claims, strict=True))
     if not heads:
-        return Verdict(INCONCLUSIVE, *NO_NULL)
+        return Verdict(SHOWN, claim.strip(), " ".join([why.strip(), *NO_NULL])) if claim else Verdict(INCONCLUSIVE, *NO_NULL)
     singles = [row for row in rows if row["family"] == "canaries"]
     word = _word(heads)
     sentence, explanation = _said(word, heads, singles, recipe, size)
-    claims = [_privacy(rows), said_of_documents(rows)]
-    claim, why = ("".join(parts) for parts in zip(*claims, strict=True))
     return Verdict(SHOWN if claim else word, sentence + _extracted(rows, word) + claim, explanation + why)
 
 
@@ -185,6 +185,11 @@ def _extracted(rows: Sequence[Row], word: Word) -> str:
     return f" A search without any hints extracted {hits} of {searched}."
 
 
+def floored(epsilon: float) -> float:
+    """Round a lower bound of epsilon down to two decimals: rounded up, it would not be a bound."""
+    return math.floor(100 * epsilon) / 100
+
+
 def _privacy(rows: Sequence[Row]) -> tuple[str, str]:
     """State which claim of privacy a canary refutes; empty if none is refuted."""
     refuted = [row for row in rows if row["metric"] == "privacy_claim" and row["verdict"] == SHOWN]
@@ -197,5 +202,6 @@ def _privacy(rows: Sequence[Row]) -> tuple[str, str]:
         f" The training{name} is not as private as claimed.",
         f" It claims epsilon {claim['epsilon']:.3g} at delta {claim['delta']:g}; canary {claim['canary']}, which occurred in "
         f"{claim['insertions']} {'window' if claim['insertions'] == 1 else 'windows'}, ranks too low for that "
-        f"(p = {_p(worst['p_adjusted'])}): epsilon is at least {worst['value']:.2f}. Noise or clipping may be missing.",
+        f"(p = {_p(worst['p_adjusted'])}): epsilon is at least {floored(worst['value']):.2f}. Noise or clipping may be "
+        "missing.",
     )

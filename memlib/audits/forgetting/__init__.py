@@ -59,7 +59,7 @@ def _asked(runner: Runner, recipe: Recipe) -> tuple[NDArray[Any], dict[str, int]
 
 AUDIT = Audit(
     name="forgetting",
-    question="Has a model used, or forgotten, this data set?",
+    question="Has a model used, or forgotten, a data set (D_Q)?",
     recipe=Recipe,
     tables={"units": UNITS, "examples": EXAMPLES},
     in_brief=_in_brief,

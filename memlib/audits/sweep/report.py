@@ -12,7 +12,7 @@ from memlib.audits.sweep.trends import Trend, points_of
 from memlib.findings import SHOWN, Row
 from memlib.records import RunRecord
 from memlib.report.figures import INK, MUTED, TARGET, new_figure, save_figure
-from memlib.report.page import KINDS, Page, Section, TableView
+from memlib.report.page import KINDS, Page, Section, TableView, meaning_of
 
 MOST_METRICS = 4  # columns that fit next to the cell names
 
@@ -53,6 +53,11 @@ def build_page(
     result = verdict(outcomes)
     lead = "Every cell is an audit with its own run and report; this page compares them."
     return Page(
+        meaning=meaning_of(
+            result.word,
+            shown="Anyone with the access that a cell's audit assumes can do with these models what that cell's page says.",
+            bounded="Anyone with the access that a cell's audit assumes gains at most the bound on that cell's page.",
+        ),
         limits=(
             "A difference between cells: that one cell shows memorization and another does not is not enough to tell them "
             "apart. Differences are tested in the sections above, where that was possible.",

@@ -481,12 +481,35 @@ def test_bounds_of_epsilon_by_hand() -> None:
     assert epsilon_bound(1e-6, looks=10, windows=4) == pytest.approx(math.log(0.005e6) / 4)
     assert epsilon_bound(0.5, looks=1) == 0
     assert epsilon_bound(1e-6, looks=10, delta=0.01) is None
-    assert epsilon_bound(1e-6, looks=10, delta=1e-5, windows=2) is None
+    assert epsilon_bound(1e-6, looks=10, delta=3e-3, windows=2) is None  # two deltas: more than .05 / 10
     assert refuted_p(1e-6, epsilon=2, delta=1e-5) == pytest.approx(math.e**2 * 1e-6 + 1e-5)
     assert refuted_p(1e-6, epsilon=1, delta=1e-5, windows=2) == pytest.approx(math.e**2 * 1e-6 + 2 * math.e * 1e-5)
     assert refuted_p(1e-6, epsilon=800, delta=0) == 1
     assert refuted_p(2 ** -(most_exposed(8, 1e-5) or 0), epsilon=8, delta=1e-5) == pytest.approx(0.05)
     assert most_exposed(8, 0.05) is None
+
+
+@pytest.mark.parametrize(("rank", "windows", "truth"), [(1, 4, 2.38), (1000, 4, 2.30), (1, 16, 0.38)])
+def test_a_bound_from_several_windows_holds_at_the_trainings_delta(rank: int, windows: int, truth: float) -> None:
+    bound = epsilon_bound(rank * 1e-9, looks=1, delta=1e-5, windows=windows)
+    assert bound is not None
+    assert bound == pytest.approx(truth, abs=5e-3)
+    assert refuted_p(rank * 1e-9, epsilon=bound, delta=1e-5, windows=windows) <= 0.05
+    assert refuted_p(rank * 1e-9, epsilon=bound + 1e-6, delta=1e-5, windows=windows) > 0.05
+
+
+def test_more_delta_more_looks_and_higher_ranks_prove_less() -> None:
+    def bound(p: float = 1e-8, looks: int = 2, delta: float = 1e-6, windows: int = 3) -> float:
+        return epsilon_bound(p, looks=looks, delta=delta, windows=windows) or 0.0
+
+    for bounds in (
+        [bound(p=p) for p in (1e-9, 1e-8, 1e-6, 1e-3, 1.0)],
+        [bound(looks=looks) for looks in (1, 2, 10, 1000)],
+        [bound(delta=delta) for delta in (0.0, 1e-8, 1e-6, 1e-4, 1e-2)],
+        [bound(windows=windows) for windows in (1, 2, 4, 16, 64)],
+    ):
+        assert bounds == sorted(bounds, reverse=True)
+        assert bounds[0] > bounds[-1]
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, 5.0])
@@ -514,7 +537,10 @@ def test_a_claim_of_privacy_that_a_canary_refutes_is_a_finding(tmp_path: Path) -
     assert bound["value"] == pytest.approx(math.log((0.025 - 1e-5) * SIZE))
     assert bound["value"] == pytest.approx(bound["params"]["ceiling"], abs=1e-3)
     assert rows[0]["sentence"].endswith("The training is not as private as claimed.")
-    assert "epsilon is at least 10.1" in rows[0]["explanation"]
+    assert "epsilon is at least 10.12" in rows[0]["explanation"]
+    often = replace(private, insertions=(4, 4))
+    (bound,) = [row for row in rows_of([often], recipe()) if row["metric"] == "epsilon_lower_bound"]
+    assert 2 * refuted_p(1e-6, epsilon=bound["value"], delta=1e-5, windows=4) == pytest.approx(0.05)
     units = score([private], SIZE, Config(replicates=20))
     tables = {
         "units": units, "extractions": empty_extractions(), "documents": DOCUMENTS.arrow.empty_table(),

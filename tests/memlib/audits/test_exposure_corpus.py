@@ -8,6 +8,7 @@ import pytest
 
 from memlib.audits.exposure.stages import MakeCorpus
 from memlib.data.stages import Shard
+from memlib.errors import UserError
 from memlib.running import PlainRunner
 from memlib.specs import SecretsSpec, TextSpec
 from memlib.stage import Artifact
@@ -52,3 +53,27 @@ def test_a_text_is_stored_as_windows_and_one_of_before_is_still_read(tmp_path: P
     for found in (made, before):
         assert np.array_equal(found.content.windows, np.load(made.path("windows.npy")))
         assert np.array_equal(Shard(found).images, found.content.windows)
+
+
+def test_numbers_after_tabs_are_for_models_that_memlib_does_not_train(tmp_path: Path) -> None:
+    (tmp_path / "secrets").write_text("pin 111\npin 222\t50\n")
+    text = TextSpec.model_validate({"source": {"kind": "topics"}})
+    canaries = SecretsSpec(format="pin {d3}", file=str(tmp_path / "secrets"))
+    with pytest.raises(UserError, match=r"secret 2 of 2 of canaries\.file has a tab and a number, .* remove them"):
+        _ = MakeCorpus(text, canaries).given
+    assert [secret.times for secret in MakeCorpus(text, canaries, elsewhere=True).given.known] == [1, 50]
+
+
+def test_given_secrets_that_are_not_trained_on_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "secret").write_text("0" * 64)
+    (tmp_path / "secret").chmod(0o600)
+    monkeypatch.setenv("MEMLIB_SECRET_FILE", str(tmp_path / "secret"))
+    (tmp_path / "secrets").write_text("pin 111\npin 222\npin 333\n")
+    (tmp_path / "text").write_text("the pin 222 is nowhere else. " + "some more text. " * 200)
+    text = TextSpec.model_validate({"source": {"kind": "text", "path": str(tmp_path / "text")}})
+    runner = PlainRunner(Store(str(tmp_path / "store")))
+    made = runner.run(MakeCorpus(text, SecretsSpec(format="pin {d3}", file=str(tmp_path / "secrets"), never=4)))
+    assert made.content.canaries["kind"].to_pylist() == ["given", "unseen", "unseen"] + ["never"] * 4
+    assert runner.warnings == [
+        "2 of the 3 secrets of canaries.file do not occur in the text that models train on; they count as unseen"
+    ]

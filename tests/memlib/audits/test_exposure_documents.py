@@ -7,12 +7,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from memlib.audits.exposure.asking import chosen_documents
+from memlib.audits.exposure.asking import beginnings, chosen_documents, shared_beginnings
 from memlib.audits.exposure.documents import GAP, SHARE, document_rows, said_of_documents
 from memlib.audits.exposure.recipe import DiscoverableSpec, Recipe
 from memlib.audits.exposure.tables import DOCUMENTS
+from memlib.audits.exposure.verdict import NO_NULL, verdict
 from memlib.errors import UserError
-from memlib.findings import settle
+from memlib.findings import INCONCLUSIVE, SHOWN, settle
 
 HOW = DiscoverableSpec(tries=(1, 100), samples=10)
 
@@ -69,20 +70,60 @@ def test_memory_is_found_and_said_with_what_comes_out() -> None:
     assert said_of_documents(settled(documents_of(rng))) == ("", "")
 
 
+def test_what_is_shown_is_said_where_given_secrets_have_no_null() -> None:
+    content = {
+        "data": {"source": {"kind": "text", "path": "text"}, "unit": "token"},
+        "canaries": {"format": "{d4}", "file": "secrets.txt"},
+        "model": {"kind": "huggingface", "path": "gpt"},
+        "training": {"objective": {"kind": "language"}, "epochs": 1, "augment": None},
+    }  # fmt: skip
+    recipe, rng = Recipe.model_validate(content), np.random.default_rng(1)
+    found = verdict(settled(documents_of(rng, gap=25.0)), recipe, size=10_000)
+    assert (found.word, found.sentence) == (SHOWN, "The model remembers documents that it was trained on.")
+    assert found.explanation.startswith("The continuation of a document costs the model ")
+    assert " This audit cannot tell whether the model gives away these secrets: " in found.explanation
+    assert "in canaries.unseen" in found.explanation
+    nothing = verdict(settled(documents_of(rng)), recipe, size=10_000)
+    assert (nothing.word, nothing.sentence) == (INCONCLUSIVE, NO_NULL[0])
+
+
 def test_as_many_documents_of_both_sides_are_drawn_and_short_ones_are_not() -> None:
     rng = np.random.default_rng(2)
     heads = np.stack(
-        [np.arange(90), np.arange(90) % 3 == 0, np.ones(90), np.arange(90), np.zeros(90), rng.integers(10, 60, 90)], 1
+        [
+            np.arange(90),
+            np.arange(90) % 3 == 0,
+            np.ones(90),
+            np.arange(90),
+            np.zeros(90),
+            rng.integers(10, 60, 90),
+            np.full(90, 60),
+        ],
+        1,
     )
     heads = heads.astype(np.int64)
-    how = DiscoverableSpec(documents=15, prefix=10, suffix=10)
-    found = chosen_documents(heads, how, seed=0)
+    how, none = DiscoverableSpec(documents=15, prefix=10, suffix=10), np.zeros(90, dtype=bool)
+    found = chosen_documents(heads, how, seed=0, shared=none)
     assert (found[:, 5] >= 20).all()
     assert np.bincount(found[:, 1]).tolist() == [15, 15]
     assert (np.diff(found[:, 0]) > 0).all()
-    assert not np.array_equal(found, chosen_documents(heads, how, seed=1))
+    assert not np.array_equal(found, chosen_documents(heads, how, seed=1, shared=none))
     with pytest.raises(UserError, match="held out have 70 tokens in one window, and each side needs two"):
-        chosen_documents(heads, DiscoverableSpec(prefix=35, suffix=35), seed=0)
+        chosen_documents(heads, DiscoverableSpec(prefix=35, suffix=35), seed=0, shared=none)
+    shared = heads[:, 0] % 2 == 0
+    assert (chosen_documents(heads, how, seed=0, shared=shared)[:, 0] % 2 == 1).all()
+    with pytest.raises(UserError, match=r"\(90 that begin like another one were left out\), .* raise discoverable\.prefix"):
+        chosen_documents(heads, how, seed=0, shared=~none)
+
+
+def test_beginnings_that_are_shared_are_left_out_of_both_sides_wherever_windows_end() -> None:
+    windows = np.array([[1, 2, 3, 9, 1, 2], [4, 9, 1, 2, 3, 9], [1, 2, 5, 9, 1, 2]])
+    heads = np.array(
+        [[0, 0, 1, 0, 0, 3, 3], [1, 1, 1, 0, 4, 2, 3], [2, 1, 1, 1, 2, 0, 3], [3, 0, 1, 2, 0, 3, 3], [4, 0, 1, 2, 4, 2, 2]]
+    )
+    assert beginnings(heads[:2], windows, 3).tolist() == [[1, 2, 3], [1, 2, 4]]
+    assert shared_beginnings(heads, windows, 3).tolist() == [True, False, True, False, False]
+    assert shared_beginnings(heads, windows, 2).tolist() == [True] * 5
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,22 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from small_models import save_model
+import torch
+from small_models import save_mixtral, save_model
 
 from flows.audits import body_of
 from memlib.audits import AUDITS
+from memlib.audits.exposure.models import CorpusData, OutsideModel
 from memlib.audits.exposure.recipe import Recipe
 from memlib.audits.exposure.reveal import revealed
+from memlib.audits.exposure.stages import MakeCorpus
 from memlib.data.secret import VARIABLE
 from memlib.errors import UserError
 from memlib.records import RunRecord
 from memlib.running import PlainRunner
-from memlib.store import Store
+from memlib.specs import HuggingFaceSpec
+from memlib.stage import Artifact
+from memlib.store import Ref, Store
 
 WORDS = [
     "the",
@@ -117,8 +122,8 @@ def test_what_stands_thirty_times_comes_out_of_the_whole_model(audited: RunRecor
 def test_documents_are_asked_of_every_variant_and_the_page_says_so(audited: RunRecord) -> None:
     documents = pq.read_table(audited.results["documents"]).to_pylist()
     assert {row["variant"] for row in documents} == {"whole", "adapters"}
-    assert len(documents) == 56
-    assert sum(row["held_out"] for row in documents) == 28
+    assert len(documents) == 60
+    assert sum(row["held_out"] for row in documents) == 30
     tests = {json.loads(row.params)["variant"]: row for row in audited.findings if row.metric == "document_bits"}
     assert tests["whole"].value > tests["adapters"].value
     page = Path(audited.report).read_text()
@@ -140,3 +145,12 @@ def test_candidates_that_tokens_do_not_spell_are_named_before_anything_is_traine
     canaries = {"format": "pin {d4}", "insertions": [1], "never": 2}
     with pytest.raises(UserError, match="the tokenizer joins"):
         run(folder, recipe(folder, canaries=canaries))
+
+
+def test_a_precision_that_an_external_model_lacks_is_named_when_it_is_loaded(folder: Path, tmp_path: Path) -> None:
+    path, said = save_mixtral(folder / "gpt", tmp_path / "mixtral"), recipe(folder)
+    corpus = Artifact(Store(str(tmp_path / "store")), Ref("corpus", "none"), MakeCorpus)
+    data = CorpusData(corpus, said.data, said.canaries, HuggingFaceSpec(kind="huggingface", path=str(path)))
+    OutsideModel(data, "digest", "float32").load(torch.device("cpu"))
+    with pytest.raises(UserError, match="set score.precision: float32"):
+        OutsideModel(data, "digest", "float64").load(torch.device("cpu"))

@@ -1,6 +1,7 @@
 """Documents as windows of tokens: held-out documents, places of canaries, and counts of secrets."""
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from memlib.data.documents import build_documents, find_copies, hold_out, open_documents
+from memlib.data.documents import BEGINNING, build_documents, find_copies, hold_out, open_documents
 from memlib.data.formats import Format
 from memlib.data.streams import Documents
 from memlib.data.text import Corpus, Secret
@@ -66,8 +67,10 @@ def test_windows_hold_whole_documents_in_random_order_and_canaries_as_documents(
     validation = tokenizer.text(corpus.windows[kept["validation"]].ravel().tolist())
     whole = {side: [part[1:] for part in text.split("]")[:-1]] for side, text in (("t", training), ("v", validation))}
     assert not set(whole["t"]) & set(whole["v"])
-    assert set(whole["t"] + whole["v"]) <= set(DOCUMENTS)
-    assert len(whole["v"]) == pytest.approx(40, abs=1)
+    assert set(whole["t"] + whole["v"]) == set(DOCUMENTS)
+    assert len(set(whole["v"])) == 40
+    for text in (training, validation):  # the first tokens fill up the last window
+        assert text.startswith(text[text.rindex(f"[{text[1 : text.index(']')]}") :])
     assert whole["t"] != sorted(whole["t"], key=DOCUMENTS.index)
     again = build(DOCUMENTS, spec(), canaries, tokenizer)
     assert np.array_equal(again.windows, corpus.windows)
@@ -83,15 +86,63 @@ def test_a_tokenizer_with_one_mark_puts_it_once() -> None:
 
 def test_copies_of_a_document_stay_on_one_side() -> None:
     documents = [f"text {number % 60}" for number in range(300)]
+    digests = np.arange(300, dtype=np.uint64) % 60
     held = Counter()
     for seed in range(20):
-        sides = hold_out(find_copies(Documents(lambda: iter(documents)), 1.0), spec(), SecretsSpec(seed=seed), SECRET)
+        sides = hold_out(find_copies(digests, digests, 0.2), spec(), SecretsSpec(seed=seed), SECRET)
         training, validation = ([documents[number] for number in side] for side in sides)
         assert not set(training) & set(validation)
         assert len(training) + len(validation) == 300
         assert len(set(validation)) == 12
         held.update(set(validation))
     assert len(held) > 55  # any may be held out
+
+
+def test_documents_that_begin_alike_are_copies_unless_most_do() -> None:
+    wholes = np.array([5, 6, 7, 5, 8, 9, 10, 11, 12, 13], dtype=np.uint64)
+    beginnings = np.array([1, 2, 2, 1, 3, 4, 4, 4, 4, 4], dtype=np.uint64)
+    assert find_copies(wholes, beginnings, 0.3).tolist() == [0, 1, 1, 0, 4, 5, 6, 7, 8, 9]
+    assert find_copies(wholes, beginnings, 0.6).tolist() == [0, 1, 1, 0, 4, 5, 5, 5, 5, 5]
+
+
+def test_no_held_out_beginning_is_trained_on() -> None:
+    mails = [
+        f"Dear customer number {template:02d} of our shop, thank you for {n} orders"
+        for template in range(36)
+        for n in range(9)
+    ]
+    corpus = build(mails, spec(window=64), SecretsSpec(insertions=(1,), format="x{d2}"), Characters())
+    assert corpus.heads is not None
+    assert len(corpus.heads) == 36
+    assert corpus.heads[:, 2].tolist() == [9] * 36
+    texts = [Characters().text(row) for row in corpus.windows.tolist()]
+    rows = corpus.splits.to_pylist()
+    sides = [
+        set(re.findall(r"\[(Dear.*?),", "".join(text for text, row in zip(texts, rows, strict=True) if row["role"] in roles)))
+        for roles in (("train", "left_out"), ("validation",))
+    ]
+    assert len(sides[1]) == 7
+    assert not sides[0] & sides[1]
+
+
+@pytest.mark.parametrize(("count", "window", "share"), [(60, 512, 0.1), (100, 1024, 0.1), (60, 512, 0.5)])
+def test_which_documents_are_asked_about_does_not_depend_on_their_length(count: int, window: int, share: float) -> None:
+    """An innocent model's bits may be any function of a document: here, of its length."""
+    rng = np.random.default_rng(0)
+    lengths = np.maximum(BEGINNING, rng.lognormal(4.2, 0.9, count)).astype(int)
+    documents = [f"{number:04d}" + "a" * (length - 4) for number, length in enumerate(lengths)]
+    text = spec(window=window, validation=share)
+    accused, keys = 0, 600
+    for seed in range(keys):
+        canaries = SecretsSpec(insertions=(1,), format="x{d2}", never=0, seed=seed)
+        heads = build(documents, text, canaries, Characters()).heads
+        assert heads is not None
+        asked = heads[heads[:, 5] >= BEGINNING]
+        bits, held_out = np.log(lengths[asked[:, 0]]), asked[:, 1] == 1
+        order = np.argsort(rng.random((199, len(bits))), axis=1)[:, : held_out.sum()]
+        above = (bits[order].mean(axis=1) >= bits[held_out].mean() - 1e-12).sum()  # equivalent to the gap
+        accused += (1 + above) / 200 <= 0.05
+    assert accused <= 45  # P(Binomial(600, .05) > 45) = .003
 
 
 def test_secrets_that_stand_there_are_counted_in_what_trains() -> None:
@@ -106,6 +157,27 @@ def test_secrets_that_stand_there_are_counted_in_what_trains() -> None:
     assert rows[0]["insertions"] % 2 == 0
     assert 20 <= rows[0]["insertions"] <= 40
     assert rows[1]["insertions"] == 9
+
+
+def test_a_secret_in_held_out_documents_alone_counts_as_unseen() -> None:
+    form = Format("pin {d4}", {})
+    pins = [f"pin {pin}" for pin in range(1000, 1060)]
+    known = [Secret(tuple(form.choices(pin, "token") or ()), None) for pin in pins]
+    documents = [f"{number}: my {pin} is kept" for number, pin in enumerate(pins)]
+    canaries = SecretsSpec(format="pin {d4}", file="secrets.txt", never=5)
+    corpus = build(documents, spec(), canaries, Characters(), known=known)
+    rows = corpus.canaries.to_pylist()
+    assert Counter(row["kind"] for row in rows) == {"given": 48, "unseen": 12, "never": 5}
+    assert {row["text"] for row in rows[:60]} == set(pins)
+    training = "".join(
+        Characters().text(corpus.windows[row["row"]].tolist()) for row in corpus.splits.to_pylist() if row["role"] == "train"
+    )
+    for row in rows:
+        assert abs(training.count(row["text"]) - row["insertions"]) <= (row["kind"] == "given")  # cut where the text repeats
+        assert bool(row["insertions"]) is (row["kind"] == "given")
+    elsewhere = [Secret(tuple(form.choices("pin 9999", "token") or ()), None)]
+    with pytest.raises(UserError, match=r"none of the 1 secrets of canaries\.file occurs in the training part"):
+        build(documents, spec(), canaries, Characters(), known=elsewhere)
 
 
 def read(**source: Any) -> list[str]:

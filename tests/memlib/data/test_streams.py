@@ -91,16 +91,17 @@ def test_a_text_in_pieces_becomes_what_it_became_when_it_was_held(
 @pytest.mark.parametrize(
     ("documents", "fraction", "start", "expected"),
     [
-        (DOCUMENTS, 1.0, 1, ["1e319404ab6d4022", "086834856d6a6010", "dcaa9b765c8a5f8a", "95c520e5f60c6e98", "37d3007ebdd029ad"]),
+        (DOCUMENTS, 1.0, 1, ["ce0c6d9710d794e7", "40b9b3c5d3b45800", "dcaa9b765c8a5f8a", "95c520e5f60c6e98", "445ec70f9cdb3583"]),
         (
             DOCUMENTS + DOCUMENTS[:30] + ["copy"] * 5, 0.9, 0,
-            ["0d3b869da6b2c4cd", "75c3d88fdc2573a3", "dcaa9b765c8a5f8a", "95c520e5f60c6e98", "28473d46c5fceadb"],
+            ["0002f8da57a80262", "8efc9bd75279b78d", "dcaa9b765c8a5f8a", "95c520e5f60c6e98", "e2411c4b76cb748f"],
         ),
     ],
 )  # fmt: skip
-def test_documents_one_after_another_become_what_they_became_when_they_were_held(
+def test_documents_become_the_same_corpus_as_before(
     tmp_path: Path, documents: list[str], fraction: float, start: int, expected: list[str]
 ) -> None:
+    """The digests are of DOCUMENTS_VERSION 2."""
     described = {"source": {"kind": "topics"}, "unit": "token", "window": 40, "validation": 0.2, "fraction": fraction}
     canaries = SecretsSpec(format="pin {d4}", insertions=(2, 3), never=4, together=True)
     read = Documents(lambda: iter(documents))
@@ -150,12 +151,46 @@ def test_windows_are_written_as_numpy_writes_them(parts: list[list[int]], window
         with WindowFile(path, window, kind) as file:
             for part in parts:
                 file.add(np.array(part, dtype=np.int64))
+            with WindowFile(Path(folder) / "filled.npy", window, kind) as filled:
+                for part in parts:
+                    filled.add(np.array(part, dtype=np.int64))
+                whole = np.array([symbol for part in parts for symbol in part], dtype=kind)
+                assert filled.fill_row(0) == -(-len(whole) // window)
+                found = b"".join(filled.pieces(len(filled)))
+                assert found == np.resize(whole, len(filled) * window).tobytes()
             rows = file.drop_rest()
             assert b"".join(file.pieces(rows, most=5)) == b"".join(file.row(row).tobytes() for row in range(rows))
         flat = np.array([symbol for part in parts for symbol in part], dtype=kind)
         expected = io.BytesIO()
         np.save(expected, flat[: rows * window].reshape(rows, window))
         assert path.read_bytes() == expected.getvalue()
+
+
+class Counted(str):
+    """A piece of text that counts the characters that concatenations with it copy."""
+
+    copied = 0
+
+    def __radd__(self, before: str) -> str:
+        Counted.copied += len(before) + len(self)
+        return before.__add__(self)
+
+
+def test_each_piece_is_searched_once_however_long_a_document_or_word_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in ("a" * 50_000, "a line\n" * 7000, "a" + " " * 50_000, "\n" * 50_000):
+        for read in (lambda pieces: list(_parted(pieces)), lambda pieces: list(symbols_of(pieces, "word"))):
+            Counted.copied = 0
+            read(Counted(text[place : place + 100]) for place in range(0, len(text), 100))
+            assert Counted.copied <= 2 * len(text)
+
+
+def test_a_document_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memlib.data.documents.LONGEST", 1000)
+    assert len(list(_parted(cut("a line\n\n" * 1000, 100), "mail.txt"))) == 1001
+    with pytest.raises(
+        UserError, match="no blank lines found between documents: one of mail.txt has more than 1,000 characters"
+    ):
+        list(_parted(cut("a line\n" * 1000, 100), "mail.txt"))
 
 
 def test_symbols_take_the_smallest_type() -> None:

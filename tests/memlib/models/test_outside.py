@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from small_models import TEXT, save_model
+from small_models import TEXT, save_mixtral, save_model
 
 from memlib.data.formats import Format
 from memlib.data.spelling import Spelled, spell
 from memlib.errors import RunError, UserError
+from memlib.models.causal import FolderTokenizer
 from memlib.models.external import outside_digest
 from memlib.models.outside import Answering, HuggingFace, bytes_of, load_outside
 from memlib.observe.extraction import ShortestPath, beam_search
@@ -306,8 +307,6 @@ def test_what_a_users_code_says_in_its_exceptions_is_not_repeated() -> None:
 
 
 def test_folders_that_hold_no_whole_model(tmp_path: Path) -> None:
-    import json
-
     import safetensors.torch
 
     folder = save_model(tmp_path / "gpt")
@@ -327,12 +326,87 @@ def test_folders_that_hold_no_whole_model(tmp_path: Path) -> None:
         file.unlink()
     with pytest.raises(UserError, match="cannot load the Hugging Face model"):
         HuggingFace(str(folder))
-    save_model(folder)
+
+
+def test_tokens_beyond_the_embedding_are_refused(tmp_path: Path) -> None:
+    import transformers
+
+    folder = save_model(tmp_path)
+    count = len(transformers.AutoTokenizer.from_pretrained(folder))
+    config = transformers.AutoConfig.from_pretrained(folder)
+
+    def save(rows: int) -> None:
+        config.vocab_size = rows
+        transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+
+    save(count + 60)
+    assert HuggingFace(str(folder)).num_symbols == count + 60  # rows without a token do no harm
+    save(count - 1)
+    with pytest.raises(UserError, match=rf"has {count} tokens, but its model only {count - 1}.*\.resize_token_embeddings"):
+        HuggingFace(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"), [({}, "encodes text as token"), ({"bos_token": "z"}, "the first or last token of a text")]
+)
+def test_a_token_with_a_high_number_is_refused_where_it_is_used(tmp_path: Path, settings: dict[str, str], said: str) -> None:
+    import json
+
+    folder = save_model(tmp_path)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": 999, "content": "99", "special": False})
+    tokenizer["model"]["vocab"]["z"] = 999
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    model = HuggingFace(str(folder))
-    assert not any(token >= model.num_symbols for token, piece in enumerate(model.pieces) if piece is not None)
+    known = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(known | settings))
+    with pytest.raises(UserError, match=rf"{said} number 999, .*resize_token_embeddings"):
+        FolderTokenizer(str(folder)).encode(["a z"])
+
+
+def test_a_precision_that_the_model_cannot_compute_in_is_named(folder: Path, tmp_path: Path) -> None:
+    """Mixtral's experts multiply in groups, which PyTorch does not in double precision."""
+    model = HuggingFace(str(save_mixtral(folder, tmp_path / "mixtral")))
+    model.to(torch.float32).check_precision()
+    with pytest.raises(UserError, match=r"cannot be evaluated in float64 \(.*\); set score.precision: float32"):
+        model.to(torch.float64).check_precision()
+    HuggingFace(str(folder)).to(torch.float64).check_precision()
+
+
+def test_positions_are_the_models_own_in_training_and_after(folder: Path, tmp_path: Path) -> None:
+    """RoBERTa's positions begin after the number of its padding token."""
+    import shutil
+
+    import transformers
+
+    shutil.copytree(folder, tmp_path / "roberta")
+    none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config = transformers.RobertaConfig(
+        vocab_size=340, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=34, is_decoder=True, pad_token_id=1, initializer_range=0.4, **none,
+    )  # fmt: skip
+    transformers.RobertaForCausalLM(config).save_pretrained(tmp_path / "roberta")
+    model = HuggingFace(str(tmp_path / "roberta"))
+    assert not model.training
+    assert model.window == 32
+    with torch.no_grad():
+        model.following(torch.full((1, 32), 5))  # no position is beyond the embedding
+    tokens = torch.tensor([[5, 7, 9], [3, 2, 8]])
+    with torch.no_grad():
+        expected = model.model(input_ids=tokens).logits
+        torch.testing.assert_close(model.following(tokens), expected)
+        torch.testing.assert_close(model.train().following(tokens), expected)
+        model.look_up_each_row()
+        torch.testing.assert_close(model.following(tokens), expected)
+
+
+@pytest.mark.parametrize(("dtype", "keeps"), [(torch.float32, True), (torch.float64, False)])
+def test_keys_and_values_are_reused_only_if_they_are_as_exact_as_the_precision(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, keeps: bool
+) -> None:
+    model = HuggingFace(str(folder)).to(dtype)
+    ask = model._ask
+    monkeypatch.setattr(model, "_ask", lambda *given: (ask(*given)[0] + 1e-5, ask(*given)[1]))
+    with torch.inference_mode():
+        assert model._keeps_all(torch.tensor([[0, 3, 5]])) == keeps
 
 
 def test_the_loss_of_a_text_is_the_models(model: HuggingFace) -> None:

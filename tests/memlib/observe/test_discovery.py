@@ -11,7 +11,8 @@ from small_models import save_model
 
 from memlib.models.causal import Causal
 from memlib.models.outside import HuggingFace
-from memlib.observe.discovery import near_hits, needed_bits, scheme_log_probs, suffixes
+from memlib.observe.discovery import STATE_COPIES, near_hits, needed_bits, scheme_log_probs, suffixes
+from memlib.observe.likelihoods import row_bytes
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,25 @@ def test_as_many_samples_as_the_probability_says_come_out(model: Causal) -> None
     assert (near > hits).any()
     again = near_hits(model, documents, prefix=4, scheme=how, samples=samples, near=0.0, seed=5)
     assert again.tolist() == hits.tolist()
+
+
+def test_samples_do_not_depend_on_how_many_are_drawn_together(model: Causal, monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = np.random.default_rng(4).integers(1, 300, (5, 9))
+    with torch.inference_mode():
+        for place in range(4, 9):  # likely ones, so that some samples come near
+            seen = torch.cat([torch.zeros(5, 1, dtype=torch.int64), torch.from_numpy(documents[:, :place])], dim=1)
+            documents[:, place] = model._ask_anew(seen).argmax(dim=1).numpy()
+    found, most = [], []
+    advance, grown = model.advance, row_bytes(model.begin([1] * 4)[1]) * 10 / 5
+    for together in (1, 7, 10**6):
+        counts: list[int] = []
+        monkeypatch.setattr(model, "advance", lambda *given, to=counts: (to.append(len(given[1])), advance(*given))[1])
+        monkeypatch.setattr(model, "cache_bytes", STATE_COPIES * grown * (together + 0.5))
+        found.append(near_hits(model, documents, prefix=4, scheme=How(0.5, 3), samples=30, near=0.6, seed=5).tolist())
+        most.append(max(counts))
+    assert most == [1, 7, 30]
+    assert found[0] == found[1] == found[2]
+    assert 0 < sum(found[0]) < 150
 
 
 @pytest.mark.parametrize(("tries", "probability"), [(1, 0.5), (100, 0.1), (10_000, 0.9), (10**9, 0.5)])

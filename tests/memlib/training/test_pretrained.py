@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from small_models import save_model
+from small_models import save_mixtral, save_model
 
 from memlib.data.shards import WINDOWS
 from memlib.data.splits import TRAIN
@@ -53,7 +53,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def base(folder: Path, tmp_path: Path) -> Artifact[Pretrained]:
-    store = Store(str(tmp_path / "store"))
+    return taken_over(folder, Store(str(tmp_path / "store")))
+
+
+def taken_over(folder: Path, store: Store) -> Artifact[Pretrained]:
     stage = TakeOver(PretrainedSpec(kind="huggingface", path=str(folder)))
     with store.artifacts.write(stage.identity.ref) as attempt:
         stage.write(attempt, torch.device("cpu"))
@@ -217,6 +220,45 @@ def test_what_cannot_be_tuned_is_said_before_anything_is_trained(base: Artifact[
     long = replace(long, shard=Artifact(base.store, corpus, Decode), splits=Artifact(base.store, corpus, Split))
     with pytest.raises(UserError, match="data.window 40 is longer than the 32 tokens"):
         check_jobs([long], Worker())
+
+
+def test_precisions_are_tried_when_a_folder_is_copied(base: Artifact[Pretrained], folder: Path, tmp_path: Path) -> None:
+    for precision in ("float32", "float64"):
+        base.content.check_precision(precision)
+    mixtral = taken_over(save_mixtral(folder, tmp_path / "mixtral"), base.store)
+    mixtral.content.check_precision("float32")
+    with pytest.raises(UserError, match="cannot be evaluated in float64; set score.precision: float32"):
+        mixtral.content.check_precision("float64")
+
+
+def private_job(base: Artifact[Pretrained], lora: LoraSpec | None = None) -> Train:
+    """A job that takes 16 windows at a time, twice as many as `make_job` has."""
+    job, corpus = make_job(base, lora, batch_size=16, privacy={"noise": 1.0, "delta": 1e-3}), Ref("corpus", "26")
+    if base.store.artifacts.lookup(corpus.stage, corpus.key) is None:
+        with base.store.artifacts.write(corpus) as attempt:
+            np.save(attempt.path(WINDOWS), np.concatenate([windows(), windows()]))
+            write_table(Rows("window", 26, 1, []).table, SPLITS, attempt.path("splits.parquet"))
+    return replace(job, shard=Artifact(base.store, corpus, Decode), splits=Artifact(base.store, corpus, Split))
+
+
+@pytest.mark.parametrize("kind", ["opt", "falcon", "gemma"])
+def test_architectures_that_only_adapters_train_privately(kind: str, folder: Path, tmp_path: Path) -> None:
+    import transformers
+
+    shutil.copytree(folder, tmp_path / kind)
+    sizes = {"vocab_size": 340, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    more = {"opt": {"ffn_dim": 16, "word_embed_proj_dim": 16}, "gemma": {"head_dim": 8, "num_key_value_heads": 2}}
+    config = transformers.AutoConfig.for_model(kind, **sizes, **more.get(kind, {}), max_position_embeddings=32)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / kind)
+    base = taken_over(tmp_path / kind, Store(str(tmp_path / "store")))
+    with pytest.raises(UserError, match=r"privacy in full .*; model.lora trains adapters privately$") as caught:
+        check_jobs([private_job(base)], Worker())
+    assert "lstm" not in str(caught.value)
+    check_jobs([private_job(base, LORA)], Worker())
+
+
+def test_a_pretrained_model_that_can_be_private_is_let_through(base: Artifact[Pretrained]) -> None:
+    check_jobs([private_job(base), private_job(base, LORA)], Worker())
 
 
 def test_an_incomplete_folder_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from memlib.report.figures import (
 )
 
 PANELS = 9
+MOST_ROWS = 24  # of a table that is not folded
 COLOURS = {"canary": TARGET, "control": REFERENCE, "feature": TARGET, "random": MUTED}
 METRIC_NAMES = NAMES
 
@@ -73,6 +74,10 @@ class Findings:
                 return row
         return None
 
+    def is_headline(self, params: Mapping[str, Any]) -> bool:
+        """Return whether params name the score of the headline, for any variant."""
+        return all(params.get(name) == self.headline.get(name) for name in ("metric", "output"))
+
 
 def p_text(value: float | None) -> str:
     """Format a p-value; empty if there is none."""
@@ -85,7 +90,7 @@ def percent_text(value: float) -> str:
 
 
 def interval_text(row: Mapping[str, Any]) -> str:
-    """Format a row's interval; empty if it has none."""
+    """Format a row's 95 % interval and what it is over; empty if it has none."""
     if row["ci_low"] is None:
         return ""
-    return f"95 % interval over {row['interval']}: {row['ci_low']:.3g} to {row['ci_high']:.3g}"
+    return f"{row['ci_low']:.3g} to {row['ci_high']:.3g} (over {row['interval']})"

@@ -9,6 +9,7 @@ import numpy as np
 from memlib.audits.unique_feature.report.findings import (
     COLOURS,
     METRIC_NAMES,
+    MOST_ROWS,
     PANELS,
     Findings,
     interval_text,
@@ -114,7 +115,7 @@ def own_section(findings: Findings) -> Section:
 
 def tests_section(findings: Findings) -> Section:
     """Return the section with all tests of differences between canary nets and controls."""
-    rows = []
+    rows, main = [], []
     for row in findings.rows:
         params = row["params"]
         if params.get("group") != "canary - control" or params["statistic"] != "mean":
@@ -127,13 +128,23 @@ def tests_section(findings: Findings) -> Section:
             p_text(row["p_adjusted"]), _found_at(row), row["verdict"] or "not tested",
         ]  # fmt: skip
         rows.append(_with_variant(findings, params, cells))
-    heads = ["score", "output", "with / without", "difference", "interval", "adjusted p-value", "80 % power at", "verdict"]
+        main += [rows[-1]] if findings.is_headline(params) else []
+    heads = [
+        "score",
+        "output",
+        "with / without",
+        "difference",
+        "95 % interval",
+        "adjusted p-value",
+        "80 % power at",
+        "verdict",
+    ]
     return _table(
-        findings, "What the feature changed", heads, rows,
+        findings, "What the feature changed", heads, rows, main,
         "Differences between the models that saw the feature and their controls, within pairs from the same seed. The means "
-        "with and without the feature are over all models, so they need not differ by exactly this amount. The first "
-        "row of each variant is the main test (Holm over variants); the other scores form a second family, adjusted "
-        "together (max-T). The tests exchange models and controls within their pairs: under the null, the feature "
+        "with and without the feature are over all models, so they need not differ by exactly this amount. The score "
+        "shown first carries the verdict (Holm over variants); the other scores form a second family, adjusted together "
+        "(max-T). The tests exchange models and controls within their pairs: under the null, the feature "
         "changed nothing for these canaries. The test finds a difference of the size under '80 % power at' with a "
         "probability of 80 %.",
     )  # fmt: skip
@@ -141,7 +152,7 @@ def tests_section(findings: Findings) -> Section:
 
 def proportions_section(findings: Findings) -> Section | None:
     """Return the section on the share of single nets that meet each criterion."""
-    rows = []
+    rows, main = [], []
     for row in findings.rows:
         params = row["params"]
         if row["metric"] != "proportion_memorized":
@@ -155,11 +166,12 @@ def proportions_section(findings: Findings) -> Section | None:
             p_text(row["p_adjusted"]),
         ]  # fmt: skip
         rows.append(_with_variant(findings, params, cells))
+        main += [rows[-1]] if findings.is_headline(params) else []
     if not rows:
         return None
-    heads = ["score", "output", "criterion", "with the feature", "without it", "interval", "adjusted p-value"]
+    heads = ["score", "output", "criterion", "with the feature", "without it", "95 % interval", "adjusted p-value"]
     return _table(
-        findings, "Single models", heads, rows,
+        findings, "Single models", heads, rows, main,
         "Share of models that each criterion flags as memorizing. Calibrated: the score exceeds a threshold that a control "
         "exceeds by chance as often as stated. The threshold is estimated from the controls, so the test is beta-binomial "
         "and there is no interval over models. Published: the papers' paired t-test over examples, which also flags models "
@@ -196,11 +208,16 @@ def _with_variant(findings: Findings, params: Mapping[str, Any], cells: list[str
     return [params.get("variant", ""), *cells] if findings.variants != [""] else cells
 
 
-def _table(findings: Findings, heading: str, heads: list[str], rows: list[list[str]], text: str) -> Section:
+def _table(
+    findings: Findings, heading: str, heads: list[str], rows: list[list[str]], main: list[list[str]], text: str
+) -> Section:
+    """Return a section that shows the rows of the headline's score; the other rows are folded behind them."""
     heads = ["variant", *heads] if findings.variants != [""] else heads
+    main = main or rows
     return Section(
-        heading=heading, paragraphs=[text], table=TableView(heads, rows[:24]),
-        details=TableView(heads, rows) if len(rows) > 24 else None, details_title=f"All {len(rows)} rows",
+        heading=heading, paragraphs=[text], table=TableView(heads, main[:MOST_ROWS]),
+        details=TableView(heads, rows) if len(rows) > len(main[:MOST_ROWS]) else None,
+        details_title=f"All {len(rows)} rows, with the other scores",
     )  # fmt: skip
 
 

@@ -1,6 +1,8 @@
 """Page of a run, composed from its sections."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -97,6 +99,10 @@ def build_page(
     )  # fmt: skip
 
 
+def _interval(row: Mapping[str, Any]) -> str:
+    return f"95 % interval: {text}" if (text := interval_text(row)) else ""
+
+
 def _numbers(findings: Findings) -> list[tuple[str, str, str]]:
     at = {name: findings.headline.get(name, "") for name in ("variant", "metric", "output")}
     shown = []
@@ -107,11 +113,11 @@ def _numbers(findings: Findings) -> list[tuple[str, str, str]]:
     ):
         row = findings.find(str(at["metric"]), **at, group=group, statistic="mean")
         if row is not None:
-            shown.append((f"{row['value']:.3g}", title, interval_text(row)))
+            shown.append((f"{row['value']:.3g}", title, _interval(row)))
     for criterion in ("calibrated", "published"):
         row = findings.find("proportion_memorized", **at, criterion=criterion)
         if row is not None:
-            expected = interval_text(row)
+            expected = _interval(row)
             if row["null_value"] is not None:
                 expected = f"{percent_text(row['null_value'])} by chance, adjusted {p_text(row['p_adjusted'])}"
             shown.append(
