@@ -1,4 +1,4 @@
-"""Requests for an audit: a recipe, changes to it and machines, read and validated in one way for programs and deployments."""
+"""Requests for an audit: a recipe, changes to it and machine settings, validated alike for programs and deployments."""
 
 import json
 from collections.abc import Mapping
@@ -23,8 +23,8 @@ class Asked:
 
     Attributes:
         audit: the audit that the recipe is for.
-        recipe: with all defaults filled in.
-        resources: machines; they change no result.
+        recipe: the recipe, with all defaults filled in.
+        resources: machine settings; they do not affect results.
     """
 
     audit: Audit
@@ -40,10 +40,10 @@ def read(
     Args:
         recipe: name of a shipped recipe, path of a YAML file, or the recipe itself as a mapping or a spec.
         changes: values to change, by dotted key, as in {"training.epochs": 50}.
-        resources: machines; values that differ from the defaults take precedence over the recipe's own.
+        resources: machine settings; values that differ from the defaults take precedence over the recipe's own.
 
     Raises:
-        UserError: when the recipe does not exist or is invalid, or a change does not fit it.
+        UserError: if the recipe does not exist or is invalid, or a change does not fit it.
     """
     settings = [f"{key}={json.dumps(value)}" for key, value in (changes or {}).items()]
     content, machines = _content(recipe, settings)

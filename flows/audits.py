@@ -41,7 +41,7 @@ def stage_names(audit: Audit, recipe: Any = None) -> tuple[str, ...]:
 
 
 def check_stages(audit: Audit, named: Iterable[str]) -> None:
-    """Refuse stages that the audit, or any cell of a sweep, does not have."""
+    """Raise UserError for a stage that the audit does not have; for a sweep, that no kind of cell has."""
     audits = [other for other in AUDITS.values() if not other.holds_others] if audit.holds_others else [audit]
     known = list(dict.fromkeys(stage.rpartition("/")[2] for one in audits for stage in stage_names(one)))
     for stage in named:
@@ -50,7 +50,7 @@ def check_stages(audit: Audit, named: Iterable[str]) -> None:
 
 
 def resolved(audit: Audit, content: dict[str, Any]) -> dict[str, Any]:
-    """Return a recipe's content with the recipes that it refers to read in, for audits whose recipes refer to others."""
+    """Return a recipe's content; for audits whose recipes refer to others, include the content of these."""
     return dict(_module(audit).resolved(content)) if audit.holds_others else content
 
 

@@ -82,7 +82,7 @@ def _score(runner: Runner, whole: Score) -> Artifact[Tables]:
 
 
 def _refuse_the_impossible(recipe: Recipe, splits: Artifact[pa.Table], shard: Artifact[Shard]) -> None:
-    """Refuse, before hours of training, more neighbours than images and crop modes that no image has."""
+    """Before hours of training, refuse more neighbours than public images, and crop modes that no image has."""
     for crop in recipe.crops:
         for role in (TARGET, REFERENCE):
             view = View((role,), crop)
@@ -107,7 +107,7 @@ def _run_all(runner: Runner, stages: Mapping[Side, Train]) -> dict[Side, Artifac
 
 
 def _starts(recipe: Recipe, shard: Artifact[Shard], splits: Artifact[pa.Table]) -> dict[Side, Train]:
-    """Return the stages that pretrain the models to be fine-tuned, each on its own images; empty without fine-tuning."""
+    """Return the stages that pretrain the models, each on its own images, before fine-tuning; empty without fine-tuning."""
     if recipe.training is None or recipe.training.start is None:
         return {}
     return _trainings(recipe, recipe.training.start, recipe.model, "start", ("own",), shard, splits)
@@ -175,7 +175,7 @@ class _Observations:
         self._views = self._embed()
 
     def _embed(self) -> dict[tuple[Side, int, View], EmbeddedView]:
-        """Embed every view by every model, once per run, however many layers and searches use it."""
+        """Embed every view with every model, once per run, however many layers and searches use it."""
         epochs, last = self.recipe.epochs, self.recipe.last_epoch
         wanted = [(epoch, view) for epoch in epochs for view in (*map(_queries, self.recipe.crops), PUBLIC_VIEW)]
         stages = {

@@ -32,24 +32,24 @@ def run(
 ) -> Run:
     """Run an audit on Prefect and Ray, or continue one that was interrupted. Artifacts in the store are reused.
 
-    Ray and Prefect's API are started for the run unless `resources["ray_address"]` or PREFECT_API_URL name running ones. A
+    Ray and Prefect's API are started for the run unless `resources["ray_address"]` or PREFECT_API_URL name running servers. A
     recipe that names code (`package.module:function`) runs that code.
 
     Args:
         recipe: name of a shipped recipe, path of a YAML file, or the recipe itself as a mapping or a spec.
         store: folder or s3:// prefix for artifacts, results and reports.
         changes: values of the recipe to change, by dotted key, as in {"training.epochs": 50}.
-        resources: machines, as in {"workers_per_model": 2}; they change no result.
-        force: stages to compute again although the store holds their artifacts.
+        resources: machine settings, as in {"workers_per_model": 2}; they do not affect results.
+        force: stages to recompute even if the store holds their artifacts.
         cascade: retrain models whose inputs were recomputed with a different result.
-        quiet: show no progress.
+        quiet: do not show progress.
 
     Returns:
         the finished run, with its verdict, tables and page.
 
     Raises:
-        UserError: when the recipe, the data or the store cannot be used as they are.
-        RunError: when a stage fails, or Ray or the store is lost.
+        UserError: if the recipe, the data or the store cannot be used as they are.
+        RunError: if a stage fails, or Ray or the store is lost.
     """
     asked = read(recipe, changes, resources)
     code.allow(code.modules_in(asked.recipe.model_dump(mode="json")))
@@ -64,13 +64,13 @@ def run(
 def carry_out(
     asked: Asked, store: Store, *, quiet: bool, force: Sequence[str], cascade: bool, say: Callable[[str], None]
 ) -> RunRecord:
-    """Run an audit's flow in a store; a run in which nothing is left to do is published again without Prefect.
+    """Run an audit's flow in a store; if nothing is left to compute, publish the run again without Prefect.
 
     Args:
-        asked: the audit, its recipe and the machines.
-        store: for artifacts, results and reports.
+        asked: the audit, its recipe and the machine settings.
+        store: store for artifacts, results and reports.
         quiet, force, cascade: as for `run`.
-        say: receives warnings of a run in which nothing is left to do.
+        say: called with the warnings of a run in which nothing is left to compute.
     """
     store.check_writable()
     check_stages(asked.audit, [*force, *asked.resources.stages])

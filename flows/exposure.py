@@ -64,7 +64,7 @@ def _data(runner: Runner, recipe: Recipe) -> CorpusData:
 
 
 def _check_known(recipe: Recipe, data: CorpusData) -> None:
-    """Refuse, before any training, searches with nothing left to find and candidates that the tokenizer cannot encode."""
+    """Before any training, refuse searches with nothing left to find and candidates that the tokenizer cannot encode."""
     if data.base is not None:
         data.base.content.check_precision(recipe.score.precision)
         references = data.space.sample(recipe.score.references, reference_rng(recipe.score.seed))
@@ -117,7 +117,7 @@ def _models(recipe: Recipe, data: CorpusData) -> list[_Model]:
 
 
 def _checkpoints(recipe: Recipe, data: CorpusData, model: _Model, trained: Artifact[TrainedModel]) -> list[Asked]:
-    """Return a model at each of its checkpoints, with the canaries to score: those it saw, or all if it saw all or none."""
+    """Return a model at each of its checkpoints, with the canaries to score: those that it saw, or all if it saw none."""
     cell, seen, training = recipe.cells[model.variant], model.seen, model.stage.training
     whole = recipe.canaries.together or recipe.canaries.file is not None or not seen
     asked = data.table["canary"].to_pylist() if whole else list(seen)
@@ -156,7 +156,7 @@ def _last(asked: Sequence[Asked]) -> list[Asked]:
 
 
 def _discoveries(recipe: Recipe, asked: Sequence[Asked]) -> list[Discover]:
-    """Return a search for training documents in one model per variant and seed: all of them are trained on the same text."""
+    """Return one search for training documents per variant and seed: models that differ only in canaries share the text."""
     how = recipe.discoverable
     if how is None:
         return []
@@ -167,7 +167,7 @@ def _discoveries(recipe: Recipe, asked: Sequence[Asked]) -> list[Discover]:
 
 
 def _searches(recipe: Recipe, asked: Sequence[Asked]) -> list[Search]:
-    """Return searches in each model's last checkpoint: one for all canaries it saw, or one for each if symbols are given."""
+    """Return searches in each model's last checkpoint: one for the canaries it saw, or one for each if symbols are given."""
     how = recipe.extraction
     if how is None:
         return []

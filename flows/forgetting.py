@@ -71,7 +71,7 @@ def _models(recipe: Recipe) -> list[_Model]:
 
 
 def _given(recipe: Recipe, data: TrainingData, num_classes: int) -> dict[str, GivenOutputs | TrainedSpec]:
-    """Return the external targets, given as outputs or as weights; bad outputs are refused before any training."""
+    """Return the external targets, given as outputs or as weights; invalid outputs are refused before any training."""
     targets: dict[str, GivenOutputs | TrainedSpec] = {}
     for name, target in recipe.targets.items():
         if target.outputs is not None:

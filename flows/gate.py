@@ -32,8 +32,8 @@ def check(
 ) -> int:
     """Compare a run's findings with limits, for a build that must fail if a model remembers too much.
 
-    Exits with status 0 if the upper end of every 95 % interval is at most the limit, 1 if the lower end of any lies above it,
-    and 3 if the run cannot tell, for example with too few examples or a finding without an interval.
+    Exits with status 0 if the upper end of every 95 % interval is at most the limit, 1 if the lower end of any interval lies
+    above the limit, and 3 if the run cannot tell, for example because it has too few examples or a finding has no interval.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def check(
 
 
 def judged(finding: Finding, value: float) -> Outcome:
-    """Return whether a finding passes or fails a limit by its 95 % interval, or is undecided if the interval straddles it."""
+    """Return whether a finding passes or fails a limit; it is undecided if its 95 % interval straddles the limit."""
     low, high = finding.ci_low, finding.ci_high
     if low is not None and low > value:
         return "failed"

@@ -37,15 +37,15 @@ def run(
         recipe: name of a shipped recipe, path of a YAML file, or the recipe itself as a mapping or a spec.
         store: folder or s3:// prefix for artifacts, results and reports.
         changes: values of the recipe to change, by dotted key, as in {"training.epochs": 50}.
-        device: where PyTorch computes, such as "cpu" or "cuda".
-        quiet: print no line per computed stage on standard error.
+        device: device on which PyTorch computes, such as "cpu" or "cuda".
+        quiet: do not print a line to standard error for each computed stage.
 
     Returns:
         the finished run, with its verdict, tables and page.
 
     Raises:
-        UserError: when the recipe, the data or the store cannot be used as they are.
-        RunError: when a stage fails.
+        UserError: if the recipe, the data or the store cannot be used as they are.
+        RunError: if a stage fails.
     """
     asked = read(recipe, changes)
     audit, spec, resources = asked.audit, asked.recipe, asked.resources
@@ -77,14 +77,14 @@ def plan(recipe: AnyRecipe, *, store: str = DEFAULT_STORE, changes: Mapping[str,
         recipe, store, changes: as for `memlib.run`.
 
     Raises:
-        UserError: when the recipe or the store cannot be used as they are.
+        UserError: if the recipe or the store cannot be used as they are.
     """
     asked = read(recipe, changes)
     return planned(asked.audit, asked.recipe, store, asked.resources)
 
 
 class _Announcing(PlainRunner):
-    """Prints the title of each stage that it computes."""
+    """A runner that prints the title of each stage that it computes."""
 
     def __init__(self, *arguments: Any, quiet: bool) -> None:
         super().__init__(*arguments)

@@ -39,10 +39,10 @@ def ids(
     set_: Annotated[Sequence[str], Parameter(name="--set", negative="")] = (),
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
-    """Export the examples for which a model's owner is to supply outputs: D_Q, the data in question, and withheld examples.
+    """Export the examples for which a model's owner is to supply outputs: the audited data set D_Q and withheld examples.
 
-    The examples are shuffled and get random names, as an owner who can tell which of them are in D_Q can make the outputs say
-    anything. The names are derived from your secret file, so that a run of the same recipe on this machine can match the
+    The examples are shuffled and get random names, because an owner who can tell which of them are in D_Q could forge the
+    outputs. The names are derived from your secret file, so that a run of the same recipe on this machine can match the
     outputs to the examples.
 
     Parameters
@@ -79,7 +79,7 @@ def export(
     set_: Annotated[Sequence[str], Parameter(name="--set", negative="")] = (),
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
-    """Export the images of an audit for an owner of encoders, who returns only embeddings and keeps the weights.
+    """Export the images of an audit for the owner of external encoders, who returns only embeddings and keeps the weights.
 
     The owner trains (or has trained) one encoder on the sets A and C of sets.csv and another one on B and C (only the first
     one, if the recipe has a reference), embeds every image of images.csv with each encoder, and returns one Parquet file per
@@ -126,7 +126,7 @@ def export(
 
 
 def _audit_of(recipe: str, set_: Sequence[str]) -> tuple[Audit, Spec]:
-    """Return the audit of a recipe, and the recipe; as it was given on the command line, code that it names may run."""
+    """Return a recipe's audit and the recipe, whose code may run because it was given on the command line."""
     content, _ = load_recipe(recipe, set_)
     name = audit_of(str(content.get("audit", "")))
     if name not in AUDITS:

@@ -40,12 +40,12 @@ def finished(
 ) -> RunRecord | None:
     """Publish a finished run again, and return its manifest; return None if anything is left to compute.
 
-    Artifacts that are missing, damaged or made from inputs that have changed since are left to the audit's flow, which
+    Artifacts that are missing, damaged or computed from inputs that have since changed are left to the audit's flow, which
     reports and recomputes them.
 
     Args:
-        audit: of the recipe.
-        recipe, resources: of the run.
+        audit: audit of the recipe.
+        recipe, resources: recipe and machine settings of the run.
         store: the store that may hold the run.
         say: called with messages for the user.
     """
@@ -106,7 +106,7 @@ class _Naming(PlanRunner):
     """A runner that determines the run that an audit would publish, without computing anything."""
 
     def run_of(self, audit: Audit, recipe: Spec) -> RunRecord | None:
-        """Return an audit's finished run; None if any part of it is missing or made from inputs that have changed."""
+        """Return an audit's finished run; None if any part is missing or was computed from inputs that have since changed."""
         self._refs: list[Ref] = []
         self._run = ""
         self.passing: list[AnyArtifact] = []
@@ -155,7 +155,7 @@ class _Announcing(FinishedRunner):
 
 
 def has_server() -> bool:
-    """Return whether a Prefect server may be configured, in the environment or a file; it is to show every run."""
+    """Return whether a Prefect server, which is to show every run, may be configured in the environment or a file."""
     if os.environ.get("PREFECT_API_URL") or os.environ.get("PREFECT_PROFILE"):
         return True
     for path in (Path(".env"), Path("prefect.toml"), Path("pyproject.toml")):

@@ -15,7 +15,7 @@ from memlib.errors import UserError
 from memlib.plain import is_plain, plain
 from memlib.private import read_plain
 
-MOST_BYTES = 10 * 2**20  # of a recipe
+MOST_BYTES = 10 * 2**20  # maximum size of a recipe
 EMBEDDED = ("scenes", "digits", "two_moons")  # sources of known size, to which the recipes' split or sets are fitted
 BUDGETS = ("split", "sets")
 Model = TypeVar("Model", bound=BaseModel)
@@ -54,13 +54,13 @@ def load_recipe(name_or_file: str, overrides: Sequence[str] = ()) -> tuple[dict[
     resources = content.pop("resources", None) or {}
     if not isinstance(resources, dict):
         raise UserError(f"resources is {resources!r}, but must be a section, as in resources.gpu=false")
-    if content.get("audit") == "sweep" and isinstance(content.get("recipe"), str):  # of all its cells
+    if content.get("audit") == "sweep" and isinstance(content.get("recipe"), str):  # the resources of all its cells
         resources = inherited(load_recipe(content["recipe"])[1], resources, name_or_file)
     return content, resources
 
 
 def _unfit(base: Mapping[str, Any], change: Mapping[str, Any]) -> list[str]:
-    """Return the sections of `base` that allot its embedded examples to roles, if `change` replaces that data."""
+    """Return the sections of `base` that assign its embedded examples to roles, if `change` replaces these examples."""
     kinds = [_kind_of_source(content) for content in (base, change)]
     return [name for name in BUDGETS if name in base] if kinds[0] in EMBEDDED and kinds[1] not in (None, kinds[0]) else []
 
@@ -97,8 +97,8 @@ def origin_of(name_or_file: str, overrides: Sequence[str], place: Sequence[str])
     """Return the origin of a value: an override, the recipe, or a recipe that it extends; "" if none of them sets it.
 
     Args:
-        name_or_file: the recipe.
-        overrides: of the command line.
+        name_or_file: name of a shipped recipe, or path of a YAML file.
+        overrides: overrides from the command line.
         place: the keys that lead to the value, outermost first.
     """
     for override in reversed(overrides):
@@ -227,7 +227,7 @@ def validate(
         origin: function that returns the origin of a value, see `origin_of`.
 
     Raises:
-        UserError: with the first two problems and their origins, and the most similar key for an unknown one.
+        UserError: with the first two problems and their origins, and the most similar valid key for an unknown key.
     """
     named = content.get("audit")
     try:

@@ -67,7 +67,7 @@ def recipe_page() -> str:
         "recipe it extends does not inherit `split` and `sets`, and has to set its own. Any key can be set on the command",
         "line, as in `--set training.epochs=50`. Unknown keys, duplicate keys and numbers out of bounds are refused, and the",
         "message names the file or option at fault. A recipe determines the result and is part of every content key;",
-        "`resources` determines how the work is carried out and is part of none.",
+        "`resources` determines how the work is carried out and is not part of any key.",
         "",
     ]
     for audit in AUDITS.values():
@@ -138,7 +138,7 @@ def _text(text: str | None) -> str:
 
 def glossary_page() -> str:
     """Return docs/glossary.md: the terms used in reports and documents."""
-    lines = ["# Glossary", "", "Terms of reports and documents, each in a sentence or two.", ""]
+    lines = ["# Glossary", "", "Terms used in reports and documents, each explained in a sentence or two.", ""]
     return "\n".join([*lines, *(f"- **{term}**: {text}" for term, text in terms().items())]) + "\n"
 
 

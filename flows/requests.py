@@ -35,9 +35,9 @@ def announced(
     Each driver has its own record, with a heartbeat while the driver lives.
 
     Args:
-        store: where the run writes.
-        audit: its name on the command line.
-        recipe, resources: of the run.
+        store: store to which the run writes.
+        audit: the audit's name on the command line.
+        recipe, resources: recipe and machine settings of the run.
         computed: the artifacts computed so far. A run that fails for lack of resources keeps its record once it has computed
             any, as it can be resumed with other resources.
         say: called with a message if the run has to wait.

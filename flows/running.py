@@ -82,7 +82,7 @@ def carry_out(
     """Run the body of an audit in a store, and return the run's manifest.
 
     Args:
-        audit: its name on the command line.
+        audit: the audit's name on the command line.
         body: function that takes a runner and the recipe and returns the run's manifest.
         recipe: the audit's settings.
         store: folder or s3:// prefix.

@@ -45,8 +45,8 @@ def influence_of(
     Args:
         runner: runs the stages.
         data: the training examples.
-        subject: how the models are trained.
-        influence: how self-influence is computed.
+        subject: architecture and training of the models.
+        influence: settings of self-influence.
         canaries: the example with the unique feature in each training set; None if there is none.
     """
     epochs = influence.epochs or subject.training.epochs

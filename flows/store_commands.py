@@ -50,7 +50,7 @@ DEFAULT_STORE = "memlib-store"
 StoreOption = Annotated[str, Parameter(name="--store", env_var="MEMLIB_STORE")]
 JsonOption = Annotated[bool, Parameter(name="--json", negative="")]
 
-QUIET_SECONDS = 60  # without an update, after which a running run is reported as silent
+QUIET_SECONDS = 60  # time without an update after which a run under way is reported as silent
 WIDE = 100  # columns; narrower terminals show adjusted p-values only
 
 console = Console(highlight=False, markup=False)
@@ -297,7 +297,7 @@ def opened_store(uri: str) -> Store:
     """Open an existing store.
 
     Raises:
-        UserError: if there is none, with what was found instead.
+        UserError: if there is no store; the message says what was found instead.
     """
     store = Store(uri)
     store.check_known()
@@ -491,7 +491,7 @@ def gc(
     store: StoreOption = DEFAULT_STORE,
     json_: JsonOption = False,
 ) -> None:
-    """List unreferenced items: artifacts, broken attempts, resume states, records of Ray. Deletes only with --delete.
+    """List unreferenced items (artifacts, broken attempts, resume states, records of Ray); with --delete, delete them.
 
     Parameters
     ----------
@@ -531,7 +531,7 @@ def gc(
 
 
 def adopt(*, mode: Literal["private", "group", "open"] | None = None, store: StoreOption = DEFAULT_STORE) -> None:
-    """Mark a store that was made by an early version of memlib, without a marker. Unmarked stores are not read or cleaned up.
+    """Mark a store that an early version of memlib created without a marker. Unmarked stores are not read or cleaned up.
 
     Parameters
     ----------

@@ -26,7 +26,7 @@ _told: int | None = None  # in the child: descriptor of the pipe to the parent
 def supervised(work: Callable[[], int]) -> int:
     """Run a function in a child process and return its exit status.
 
-    Without Linux, which supervision needs, the function runs in this process.
+    Supervision needs Linux; on other systems, the function runs in this process.
 
     Args:
         work: returns an exit status; it may also end its process.
@@ -50,7 +50,7 @@ def supervised(work: Callable[[], int]) -> int:
 
 
 def tell(store: str, run: str) -> None:
-    """In the child: tell the parent which run is under way, so that it can record how the run ends."""
+    """Tell the parent, from the child, which run is under way, so that the parent can record how the run ends."""
     if _told is not None:
         with contextlib.suppress(OSError):
             os.write(_told, json.dumps([store, run]).encode() + b"\n")
@@ -91,7 +91,7 @@ def _watch(child: int, reading: int, watched: set[signal.Signals]) -> int:
 
 
 def ended(status: int) -> int:
-    """In the child: tell the parent that the work has ended with this status; later crashes are then not reported."""
+    """Tell the parent, from the child, that the work has ended with this status; later crashes are then not reported."""
     if _told is not None:
         with contextlib.suppress(OSError):
             os.write(_told, f"{END}{status}\n".encode())

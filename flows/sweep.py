@@ -42,7 +42,7 @@ def _plan_cells(runner: PlanRunner, cells: Cells) -> None:
 
 
 def resolved(content: dict[str, Any]) -> dict[str, Any]:
-    """Return a sweep's recipe with the recipes that it names read in, so that it does not depend on files."""
+    """Return a sweep's recipe with the recipes that it names included, so that it does not depend on files."""
 
     def read(named: Any) -> Any:
         return load_recipe(named)[0] if isinstance(named, str) else named

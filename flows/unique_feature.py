@@ -35,7 +35,7 @@ STAGES = (
     DecodeBlock, Decode, HoldOut, Train, CheckpointNorms, SelfInfluence, ChooseCanaries, TrainNets, ScoreNets, Score,
     ScoreOwn, Report,
 )  # fmt: skip
-NULL_FEATURES = 99  # default number of features on which an external model is compared
+NULL_FEATURES = 99  # default number of null features for the audit of an external model
 
 
 def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
@@ -56,7 +56,7 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
 
 
 def _audit_external(runner: Runner, recipe: Recipe, trained: TrainedSpec) -> RunRecord | None:
-    """Audit an external model: compare its scores on the feature with those on other features of the same kind."""
+    """Audit an external model: compare its score for the feature with its scores for other features of the same kind."""
     data, probe = _data(runner, recipe)
     feature = build_feature(recipe.canary.feature, data.images.shape[1:])
     config = recipe.score.model_copy(update={"null_features": recipe.score.null_features or NULL_FEATURES})

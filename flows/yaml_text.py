@@ -56,7 +56,7 @@ def read_yaml(text: str, where: str) -> Any:
     By YAML 1.2, `12:30` is a string, not a number of seconds, `yes` is a string, and duplicate keys are errors.
 
     Args:
-        text: of a file, or of a setting.
+        text: text of a file or of a setting.
         where: the origin of the text, for error messages. They do not quote the text itself, as it may hold a password.
 
     Raises:

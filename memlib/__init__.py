@@ -4,7 +4,7 @@ The library half of the project: data, models, training, observation, statistics
 neither Prefect nor Ray, and every part can be used from a notebook:
 
     run = memlib.run("smoke")               run an audit in this process
-    plan = memlib.plan("smoke")             list what that would compute
+    plan = memlib.plan("smoke")             list what that run would compute
     run = memlib.open("3f2a")               open a finished run
     run.verdict, run.summary, run.units, run.report
 

@@ -1,4 +1,4 @@
-"""The interface of an audit to the rest of memlib: each package below memlib.audits declares one `Audit`."""
+"""Interface between an audit and the rest of memlib: each package below memlib.audits declares one `Audit`."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ Params = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a sweep, to be compared with the others.
+    """One cell of a sweep, as passed to `Audit.compare`.
 
     Attributes:
-        name: of the cell.
-        run: manifest of its run.
-        units: the first part of the run's units table, which holds the units of the headline.
+        name: name of the cell.
+        run: manifest of the cell's run.
+        units: first part of the run's units table, which contains the units of the headline.
     """
 
     name: str
@@ -43,10 +43,10 @@ class Exported:
     """The images handed to the owner of external encoders.
 
     Attributes:
-        pictures: id and pixels (height, width, channels) uint8 of every image that the audit embeds; read one at a time.
+        pictures: id and pixels, uint8 (height, width, channels), of each image that the audit embeds, read one at a time.
         count: number of pictures.
-        sets: the set of each example of the data, needed to train the encoders.
-        encoders: the encoders that the audit needs, by their names in recipes, each with the sets that it is trained on.
+        sets: set (A, B, C or X) of each example by id, needed to train the encoders.
+        encoders: training sets of each encoder that the audit needs, by the encoder's name in recipes.
     """
 
     pictures: Iterable[tuple[str, NDArray[np.uint8]]]
@@ -57,21 +57,23 @@ class Exported:
 
 @dataclass(frozen=True, eq=False)  # one instance per audit, compared by identity
 class Audit:
-    """An audit as declared by its package; importing it loads neither torch nor scipy, which are slow to load.
+    """An audit as declared by its package; importing the declaration loads neither torch nor scipy, which are slow to load.
 
     Attributes:
-        name: on the command line.
-        question: the question that it answers, in plain words.
-        recipe: schema of its recipes.
-        tables: the tables that it publishes besides the summary and the curves, by name.
-        in_brief: whether a finding with these params is shown where space is limited, given the params of the headline.
-        limits: what a recipe cannot show, whatever the data: tests that are too small to reject, controls that are missing.
+        name: name of the audit on the command line.
+        question: the question that the audit answers, in plain words.
+        recipe: schema of the audit's recipes.
+        tables: published tables by name, except the summary and the curves.
+        in_brief: function that returns whether short listings include a finding: takes the params of the finding and those of
+            the headline.
+        limits: function that yields the limitations of a recipe that do not depend on the data: tests that are too small to
+            reject, controls that are missing.
         revealed: function that returns the secrets of a run in plain text, for audits that have secrets: takes the store and
             the recipe and artifacts of the run's manifest, and returns rows by title.
-        asked: function that returns the examples on which the owner of a model runs it, for audits that accept supplied
+        asked: function that returns the examples on which the owner of a model must run it, for audits that accept supplied
             outputs: takes a runner and the recipe, and returns the stored examples and the row of each by id.
         columns: metrics that a sweep shows side by side; by default the first ones.
-        compare: function that compares each pair of cells of a sweep that audit the same examples; returns settled rows.
+        compare: function that compares each pair of sweep cells that audit the same examples, and returns settled rows.
         exported: function that returns the images for the owner of encoders, for audits that accept supplied embeddings:
             takes a runner and the recipe.
         holds_others: whether its recipes contain, or name, recipes of other audits.

@@ -1,4 +1,4 @@
-"""Code named by recipes: the modules that this machine allows, and where a function is defined, without running it.
+"""Code named by recipes: allowing modules, importing functions, and finding source files without running them.
 
 Recipes and stores are code: a recipe names functions that are imported and called, so the author of a recipe decides
 what runs. Each machine therefore decides which modules may be named: MEMLIB_CODE lists module names, or dotted prefixes of

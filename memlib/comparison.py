@@ -8,7 +8,7 @@ from memlib.records import Finding, RunRecord
 
 
 class RecipeChange(TypedDict):
-    """A dotted key whose values differ; None where a recipe has no such key."""
+    """A dotted recipe key and its two different values; a value is None if that recipe lacks the key."""
 
     key: str
     first: Any
@@ -16,7 +16,7 @@ class RecipeChange(TypedDict):
 
 
 class FindingChange(TypedDict):
-    """The values of one finding in both runs, or in one; `apart` is true where the intervals do not overlap."""
+    """The values of one finding in two runs, None if a run lacks it; `apart` is true if the intervals do not overlap."""
 
     metric: str
     params: str
@@ -27,14 +27,14 @@ class FindingChange(TypedDict):
 
 
 def recipe_changes(first: RunRecord, second: RunRecord) -> list[RecipeChange]:
-    """Return the dotted recipe keys whose values differ, with both values; None where a recipe has no such key."""
+    """Return the dotted recipe keys whose values differ, with both values; None if a recipe lacks the key."""
     a, b = (dict(flat(run.recipe)) for run in (first, second))
     names = dict.fromkeys([*a, *b])
     return [{"key": name, "first": a.get(name), "second": b.get(name)} for name in names if a.get(name) != b.get(name)]
 
 
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted keys and the values of nested mappings; lists are values."""
+    """Yield the dotted keys and the values of nested mappings; lists are treated as values."""
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
             yield from flat(inner, f"{name}.{key}" if name else str(key))
@@ -80,7 +80,7 @@ def _apart(mine: Finding | None, other: Finding | None) -> bool:
 
 
 def shared_artifacts(first: RunRecord, second: RunRecord) -> dict[str, list[str]]:
-    """Return the names of artifacts that are the same in both runs, that differ, and that only one run has."""
+    """Return artifact names in four groups: same in both runs, different, only in the first, only in the second."""
     a, b = first.artifacts, second.artifacts
     return {
         "same": sorted(name for name in a if a[name] == b.get(name)),

@@ -11,7 +11,7 @@ class UserError(ValueError):
 
 
 class ResourcesError(UserError):
-    """Resources that cannot do the work; the same recipe can resume with other resources."""
+    """Resources that are unsuitable for the work; the run can be resumed with other resources."""
 
 
 class RunError(RuntimeError):
@@ -19,7 +19,7 @@ class RunError(RuntimeError):
 
 
 class UnknownUntilRun(RunError):
-    """A value that a plan cannot know, as a plan does not run the code that computes it."""
+    """A value that is unknown to a plan because a plan does not run the code that computes the value."""
 
 
 class EngineLost(RunError):
@@ -35,7 +35,7 @@ class StoreRefused(RunError):
 
 
 class CorruptArtifact(RunError):
-    """An artifact whose bytes do not match its manifest, and which must not be read; `ref` is its address where known."""
+    """An artifact that must not be read because its bytes do not match its manifest; `ref` is its address, if known."""
 
     def __init__(self, message: str, ref: Any = None) -> None:
         super().__init__(message)

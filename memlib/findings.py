@@ -4,9 +4,9 @@ A test compares its statistic with a null. Its p-value is adjusted within its fa
 
     shown         p_adjusted is at most alpha
     bounded       not shown, and the 95 % upper bound lies below a bound fixed by the recipe
-    inconclusive  neither; `detectable` is the effect that the test would have found with a power of 80 %
+    inconclusive  neither; `detectable` is the effect that the test would have detected with a power of 80 %
 
-An estimate has an interval over something that was sampled. Everything else is a diagnostic.
+An estimate has an interval that accounts for the sampling of examples, models or other units. All other rows are diagnostics.
 """
 
 import json
@@ -59,7 +59,7 @@ class Verdict:
 
 
 def estimate(metric: str, params: Mapping[str, Any], value: float, *, n: int, interval: Interval | None = None) -> Row:
-    """Return an estimate row; without an interval where too little was sampled for one."""
+    """Return an estimate row; pass no interval if too few units were sampled to compute one."""
     row = _row(metric, params, value, n) | {"role": "estimate"}
     return row | _interval(value, interval)
 
@@ -90,13 +90,13 @@ def tested(
     Args:
         metric, params, value, n: as for an estimate.
         p_value: p-value under the null.
-        family: name of the tests that the p-value is adjusted with.
+        family: name of the family of tests within which the p-value is adjusted.
         null_value: the statistic's value under the null.
         interval: interval of the estimate; it does not affect the verdict.
         p_adjusted: the adjusted p-value, where the family is adjusted jointly (max-T).
         upper_bound: one-sided 95 % upper bound of the value.
-        bound: fixed by the recipe; an upper bound below it counts as bounded.
-        detectable: the effect that would have been found with a power of 80 %; None when none would have been.
+        bound: bound fixed by the recipe; the verdict is bounded if `upper_bound` lies below it.
+        detectable: the effect that would have been detected with a power of 80 %; None if no effect would have been.
         smallest_p: the smallest p-value that data of this size can give.
     """
     row = _row(metric, params, value, n) | {"role": "test"} | _interval(value, interval)
@@ -107,7 +107,7 @@ def tested(
 
 
 def untested(row: Row) -> Row:
-    """Turn a test row into an estimate, for when the basis of its null is missing; return other rows unchanged."""
+    """Turn a test row into an estimate, for data that violate the assumptions of the test; return other rows unchanged."""
     if row["role"] != "test":
         return row
     return row | dict.fromkeys(_OF_TESTS) | {"role": "estimate"}
@@ -120,9 +120,9 @@ def settle(rows: Iterable[Row], *, alpha: float, adjust: Mapping[str, str] | Non
     """Adjust p-values within families and give each test its verdict.
 
     Args:
-        rows: made by `estimate`, `diagnostic` and `tested`.
-        alpha: level of every family.
-        adjust: method by family, "holm" (the default) or "benjamini-hochberg".
+        rows: rows returned by `estimate`, `diagnostic` and `tested`.
+        alpha: significance level of every family.
+        adjust: adjustment method by family, "holm" (the default) or "benjamini-hochberg".
     """
     settled = [dict(row) for row in rows]
     families: dict[str, list[Row]] = {}

@@ -9,14 +9,14 @@ from memlib.store import Store
 
 BEAT_SECONDS = 30.0
 SILENT_SECONDS = 120.0  # without a beat for this long, the process is dead or its machine is asleep
-TELLING_SECONDS = 5.0  # patience with the store: the longest that an outage may delay a beat
+TELLING_SECONDS = 5.0  # patience with the store: the longest delay of a beat by an outage
 
 
 @contextlib.contextmanager
 def beating(store: Store, path: str, content: bytes) -> Iterator[None]:
     """Rewrite a file in the store every BEAT_SECONDS while the block runs; the file stays when the block ends.
 
-    The file's modification time, by the store's clock, is when the process was last alive.
+    The file's modification time, by the store's clock, is the last time at which the process was known to be alive.
     """
     store.publish(path, content, secret=True)
     patient, done = (store if store.is_local else store.waiting(TELLING_SECONDS)), threading.Event()

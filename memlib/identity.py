@@ -54,7 +54,7 @@ def content_key(stage: str, *, version: int, spec: Any, inputs: Mapping[str, Any
         stage: the stage's name.
         version: the declared version of its code, raised when results change.
         spec: the configuration of this stage alone.
-        inputs: the keys of the artifacts that it reads, by role.
+        inputs: the keys of the artifacts that the stage reads, by role.
     """
     name = canonical_json({"stage": stage, "version": version, "spec": spec, "inputs": inputs})
     return hashlib.sha256(name.encode()).hexdigest()[:KEY_LENGTH]

@@ -15,8 +15,8 @@ from memlib.store import Store
 STATUS = "status"
 LOG_VARIABLE = "MEMLIB_LOG"
 LOCAL_SECONDS, REMOTE_SECONDS = 2.0, 10.0  # minimum time between two writes of a status
-OUTAGE_SECONDS = 60.0  # before the next attempt after an outage
-TELLING_SECONDS = 5.0  # patience with the store: the longest that an outage may delay a run for its status
+OUTAGE_SECONDS = 60.0  # pause before the next attempt after an outage
+TELLING_SECONDS = 5.0  # patience with the store: the longest delay of a run by an outage while its status is written
 log = logging.getLogger("memlib")
 
 
@@ -28,8 +28,8 @@ class Journal:
 
     Args:
         store: store of the status file.
-        run: the run's id; "" for no status.
-        about: further fields of the status.
+        run: the run's id; "" to write no status.
+        about: additional fields of the status.
     """
 
     def __init__(self, store: Store, run: str, about: dict[str, Any]) -> None:
@@ -71,7 +71,7 @@ class Journal:
             self.publish(now=True)
 
     def publish(self, *, now: bool = False) -> None:
-        """Write the status, unless it was written a moment ago; `now` writes it in any case."""
+        """Write the status unless it was written moments ago; with `now`, write it in any case."""
         with self._lock:
             if not self._run or not (now or time.monotonic() >= self._due):
                 return
@@ -86,7 +86,7 @@ class Journal:
 
 
 def read_status(store: Store, run: str) -> StatusRecord | None:
-    """Return the status of a run, the last one if it has ended; None where there is none that can be read."""
+    """Return the latest status of a run; None if it is missing or unreadable."""
     content = store.published(f"{STATUS}/{run}.json")
     with contextlib.suppress(Unreadable):
         return None if content is None else parse(StatusRecord, content)
@@ -94,7 +94,7 @@ def read_status(store: Store, run: str) -> StatusRecord | None:
 
 
 def log_as_asked() -> None:
-    """Log as lines of JSON to standard error where MEMLIB_LOG is json; on Ray workers this goes to the worker's log.
+    """If MEMLIB_LOG is json, log to standard error as lines of JSON; on a Ray worker, they end up in the worker's log.
 
     Raises:
         UserError: when MEMLIB_LOG has any other value.

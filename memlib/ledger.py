@@ -44,7 +44,7 @@ def in_words(earlier: Sequence[EarlierAudit]) -> str:
     count = len(earlier)
     tests = [one for one in earlier if one.p_value is not None]
     shown = sum(one.verdict == "shown" for one in tests)
-    audits = f"{count} audit{'s' if count > 1 else ''} of the same data came before"
+    audits = f"{count} earlier audit{'s' if count > 1 else ''} of the same data"
     return (
         f"{audits} in this store: {len(tests)} with a test, {shown} with the verdict 'shown'. "
         "Their p-values are not adjusted jointly."
@@ -52,10 +52,10 @@ def in_words(earlier: Sequence[EarlierAudit]) -> str:
 
 
 def data_digest(artifacts: Iterable[AnyArtifact]) -> str:
-    """Return a digest of the content of a run's data sources, independent of the size they are decoded at; "" without any.
+    """Return a digest of the content of a run's data sources, independent of the decoded size; "" if there are none.
 
     Args:
-        artifacts: of the run, including its decoded sources and corpora.
+        artifacts: artifacts of the run, including its decoded sources and corpora.
     """
     sources = []
     for ref, store in {artifact.ref: artifact.store for artifact in artifacts}.items():

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import TextIO
 
-LONGEST = 2**20  # characters; of longer output the end is kept
+LONGEST = 2**20  # characters; only the end of longer output is kept
 
 _record: ContextVar[io.StringIO | None] = ContextVar("record", default=None)
 

@@ -1,4 +1,4 @@
-"""A finished run as a value: its verdict, its tables and its page, for notebooks and programs."""
+"""A finished run as an object with its verdict, tables and page, for notebooks and programs."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from memlib.store import DEFAULT_STORE, Store
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SHOWN_ROWS = 8  # of a run's findings, in a notebook
+SHOWN_ROWS = 8  # number of findings shown in a notebook
 
 
 class Run:
     """A finished run in a store.
 
     Args:
-        store: the store that holds it.
-        record: its manifest.
+        store: the store that holds the run.
+        record: the run's manifest.
 
     Attributes:
-        store: the store that holds it.
-        record: its manifest, with the recipe, the artifacts and who ran it when.
+        store: the store that holds the run.
+        record: the run's manifest, with the recipe, the artifacts, and the user and time of each publication.
     """
 
     def __init__(self, store: Store, record: RunRecord) -> None:
@@ -87,13 +87,13 @@ class Run:
         """Scores of single examples, models or canaries (docs/schema.md).
 
         Raises:
-            KeyError: for a sweep, which has no units of its own.
+            KeyError: for a sweep, which has no table of units.
         """
         return self.tables["units"]
 
     @property
     def report(self) -> Path:
-        """Local path of the run's page; a page on S3 is copied to this machine first, readable by its user alone.
+        """Local path of the run's page; a page on S3 is first copied to this machine, readable only by the current user.
 
         Raises:
             RunError: when the page is missing from the store.
@@ -161,11 +161,11 @@ def open(run: str, *, store: str = DEFAULT_STORE) -> Run:
     """Open a finished run.
 
     Args:
-        run: its name, or enough of the beginning to tell it from the others.
+        run: name of the run, or a unique prefix of the name.
         store: folder or s3:// prefix.
 
     Raises:
-        UserError: when there is no store, or not exactly one such run in it.
+        UserError: when there is no store, or not exactly one run in it has such a name.
         RunError: when the run's manifest cannot be read.
     """
     opened = Store(store)

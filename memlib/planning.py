@@ -1,4 +1,4 @@
-"""Plan of a run: every stage with its key, whether its artifact is committed, and its estimated cost; computes nothing."""
+"""Plan of a run: the stages with their keys, whether each is already committed, and estimated costs; nothing is computed."""
 
 import contextlib
 import statistics
@@ -22,12 +22,12 @@ class Planned:
     """One part of a stage in a plan.
 
     Attributes:
-        ref: its artifact.
+        ref: address of the part's artifact.
         hit: whether the artifact is committed.
-        seconds: estimated time on one worker, from artifacts of the same stage; None when it need not be computed, or when
-            there are none to estimate from.
-        after: earlier stages that will be computed: this part is recomputed if their outputs differ from those it was made
-            from.
+        seconds: estimated time on one worker, based on existing artifacts of the same stage; None if the part need not be
+            computed, or if the store has no such artifacts.
+        after: earlier stages that will be computed; if their outputs differ from the ones that this part was computed from,
+            the part is recomputed as well.
     """
 
     ref: Ref
@@ -53,7 +53,7 @@ class Costs:
 
         Args:
             stage: name of the stage.
-            spec: spec of the work; artifacts whose specs agree with it in most keys serve as examples.
+            spec: spec of the work; the estimate is based on the artifacts whose specs agree with it in the most keys.
             units: amount of work, in the stage's own units.
         """
         if stage not in self._known:
@@ -75,7 +75,7 @@ class Plan:
         parts: the parts recorded so far, one per artifact.
         blocked: missing artifacts without which the plan cannot continue, each with the stages after that point.
         problems: cells of a sweep that cannot run, with the reasons.
-        limits: what the recipe cannot show, whatever the data.
+        limits: limitations of the recipe, including values that are unknown before the run.
         read: lines that describe the content of the data, or its likely content before decoding, by stage.
         old_code: stages whose artifacts are reused although their code has changed without a new version.
     """
@@ -96,10 +96,10 @@ class Plan:
         """Record one part of a stage.
 
         Args:
-            ref: its artifact.
+            ref: address of the part's artifact.
             spec, units: spec and amount of the work.
-            before: the artifacts that it reads.
-            forced: whether it is recomputed even if it is committed.
+            before: addresses of the artifacts that the part reads.
+            forced: whether the part is recomputed even if its artifact is committed.
         """
         self._seen.add(ref.stage)
         if ref not in self.parts:
@@ -149,7 +149,7 @@ class Plan:
         return [*self.limits, in_words(self.old_code)] if self.old_code else self.limits
 
     def cascade(self) -> dict[str, list[str]]:
-        """Return the committed stages that are recomputed if earlier stages give other outputs, each with those stages."""
+        """Return the earlier stages whose new outputs may invalidate a committed stage, by name of the committed stage."""
         stages: dict[str, dict[str, None]] = {}
         for part in self.parts.values():
             if part.after:
@@ -178,7 +178,7 @@ class PlanRunner:
 
     Args:
         plan: the plan to fill.
-        resources: machines.
+        resources: machines and limits of the run.
         forced: stages that would be recomputed even if they are committed.
     """
 
@@ -195,7 +195,7 @@ class PlanRunner:
 
     @property
     def resources(self) -> Resources:
-        """The machines; they do not affect results."""
+        """The machines and limits, which do not affect results."""
         return self._resources
 
     def run(self, stage: Stage[Out]) -> Artifact[Out]:

@@ -1,4 +1,4 @@
-"""Files and folders that have their permissions from creation on, and temporary folders that the next run cleans up."""
+"""Files and folders that are never more accessible than intended, and temporary folders that the next run cleans up."""
 
 import contextlib
 import fcntl
@@ -17,7 +17,7 @@ from memlib.errors import UserError
 
 Mode = Literal["private", "group", "open"]
 MODES: tuple[Mode, ...] = ("private", "group", "open")
-SETTLING_SECONDS = 60.0  # longer than it takes from creating a temporary folder to locking it
+SETTLING_SECONDS = 60.0  # longer than the time between creating and locking a temporary folder
 LOCK = ".lock"
 
 
@@ -38,8 +38,8 @@ def permissions(mode: Mode, *, secret: bool) -> Permissions:
     """Return the permissions of a store's files and folders.
 
     Args:
-        mode: private: only the owner has access; group: the group may read and write everything, for stores shared by
-            several people; open: everybody may read results and the runs' manifests.
+        mode: "private": only the owner has access; "group": the group may read and write everything, for stores shared by
+            several people; "open": everybody may read the results and manifests of runs.
         secret: whether the file is an artifact, a page or anything else that may reveal training data.
     """
     if mode == "group":
@@ -148,7 +148,7 @@ def _is_abandoned(lock: Path) -> bool:
     with lock.open("r+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # its process is alive
+        except OSError:  # the process that created the folder is alive
             return False
     return True
 
@@ -157,7 +157,7 @@ def user_folder(kind: str) -> Path:
     """Return memlib's folder in the user's home (or XDG) folder.
 
     Args:
-        kind: cache or config.
+        kind: "cache" or "config".
 
     Raises:
         UserError: when the user has no home folder.

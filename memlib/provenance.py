@@ -1,7 +1,8 @@
 """Provenance of an artifact, recorded beside its key: the code, the libraries, and the exact content of its inputs.
 
-A key identifies the requested work. Two artifacts with one key may still differ because code was changed without raising its
-stage's version, or because the machines round differently. `content_digest` distinguishes the first case from the second.
+A key identifies the requested work. Two artifacts with the same key may still differ because code was changed without raising
+its stage's version, or because the machines round differently. `content_digest` distinguishes the first case from the
+second.
 """
 
 import ast
@@ -29,18 +30,18 @@ from memlib.identity import canonical_json
 from memlib.records import FileRecord
 
 LIBRARIES = ("torch", "torchvision", "numpy", "scipy", "pyarrow", "faiss-cpu", "faiss-gpu", "ray", "prefect")
-SHOWN = (".html", ".png", ".svg", ".pdf")  # files for people, which no stage reads
+SHOWN = (".html", ".png", ".svg", ".pdf")  # files for human readers, which no stage reads
 DIGEST_LENGTH = 32
 NO_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True)
 class Declared:
-    """A stage's declaration of its code.
+    """A stage's declaration of its name, version and code.
 
     Attributes:
         name: the stage's name in the store.
-        version: raised whenever the stage's results change.
+        version: version of the code, raised whenever the stage's results change.
         modules: the modules whose code determines the results; a package stands for all modules in it.
     """
 
@@ -50,14 +51,14 @@ class Declared:
 
     @property
     def code(self) -> str:
-        """The digest of that code."""
+        """The digest of the code of `modules`."""
         return code_digest(self.modules)
 
     def provenance(self, reads: Mapping[str, str]) -> dict[str, Any]:
         """Return the provenance that an artifact's manifest records.
 
         Args:
-            reads: content digests of the artifacts that it reads, by key.
+            reads: content digests of the artifacts that the stage reads, by key.
         """
         return {
             "version": self.version,
@@ -195,11 +196,11 @@ def content_digest(folder: Path, files: Mapping[str, FileRecord], provenance: Ma
 
 
 def _content(path: Path, sha256: str) -> tuple[str, bool]:
-    """Return a file's digest without the values of its floats, and whether it has any; unknown formats keep their sha256."""
+    """Return a digest that ignores a file's float values, and whether it has any; for unknown formats return the sha256."""
     readers = {".npy": _of_npy, ".npz": _of_npz, ".parquet": _of_parquet, ".safetensors": _of_safetensors, ".json": _of_json}
     try:
         summary = readers[path.suffix](path) if path.suffix in readers else None
-    except (ValueError, KeyError, TypeError, OSError, struct.error):  # another format under one of these suffixes
+    except (ValueError, KeyError, TypeError, OSError, struct.error):  # not in the format that its suffix indicates
         summary = None
     return (sha256, False) if summary is None else (_short(summary), True)
 

@@ -31,7 +31,7 @@ class Work:
     """Resources and artifacts that a run has used so far.
 
     Attributes:
-        resources: machines.
+        resources: machines and limits of the run.
         started: start time, in seconds since 1970.
         computed, reused: addresses of the artifacts that were computed, and of those that were already in the store.
     """
@@ -59,10 +59,10 @@ def publish_audit(
 
     Args:
         store: the store to publish in.
-        work: the work of the run.
+        work: resources and artifacts that the run has used.
         recipe: the recipe of the run.
-        scores, report: the artifacts of its tables and its page.
-        artifacts: its other artifacts, by their names in the manifest.
+        scores, report: the artifacts of the run's tables and of its page.
+        artifacts: the run's other artifacts, by their names in the manifest.
 
     Returns:
         the manifest.
@@ -112,9 +112,9 @@ def publish_again(store: Store, work: Work, recipe: Any, scores: Artifact[Tables
 
     Args:
         store: the store to publish in.
-        work: the work of the run, which has computed nothing.
+        work: resources and artifacts that the run has used; none of the artifacts was computed.
         recipe: the recipe of the run.
-        scores: the artifact of its tables.
+        scores: the artifact of the run's tables.
 
     Returns:
         the manifest, or None.
@@ -141,7 +141,7 @@ def _ledger(store: Store, run: str, artifacts: Iterable[AnyArtifact]) -> Ledger:
 
 
 def _published_before(store: Store, run: str) -> RunRecord | None:
-    """Return the manifest of an earlier publication of the run; None where there is none that can be read."""
+    """Return the manifest of an earlier publication of the run; None if it is missing or unreadable."""
     with contextlib.suppress(RunError):
         return read_run(store, run)
     return None

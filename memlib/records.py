@@ -15,8 +15,8 @@ from typing_extensions import TypedDict
 
 from memlib.plain import plain
 
-MANIFEST = "manifest.json"  # of an artifact, a resume state, or a run; written last, it names the other files
-MOST_BYTES = 256 * 2**20  # of any JSON file; memlib writes no larger ones
+MANIFEST = "manifest.json"  # manifest of an artifact, a resume state or a run; it names the other files and is written last
+MOST_BYTES = 256 * 2**20  # size limit of JSON files; memlib writes no larger ones
 NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 DIGEST = "digest"
 
@@ -34,7 +34,7 @@ def is_inside(name: str) -> bool:
 
 def _inside(name: str) -> str:
     if not is_inside(name):
-        raise ValueError("names a file outside of its folder")
+        raise ValueError("names a file outside its folder")
     return name
 
 
@@ -60,7 +60,7 @@ Name = Annotated[str, Field(pattern=r"^\w[\w.-]*$", max_length=200)]
 
 
 class Record(BaseModel):
-    """A JSON object with some known fields; others are kept."""
+    """A JSON object with some known fields; unknown fields are kept."""
 
     model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=(), defer_build=True)
 
@@ -93,12 +93,12 @@ class ArtifactRecord(Record):
         version: version of the stage's code; None for artifacts from before versions were recorded.
         code: digest of the stage's code.
         spec: configuration of the stage.
-        inputs: keys of the artifacts that it read, by role.
+        inputs: keys of the artifacts that the stage read, by role.
         facts: facts that the stage recorded.
-        metrics: resources that it took.
-        reads: content digests of the artifacts that it read, by key.
+        metrics: resources spent on computing the artifact.
+        reads: content digests of the artifacts that the stage read, by key.
         content: the artifact's own content digest, see memlib.provenance.content_digest.
-        log: path of its log below the store's root.
+        log: path of the log below the store's root.
     """
 
     attempt: Name
@@ -147,7 +147,7 @@ class VerdictRecord(Record):
 
 
 class EarlierAudit(Record):
-    """An earlier audit of the same data, as the ledger lists it."""
+    """An earlier audit of the same data, as listed in the ledger."""
 
     run: str
     audit: str = ""
@@ -165,7 +165,7 @@ class Ledger(Record):
 
 
 class Pin(Record):
-    """The exact attempt at an artifact that a run was made from, with digests of its files and facts."""
+    """The exact content of an artifact on which a run is based: its attempt, and digests of its files and facts."""
 
     attempt: Name
     files: Sha256
@@ -195,12 +195,12 @@ class RunRecord(Record):
         results, report: URIs of its tables by name, and of its page.
         artifacts: addresses of its artifacts by readable names.
         scores: address of its scores; None for a sweep.
-        computed, reused: addresses of the artifacts that were computed for it, and of those that were already committed.
-        cells, problems: for a sweep: the run of each cell, None where it failed; and the reasons for failures.
+        computed, reused: addresses of the artifacts that were computed for the run, and of the already committed ones.
+        cells, problems: for a sweep: the run of each cell, or None if the cell failed; and the reasons for failures.
         history: its publications, oldest first.
         asks: digest of its recipe without data locations and presentation, see memlib.runs.asks_digest.
         software, source: versions of libraries, and the commit that memlib ran from.
-        pins: the attempt at each artifact that it rests on, by address.
+        pins: pin of each artifact on which the run is based, by address.
         published: sha256 of each published file, by path.
         digest: digest of all other fields; None for runs from before manifests were sealed.
     """
@@ -257,9 +257,9 @@ class LedgerEntry(TypedDict):
 
 @final
 class RunEntry(TypedDict):
-    """An entry of the list of runs, with the fields that listings and the search for garbage need.
+    """An entry of the list of runs, with the fields that listings and garbage collection need.
 
-    `refs` are all artifacts of the run; `mark` is the size and modification time of the manifest behind the entry.
+    `refs` holds the addresses of all artifacts of the run; `mark` is the size and modification time of the run's manifest.
     """
 
     run: Name
@@ -279,7 +279,7 @@ class RunEntry(TypedDict):
 
 @final
 class IndexedRun(TypedDict):
-    """A `RunEntry` as stored in the index of runs: artifacts are positions in the index's list of addresses."""
+    """A `RunEntry` as stored in the index of runs; artifacts are given as positions in the index's list of addresses."""
 
     run: Name
     audit: Name
@@ -382,7 +382,7 @@ def parse(kind: type[Kind], content: bytes) -> Kind:
     """Parse the content of a file as a record of the given kind.
 
     Raises:
-        Unreadable: when it violates the schema, or its digest does not match its other fields.
+        Unreadable: when the content violates the schema, or its digest does not match the other fields.
     """
     return _validated(kind.model_validate, content)
 
@@ -391,7 +391,7 @@ def parse_index(content: bytes) -> IndexRecord:
     """Parse the content of a file as the index of runs.
 
     Raises:
-        Unreadable: when it violates the schema.
+        Unreadable: when the content violates the schema.
     """
     return _validated(TypeAdapter(IndexRecord).validate_python, content)
 
@@ -399,13 +399,13 @@ def parse_index(content: bytes) -> IndexRecord:
 def _validated(validate: Callable[[Any], Valid], content: bytes) -> Valid:
     try:
         value = json.loads(content)
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is one
+    except (ValueError, RecursionError) as error:  # includes UnicodeDecodeError
         raise Unreadable("it is not JSON") from error
     if not isinstance(value, dict):
         raise Unreadable("it is not a JSON object")
     try:
         if DIGEST in value and value[DIGEST] != digest_of(value):
-            raise Unreadable("it was changed since it was written (its digest differs)")
+            raise Unreadable("it has been changed since it was written (its digest differs)")
         return validate(value)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from memlib.report.page import Page
 
-PARTS_FILE = "parts.json"  # the artifacts that hold the parts of each table, by table
+PARTS_FILE = "parts.json"  # lists, for each table, the artifacts that hold its parts
 UNITS_FILE, SUMMARY_FILE, CURVES_FILE, REPORT_FILE = "units.parquet", "summary.parquet", "curves.parquet", "report.html"
 FINDINGS = ("memlib.findings", "memlib.stats")  # modules whose code determines every audit's scores
 PAGES = (  # modules whose code determines every audit's page
@@ -67,7 +67,7 @@ class PageStage(Stage[Path]):
     Attributes:
         recipe: recipe of the run.
         run: id of the run.
-        scores: artifact of its tables.
+        scores: artifact of the run's tables.
     """
 
     recipe: Spec

@@ -25,7 +25,7 @@ class PlainRunner:
     Args:
         store: store of the artifacts.
         device: device to compute on; the CPU by default.
-        resources: machines, recorded in the run's manifest.
+        resources: machines and limits, recorded in the run's manifest.
 
     Attributes:
         warnings: warnings for the user.
@@ -48,17 +48,17 @@ class PlainRunner:
 
     @property
     def resources(self) -> Resources:
-        """The machines; they do not affect results."""
+        """The machines and limits, which do not affect results."""
         return self._work.resources
 
     @property
     def computed(self) -> Sequence[str]:
-        """The addresses of the artifacts that were computed so far."""
+        """The addresses of the artifacts computed so far."""
         return self._work.computed
 
     @property
     def reused(self) -> Sequence[str]:
-        """The addresses of the artifacts that were found in the store so far."""
+        """The addresses of the artifacts found in the store so far."""
         return self._work.reused
 
     def run(self, stage: Stage[Out]) -> Artifact[Out]:
@@ -77,7 +77,7 @@ class PlainRunner:
             return Artifact(self._store, ref, type(stage))
         if changed := self._known.changed_since(self._store, self._store.artifacts.manifest(ref)):
             raise RunError(
-                f"{ref} was made from an earlier {changed[0]}, which was recomputed since; discard it from the store"
+                f"{ref} was made from an earlier {changed[0]}, which has since been recomputed; delete {ref} from the store"
             )
         self._reuse(stage, ref)
         return Artifact(self._store, ref, type(stage))
@@ -106,7 +106,7 @@ class PlainRunner:
         return [self.run(stage) for stage in stages]
 
     def let_go(self, artifacts: Sequence[AnyArtifact]) -> None:
-        """Collect artifacts in `passing`."""
+        """Append artifacts to `passing`."""
         self.passing += artifacts
 
     def warn(self, text: str) -> None:
@@ -121,7 +121,7 @@ class PlainRunner:
 
 
 class Unfinished(RunError):
-    """A run cannot be republished because one of its artifacts has to be computed."""
+    """A run that cannot be republished because one of its artifacts has yet to be computed."""
 
 
 class FinishedRunner(PlainRunner):
@@ -130,7 +130,7 @@ class FinishedRunner(PlainRunner):
     def publish(
         self, recipe: Spec, scores: Artifact[Tables], report: Artifact[Path], artifacts: Mapping[str, AnyArtifact]
     ) -> RunRecord:
-        """Record that the run was already finished, or publish it in full where that does not suffice."""
+        """Record that the run was already finished; publish it in full if it has changed or lacks files."""
         manifest = publish_again(self._store, self._work, recipe, scores)
         return super().publish(recipe, scores, report, artifacts) if manifest is None else manifest
 

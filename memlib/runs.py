@@ -1,7 +1,7 @@
 """The finished runs of a store: an index, rebuilt where it is missing or stale, and the manifest of each run.
 
-The index holds the fields that listings and the search for garbage need, so that ten thousand runs take one file to read.
-Each entry records the size and modification time of its manifest; manifests that differ from their entry are read again.
+The index holds the fields that listings and garbage collection need, so that ten thousand runs can be listed by reading one
+file. Each entry records the size and modification time of a manifest; a manifest that differs from its entry is read again.
 """
 
 import contextlib
@@ -47,14 +47,14 @@ class Runs:
 
     Attributes:
         entries: the readable runs, newest first.
-        damaged: problems of the manifests that cannot be read, by run.
+        damaged: reasons why manifests cannot be read, by run.
     """
 
     entries: Sequence[RunEntry]
     damaged: Mapping[str, str]
 
     def warning(self) -> str:
-        """Return one line about the manifests that cannot be read; "" without any."""
+        """Return one line about the manifests that cannot be read; "" if there are none."""
         if not self.damaged:
             return ""
         name, problem = next(iter(self.damaged.items()))
@@ -98,7 +98,7 @@ def _is_manifest(path: str) -> bool:
 
 def _entry(content: bytes | None, name: str, mark: tuple[int, float]) -> RunEntry | DamagedEntry:
     """Return the index entry of a run, or the problem with its manifest."""
-    if content is None:  # deleted meanwhile, or not a readable file
+    if content is None:  # deleted in the meantime, or not a readable file
         return {"problem": "it is not a regular file", "mark": mark}
     try:
         run = parse(RunRecord, content)
@@ -151,7 +151,7 @@ def _read_index(store: Store) -> tuple[dict[str, RunEntry | DamagedEntry], float
 
 
 def _write_index(store: Store, entries: Mapping[str, RunEntry | DamagedEntry]) -> None:
-    """Write the index; a failure, as in a read-only store, is ignored, as it costs only time."""
+    """Write the index; ignore failures, as in a read-only store, because without an index listings are merely slower."""
     places: dict[str, int] = {}
     brief: dict[str, IndexedRun | DamagedEntry] = {}
     for name, entry in entries.items():
@@ -168,7 +168,7 @@ def read_run(store: Store, name: str) -> RunRecord:
     """Return the whole manifest of a finished run.
 
     Raises:
-        RunError: when it is missing or cannot be read.
+        RunError: when the manifest is missing or cannot be read.
     """
     content = store.published(f"runs/{name}/{MANIFEST}")
     if content is None:
@@ -190,7 +190,7 @@ def find_run(store: Store, prefix: str) -> RunRecord:
 
 
 def only_name(store: Store, prefix: str, names: Iterable[str]) -> str:
-    """Return the only one of some runs' names that starts with a prefix.
+    """Return the only name of a run that starts with a prefix.
 
     Raises:
         UserError: when no name, or more than one, starts with it.
@@ -203,7 +203,7 @@ def only_name(store: Store, prefix: str, names: Iterable[str]) -> str:
 
 
 def page_path(run: RunRecord) -> str:
-    """Return the path of a run's page below the root of its store, wherever the store is by now."""
+    """Return the path of a run's page below the root of its store, wherever the store is now."""
     return f"runs/{run.run}/{run.report.rpartition('/')[2]}"
 
 
@@ -233,12 +233,12 @@ def run_name(recipe: Mapping[str, Any], scores: str) -> str:
 
 
 def pins_of(store: Store, refs: Iterable[Ref]) -> dict[str, Pin]:
-    """Return the pin of each artifact by address, which distinguishes its attempt from any other one."""
+    """Return the pin of each artifact by address; a pin distinguishes the artifact from any recomputed version."""
     return {str(ref): pin_of(manifest) for ref, manifest in sorted(store.artifacts.manifests_of(refs).items(), key=str)}
 
 
 def pin_of(manifest: ArtifactRecord) -> Pin:
-    """Return an artifact's attempt with a digest of its files and one of its facts; the worker that made it is ignored."""
+    """Return the pin of an artifact: its attempt, and digests of its files and of its facts except the worker's name."""
     files = {name: file.sha256 for name, file in manifest.files.items()}
     facts = {name: value for name, value in manifest.facts.items() if name != "worker"}
     return Pin(
@@ -292,7 +292,7 @@ def publish_rows(store: Store, changed: Iterable[RunEntry]) -> None:
         store: store of the runs.
         changed: entries of the changed runs, as `list_runs` returned them.
     """
-    questions = {_question(entry) for entry in changed if entry["asks"]}  # runs without it are from before there were rows
+    questions = {_question(entry) for entry in changed if entry["asks"]}  # runs without `asks` predate the table of runs
     entries = list_runs(store).entries
     rows = rows_of(entries)
     with scratch("publish") as folder:

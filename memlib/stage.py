@@ -1,11 +1,11 @@
-"""The one way to write a stage: a frozen value that declares its inputs and fills one artifact.
+"""Base class of all stages: frozen values, each of which declares its inputs and fills one artifact.
 
-A stage derives its artifact's key from its spec and inputs, so equal stages are the same work, which is done once. Stages of
-one class are the parts of one step of an audit. They hold references to the artifacts they read, never a runner, so they can
-be sent to workers.
+A stage derives its artifact's key from its spec and inputs, so that equal stages share one artifact, which is computed once.
+Stages of one class are the parts of one step of an audit. Stages hold references to the artifacts that they read, but no
+runner, so that they can be sent to workers.
 
 `Runner` is the interface between an audit's flow and the code that runs its stages. `PlainRunner` (memlib.running) runs them
-one by one in this process, for notebooks and tests; `tasks` has the runner that uses Prefect and a Ray cluster.
+one by one in this process, for notebooks and tests; the runner in `tasks` uses Prefect and a Ray cluster.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ Place = Literal["driver", "cores", "anywhere", "fleet"]
 
 @dataclass(frozen=True)
 class Identity:
-    """The content of which an artifact's key is a digest; the manifest records it, so that the key can be recomputed.
+    """The values that determine an artifact's key; the manifest records them, so that the key can be recomputed.
 
     Attributes:
         stage: the stage's name.
-        version: version of its code, raised when results change.
-        spec: configuration of this stage alone, plain JSON.
-        inputs: keys of the artifacts that it reads, by role.
+        version: version of the stage's code, raised when results change.
+        spec: configuration of this stage alone, as plain JSON.
+        inputs: keys of the artifacts that the stage reads, by role.
     """
 
     stage: str
@@ -71,8 +71,8 @@ class Artifact(Generic[Out]):
 
     Attributes:
         store: store of the artifact.
-        ref: its address.
-        stage: class of the stage that makes it, which can open it.
+        ref: address of the artifact.
+        stage: class of the stage that writes the artifact and can open it.
     """
 
     store: Store = field(compare=False, repr=False)
@@ -87,15 +87,15 @@ class Artifact(Generic[Out]):
 
     @property
     def key(self) -> str:
-        """The key that stages which read the artifact list among their inputs."""
+        """The artifact's key, which dependent stages list among their inputs."""
         return self.ref.key
 
     def open(self) -> Out:
         """Read and return the artifact's content, without caching.
 
         Raises:
-            MissingArtifact: when it is not committed.
-            CorruptArtifact: when it is damaged.
+            MissingArtifact: when the artifact is not committed.
+            CorruptArtifact: when the artifact is damaged.
         """
         return self.stage.open(self)
 
@@ -111,28 +111,28 @@ class Artifact(Generic[Out]):
 
     @property
     def files(self) -> Mapping[str, FileRecord]:
-        """The size and digest of each of its files, by name."""
+        """The size and digest of each of the artifact's files, by name."""
         return self.store.artifacts.manifest(self.ref).files
 
     def seen_as(self, stage: type[Stage[Other]]) -> Artifact[Other]:
-        """Return the same artifact typed as the output of another stage whose files it also contains."""
+        """Return the same artifact, typed as the output of another stage; it must contain the files of that stage."""
         return Artifact(self.store, self.ref, stage)
 
     def opened(self, name: str) -> RangeFile:
-        """Return one of its files for reading byte ranges, which are not verified."""
+        """Open one of the artifact's files for reading byte ranges, which are not verified."""
         return self.store.artifacts.opened(self.ref, name)
 
     def path(self, name: str) -> Path:
-        """Return a verified local copy of one of its files, safe to memory-map."""
+        """Return the path of a verified local copy of one of the artifact's files; it is safe to memory-map."""
         return self.store.artifacts.local_path(self.ref, name)
 
 
 def remembered(
     work: Callable[Concatenate[Artifact[Out], Asked], Found],
 ) -> Callable[Concatenate[Artifact[Out], Asked], Found]:
-    """Cache the results of a function of an artifact and other hashable arguments on the artifact reference.
+    """Cache a function's results on its first argument, an artifact reference; all other arguments must be hashable.
 
-    Results live as long as the reference: they are not shared with other stores or with recomputed artifacts.
+    Results are kept for the lifetime of the reference: they are not shared with other stores or with recomputed artifacts.
     """
 
     @wraps(work)
@@ -152,8 +152,8 @@ class Stage(ABC, Generic[Out]):
     Attributes:
         declared: name in keys, version, and the modules whose code determines the results.
         title: name shown to users, unique among the stages of all audits.
-        place: where it is computed: "driver"; "anywhere", with the parts of a step in parallel; "cores", the same but on CPU
-            cores only, where a GPU would not help; or "fleet", a group of workers that train together.
+        place: where the stage is computed: "driver"; "anywhere", with the parts of a step in parallel; "cores", the same but
+            on CPU cores only, for work that a GPU would not speed up; or "fleet", a group of workers that train together.
         passing: pattern of the names of transient files, which may be evicted once all stages that read them are done.
     """
 
@@ -170,7 +170,7 @@ class Stage(ABC, Generic[Out]):
     @property
     @abstractmethod
     def inputs(self) -> Mapping[str, Any]:
-        """The keys of the artifacts that it reads, by role."""
+        """The keys of the artifacts that the stage reads, by role."""
 
     @property
     def units(self) -> float:
@@ -179,7 +179,7 @@ class Stage(ABC, Generic[Out]):
 
     @property
     def label(self) -> str:
-        """The model, checkpoint or setting of this part, shown to users; empty where there is only one."""
+        """The model, checkpoint or setting of this part, shown to users; empty if the step has only one part."""
         return ""
 
     @property
@@ -189,12 +189,12 @@ class Stage(ABC, Generic[Out]):
 
     @property
     def near(self) -> Ref | None:
-        """The largest artifact that only this part reads; the node that made it has a copy."""
+        """The largest artifact that only this part reads, if any; the node that made the artifact has a copy."""
         return None
 
     @property
     def reads_passing(self) -> Sequence[AnyArtifact]:
-        """The artifacts of which it reads files that may have been evicted."""
+        """The artifacts from which the stage reads transient files, which may have been evicted."""
         return ()
 
     @abstractmethod
@@ -217,7 +217,7 @@ class Stage(ABC, Generic[Out]):
         return []
 
     def preview(self) -> list[str]:
-        """Return such lines for an artifact that is not computed yet, as far as a look at its inputs allows."""
+        """Return lines like those of `described` before the artifact is computed, as far as its inputs reveal them."""
         return []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -232,7 +232,7 @@ class Stage(ABC, Generic[Out]):
         """Return the description of the work for the artifact's manifest, as arguments of Artifacts.write.
 
         Args:
-            reads: content digests of the artifacts that it reads, by key.
+            reads: content digests of the artifacts that the stage reads, by key.
         """
         identity = self.identity
         provenance = self.declared.provenance(reads)
@@ -244,7 +244,7 @@ AnyArtifact = Artifact[Any]
 
 
 class Runner(Protocol):
-    """The interface that runs the stages of an audit."""
+    """Interface of the code that runs the stages of an audit."""
 
     @property
     def store(self) -> Store:
@@ -253,7 +253,7 @@ class Runner(Protocol):
 
     @property
     def resources(self) -> Resources:
-        """The machines; they do not affect results."""
+        """The machines and limits, which do not affect results."""
         ...
 
     def run(self, stage: Stage[Out]) -> Artifact[Out]:
@@ -269,18 +269,18 @@ class Runner(Protocol):
         ...
 
     def let_go(self, artifacts: Sequence[AnyArtifact]) -> None:
-        """Evict files of artifacts that no stage will read any more once the run has ended, if the resources allow it."""
+        """After the run, evict transient files of artifacts that no stage will read again, if the resources allow it."""
         ...
 
     def publish(
         self, recipe: Spec, scores: Artifact[Tables], report: Artifact[Path], artifacts: Mapping[str, AnyArtifact]
     ) -> RunRecord | None:
-        """Publish a run's tables and page, and return its manifest; None where nothing is computed, as in a plan.
+        """Publish a run's tables and page, and return its manifest; None if nothing is published, as in a plan.
 
         Args:
             recipe: the recipe of the run.
-            scores, report: the artifacts of its tables and its page.
-            artifacts: its other artifacts, by their names in the manifest.
+            scores, report: the artifacts of the run's tables and of its page.
+            artifacts: the run's other artifacts, by their names in the manifest.
         """
         ...
 
@@ -313,12 +313,12 @@ class Known:
                 yield from self._named_in(inner)
 
     def contents_of(self, store: Store, inputs: Any) -> dict[str, str]:
-        """Return the content digests of the artifacts that inputs name, by key; artifacts without a digest are left out."""
+        """Return the content digests of the artifacts named in `inputs`, by key; artifacts without a digest are left out."""
         contents = {ref.key: self._content_of(store, ref) for ref in self.named_in(inputs)}
         return {key: content for key, content in contents.items() if content is not None}
 
     def changed_since(self, store: Store, manifest: ArtifactRecord) -> list[Ref]:
-        """Return the artifacts of this run that an artifact was made from and whose content has changed since."""
+        """Return the inputs of an artifact, among those of this run, whose content has changed since it was computed."""
         known = [(self._refs[key], content) for key, content in manifest.reads.items() if key in self._refs]
         return [ref for ref, content in known if self._content_of(store, ref) not in (None, content)]
 
@@ -346,7 +346,7 @@ def in_words(changed: Collection[str]) -> str:
     """Return a line about stages whose artifacts are reused although their code has changed.
 
     Args:
-        changed: names of the stages, as --force-stage takes them.
+        changed: names of the stages, as accepted by --force-stage.
     """
     first, *others = changed
     problem = "its code has changed since its artifact was made, but its version has not"

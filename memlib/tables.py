@@ -48,17 +48,17 @@ class Table:
 
 
 def write_table(table: pa.Table, schema: Table, path: Path, *, metadata: Mapping[str, str] | None = None) -> None:
-    """Write a table as Parquet: zstd, row groups of 131,072 rows, schema version and extra metadata in the file."""
+    """Write a table as Parquet with zstd compression, row groups of 131,072 rows, the schema version and extra metadata."""
     pq.write_table(table.cast(_described(schema, metadata)), path, compression="zstd", row_group_size=ROW_GROUP)
 
 
 def copy_table(source: Path, schema: Table, path: Path, *, metadata: Mapping[str, str] | None = None) -> None:
-    """Write the table in a file like `write_table`, one row group at a time, so that it need not fit in memory."""
+    """Copy a table from a file as `write_table` would write it, one row group at a time to save memory."""
     write_tables(read_groups(source, schema.arrow.names), schema, path, metadata=metadata)
 
 
 def write_tables(parts: Iterable[pa.Table], schema: Table, path: Path, *, metadata: Mapping[str, str] | None = None) -> None:
-    """Write a table that comes in parts like `write_table`, one part at a time."""
+    """Write the parts of a table to one file as `write_table` would, one part at a time."""
     arrow = _described(schema, metadata)
     with pq.ParquetWriter(path, arrow, compression="zstd") as writer:
         for part in parts:
@@ -104,7 +104,7 @@ INDEX = Table(
             "sha256",
             "digest of the stored pixels before JPEG compression: equal for duplicates",
         ),
-        Column("unreadable", TEXT, "", "why the image could not be decoded; null if it was decoded"),
+        Column("unreadable", TEXT, "", "reason why the image could not be decoded; null if it was decoded"),
     ),
     keys=("example_id",),
 )
@@ -124,11 +124,11 @@ SPLITS = Table(
         ),
         Column("label", INT, "class index", "the object's class"),
         Column("class_name", TEXT, "", "name of the class"),
-        Column("crop_x0", pa.int32(), "pixel", "left edge of the background crop in the stored image; null without one"),
-        Column("crop_y0", pa.int32(), "pixel", "its top edge"),
-        Column("crop_x1", pa.int32(), "pixel", "its right edge, exclusive"),
-        Column("crop_y1", pa.int32(), "pixel", "its bottom edge, exclusive"),
-        Column("reason", TEXT, "", "why the example was left out; null if it was not"),
+        Column("crop_x0", pa.int32(), "pixel", "left edge of the background crop in the stored image; null if none"),
+        Column("crop_y0", pa.int32(), "pixel", "top edge of the background crop"),
+        Column("crop_x1", pa.int32(), "pixel", "right edge of the background crop, exclusive"),
+        Column("crop_y1", pa.int32(), "pixel", "bottom edge of the background crop, exclusive"),
+        Column("reason", TEXT, "", "reason why the example was left out; null if it was not"),
         Column("group", TEXT, "", "group of examples that share one role; null for an example without a group"),
     ),
     keys=("example_id",),
@@ -137,7 +137,7 @@ SPLITS = Table(
 TRAINING = Table(
     name="training",
     version=1,
-    meaning="Metrics of one training, one row per epoch and term.",
+    meaning="Metrics of one training run, one row per epoch and term.",
     columns=(
         Column("epoch", INT, "epoch", "epochs finished"),
         Column("step", INT, "step", "optimizer steps taken"),
@@ -157,27 +157,35 @@ SUMMARY = Table(
         Column("metric", TEXT, "", "the metric's name"),
         Column("params", TEXT, "JSON", "settings at which the metric was computed (layer, k, p, direction, ...)"),
         Column("role", TEXT, "", "test (has a null and a verdict), estimate, or diagnostic"),
-        Column("value", FLOAT, "metric's", "the estimate: a fraction, a probability, or as params say"),
+        Column("value", FLOAT, "metric's", "the estimate: a fraction, a probability, or as specified by params"),
         Column("ci_low", FLOAT, "metric's", "lower end of the 95 % interval; null if there is none"),
         Column("ci_high", FLOAT, "metric's", "upper end of the 95 % interval; null where only a lower bound is known"),
         Column(
-            "interval", TEXT, "", "units that the interval samples: examples, trainings, nets, canaries, references, data"
+            "interval",
+            TEXT,
+            "",
+            "sampled units that the interval accounts for: examples, trainings, nets, canaries, references, data",
         ),
-        Column("null_value", FLOAT, "metric's", "the value under the null of the test; null when not tested"),
-        Column("p_value", FLOAT, "probability", "of a value at least as extreme under the null; null when not tested"),
-        Column("family", TEXT, "", "name of the tests that the p-value is adjusted with"),
+        Column("null_value", FLOAT, "metric's", "the value under the null hypothesis; null for rows without a test"),
+        Column(
+            "p_value",
+            FLOAT,
+            "probability",
+            "probability of a value at least as extreme under the null; null for rows without a test",
+        ),
+        Column("family", TEXT, "", "name of the family of tests within which the p-value is adjusted"),
         Column("p_adjusted", FLOAT, "probability", "p-value adjusted within the family (Holm, max-T or Benjamini-Hochberg)"),
-        Column("alpha", FLOAT, "probability", "level of the test"),
+        Column("alpha", FLOAT, "probability", "significance level of the test"),
         Column("verdict", TEXT, "", "verdict of a test: shown, bounded or inconclusive; null otherwise"),
         Column("upper_bound", FLOAT, "metric's", "one-sided 95 % upper bound of the value; null when unknown"),
         Column(
             "bound", FLOAT, "metric's", "bound fixed by the recipe: the verdict is bounded when upper_bound lies below it"
         ),
         Column(
-            "detectable", FLOAT, "metric's", "effect that the test finds with 80 % power at this sample size; null if none"
+            "detectable", FLOAT, "metric's", "effect that the test detects with 80 % power at this sample size; null if none"
         ),
         Column("smallest_p", FLOAT, "probability", "smallest p-value that data of this size can give"),
-        Column("n", INT, "", "number of units that the estimate rests on"),
+        Column("n", INT, "", "number of units on which the value is based"),
         Column("conclusion", TEXT, "", "first row only: the verdict of the run; descriptive if it tests nothing"),
         Column("sentence", TEXT, "", "first row only: the verdict of the run in a plain sentence"),
         Column(
@@ -202,7 +210,7 @@ CURVES = Table(
             "x", FLOAT, "curve's", "share of the most confident examples, epoch, pixels removed, ..., depending on the curve"
         ),
         Column(
-            "y", FLOAT, "curve's", "label inference accuracy among them, proportion, M, loss, ..., depending on the curve"
+            "y", FLOAT, "curve's", "label inference accuracy in that share, proportion, M, loss, ..., depending on the curve"
         ),
     ),
     keys=("curve", "series", "params", "x"),
@@ -214,15 +222,15 @@ CANARIES = Table(
     version=2,
     meaning="The canaries, one row each. Secret: this table is never published.",
     columns=(
-        Column("canary", INT, "", "id of the canary; published results contain nothing else of it"),
+        Column("canary", INT, "", "id of the canary; published results contain nothing else about it"),
         Column(
             "kind",
             TEXT,
             "",
-            "inserted, never (drawn, not inserted), given (by a file), or unseen (given by a file, trained on by no model)",
+            "inserted, never (drawn, not inserted), given (from a file), or unseen (from a file, trained on by no model)",
         ),
-        Column("insertions", INT, "count", "number of times that it occurs in the corpus; 0: never"),
-        Column("choices", pa.list_(pa.int32()), "", "index of the chosen symbol at each place of the sequence"),
+        Column("insertions", INT, "count", "number of times that the canary occurs in the corpus; 0: never"),
+        Column("choices", pa.list_(pa.int32()), "", "index of the chosen symbol at each position of the sequence"),
         Column("text", TEXT, "", "the canary itself"),
     ),
     keys=("canary",),
@@ -234,15 +242,15 @@ RUNS = Table(
     version=1,
     meaning="One row per run, written last: runs with other tables but no row here were killed, or predate memlib 0.2.",
     columns=(
-        Column("finished", pa.timestamp("us", tz="UTC"), "", "time of its last publication"),
-        Column("title", TEXT, "", "title of its report"),
-        Column("data", TEXT, "sha256", "digest of its data; empty for a sweep"),
-        Column("asks", TEXT, "sha256", "digest of its recipe without titles, galleries and data locations"),
-        Column("scores", TEXT, "", "the artifact that holds its numbers; null for a sweep"),
+        Column("finished", pa.timestamp("us", tz="UTC"), "", "time of the run's last publication"),
+        Column("title", TEXT, "", "title of the run's report"),
+        Column("data", TEXT, "sha256", "digest of the audited data; empty for a sweep"),
+        Column("asks", TEXT, "sha256", "digest of the recipe without titles, galleries and data locations"),
+        Column("scores", TEXT, "", "address of the artifact that holds the run's numbers; null for a sweep"),
         Column("current", FLAG, "", "whether no newer run has the same recipe and data, as after an update of memlib"),
         Column("verdict", TEXT, "", "the verdict in a word"),
         Column("sentence", TEXT, "", "the verdict in a sentence"),
-        Column("memlib", TEXT, "", "version of memlib that published it"),
+        Column("memlib", TEXT, "", "version of memlib that published the run"),
     ),
     keys=("asks", "data", "scores"),
 )

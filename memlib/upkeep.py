@@ -49,12 +49,13 @@ class Garbage:
     """An item in a store that no kept run refers to.
 
     Attributes:
-        kind: artifact: committed, but part of no kept run; attempt: files that no manifest names; resume: resume states of
-            an unfinished stage; ray: Ray's files of a training attempt; log: a worker's log of an artifact that no kept run
-            refers to, or of a failed attempt; request: the request file of a run that never ended; status: the status of
-            such a run; run: results and report of a run that is not kept; part: an incomplete file whose writer was killed.
-        path: path below the store's root.
-        size: size in bytes.
+        kind: artifact: a committed artifact that no kept run refers to; attempt: files that are not named in any manifest;
+            resume: resume states of an unfinished stage; ray: Ray's files of a training attempt; log: a worker's log of an
+            artifact that no kept run refers to, or of a failed attempt; request: the request file of a run that never ended;
+            status: the status of such a run; run: results and report of a run that is not kept; part: an incomplete file
+            whose writer was killed.
+        path: path of the item below the store's root.
+        size: size of the item in bytes.
     """
 
     kind: Kind
@@ -67,9 +68,9 @@ def let_go(store: Store, artifacts: Sequence[AnyArtifact], resources: Resources,
 
     Args:
         store: store of the artifacts.
-        artifacts: artifacts of a run that has ended; `passing` of their stages selects the transient files.
+        artifacts: artifacts of a run that has ended; the attribute `passing` of their stages selects the transient files.
         resources: resources of that run; keep_embeddings prevents eviction.
-        say: called with a line for the user.
+        say: called with a message for the user.
     """
     if resources.keep_embeddings or not artifacts:
         return
@@ -85,7 +86,7 @@ def let_go(store: Store, artifacts: Sequence[AnyArtifact], resources: Resources,
 
 
 def metrics_by_stage(store: Store, run: RunRecord) -> list[dict[str, Any]]:
-    """Return the resources that a run's artifacts took, one row per stage: sums, and maxima over artifacts for memory.
+    """Return the resources spent on a run's artifacts, one row per stage: totals, and maxima for memory.
 
     `gpu_seconds` sums the seconds of artifacts that were computed on a GPU.
     """
@@ -111,9 +112,9 @@ def committed(store: Store) -> list[Ref]:
 def garbage(store: Store, *, keep: Collection[str] | None = None, days: float) -> list[Garbage]:
     """Return the items that no kept run refers to and that are too old for a run to be working on them.
 
-    Times are those of the store's own clock. Only files with names that memlib creates are listed, and none behind links.
-    While runs are in progress, committed artifacts and resume states are all kept: a run may read any of them before its
-    manifest says so.
+    Times are those of the store's own clock. Only files with names that memlib creates are listed, and links are not
+    followed. While runs are in progress, all committed artifacts and resume states are kept: a run may read any of them
+    before a manifest records it.
 
     Args:
         store: the store to search.
@@ -123,14 +124,14 @@ def garbage(store: Store, *, keep: Collection[str] | None = None, days: float) -
     Raises:
         RunError: when a run's manifest cannot be read, so that the artifacts it refers to are unknown.
     """
-    artifacts = _by_artifact(store)  # slowest, so listed first; runs that start meanwhile appear in the requests below
+    artifacts = _by_artifact(store)  # slowest, so listed first; runs that start in the meantime appear in the requests below
     requests, statuses = store.listing("requests"), store.listing("status")
     now = store.clock()
     alive = _alive(store, requests, statuses, now, days)
     listed = {"runs": store.listing("runs"), "requests": requests, "status": statuses}
     runs = list_runs(
         store, listing=listed["runs"]
-    )  # listed after the requests: a run that ends meanwhile is in one of the two
+    )  # listed after the requests, so that a run that ends in the meantime is in at least one of the two
     if runs.damaged:
         raise RunError(
             f"{runs.warning()}, so the artifacts that it needs are unknown; run its audit again, or remove its folder from "
@@ -164,7 +165,7 @@ def garbage(store: Store, *, keep: Collection[str] | None = None, days: float) -
         "runs",
         "results",
         "logs",
-    ):  # where earlier versions wrote files before renaming them
+    ):  # folders where earlier versions wrote files before renaming them
         items += [Garbage("part", path, size) for path, size in old[folder] if PART.fullmatch(path)]
     return items
 
@@ -203,7 +204,7 @@ def _alive(
 
 
 def _began(note: bytes | None, beaten: float) -> float:
-    """Return when a run began, by the store's clock; where that is not recorded, the time of its last heartbeat."""
+    """Return when a run began, by the store's clock; if that is not recorded, return the time of the last heartbeat."""
     with contextlib.suppress(Unreadable):
         began = parse(RequestRecord, note or b"").began
         return beaten if began is None else began
@@ -219,11 +220,12 @@ def _has_ended(status: bytes | None) -> bool:
 def clear(store: Store, *, keep: Collection[str] | None = None, days: float) -> list[Garbage]:
     """Delete the items that `garbage` finds, and return those that were deleted.
 
-    Runs that start meanwhile wait (see `wait_for_clearing`). Each item is checked again just before it is deleted, and kept
-    if it was modified. Manifests are deleted first, so that no partly deleted artifact is trusted.
+    Runs that start in the meantime wait (see `wait_for_clearing`). Each item is checked again just before it is deleted, and
+    kept if it was modified. Manifests are deleted first, so that no partly deleted artifact is trusted.
 
     Raises:
-        RunError: when a run cannot be read, another process is clearing the store, or a run has started without waiting.
+        RunError: when a run's manifest cannot be read, another process is clearing the store, or a run has started without
+            waiting.
     """
     if _clearing(store):
         raise RunError(f"another memlib gc is clearing {store.uri}; try again when it has ended")
@@ -255,7 +257,7 @@ def _clear(store: Store, keep: Collection[str] | None, days: float) -> Iterator[
 
 
 def _delete(store: Store, item: Garbage) -> None:
-    """Delete an item; in a folder that may also hold other files, delete only memlib's."""
+    """Delete an item; in a folder that may also hold other files, delete only memlib's files."""
     inner = {"artifact": ATTEMPT, "resume": STATE}.get(item.kind)
     if inner is None:
         store.drop(item.path)
@@ -286,7 +288,7 @@ def wait_for_clearing(store: Store, say: Callable[[str], None]) -> None:
 
 
 def _by_artifact(store: Store) -> dict[Ref, dict[str, Facts]]:
-    """Return the files of every artifact by their paths below it, except files with names that memlib does not create."""
+    """Return each artifact's files by path below its folder, without files whose names memlib does not create."""
     artifacts: dict[Ref, dict[str, Facts]] = {}
     for path, facts in store.listing("artifacts").items():
         parts = path.split("/")[1:]
@@ -309,7 +311,7 @@ def _of_artifact(
     whole = MANIFEST in files
     named = None
     if whole and len(attempts) > 2:  # otherwise there is only one attempt
-        with contextlib.suppress(CorruptArtifact):  # the next run that needs it recomputes it
+        with contextlib.suppress(CorruptArtifact):  # a damaged artifact is recomputed by the next run that needs it
             named = str(store.artifacts.manifest(ref).attempt)
     base = f"artifacts/{ref.stage}/{ref.key}"
     if whole and ref not in wanted and max(when for _, when in files.values()) < whole_before:

@@ -1,7 +1,7 @@
 """Verification of stores and runs: every byte, every digest, and every number that is derived from another.
 
-Anyone with write access to a store can change a run consistently with everything that it rests on. A signature by a key that
-is kept outside the store detects such changes.
+Anyone with write access to a store can consistently change a run and everything on which it is based. Only a signature made
+with a key that is kept outside the store reveals such changes.
 """
 
 import base64
@@ -33,10 +33,10 @@ ROWS = 10_000
 
 @dataclass(frozen=True)
 class Problem:
-    """A deviation from the committed state, or something that cannot be checked.
+    """A deviation from the committed state, or an item that cannot be checked.
 
     Attributes:
-        what: an artifact, a file below the store's root, or a run.
+        what: the artifact, file below the store's root, or run.
         problem: description of the problem.
     """
 
@@ -45,7 +45,7 @@ class Problem:
 
 
 def check_artifacts(store: Store, refs: Iterable[Ref]) -> Iterator[Problem]:
-    """Check every byte of artifacts, read in the store itself, against their manifests, and keys against identities."""
+    """Check artifacts byte by byte, in the store itself, against their manifests, and their keys against their identities."""
     for ref in refs:
         try:
             manifest = store.artifacts.manifest(ref)
@@ -90,15 +90,17 @@ def check_run(store: Store, run: RunRecord, rows: Mapping[str, Mapping[str, Any]
             continue  # reported by check_artifacts
         current = pin_of(manifest)
         if current.facts != (pin.facts or current.facts) and current.files == pin.files:
-            yield Problem(ref_name, f"has a manifest that was changed since {name} was published; run its audit again")
+            yield Problem(ref_name, f"has a manifest that has been changed since {name} was published; run its audit again")
         if current.files != pin.files:
-            yield Problem(ref_name, f"was recomputed with different content since {name} was published; run its audit again")
+            yield Problem(
+                ref_name, f"has been recomputed with different content since {name} was published; run its audit again"
+            )
     for path, digest in run.published.items():
         content = store.published(path)
         if content is None:
             yield Problem(path, "is missing")
         elif hashlib.sha256(content).hexdigest() != digest:
-            yield Problem(path, "was changed since it was published")
+            yield Problem(path, "has been changed since it was published")
 
 
 def is_checkable(run: RunRecord) -> bool:
@@ -189,7 +191,7 @@ def _check_row(store: Store, run: RunRecord, expected: Mapping[str, Any] | None)
 
 
 def sign(store: Store, run: RunRecord, key: Path) -> str:
-    """Sign a run's manifest, which pins everything that the run rests on, and return the URI of the signature.
+    """Sign a run's manifest, which pins everything on which the run is based, and return the URI of the signature.
 
     Args:
         store: store of the run.

@@ -1,5 +1,7 @@
-"""Ray actor that collects the workers' progress and assigns them their next model; a separate module, so that its process
-loads nothing heavy."""
+"""Ray actor that collects the workers' progress and assigns models to them.
+
+It is a separate module, so that the actor's process loads nothing heavy.
+"""
 
 from typing import Any
 
@@ -7,11 +9,11 @@ LONGEST_SECONDS = 30 * 86_400  # timeout of workers that wait for one another
 
 
 class Board:
-    """Models that wait for training, progress of the others, and problems.
+    """Queue of models that wait for training, with the progress and problems of the other models.
 
     Args:
         names: names of the models, in training order.
-        max_failures: number of times that workers may be lost over a model that makes no progress in between.
+        max_failures: number of times that a model's workers may be lost without any progress of the model in between.
     """
 
     def __init__(self, names: list[str], max_failures: int) -> None:
@@ -25,10 +27,10 @@ class Board:
         self._problems: dict[str, tuple[str, Any]] = {}
 
     def begin(self, start: str) -> None:
-        """Record a start of the workers; after a restart, which follows a loss of workers, interrupted models come first.
+        """Record a start of the workers; after a restart due to lost workers, interrupted models come first.
 
         Args:
-            start: id of the start, the same for all workers and different each time.
+            start: id of the start, the same for all workers and different for each start.
         """
         if start == self._start:
             return
@@ -48,7 +50,7 @@ class Board:
         return number
 
     def may_start(self, number: int, step: int) -> bool:
-        """Return whether a model may be tried once more; progress resets its count of failures.
+        """Return whether a model may be tried again; progress resets its count of failures.
 
         Args:
             number: number of the model.
@@ -76,5 +78,5 @@ class Board:
         return self._news
 
     def problems(self) -> dict[str, tuple[str, Any]]:
-        """Return problems by model, each with the damaged artifact that caused it or None."""
+        """Return problems by model, each with the damaged artifact that caused it, or None."""
         return self._problems

@@ -114,7 +114,9 @@ def needs_of(ray: Any, context: Context, stage: str, *, gpu: bool = True) -> dic
     """Return the resources that a part of a stage needs, as Ray counts them: CPU, GPU, memory in bytes, custom resources.
 
     Args:
-        ray, context, stage: the cluster, the run, the stage.
+        ray: the ray module, connected to the cluster.
+        context: context of the run.
+        stage: name of the stage.
         gpu: whether the part can use a GPU.
     """
     configured, resources = context.resources.of(stage), context.resources
@@ -195,15 +197,15 @@ def map_on_ray(
 ) -> list[str]:
     """Call a function once for each tuple of arguments, in Ray tasks with the resources that the stage needs.
 
-    The function gets its number of threads as its last argument. Calls survive killed workers and lost nodes by retries. No
-    more tasks are submitted at a time than keep the cluster busy and let it grow.
+    The function gets its number of threads as its last argument. Calls survive killed workers and lost nodes by retries. Only
+    as many tasks are submitted at a time as keep the cluster busy and let it grow.
 
     Args:
         context: context of the run.
-        stage: stage whose needs the calls have.
+        stage: stage that determines the resources of the calls.
         function: returns warnings, and the seconds that it took.
         calls: arguments of each call.
-        progress: called with (calls done, calls in all).
+        progress: called with (number of completed calls, number of all calls).
         near: id of the node that holds a copy of what each call reads, or None; the call goes there if there is room.
         gpu: whether the calls can use a GPU.
 

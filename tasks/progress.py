@@ -31,7 +31,7 @@ class Bars:
         self._prefect = _PrefectProgress(stage)
 
     def move(self, name: str, done: int, total: int, note: str = "") -> None:
-        """Show that `done` of `total` are finished."""
+        """Show that `done` of `total` units are finished."""
         with self._lock:
             if self._progress is not None and name not in self._tasks:
                 self._tasks[name] = self._progress.add_task(name, total=total, note=note)
@@ -77,7 +77,7 @@ class _PrefectProgress:
 def bars(
     console: Console | None, stage: str, journal: Journal, say: Callable[[str], None] = lambda line: None
 ) -> Iterator[Bars]:
-    """Yield progress bars on a terminal; without one, they print occasional lines for a log.
+    """Yield progress bars; without a terminal, they print occasional lines for a log.
 
     Args:
         console: the terminal, or None.

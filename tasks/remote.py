@@ -16,7 +16,7 @@ from memlib.journal import log, log_as_asked
 from memlib.logs import recorded, recording
 from memlib.store import Attempt, Ref, Store
 
-REACH_SECONDS = 10.0  # within which a store must answer
+REACH_SECONDS = 10.0  # time within which a store must answer
 
 
 def compute_there(

@@ -40,8 +40,8 @@ class Context:
 
     Attributes:
         store: store of all artifacts.
-        resources: machines.
-        quiet: whether to show no progress.
+        resources: machine settings.
+        quiet: whether to hide progress.
         run: id under which the run was requested.
         title: title of the run.
         forced: stages that are recomputed even if their artifacts exist.

@@ -252,7 +252,7 @@ def _note_code(context: Context, ref: Ref, kind: type[AnyStage]) -> None:
 
 @contextlib.contextmanager
 def _at_work(context: Context, refs: Sequence[Ref]) -> Iterator[None]:
-    """Record in the journal that artifacts of a stage are being computed, and that they are done or why they failed."""
+    """Record in the journal that artifacts of a stage are being computed, then that they are done or why they failed."""
     stage, started = refs[0].stage, time.monotonic()
     key = refs[0].key if len(refs) == 1 else ""
     context.journal.note("computing", stage, key, count=len(refs))

@@ -32,7 +32,7 @@ def train_missing(context: Context, missing: Mapping[Ref, AnyStage]) -> None:
     """Train models that are missing from the store.
 
     Raises:
-        RunError: if the training ended without some of them.
+        RunError: if training ended before all models were trained.
     """
     jobs = [job for job in missing.values() if isinstance(job, Train)]
     assert len(jobs) == len(missing)
@@ -51,7 +51,7 @@ def train_on_ray(context: Context, jobs: Sequence[Train]) -> None:
     """Train the jobs, as many side by side as the cluster has room for, and wait for all of them.
 
     Raises:
-        RunError: if a worker kept failing, a job diverged, the time limit passed, or the cluster has or keeps no room.
+        RunError: if a worker kept failing, a job diverged, the time limit passed, or the cluster has no room or loses it.
         UserError: if workers that train one model together are configured with fractions of a GPU.
     """
     ray = start_ray(context)
@@ -104,7 +104,7 @@ def _check_reach(ray: Any, context: Context) -> None:
     """Check on a cluster that a worker can read the store; nodes may have other credentials or folders than the driver.
 
     Raises:
-        RunError: if it cannot, in one line; Ray's own error would have hundreds of lines.
+        RunError: if a worker cannot read the store. The error is one line; Ray's own would have hundreds of lines.
     """
     if context.resources.ray_address is None:
         return
@@ -145,7 +145,7 @@ def _board(ray: Any, names: list[str], max_failures: int) -> Any:
 
 
 def _groups(ray: Any, context: Context, needs: Mapping[str, float], count: int) -> int:
-    """Return how many models fit side by side; if a cluster has no room for one, request room for all and wait for nodes.
+    """Return how many models fit side by side; if a cluster has no room for any, request room for all and wait.
 
     Raises:
         RunError: if there is no room for the workers of a single model.
@@ -177,7 +177,7 @@ def _most(resources: Resources, count: int) -> int:
 
 
 def _threads(cluster: dict[str, float], resources: Resources, groups: int) -> int:
-    """Return the cores per worker: this machine's, shared evenly; 1 on a cluster, whose nodes may differ."""
+    """Return the cores per worker: an even share of this machine's, or 1 on a cluster, whose nodes may differ."""
     if resources.ray_address is not None:
         return 1
     return max(1, int(cluster["CPU"]) // (groups * resources.workers_per_model))

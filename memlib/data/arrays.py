@@ -13,7 +13,7 @@ from memlib.specs import NpzSource
 
 
 class NpzImages:
-    """Rows of an array of images; example ids are <array>-<row>."""
+    """Images in the rows of an array; example ids are <array>-<row>."""
 
     def __init__(self, spec: NpzSource) -> None:
         self._spec = spec
@@ -38,7 +38,7 @@ class NpzImages:
         self._labels: NDArray[np.int64] = labels.reshape(-1).astype(np.int64)
         largest = int(self._labels.max(initial=-1))
         if spec.class_names and len(spec.class_names) <= largest:
-            raise UserError(f"{path} has {largest + 1} classes, but class_names names {len(spec.class_names)}")
+            raise UserError(f"{path} has {largest + 1} classes, but class_names lists {len(spec.class_names)}")
         self.class_names = list(spec.class_names) or numbered_classes(largest, str(path))
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Limits on decompressed sizes and on the locations that file names may lead to: data can come from untrusted sources."""
+"""Limits on decompressed sizes and on the paths that file names may refer to, as data can come from untrusted sources."""
 
 import lzma
 import math
@@ -49,16 +49,16 @@ def _setting(name: str, default: int) -> int:
 
 
 def read_pieces(file: IO[bytes], path: str) -> Iterator[bytes]:
-    """Yield the content of a file that is decompressed while it is read, up to `most_bytes`.
+    """Yield the content of a file that is decompressed while it is read.
 
     Raises:
-        UserError: when it is longer.
+        UserError: when the content is longer than `most_bytes`.
     """
     most, size = most_bytes(), 0
     while part := file.read(PIECE):
         size += len(part)
         if size > most:
-            raise UserError(f"{path} decompresses to more than {most} bytes; if that is right, raise MEMLIB_MAX_BYTES")
+            raise UserError(f"{path} decompresses to more than {most} bytes; if the size is right, raise MEMLIB_MAX_BYTES")
         yield part
 
 
@@ -66,18 +66,20 @@ def check_pixels(image: Any) -> None:
     """Refuse a Pillow image, before it is decoded, if it has more than `most_pixels` pixels.
 
     Raises:
-        ValueError: with the image's size.
+        ValueError: when it has; the message gives the image's size.
     """
     if image.width * image.height > most_pixels():
-        raise ValueError(f"{image.width} x {image.height} pixels; if that is right, raise MEMLIB_MAX_PIXELS")
+        raise ValueError(
+            f"{image.width} x {image.height} pixels exceed the limit; if the size is right, raise MEMLIB_MAX_PIXELS"
+        )
 
 
 def check_arrays(path: Path) -> None:
-    """Refuse an .npz file with an array whose header claims more bytes than the archive entry holds, or than `most_bytes`.
+    """Refuse an .npz file with an array whose header claims more bytes than the archive entry or than `most_bytes`.
 
     Raises:
-        UserError: with the array's name.
-        UNREADABLE_ZIP: when it is not an .npz file.
+        UserError: when there is such an array; the message names it.
+        UNREADABLE_ZIP: when the file is not an .npz file.
     """
     most = most_bytes()
     with zipfile.ZipFile(path) as archive:
@@ -100,10 +102,10 @@ def check_inside(fs: Any, root: str, name: str, said_by: str) -> None:
     Args:
         fs, root: file system and root of the source.
         name: path relative to the root.
-        said_by: description of what names the file, for the message.
+        said_by: description of the file or link that refers to `name`, for the message.
 
     Raises:
-        UserError: with the file's name.
+        UserError: when it does; the message names the file.
     """
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\0" in name or not path.parts:
@@ -116,7 +118,7 @@ def check_links(fs: Any, root: str, listing: Mapping[str, Mapping[str, Any]]) ->
     """Refuse links among listed files that lead outside the source's root.
 
     Raises:
-        UserError: with the link's name.
+        UserError: when there is such a link; the message names it.
     """
     if isinstance(fs, LocalFileSystem):
         for name, info in listing.items():

@@ -47,7 +47,7 @@ class Feature:
 
     @property
     def box(self) -> tuple[int, int, int, int]:
-        """Return x0, y0, x1, y1, half open, of an image's feature."""
+        """Return the half-open bounding box x0, y0, x1, y1 of a feature in an image."""
         rows, columns = np.flatnonzero(self.mask.any(axis=1)), np.flatnonzero(self.mask.any(axis=0))
         return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
 
@@ -97,7 +97,7 @@ def build_feature(spec: FeatureSpec, shape: Sequence[int]) -> Feature:
         shape: (height, width, channels) or (dim,) of an example.
 
     Raises:
-        UserError: when the feature is larger than the image or outside it, or of the wrong kind for it.
+        UserError: when the feature does not fit into the image, or its kind does not suit the examples.
     """
     if isinstance(spec, ScalarFeature):
         return _scalar(spec, shape)
@@ -171,7 +171,7 @@ def _opened(path: str, mode: str) -> Image.Image:
 
 
 def null_features(spec: FeatureSpec, shape: Sequence[int], count: int, *, seed: int) -> dict[str, Feature]:
-    """Return other features of the same kind, as the null with which the feature is compared.
+    """Return other features of the same kind, which serve as the null with which the feature is compared.
 
     The comparison is only as good as the choice of kind: a model that knows names reacts more to any name than to random
     letters, so a name must be compared with other names (GlyphFeature.nulls).
@@ -179,7 +179,7 @@ def null_features(spec: FeatureSpec, shape: Sequence[int], count: int, *, seed: 
     Args:
         spec: the feature.
         shape: shape of an example.
-        count: largest number of features; there may be fewer, such as 25 other single letters.
+        count: maximum number of features; there may be fewer, such as 25 other single letters.
         seed: seed of the draws.
 
     Returns:
@@ -223,7 +223,7 @@ def null_texts(spec: GlyphFeature, count: int, *, seed: int) -> list[str]:
 
     Args:
         spec: the feature.
-        count: largest number of texts.
+        count: maximum number of texts.
         seed: seed of the draws.
 
     Raises:
@@ -237,7 +237,9 @@ def null_texts(spec: GlyphFeature, count: int, *, seed: int) -> list[str]:
     try:
         lines = Path(str(spec.nulls)).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"canary.feature.nulls is names, letters or a file; cannot read {spec.nulls} ({error})") from error
+        raise UserError(
+            f"cannot read canary.feature.nulls {spec.nulls} ({error}); set it to names, letters or a file"
+        ) from error
     texts = [text for text in dict.fromkeys(line.strip() for line in lines) if text and text != spec.text]
     if not texts:
         raise UserError(f"{spec.nulls} has no line besides {spec.text!r}; give one text per line")
@@ -261,7 +263,7 @@ def _other_letters(text: str, count: int, *, seed: int) -> list[str]:
 
 
 def _alphabet(character: str) -> str:
-    """Return the replacements of a character: capitals, lower-case letters or digits; spaces and signs are kept."""
+    """Return the replacements of a character: capitals, lower-case letters or digits; other signs are kept."""
     for alphabet in (LETTERS, LETTERS.lower(), DIGITS):
         if character in alphabet:
             return alphabet
@@ -278,11 +280,11 @@ def choose_canaries(members: pa.Table, spec: CanarySpec, influence: Mapping[str,
 
     Args:
         members: the training rows of tables.SPLITS.
-        spec: the rule of choice.
-        influence: self-influence by example id, needed if the rule uses it.
+        spec: the selection rule.
+        influence: self-influence by example id, needed if the selection rule uses it.
 
     Returns:
-        the chosen rows of `members`, in order of choice.
+        the chosen rows of `members`, in the order in which they were chosen.
 
     Raises:
         UserError: when there are too few examples, or a class or id is missing.
@@ -304,7 +306,7 @@ def choose_canaries(members: pa.Table, spec: CanarySpec, influence: Mapping[str,
     if spec.choice == "random":
         chosen = np.random.default_rng(derive_seed(spec.seed, "canaries")).permutation(rows)[: spec.count]
         return members.take(chosen)
-    assert influence is not None, "a choice by self-influence needs self-influence"
+    assert influence is not None, "a choice by self-influence needs the self-influence of the examples"
     order = sorted(rows.tolist(), key=lambda row: (-influence[ids[row]], ids[row]))
     top = {"top": spec.count, "bottom": 0, "extreme": spec.count - spec.count // 2}[spec.choice.split("_")[0]]
     return members.take(order[:top] + order[len(order) - (spec.count - top) :])
@@ -351,12 +353,12 @@ def probe_rows(members: pa.Table, label: int, *, without: Collection[int], max_e
     Args:
         members: the training rows of tables.SPLITS.
         label: the class y.
-        without: stored rows of the canaries.
-        max_examples: largest number of examples; more are subsampled at random.
+        without: stored rows of the canaries, which are excluded.
+        max_examples: maximum number of examples; if there are more, a random subset is used.
         seed: seed of the draw.
 
     Raises:
-        UserError: when there are fewer than two such examples.
+        UserError: when the class has fewer than two examples besides the canaries.
     """
     wanted = (members["label"].to_numpy() == label) & ~np.isin(members["row"].to_numpy(), list(without))
     rows = np.flatnonzero(wanted)

@@ -1,8 +1,8 @@
 """Background ("periphery") crops: rectangles that contain no part of the object.
 
-Meehan 2023, section 3.1 uses "the largest possible crop that does not intersect with any bounding box"; A.8 replaces it by
-the lower-left corner if there are no boxes. Rectangles are (x0, y0, x1, y1) in pixels, half open: columns x0 <= x < x1 and
-rows y0 <= y < y1.
+Meehan 2023, section 3.1 uses "the largest possible crop that does not intersect with any bounding box"; A.8 uses the
+lower-left corner instead if there are no boxes. Rectangles are (x0, y0, x1, y1) in pixels, half open: columns x0 <= x < x1
+and rows y0 <= y < y1.
 """
 
 import itertools
@@ -20,7 +20,7 @@ NONE = (-1, -1, -1, -1)
 
 
 def periphery_crops(index: pa.Table, spec: CropSpec) -> NDArray[np.int64]:
-    """Return the crops of many images; each equals the result of `periphery_crop`.
+    """Return the crops of many images, each equal to the result of `periphery_crop`.
 
     Args:
         index: tables.INDEX, or its columns unreadable, content and boxes.
@@ -68,7 +68,7 @@ def _maximal_crops(content: NDArray[np.int64], box: NDArray[np.int64], min_side:
 
 
 def _official_crops(content: NDArray[np.int64], box: NDArray[np.int64], min_side: float) -> NDArray[np.int64]:
-    """Return `official_crop` for images with one box each: full-height strips beside it, or its width above or below it."""
+    """Return `official_crop` for images with one box each: full-height strips beside it, or strips of its width."""
     crops, best = np.full_like(content, -1), _least(content, min_side)
     for strip in _strips(content, box, "left", "over", "under", "right"):
         shorter = (strip[:, 2:] - strip[:, :2]).min(axis=1)
@@ -108,7 +108,7 @@ def periphery_crop(content: Box, boxes: NDArray[np.int64], spec: CropSpec) -> Bo
 
     Args:
         content: the part of the stored image that shows the picture (all of it unless it was padded).
-        boxes: (num_boxes, 4) int, the objects.
+        boxes: (num_boxes, 4) int, the boxes of the objects.
         spec: the kind of crop, and its minimum side as a fraction of the content's shorter side.
     """
     if spec.mode == "corner":
@@ -123,12 +123,12 @@ def periphery_crop(content: Box, boxes: NDArray[np.int64], spec: CropSpec) -> Bo
 
 
 def maximal_crop(content: Box, boxes: Sequence[Box], *, min_side: int = 1) -> Box | None:
-    """Return the rectangle of largest area within `content` that meets no box and has sides of at least `min_side`.
+    """Return the rectangle of largest area within `content` that intersects no box and has sides of at least `min_side`.
 
     Exact for any number of boxes: each side of a maximal rectangle touches the content's edge or a box, so its left side is
     some box's right edge (or the content's left), and so on. For each pair of left and right sides, the boxes between them
-    leave free vertical gaps; the tallest gap is the best for the pair. Among equal areas the rectangle with the longer
-    shorter side wins, then the topmost, then the leftmost.
+    leave free vertical gaps; the tallest gap is the best for the pair. Among rectangles of equal area, the one with the
+    longer shorter side wins, then the topmost, then the leftmost.
     """
     lefts = sorted({content[0], *(box[2] for box in boxes)})
     rights = sorted({content[2], *(box[0] for box in boxes)})
@@ -181,7 +181,7 @@ def official_crop(content: Box, boxes: Sequence[Box], *, threshold: float = 0.0)
 
 
 def corner_crop(content: Box) -> Box | None:
-    """Return the lower-left 0.3 width x 0.3 height, truncated to pixels, ignoring boxes (Meehan 2023, A.8, and its code)."""
+    """Return the lower-left corner, 0.3 width x 0.3 height truncated to pixels, ignoring boxes (Meehan 2023, A.8, code)."""
     width, height = int(CORNER * (content[2] - content[0])), int(CORNER * (content[3] - content[1]))
     return (content[0], content[3] - height, content[0] + width, content[3]) if width and height else None
 

@@ -1,4 +1,4 @@
-"""Images and labels named by a CSV file, such as CheXpert's train.csv."""
+"""Images and labels listed in a CSV file, such as CheXpert's train.csv."""
 
 import csv
 import io
@@ -12,7 +12,7 @@ from memlib.specs import CsvSource
 
 
 class CsvImages:
-    """The rows of a CSV file whose label is one of the classes; example ids are the image paths."""
+    """Images listed in the rows of a CSV file that have the label of a class; example ids are the image paths."""
 
     def __init__(self, spec: CsvSource) -> None:
         self._spec = spec
@@ -35,7 +35,9 @@ class CsvImages:
             if row[spec.label_column] in label_of
         ]
         if not self._rows:
-            raise UserError(f"no row of {spec.path} has a {spec.label_column!r} of {sorted(label_of)} and matches `where`")
+            raise UserError(
+                f"no row of {spec.path} matches `where` and has one of {sorted(label_of)} in column {spec.label_column!r}"
+            )
         self._fs, self._root = open_location(spec.root)
         for name, _ in self._rows:
             check_inside(self._fs, self._root, name, f"a row of {spec.path}")
@@ -52,7 +54,7 @@ class CsvImages:
         return decode_example(data, name, label)
 
     def content_digest(self) -> str:
-        """Return a digest of the image files that are used, and the rows."""
+        """Return a digest of the image files used, followed by the rows."""
         listing: dict[str, Any] = list_files(self._fs, self._root)
         used = {name: listing[name] for name, _ in self._rows if name in listing}
         return listing_digest(self._fs, self._root, used, look=look_at_image) + canonical_json(self._rows)

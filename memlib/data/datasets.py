@@ -1,7 +1,7 @@
 """Sources of examples behind one indexable interface.
 
-Example ids are stable: the path or row within the source, the same on every machine. A source identifies its content by
-its `content_digest`, so that results computed from it are reused exactly when nothing has changed.
+Example ids are stable: they are paths or rows within the source and the same on every machine. A source's `content_digest`
+identifies its content, so that results are reused if and only if the content is unchanged.
 """
 
 import inspect
@@ -43,11 +43,11 @@ from memlib.specs.data import (
 
 
 def open_source(spec: SourceSpec, intensities: IntensitySpec | None = None) -> Source:
-    """Open the source that a spec describes; its examples have 8 bits per channel, or are points.
+    """Open the source that a spec describes; its examples are images with 8 bits per channel, or points.
 
     Args:
         spec: the source.
-        intensities: intensities of black and white for images with more bits.
+        intensities: intensities of black and white, for images with more than 8 bits per channel.
 
     Raises:
         UserError: when the source is missing, or its layout differs from the spec.
@@ -112,7 +112,7 @@ class Torchvision:
         stated: Any = getattr(self._data, "classes", None)
         labels: Any = getattr(self._data, "targets", getattr(self._data, "labels", None))
         if stated is None and labels is None:
-            raise UserError(f"torchvision.datasets.{spec.name} states neither its classes nor its labels")
+            raise UserError(f"torchvision.datasets.{spec.name} has neither class names nor labels")
         if stated is not None:
             self.class_names = [str(name) for name in stated]
         else:
@@ -146,7 +146,7 @@ class Torchvision:
 
 
 class _Imported:
-    """A user's source; its digest combines the version, or the module's digest, with the source's own digest if it has one.
+    """A user's source; its digest combines the version, or the module's digest, with the source's digest, if it has one.
 
     Its items are examples, mappings with the fields of an example, or pairs of an image and a label as in torchvision.
     """
@@ -181,7 +181,7 @@ class _Imported:
 
 
 def _as_pixels(image: Any, index: int) -> NDArray[Any]:
-    """Convert an array, or a tensor as made by torchvision's ToTensor, to (height, width, 3) or to intensities."""
+    """Convert an array, or a tensor from torchvision's ToTensor, to pixels (height, width, 3) or to intensities."""
     pixels = np.asarray(image)
     if pixels.ndim == 3 and pixels.shape[0] in (1, 3) and pixels.shape[2] not in (1, 3):
         pixels = np.moveaxis(pixels, 0, 2)

@@ -16,7 +16,7 @@ MAGIC, AT = b"DICM", 128
 
 
 def is_dicom(data: bytes) -> bool:
-    """Return True if the bytes are a DICOM file: "DICM" follows its preamble."""
+    """Return True if the bytes are a DICOM file, in which "DICM" follows the preamble."""
     return data[AT : AT + len(MAGIC)] == MAGIC
 
 
@@ -24,8 +24,8 @@ def read_dicom(data: bytes) -> tuple[NDArray[Any], tuple[float, float] | None, i
     """Decode the first picture of a DICOM file.
 
     Returns:
-        RGB pixels (height, width, 3) uint8, or intensities (height, width), larger meaning brighter; the intensities of black
-        and white, if the file states them; bits per channel; number of pictures in the file.
+        RGB pixels (height, width, 3) uint8, or intensities (height, width), where larger is brighter; the intensities of
+        black and white, or None if the file does not state them; bits per channel; number of pictures in the file.
 
     Raises:
         UserError: when pydicom is not installed.
@@ -39,7 +39,9 @@ def read_dicom(data: bytes) -> tuple[NDArray[Any], tuple[float, float] | None, i
         raise UserError("DICOM files need pydicom: pip install 'memlib[dicom]'") from error
     file: Any = pydicom.dcmread(io.BytesIO(data))
     if int(file.Rows) * int(file.Columns) > most_pixels():
-        raise ValueError(f"{file.Columns} x {file.Rows} pixels; if that is right, raise MEMLIB_MAX_PIXELS")
+        raise ValueError(
+            f"{file.Columns} x {file.Rows} pixels exceed the limit; if the size is right, raise MEMLIB_MAX_PIXELS"
+        )
     stored, bits = pixel_array(file, index=0), int(file.BitsStored)
     count = int(file.get("NumberOfFrames") or 1)
     kind = str(file.PhotometricInterpretation)
@@ -54,7 +56,7 @@ def read_dicom(data: bytes) -> tuple[NDArray[Any], tuple[float, float] | None, i
     low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if file.PixelRepresentation else (0, 2**bits - 1)
     ends = np.asarray(apply_modality_lut(np.array([low, high], dtype=stored.dtype), file), dtype=np.float64)
     values, window = _windowed(values, file)
-    if kind == "MONOCHROME1":  # the smallest is white
+    if kind == "MONOCHROME1":  # the smallest value is white
         total = float(ends.sum()) if window is None or window[1] != LUT_TOP else LUT_TOP
         values, window = total - values, None if window is None else (total - window[1], total - window[0])
     whole = np.array_equal(values, np.round(values))
@@ -65,7 +67,7 @@ LUT_TOP = 65535.0  # white of images with a VOI lookup table
 
 
 def _windowed(values: NDArray[np.float64], file: Any) -> tuple[NDArray[np.float64], tuple[float, float] | None]:
-    """Apply the file's VOI lookup table, if any; return the intensities, and those of black and white if stated."""
+    """Apply the file's VOI lookup table, if any; return the intensities, and the stated window (black, white) or None."""
     if file.get("WindowCenter") is not None and file.get("WindowWidth") is not None:
         centre, width = (float(np.atleast_1d(file[name].value)[0]) for name in ("WindowCenter", "WindowWidth"))
         if str(file.get("VOILUTFunction") or "LINEAR") == "LINEAR":  # C.11.2.1.2.1

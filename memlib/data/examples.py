@@ -38,7 +38,7 @@ class Example:
             are scaled once for the source; or a point, (dim,) float32.
         label: index into the source's class_names.
         boxes: (num_boxes, 4) int64, half-open pixel rectangles x0, y0, x1, y1 of the objects; may be empty.
-        oddities: what was corrected when it was read, in words.
+        oddities: descriptions of what was corrected when the image was read.
         window: intensities of black and white, if the file states them.
     """
 
@@ -59,10 +59,10 @@ class UnreadableImage(ValueError):
 
 
 class Source(Protocol):
-    """Interface of a data set to the pipeline.
+    """Interface of a data set that the pipeline reads.
 
-    A source of points states their dimension in `point_dim`. Optional `remarks`, a list of lines, are shown to the user
-    before anything is trained.
+    A source of points has the attribute `point_dim`, their dimension. The optional attribute `remarks` is a list of lines
+    that are shown to the user before training.
     """
 
     class_names: list[str]
@@ -85,7 +85,7 @@ def decode_example(
     Args:
         data: the encoded or opened image.
         example_id, label: id and label of the example.
-        boxes: returns the boxes of the objects, given the decoded picture.
+        boxes: function that returns the boxes of the objects, given the decoded picture.
 
     Raises:
         UnreadableImage: for an image that cannot be decoded, and for boxes that do not fit it.
@@ -98,11 +98,11 @@ def decode_example(
 
 
 def check_no_fractions(boxes: Sequence[Sequence[float]], where: str) -> None:
-    """Refuse boxes in fractions of the picture, as in YOLO's format: read as pixels they would cover one pixel.
+    """Refuse boxes in fractions of the picture, as in YOLO's format; read as pixels, they would cover a single pixel.
 
     Args:
-        boxes: four numbers each.
-        where: the boxes' location, for the message.
+        boxes: the four numbers of each box.
+        where: location of the boxes, for the message.
 
     Raises:
         UserError: when all numbers lie in [0, 1] and some are not integers.
@@ -117,7 +117,7 @@ def numbered_classes(largest: int, where: str) -> list[str]:
 
     Args:
         largest: the largest label.
-        where: the labels' location, for the message.
+        where: location of the labels, for the message.
 
     Raises:
         UserError: for a label that is too large for a class index.
@@ -144,7 +144,7 @@ def open_location(uri: str) -> tuple[Any, str]:
 
 
 def find_files(fs: Any, root: str) -> dict[str, dict[str, Any]]:
-    """Return all files below `root` by their full path, with the file system's details of each; empty if there are none.
+    """Return the file system's details of every file below `root`, by full path; an empty dict if there are no files.
 
     Raises:
         UserError: when the file system cannot be listed (no network, no permission).
@@ -159,10 +159,10 @@ def find_files(fs: Any, root: str) -> dict[str, dict[str, Any]]:
 
 
 def list_files(fs: Any, root: str) -> dict[str, dict[str, Any]]:
-    """Return the same by relative path, sorted; links to folders are followed within the source's root and allowed roots.
+    """Return the details of every file by path relative to `root`, sorted; follow links to folders inside allowed roots.
 
     Raises:
-        UserError: as in `find_files`, and for links that lead elsewhere.
+        UserError: as in `find_files`, and for links that lead outside the root and the allowed roots.
     """
     root = root.rstrip("/")
     files = find_files(fs, root)
@@ -195,14 +195,14 @@ def listing_digest(
     Local hashes are cached by path, size, inode and modification times, so that an unchanged folder of any size is read
     once; copying or touching the files does not change the digest. MEMLIB_REHASH in the environment bypasses the cache.
 
-    Sources with images that memlib's first version decoded differently (see `pictures.READ_OTHERWISE`) have a digest that
-    differs from that version's. All other sources keep theirs, so that no model is retrained needlessly.
+    The digest of a source with images that memlib's first version decoded differently (see `pictures.READ_OTHERWISE`) differs
+    from the digest of that version. All other sources keep their digest, so that no model is retrained needlessly.
 
     Args:
         fs, root: file system and folder of the files.
         listing: file names below the root, with the file system's details of each.
-        look: returns the oddities of the images in a local file, given its path; None if the files hold no images. Remote
-            files, which would have to be fetched, count as odd.
+        look: function that returns the oddities of the images in a local file, given its path; None if the files hold no
+            images. Remote files, which would have to be fetched, count as odd.
         looks_for: parameters of `look` other than the file; part of the cache key.
     """
     local = isinstance(fs, LocalFileSystem)
@@ -218,7 +218,7 @@ def listing_digest(
 
 
 def look_at_image(path: str) -> Collection[str]:
-    """Return the oddities of an image file, from its header."""
+    """Return the oddities that the header of an image file shows."""
     try:
         with Image.open(path) as image:
             return oddities_of(image)
@@ -227,7 +227,7 @@ def look_at_image(path: str) -> Collection[str]:
 
 
 class _HashMemo:
-    """Cache of local files' SHA-256 and of the oddities of their images, in the user's cache folder.
+    """Cache, in the user's cache folder, of the SHA-256 of local files and of the oddities of their images.
 
     Entries are committed in batches: one commit per file would take longer than reading a small file.
     """

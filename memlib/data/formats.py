@@ -26,7 +26,7 @@ ALPHABETS: Mapping[str, tuple[str, ...]] = {
 }
 HOLE = re.compile(r"\{([a-z_]+)(\d*)\}")
 LONGEST_HOLE = 1000
-PERMUTED = 1_000_000  # draws permute spaces up to this size, and sample larger ones until enough candidates differ
+PERMUTED = 1_000_000  # spaces up to this size are permuted to draw; larger ones are sampled until enough candidates differ
 
 Choices = NDArray[np.int32]
 
@@ -50,19 +50,19 @@ class Candidates(ABC):
 
     @abstractmethod
     def edges(self, place: int) -> list[tuple[int, tuple[int, ...]]]:
-        """Return the places that one symbol leads to from a place, each with the symbols that lead there."""
+        """Return the places that can be reached from a place by one symbol, each with the symbols that lead there."""
 
     @abstractmethod
     def place_of(self, path: Sequence[int]) -> int:
         """Return the place at which a path of symbols ends."""
 
     ambiguous = False
-    """True if a path through the tree may differ from the symbols that the model has for its candidate."""
+    """True if a path through the tree may spell its candidate with other symbols than the model's tokenizer does."""
     has_tree = True
     """True if candidates share prefixes; otherwise each is scored separately."""
 
     def accepts(self, paths: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return a mask (num_paths,) of the whole paths (num_paths, length) that equal the symbols of their candidate."""
+        """Return a mask (num_paths,) of the complete paths (num_paths, length) that equal the symbols of their candidate."""
         return np.ones(len(paths), dtype=np.bool_)
 
     def contexts(self, choices: Choices) -> NDArray[np.int64] | None:
@@ -242,5 +242,5 @@ class Format:
 
 
 def render(symbols: Sequence[str], unit: str) -> str:
-    """Join symbols to a text."""
+    """Join symbols into a text."""
     return (" " if unit == "word" else "").join(symbols)

@@ -57,7 +57,7 @@ def draw_text(text: str, *, scale: int = 1, font: str | None = None) -> NDArray[
 
     Args:
         text: capital letters, digits and spaces; any text if a `font` is given.
-        scale: side of a dot in pixels; the size of a `font` is 8 times this.
+        scale: side of a dot in pixels; a `font` gets 8 times this size.
         font: a TrueType or OpenType file to use instead of the built-in typeface.
 
     Raises:

@@ -25,15 +25,15 @@ ASKED, AMONG = 500, 10_000  # images in a check for copies: queries per role, im
 def groups_of(
     entries: Sequence[Mapping[str, Any]], images: NDArray[np.uint8] | None, spec: GroupSpec | None
 ) -> NDArray[np.int64]:
-    """Number the groups of examples.
+    """Assign a group number to every example.
 
     Args:
         entries: rows of tables.INDEX.
-        images: (num_stored, height, width, channels) uint8, for `near`; None if nothing is compared.
+        images: (num_stored, height, width, channels) uint8, needed for `near`; None if images are not compared.
         spec: the rules; None puts every example in a separate group.
 
     Returns:
-        (num_examples,) int64 from 0 in order of first appearance.
+        (num_examples,) int64 group numbers, counted from 0 in order of first appearance.
 
     Raises:
         UserError: when a pattern or file matches no example, the file cannot be read, or `near` is set for points.
@@ -52,14 +52,14 @@ def groups_of(
 
 
 def groups_digest(spec: GroupSpec | None) -> dict[str, str]:
-    """Return the stage inputs for a file of groups; an empty dict if there is no file."""
+    """Return the digest of the file of groups as stage inputs; an empty dict if there is no file."""
     if spec is None or spec.path is None:
         return {}
     return {"groups": named_digest(spec.path, setting="group.path")}
 
 
 def groups_in(splits: pa.Table) -> NDArray[np.int64]:
-    """Number the groups that a table of splits records; an example without a group gets a separate one.
+    """Assign the number of its recorded group to every row of a splits table; a row without a group is a separate group.
 
     Args:
         splits: tables.SPLITS, of any version.
@@ -73,7 +73,7 @@ def groups_in(splits: pa.Table) -> NDArray[np.int64]:
 
 
 def small_version(image: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Return the grey levels (256,) of an image (height, width, channels) at 16 x 16, by which copies are found."""
+    """Return the grey levels (256,) of an image (height, width, channels) at 16 x 16, which are used to find copies."""
     picture = Image.fromarray(image[..., 0] if image.shape[2] == 1 else image).convert("L")
     return np.asarray(picture.resize((SMALL, SMALL), Image.Resampling.BOX), dtype=np.float32).reshape(-1)
 
@@ -93,12 +93,13 @@ def near_links(entries: Sequence[Mapping[str, Any]], images: NDArray[np.uint8], 
 
 
 def near_copies(splits: pa.Table, images: NDArray[np.uint8]) -> list[tuple[str, str]]:
-    """Return pairs of images that look alike and have different roles: per queried image, its nearest such neighbour.
+    """Return pairs of images that look alike and have different roles: for each queried image, its nearest such neighbour.
 
-    A spot check, not a full search: at most 500 images of each role against at most 10,000 of all, evenly spaced.
+    This is a spot check, not a full search: at most 500 images of each role are compared with at most 10,000 images of all
+    roles, both evenly spaced.
 
     Args:
-        splits: a tables.SPLITS.
+        splits: splits table (tables.SPLITS).
         images: (num_images, height, width, channels) as stored.
 
     Returns:

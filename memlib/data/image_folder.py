@@ -35,7 +35,7 @@ MOST_NAMED = 5  # folders named in a remark
 
 
 def _is_hidden(name: str) -> bool:
-    """Return True if a path has a hidden part; notebooks and archivers leave copies of images there."""
+    """Return True if a path has a hidden part; notebooks and archivers leave copies of images in hidden folders."""
     return any(part.startswith(".") or part == "__MACOSX" for part in PurePosixPath(name).parts)
 
 
@@ -81,7 +81,9 @@ class ImageFolder:
             remarks.append(f"folders without images are ignored: {', '.join(empty[:MOST_NAMED])}")
         parts = [name for name in self.class_names if name.lower() in PARTS]
         if len(parts) > 1:
-            remarks.append(f"{' and '.join(parts)} are taken for classes; if they are parts of a data set, set path to one")
+            remarks.append(
+                f"{' and '.join(parts)} are taken for classes; if they are parts of a data set, set path to one of them"
+            )
         return remarks
 
     def __len__(self) -> int:
@@ -109,7 +111,7 @@ class ImageFolder:
         for class_name in self.class_names:
             table = f"{class_name}/{class_name}_boxes.txt"
             if table not in listing:
-                raise UserError(f"{self._spec.path}/{table} is missing; boxes: tiny_imagenet needs one per class")
+                raise UserError(f"{self._spec.path}/{table} is missing; boxes: tiny_imagenet needs one file per class")
             self._listing[table] = listing[table]
             for row in self._table(table):
                 if len(row) < 5:
@@ -135,7 +137,7 @@ class ImageFolder:
         annotations = [name for name in names if name.endswith(".xml")]
         if not annotations:
             where = self._spec.annotations or self._spec.path
-            raise UserError(f"no XML files below {where}; name their folder with annotations")
+            raise UserError(f"no XML files below {where}; set annotations to their folder")
         match = _match_annotations([name for name, _ in self._items], annotations)
         self._listing |= {f"annotations:{name}": names[name] for name in match.values()}
 
@@ -154,10 +156,10 @@ class ImageFolder:
 
 
 def _as_shown(boxes: NDArray[np.int64], picture: Picture, size: tuple[int, int] | None) -> NDArray[np.int64]:
-    """Transform boxes that were drawn on a picture of this size to the picture after EXIF rotation.
+    """Transform boxes to the picture after EXIF rotation, given the size of the picture on which they were drawn.
 
     Raises:
-        Undecodable: when the size does not tell if they were drawn before or after the rotation.
+        Undecodable: when the size does not tell whether the boxes were drawn before or after the rotation.
     """
     shown, stored = picture.pixels.shape[1::-1], picture.stored_size
     if picture.orientation == 1 or (size == shown and shown != stored):
@@ -199,7 +201,7 @@ def _pixel(value: float) -> int:
     Raises:
         ValueError: for a coordinate that is too large for an image, or NaN.
     """
-    if not abs(value) < MOST_PIXELS:  # written so as to refuse NaN too
+    if not abs(value) < MOST_PIXELS:  # NaN is refused too
         raise ValueError(f"{value:g} is not a pixel coordinate")
     return int(value)
 
@@ -211,7 +213,7 @@ def parse_voc(data: bytes, name: str) -> tuple[NDArray[np.int64], tuple[int, int
         boxes (num_boxes, 4) half open (VOC counts from 1, inclusive), and the picture's width and height if stated.
 
     Raises:
-        UserError: when it is not such an annotation, or holds fractions instead of pixels.
+        UserError: when the data are not such an annotation, or boxes are given in fractions instead of pixels.
     """
     try:
         root = ElementTree.fromstring(data)

@@ -1,4 +1,4 @@
-"""Intensities of more than 8 bits, scaled once per source, so that brightness is comparable between its images."""
+"""Scaling of intensities of more than 8 bits, once per source, so that its images stay comparable in brightness."""
 
 import threading
 from collections.abc import Iterable
@@ -18,9 +18,9 @@ DEPTHS = (8, 10, 12, 14, 16, 32)
 class Scaled:
     """A source whose images all have 8 bits per channel.
 
-    Intensities are scaled by the recipe's window; else by the file's own (DICOM's window); else integers by the smallest
-    usual bit depth that holds the source's largest value, and floats by [0, 1]. The first image that needs the source's
-    range causes all images to be read for it.
+    Intensities are scaled by the window in the recipe. Without one, they are scaled by the window in the file (DICOM). If the
+    file has none either, integers are scaled by the smallest common bit depth that holds the source's largest value, and
+    floats by [0, 1]. To find the source's range of values, all its images are read once, when the first image needs it.
 
     Args:
         source: the source to wrap.
@@ -80,7 +80,7 @@ def ends_of(low: float, high: float, *, floats: bool) -> tuple[float, float]:
     range_text = f"intensities of this source range from {low:g} to {high:g}"
     if low < 0 or (floats and high > 1):
         raise UserError(
-            f"{range_text}: state which are black and white, as in data.intensities={{low: {low:g}, high: {high:g}}}"
+            f"{range_text}: set the intensities of black and white, as in data.intensities={{low: {low:g}, high: {high:g}}}"
         )
     if floats:
         return 0.0, 1.0
@@ -96,5 +96,5 @@ def scaled(image: NDArray[Any], low: float, high: float) -> NDArray[np.uint8]:
 
 
 def in_words(oddities: Iterable[tuple[str, int]]) -> list[str]:
-    """Return one line per oddity with the number of images in which it was corrected."""
+    """Return one line per oddity, with the number of images in which it was corrected."""
     return [f"{count} image{'s' if count > 1 else ''}: {what}" for what, count in oddities if count]

@@ -1,4 +1,4 @@
-"""Several sources joined into one, some with the image changes of another scanner."""
+"""A source that joins several sources; images of a part can be changed as if another scanner had recorded them."""
 
 from collections.abc import Mapping
 from dataclasses import replace

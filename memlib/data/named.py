@@ -1,4 +1,4 @@
-"""Users' files that assign a value to examples by id: the group that each belongs to, or its set."""
+"""User-supplied files that assign a group or a set to examples, by example id."""
 
 import csv
 import hashlib
@@ -15,9 +15,9 @@ def said_of_examples(path: str, column: str, *, setting: str) -> dict[str, str]:
     """Return the values that a file assigns to examples, by example id.
 
     Args:
-        path: a CSV or Parquet file with the columns example_id and `column`, here or at a URL.
+        path: local path or URL of a CSV or Parquet file with the columns example_id and `column`.
         column: column that holds the values; empty cells are skipped.
-        setting: the recipe's key that names the file, for messages.
+        setting: recipe key that names the file; used in messages.
 
     Raises:
         UserError: when the file cannot be read, lacks a column, or gives an example two different values.
@@ -45,7 +45,7 @@ def said_of_examples(path: str, column: str, *, setting: str) -> dict[str, str]:
 
 
 def named_digest(path: str, *, setting: str) -> str:
-    """Return the SHA-256 of such a file, for use in stage keys."""
+    """Return the SHA-256 of a file for `said_of_examples`, for use in stage keys."""
     return hashlib.sha256(_content(path, setting)).hexdigest()
 
 

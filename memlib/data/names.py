@@ -10,18 +10,18 @@ from memlib.errors import UserError
 from memlib.identity import derive_seed
 
 LOCALES = ("en_US", "en_GB", "en_NZ", "de_DE", "nl_NL", "fr_FR", "es_ES", "it_IT")
-"""Locales of the package Faker, in order of use: a model that knows names knows those of its own country best."""
+"""Locales of the Faker package, in order of use: names that a model is most likely to know come first."""
 _WORD = re.compile(r"[^\W\d_]+")
 
 
 def other_names(text: str, count: int, *, seed: int) -> list[str]:
-    """Return other people's names in the form of a text: each word is replaced by a name of the same length and case.
+    """Return variants of a text with other people's names: each word is replaced by a name of the same length and case.
 
-    A first name is replaced by first names, a word that is only a last name by last names, any other word by both.
+    First names are replaced by first names, words that are only last names by last names, and other words by either.
 
     Args:
         text: a name, such as JOHN, Smith or SMITH^JOHN.
-        count: largest number of names; for a single word there may be fewer.
+        count: maximum number of names; for a single word there may be fewer.
         seed: seed of the draws.
 
     Raises:
@@ -49,7 +49,7 @@ def _with_words(text: str, words: list[str]) -> str:
 
 
 def _candidates(word: str, count: int, *, seed: int) -> list[str]:
-    """Return names of a word's length and case, in order of locales; at least `count` if there are that many."""
+    """Return names with the length and case of a word, locale by locale, until there are `count` or no locales are left."""
     plain, rng = word.casefold(), np.random.default_rng(seed)
     pools = [_names(locale) for locale in LOCALES]
     known = [kind for kind in (0, 1) if any(plain in pool[kind] for pool in pools)][:1]

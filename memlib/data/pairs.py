@@ -1,7 +1,7 @@
 """Pairs of texts for translation, with canaries among them.
 
 A row holds the source, left-padded with line ends to half the row, and then the target, right-padded with -1, which is
-ignored. A canary is a pair that replaces another one; its source may contain the secret too.
+ignored. A canary is a pair that replaces a pair of the corpus; its source may contain the secret too.
 """
 
 import re
@@ -39,7 +39,7 @@ WORD = re.compile(r"[a-z]+")
 
 
 def embedded_pairs(text: str) -> str:
-    """Pair each line of a text, after a tab, with its Pig Latin: a language pair that needs no download."""
+    """Append a tab and its Pig Latin to each line of a text: a language pair that needs no download."""
     lines = (" ".join(line.split()).lower() for line in text.split(LINE_END))
     return LINE_END.join(f"{line}\t{pig_latin(line)}" for line in lines if line)
 
@@ -60,9 +60,9 @@ def build_pairs(text: str, spec: TextSpec, canaries: SecretsSpec, windows: Path,
 
     Args:
         text: one pair per line, source and target separated by a tab; pairs longer than a window are left out.
-        spec: unit, window, shares.
+        spec: unit, window length and shares.
         canaries: formats and numbers of insertions.
-        windows: file that the rows are written to.
+        windows: path of the file to which the rows are written.
         secret: with the spec's seed, determines canaries and the pairs that they replace.
 
     Raises:
@@ -93,7 +93,7 @@ def build_pairs(text: str, spec: TextSpec, canaries: SecretsSpec, windows: Path,
 
 
 def source_format(canaries: SecretsSpec) -> Format:
-    """Return the format of the source side."""
+    """Return the format of the source side of canaries."""
     assert canaries.source is not None
     return Format(canaries.source, canaries.alphabets, holes=False)
 
@@ -154,10 +154,11 @@ def source_tokens(
 
 @dataclass(frozen=True)
 class Paired(Space):
-    """Targets whose source contains the secret: each is scored after its own source, so that there is no tree to walk.
+    """Targets whose source contains the secret: each is scored after its source, so candidates share no tree of prefixes.
 
     Attributes:
-        sources: for each place of the source its symbol, or the place of the target's hole that it copies.
+        sources: for each place of the source, a tuple with its symbol, or the place of the hole in the target that it
+            copies.
         before: symbols of the target before the first slot.
         window: length of a source with its padding.
     """

@@ -64,7 +64,7 @@ class ParquetImages:
         self._loaded: tuple[int, pa.Table] | None = None
 
     def _scan(self, file: str, labels: list[Any]) -> list[str] | None:
-        """Read the ids and labels of a file; return the class names that it states."""
+        """Read the ids and labels of a file; return the class names that its metadata state, if any."""
         spec = self._spec
         wanted = [c for c in (spec.image_column, spec.label_column, spec.id_column, spec.boxes_column) if c]
         with self._fs.open(file) as handle:
@@ -109,7 +109,7 @@ class ParquetImages:
         return decode_example(data, name, label, lambda picture: boxes)
 
     def content_digest(self) -> str:
-        """Return a digest of the files' listing."""
+        """Return a digest of the listing of the files."""
         listing = {os.path.relpath(file, self._folder): info for file, info in self._files.items()}
         return listing_digest(self._fs, self._folder, listing, look=self._look, looks_for=self._spec.image_column)
 
@@ -148,7 +148,7 @@ class ParquetImages:
         value = value.get("bbox") if isinstance(value, dict) else value
         boxes = np.array(value or NO_BOXES, dtype=np.float64).reshape(-1, 4)
         check_no_fractions(boxes.tolist(), f"{self._spec.path}, column {self._spec.boxes_column}")
-        if not (np.abs(boxes) < MOST_PIXELS).all():  # written so as to refuse NaN too
+        if not (np.abs(boxes) < MOST_PIXELS).all():  # NaN is refused too
             raise ValueError("coordinates too large for an image")
         if self._spec.box_format == "xywh":
             boxes[:, 2:] += boxes[:, :2]

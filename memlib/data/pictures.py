@@ -1,7 +1,7 @@
 """Decoding of images to pixels, or to intensities that are scaled once for the whole source.
 
-Oddities of an image are corrected (EXIF rotation, transparency drawn on white, only the first of several pictures) and
-counted; other images are refused with a message.
+Known oddities of an image are corrected and counted: it is rotated as EXIF says, transparency is drawn on white, and only
+the first of several pictures is used. Images with any other problem are refused with a message.
 """
 
 import io
@@ -18,15 +18,15 @@ from memlib.data.bounds import check_pixels
 from memlib.data.dicom import is_dicom, read_dicom
 from memlib.errors import UserError
 
-LEAST_SIDE, MOST_SLENDER = 4, 50  # shorter side in pixels, and aspect ratio: beyond these an image is refused
+LEAST_SIDE, MOST_SLENDER = 4, 50  # minimum shorter side in pixels, and maximum aspect ratio, of an image
 ORIENTATION = 0x0112  # EXIF's tag
 ROTATED = "rotated as EXIF says"
 SEVERAL = "the first of several pictures"
 TRANSPARENT = "drawn on white, as it is transparent"
 DEEP = "more than 8 bits a channel"
 READ_OTHERWISE = frozenset({ROTATED, TRANSPARENT, DEEP})  # oddities that memlib's first version decoded differently
-READING = ":2"  # enters digests of sources that hold such images; raise it when decoding changes
-INTENSITIES = ("I", "F")  # Pillow's modes of 16 or 32 bits or floats, including I;16 and its variants
+READING = ":2"  # part of the digests of sources with such images; raise it when decoding changes
+INTENSITIES = ("I", "F")  # Pillow's modes with 16 or 32 bits or floats, including I;16 and its variants
 TRANSPOSITIONS: Mapping[int, Image.Transpose] = MappingProxyType(
     {
         2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -54,7 +54,7 @@ class Picture:
         stored_size: width and height as stored, before EXIF rotation.
         orientation: EXIF orientation, 1 if there is none.
         bits: bits per channel, as stored.
-        oddities: what was corrected, in words.
+        oddities: descriptions of what was corrected.
         window: intensities of black and white, if the file states them.
     """
 
@@ -70,7 +70,7 @@ def read_picture(data: bytes | Image.Image) -> Picture:
     """Decode an image of any mode: grey, CMYK, palette, transparent, 16 bit, floats.
 
     Args:
-        data: encoded bytes, or an image opened by the caller, whose orientation is taken to be corrected already.
+        data: encoded bytes, or an image opened by the caller, whose orientation is assumed to be corrected already.
 
     Raises:
         Undecodable: for truncated or otherwise undecodable data, and for data that is not a picture.
@@ -92,7 +92,7 @@ def read_picture(data: bytes | Image.Image) -> Picture:
 
 
 def oddities_of(data: bytes | Image.Image) -> tuple[str, ...]:
-    """Return the oddities that `read_picture` would correct, from the header alone; empty if the header is unreadable."""
+    """Return the oddities that `read_picture` would correct, as far as the header shows them; none if it is unreadable."""
     try:
         image = data if isinstance(data, Image.Image) else Image.open(io.BytesIO(data))
         return _oddities(image, _orientation(image))
@@ -163,7 +163,7 @@ def turned_boxes(boxes: NDArray[np.int64], stored_size: tuple[int, int], orienta
     """Transform boxes of the stored picture to boxes of the picture after EXIF rotation.
 
     Args:
-        boxes: (num_boxes, 4) half open.
+        boxes: (num_boxes, 4) half-open rectangles x0, y0, x1, y1.
         stored_size: width and height of the stored picture.
         orientation: EXIF orientation.
     """

@@ -1,4 +1,4 @@
-"""Keyed randomness: canaries are drawn, and digests of them computed, with a secret that is not part of the recipe.
+"""Keyed randomness: the draws and the digests of canaries depend on a secret that is not part of the recipe.
 
 Nine digits can be recovered from a plain hash in seconds. Digests of anything that depends on canaries are therefore keyed
 with the secret, and so are the seeds of the draws: without the secret file, a recipe reveals nothing about its canaries.
@@ -52,10 +52,10 @@ def _create(file: Path) -> None:
 
 
 def keyed_digest(secret: bytes, *names: object) -> str:
-    """Return a digest in hex that cannot be computed without the secret."""
+    """Return a hexadecimal digest of `names` that cannot be computed without the secret."""
     return hmac.new(secret, canonical_json(list(names)).encode(), hashlib.sha256).hexdigest()
 
 
 def keyed_seed(secret: bytes, *names: object) -> int:
-    """Derive a 256-bit seed for the purpose given by `names`."""
+    """Derive a 256-bit seed from the secret for the purpose given by `names`."""
     return int(keyed_digest(secret, "seed", *names), 16)

@@ -37,7 +37,7 @@ def draw_sets(
     near: float | None,
     group: GroupSpec | None = None,
 ) -> pa.Table:
-    """Assign to every example of the index, class by class, the name of its set as role, or left_out.
+    """Assign a role to every example of the index, class by class: the name of its set, or left_out.
 
     The sets of the pool U are drawn together: first U, then the assignment of its groups (persons, near copies) to D_Q, the
     known and the withheld examples, with all assignments equally likely. Sets of the pool that come from different parts were
@@ -45,18 +45,18 @@ def draw_sets(
 
     Args:
         index: tables.INDEX.
-        images: (num_stored, height, width, channels) uint8, the shard's.
+        images: (num_stored, height, width, channels) uint8, stored images of the shard.
         specs: the sets in order; `query` and `calibration` are among them.
         seed: seed of the draw, which depends only on the ids of each class and part.
         near: root mean square difference, in grey levels of 16 x 16 versions, below which two images are copies; None
             compares for equal pixels only.
-        group: rules for examples that are never separated.
+        group: rules that define groups of examples, which are never separated.
 
     Returns:
         tables.SPLITS, sorted by example id; `reason` names the example of which a removed example is a copy.
 
     Raises:
-        UserError: when a class cannot fill a set, D_Q has one class, or a set loses all examples of a class as copies.
+        UserError: when a class cannot fill a set, D_Q has only one class, or all examples of a class in a set are copies.
     """
     entries = index.to_pylist()
     rows = [_row(entry) for entry in entries]
@@ -186,7 +186,7 @@ def _shares(pool: Mapping[str, SetSpec], num_groups: int, num_examples: int) -> 
 def _refuse_too_few(entries: Entries, name: str, label: int, wanted: int, free: int) -> None:
     if wanted > free:
         class_name = next(entry["class_name"] for entry in entries if entry["label"] == label)
-        raise UserError(f"sets.{name} needs {wanted} examples of class {class_name!r}, but {free} are left")
+        raise UserError(f"sets.{name} needs {wanted} examples of class {class_name!r}, but only {free} are left")
 
 
 def _join_copies(
@@ -208,7 +208,7 @@ def _join_copies(
 
 
 def _leave_out_groups(rows: list[dict[str, Any]], blocks: NDArray[np.int64]) -> None:
-    """Remove all groups of several examples from a pool that the owner of the data has drawn, whatever their sets.
+    """Leave out every group of several examples, whatever its sets, from a pool that was drawn by the owner of the data.
 
     The owner drew single examples, not groups: a whole group is less likely than a single example to fall into one set.
     """
@@ -225,7 +225,7 @@ def _leave_out_groups(rows: list[dict[str, Any]], blocks: NDArray[np.int64]) -> 
 
 
 def _name_groups(entries: Entries, rows: list[dict[str, Any]], blocks: NDArray[np.int64]) -> None:
-    """Record the groups of the pool by their first example's id."""
+    """Record the groups of the pool; each is named after the id of its first example."""
     members: dict[int, list[int]] = {}
     for i, (row, block) in enumerate(zip(rows, blocks.tolist(), strict=True)):
         if row["role"] in POOL:
@@ -280,7 +280,7 @@ def _check(table: pa.Table, specs: Mapping[str, SetSpec]) -> None:
         if lost:
             raise UserError(
                 f"sets.{name} has no example of {len(lost)} of the classes in D_Q's pool; give each set of the pool enough "
-                "examples of a class (per_class), or take fewer classes"
+                "examples of a class (per_class), or use fewer classes"
             )
     for name in specs:
         members = select(table, name)
@@ -293,7 +293,7 @@ def _check(table: pa.Table, specs: Mapping[str, SetSpec]) -> None:
 
 
 def mix_members(splits: pa.Table, mix: Mapping[str, float], *, seed: int) -> pa.Table:
-    """Return the rows of the splits that belong to a mix: a random share of every class of each set.
+    """Return the rows of the splits table that belong to a mix: a random share of every class of each set.
 
     Args:
         splits: result of `draw_sets`.

@@ -33,7 +33,7 @@ WINDOWS = "windows.npy"  # windows of a text; images.npy in earlier stores
 PAD_GREY = 128
 CUT = "a box that reached outside was cut"
 OUTSIDE_PIXELS, OUTSIDE_SHARE = 2, 0.01  # tolerance for boxes beyond the image: the larger of pixels and share of a side
-TOGETHER, AHEAD = 16, 16  # images per task of a thread; tasks that are running or waiting at a time
+TOGETHER, AHEAD = 16, 16  # images per task of a thread; number of tasks running or waiting at a time
 NAMED = 5  # images named in an error
 
 
@@ -42,8 +42,8 @@ class Written:
     """Index and oddities of a decoded source.
 
     Attributes:
-        index: a tables.INDEX.
-        oddities: number of images by the oddity that was corrected, in words.
+        index: the index (tables.INDEX) of the source.
+        oddities: number of images in which each oddity was corrected, by a description of the oddity.
     """
 
     index: pa.Table
@@ -70,8 +70,8 @@ def write_shard(
         progress: called with (images done, total images).
 
     Raises:
-        UserError: for unreadable images and boxes far outside their image (unless left out), labels out of range,
-            repeated ids; the message names the first few.
+        UserError: for unreadable images and boxes far outside their image (unless these images are left out),
+            labels out of range, and repeated ids; the message names the first few.
     """
     chosen = range(len(source)) if rows is None else rows
     count = len(chosen)
@@ -107,8 +107,8 @@ def join_blocks(indexes: Sequence[pa.Table], class_names: Sequence[str], folder:
     """Write the index of a shard whose images stay in blocks, and return it.
 
     Args:
-        indexes: tables.INDEX of the blocks, in the order of the source.
-        class_names: the source's.
+        indexes: the indexes (tables.INDEX) of the blocks, in the order of the source.
+        class_names: class names of the source.
         folder: folder for index.parquet.
 
     Raises:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from memlib.data.formats import Candidates, Choices, Format
 from memlib.errors import UserError
 
-TRIED = 64  # candidates that are tokenized to find the token boundaries before the first hole
+TRIED = 64  # number of candidates tokenized to find the token boundaries before the first hole
 
 
 class Tokenizer(Protocol):
@@ -38,9 +38,9 @@ class Spelled(Candidates):
 
     Attributes:
         slots: the possible characters at each place.
-        tokenizer: the model's.
+        tokenizer: the model's tokenizer.
         text_before: known text before the first slot.
-        lead: what the tokenizer puts before every text: a space or nothing.
+        lead: characters that the tokenizer puts before every text: a space or nothing.
         context: the tokens of the known text.
     """
 
@@ -73,12 +73,12 @@ class Spelled(Candidates):
         for text, row in zip(texts, spelt, strict=True):
             if tuple(row[: len(self.context)]) != self.context:
                 raise UserError(
-                    f"the tokenizer joins {self.text_before[-8:]!r} to the text after it for some candidates and not for "
+                    f"the tokenizer joins {self.text_before[-8:]!r} to the text after it for some candidates but not for "
                     "others; end the text before the first hole with a space"
                 )
             rest = row[len(self.context) :]
             if self._text(rest) != text:
-                raise UserError("the tokenizer changes the text of candidates, so that its tokens do not spell them")
+                raise UserError("the tokenizer changes the text of candidates: its tokens decode to a different text")
             rows.append(rest)
         return rows
 
@@ -122,12 +122,12 @@ def spell(form: Format, tokenizer: Tokenizer, *, known_prefix: bool, known_suffi
 
     Args:
         form: text with holes of single characters.
-        tokenizer: the model's.
+        tokenizer: the model's tokenizer.
         known_prefix: True to give the text before the first hole as context, False to omit it.
         known_suffix: True to make the text after the last hole part of the candidates.
 
     Raises:
-        UserError: when the tokenizer joins text and hole, or does not reproduce the text of the candidates.
+        UserError: when the tokenizer merges the text before a hole with the hole, or changes the text of the candidates.
     """
     places = form.places("character")
     if any(len(symbol) > 1 for place in places for symbol in place):

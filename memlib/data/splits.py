@@ -1,7 +1,7 @@
 """Roles of examples: target A, reference B, shared C, public X (Meehan 2023, A.2.1) and extra E; or training and held-out.
 
-A and B hold only images whose background can be cut out (a box, and a large enough crop), half each. C tops both up to the
-training budget and is seen by both models; X is seen by neither and serves to decode their embeddings.
+A and B hold only images whose background can be cut out (with a box and a large enough crop), in equal numbers. C tops both
+up to the training budget and is seen by both models; X is seen by neither and serves to decode their embeddings.
 """
 
 import hashlib
@@ -27,16 +27,16 @@ SPLITS_FILE = "splits.parquet"
 MOST_NAMED = 3  # classes named in a message
 TARGET, REFERENCE, SHARED, PUBLIC, EXTRA, LEFT_OUT = "target", "reference", "shared", "public", "extra", "left_out"
 GIVEN = {"A": TARGET, "B": REFERENCE, "C": SHARED, "X": PUBLIC}
-"""Roles of the sets that a user's file names by the paper's letters."""
+"""Role of each set, by the letter that the paper and a user's file give it."""
 _NEEDED = {"A": "it holds the training images", "B": "it holds the held-out images", "X": "its images decode the embeddings"}
 TRAIN, VALIDATION, HELD_OUT = "train", "validation", "held_out"
 Places = NDArray[np.int64]  # positions of examples in the index
-_ROWS = 2**16  # rows that are serialized as JSON at a time
+_ROWS = 2**16  # number of rows that are serialized as JSON at a time
 ROLES = {TARGET, REFERENCE, SHARED, PUBLIC, EXTRA, LEFT_OUT, TRAIN, VALIDATION, HELD_OUT}
 
 
 class _Candidates:
-    """Examples of an index as columns, and the roles that are assigned to them."""
+    """The examples of an index as columns, and the roles assigned to the examples."""
 
     def __init__(self, index: pa.Table, groups: NDArray[np.int64] | None, crop: CropSpec | None) -> None:
         self.index = index
@@ -70,14 +70,14 @@ def split_examples(
         index: tables.INDEX.
         spec: budgets, seed, and the background crop that an auditable image must have.
         groups: (num_examples,) from `groups_of`; by default each example is a separate group.
-        given: A, B, C or X by example id, instead of a draw; examples that it does not name are left out.
+        given: set (A, B, C or X) by example id, instead of a draw; examples without a set are left out.
 
     Returns:
         tables.SPLITS, one row per example, sorted by example id.
 
     Raises:
-        UserError: when given sets do not fit the examples, or classes cannot fill their budget (unless they are left out);
-            the message names the first few and their sizes.
+        UserError: when the given sets do not fit the examples, or classes cannot fill their budget (unless they are left
+            out); the message names the first few such classes and their sizes.
     """
     crop = spec.crop
     candidates = _Candidates(index, groups, crop)
@@ -114,8 +114,8 @@ def split_examples(
 def _assign_given(found: _Candidates, usable: Places, given: Mapping[str, str], spec: SplitSpec) -> None:
     """Assign the roles given in a user's file, with equally many images of each class in A and B.
 
-    If a class has more images in one of them, the surplus is drawn at random and left out. Means over A and B can then differ
-    only through what the models memorized, not through the classes that they hold.
+    If a class has more images in A or in B, the surplus is drawn at random and left out. Means over A and B can then differ
+    only because of what the models memorized, not because of different class frequencies.
     """
     unknown = sorted(set(given.values()) - GIVEN.keys())
     if unknown:
@@ -148,8 +148,8 @@ def _drop_copies(found: _Candidates, places: Places, named: NDArray[Any]) -> Non
 
     Args:
         found: the examples.
-        places: positions of the examples with a given set.
-        named: (num_places,) set of each.
+        places: positions of the examples that have a given set.
+        named: (num_places,) set of each example.
     """
     digests = found.index["digest"].take(places).combine_chunks()
     number = pc.dictionary_encode(digests).indices.to_numpy()
@@ -163,7 +163,7 @@ def _drop_copies(found: _Candidates, places: Places, named: NDArray[Any]) -> Non
 
 
 def _balance(found: _Candidates, ids: Sequence[str], seed: int) -> None:
-    """Leave out the surplus of each class in A or B over the other, as whole groups drawn at random."""
+    """Leave out the images of each class that A has in surplus over B or B over A, in whole groups drawn at random."""
     sides = [_blocks(found, np.flatnonzero((found.role == GIVEN[name]) & found.has_crop)) for name in "AB"]
     for label in found.names:
         room = min(sum(map(len, side.get(label, []))) for side in sides)
@@ -176,12 +176,12 @@ def _balance(found: _Candidates, ids: Sequence[str], seed: int) -> None:
                     found.give(block, LEFT_OUT, "more of its class in one of A and B")
     if not ((found.role == TARGET) & found.has_crop).any():
         raise UserError(
-            "split.sets puts no class in both A and B; the held-out images need the classes of the training images"
+            "split.sets puts no class in both A and B; the held-out images must be of the same classes as the training images"
         )
 
 
 def small_classes(index: pa.Table, spec: SplitSpec) -> list[str]:
-    """Return the classes that have too few readable images for their budgets, even if all have crops, smallest first.
+    """Return the classes with too few readable images for their budgets, smallest first; assume that all images have crops.
 
     Args:
         index: tables.INDEX.
@@ -203,7 +203,7 @@ def named_classes(table: pa.Table) -> dict[int, str]:
 def _blocks(found: _Candidates, usable: Places) -> dict[int, list[list[int]]]:
     """Return the groups by the class of most of their examples, in order of their first example.
 
-    In a group with background crops, only examples with a crop count, as they alone are audited.
+    In a group with background crops, only the examples with a crop are counted, as only these are audited.
     """
     if not len(usable):
         return {}
@@ -222,9 +222,9 @@ def _blocks(found: _Candidates, usable: Places) -> dict[int, list[list[int]]]:
 
 
 def _table(found: _Candidates) -> pa.Table:
-    """Build the tables.SPLITS; a group is named by its first example's id."""
+    """Build the splits table (tables.SPLITS); a group is named after the id of its first example."""
     _, first, number, size = np.unique(found.group, return_index=True, return_inverse=True, return_counts=True)
-    names = pa.array(first[number], mask=size[number] == 1)  # no name for groups of one
+    names = pa.array(first[number], mask=size[number] == 1)  # groups of one example have no name
     ids = found.index["example_id"].combine_chunks()
     columns = {name: found.index[name] for name in ("example_id", "row", "label", "class_name")}
     columns |= {"role": pa.array(found.role, type=pa.string()), "reason": pa.array(found.reason, type=pa.string())}
@@ -237,7 +237,7 @@ def _table(found: _Candidates) -> pa.Table:
 
 
 def assert_disjoint(splits: pa.Table, roles: Collection[str] = ROLES) -> None:
-    """Assert that every example has exactly one role, on which all audits rely."""
+    """Assert that every example has exactly one role, as all audits require."""
     assert pc.count_distinct(splits["example_id"]).as_py() == splits.num_rows, "an example has two roles"
     assert set(pc.unique(splits["role"]).to_pylist()) <= set(roles)
 
@@ -248,7 +248,8 @@ def hold_out(index: pa.Table, spec: HoldOutSpec, groups: NDArray[np.int64] | Non
     Args:
         index: tables.INDEX.
         spec: number of examples for each role.
-        groups: (num_examples,) from `groups_of`; by default each example is a separate group. A group has one role.
+        groups: (num_examples,) from `groups_of`; by default each example is a separate group. All examples of
+            a group get the same role.
 
     Returns:
         tables.SPLITS, sorted by example id; the crops are null.
@@ -284,12 +285,12 @@ def _assign_roles(found: _Candidates, shuffled: Sequence[Sequence[int]], name: s
 
 
 def select(splits: pa.Table, *roles: str) -> pa.Table:
-    """Return the rows of the splits with one of the roles, in order of example id."""
+    """Return the rows of a splits table that have one of the roles, in order of example id."""
     return splits.filter(pc.is_in(splits["role"], value_set=pa.array(roles, type=pa.string())))
 
 
 def read_members(path: Path, *roles: str, columns: Sequence[str]) -> pa.Table:
-    """Read some columns of a file of splits, for the rows with one of the roles, in order of example id."""
+    """Read some columns of a splits file for the rows that have one of the roles, in order of example id."""
     groups = read_groups(path, ["role", *columns])
     return pa.concat_tables(select(group, *roles).select(columns) for group in groups)
 
@@ -330,7 +331,7 @@ def _exclude(found: _Candidates, *, drop_duplicates: bool) -> None:
 def _assign_class(found: _Candidates, members: Places, label: int, spec: SplitSpec) -> None:
     name = found.names[label]
     if not len(members):
-        raise UserError(f"class {name!r} has no usable image; remove it or repair its images")
+        raise UserError(f"class {name!r} has no usable image; remove the class or repair its images")
     rng = np.random.default_rng(derive_seed(spec.seed, "split", label))
     shuffled = members[rng.permutation(len(members))]
     auditable, others = shuffled[found.has_crop[shuffled]], shuffled[~found.has_crop[shuffled]]
@@ -346,8 +347,8 @@ def _assign_class(found: _Candidates, members: Places, label: int, spec: SplitSp
     if spec.small_classes == "less":
         num_public = max(1, min(num_public, len(rest) - num_shared - extra))
     if num_shared + num_public + extra > len(rest):
-        needed = f"{2 * share + num_shared} to train on and {num_public} public ones"
-        needed += f" and {extra} extra ones" if extra else ""
+        needed = f"{2 * share + num_shared} training images and {num_public} public images"
+        needed += f" and {extra} extra images" if extra else ""
         raise UserError(
             f"class {name!r} has {len(members)} usable images ({len(auditable)} with a large enough crop), but the "
             f"split needs {needed}; lower split.train_per_class or split.public_per_class"
@@ -359,10 +360,10 @@ def _assign_class(found: _Candidates, members: Places, label: int, spec: SplitSp
 
 
 def _assign_blocks(found: _Candidates, blocks: Sequence[Sequence[int]], label: int, spec: SplitSpec) -> None:
-    """Draw whole groups: an even number of auditable ones for A and B, half each, then C and X from the rest.
+    """Draw whole groups: an even number of auditable groups, half for A and half for B; then C and X from the rest.
 
-    The audited groups are chosen by the order of the draw and their total size, regardless of side; the sides are then drawn
-    among them, so that any half is as likely as any other.
+    The audited groups are chosen by the order of the draw and their total size, regardless of side. Half of them are then
+    drawn for A, so that any half is as likely as any other.
     """
     name = found.names[label]
     rng = np.random.default_rng(derive_seed(spec.seed, "split", label))
@@ -374,8 +375,8 @@ def _assign_blocks(found: _Candidates, blocks: Sequence[Sequence[int]], label: i
     chosen = audited[: fitting - fitting % 2]
     if len(chosen) < 2:
         raise UserError(
-            f"class {name!r} has {len(audited)} groups with a large enough background crop, but fewer than the needed 2 fit "
-            f"into twice split.train_per_class {spec.train_per_class}"
+            f"class {name!r} has {len(audited)} groups with a large enough background crop; it needs 2 that together have at "
+            f"most twice split.train_per_class {spec.train_per_class} such images"
         )
     targets = 0
     for place, position in enumerate(rng.permutation(len(chosen)).tolist()):
@@ -402,8 +403,8 @@ def _fill_shared_and_public(found: _Candidates, rest: Sequence[Places], shared: 
     if left[SHARED] > 0 or left[EXTRA] > 0 or not given[PUBLIC]:
         more = " and split.extra_per_class" if spec.extra_per_class else ""
         raise UserError(
-            f"class {name!r} has too few groups besides the audited ones for split.train_per_class {spec.train_per_class} "
-            f"and public images; lower it{more}"
+            f"class {name!r} has too few groups left after A and B for split.train_per_class {spec.train_per_class} and "
+            f"public images; lower split.train_per_class{more}"
         )
 
 

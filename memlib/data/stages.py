@@ -1,4 +1,4 @@
-"""Stages that decode and split the examples, and readers of their artifacts."""
+"""Stages that decode and split the examples, and classes that read their artifacts."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Shard:
 
     @property
     def _blocks(self) -> tuple[list[int], list[Artifact[Shard]]]:
-        """Return the number of images of each block of a large source, and the blocks."""
+        """Return the number of images in each block of a large source, and the blocks themselves."""
         listed = json.loads(self._artifact.path(BLOCKS_FILE).read_text(encoding="utf-8"))
         blocks = [Artifact(self._artifact.store, Ref.parse(one["block"]), DecodeBlock) for one in listed]
         return [one["images"] for one in listed], blocks
@@ -86,16 +86,16 @@ class Shard:
 
     @property
     def has_images(self) -> bool:
-        """Return True for images, False for points or windows of text; no block of a large source is opened to tell."""
+        """Return True for images, False for points or windows of text; do not open any block of a large source."""
         return BLOCKS_FILE in self._artifact.files or self.images.ndim == 4
 
     @cached_property
     def pictures(self) -> Callable[[int], NDArray[np.uint8]]:
-        """Return a function from a stored row to its image; from a large source it reads that image alone, not its block.
+        """Return a function that maps a stored row to its image; for a large source, it reads only that image, not its block.
 
-        Raises (each call of the function):
-            CorruptArtifact: when the image cannot be decoded, or does not match the digest in the index (which cannot be
-                checked for images stored as JPEG).
+        Raises (in each call of the returned function):
+            CorruptArtifact: when the image cannot be decoded, or does not match its digest in the index (images stored as
+                JPEG cannot be compared with a digest).
         """
         if BLOCKS_FILE not in self._artifact.files:
             return lambda row: self.images[row]
@@ -129,18 +129,18 @@ class Shard:
 
     @cached_property
     def index(self) -> pa.Table:
-        """Return the tables.INDEX, sorted by example id."""
+        """Return the index (tables.INDEX), sorted by example id."""
         return read_index(self._artifact.path(INDEX_FILE))
 
     @cached_property
     def places(self) -> NDArray[np.int64]:
-        """Return the position in the index of each stored row: (num_stored,)."""
+        """Return, for each stored row, its position in the index: (num_stored,)."""
         places: NDArray[np.int64] = np.argsort(self.geometry["row"].to_numpy())
         return places
 
     @cached_property
     def geometry(self) -> pa.Table:
-        """Return the index columns row, boxes, content and unreadable alone: a third of the index's size."""
+        """Return only the columns row, boxes, content and unreadable, a third of the index's size."""
         return read_index(self._artifact.path(INDEX_FILE), ["row", "boxes", "content", "unreadable"])
 
     @cached_property
@@ -168,12 +168,12 @@ _READING = (
     "memlib.data.scenes",
     "memlib.data.two_moons",
 )
-LOOKED_BLOCKS = 4  # blocks that are searched for near copies
-BLOCK_BYTES, BLOCK_IMAGES = 2**30, 2**16  # most bytes and images of a block; a larger source is decoded in blocks
+LOOKED_BLOCKS = 4  # number of blocks that are searched for near copies
+BLOCK_BYTES, BLOCK_IMAGES = 2**30, 2**16  # limits of a block; a larger source is decoded in several
 
 
 def decode(runner: Runner, data: DataSpec) -> Artifact[Shard]:
-    """Decode a source, in parallel blocks where it is large; reuse a shard that was stored whole."""
+    """Decode a source, in parallel blocks if it is large; reuse an existing shard that is not divided into blocks."""
     whole = Decode(data)
     blocks = [] if _is_whole(runner.store, whole) else whole.in_blocks()
     return runner.run(replace(whole, blocks=tuple(runner.run_all(blocks))) if blocks else whole)
@@ -192,7 +192,7 @@ class DecodeBlock(Stage[Shard]):
     Attributes:
         data: the source.
         digest: digest of the source's content.
-        first, last: first row of the source, and the row after the last.
+        first, last: first row of the block in the source, and the row after its last.
     """
 
     declared: ClassVar[Declared] = Declared("decode_block", 1, _READING)
@@ -237,7 +237,7 @@ class Decode(Stage[Shard]):
 
     Attributes:
         data: the source.
-        blocks: the decoded blocks of a large source; they enter no key.
+        blocks: the decoded blocks of a large source; they are not part of any key.
     """
 
     declared: ClassVar[Declared] = Declared("decode", 1, _READING)
@@ -248,7 +248,7 @@ class Decode(Stage[Shard]):
 
     @property
     def where(self) -> Place:
-        """Return "cores" when blocks are joined; otherwise "driver", as the source may be reachable from there alone."""
+        """Return "cores" if blocks are joined; otherwise "driver", as the source may be reachable only from there."""
         return "cores" if self.blocks else "driver"
 
     @cached_property
@@ -275,7 +275,7 @@ class Decode(Stage[Shard]):
         return {"source": self._source.content_digest()}
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
-        """Write images and index; if decoded in blocks, write the list of blocks in place of images."""
+        """Write images and index; for a source decoded in blocks, write the list of blocks instead of the images."""
         if self.blocks:
             written = self._join(attempt)
         else:
@@ -301,7 +301,7 @@ class Decode(Stage[Shard]):
 
     @classmethod
     def described(cls, artifact: Artifact[Shard]) -> list[str]:
-        """Describe what was read: images, classes, sizes, boxes and oddities; for older shards, derive it from the index."""
+        """Describe images, classes, sizes, boxes and oddities; of older shards, derive these from the index."""
         summary: Understood = artifact.facts.get("understood") or understood(artifact.content.index, {}, ())
         return [*described(summary), *warnings(summary)]
 
@@ -314,8 +314,8 @@ class Seen(NamedTuple):
     """Examples that a model sees.
 
     Attributes:
-        rows: (num_examples,) stored rows.
-        labels: (num_examples,).
+        rows: (num_examples,) stored rows of the examples.
+        labels: (num_examples,) labels of the examples.
     """
 
     rows: NDArray[np.int64]
@@ -324,13 +324,13 @@ class Seen(NamedTuple):
 
 @remembered
 def members_of(splits: Artifact[pa.Table], *roles: str) -> pa.Table:
-    """Return the rows of the splits with one of the roles, in order of example id."""
+    """Return the splits of the examples that have one of the roles, in order of example id."""
     return select(splits.content, *roles)
 
 
 @remembered
 def digest_of(splits: Artifact[pa.Table], *roles: str) -> str:
-    """Return the digest by which stage keys identify the examples with one of the roles."""
+    """Return the digest that identifies the examples with one of the roles in stage keys."""
     return members_digest(read_members(splits.path(SPLITS_FILE), *roles, columns=("example_id", "label")))
 
 
@@ -348,11 +348,11 @@ def class_names_of(splits: Artifact[pa.Table]) -> tuple[str, ...]:
 
 
 class SplitsStage(Stage[pa.Table]):
-    """A stage that assigns each example its role; writes splits.parquet, a tables.SPLITS."""
+    """A stage that assigns a role to each example and writes splits.parquet (tables.SPLITS)."""
 
     @classmethod
     def open(cls, artifact: Artifact[pa.Table]) -> pa.Table:
-        """Return the tables.SPLITS."""
+        """Return the splits table (tables.SPLITS)."""
         return read_table(artifact.path(SPLITS_FILE))
 
     def _write(self, table: pa.Table, attempt: Attempt, shard: Shard) -> None:
@@ -375,7 +375,7 @@ class SplitsStage(Stage[pa.Table]):
 
 
 def _near_copies(table: pa.Table, images: Any) -> list[tuple[str, str]]:
-    """Return `near_copies`; search only some of the blocks where there are many."""
+    """Return `near_copies`; of a source with many blocks, search only some."""
     if isinstance(images, Blocks):
         table = table.filter(pa.array(images.are_in_few(table["row"].to_numpy(), LOOKED_BLOCKS)))
     return near_copies(table, images)
@@ -391,7 +391,7 @@ def _of_crops(splits: pa.Table) -> list[str]:
     wide, high = sides[2] - sides[0], sides[3] - sides[1]
     area = int(np.median(wide * high))
     size = f"{int(np.median(wide))} x {int(np.median(high))}"
-    return [f"{len(wide):,} images have a background crop, of {area:,} stored pixels in the median ({size})"]
+    return [f"{len(wide):,} images have a background crop; their median area is {area:,} stored pixels ({size})"]
 
 
 def _of_copies(facts: Mapping[str, Any]) -> list[str]:
@@ -409,7 +409,7 @@ def _of_copies(facts: Mapping[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class Split(SplitsStage):
-    """Assign every example its role."""
+    """Assign a role to every example."""
 
     declared: ClassVar[Declared] = Declared(
         "split", 1, ("memlib.data.splits", "memlib.data.groups", "memlib.data.named", "memlib.data.crops")
@@ -428,7 +428,7 @@ class Split(SplitsStage):
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """Return the shard's key, and digests of the files of groups and sets, if any."""
+        """Return the shard's key and, if there are files of groups or sets, their digests."""
         path = self.split.sets
         given = {} if path is None else {"sets": named_digest(path, setting="split.sets")}
         return {"shard": self.shard.key} | groups_digest(self.split.group) | given
@@ -440,7 +440,7 @@ class Split(SplitsStage):
         self._write(split_examples(self.shard.content.index, self.split, groups, given), attempt, self.shard.content)
 
     def preview(self) -> list[str]:
-        """List the classes that are too small, once the images are decoded."""
+        """List the classes that are too small; return an empty list if the images are not decoded yet."""
         if self.split.sets is not None or not self.shard.store.artifacts.has(self.shard.ref):
             return []
         small = small_classes(self.shard.content.index, self.split)
@@ -451,7 +451,7 @@ class Split(SplitsStage):
 
 @dataclass(frozen=True)
 class HoldOut(SplitsStage):
-    """Choose the examples for training, for early stopping, and those that no model sees."""
+    """Choose training examples, validation examples for early stopping, and held-out examples that no model sees."""
 
     declared: ClassVar[Declared] = Declared("hold_out", 1, ("memlib.data.splits", "memlib.data.groups", "memlib.data.named"))
     title: ClassVar[str] = "hold out examples"
@@ -467,7 +467,7 @@ class HoldOut(SplitsStage):
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """Return the shard's key, and the digest of the file of groups, if any."""
+        """Return the shard's key and, if there is a file of groups, its digest."""
         return {"shard": self.shard.key} | groups_digest(self.split.group)
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
@@ -507,11 +507,11 @@ class TrainingData:
 
     @property
     def table(self) -> pa.Table:
-        """Return the tables.SPLITS."""
+        """Return the splits table (tables.SPLITS)."""
         return self.splits.content
 
     def members(self, *roles: str) -> pa.Table:
-        """Return the rows of the splits with one of the roles, in order of example id."""
+        """Return the splits of the examples that have one of the roles, in order of example id."""
         return select(self.table, *roles)
 
     @property
@@ -520,8 +520,8 @@ class TrainingData:
         return len(set(self.members(TRAIN)["label"].to_pylist()))
 
     def inputs(self, *roles: str) -> dict[str, str]:
-        """Return the stage inputs for examples with these roles: the shard's key, and per role a digest of ids and labels.
+        """Return the stage inputs for examples with these roles: the shard's key, and one digest of ids and labels per role.
 
-        A stage that reads more of the splits, such as groups, must include `splits.key` as well.
+        A stage that reads other columns of the splits, such as the group, must include `splits.key` as well.
         """
         return {"shard": self.shard.key} | {role: members_digest(self.members(role)) for role in roles}

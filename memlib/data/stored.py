@@ -1,4 +1,4 @@
-"""Stored images with the interface of one array, although they are stored in blocks, or as PNG or JPEG files."""
+"""Array-like access to stored images, even if they are stored in blocks, or as PNG or JPEG files."""
 
 import io
 import os
@@ -19,8 +19,8 @@ from PIL import Image
 Storage = Literal["raw", "png", "jpeg"]
 IMAGES, ENCODED = "images.npy", "images.arrow"
 QUALITY = 95  # of JPEG files; colours are kept at full resolution
-BATCH = 16  # files per Arrow record batch, which is read as a whole, and most files per task of a thread
-FEW = 8  # files up to which threads are not worthwhile
+BATCH = 16  # files per Arrow record batch, which is read as a whole, and maximum per task of a thread
+FEW = 8  # up to this number of files, threads are not worthwhile
 
 
 class ReadRows(ABC):
@@ -70,7 +70,7 @@ class Blocks(ReadRows):
 
     Args:
         counts: number of images of each block.
-        read: opens a block, memory-mapped.
+        read: function that opens a block, memory-mapped.
     """
 
     def __init__(self, counts: Sequence[int], read: Callable[[int], NDArray[Any]]) -> None:
@@ -86,7 +86,7 @@ class Blocks(ReadRows):
         return int(self._starts[-1])
 
     def are_in_few(self, rows: NDArray[np.int64], most: int) -> NDArray[np.bool_]:
-        """Return a mask of the rows that lie in at most `most` evenly spaced blocks; reading them opens no other block."""
+        """Return a mask of the rows in at most `most` evenly spaced blocks, so that reading them opens only these blocks."""
         count = len(self._starts) - 1
         chosen = np.unique(np.linspace(0, count - 1, min(most, count)).astype(int))
         return np.isin(np.searchsorted(self._starts, rows, side="right") - 1, chosen)
@@ -110,7 +110,7 @@ class Blocks(ReadRows):
 
 
 class Ranges(ReadRows):
-    """Images of a file, each read by its byte range; unlike whole artifacts, the bytes read are not verified.
+    """Images of a file, each read by its byte range; unlike whole artifacts, the bytes are not verified against a digest.
 
     Args:
         file: a file written by `storing`.
@@ -185,7 +185,7 @@ class Encoded(ReadRows):
 
     @cached_property
     def _threads(self) -> int:
-        return int(os.environ.get("OMP_NUM_THREADS") or 0) or os.cpu_count() or 1  # Ray sets it to a part's cores
+        return int(os.environ.get("OMP_NUM_THREADS") or 0) or os.cpu_count() or 1  # set by Ray to the cores of a part
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -228,7 +228,7 @@ class Storing:
 
 @contextmanager
 def storing(folder: Path, shape: tuple[int, ...], storage: Storage) -> Iterator[Storing]:
-    """Write a file for `read_images`.
+    """Open a file for writing examples, which `read_images` can read afterwards.
 
     Args:
         folder: folder of the file.

@@ -13,7 +13,7 @@ from memlib.data.examples import Source, UnreadableImage
 from memlib.tables import INDEX
 
 LOOKED_AT = 50  # examples in a preview
-THIN = 1.5  # pixels: thinner boxes hide nothing
+THIN = 1.5  # pixels; a thinner box hides nothing
 SEEN = pa.schema([INDEX.arrow.field(name) for name in (
     "unreadable", "class_name", "original_width", "original_height", "boxes", "content", "digest",
 )])  # fmt: skip
@@ -22,9 +22,10 @@ SEEN = pa.schema([INDEX.arrow.field(name) for name in (
 class Understood(TypedDict):
     """Summary of a source's content.
 
-    `widths` and `heights` are minimum, median and maximum in pixels of the original images, empty for points; `boxed` counts
-    images with boxes, `thin` boxes of about a pixel, `repeated` images whose pixels occur more than once; `oddities` counts
-    the images in which each oddity was corrected; `remarks` are the source's remarks on a layout that looks unintended.
+    `widths` and `heights` are minimum, median and maximum in pixels of the original images, empty for points. `boxed` counts
+    images with boxes, `thin` boxes about one pixel wide or high, and `repeated` images whose pixels occur more than once.
+    `oddities` counts the images in which each oddity was corrected; `remarks` are the source's remarks on a layout that looks
+    unintended.
     """
 
     images: int
@@ -76,8 +77,8 @@ def understood(index: pa.Table, oddities: Mapping[str, int], remarks: Sequence[s
     """Summarize a source's content.
 
     Args:
-        index: its tables.INDEX.
-        oddities: number of images by the oddity that was corrected.
+        index: the source's index (tables.INDEX).
+        oddities: number of images in which each oddity was corrected, by oddity.
         remarks: the source's remarks.
     """
     whole = index.filter(pc.is_null(index["unreadable"]))
@@ -138,10 +139,12 @@ def warnings(said: Understood) -> list[str]:
         lines.append(f"{_images(said['unreadable'])} could not be read and were left out")
     if said["thin"]:
         lines.append(
-            f"{said['thin']:,} boxes are about a pixel wide or high and leave almost the whole picture outside of them"
+            f"{said['thin']:,} boxes are about one pixel wide or high, so almost the whole picture lies outside of them"
         )
     if said["repeated"]:
-        lines.append(f"{_images(said['repeated'])} occur more than once, pixel by pixel, and may be on both sides of a split")
+        lines.append(
+            f"{_images(said['repeated'])} occur more than once with identical pixels and may be on both sides of a split"
+        )
     return [*lines, *said["remarks"]]
 
 

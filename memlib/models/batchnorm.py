@@ -13,7 +13,7 @@ from memlib.collectives import sum_over_workers
 
 
 class GlobalBatchNorm(_BatchNorm):
-    """Batch norm whose mean and variance are summed over the workers of a group, with gradients through the sum."""
+    """Batch norm with mean and variance over the batches of all workers in a group, with gradients through both."""
 
     group: dist.ProcessGroup | None = None
 
@@ -46,7 +46,7 @@ class GlobalBatchNorm(_BatchNorm):
 
 
 def synchronise_batch_norm(module: nn.Module, group: dist.ProcessGroup | None) -> nn.Module:
-    """Replace every batch norm by one over the global batch: torch's own where the module is on a GPU."""
+    """Replace every batch norm by one over the global batch (on a GPU, torch's SyncBatchNorm), and return the module."""
     if any(parameter.is_cuda for parameter in module.parameters()):
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module, group)  # type: ignore[no-untyped-call]
         return converted

@@ -122,7 +122,7 @@ class Causal(LanguageModel):
 
     @property
     def has_adapters(self) -> bool:
-        """Whether low-rank adapters were inserted (`with_adapters`)."""
+        """True if low-rank adapters were inserted (`with_adapters`)."""
         return any(ADAPTER in name for name, _ in self.named_parameters())
 
     def check_precision(self) -> None:

@@ -1,4 +1,4 @@
-"""The classifiers of Hartley 2022 (A.3) and 2023 (Table 1) and Liu 2020: inputs to class scores (logits)."""
+"""The classifiers of Hartley 2022 (A.3) and 2023 (Table 1) and Liu 2020, which map inputs to class scores (logits)."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ def build_classifier(spec: ClassifierSpec, input_shape: Sequence[int], num_class
         seed: seed of the initial weights.
 
     Raises:
-        ValueError: when the input is too small or not an image.
+        ValueError: when the input is too small, or not an image where the architecture needs one.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "initial weights"))
@@ -66,7 +66,7 @@ def _mlp(spec: ClassifierSpec, input_shape: Sequence[int], num_classes: int) -> 
 
 
 def _cnn(spec: ClassifierSpec, input_shape: Sequence[int], num_classes: int) -> nn.Sequential:
-    """Build CNN-1: conv 32, ReLU, conv 64, max pool, ReLU, 128, 128, or CNN-2: two VGG blocks of 32 and 64, then 1024."""
+    """Build CNN-1 (conv 32, conv 64, max pool, dense 128, 128) or CNN-2 (VGG blocks of 32 and 64, dense 1024), with ReLU."""
     first = spec.architecture == "cnn_1"
     plan = [32, 64, "pool"] if first else [32, 32, "pool", 64, 64, "pool"]
     channels, height, width = input_shape
@@ -88,7 +88,7 @@ def _cnn(spec: ClassifierSpec, input_shape: Sequence[int], num_classes: int) -> 
 
 
 def _blocks(spec: ClassifierSpec, input_shape: Sequence[int], num_classes: int) -> nn.Sequential:
-    """Build a convolution block and a linear one for 28 px, or four convolution blocks for 128 px (Liu 2020, section 4)."""
+    """Build a convolution and a linear block for 28 px, or four convolution blocks for 128 px (Liu 2020, section 4)."""
     channels, height, width = input_shape
 
     def block(inputs: int, outputs: int, kernel: int, stride: int, padding: int) -> list[nn.Module]:

@@ -1,4 +1,4 @@
-"""A backbone, a projector on top of it and, for supervised training, a classifier on top of that.
+"""An encoder: a backbone, a projector on top of it and, for supervised training, a classifier on top of the projector.
 
 Meehan 2023, A.2.2: VICReg's projector is three fully connected layers; the supervised baseline takes the same
 projector, then batch norm, ReLU and a linear layer, whose class scores are its "projector embedding".
@@ -16,7 +16,7 @@ from memlib.specs.models import TEACHER
 
 
 class Encoder(nn.Module):
-    """An image encoder: (batch, 3, side, side) float32, normalized -> the last layer's output (batch, dim).
+    """An image encoder, which maps normalized images (batch, 3, side, side) float32 to the last layer's output (batch, dim).
 
     Layers are named backbone, projector_1, ..., projector_n and, with `num_classes`, classifier. The projector's
     hidden layers are linear, batch norm, ReLU; its last layer is only linear. `dim` is the length of the last layer's output.
@@ -50,7 +50,7 @@ class Encoder(nn.Module):
         self.backbone.requires_grad_(False).eval()
 
     def train(self, mode: bool = True) -> "Encoder":
-        """Put all layers except a frozen backbone into training or evaluation mode."""
+        """Set the mode (training or evaluation) of all layers except a frozen backbone."""
         super().train(mode)
         if self.frozen:
             self.backbone.eval()
@@ -63,7 +63,7 @@ class Encoder(nn.Module):
         return teacher
 
     def all_layers(self, images: Tensor) -> list[tuple[str, Tensor]]:
-        """Return every named layer's output, followed by the teacher's, if there is one: teacher_backbone, ..."""
+        """Return the output of every named layer and then, if there is a teacher, of its layers: teacher_backbone, ..."""
         if self.teacher is None:
             return self.layers(images)
         return self.layers(images) + [(f"{TEACHER}{name}", output) for name, output in self.teacher.layers(images)]

@@ -1,4 +1,4 @@
-"""External models: the user's factory, and the digests that enter keys. This module does not import PyTorch."""
+"""External models: calls of the user's factory, and digests for keys. This module does not import PyTorch."""
 
 import inspect
 from pathlib import Path
@@ -36,7 +36,7 @@ def made(spec: TrainedSpec | ProtocolSpec | FactoryEncoder) -> Any:
 
 
 def own_digest(spec: TrainedSpec | ProtocolSpec | FactoryEncoder, *weights: str) -> str:
-    """Return the digest for keys of the model's weights, its factory's version or source, and its settings."""
+    """Return the digest, for use in keys, of a model's weights, its settings, and its factory's version or source code."""
     version = spec.version
     if version is None:
         source = source_file(spec.model) or _source_of(load(spec.model))
@@ -58,7 +58,7 @@ def _source_of(factory: Any) -> str | None:
 
 
 def outside_digest(spec: HuggingFaceSpec | ProtocolSpec) -> str:
-    """Return the digest for keys of an external sequence model.
+    """Return the digest of an external sequence model, for use in keys.
 
     Raises:
         UserError: when a file is missing.
@@ -67,7 +67,7 @@ def outside_digest(spec: HuggingFaceSpec | ProtocolSpec) -> str:
 
 
 def encoder_digest(spec: EncoderSpec) -> str:
-    """Return the digest for keys of an encoder, or of embeddings that its owner computed.
+    """Return the digest of an encoder, or of embeddings that its owner computed, for use in keys.
 
     Raises:
         UserError: when a file is missing.

@@ -1,4 +1,4 @@
-"""External models: the user's factory and a file of weights, which is never unpickled."""
+"""External models, built by the user's factory; their weights come from a file that is never unpickled."""
 
 import pickle
 from collections.abc import Mapping
@@ -16,25 +16,25 @@ from memlib.specs import TrainedSpec
 
 
 def load_own(spec: TrainedSpec, weights: str | None) -> nn.Module:
-    """Return the factory's model in evaluation mode, with the weights of a file or, where none is named, its own.
+    """Return the factory's model in evaluation mode; load its weights from a file unless `weights` is None.
 
     Raises:
-        UserError: when the factory or the file fails, or they do not match; says which.
+        UserError: when the factory fails, the file cannot be read, or its weights do not fit the model.
     """
     return with_weights(made(spec), spec.model, weights)
 
 
 def with_weights(model: Any, name: str, weights: str | None, state: Mapping[str, Tensor] | None = None) -> nn.Module:
-    """Return a module in evaluation mode, with the weights of a file or, where none is named, unchanged.
+    """Return a module in evaluation mode; load its weights from a file unless `weights` is None.
 
     Args:
         model: the factory's result.
         name: the model's name in error messages.
-        weights: path of the file.
-        state: the file's content, if already read.
+        weights: path of the file of weights, or None.
+        state: the content of the file, if it has been read already.
 
     Raises:
-        UserError: when the result is not a module, or the file does not fit it.
+        UserError: when the factory's result is not a module, or the weights do not fit it.
     """
     if not isinstance(model, nn.Module):
         raise UserError(f"{name} returned a {type(model).__name__}, not a torch module")
@@ -49,7 +49,7 @@ def with_weights(model: Any, name: str, weights: str | None, state: Mapping[str,
 
 
 def read_weights(path: str) -> dict[str, Tensor]:
-    """Read the tensors of a file, by name.
+    """Return the tensors in a file, by name.
 
     Raises:
         UserError: when the file is not a state dict.
@@ -91,11 +91,11 @@ def take_own(spec: TrainedSpec, examples: NDArray[Any], device: torch.device) ->
 
 
 class ClassScores(nn.Module):
-    """An external model wrapped to return class scores (logits), those of the data's classes first.
+    """An external model wrapped to return class scores (logits), with the data's classes first.
 
     Args:
         model: the user's model.
-        spec: its settings.
+        spec: settings of the model.
         num_classes: number of classes of the data.
     """
 
@@ -146,7 +146,9 @@ class ClassScores(nn.Module):
         if bool((outputs < 0).any()) or not torch.allclose(sums, torch.ones((), device=sums.device), atol=1e-3):
             if bool((outputs >= 0).all()) and torch.allclose(sums, torch.full((), 100.0, device=sums.device), atol=0.5):
                 raise UserError(f"{self._spec.model} returns percentages; divide them by 100 in the model")
-            raise UserError("trained.outputs says probabilities, but the model's outputs are not; set it to logits")
+            raise UserError(
+                "trained.outputs is probabilities, but the model's outputs are not probabilities; set it to logits"
+            )
         return torch.log(outputs.clamp(min=1e-12))
 
     def _whole(self, scores: Tensor) -> Tensor:
@@ -159,7 +161,7 @@ class ClassScores(nn.Module):
         raise UserError(f"{self._spec.model} returns {seen}; {advice}")
 
     def _order(self, outputs: int) -> list[int]:
-        """Return the outputs of the data's classes, then all others, which the softmax includes."""
+        """Return the positions of the outputs: the data's classes first, then all others, which the softmax includes."""
         classes = self._spec.classes or ()
         if len(classes) != self._num_classes or max(classes) >= outputs:
             raise UserError(

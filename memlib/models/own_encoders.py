@@ -18,17 +18,18 @@ from memlib.models.vision import MEAN, STD
 from memlib.specs.encoders import FactoryEncoder, TimmEncoder, TorchvisionEncoder, TransformersEncoder
 
 Layers = list[tuple[str, Tensor]]
-HUNDREDS = 1000  # outputs of the libraries' classifiers by default
+HUNDREDS = 1000  # default number of outputs of the libraries' classifiers
 
 
 class OwnEncoder(nn.Module):
-    """An encoder with its own normalisation.
+    """An external encoder, which normalizes images itself.
 
     Args:
         model: the user's model.
-        name: its name in error messages.
+        name: the model's name in error messages.
         side: side of its input images, in pixels.
-        mean, std: per channel, subtracted from pixels in [0, 1], and what the difference is divided by.
+        mean, std: mean of each channel, which is subtracted from pixels in [0, 1], and standard deviation, by which the
+            difference is divided.
         read: converts the model's outputs to layers by name, the deepest last.
     """
 
@@ -73,7 +74,7 @@ def load_own_encoder(spec: FactoryEncoder | TorchvisionEncoder | TimmEncoder | T
     """Return an encoder in evaluation mode, on the CPU.
 
     Raises:
-        UserError: when it cannot be loaded; says why.
+        UserError: when the encoder cannot be loaded; the message says why.
     """
     match spec:
         case FactoryEncoder():
@@ -102,7 +103,7 @@ def _by_layer(outputs: Any) -> Mapping[str, Any]:
 
 
 class _Headed(nn.Module):
-    """A classifier that also returns the inputs of its last linear layer, as its backbone's embeddings."""
+    """A classifier that also returns the inputs of its last linear layer, as the embeddings of its backbone."""
 
     def __init__(self, model: nn.Module, head: nn.Module) -> None:
         super().__init__()
@@ -130,7 +131,7 @@ def _from_library(name: str, build: Callable[[int], nn.Module], weights: str) ->
     state = read_weights(weights)
     try:
         model = build(HUNDREDS)
-    except Exception as error:  # libraries raise errors of their own for unknown names
+    except Exception as error:  # libraries raise different errors for unknown names
         raise UserError(f"cannot build {name} ({type(error).__name__}: {str(error).splitlines()[0][:200]})") from error
     heads = [part for part, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not heads:
@@ -186,7 +187,7 @@ def _transformers(spec: TransformersEncoder) -> OwnEncoder:
     size = size or prepared.get("size") or {}
     side = size if isinstance(size, int) else size.get("height", size.get("shortest_edge"))
     if not isinstance(side, int):
-        raise UserError(f"preprocessor_config.json in {spec.path} names no size")
+        raise UserError(f"preprocessor_config.json in {spec.path} states no image size")
     plain = not prepared.get("do_normalize", True)
     mean, std = (default if plain else prepared.get(name, default) for name, default in
                  (("image_mean", (0.0,) * 3), ("image_std", (1.0,) * 3)))  # fmt: skip

@@ -1,7 +1,7 @@
 """Language models of characters or words: LSTM, GRU, dilated CNN, WaveNet, a small transformer (Carlini 2019, section 6).
 
-A model predicts each symbol of a window from the preceding ones; the start symbol precedes the first. It also ends each
-line, so a window begins like a line. No state passes from window to window.
+A model predicts each symbol of a window from the preceding symbols. The start symbol precedes the first symbol of a window;
+it also ends each line, so a window begins like a line. No state passes from window to window.
 """
 
 from abc import ABC, abstractmethod
@@ -41,7 +41,7 @@ def build_language_model(spec: LanguageSpec, num_symbols: int, window: int, *, s
 
 
 class LanguageModel(nn.Module, ABC):
-    """A language model: from symbols to scores (logits) of the next one.
+    """A language model, which maps symbols to scores (logits) of the next symbol.
 
     To walk a tree of prefixes, call `begin` and `advance`: a state has one row per prefix, and the children of a prefix
     share its row.
@@ -52,7 +52,7 @@ class LanguageModel(nn.Module, ABC):
     cache_bytes = CACHE_BYTES
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the scores of every symbol of a window given those before it.
+        """Return, for each place of a window, the scores of all symbols given the preceding ones.
 
         Args:
             tokens: (batch, length) integers.
@@ -68,21 +68,21 @@ class LanguageModel(nn.Module, ABC):
         return self.state_dict()
 
     def most_rows(self, length: int) -> int:
-        """Return how many windows of a length may be scored together in little memory."""
+        """Return the number of windows of a given length that may be scored together in little memory."""
         return MOST_ROWS
 
     @abstractmethod
     def following(self, seen: Tensor) -> Tensor:
-        """Return scores (batch, length, num_symbols) of what follows each of (batch, length) int64 symbols."""
+        """Return scores (batch, length, num_symbols) of the symbol after each of (batch, length) int64 symbols."""
 
     def begin(self, context: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return scores (1, num_symbols) of what follows a context, and the state (1, ...) after it."""
+        """Return scores (1, num_symbols) of the symbol after a context, and the state (1, ...) after it."""
         device = next(self.parameters()).device
         state = torch.tensor([[START, *context]], device=device)
         return self.following(state)[:, -1], state
 
     def begin_each(self, contexts: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the same for many contexts (num_contexts, length) of equal length."""
+        """Return the scores and states of `begin` for many contexts of equal length (num_contexts, length)."""
         results = [self.begin(context) for context in contexts.tolist()]
         return torch.cat([logits for logits, _ in results]), torch.cat([state for _, state in results])
 
@@ -91,18 +91,18 @@ class LanguageModel(nn.Module, ABC):
 
         Args:
             state: (num_parents, ...).
-            rows: (num_children,) int64, each child's parent.
-            tokens: (num_children,) int64, the symbol it adds.
+            rows: (num_children,) int64, the row of each child's parent in `state`.
+            tokens: (num_children,) int64, the symbol that each child adds.
 
         Returns:
-            scores (num_children, num_symbols) of what follows, and their state (num_children, ...).
+            scores (num_children, num_symbols) of the symbol after each child, and the state (num_children, ...).
         """
         seen = torch.cat([state[rows], tokens[:, None]], dim=1)
         return self.following(seen)[:, -1], seen
 
 
 class Recurrent(LanguageModel):
-    """An embedding, LSTM or GRU layers, and scores; dropout between and after the layers."""
+    """A model of an embedding, LSTM or GRU layers, and scores, with dropout between and after the layers."""
 
     def __init__(self, spec: LanguageSpec, num_symbols: int) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class Recurrent(LanguageModel):
         return logits, state
 
     def advance(self, state: Tensor, rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """See `LanguageModel.advance`; what depends only on the parent is computed once for all its children."""
+        """See `LanguageModel.advance`; values that depend only on a parent are computed once for all its children."""
         step = self._lstm if isinstance(self.cells, nn.LSTM) else self._gru
         inputs, states = None, []
         for layer in range(self.layers):
@@ -165,9 +165,10 @@ class Recurrent(LanguageModel):
 
 
 class EncoderDecoder(Recurrent):
-    """An LSTM reads the source of a pair, another writes the target from its last state (Sutskever 2014; Carlini 2019, 6.4).
+    """An LSTM encoder of a pair's source, and an LSTM decoder of its target (Sutskever 2014; Carlini 2019, 6.4).
 
-    A row is a source of `window` symbols, padded in front, and a target. A context begins with a whole source.
+    The decoder starts from the last state of the encoder. A row consists of a source of `window` symbols, padded in front,
+    and a target. A context begins with a whole source.
     """
 
     def __init__(self, spec: LanguageSpec, num_symbols: int, row: int) -> None:
@@ -176,7 +177,7 @@ class EncoderDecoder(Recurrent):
         self.reader = nn.LSTM(spec.embedding, spec.width, spec.layers, batch_first=True, dropout=self.cells.dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return scores of the target's symbols given the source and those before them: (batch, window, num_symbols)."""
+        """Return scores (batch, window, num_symbols) of the target's symbols given the source and the preceding symbols."""
         source, target = tokens[:, : self.window].long(), tokens[:, self.window :].long()
         start = torch.full_like(target[:, :1], START)
         seen = torch.cat([start, target[:, :-1].clamp(min=0)], dim=1)
@@ -202,7 +203,7 @@ class EncoderDecoder(Recurrent):
 
 
 class Convolutional(LanguageModel):
-    """Dilated causal convolutions (cnn), or gated ones with residual and skip connections (wavenet, van den Oord 2016)."""
+    """Dilated causal convolutions (cnn), or gated, with residual and skip connections (wavenet, van den Oord 2016)."""
 
     def __init__(self, spec: LanguageSpec, num_symbols: int) -> None:
         super().__init__()
@@ -223,14 +224,14 @@ class Convolutional(LanguageModel):
         return self._scores_after(seen, zeros.to(self.scores.weight.dtype))[0]
 
     def begin(self, context: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """See `LanguageModel.begin`; the state (rows, reach, width) holds what each layer's next convolution still sees."""
+        """See `LanguageModel.begin`; the state (rows, reach, width) holds the inputs of each layer's next convolution."""
         seen = torch.tensor([[START, *context]], device=self.scores.weight.device)
         zeros = self.scores.weight.new_zeros(1, sum(self._reach), self.embedding.embedding_dim)
         scores, state = self._scores_after(seen, zeros)
         return scores[:, -1], state
 
     def advance(self, state: Tensor, rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """See `LanguageModel.advance`; nothing seen before is recomputed."""
+        """See `LanguageModel.advance`; earlier symbols are not recomputed."""
         scores, state = self._scores_after(tokens[:, None], state[rows])
         return scores[:, -1], state
 
@@ -240,7 +241,7 @@ class Convolutional(LanguageModel):
         return [(self.kernel - 1) * 2**layer for layer in range(len(self.convolutions))]
 
     def _scores_after(self, seen: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return scores (batch, length, num_symbols) of what follows each symbol after the state, and the state after all."""
+        """Return scores (batch, length, num_symbols) of the symbol after each of `seen`, and the state after all of them."""
         hidden = self.embedding(seen).transpose(1, 2)
         skipped, before = torch.zeros_like(hidden), torch.split(state.transpose(1, 2), self._reach, dim=2)
         after = []
@@ -273,7 +274,7 @@ class Transformer(LanguageModel):
         self.scores = nn.Linear(spec.width, num_symbols)
 
     def following(self, seen: Tensor) -> Tensor:
-        """See `LanguageModel.following`; sequences are at most a window long."""
+        """See `LanguageModel.following`; sequences may be at most one window long."""
         length = seen.shape[1]
         if length > self.window:
             raise ValueError(f"a sequence of {length} symbols is longer than the model's window of {self.window}")
@@ -288,11 +289,11 @@ class Transformer(LanguageModel):
         return self._after(state, torch.tensor([[START, *context]], device=weight.device))
 
     def advance(self, state: Tensor, rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """See `LanguageModel.advance`; nothing seen before is recomputed."""
+        """See `LanguageModel.advance`; earlier symbols are not recomputed."""
         return self._after(state[rows], tokens[:, None])
 
     def _after(self, state: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the blocks without dropout on symbols (rows, new) after a state; return scores of what follows and a state."""
+        """Run the blocks without dropout on symbols (rows, new) after a state; return the next scores and the new state."""
         before, new = state.shape[1], seen.shape[1]
         if before + new > self.window:
             raise ValueError(f"a sequence of {before + new} symbols is longer than the model's window of {self.window}")

@@ -1,4 +1,4 @@
-"""Image backbones: images (batch, 3, side, side) to features (batch, dim)."""
+"""Image backbones, which map images (batch, 3, side, side) to features (batch, dim)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -48,9 +48,10 @@ def build_backbone(spec: ModelSpec) -> tuple[nn.Module, int]:
 
 
 class SmallResNet(nn.Module):
-    """Four residual blocks for images of 32 to 64 pixels; each after the first halves the side.
+    """A network of four residual blocks for images of 32 to 64 pixels; each block after the first halves the side.
 
-    A stride-2 stem, then widths w, 2w, 4w, 8w and global average pooling: features (batch, 8 * width).
+    A stride-2 stem is followed by blocks of widths w, 2w, 4w and 8w and by global average pooling, which returns features
+    (batch, 8 * width).
     """
 
     def __init__(self, width: int) -> None:

@@ -1,4 +1,4 @@
-"""Training objectives: losses over any number of views, with state of their own where they need it."""
+"""Training objectives: losses over any number of views of a batch, some with a state."""
 
 from typing import assert_never
 
@@ -20,7 +20,7 @@ from memlib.specs import (
 
 
 def build_objective(spec: ObjectiveSpec) -> Objective:
-    """Return the objective that a spec names."""
+    """Build the objective that a spec describes."""
     match spec:
         case SupervisedSpec():
             return Supervised(spec)

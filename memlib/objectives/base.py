@@ -21,41 +21,41 @@ class Objective(nn.Module, ABC):
 
     num_views: int = 1
     progress: float = 0.0
-    """The fraction of the training that is done, 0 to 1; set by the training before each step."""
+    """Fraction of the training run that is done, 0 to 1; set by the training loop before each step."""
     epoch: float = 0.0
-    """The number of epochs done, a fraction included; set likewise."""
+    """Number of epochs done, as a fraction within an epoch; set by the training loop before each step."""
     group: dist.ProcessGroup | None = None
-    """The workers that share each batch; set by the training, None for one worker."""
+    """The workers that share each batch; set by the training loop, None for a single worker."""
 
     @abstractmethod
     def forward(self, model: nn.Module, views: Sequence[Tensor], labels: Tensor) -> Terms:
         """Compute the loss and its terms.
 
         Args:
-            model: maps a view to the embedding that the loss is computed from.
+            model: maps a view to the embedding from which the loss is computed.
             views: num_views tensors (batch, 3, side, side).
             labels: (batch,) int64.
 
         Returns:
-            scalars by name; "loss" is minimized: the mean over the global batch, the same number on
-            every worker, or each worker's mean over its own part.
+            scalars by name. "loss" is minimized; it is either the mean over the global batch, equal on all
+            workers, or each worker's mean over its part of the batch.
         """
 
     def prepare(self, model: nn.Module) -> None:
-        """Prepare for the initialized model; called once before the first step, with the training's own random state.
+        """Prepare for the initialized model; called once before the first step, with a random state set from the seed.
 
         Objectives add a teacher to the model here, and create weights that depend on the shape of its output.
         """
 
     def view(self, number: int, augment: AugmentSpec, side: int) -> tuple[AugmentSpec, int]:
-        """Return how a view is drawn and its side in pixels; `augment` and `side` are the training's defaults."""
+        """Return the augmentation and the side in pixels of a view; `augment` and `side` are the training's defaults."""
         return augment, side
 
     def after_step(self, model: nn.Module) -> None:
         """Update the state; called after every optimizer step."""
 
     def gather(self, embeddings: Tensor) -> Tensor:
-        """Gather all workers' rows, with gradients to each: (batch, dim) -> (global batch, dim)."""
+        """Gather the rows of all workers: (batch, dim) -> (global batch, dim); gradients flow back to every worker."""
         if self.group is None:
             return embeddings
         return gather_rows(embeddings, self.group)

@@ -23,7 +23,7 @@ def teacher_of(model: nn.Module) -> Encoder:
 
 
 def rising_momentum(first: float, progress: float) -> float:
-    """Return the momentum of the teacher: from `first` to 1 along a cosine (Grill 2020, 3.2)."""
+    """Return the momentum of the teacher, which rises from `first` to 1 along a cosine (Grill 2020, 3.2)."""
     return 1 - (1 - first) * (math.cos(math.pi * progress) + 1) / 2
 
 
@@ -41,7 +41,7 @@ def cosine_distance(predicted: Tensor, aim: Tensor) -> Tensor:
 
 
 class BYOL(Objective):
-    """Prediction of the teacher's embedding of one view from the student's of the other, and vice versa (Grill 2020).
+    """Prediction of the teacher's embedding of each view from the student's embedding of the other view (Grill 2020).
 
     The predictor belongs to the objective and is not audited; batch statistics are those of the global batch.
     """
@@ -80,10 +80,10 @@ class BYOL(Objective):
 
 
 def distillation_loss(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
-    """Return the mean cross-entropy of the student's distributions under the teacher's of other views (Caron 2021, Eq. 3).
+    """Return the mean cross-entropy between teacher and student distributions of different views (Caron 2021, Eq. 3).
 
     Args:
-        student: scores (batch, prototypes) of each view, divided by the student's temperature; the teacher's views first.
+        student: scores (batch, prototypes) of each view, divided by the student's temperature; global views first.
         teacher: centred scores of the global views, divided by the teacher's temperature.
     """
     pairs = [(s, t) for t in range(len(teacher)) for s in range(len(student)) if s != t]
@@ -92,10 +92,10 @@ def distillation_loss(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> T
 
 
 class DINO(Objective):
-    """Prediction of the teacher's distribution over prototypes for one view from the student's for another (Caron 2021).
+    """Prediction of the teacher's distribution over prototypes for a view from the student's for another (Caron 2021).
 
-    Both see two global views, the student also local ones. A score is the cosine of the projector's output and a prototype,
-    as the last layer of the authors' head is normalized. Prototypes belong to the objective and are not audited.
+    Both see two global views; the student also sees local views. A score is the cosine of the projector's output and a
+    prototype, as the last layer of the authors' head is normalized. Prototypes belong to the objective and are not audited.
     """
 
     prototypes: Tensor
@@ -141,7 +141,7 @@ class DINO(Objective):
 
     @property
     def teacher_temperature(self) -> float:
-        """The teacher's temperature at this step of the training."""
+        """The teacher's temperature at this step of the training run."""
         first, last = self.spec.teacher_temperature
         warm = self.epoch / self.spec.teacher_warmup_epochs if self.spec.teacher_warmup_epochs else 1.0
         return first + (last - first) * min(1.0, warm)

@@ -9,9 +9,10 @@ from memlib.objectives.base import Objective, Terms
 
 
 class NextSymbol(Objective):
-    """Mean cross-entropy of every symbol of a window given those before it, in nats (Carlini 2019, section 2).
+    """Mean cross-entropy in nats of the symbols of a window given the preceding symbols (Carlini 2019, section 2).
 
-    The loss is the mean of windows' means, so a window's gradient depends on no other window, as private training requires.
+    The loss is the mean over the windows of their means, so the gradient of a window does not depend on other windows, as
+    private training requires.
     """
 
     def forward(self, model: nn.Module, views: Sequence[Tensor], labels: Tensor) -> Terms:
@@ -21,11 +22,11 @@ class NextSymbol(Objective):
 
 
 def window_losses(model: nn.Module, windows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the cross-entropy in nats of each window's scored symbols, and their number: (batch,) each.
+    """Return, for each window, the total cross-entropy of its scored symbols in nats and their number: (batch,) each.
 
     Args:
         model: maps windows to scores (batch, scored, num_symbols) of each window's last `scored` symbols.
-        windows: (batch, length) integers; -1 is padding and does not count.
+        windows: (batch, length) integers; -1 is padding and is ignored.
     """
     scores = model(windows).float()
     wanted = windows[:, -scores.shape[1] :].long()

@@ -18,12 +18,12 @@ def invariance_loss(a: Tensor, b: Tensor) -> Tensor:
 
 
 def variance_loss(embeddings: Tensor) -> Tensor:
-    """Return the mean hinge of each dimension's standard deviation at 1: (batch, dim) -> scalar (Eq. 1 and 2)."""
+    """Return the mean of max(0, 1 - standard deviation) over dimensions: (batch, dim) -> scalar (Eq. 1 and 2)."""
     return F.relu(1 - torch.sqrt(embeddings.var(dim=0) + EPSILON)).mean()
 
 
 def covariance_loss(embeddings: Tensor) -> Tensor:
-    """Return the sum of squared off-diagonal covariances over dim: (batch, dim) -> scalar (Eq. 3 and 4)."""
+    """Return the sum of squared off-diagonal covariances, divided by dim: (batch, dim) -> scalar (Eq. 3 and 4)."""
     batch, dim = embeddings.shape
     centred = embeddings - embeddings.mean(dim=0)
     covariance = centred.T @ centred / (batch - 1)
@@ -33,8 +33,8 @@ def covariance_loss(embeddings: Tensor) -> Tensor:
 class VICReg(Objective):
     """Variance-invariance-covariance regularization of two views (Bardes 2022, Eq. 6).
 
-    As in its authors' code the variance terms are averaged and the covariance terms summed over the views. The
-    statistics are those of the global batch, in float32 whatever the precision of the forward pass.
+    As in the authors' code, the variance terms are averaged and the covariance terms summed over the views. The
+    statistics are those of the global batch, in float32 regardless of the precision of the forward pass.
     """
 
     num_views = 2
@@ -63,9 +63,9 @@ def correlation(a: Tensor, b: Tensor) -> Tensor:
 
 
 class BarlowTwins(Objective):
-    """Correlation 1 of each dimension with itself and 0 with all others, between two views (Zbontar 2021, Eq. 1).
+    """Decorrelation of two views: correlation 1 of each dimension with itself, 0 with others (Zbontar 2021, Eq. 1).
 
-    The statistics are those of the global batch, in float32 whatever the precision of the forward pass.
+    The statistics are those of the global batch, in float32 regardless of the precision of the forward pass.
     """
 
     num_views = 2
@@ -85,7 +85,7 @@ class BarlowTwins(Objective):
 
 
 def contrastive_loss(a: Tensor, b: Tensor, temperature: float) -> Tensor:
-    """Return the cross-entropy of finding each view's partner among all other views of a batch, by cosine (Chen 2020, Eq. 1).
+    """Return the cross-entropy of identifying each view's partner among all other views, by cosine (Chen 2020, Eq. 1).
 
     Args:
         a, b: the two views' embeddings, each (batch, dim).

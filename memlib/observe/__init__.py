@@ -1,1 +1,1 @@
-"""Stages that run models over examples and store arrays, each together with its ids."""
+"""Stages that run models over examples and store the resulting arrays together with the example ids."""

@@ -31,7 +31,7 @@ def gradcam(model: nn.Module, images: Tensor, label: int) -> NDArray[np.float32]
 
 
 def overlaid(image: NDArray[np.uint8], heat: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Overlay an image (height, width, channels) with a heat map, warm where the model looks: (height, width, 3) uint8."""
+    """Overlay an image (height, width, channels) with a heat map, warm where the heat is high: (height, width, 3) uint8."""
     from matplotlib import colormaps
 
     colour = colormaps["jet"](heat)[..., :3]

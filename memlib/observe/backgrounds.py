@@ -18,9 +18,9 @@ from memlib.stats.randomization import home_labels
 from memlib.training.augment import normalise, pixels
 from memlib.training.optim import build_optimizer, learning_rate
 
-BATCH_ROWS = 256  # crops that are cut or classified together
-MOST_PATCHES = 2**18  # from which typical patches are computed
-CONTRAST = 10 / 255  # added to a patch's standard deviation, so that flat ones are not amplified
+BATCH_ROWS = 256  # number of crops that are cut or classified together
+MOST_PATCHES = 2**18  # maximum number of patches from which typical patches are computed
+CONTRAST = 10 / 255  # added to a patch's standard deviation, so that flat patches are not amplified
 SMOOTHING = 1.0  # added to each count of words (Laplace)
 
 
@@ -30,7 +30,7 @@ def folds_of(
     """Return the fold of each image, (num_images,): groups stay whole, and classes are spread as evenly as they allow.
 
     Args:
-        ids: (num_images,) of the images; a group's place depends on the smallest hash of its ids.
+        ids: (num_images,) ids of the images; a group's place depends on the smallest hash of its ids.
         labels: (num_images,) classes.
         groups: (num_images,) int; images of one group are in one fold.
         count: number of folds.
@@ -53,10 +53,10 @@ def cut_crops(
     """Return background crops, resized to (num_images, 3, side, side).
 
     Args:
-        images: (num_stored, size, size, 3) the shard.
+        images: (num_stored, size, size, 3) uint8, images of the shard.
         rows: (num_images,) rows of the shard.
         boxes: (num_images, 4) x0, y0, x1, y1 in stored pixels.
-        side: in pixels; elongated crops are squashed.
+        side: side of a crop in pixels; elongated crops are squashed.
     """
     crops = np.empty((len(rows), 3, side, side), dtype=np.uint8)
     for start in range(0, len(rows), BATCH_ROWS):
@@ -80,14 +80,14 @@ def name_with_network(
     """Fit a network to background crops and return its class probabilities for other crops.
 
     Args:
-        spec: network and training.
+        spec: network and training settings.
         crops: (num_crops, 3, side, side).
-        labels: (num_crops,) their classes.
+        labels: (num_crops,) classes of the crops.
         asked: (num_asked, 3, side, side) crops to classify.
         num_classes: number of classes.
         seed: seed of weights, order and mirroring.
         device: device to compute on.
-        progress: called with (steps done, steps in all).
+        progress: called with (steps done, total steps).
 
     Returns:
         (num_asked, num_classes).
@@ -135,7 +135,7 @@ def name_with_words(
     log P(class) + sum over the words of a crop of log P(word | class), normalized (Meehan's follow-up, section 3).
 
     Args:
-        spec: words and patches.
+        spec: number of words, and settings of the patches.
         crops, labels, asked, num_classes: as for `name_with_network`.
         seed: seed of the typical patches.
 

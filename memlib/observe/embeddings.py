@@ -37,21 +37,21 @@ def embed(
     """Write one array per layer, `<layer>.npy` (num_examples, dim), in the order of `rows`.
 
     Args:
-        encoder: the model; it is put in evaluation mode.
-        images: (num_stored, size, size, 3) uint8, the shard.
+        encoder: the model, which is put in evaluation mode.
+        images: (num_stored, size, size, 3) uint8, images of the shard.
         rows: (num_examples,) rows of the shard.
         input_size: side at which the model sees an image; crops and images are squashed to it, so that nothing is cut off.
         folder: folder for the arrays.
-        layers: layers to keep, as named by `all_layers`; `LAST` is the deepest.
+        layers: names of the layers to keep, as in `all_layers`; `LAST` is the deepest layer.
         rectangles: (num_examples, 4) int64 x0, y0, x1, y1 in stored pixels; None embeds whole images.
-        batch_size: images per pass (affects only rounding).
-        dtype: float32, or float16.
-        precision: of the forward pass (autocast).
+        batch_size: number of images per pass (affects only rounding).
+        dtype: type of the arrays, float32 or float16.
+        precision: precision of the forward pass (autocast).
         device: device to run on.
-        progress: called with (examples done, examples in all).
+        progress: called with (examples done, total examples).
 
     Raises:
-        RunError: when an embedding is not finite, or too large for the type.
+        RunError: when an embedding is not finite, or too large for `dtype`.
         UserError: when an external encoder lacks a layer.
     """
     device = device or torch.device("cpu")
@@ -81,7 +81,7 @@ def embed(
 
 
 def outputs_of(encoder: Encoder | OwnEncoder, views: Tensor, layers: Sequence[str]) -> list[tuple[str, Tensor]]:
-    """Return the requested layers of views (batch, 3, side, side) with pixels in [0, 1], each (batch, dim).
+    """Return the outputs (batch, dim) of the requested layers for views (batch, 3, side, side) with pixels in [0, 1].
 
     Raises:
         UserError: when an external encoder lacks a layer.
@@ -96,7 +96,7 @@ def outputs_of(encoder: Encoder | OwnEncoder, views: Tensor, layers: Sequence[st
 
 
 def cut(images: Tensor, rectangles: NDArray[np.int64] | None, *, side: int) -> Tensor:
-    """Cut a rectangle out of each image, then resize it: no pixel outside the rectangle has any influence.
+    """Cut a rectangle out of each image, then resize it, so that no pixel outside the rectangle has any influence.
 
     Args:
         images: (batch, 3, height, width) float32.
@@ -112,7 +112,7 @@ def cut(images: Tensor, rectangles: NDArray[np.int64] | None, *, side: int) -> T
 
 
 def cut_together(images: Tensor, rectangles: NDArray[np.int64], *, side: int) -> Tensor:
-    """Do what `cut` does in two matrix products for all images; a GPU would otherwise wait for thousands of small kernels.
+    """Return the result of `cut` from two matrix products for all images; a GPU would be slow with many small kernels.
 
     Resizing with antialiasing is linear in rows and in columns: each pixel of the result is a mean of pixels inside the
     rectangle, weighted by a triangle as wide as the reduction. The result equals PyTorch's, up to rounding.

@@ -29,7 +29,7 @@ class OutsideEncoder:
 
     @cached_property
     def digest(self) -> str:
-        """The digest that enters keys."""
+        """The digest of the encoder or embeddings, for use in keys."""
         return encoder_digest(self.spec)
 
 
@@ -44,14 +44,14 @@ def given_layers(
     """Return the layers (num_images, dim) of the named images from the file of an encoder's owner.
 
     Args:
-        spec: file and column of ids.
+        spec: path of the file, and its column of ids.
         names: ids from `name_of`; other images in the file are ignored.
         layers: columns of the file, or `LAST`.
-        dtype: float32, or float16.
+        dtype: type of the result, float32 or float16.
 
     Raises:
-        UserError: for a missing file or column, missing or repeated ids, vectors that differ in length, contain missing or
-            non-finite numbers, or are the same for all images.
+        UserError: for a missing file or column, missing or repeated ids, and vectors that differ in length, contain missing
+            or non-finite numbers, or are the same for all images.
     """
     try:
         file = pq.ParquetFile(spec.path)

@@ -1,8 +1,8 @@
 """Extraction: the likeliest candidates under a model, by shortest path through the tree of prefixes (Carlini 2019, 8.1).
 
 A node is a prefix, an edge costs the -log2 probability of its symbol, and a leaf is a candidate. Many nodes are expanded
-per model call. The paper then runs as many iterations again, a heuristic; here a leaf counts as found when no node of the
-frontier costs less, which is exact for any number of nodes per call.
+per model call. The paper then runs the same number of iterations again, which is a heuristic; here a leaf counts as found
+when no node of the frontier costs less, which is exact for any number of nodes per call.
 """
 
 import heapq
@@ -32,9 +32,9 @@ class Frontier:
     Attributes:
         nodes: a heap of unexpanded prefixes and of leaves.
         found: the leaves found, in order of cost.
-        found_at: number of evaluations when each of them was found.
+        found_at: number of evaluations when each leaf was found.
         evaluations: number of prefixes whose next symbols were evaluated so far.
-        dropped: the lowest cost of a node that was dropped to save memory; None if there was none.
+        dropped: the lowest cost of the nodes that were dropped to save memory; None if no node was dropped.
     """
 
     nodes: list[Node] = field(default_factory=lambda: [(0, ())])
@@ -44,7 +44,7 @@ class Frontier:
     dropped: int | None = None
 
     def save(self, path: Path) -> None:
-        """Write the search to a file of arrays."""
+        """Write the search to an .npz file of arrays."""
         parts: dict[str, NDArray[Any]] = {}
         for name, nodes in (("nodes", self.nodes), ("found", self.found)):
             longest = max((len(symbols) for _, symbols in nodes), default=0)
@@ -59,7 +59,7 @@ class Frontier:
 
     @classmethod
     def load(cls, path: Path) -> "Frontier":
-        """Read what `save` wrote."""
+        """Read a search that `save` wrote."""
         with np.load(path, allow_pickle=False) as arrays:
             nodes, found = (
                 [
@@ -80,9 +80,10 @@ class Extracted:
 
     Attributes:
         leaves: (cost, symbols) of the candidates found, likeliest first.
-        found_at: number of evaluations when each of them was found.
-        ended: found: as many as requested; exhausted: there are no more; evaluations or seconds: the limit was reached.
-        exact: True if no candidate that costs less can have been missed.
+        found_at: number of evaluations when each candidate was found.
+        ended: reason for the end: found (as many as requested), exhausted (no candidate is left), evaluations or seconds
+            (this limit was reached).
+        exact: True if no cheaper candidate can have been missed.
         evaluations: number of prefixes whose next symbols were evaluated.
     """
 
@@ -99,10 +100,11 @@ class ShortestPath:
     Args:
         predictor: the model.
         space: the candidates.
-        context: symbols before them.
+        context: symbols before the candidates.
         frontier: the frontier of an earlier search to resume.
-        batch: nodes expanded per model call; affects the number of evaluations, not the result.
-        max_nodes: nodes in memory; beyond it, the half with the highest costs is dropped.
+        batch: number of nodes expanded per model call; affects the number of evaluations, not the result.
+        max_nodes: maximum number of nodes in memory; when there are more, the nodes with the highest costs are dropped, so
+            that half of the maximum remains.
 
     States of expanded prefixes are cached in as much memory as the predictor allows; others are recomputed when needed.
     """
@@ -121,7 +123,7 @@ class ShortestPath:
         self._predictor, self._space, self._context = predictor, space, tuple(context)
         self._batch, self._max_nodes = batch, max_nodes
         self._states: OrderedDict[tuple[int, ...], Tensor] = OrderedDict()
-        self._state_bytes = 0  # of all cached states
+        self._state_bytes = 0  # total size of the cached states
         self._root: tuple[Tensor, Tensor] | None = None
 
     @torch.inference_mode()
@@ -192,13 +194,13 @@ class ShortestPath:
             del frontier.nodes[kept:]  # a sorted list is a heap
 
     def _evaluate(self, prefixes: Sequence[tuple[int, ...]]) -> Tensor:
-        """Return scores of what follows prefixes of one length; cache their states for their children."""
+        """Return scores of the next symbol after prefixes of equal length; cache the prefixes' states for their children."""
         if not prefixes[0]:
             logits, state = self._begin()
             self._keep((), state[0])
             return logits
         first = self._states_of([prefixes[0][:-1]])
-        size = max(1, self._predictor.cache_bytes // (4 * row_bytes(first)))  # at a time
+        size = max(1, self._predictor.cache_bytes // (4 * row_bytes(first)))  # number of prefixes evaluated at a time
         scores = []
         for start in range(0, len(prefixes), size):
             chunk = prefixes[start : start + size]
@@ -216,7 +218,7 @@ class ShortestPath:
         return self._root
 
     def _states_of(self, paths: Sequence[tuple[int, ...]]) -> Tensor:
-        """Return the states (num_paths, ...) after prefixes of one length: cached, or recomputed from the start.
+        """Return the states (num_paths, ...) after prefixes of equal length, from the cache or recomputed from the start.
 
         Recomputed states do not count as evaluations, so the amount of memory does not affect the result.
         """
@@ -250,7 +252,7 @@ class ShortestPath:
 def beam_search(
     predictor: Predictor, space: Candidates, *, width: int, context: Sequence[int] = (), work: Work | None = None
 ) -> list[Node]:
-    """Return the candidates that a beam search of some width ends with, likeliest first; width 1 is greedy search."""
+    """Return the candidates that a beam search of the given width finds, likeliest first; width 1 is greedy search."""
     work = work or Work()
     logits, state = predictor.begin(context)
     work.add(1)

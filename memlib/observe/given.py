@@ -25,7 +25,7 @@ class GivenOutputs:
     """Outputs in the order of the requested examples.
 
     Attributes:
-        scores: (num_examples, num_classes) float64, logits or log-probabilities of rows that sum to 1.
+        scores: (num_examples, num_classes) float64, logits, or logarithms of probabilities that sum to 1 per row.
         probabilities: (num_examples, num_classes) float64, as supplied; None for logits.
         digest: digest of the content read.
     """
@@ -36,11 +36,11 @@ class GivenOutputs:
 
 
 def read_outputs(spec: OutputsSpec, members: pa.Table, num_classes: int) -> GivenOutputs:
-    """Read the outputs of every member, by id or by the name from `memlib ids`; rows of other examples are ignored.
+    """Read the outputs of every member, by id or by the pseudonym from `memlib ids`; ignore rows of other examples.
 
     Args:
         spec: file, columns and kind.
-        members: rows of tables.SPLITS, the examples of D_Q and of the rest of its pool.
+        members: rows of tables.SPLITS: the examples of D_Q and of the rest of its pool.
         num_classes: number of classes of the data.
 
     Raises:
@@ -131,15 +131,15 @@ def _check_probabilities(spec: OutputsSpec, scores: NDArray[np.float64]) -> None
     if scores.min() >= 0 and np.abs(sums / 100 - 1).max() <= _tolerance(scores / 100):
         raise UserError(f"{spec.path}: {spec.scores_column} sums to 100; these are percentages, divide them by 100")
     if scores.min() < 0 or sums.max() > 1.5:
-        seen = f"{spec.scores_column} runs from {scores.min():.3g} to {scores.max():.3g}"
+        seen = f"{spec.scores_column} ranges from {scores.min():.3g} to {scores.max():.3g}"
         raise UserError(f"{spec.path}: {seen}; these are logits, set outputs.kind to logits")
     raise UserError(
-        f"{spec.path}: {spec.scores_column} is not a distribution: it sums to {sums.min():.3g} to {sums.max():.3g}"
+        f"{spec.path}: {spec.scores_column} is not a distribution: its rows sum to {sums.min():.3g} to {sums.max():.3g}"
     )
 
 
 def _refuse_decisions(spec: OutputsSpec, scores: NDArray[np.float64]) -> None:
-    """Raise UserError for scores that do not tell how confident the model is."""
+    """Raise UserError for scores that do not show the model's confidence."""
     if (scores == scores[0]).all():
         raise UserError(
             f"{spec.path}: {spec.scores_column} is the same for every example; ask the model's owner for its scores"
@@ -153,7 +153,7 @@ def _refuse_decisions(spec: OutputsSpec, scores: NDArray[np.float64]) -> None:
 
 
 def _tolerance(scores: NDArray[np.float64]) -> float:
-    """Return how far from 1 a row of probabilities may sum: each number may be off by half of its last decimal."""
+    """Return the tolerance for the sum of a row of probabilities, each of which may be off by half its last decimal."""
     decimals = decimals_of(scores)
     return SUM_TO_ONE + (0.0 if decimals is None else scores.shape[1] * 0.5 * 10.0**-decimals)
 

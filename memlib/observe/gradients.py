@@ -1,9 +1,10 @@
 """Squared norms of per-example gradients, exact, without forming the gradients.
 
-One forward pass, one backward pass to the outputs of the layers, and then layer by layer: the gradient of a linear
-map's weight is a sum over positions t of delta_t a_t', so small matrices suffice for its squared norm. With one
-position it is |delta|^2 |a|^2 (Goodfellow 2015); with many, it is computed from whichever is smaller: the Gram
-matrices <A'A, D'D> or the product D A' of a single example (Rochette 2019, Li 2022).
+After one forward pass and one backward pass to the outputs of the layers, the norms are computed layer by layer. The
+gradient of a linear map's weight is a sum over positions t of delta_t a_t' (delta_t: gradient at the output, a_t: input),
+so small matrices suffice for its squared norm. With a single position, the norm is |delta|^2 |a|^2 (Goodfellow 2015). With
+several, it is computed from whichever is smaller: the Gram matrices <A'A, D'D> or the product D A' of a single example
+(Rochette 2019, Li 2022).
 """
 
 import contextlib
@@ -21,7 +22,7 @@ from memlib.errors import UserError
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> (batch,) losses."""
 
-FALL_BACK = (nn.LSTM, nn.GRU, nn.RNN)  # their gates are not layers: one example at a time
+FALL_BACK = (nn.LSTM, nn.GRU, nn.RNN)  # their gates are not layers, so examples are processed one at a time
 LINEAR, CONVOLUTIONS = (nn.Linear,), (nn.Conv1d, nn.Conv2d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm)
 FAST: tuple[type[nn.Module], ...] = (*LINEAR, *CONVOLUTIONS, *NORMS, nn.Embedding)
@@ -41,18 +42,18 @@ class GradientNorms:
 
     Args:
         model: maps inputs (batch, ...) to outputs (batch, ...), each example independently.
-        loss: computes the losses of single examples.
+        loss: function that computes the loss of each example.
         slow_modules: process modules without a fast rule one example at a time instead of refusing them.
 
     Raises:
-        UserError: names the modules without a fast rule.
+        UserError: when modules have no fast rule and `slow_modules` is False; the message names them.
     """
 
     def __init__(self, model: nn.Module, *, loss: Loss = cross_entropy, slow_modules: bool = False) -> None:
         # convolutions on a CPU are several times faster with channels last
         self.model, self.loss = model.eval().to(memory_format=torch.channels_last), loss
         self._slow_allowed = slow_modules
-        self._copy = False  # copy the outputs of layers: set once the model changes them in place
+        self._copy = False  # copy the outputs of layers; set when the model changes them in place
         owners = [(name, m) for name, m in model.named_modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
         shared = _shared_parameters(owners)
         tied = {name for name, m in owners if any(id(p) in shared for p in m.parameters(recurse=False))}
@@ -94,7 +95,7 @@ class GradientNorms:
 
         def keep(module: nn.Module, arguments: Any, named: Any, output: Tensor) -> Tensor:
             a = arguments[0] if arguments else named["input"]
-            first = not output.requires_grad  # nothing before it has parameters: the graph starts here
+            first = not output.requires_grad  # no layer before this one has parameters: the graph starts here
             if first:
                 output.requires_grad_()
             name = names[id(module)]
@@ -195,7 +196,7 @@ def _has_a_rule(module: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def _frozen(model: nn.Module) -> Iterator[None]:
-    """Disable gradients of parameters inside the block, where only those of layers' outputs are needed."""
+    """Disable gradients of parameters inside the block, where only gradients of layers' outputs are needed."""
     trained = [p for p in model.parameters() if p.requires_grad]
     for parameter in trained:
         parameter.requires_grad_(False)
@@ -212,7 +213,7 @@ _PATCHES = {True: 2**20, False: 2**26}  # elements at a time, on a CPU and on ot
 
 
 def _squared_norm(module: nn.Module, calls: "list[_Call]") -> Tensor:
-    """Return the (batch,) squared norm of the gradient of a layer's parameters, summed over its calls before squaring."""
+    """Return (batch,) squared norms of the gradient of a layer's parameters; the gradients of its calls are summed."""
     if isinstance(module, nn.Linear):
         return _linear(module, calls)
     if isinstance(module, nn.Conv1d | nn.Conv2d):
@@ -234,7 +235,7 @@ def _linear(module: nn.Linear, calls: "list[_Call]") -> Tensor:
 
 
 def _sum_of_outer_products(a: Tensor, delta: Tensor) -> Tensor:
-    """Return the (batch,) squared norm of sum_t delta_t a_t' for a (batch, positions, in), delta (batch, positions, out)."""
+    """Return (batch,) squared norms of sum_t delta_t a_t' for a (batch, positions, in), delta (batch, positions, out)."""
     positions = a.shape[1]
     if 2 * positions**2 < a.shape[2] * delta.shape[2]:
         return (torch.bmm(a, a.transpose(1, 2)) * torch.bmm(delta, delta.transpose(1, 2))).sum(dim=(1, 2))
@@ -242,7 +243,7 @@ def _sum_of_outer_products(a: Tensor, delta: Tensor) -> Tensor:
 
 
 def _convolution(module: nn.Conv1d | nn.Conv2d, calls: "list[_Call]") -> Tensor:
-    """Apply the rule of a linear map of patches to a few examples at a time, whose patches stay in the processor's cache."""
+    """Apply the rule of a linear map to the patches of a few examples at a time, which stay in the processor's cache."""
     patch = module.weight[0].numel() * module.groups
     positions = sum(call.gradient[0, 0].numel() for call in calls)
     size = max(1, _PATCHES[calls[0].input.device.type == "cpu"] // (patch * positions))
@@ -257,7 +258,7 @@ def _convolution(module: nn.Conv1d | nn.Conv2d, calls: "list[_Call]") -> Tensor:
 
 
 def _some_patches(module: nn.Conv1d | nn.Conv2d, calls: Sequence[tuple[Tensor, Tensor]], buffer: Tensor) -> Tensor:
-    """Return squared norms from the calls' (input, gradient at the output): concatenate positions, keep groups apart."""
+    """Return squared norms, given (input, gradient at the output) of each call; positions are joined, groups kept apart."""
     patches = [_patches(module, inputs) for inputs, _ in calls]
     a = buffer[: sum(part.numel() for part in patches)].view(len(calls[0][0]), -1, patches[0].shape[3:].numel())
     for part, place in zip(patches, torch.split(a, [part.shape[1:3].numel() for part in patches], dim=1), strict=True):
@@ -276,7 +277,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 def _patches(module: nn.Conv1d | nn.Conv2d, inputs: Tensor) -> Tensor:
-    """Return a view (batch, *positions, *kernel size, channels) of what the kernel sees at each position."""
+    """Return a view (batch, *positions, *kernel size, channels) of the inputs that the kernel covers at each position."""
     a = inputs[:, :, None] if isinstance(module, nn.Conv1d) else inputs
     pad, stride, dilation, kernel = (
         [int(part) for part in ((unit, *value) if isinstance(module, nn.Conv1d) else value)]
@@ -299,7 +300,7 @@ def _embedding(module: nn.Embedding, calls: "list[_Call]") -> Tensor:
 
 
 def _normalisation(module: nn.Module, calls: "list[_Call]") -> Tensor:
-    """Treat scale and offset: the gradient is the sum over positions of delta times the normalized input, and of delta."""
+    """Apply the rule of scale and offset: sum delta times the normalized input, and delta, over the positions."""
     scale, offset = [], []
     for call in calls:
         delta = call.gradient

@@ -1,7 +1,7 @@
 """Log-perplexity of candidate sequences in bits, exactly comparable (Carlini 2019, Definition 1).
 
-Costs are whole numbers of 2^-16 bit, rounded symbol by symbol before they are added, so the order of additions cannot
-break or create a tie; models are evaluated in float64 by default, so neither can the batch size.
+Costs are whole multiples of 2^-16 bit, rounded for each symbol before they are added, so the order of additions cannot
+break or create a tie. Models are evaluated in float64 by default, so the batch size cannot break or create one either.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,18 +25,18 @@ class Predictor(Protocol):
 
     num_symbols: int
     cache_bytes: int
-    """Memory for states; states that do not fit are recomputed."""
+    """Memory for states, in bytes; states that do not fit are recomputed."""
 
     def begin(self, context: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return scores (1, num_symbols) of what follows a context, and the state (1, ...) after it."""
+        """Return scores (1, num_symbols) of the symbol after a context, and the state (1, ...) after it."""
         ...
 
     def begin_each(self, contexts: Tensor) -> tuple[Tensor, Tensor]:
-        """Return scores (num_contexts, num_symbols) of what follows each context (num_contexts, length), and their states."""
+        """Return the scores and states of `begin` for many contexts of equal length (num_contexts, length)."""
         ...
 
     def advance(self, state: Tensor, rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return scores (num_children, num_symbols) after one more symbol, and the state (num_children, ...)."""
+        """Extend prefixes by one symbol; return scores (num_children, num_symbols) and the state (num_children, ...)."""
         ...
 
 
@@ -51,7 +51,7 @@ class Work:
         self.evaluations, self.limit = 0, limit
 
     def add(self, count: int) -> None:
-        """Add evaluations; raise OutOfWork beyond the limit."""
+        """Add to the number of evaluations; raise OutOfWork if it exceeds the limit."""
         self.evaluations += count
         if self.limit is not None and self.evaluations > self.limit:
             raise OutOfWork
@@ -62,7 +62,7 @@ class OutOfWork(Exception):
 
 
 def costs_of(log_probs: Tensor) -> Tensor:
-    """Convert natural logarithms of probabilities into whole units of 2^-16 bit, int64 of the same shape.
+    """Convert natural logarithms of probabilities to costs in units of 2^-16 bit, int64 of the same shape.
 
     Raises:
         RunError: when the model returns NaN.
@@ -75,18 +75,18 @@ def costs_of(log_probs: Tensor) -> Tensor:
 
 
 def _rows_at_once(predictor: Predictor) -> int:
-    """Return how many prefixes' scores fit into 256 MiB."""
+    """Return the number of prefixes, at most BATCH, whose scores fit into 256 MiB."""
     return max(1, min(BATCH, 2**25 // predictor.num_symbols))
 
 
 def _fitting(predictor: Predictor, state: Tensor, places: int, *, growth: float = 1.0) -> int:
-    """Return how many prefixes per place of a tree have states that fit into memory together.
+    """Return the number of prefixes per place of a tree whose states fit into memory together.
 
     Args:
-        predictor: sets the memory limit.
+        predictor: the model, which sets the memory limit.
         state: the state of some prefixes.
         places: number of places in the tree.
-        growth: factor by which states may grow at most: some grow with the length of the prefix, others not at all.
+        growth: maximum factor by which states may grow; some grow with the length of the prefix, others do not.
     """
     return max(1, int(predictor.cache_bytes / (max(1, places) * growth * row_bytes(state))))
 
@@ -100,13 +100,13 @@ def row_bytes(state: Tensor) -> int:
 def sequence_costs(
     predictor: Predictor, tokens: NDArray[np.int64], *, context: Sequence[int] = (), batch: int | None = None
 ) -> NDArray[np.int64]:
-    """Compute the cost of each sequence after the context; a prefix shared by several is evaluated once per batch.
+    """Compute the cost of each sequence after the context; a prefix shared by several sequences is evaluated once per batch.
 
     Args:
         predictor: the model.
-        tokens: (num_sequences, longest) symbols; short ones end in -1.
-        context: symbols before them, whose cost does not count.
-        batch: sequences per pass; does not affect the result.
+        tokens: (num_sequences, longest) symbols; shorter sequences are padded with -1.
+        context: symbols before the sequences, whose cost does not count.
+        batch: number of sequences per pass; does not affect the result.
 
     Returns:
         (num_sequences,) int64, units of 2^-16 bit.
@@ -126,9 +126,9 @@ def sequence_costs(
 def candidate_costs(
     predictor: Predictor, space: Candidates, choices: Choices, *, context: Sequence[int] = (), batch: int | None = None
 ) -> NDArray[np.int64]:
-    """Compute the cost of each candidate, (num_candidates, num_places) choices, after the context or after its own.
+    """Compute the costs of candidates, given as choices (num_candidates, num_places); see `sequence_costs`.
 
-    See `sequence_costs`.
+    If the space defines a separate context for each candidate, the candidate is scored after it instead of `context`.
     """
     tokens, contexts = space.tokens(choices), space.contexts(choices)
     if contexts is None:
@@ -145,7 +145,7 @@ def candidate_costs(
 
 
 def _costs_of_block(predictor: Predictor, tokens: NDArray[np.int64], logits: Tensor, state: Tensor) -> NDArray[np.int64]:
-    """Compute costs after one context, (1, ...) logits and state, or after one context per sequence."""
+    """Compute the costs of sequences after a common context, with (1, ...) logits and state, or after one context each."""
     device = state.device
     part = torch.from_numpy(tokens).to(device)
     rows = torch.arange(len(part), device=device) % len(logits)  # row of the state of each sequence's prefix
@@ -173,25 +173,25 @@ def leaf_costs(
     work: Work | None = None,
     batch: int | None = None,
 ) -> Iterator[NDArray[np.int64]]:
-    """Yield the costs of all candidates of a space, or of those that cost no more than a limit.
+    """Yield the costs of all candidates of a space, or of the candidates that cost no more than a limit.
 
     The tree of prefixes is walked depth first in blocks, so that memory holds one block per place. Costs only grow along
-    a path, so no candidate under a prefix above the limit is within it. Where symbols can spell a candidate in several
-    ways, only the candidate's own path counts.
+    a path, so a prefix that costs more than the limit is not extended. Where symbols can spell a candidate in several ways,
+    only the candidate's own path counts.
 
     Args:
         predictor: the model.
         space: the candidates.
-        context: symbols before them, whose cost does not count.
-        limit: in units of 2^-16 bit.
-        work: counts model evaluations.
-        batch: prefixes evaluated at once; does not affect the result.
+        context: symbols before the candidates, whose cost does not count.
+        limit: highest cost of a candidate, in units of 2^-16 bit; None for all candidates.
+        work: counter of model evaluations.
+        batch: number of prefixes evaluated at once; does not affect the result.
 
     Yields:
         blocks of costs, int64, units of 2^-16 bit; every candidate once.
 
     Raises:
-        OutOfWork: beyond work's limit.
+        OutOfWork: when the limit of `work` is exceeded.
     """
     work, rows_at_once = work or Work(), batch or _rows_at_once(predictor)
     if not space.has_tree or (limit is None and space.ambiguous):  # most paths of such a tree belong to no candidate
@@ -226,7 +226,7 @@ def leaf_costs(
                 if after == space.end:
                     yield now.cpu().numpy()[space.accepts(grown.cpu().numpy())]
                     continue
-                first, last = int(rows[0]), int(rows[-1]) + 1  # only these parents
+                first, last = int(rows[0]), int(rows[-1]) + 1  # only the parents of these rows
                 work.add(len(rows))
                 following, states = predictor.advance(state[first:last], rows - first, slot[columns])
                 following = torch.log_softmax(following, dim=1)
@@ -237,7 +237,7 @@ def leaf_costs(
 
 
 def ranks(blocks: Iterator[NDArray[np.int64]], costs: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Count for each cost the candidates that cost no more (Definition 2).
+    """Count, for each cost, the candidates that do not cost more (Definition 2).
 
     Args:
         blocks: costs from `leaf_costs`.

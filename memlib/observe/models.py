@@ -1,4 +1,4 @@
-"""Observed models: trained by memlib, singly or in chunks, or external."""
+"""Observed models: models trained by memlib, singly or in chunks, and external models."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Nets:
 
     @property
     def history(self) -> pa.Table:
-        """The training history, a tables.NETS_HISTORY."""
+        """The training history (tables.NETS_HISTORY)."""
         return read_table(self._artifact.path(HISTORY))
 
     def _net(self) -> nn.Sequential:
@@ -98,14 +98,14 @@ def trained_epochs(models: Trained, epoch: int) -> list[int]:
 
 
 def model_key(model: Trained | TrainedSpec) -> str:
-    """Return the key of a model trained by memlib, or the digest of an external one."""
+    """Return the key of a model trained by memlib, or the digest of an external model."""
     if not isinstance(model, TrainedSpec):
         return model.key
     return own_digest(model) if model.weights is None else own_digest(model, model.weights)
 
 
 def check_varied(model: Trained | TrainedSpec, scores: NDArray[np.float32], attempt: Attempt) -> None:
-    """Refuse an external model that gives all examples the same scores; warn if memlib trained it.
+    """Refuse an external model that gives all examples the same scores; warn if memlib trained the model.
 
     Args:
         model: the model.
@@ -113,7 +113,7 @@ def check_varied(model: Trained | TrainedSpec, scores: NDArray[np.float32], atte
         attempt: the attempt that records the warning.
 
     Raises:
-        UserError: for an external model.
+        UserError: when an external model gives all examples the same scores.
     """
     from memlib.observe.outputs import is_constant
 
@@ -121,8 +121,8 @@ def check_varied(model: Trained | TrainedSpec, scores: NDArray[np.float32], atte
         return
     if isinstance(model, TrainedSpec):
         raise UserError(
-            f"{model.model} returns the same scores for all {scores.shape[1]} examples: are its weights the trained ones, "
-            f"and are its inputs {model.inputs!r} (trained.inputs)?"
+            f"{model.model} returns the same scores for all {scores.shape[1]} examples; check that its weights are trained "
+            f"and that it takes inputs of kind {model.inputs!r} (trained.inputs)"
         )
     attempt.warn(f"{model} gives all {scores.shape[1]} examples the same scores: it has learnt nothing about them")
 

@@ -30,7 +30,7 @@ def class_scores(
     Args:
         forward: forward pass of the networks, in evaluation mode.
         examples: (num_examples, ...) as stored.
-        num_nets: number of networks in `forward`, for the size of a pass.
+        num_nets: number of networks in `forward`, which limits the number of examples per pass.
         device: device to run on.
         take: converts stored examples to the networks' inputs.
 
@@ -55,7 +55,7 @@ def class_scores(
 
 
 def is_constant(scores: NDArray[np.float32]) -> bool:
-    """Return whether any network gives all examples the same scores, up to rounding, and so no information on them.
+    """Return whether any network gives all examples the same scores, up to rounding, which say nothing about them.
 
     Args:
         scores: (num_nets, num_examples, num_classes).

@@ -1,4 +1,4 @@
-"""Nearest neighbours of one set of embeddings in another, from arrays on disk."""
+"""Nearest neighbours of one set of embeddings in another set, from arrays on disk."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
@@ -26,12 +26,13 @@ def search(
 
     Args:
         queries: (num_queries, dim) float32, or float16.
-        public: arrays (num_public, dim) of the same type, concatenated, usually memory-mapped; in order of example id.
+        public: arrays (num_public, dim) of the same type, usually memory-mapped, whose rows are numbered consecutively in
+            order of example id.
         k: number of neighbours.
         device: device to search on.
-        storage: float32, or float16 for the candidate search on a GPU.
-        shard_bytes: how much of `public` is read at once; does not affect the result.
-        progress: called with (public rows done, public rows in all).
+        storage: type in which the candidate search on a GPU stores the vectors: float32 or float16.
+        shard_bytes: size of the part of `public` that is read at once; does not affect the result.
+        progress: called with (public rows done, total public rows).
 
     Returns:
         rows of `public` (num_queries, k) int64 and squared distances (num_queries, k) float32.

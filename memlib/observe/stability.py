@@ -33,21 +33,21 @@ def view_distances(
     device: torch.device,
     progress: Callable[[int, int], None],
 ) -> dict[str, NDArray[np.float64]]:
-    """Return each layer's mean distance between all pairs of embeddings of an image's views: (num_images,).
+    """Return, for each layer, the mean distance between the embeddings of all pairs of views of an image: (num_images,).
 
-    The views are drawn from (seed, batch, view) alone, so that every model sees the same ones.
+    The views depend only on (seed, batch, view), so that every model sees the same views.
 
     Args:
-        encoder: the model; it is put in evaluation mode.
-        images: (num_stored, size, size, 3) uint8, the shard.
+        encoder: the model, which is put in evaluation mode.
+        images: (num_stored, size, size, 3) uint8, images of the shard.
         rows: (num_images,) rows of the shard.
         first: number of the first batch.
         input_size: side of a view in pixels.
-        layers: as named by `all_layers`.
-        augment, views, seed: how views are drawn, their number, and the seed.
-        batch_size: images drawn together.
+        layers: names of layers, as in `all_layers`.
+        augment, views, seed: augmentation, number and seed of the views.
+        batch_size: number of images whose views are drawn together.
         device: device to run on.
-        progress: called with (images done, images in all).
+        progress: called with (images done, total images).
     """
     encoder = encoder.to(device).to(memory_format=torch.channels_last).eval()
     distances: dict[str, list[NDArray[np.float64]]] = {layer: [] for layer in layers}
@@ -74,7 +74,7 @@ def _mean_distances(points: Tensor) -> Tensor:
 
 
 def _unnormalised(views: Tensor) -> Tensor:
-    """Return views with pixels in [0, 1] again, as encoders with their own normalization take them."""
+    """Convert normalized views back to pixels in [0, 1], as `outputs_of` expects them."""
     if views.shape[1] == 1:  # grey images stay in [0, 1]
         return views
     mean, std = (torch.tensor(part, device=views.device).view(1, 3, 1, 1) for part in (MEAN, STD))

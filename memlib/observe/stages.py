@@ -29,11 +29,11 @@ OUTPUTS, NORMS = "outputs.npy", "norms.npy"
 
 @dataclass(frozen=True)
 class ModelOutputs(Stage[NDArray[np.float32]]):
-    """Compute a model's class scores (logits) on the examples of some roles: outputs.npy, in order of the members.
+    """Compute a model's class scores (logits) on the examples of some roles, in order of example id (outputs.npy).
 
     Attributes:
         data: the examples.
-        model: trained by memlib, or external.
+        model: the model, trained by memlib or external.
         epoch: the last epoch of a model trained by memlib.
         roles: the roles of the examples.
         num_classes: number of classes of the data.
@@ -53,12 +53,12 @@ class ModelOutputs(Stage[NDArray[np.float32]]):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """The checkpoint."""
+        """The epoch of the checkpoint; None for an external model."""
         return {"epoch": None if isinstance(self.model, TrainedSpec) else self.epoch}
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """The examples and the model."""
+        """Keys and digests of the examples and of the model."""
         shown = {"shard": self.data.shard.key, "examples": members_digest(self.data.members(*self.roles))}
         return shown | {"model": model_key(self.model)}
 
@@ -69,7 +69,7 @@ class ModelOutputs(Stage[NDArray[np.float32]]):
 
     @property
     def near(self) -> Ref | None:
-        """The model."""
+        """The model, if it was trained by memlib."""
         return None if isinstance(self.model, TrainedSpec) else self.model.ref
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
@@ -91,15 +91,15 @@ class ModelOutputs(Stage[NDArray[np.float32]]):
 
 @dataclass(frozen=True)
 class CheckpointNorms(Stage[NDArray[np.float64]]):
-    """Compute the squared gradient norm of every training example at one checkpoint: norms.npy, in order of the members.
+    """Compute each training example's squared gradient norm at a checkpoint, in order of example id (norms.npy).
 
     Attributes:
         data: the examples.
-        model: trained by memlib, or external.
+        model: the model, trained by memlib or external.
         epoch: the checkpoint's epoch; for an external model, the checkpoint's number, from 1.
         weights: the checkpoint file of an external model.
-        influence: batch size and slow modules.
-        canary: the example that carries a unique feature, in the model's training set and here.
+        influence: batch size, and whether slow modules are allowed.
+        canary: the training example that carries a unique feature; it is shown to the model here as in training.
         label_smoothing: label smoothing of the training loss.
     """
 
@@ -119,14 +119,14 @@ class CheckpointNorms(Stage[NDArray[np.float64]]):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """The checkpoint, the canary and the loss."""
+        """The checkpoint, the canary and the label smoothing of the loss."""
         epoch = None if isinstance(self.model, TrainedSpec) else self.epoch
         canary = None if self.canary is None else self.canary.digest
         return {"epoch": epoch, "canary": canary, "label_smoothing": self.label_smoothing}
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """The examples and the model."""
+        """Keys and digests of the examples and of the model."""
         if not isinstance(self.model, TrainedSpec):
             return {"model": self.model.key} | self.data.inputs(TRAIN)
         assert self.weights is not None
@@ -139,11 +139,11 @@ class CheckpointNorms(Stage[NDArray[np.float64]]):
 
     @property
     def near(self) -> Ref | None:
-        """The model."""
+        """The model, if it was trained by memlib."""
         return None if isinstance(self.model, TrainedSpec) else self.model.ref
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
-        """Write the norms."""
+        """Write the squared gradient norms."""
         import torch
 
         from memlib.observe.gradients import GradientNorms, cross_entropy

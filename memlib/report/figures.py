@@ -42,7 +42,7 @@ def new_figure(width: float = 6.4, height: float = 3.8) -> Figure:
 
 
 def new_panels(count: int, *, width: float = 3.2, height: float = 2.6, columns: int = 3) -> Figure:
-    """Return a figure of several panels in the house style; width and height of a panel are in inches."""
+    """Return a figure of several panels in the house style; width and height of each panel are in inches."""
     rows = -(-count // columns)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width * min(count, columns), height * rows), layout="constrained")

@@ -1,4 +1,4 @@
-"""Imprint of a page: author, time, code version and data, for readers who know nothing else of its origin."""
+"""Imprint of a page: author, time, code version and data, for readers who know nothing else about its origin."""
 
 import time
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from memlib.specs import Spec
 from memlib.stage import AnyArtifact
 from memlib.store import Store
 
-DIGITS = 16  # shown of each digest
+DIGITS = 16  # hexadecimal digits shown of each digest
 
 
 def signed(page: Page, recipe: Spec, store: Store, read: Sequence[AnyArtifact]) -> Page:
@@ -46,7 +46,7 @@ def signed(page: Page, recipe: Spec, store: Store, read: Sequence[AnyArtifact]) 
 
 
 def _source_name(recipe: Spec) -> str:
-    """Return a name for the data: the kind of their source, and the name of its file or folder."""
+    """Return a name for the data: the kind of source, and the name of its file or folder."""
     source: Any = getattr(getattr(recipe, "data", None), "source", None)
     if source is None:
         return ""

@@ -11,7 +11,11 @@ from memlib.report.glossary import defined
 
 KINDS = {"shown": "found", "bounded": "not_found", "inconclusive": "odd", "descriptive": "odd"}
 """Style of the verdict box, by the word of the verdict."""
-MOST_TILES = 5  # in a row
+_DRAW_FIRST = (
+    "To test next time, hold examples out at random before the model is trained. Do not use these numbers as evidence of "
+    "memory or of its absence."
+)
+MOST_TILES = 5  # maximum number of tiles per row
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class GalleryItem:
     caption: str
     image: str
     crop: str
-    rows: Sequence[tuple[str, Sequence[tuple[str, str, bool]]]]  # title, (data URI, caption, is of the class)
+    rows: Sequence[tuple[str, Sequence[tuple[str, str, bool]]]]  # title, (data URI, caption, whether of the example's class)
 
 
 @dataclass(frozen=True)
@@ -55,14 +59,15 @@ class Page:
     """A report.
 
     Attributes:
-        title, audit, run: the parts of its heading.
+        title, audit, run: the parts of the page's heading.
         verdict, verdict_kind, lead: the verdict in a sentence, its style (a value of KINDS), and the evidence behind it.
-        numbers: value, name and interval of the few numbers that the verdict rests on.
+        numbers: value, name and interval of the few numbers on which the verdict is based.
         sections: sections of the page.
         question: the question that the audit answers.
         meaning: what an outsider could do with the finding.
-        limits: what the audit does not show, whatever its result.
-        terms: glossary terms that the page may use; those that its text contains are defined at its end.
+        advice: what the reader should do next.
+        limits: limitations of the audit, whatever its result.
+        terms: glossary terms that the page may use; the end of the page defines the terms that occur in the text.
         model: the audited model.
         imprint: lines about the origin of the page, as heading and text.
     """
@@ -77,6 +82,7 @@ class Page:
     sections: Sequence[Section] = field(default_factory=tuple)
     question: str = ""
     meaning: str = ""
+    advice: str = ""
     limits: Sequence[str] = ()
     terms: Sequence[str] = ()
     model: str = ""
@@ -104,6 +110,29 @@ def meaning_of(word: str, *, shown: str, bounded: str) -> str:
             )
 
 
+def advice_of(word: str, *, shown: str, descriptive: str = _DRAW_FIRST) -> str:
+    """Return a text on what the reader should do next, by the word of the verdict.
+
+    Args:
+        word: a key of KINDS.
+        shown, descriptive: the texts for these two verdicts.
+    """
+    match word:
+        case "shown":
+            return shown
+        case "bounded":
+            return (
+                "Report the bound together with the limits of this audit, and audit again when the model or its data change."
+            )
+        case "descriptive":
+            return descriptive
+        case _:
+            return (
+                "Do not report this as a pass. Run a larger audit: more examples, models or repetitions; memlib plan says "
+                "beforehand what a recipe cannot show."
+            )
+
+
 def render(page: Page) -> str:
     """Return the page as HTML; all text is escaped, and only SVG from `save_figure` is inserted as markup."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -113,7 +142,7 @@ def render(page: Page) -> str:
 
 
 def _used(page: Page) -> list[tuple[str, str]]:
-    """Return the page's terms that its text contains, with their definitions."""
+    """Return the terms that occur in the page's text, with their definitions."""
     text = str(replace(page, terms=(), sections=[replace(section, svg="", gallery=()) for section in page.sections])).lower()
     words = {term: [word for word in term.split(", ") if len(word) > 1] or [term] for term in page.terms}
     return defined(term for term, names in words.items() if any(name.lower() in text for name in names))

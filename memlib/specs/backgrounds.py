@@ -1,4 +1,4 @@
-"""Specs of classifiers that name an object from its background crop: the reference where there is no reference model."""
+"""Specs of classifiers that name an object from its background crop; they replace a missing reference model."""
 
 from typing import Annotated, Literal
 
@@ -16,8 +16,8 @@ class Folds(Spec):
     """Cross-fitting: the classifier that names an audited image was trained on the other folds only."""
 
     folds: int = Field(default=5, ge=2, le=MOST_FOLDS)
-    """Number of folds, and of classifiers for each kind of crop. The fold of an image depends on its id and class, never on
-    which model trained on it."""
+    """Number of folds, and of classifiers for each kind of crop. The fold of an image depends on the image's id and class,
+    but not on which model trained on the image."""
     seed: int = Field(default=0, ge=0, le=MOST_SEED)
     """Seed of the folds and the classifiers."""
 
@@ -47,7 +47,7 @@ class VisualWords(Folds):
     patch_size: int = Field(default=6, ge=2, le=MOST_PIXELS)
     """Side of a patch, in pixels."""
     stride: int = Field(default=3, ge=1, le=MOST_PIXELS)
-    """Pixels from one patch to the next."""
+    """Distance in pixels between neighbouring patches."""
 
     @model_validator(mode="after")
     def _patches_fit(self) -> "VisualWords":

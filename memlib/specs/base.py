@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model
 class Spec(BaseModel):
     """Base class of all specs: immutable, no unknown fields, no NaN.
 
-    A field that was added after content keys existed is listed in `added_later` of its class: at its default it is left out
+    A field that was added after content keys existed is listed in `added_later` of its class: a default value is left out
     of the key, so that existing keys do not change. A renamed field is mapped from its new to its old name in `hashed_as`:
-    it is hashed and written by the old name, and read by either.
+    it is hashed and written under the old name, and read under either name.
     """
 
     model_config = ConfigDict(
@@ -61,9 +61,9 @@ def _leaves(annotation: Any) -> Iterator[Any]:
 
 
 class Source(Spec):
-    """A source of examples or of text. Keys contain the digest of its files' content, but not their location.
+    """A source of examples or of text. Keys contain the digest of the files' content, but not their location.
 
-    Each class lists the fields that state the location in `whereabouts`.
+    Each class lists in `whereabouts` the fields that state the location.
     """
 
     whereabouts: ClassVar[frozenset[str]] = frozenset()

@@ -69,7 +69,7 @@ FeatureSpec = Annotated[GlyphFeature | ScalarFeature | PictureFeature, Field(dis
 
 
 class CanarySpec(Spec):
-    """Training examples (canaries) that get the unique feature; separate models are trained for each canary."""
+    """Training examples (canaries) that carry the unique feature; separate models are trained for each canary."""
 
     feature: FeatureSpec
     choice: Literal["random", "by_id", "top_self_influence", "bottom_self_influence", "extreme_self_influence"] = "random"

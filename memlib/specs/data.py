@@ -222,9 +222,9 @@ class IntensitySpec(Spec):
     """Intensities of black and white in images of more than 8 bits per channel."""
 
     low: float = Field(default=0.0, ge=-MOST_NUMBER, le=MOST_NUMBER)
-    """Intensity at and below which a pixel is black."""
+    """Intensity at or below which a pixel is black."""
     high: float = Field(ge=-MOST_NUMBER, le=MOST_NUMBER)
-    """Intensity at and above which a pixel is white."""
+    """Intensity at or above which a pixel is white."""
 
     @model_validator(mode="after")
     def _check_order(self) -> "IntensitySpec":
@@ -273,7 +273,9 @@ class CropSpec(Spec):
     @model_validator(mode="after")
     def _corner_is_large_enough(self) -> "CropSpec":
         if self.mode == "corner" and self.min_side > CORNER:
-            raise ValueError(f"the side of a corner crop is {CORNER} of the image's; min_side {self.min_side} excludes all")
+            raise ValueError(
+                f"min_side {self.min_side} excludes all corner crops, whose side is {CORNER} of the image's; lower min_side"
+            )
         return self
 
     @property
@@ -298,10 +300,10 @@ class GroupSpec(Spec):
     """Regular expression for example ids; the match of its first parentheses (or else its whole match) names the group, as
     in `(patient\\d+)`."""
     path: str | None = None
-    """A CSV or Parquet file with columns example_id and group; an example that it does not list is a group of its own."""
+    """A CSV or Parquet file with columns example_id and group; an example that is not listed forms a separate group."""
     near: float | None = Field(default=None, ge=0, le=MOST_NUMBER)
     """Largest distance of images that are joined into one group: the root mean square difference in grey levels of their
-    16 x 16 versions; 0 joins only images for which these are equal."""
+    16 x 16 versions; 0 joins only images whose 16 x 16 versions are equal."""
 
     @model_validator(mode="after")
     def _says_something(self) -> "GroupSpec":
@@ -357,28 +359,28 @@ class SplitSpec(Spec):
         if self.sets is not None and budgets:
             raise ValueError(f"sets assigns every image to a set; leave out {budgets[0]}")
         if self.sets is None and self.drawn_at_random:
-            raise ValueError("drawn_at_random applies only to given sets; those of train_per_class are always random")
+            raise ValueError("drawn_at_random applies only to given sets; sets drawn with train_per_class are always random")
         return self
 
     @property
     def budget(self) -> int:
-        """`train_per_class` of a split that is drawn."""
+        """The value of `train_per_class`, which is required for splits that memlib draws."""
         assert self.train_per_class is not None
         return self.train_per_class
 
     @property
     def by_chance(self) -> bool:
-        """True if images were assigned to A and B at random, on which all tests rest."""
+        """True if images were assigned to A and B at random, as all tests require."""
         return self.sets is None or self.drawn_at_random
 
 
 class HoldOutSpec(Spec):
-    """Examples for training, for early stopping, and held-out ones that no model sees."""
+    """Numbers of examples for training and for early stopping, and of held-out examples, which no model sees."""
 
     added_later: ClassVar[frozenset[str]] = frozenset({"group"})
 
     train_per_class: int | None = Field(default=None, ge=1, le=MOST_EXAMPLES)
-    """Training examples per class; by default all that remain after the other two."""
+    """Training examples per class; by default all that the validation and held-out sets leave."""
     validation_per_class: int = Field(default=0, ge=0, le=MOST_EXAMPLES)
     """Examples per class on which early stopping measures the loss."""
     held_out_per_class: int = Field(default=0, ge=0, le=MOST_EXAMPLES)

@@ -62,8 +62,8 @@ class TimmEncoder(Spec):
 class TransformersEncoder(Spec):
     """An image model of Hugging Face's transformers, loaded from a folder; code and pickles in the folder are not run.
 
-    Normalization and side are read from its preprocessor_config.json. Layers: cls (the first token), mean (of all tokens)
-    and pooled, as far as the model has them.
+    Normalization and side are read from the model's preprocessor_config.json. Layers: cls (the first token), mean (of all
+    tokens) and pooled, as far as the model has them.
     """
 
     kind: Literal["transformers"]
@@ -89,7 +89,7 @@ EncoderSpec = Annotated[
 
 class EncoderPair(Spec):
     """Two encoders that were trained in the same way on different sets. Each is audited on its own set, with the other one as
-    reference model; or `a` alone, if the recipe's `reference` replaces the second encoder."""
+    reference model. If the recipe's `reference` replaces the second encoder, only `a` is audited."""
 
     a: EncoderSpec
     """Trained on the sets A and C, and on no image of B or X."""

@@ -1,4 +1,4 @@
-"""Upper limits of numbers in recipes: larger ones are typing errors, and would end in a hang or a full disk."""
+"""Upper limits of numbers in recipes: larger numbers are presumably typos, and would lead to a hang or a full disk."""
 
 MOST_SEED = 2**63 - 1
 MOST_MODELS = 1_000_000  # models of one kind, workers, parts

@@ -51,7 +51,7 @@ class ClassifierSpec(Spec):
 
     kind: Literal["classifier"] = "classifier"
     architecture: Architecture
-    """mlp; cnn_1: two convolutions; cnn_2: a small VGG; three_block and four_block: those of Liu 2020 for 28 and 128 px;
+    """mlp; cnn_1: two convolutions; cnn_2: a small VGG; three_block and four_block: networks of Liu 2020 for 28 and 128 px;
     resnet18 and DenseNets: with a small stem up to 64 px."""
     widths: tuple[Annotated[int, Field(ge=1, le=MOST_WIDTH)], ...] = (512, 256, 128)
     """mlp only: widths of the hidden layers; 512-256-128 is MLP-1, 32-128-128 is MLP-2."""
@@ -85,8 +85,8 @@ class LanguageSpec(Spec):
     kind: Literal["language"] = "language"
     architecture: Literal["lstm", "gru", "cnn", "wavenet", "transformer", "encoder_decoder"] = "lstm"
     """lstm, gru; cnn: dilated causal convolutions; wavenet: gated dilated convolutions with skip connections; transformer:
-    decoder only; encoder_decoder: for pairs, an LSTM encodes the source and passes its state to one that decodes the
-    target."""
+    decoder only; encoder_decoder: for pairs, an LSTM encodes the source and passes its state to a second LSTM, which
+    decodes the target."""
     width: int = Field(default=200, ge=1, le=MOST_WIDTH)
     """Units or channels per layer."""
     layers: int = Field(default=2, ge=1, le=MOST_WIDTH)
@@ -132,7 +132,7 @@ class LoraSpec(Spec):
 class PretrainedSpec(HuggingFaceSpec):
     """A causal language model of Hugging Face's transformers, loaded from a folder and fine-tuned by memlib.
 
-    Its folder is copied into the store once. The text is tokenized by its tokenizer (data.unit token).
+    The folder is copied into the store once. The text is tokenized by the model's tokenizer (data.unit token).
     """
 
     lora: LoraSpec | None = None
@@ -161,4 +161,4 @@ AnyLanguageSpec = Annotated[
     Annotated[LanguageSpec, Tag("language")] | Annotated[PretrainedSpec, Tag("huggingface")],
     Discriminator(lambda given: given.get("kind", "language") if isinstance(given, Mapping) else given.kind),
 ]
-"""Language models that memlib trains; a recipe that states no kind means a LanguageSpec."""
+"""Language models that memlib trains; a recipe without a kind specifies a LanguageSpec."""

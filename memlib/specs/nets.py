@@ -12,8 +12,9 @@ class NetsSpec(Spec):
     seeds: int = Field(default=10, ge=1, le=MOST_MODELS)
     """Models per canary, each from a different seed."""
     controls: int | None = Field(default=None, ge=1, le=MOST_MODELS)
-    """Models without the feature, from the same seeds and, if there are more, from further ones; by default as many as with
-    the feature. A calibrated p-value for a single model needs at least 20 of them; 100 are better."""
+    """Number of models without the feature (controls); by default as many as with the feature. They use the same seeds as the
+    models with the feature, then further seeds. A calibrated p-value for a single model needs at least 20 controls; 100 are
+    better."""
     chunk: int = Field(default=50, ge=1, le=MOST_MODELS)
     """Small models that are trained and stored as one artifact; an interrupted run loses at most one such chunk."""
     same_seed: bool = False

@@ -9,7 +9,7 @@ from memlib.specs.data import DataSpec
 from memlib.specs.limits import MOST_EXAMPLES, MOST_MODELS, MOST_STEPS
 
 Tie = Literal["nearest", "lowest_class"]
-"""Class that wins a tied vote of neighbours: that of the nearest neighbour, or the one with the lowest index."""
+"""Class that wins a tied vote of neighbours: the class of the nearest neighbour, or the class with the lowest index."""
 
 
 class OutputsSpec(Spec):
@@ -22,7 +22,7 @@ class OutputsSpec(Spec):
     scores_column: str = "scores"
     """Column of lists with one number per class."""
     label_column: str | None = None
-    """Column of the labels that the model's owner gives the examples; they are compared with those of D_Q."""
+    """Column of the labels that the model's owner assigned to the examples; they are compared with the labels of D_Q."""
     kind: Literal["probabilities", "logits"] = "probabilities"
     """Type of the numbers."""
 
@@ -88,7 +88,7 @@ class InfluenceSpec(Spec):
     checkpoints: int = Field(default=10, ge=1, le=MOST_MODELS)
     """Number of checkpoints, evenly spaced over the epochs until the training loss has fallen (see `loss_fall`)."""
     loss_fall: float = Field(default=0.95, gt=0, le=1)
-    """Share by which the training loss must have fallen; the last checkpoint is the first epoch at which it has."""
+    """Share by which the training loss must have fallen; the last checkpoint is taken at the first epoch at which it has."""
     epochs: int | None = Field(default=None, ge=1, le=MOST_STEPS)
     """Training epochs of the model whose checkpoints are used; by default training.epochs."""
     pull: bool = False

@@ -1,4 +1,4 @@
-"""Computing resources of a run, which are never part of a key."""
+"""Computing resources of a run, which are not part of any key."""
 
 from collections.abc import Mapping
 from typing import Annotated, Self
@@ -17,7 +17,7 @@ class Needs(Spec):
     cpus: int | None = Field(default=None, ge=1, le=MOST_MODELS)
     """CPU cores; by default resources.threads_per_worker."""
     gpus: float | None = Field(default=None, ge=0, le=MOST_NUMBER)
-    """GPUs, possibly a fraction of one; by default 1 if the cluster has any (see resources.gpu)."""
+    """Number of GPUs, possibly a fraction; by default 1 if the cluster has any (see resources.gpu)."""
     memory_gb: float | None = Field(default=None, gt=0, le=MOST_NUMBER)
     """GiB of memory that Ray reserves; by default Ray does not account for memory."""
     accelerator_type: str | None = None
@@ -35,41 +35,41 @@ class Needs(Spec):
             raise ValueError(f"gpus is {self.gpus:g}; above 1 it must be a whole number")
         for name in self.custom:
             if name.lower() in OWN:
-                raise ValueError(f"custom contains {name}, which is set by its own key: cpus, gpus, memory_gb")
+                raise ValueError(f"custom contains {name}; set it with its own key instead (cpus, gpus, memory_gb)")
         return self
 
 
 class Resources(Spec):
-    """Machines, GPUs and limits of a run. They affect nothing but rounding and are part of no key."""
+    """Machines, GPUs and limits of a run. They affect only rounding, and are not part of any key."""
 
     ray_address: str | None = None
     """Address of an existing cluster (auto, host:port); by default Ray is started on this machine, on loopback."""
     workers_per_model: int = Field(default=1, ge=1, le=MOST_MODELS)
     """Workers that train one model together (data parallel)."""
     gpu: bool | None = None
-    """true: each worker uses one GPU; false: none does. By default true if the cluster has any."""
+    """true: each worker uses one GPU; false: workers use no GPUs. By default true if the cluster has any."""
     threads_per_worker: int | None = Field(default=None, ge=1, le=MOST_MODELS)
     """CPU cores per worker; by default an even share of the machine's cores, or 1 on an existing cluster."""
     stages: Mapping[str, Needs] = {}
     """Resources of one part of a stage, by the stage's name (see memlib plan), as in {train: {gpus: 1, accelerator_type:
     A100}, score_nets: {memory_gb: 8}}."""
     resume_seconds: float = Field(default=60.0, ge=0, le=MOST_NUMBER)
-    """Seconds between two saves of the state from which an interrupted training resumes; 0 saves after every step."""
+    """Seconds between two saves of the state from which an interrupted training run resumes; 0 saves after every step."""
     max_failures: int = Field(default=3, ge=0, le=MOST_MODELS)
     """Number of times that a killed worker is replaced before the run fails."""
     index_float16: bool = False
     """Store the public set in float16 for the search on GPUs; distances are recomputed, so results do not change."""
     room_timeout: float = Field(default=300.0, gt=0, le=MOST_NUMBER)
-    """Seconds to wait for a suitable node after the cluster has lost all of them."""
+    """Seconds to wait for a suitable node after the cluster has lost all suitable nodes."""
     max_hours: float | None = Field(default=None, gt=0, le=MOST_NUMBER)
     """Limit of the total worker hours of one invocation (a worker occupies the cores or the GPU of one part); the run then
-    stops. Finished work is kept, and running it again continues."""
+    stops. Finished work is kept; running the same command again continues the run."""
     keep_embeddings: bool = True
     """false: evict the embeddings, which make up most of a store, once the run has ended and no other run is in progress; a
     later run that needs them recomputes them."""
     elastic: bool = False
     """Adapt the number of models trained in parallel to the cluster: fewer when nodes are lost, more when nodes join. By
-    default it stays as it was at the start."""
+    default the number stays as it was at the start."""
 
     def of(self, stage: str) -> Needs:
         """Return the resources of one part of a stage; a stage in a folder is looked up by the last part of its name."""

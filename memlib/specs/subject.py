@@ -14,8 +14,8 @@ class TrainIt(Generic[Model]):
     """A model that the audit trains itself.
 
     Attributes:
-        model: its architecture.
-        training: its training.
+        model: architecture of the model.
+        training: settings of the model's training.
     """
 
     model: Model

@@ -75,7 +75,7 @@ class TextSpec(Spec):
     fraction: float = Field(default=1.0, gt=0, le=1)
     """Share of the text to use, from its beginning."""
     validation: float = Field(default=0.1, gt=0, lt=1)
-    """Share of the windows, the last ones, that no model trains on; with unit token, share of the documents, drawn at
+    """Share of the windows (the last ones) that no model trains on; with unit token, share of the documents, drawn at
     random."""
     vocabulary: int | None = Field(default=None, ge=2, le=MOST_EXAMPLES)
     """Size of the vocabulary: less frequent units become <unk>. By default all are kept. Not for unit token."""
@@ -94,8 +94,8 @@ class SecretsSpec(Spec):
     alphabets: Mapping[Annotated[str, Field(pattern=r"^[a-z_]+$")], tuple[str, ...]] = {}
     """Further alphabets by name: characters, or words for a word model."""
     source: str | None = None
-    """For pairs: the source text of which a canary (`format`) is the translation. It may have the same holes; it then
-    contains the same secret, each candidate is scored after its own source, and extraction is impossible."""
+    """For pairs: the source text of which a canary (`format`) is the translation. If it has the same holes, it
+    contains the same secret: each candidate is then scored after its own source, and extraction is impossible."""
     insertions: tuple[Annotated[int, Field(ge=1, le=MOST_EXAMPLES)], ...] = Field(default=(1, 4, 16), min_length=1)
     """Numbers of insertions; for each number, one canary (or `each`) is inserted that often."""
     each: int = Field(default=1, ge=1, le=MOST_EXAMPLES)
@@ -104,21 +104,23 @@ class SecretsSpec(Spec):
     """Instead of insertions: a text file of secrets that the text already contains, one per line, each matching the format.
     One model is trained on the unchanged text; `insertions`, `each` and `together` are ignored. Results report how often the
     training part of the text contains a secret; secrets that it does not contain count as unseen. For an external model
-    (trained) a number after the secret and a tab says how often the model saw it; without one, at least once."""
+    (trained), a number after the secret and a tab states how often the model saw the secret; without a number, at least once
+    is assumed."""
     unseen: str | None = None
     """With `file`: a text file of other secrets of the same kind, one per line, which the training text does not contain. The
-    given secrets are ranked among them; without them, the exposure of given secrets is no evidence, as people's secrets are
-    not uniformly distributed. To identify a single one of m secrets with V variants, at least 2 m V / alpha are needed."""
+    given secrets are ranked among these unseen secrets; otherwise their exposure is no evidence, as people's secrets are not
+    uniformly distributed. To identify a single one of m secrets with V variants, at least 2 m V / alpha unseen secrets are
+    needed."""
     never: int = Field(default=20, ge=0, le=MOST_EXAMPLES)
-    """Canaries that are drawn in the same way but never inserted: the null."""
+    """Number of canaries that are drawn in the same way but never inserted; they give the null distribution."""
     together: bool = False
-    """true: one model sees all canaries; false: each canary has a model of its own, and the never inserted ones share one."""
+    """true: one model sees all canaries; false: one model per inserted canary, and one for all canaries never inserted."""
     known_prefix: bool = True
-    """true: score candidates after the text before the first hole, as an attacker who knows it would."""
+    """true: score candidates given the text before the first hole, as an attacker who knows this prefix would."""
     known_suffix: bool = True
     """true: candidates include the text after the last hole."""
     seed: int = Field(default=0, ge=0, le=MOST_SEED)
-    """Seed, together with the secret file, of the canaries and their positions."""
+    """Seed of the canaries and their positions, which also depend on the secret file."""
 
     @model_validator(mode="after")
     def _unseen_are_compared(self) -> "SecretsSpec":

@@ -15,10 +15,10 @@ Ratio = Annotated[float, Field(gt=0, le=MOST_NUMBER)]
 
 
 def in_order(value: tuple[float, float]) -> tuple[float, float]:
-    """Return a range unchanged.
+    """Check that a range is in order, and return it unchanged.
 
     Raises:
-        ValueError: when its larger end comes first.
+        ValueError: when the larger end comes first.
     """
     if value[0] > value[1]:
         raise ValueError(f"expected the smaller number first, not {list(value)}")
@@ -29,7 +29,7 @@ class Loss(Spec):
     """Base class of all objectives.
 
     Attributes:
-        has_classes: whether the loss needs scores of classes (or tokens), so that the model ends in a layer of these.
+        has_classes: whether the loss needs scores of classes (or tokens), so that the model's last layer outputs such scores.
         per_example: whether the loss of a batch is the mean of losses per example, so that per-example gradients exist.
         has_teacher: whether the model learns from a moving average of itself (the teacher), which is stored with it.
     """
@@ -177,7 +177,7 @@ class OptimizerSpec(Spec):
 
 
 class AugmentSpec(Spec):
-    """Random views of an image; probabilities that may differ between views are pairs."""
+    """Random views of an image; probabilities that may differ between views are given as pairs."""
 
     crop_scale: tuple[Area, Area] = (0.08, 1.0)
     """Range of the random crop's area, as a fraction of the image."""
@@ -191,13 +191,13 @@ class AugmentSpec(Spec):
     jitter: float = Field(default=0.8, ge=0, le=1)
     """Probability of colour jitter; its four strengths follow."""
     brightness: float = Field(default=0.4, ge=0, lt=1)
-    """Strength of brightness jitter: the factor lies within 1 +- this."""
+    """Strength of brightness jitter: the factor lies within 1 +- this value."""
     contrast: float = Field(default=0.4, ge=0, lt=1)
-    """Strength of contrast jitter: the factor lies within 1 +- this."""
+    """Strength of contrast jitter: the factor lies within 1 +- this value."""
     saturation: float = Field(default=0.2, ge=0, lt=1)
-    """Strength of saturation jitter: the factor lies within 1 +- this."""
+    """Strength of saturation jitter: the factor lies within 1 +- this value."""
     hue: float = Field(default=0.1, ge=0, le=0.5)
-    """Strength of hue jitter: the rotation lies within +- this, where 1 is a full turn."""
+    """Strength of hue jitter: the rotation lies within +- this value, where 1 is a full turn."""
     grey: float = Field(default=0.2, ge=0, le=1)
     """Probability of conversion to grey."""
     blur: tuple[Probability, Probability] = (1.0, 0.1)
@@ -227,7 +227,7 @@ class PrivacySpec(Spec):
     noise: float | None = Field(default=None, ge=1e-6, le=MOST_NUMBER)
     """Standard deviation of the noise in units of `clip`, which determines epsilon."""
     delta: float = Field(default=1e-5, gt=0, lt=1)
-    """Probability with which epsilon may not hold; must be below one over the number of examples."""
+    """Probability with which the guarantee of epsilon may fail; must be below one over the number of examples."""
     clip: float = Field(default=1.0, gt=0, le=MOST_NUMBER)
     """Largest norm of an example's gradient; longer gradients are clipped to it."""
     accountant: Literal["rdp", "prv", "pld"] = "rdp"
@@ -310,12 +310,12 @@ class TrainingSpec(Spec):
 
 
 class StagedTrainingSpec(TrainingSpec):
-    """Training of a model, optionally as fine-tuning of an earlier training, and optionally on additional images."""
+    """Training of a model, optionally as fine-tuning after an earlier training run and optionally on additional images."""
 
     added_later: ClassVar[frozenset[str]] = TrainingSpec.added_later | {"start", "on", "head_alone"}
 
     start: TrainingSpec | None = None
-    """Fine-tuning: an earlier training, on the images of each model, whose final weights initialize the backbone. The
+    """Fine-tuning: an earlier training run on each model's own images, whose final weights initialize the backbone. The
     fine-tuned model has no projector but a new classification head; its epoch 0 is the backbone before fine-tuning."""
     on: tuple[Literal["own", "extra"], ...] = Field(default=("own",), min_length=1)
     """Training images: the model's own (A or B, and C), those of split.extra_per_class, or both."""
@@ -325,7 +325,7 @@ class StagedTrainingSpec(TrainingSpec):
     @model_validator(mode="after")
     def _starts_from_something(self) -> Self:
         if self.start is None and self.head_alone:
-            raise ValueError("head_alone freezes the backbone of an earlier training; give training.start")
+            raise ValueError("head_alone freezes the backbone of an earlier training run; give training.start")
         if self.start is None and "own" not in self.on:
             raise ValueError("training.on leaves out the audited images, which only fine-tuning allows; give training.start")
         if self.start is not None and not self.objective.has_classes:
@@ -334,6 +334,6 @@ class StagedTrainingSpec(TrainingSpec):
 
     @property
     def own_part(self) -> TrainingSpec:
-        """The settings of this training alone, without `start`, `on` and `head_alone`."""
+        """The settings of this training run alone, without `start`, `on` and `head_alone`."""
         content = {name: getattr(self, name) for name in TrainingSpec.model_fields}
         return TrainingSpec.model_construct(**content)

@@ -13,7 +13,7 @@ def ks_gap(a: NDArray[np.floating], b: NDArray[np.floating]) -> tuple[float, flo
     statistics and give 0.
 
     Args:
-        a, b: (count,) each, at least one number.
+        a, b: (count,) each, with at least one number.
     """
     points = np.unique(np.concatenate([a, b]))
     gaps = np.abs(_share_below(a, points) - _share_below(b, points))
@@ -40,7 +40,7 @@ def weighted_ks(a: NDArray[np.floating], b: NDArray[np.floating], weights: NDArr
     order = np.argsort(both, kind="stable")
     sign = np.where(order < len(a), 1.0, -1.0).astype(np.float32)
     example = order % len(a)
-    last = np.append(np.diff(both[order]) > 0, True)  # for equal numbers only the gap after the last counts
+    last = np.append(np.diff(both[order]) > 0, True)  # among equal numbers, only the gap after the last one counts
     distances = []
     for start in range(0, len(weights), max(1, _CELLS // len(both))):
         part = weights[start : start + max(1, _CELLS // len(both))]

@@ -7,20 +7,20 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-FEW = 10  # fewer units than this are too few for a bootstrap
+FEW = 10  # minimum number of units for a bootstrap
 _CELLS = 2**23  # weights drawn at a time
 _ROUNDING = 1e-3  # rounding error of sums of bootstrap weights, in units
 
 
 def mcnemar_p(wins: int, losses: int) -> float:
-    """Return the p-value of the exact one-sided McNemar test, P(Binomial(wins + losses, 1/2) >= wins); 1 without any."""
+    """Return the p-value of the exact one-sided McNemar test, P(Binomial(wins + losses, 1/2) >= wins); 1 if both are 0."""
     return float(scipy.stats.binom.sf(wins - 1, wins + losses, 0.5)) if wins + losses else 1.0
 
 
 def paired_t(differences: NDArray[np.floating]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Compute many paired one-sided t-tests at once: is the mean difference above 0?
 
-    For differences that do not vary t is undefined: p is then 0 if they are above 0, else 1.
+    If all differences are equal, t is undefined: p is then 0 if they are above 0, else 1.
 
     Args:
         differences: (..., num_pairs), finite, at least two pairs.
@@ -45,9 +45,9 @@ def paired_t(differences: NDArray[np.floating]) -> tuple[NDArray[np.float64], ND
 def mean_interval(values: NDArray[np.float64], *, replicates: int, seed: int, level: float = 0.95) -> tuple[float, float]:
     """Return a bootstrap confidence interval of the mean of independent units, widened for small samples.
 
-    The percentiles are those of Hesterberg's expanded bootstrap (2015, section 5.1), which corrects for Student's t and for
-    the bootstrap's variance, which is too small by a factor of (n - 1) / n. Fewer than 10 units have too few resamples for
-    such percentiles and get Student's t interval.
+    The percentiles are those of Hesterberg's expanded bootstrap (2015, section 5.1), which uses Student's t and
+    corrects for the bootstrap variance being too small by a factor of (n - 1) / n. Fewer than 10 units have too few distinct
+    resamples for such percentiles; for them, Student's t interval is returned.
 
     Args:
         values: (num_units,), at least 2.
@@ -80,9 +80,9 @@ def exact_interval(hits: float, count: int, *, level: float = 0.95) -> tuple[flo
 
 
 def exchanges(num_units: int, permutations: int, *, seed: int) -> NDArray[np.int8]:
-    """Return signs for exchanging the two sides of units: all but the identity if there are few enough, else random ones.
+    """Return signs that exchange the two sides of units: all sign patterns but the identity if few enough, else random ones.
 
-    If b of them reach the observed statistic, (1 + b) / (1 + num_exchanges) is an exact p-value.
+    If b of the exchanges reach the observed statistic, (1 + b) / (1 + num_exchanges) is an exact p-value.
 
     Args:
         num_units: number of units.
@@ -121,7 +121,8 @@ def bootstrap_weights(strata: NDArray[np.int64], replicates: int, *, seed: int) 
     """Yield the weight of each unit in each replicate of a stratified bootstrap.
 
     From a stratum of n units, n - 1 are drawn with weight n / (n - 1) each; otherwise the variance would be too small by a
-    factor of (n - 1) / n, which matters in small strata (Rao and Wu 1988). A stratum of one unit keeps it.
+    factor of (n - 1) / n, which matters in small strata (Rao and Wu 1988). A unit alone in its
+    stratum keeps weight 1.
 
     Args:
         strata: (num_units,); units are resampled within their stratum.
@@ -170,10 +171,10 @@ def percentile_interval(replicates: NDArray[np.float64], *, level: float = 0.95)
 def widened_interval(
     replicates: NDArray[np.float64], repeats: NDArray[np.float64], *, level: float = 0.95
 ) -> tuple[float, float]:
-    """Return a confidence interval that covers the variation over both examples and repeated trainings.
+    """Return a confidence interval that covers the variation over both examples and repeated training runs.
 
     The half-widths from the bootstrap over examples and from the variation of the mean between repeats are added in
-    quadrature; only the latter uses Student's quantile, with len(repeats) - 1 degrees of freedom.
+    quadrature. For the variation between repeats, Student's quantile with len(repeats) - 1 degrees of freedom is used.
 
     Args:
         replicates: (num_replicates,) bootstrap values of the mean over repeats.
@@ -209,7 +210,7 @@ def _widened_half(replicates: NDArray[np.float64], repeats: NDArray[np.float64],
 
 
 def paired_interval(gains: NDArray[np.float64], *, level: float = 0.95) -> tuple[float, float]:
-    """Return a never degenerate confidence interval of the mean of paired differences in [-1, 1] (Agresti and Min 2005).
+    """Return a confidence interval of the mean of paired differences in [-1, 1] that is never degenerate (Agresti, Min 2005).
 
     Half a unit is added to each cell of the paired table, which amounts to two units with gains of +-1/sqrt(2).
     """
@@ -225,7 +226,8 @@ def difference_interval(
 ) -> tuple[float, float]:
     """Return a confidence interval of the difference between the means of two samples of paired differences in [-1, 1].
 
-    It is never degenerate: the intervals of the two means are combined as in Zou and Donner (2008) for independent samples.
+    The interval is never degenerate: the intervals of the two means are combined as in Zou and Donner (2008) for independent
+    samples.
     """
     means = [float(values.mean()) for values in (first, second)]
     (low_1, high_1), (low_2, high_2) = (paired_interval(values, level=level) for values in (first, second))

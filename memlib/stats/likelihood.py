@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-CLIP = 30.0  # limit of log odds, since float32 probabilities reach 1
+CLIP = 30.0  # limit of the absolute log odds, since float32 probabilities reach 1
 MANY_MODELS = 16  # from this number of models on, variances are estimated per example
 
 
@@ -39,7 +39,7 @@ def odds_of(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
 def confidences(odds: NDArray[np.float64], decimals: int | None = None) -> NDArray[np.float64]:
     """Return the probabilities of the true class, rounded to `decimals` or, if None, to float32.
 
-    Models are compared only at the rounding of the target model's outputs, as rounding changes the distribution.
+    Rounding changes the distribution, so other models' outputs must be rounded like those of the target model.
     """
     p: NDArray[np.float64] = 1 / (1 + np.exp(-odds))
     return np.round(p, decimals) if decimals is not None else p.astype(np.float32).astype(np.float64)

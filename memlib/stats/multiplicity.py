@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 
 def holm(p_values: Sequence[float]) -> NDArray[np.float64]:
-    """Adjust p-values so that with probability 1 - alpha none of those at most alpha is a false alarm (Holm 1979).
+    """Adjust p-values so that, with probability 1 - alpha, no adjusted p-value <= alpha is a false alarm (Holm 1979).
 
     Args:
         p_values: (num_tests,) p-values of one family, with any dependence.
@@ -25,7 +25,7 @@ def holm(p_values: Sequence[float]) -> NDArray[np.float64]:
 
 
 def benjamini_hochberg(p_values: Sequence[float]) -> NDArray[np.float64]:
-    """Adjust p-values so that among those at most alpha the expected share of false alarms is at most alpha (1995).
+    """Adjust p-values so that the expected share of false alarms among adjusted p-values <= alpha is at most alpha (1995).
 
     Args:
         p_values: (num_tests,) p-values of one family, independent or positively dependent.

@@ -21,7 +21,7 @@ from memlib.specs import Tie
 Backend = Literal["faiss", "torch"]
 
 MARGIN = 8  # candidates beyond k
-WIDENING = 8  # factor by which the margin grows for queries that are not settled
+WIDENING = 8  # factor by which the margin grows for queries whose neighbours are still uncertain
 FAISS_GPU_K = 2048  # largest number of neighbours that faiss finds on a GPU
 GPU_SCRATCH = 2**29  # bytes of GPU memory for a search, besides the vectors
 ROUNDING = 1e-5  # rounding error of a proposed distance, relative to |query|^2 + |vector|^2
@@ -115,8 +115,8 @@ def _least_left(
 ) -> NDArray[np.float64]:
     """Return a lower bound of the squared distance between each query and the vectors that were not proposed.
 
-    Vectors too long to be closer than the k-th neighbour are disregarded, whatever their rounding error: a single long vector
-    in the public set must not make every query unsettled.
+    Vectors too long to be closer than the k-th neighbour are disregarded, whatever their rounding error: otherwise a single
+    long vector in the public set would leave every query undecided.
 
     Args:
         engine: the search that proposed the candidates.

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-WHOLE = 2**23  # largest rows x classes of a training set for which each step uses all rows
+WHOLE = 2**23  # maximum rows x classes for which each step uses the whole training set
 BLOCK_ROWS = 2**14  # rows in memory at a time
 EPOCHS, BATCH, LEARNING_RATE = 10, 4096, 0.01  # for fits in batches
 
@@ -16,7 +16,7 @@ class Rows:
     """A selection of rows of several arrays, usually memory-mapped, and their classes.
 
     Args:
-        arrays: (num_rows of each, dim) float32 or float16, concatenated in this order.
+        arrays: float32 or float16 arrays of shape (rows of the array, dim), concatenated in this order.
         labels: (num_rows,) int64, classes of the rows of all arrays.
         wanted: (num_rows,) bool, the selected rows.
     """

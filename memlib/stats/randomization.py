@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 _CELLS = 2**23  # sides drawn at a time
 POWER = 0.8
 MOST_WORK = 3e8  # largest number of steps of an exact computation
-SIGNED_WORK = 10.0  # steps per pair of numbers of ones and minus ones in `signed_distribution`
+SIGNED_WORK = 10.0  # steps per pair (number of 1s, number of -1s) in `signed_distribution`
 MOST_REDRAWN = 2**28  # largest number of sides that are redrawn individually
 LEAST = 1e-300  # smaller probabilities are dropped
 
@@ -124,7 +124,7 @@ class Design:
         return float(min(1.0, total[max(0, observed - lowest) :].sum()))
 
     def _null_of(self, by_group: NDArray[np.int64], permutations: int, *, seed: int) -> NDArray[np.float64]:
-        """Return sums of integers on the first side under redraws; for many groups, draw how often each integer occurs."""
+        """Return sums of integers on the first side under redraws; for many groups, draw only the count of each integer."""
         if permutations * self.num_groups <= MOST_REDRAWN:
             return self._redrawn(by_group[:, None].astype(np.float64), permutations, seed=seed)[:, 0]
         rng, null = np.random.default_rng(seed), np.zeros(permutations)
@@ -234,17 +234,17 @@ def _distribution(values: NDArray[np.int64], chosen: int) -> tuple[NDArray[np.fl
 
 @functools.lru_cache(maxsize=4096)
 def signed_distribution(count: int, ones: int, minus: int, chosen: int) -> tuple[NDArray[np.float64], int]:
-    """Return the distribution of the sum of `chosen` of `count` ones, minus ones and zeros, drawn without replacement.
+    """Return the distribution of the sum of `chosen` values drawn without replacement from `count` entries 1, -1 and 0.
 
-    It is a sum of hypergeometric terms.
+    Each probability is a sum of hypergeometric terms.
 
     Args:
-        count: number of values.
-        ones, minus: numbers of ones and of minus ones among them.
-        chosen: number of values that are drawn.
+        count: number of entries.
+        ones, minus: numbers of entries 1 and of entries -1.
+        chosen: number of entries that are drawn.
 
     Returns:
-        as `sum_distribution`.
+        the same as `sum_distribution`.
     """
     up, down = _likely(count, ones, chosen)[:, None], _likely(count, minus, chosen)[None]
     logs = _log_binomials(ones, up) + _log_binomials(minus, down) - _log_binomials(count, np.array(chosen))
@@ -303,14 +303,14 @@ def attributable_bound(
     models answer correctly as well. The bound is the largest `a` whose lower tail is not rejected. (Without groups no order
     gives a wider null; with groups this one comes close.)
 
-    Return None if no answer is right, so that none can be due to the side; also if fewer answers are right than any draw
-    explains, which refutes the assumption that a side can only add right answers.
+    Return None if no answer is right. Also return None if significantly fewer answers are right than random draws explain:
+    this contradicts the assumption that a side can only add right answers.
 
     Args:
         design: the design.
         gains: (num_units,) right answers of the first side's models minus those of the second side's.
         right: (num_units,) right answers of the models of the unit's own side, summed over pairs.
-        permutations, seed: for tails that are not computed exactly.
+        permutations, seed: number and seed of the random draws for tails that are not computed exactly.
         level: one minus the confidence level.
     """
     total = int(right.sum())
@@ -336,8 +336,8 @@ def attributable_bound(
 def _least_favourable(design: Design, own: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the order of units in which `attributable_bound` removes their answers.
 
-    Groups come by ascending mean of `own`, the unit's right answers under its own side's models minus those under the
-    other's; among equals by stratum, with the groups of both sides in turn.
+    Groups are sorted by ascending mean of `own`, the right answers of a unit under the models of its own side minus the
+    right answers under the models of the other side. Ties are sorted by stratum, with groups of the two sides alternating.
     """
     numbers = np.unique(design.group, return_inverse=True)[1]
     mean = (np.bincount(numbers, weights=own) / np.bincount(numbers))[numbers]

@@ -90,7 +90,7 @@ def fit_skew_normal(values: NDArray[np.float64]) -> SkewNormal:
         ValueError: for fewer, equal or non-finite values.
     """
     if len(values) < 20 or not np.isfinite(values).all() or np.ptp(values) == 0:
-        raise ValueError(f"a skew-normal fit needs at least 20 finite, not all equal values; got {len(values)}")
+        raise ValueError(f"a skew-normal fit needs at least 20 finite values that are not all equal; got {len(values)}")
     mean, deviation = float(values.mean()), float(values.std())
     z = (values - mean) / deviation
     start = _by_moments(z)

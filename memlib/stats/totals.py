@@ -1,8 +1,8 @@
 """Totals over many units under many weightings at once: resamples of a bootstrap, redraws of a design.
 
 The summed columns are sparse, with one or two entries per unit; no array of weightings x units exceeds one block. Up to
-`KEPT` weights, `bootstrap_weights` and `Design.redraws` draw them, so that existing results do not change; above that, a
-faster method with the same distribution draws them stratum by stratum.
+`KEPT` weights are drawn by `bootstrap_weights` and `Design.redraws`, so that existing results do not change; larger numbers
+of weights are drawn stratum by stratum with a faster method that has the same distribution.
 """
 
 from collections.abc import Callable, Iterator
@@ -73,7 +73,7 @@ def _by_block(
         rng = np.random.default_rng((seed, number))
         weights = np.concatenate([draw(rng, rows, count) for rows in block], axis=1)
         part = columns[np.concatenate(block)].tocoo()
-        unit, column = (np.unique(axis, return_inverse=True) for axis in part.coords)  # those with entries
+        unit, column = (np.unique(axis, return_inverse=True) for axis in part.coords)  # units and columns that have entries
         shape = (len(column[0]), len(unit[0]))
         rows = scipy.sparse.csr_array((part.data, (column[1], unit[1])), shape=shape, dtype=np.float32)
         total[column[0]] += rows @ np.ascontiguousarray(weights[:, unit[0]].T)

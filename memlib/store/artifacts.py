@@ -20,14 +20,14 @@ from memlib.store.refs import Attempt, Ref
 from memlib.store.resume import ResumeStates
 from memlib.usage import measuring, note_read
 
-LET_GO = "let-go.json"  # beside an artifact's files: the names of its evicted files
+LET_GO = "let-go.json"  # file beside an artifact's files with the names of its evicted files
 
 
 class Artifacts:
     """The artifacts of a store, in artifacts/<stage>/<key>/.
 
     Args:
-        place: the place of the store.
+        place: the folder or prefix of the store.
         resume: the store's resume states, which are deleted once their artifact is committed.
     """
 
@@ -38,7 +38,7 @@ class Artifacts:
     # -- finding --------------------------------------------------------------------------------------
 
     def manifest(self, ref: Ref) -> ArtifactRecord:
-        """Return the manifest of an artifact; manifests of a remote store are cached from the first read on.
+        """Return the manifest of an artifact; manifests of a remote store are cached after the first read.
 
         Raises:
             MissingArtifact: when the artifact has no manifest.
@@ -95,7 +95,7 @@ class Artifacts:
         content is verified when they are opened, once per node.
 
         Raises:
-            CorruptArtifact: when there is a manifest but it, or a file it names, is damaged.
+            CorruptArtifact: when the artifact's manifest, or a file that it names, is damaged.
         """
         ref = Ref(stage, key)
         self._known.pop(ref, None)
@@ -127,7 +127,7 @@ class Artifacts:
         """Return the path of a local copy of an artifact's file, verified against the manifest; safe to memory-map.
 
         Raises:
-            CorruptArtifact: when its size or digest differs from what was committed.
+            CorruptArtifact: when the file's size or digest differs from what was committed.
         """
         manifest = self.manifest(ref)
         path = self._verified(ref, manifest, name)
@@ -135,10 +135,10 @@ class Artifacts:
         return path
 
     def opened(self, ref: Ref, name: str) -> RangeFile:
-        """Open a file of an artifact for reading parts of it from the store; its content is not verified.
+        """Open a file of an artifact for reading byte ranges from the store; the content is not verified.
 
         Raises:
-            CorruptArtifact: when the manifest is missing or damaged, and on reading when the file is missing.
+            CorruptArtifact: when the manifest is missing or damaged; later reads also raise it when the file is missing.
         """
         manifest = self.manifest(ref)
         path = f"{ref.folder}/{manifest.attempt}/{name}"
@@ -184,9 +184,9 @@ class Artifacts:
     # -- evicting files -------------------------------------------------------------------------------
 
     def let_go(self, ref: Ref, names: Collection[str]) -> int:
-        """Evict some files of an artifact, which stays committed without them; return their size in bytes.
+        """Evict some of an artifact's files, and return their total size in bytes; the artifact remains committed.
 
-        A run that needs them recomputes the artifact; see `let_go_of`.
+        A run that needs evicted files recomputes the artifact; see `let_go_of`.
         """
         manifest = self.manifest(ref)
         folder, evicted = f"{ref.folder}/{manifest.attempt}", self.let_go_of(ref)
@@ -199,7 +199,7 @@ class Artifacts:
         return sum(manifest.files[name].size for name in selected)
 
     def is_whole(self, ref: Ref) -> bool:
-        """Return whether an artifact is committed, by its manifest, and none of its files was evicted."""
+        """Return whether an artifact is committed (has a manifest) and none of its files has been evicted."""
         self._known.pop(ref, None)
         return self.has(ref) and not self.let_go_of(ref)
 
@@ -232,8 +232,8 @@ class Artifacts:
             ref: the artifact's address.
             spec: configuration of the stage, recorded in the manifest (plain JSON).
             inputs: keys of the artifacts that were read, recorded in the manifest.
-            units: amount of work in the stage's unit (examples, steps); relates its cost to that of other artifacts.
-            provenance: further entries of the manifest on how the artifact was made, see memlib.provenance.
+            units: amount of work in the stage's unit (examples, steps); used to compare costs between artifacts.
+            provenance: further entries of the manifest that record how the artifact was made, see memlib.provenance.
         """
         self._place.begin()
         name = uuid.uuid4().hex[:12]
@@ -278,7 +278,7 @@ class Artifacts:
             self._resume.drop(ref.key)
 
     def _described(self, folder: Path) -> dict[str, FileRecord]:
-        """Return the size and digest of each file below a folder, and give all of them the permissions of the store."""
+        """Return the size and digest of each file below a folder, and give all files and folders the store's permissions."""
         files, bits = self._place.describe(folder), self._place.permissions()
         if not files:
             raise RunError(f"nothing was written to {folder}")

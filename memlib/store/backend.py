@@ -1,4 +1,4 @@
-"""The storage backend of a store: everything in which a local folder and a remote prefix differ.
+"""Storage backend of a store: all operations that differ between a local folder and a remote prefix.
 
 Paths are relative to the store's root, with slashes.
 """
@@ -29,7 +29,7 @@ class Backend(ABC):
 
     Attributes:
         is_local: whether the files are in this machine's file system and have permissions.
-        uri: the address as shown to users; the same in every process.
+        uri: address of the store as shown to users; the same in every process.
         root: path of the folder in the file system.
         file_system: the fsspec file system that contains it.
     """
@@ -43,7 +43,7 @@ class Backend(ABC):
         self._sound: dict[str, str] = {}
 
     def at(self, path: str) -> str:
-        """Return the path in the file system of a path below the root."""
+        """Convert a path below the root to a path in the file system."""
         return f"{self.root}/{path}"
 
     @abstractmethod
@@ -51,7 +51,7 @@ class Backend(ABC):
         """Return a file's content, or None if it does not exist.
 
         Raises:
-            Unreadable: when it is not a regular file, or larger than any file that memlib writes.
+            Unreadable: when the path is not a regular file, or is larger than any file that memlib writes.
         """
 
     @abstractmethod
@@ -84,9 +84,9 @@ class Backend(ABC):
 
     @abstractmethod
     def create(self, path: str, data: bytes, bits: int) -> bool:
-        """Write a file atomically unless it exists; return whether this content is now there.
+        """Write a file atomically unless it exists; return whether the file now has this content.
 
-        Where there are folders, the file's folder and the one for temporary files must exist.
+        If the file system has folders, the file's folder and the folder for temporary files must exist.
         """
 
     @abstractmethod
@@ -130,7 +130,7 @@ class Backend(ABC):
 
         Args:
             folder: the folder of the store.
-            bits: permissions of the folders above it.
+            bits: permissions of the parent folders.
         """
 
     @abstractmethod
@@ -151,10 +151,10 @@ class Backend(ABC):
 
     @abstractmethod
     def local(self, path: str, expected: FileRecord) -> Path:
-        """Return the path of a local file with the verified content of a file; it can be memory-mapped.
+        """Return the path of a verified local copy of a file, or of the file itself if it is local; it can be memory-mapped.
 
         Raises:
-            Damaged: when its size or digest differs from the expected one.
+            Damaged: when the file's size or digest differs from the expected one.
         """
 
     @abstractmethod
@@ -162,7 +162,7 @@ class Backend(ABC):
         """Delete the local copy of a file that is damaged in the store, so that the copy does not hide the damage."""
 
     def _problem(self, path: Path, expected: FileRecord) -> str:
-        """Return what is wrong with a local file, "" if nothing is; each file is hashed once per process."""
+        """Describe what is wrong with a local file; return "" if it is intact. Each file is hashed once per process."""
         try:
             stat = path.stat()
         except FileNotFoundError:
@@ -179,7 +179,7 @@ class Backend(ABC):
 
 
 def size_problem(size: int | None, expected: FileRecord) -> str:
-    """Return what is wrong with a file of this size, "" if nothing is; a size of None means that the file is missing."""
+    """Describe what is wrong with a file of this size (None: missing); return "" if the size is as expected."""
     if size is None:
         return "missing"
-    return "" if size == expected.size else f"damaged ({size} bytes, committed with {expected.size})"
+    return "" if size == expected.size else f"damaged ({size} bytes instead of {expected.size})"

@@ -14,8 +14,8 @@ from memlib.errors import UserError
 from memlib.private import PRIVATE, make_folder, write_file
 from memlib.records import FileRecord
 
-LOOK_SECONDS = 0.2  # pause between two looks for room while other processes fetch
-FETCH_SECONDS = 86_400.0  # longer than any file takes to be fetched
+LOOK_SECONDS = 0.2  # pause between two checks for room while other processes fetch files
+FETCH_SECONDS = 86_400.0  # longer than the fetching of any file takes
 PART, ROOM, SEEN, LOCK = ".part", ".room", ".seen", ".lock"
 GIB = 2**30
 
@@ -23,8 +23,8 @@ GIB = 2**30
 class Copies:
     """A folder of files named by their sha256, readable by its owner only; the oldest are evicted when it is full.
 
-    Once a copy has been read and verified, a mark is left beside it, so that it is verified once per machine and not once
-    per process.
+    After a copy has been read and verified, a mark is left beside it, so that each copy is verified once per machine rather
+    than once per process.
 
     Args:
         folder: the cache folder.
@@ -115,7 +115,7 @@ class Copies:
                     write_file(taken, b"", PRIVATE.file)
                     held = taken.open("r+b")
                     fcntl.flock(held, fcntl.LOCK_EX)
-                    held.truncate(size)  # a sparse file: it counts with its size but takes no disk space
+                    held.truncate(size)  # a sparse file: its size counts towards the limit, but it takes no disk space
                     break
             time.sleep(LOOK_SECONDS)
         try:
@@ -125,7 +125,7 @@ class Copies:
             held.close()
 
     def make_room(self, size: int) -> bool:
-        """Evict the oldest copies until `size` bytes fit, and delete what killed processes left behind.
+        """Evict the oldest copies until `size` bytes fit, and delete files that killed processes left behind.
 
         Returns:
             whether there is room; files that other processes are fetching cannot be evicted.

@@ -68,7 +68,7 @@ class Local(Backend):
     def entries(self, folder: str) -> list[str] | None:
         at = Path(self.root, folder)
         if not folder and at.is_file():
-            raise UserError(f"{self.uri} is a file; a store is a folder")
+            raise UserError(f"{self.uri} is a file; a store must be a folder")
         try:
             return os.listdir(at)
         except (FileNotFoundError, NotADirectoryError):
@@ -100,11 +100,11 @@ class Local(Backend):
         try:
             os.link(part, target)
         except FileExistsError:
-            return Path(target).read_bytes() == data  # written by this call: NFS may have repeated it
+            return Path(target).read_bytes() == data  # true if this call wrote the file but NFS repeated the request
         except OSError as error:
             if error.errno not in NO_LINKS:
                 raise
-            part.replace(target)  # the last writer wins, as on S3 without conditions
+            part.replace(target)  # the last writer wins, as on S3 without conditional writes
         finally:
             part.unlink(missing_ok=True)
         return True
@@ -208,7 +208,7 @@ class Local(Backend):
 
 
 def _files_below(base: str, name: str) -> Iterator[tuple[str, Facts]]:
-    """Yield regular files below a folder by name; files that disappear meanwhile are left out."""
+    """Yield regular files below a folder by name; files that disappear in the meantime are left out."""
     try:
         entries = list(os.scandir(base))
     except (FileNotFoundError, NotADirectoryError):

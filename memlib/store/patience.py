@@ -14,7 +14,7 @@ PASSING = {
     errno.EAGAIN, errno.EBUSY, errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH,
     errno.ENETUNREACH, errno.EPIPE, errno.EREMOTEIO, errno.ETIMEDOUT,
 }  # fmt: skip
-PASSING_KINDS = {  # of botocore and aiohttp, by name, since these need not be installed for other protocols
+PASSING_KINDS = {  # exceptions of botocore and aiohttp, by name, since other protocols do not need these libraries
     "ClientConnectionError", "ClientPayloadError", "ConnectionError", "EndpointConnectionError", "HTTPClientError",
     "IncompleteRead", "ResponseParserError", "ServerTimeoutError",
 }  # fmt: skip
@@ -29,7 +29,7 @@ REFUSED_CODES = {"403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotM
 class PatientFileSystem:
     """A wrapper of an fsspec file system that retries calls after transient failures.
 
-    A definite answer (no such file, file exists) is passed on at once, and so are refused credentials. Transient failures
+    A definite answer (no such file, file exists) is passed on at once, as is a refusal of the credentials. Transient failures
     (connections, time-outs, 5xx, throttling) are retried with increasing pauses.
 
     Args:
@@ -49,7 +49,7 @@ class PatientFileSystem:
         return (PatientFileSystem, (self._file_system, self._uri, self._seconds))
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # special methods of Python are not forwarded
+        if name.startswith("__"):  # Python's special methods are not forwarded
             raise AttributeError(name)
         attribute = getattr(self._file_system, name)
         return functools.partial(self._call, attribute) if callable(attribute) else attribute
@@ -60,7 +60,7 @@ class PatientFileSystem:
             try:
                 return method(*args, **kwargs)
             except ANSWERS as error:
-                if any(_code(cause) == "NoSuchBucket" for cause in _causes(error)):  # a wrong bucket, not a missing file
+                if any(_code(cause) == "NoSuchBucket" for cause in _causes(error)):  # the bucket is missing, not the file
                     raise StoreRefused(
                         f"there is no bucket for the store {self._uri}; create it, or choose another"
                     ) from error
@@ -83,12 +83,12 @@ class PatientFileSystem:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Return whether access is denied by the server or for lack of credentials."""
+    """Return whether the server denied access, or credentials are missing."""
     return any(type(cause).__name__ in REFUSING_KINDS or _code(cause) in REFUSED_CODES for cause in _causes(error))
 
 
 def is_passing(error: BaseException) -> bool:
-    """Return whether a retry may help: after failures of the network, time-outs, 5xx, throttling."""
+    """Return whether a retry may help, as after network failures, time-outs, 5xx and throttling."""
     for cause in _causes(error):
         if _code(cause) in BUSY_CODES or _status(cause) >= 500 or _status(cause) == 429:
             return _code(cause) != "NotImplemented"
@@ -103,7 +103,7 @@ def is_taken(error: BaseException) -> bool:
     """Return whether the file to be created exists already."""
     return isinstance(error, FileExistsError) or any(
         _status(cause) == 412 or _code(cause) == "PreconditionFailed" for cause in _causes(error)
-    )  # not every server reports which condition failed, as s3fs expects
+    )  # s3fs expects servers to report which condition failed, which not all do
 
 
 def is_unsupported(error: BaseException) -> bool:

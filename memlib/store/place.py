@@ -1,4 +1,4 @@
-"""A folder or prefix that is marked as a store, with its file permissions and its published files."""
+"""A folder or prefix that is marked as a store: its marker, file permissions and published files."""
 
 import json
 import time
@@ -61,10 +61,10 @@ class Place:
         return self._marked
 
     def check_known(self) -> None:
-        """Check that this is a store, so that a mistyped path is not mistaken for an empty store without problems.
+        """Check that this is a store, so that a mistyped path is not mistaken for an empty store.
 
         Raises:
-            UserError: when it is not; names what the folder contains instead.
+            UserError: when this is not a store; the message names what the folder contains instead.
         """
         if self.marker() is None:
             entries = self._entries()
@@ -81,7 +81,7 @@ class Place:
         if self.marker() is not None:
             return
         entries = self._entries() or []
-        if entries and self.marker() is None:  # and no other process has marked it meanwhile
+        if entries and self.marker() is None:  # unless another process has marked it in the meantime
             self._refuse_unmarked(entries)
         self.mark(None)
 
@@ -89,7 +89,7 @@ class Place:
         """Write the marker that makes this place a store.
 
         Args:
-            mode: file permissions of the store; by default MEMLIB_STORE_MODE, else what the folder's permissions suggest.
+            mode: access mode of the store; by default MEMLIB_STORE_MODE, else the mode that the folder suggests.
         """
         if mode is None:
             mode = choice("MEMLIB_STORE_MODE", MODES) or self.backend.suggested_mode()
@@ -140,7 +140,7 @@ class Place:
         return self.backend.put(path, source, bits=self.permissions(secret=secret).file, folder_bits=folder_bits)
 
     def create(self, path: str, data: bytes) -> bool:
-        """Write a secret file atomically unless it exists; return whether this content is now there."""
+        """Write a secret file atomically unless it exists; return whether the file now has this content."""
         self._make_ready()
         return self.backend.create(path, data, self.permissions().file)
 
@@ -168,7 +168,7 @@ class Place:
         return self.backend.read_together(paths)
 
     def listing(self, folder: str) -> dict[str, Facts]:
-        """Return all files below a folder of the store by their path below the root, as (bytes, time written).
+        """Return (size in bytes, time written) of all files below a folder of the store, by path below the root.
 
         Links are neither followed nor listed, since their targets are not part of the store.
         """

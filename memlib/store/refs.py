@@ -1,4 +1,4 @@
-"""Addresses of artifacts, and the records kept while and after one is made."""
+"""Addresses of artifacts, and records of how an artifact is made."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from memlib.records import NAME
 
 @dataclass(frozen=True)
 class Ref:
-    """The address of a committed artifact: the stage that made it, and its content key."""
+    """The address of an artifact: the stage that makes it, and its content key."""
 
     stage: str
     key: str
@@ -35,7 +35,7 @@ class Ref:
 
     @property
     def stage_name(self) -> str:
-        """Name of the stage without its folder, if any."""
+        """Name of the stage, without the folder if it has one."""
         return self.stage.rpartition("/")[2]
 
     @property
@@ -45,7 +45,7 @@ class Ref:
 
 
 class Facts(dict[str, Any]):
-    """Facts recorded in an artifact's manifest; a missing key means a damaged manifest, as only the stage writes them."""
+    """Facts recorded in an artifact's manifest; a missing key indicates damage, since only the stage itself writes facts."""
 
     def __init__(self, content: Mapping[str, Any], ref: Ref) -> None:
         super().__init__(content)
@@ -58,8 +58,8 @@ class Facts(dict[str, Any]):
 class Making(TypedDict):
     """The part of an artifact's manifest that records how it was made.
 
-    `spec` is the configuration of the stage, `inputs` the keys of the artifacts it read, by role, `units` the amount of work
-    in the stage's unit; `provenance` holds further entries, see memlib.provenance.
+    `spec` is the configuration of the stage, `inputs` the keys of the artifacts that the stage read, by role, and `units` the
+    amount of work in the stage's unit; `provenance` holds further entries, see memlib.provenance.
     """
 
     spec: Mapping[str, Any]
@@ -70,7 +70,7 @@ class Making(TypedDict):
 
 @dataclass
 class Attempt:
-    """One attempt at making an artifact: a local folder to fill, and facts to record about the work."""
+    """One attempt to make an artifact: a local folder to fill, and facts to record about the work."""
 
     folder: Path
     ref: Ref
@@ -78,9 +78,9 @@ class Attempt:
     resumes: bool = False
     """True if resume states are saved under the artifact's key; they are deleted once it is committed."""
     progress: Callable[[int, int], None] = lambda done, total: None
-    """Called with (done, total) as the work proceeds; the runner of the stage displays it."""
+    """Called with (done, total) as the work proceeds; the runner of the stage displays the progress."""
     warn: Callable[[str], None] = print
-    """Called with a line that the user must see."""
+    """Called with a message that the user must see."""
 
     def path(self, name: str) -> Path:
         """Return the path at which to write the file called `name`; missing sub-folders are created."""

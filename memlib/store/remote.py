@@ -18,7 +18,7 @@ from memlib.store.copies import Copies
 from memlib.store.patience import PatientFileSystem, is_taken, is_unsupported
 
 PIECE_BYTES = 64 * 2**20
-FETCHES = 3  # attempts to fetch a file, since other processes may evict the copy to make room for theirs
+FETCHES = 3  # attempts to fetch a file, since other processes may evict the copy to make room for their own
 
 
 class Remote(Backend):
@@ -27,7 +27,7 @@ class Remote(Backend):
     Args:
         file_system: the fsspec file system.
         uri: address of the store.
-        root: the prefix.
+        root: path of the prefix in the file system.
         copies: cache of verified copies.
         patience: seconds for which calls are retried during an outage.
     """
@@ -111,7 +111,7 @@ class Remote(Backend):
         try:
             self.file_system.pipe_file(address, data, mode="create")
         except Exception as error:
-            if is_taken(error):  # by another writer, or by this call if its answer was lost and it was repeated
+            if is_taken(error):  # written by another process, or by this call if its reply was lost and it was retried
                 return bool(self.file_system.cat_file(address) == data)
             if not is_unsupported(error):
                 raise
@@ -238,6 +238,6 @@ def _time(said: Any) -> datetime:
 
 
 def _written(info: Mapping[str, Any]) -> float:
-    """Return a file's time of writing in seconds since 1970, under the name that its file system gives it."""
+    """Return a file's time of writing in seconds since 1970; the name of the field depends on the file system."""
     when = next((info[name] for name in ("mtime", "LastModified", "created") if info.get(name) is not None), 0.0)
     return float(when.timestamp()) if isinstance(when, datetime) else float(when)

@@ -1,4 +1,4 @@
-"""Resume states: the unfinished work from which a stage continues after an interruption."""
+"""Resume states: unfinished work from which a stage continues after an interruption."""
 
 import contextlib
 import json
@@ -18,14 +18,14 @@ class ResumeStates:
     """Resume states in resume/<key>/<step>-<attempt>/, by the key of the future artifact; the newest intact one is used.
 
     Args:
-        place: the place of the store.
+        place: the folder or prefix of the store.
     """
 
     def __init__(self, place: Place) -> None:
         self._place = place
 
     def save(self, key: str, step: int, folder: Path) -> None:
-        """Publish the state in `folder` as the newest one of artifact key `key`, and delete the oldest ones."""
+        """Publish the state in `folder` as the newest state for artifact key `key`, and delete the oldest states."""
         target = f"resume/{key}/{step:012d}-{uuid.uuid4().hex[:12]}"
         files = self._place.describe(folder)
         try:

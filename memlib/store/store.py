@@ -2,13 +2,13 @@
 
 Layout, below a local folder or an s3:// prefix::
 
-    memlib-store.json                           marks this as a store; nothing is read or deleted where it is missing
+    memlib-store.json                           marks this as a store; without it, nothing is read or deleted
     artifacts/<stage>/<key>/manifest.json       names an attempt, with size and digest of each file; written last
     artifacts/<stage>/<key>/<attempt>/<file>    files of one attempt; concurrent attempts never share a folder
     resume/<key>/<step>-<attempt>/...           unfinished state of a stage; the newest verified one is used
     logs/<stage>/<key>/<attempt>.log            output of the worker that made the artifact
-    requests/, status/                          requests that have not ended, and their progress
-    results/, runs/                             reports and results for people to read
+    requests/, status/                          requests of runs that have not ended, and their progress
+    results/, runs/                             results and reports for human readers
     tmp/                                        files that are being written
 
 Readers trust only files named in a manifest, and verify their size and sha256 before the first use.
@@ -46,7 +46,7 @@ UNWRITABLE = (
     "data",
     "reference",
 )  # read-only in fsspec
-PROBE_SECONDS = 10.0  # short, as a store that cannot be reached at the start is most often mistyped
+PROBE_SECONDS = 10.0  # short, because a store that cannot be reached at the start usually has a mistyped address
 
 
 class Store(Place):
@@ -73,10 +73,10 @@ class Store(Place):
         self.artifacts = Artifacts(self, self.resume)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_open_store, (self.uri, *self._given))  # settings that were not given are each node's own
+        return (_open_store, (self.uri, *self._given))  # each node uses its own defaults for settings that were not given
 
     def waiting(self, seconds: float) -> "Store":
-        """Return the same store with at most `seconds` of patience."""
+        """Return the same store with a patience of at most `seconds`."""
         cache, cache_bytes, _ = self._given
         return Store(self.uri, cache=cache, cache_bytes=cache_bytes, patience=min(seconds, self._patience))
 
@@ -99,7 +99,7 @@ class Store(Place):
         """Mark a store made by a version of memlib without markers; return the number of its runs and artifacts.
 
         Raises:
-            UserError: when it is marked already, or contains no run or artifact of memlib.
+            UserError: when the store is already marked, or contains no run or artifact of memlib.
         """
         if self.marker() is not None:
             raise UserError(f"{self.uri} is already a store; there is nothing to adopt")
@@ -123,7 +123,7 @@ class Store(Place):
         """Check that the place is empty, without making it a store.
 
         Raises:
-            UserError: when it contains files; names some of them.
+            UserError: when the place contains files; the message names some of them.
         """
         entries = self._entries()
         if entries:
@@ -133,7 +133,7 @@ class Store(Place):
         """Mark the store and write a probe, so that a read-only or unreachable store is noticed before any work.
 
         Raises:
-            UserError: with the file system's error message.
+            UserError: when writing fails; the message includes the file system's error.
         """
         try:
             patient = self if self.is_local else self.waiting(PROBE_SECONDS)
@@ -149,7 +149,7 @@ class Store(Place):
 
 def _backend(uri: str, cache: str | None, cache_bytes: int | None, patience: float) -> Backend:
     if not uri.strip():
-        raise UserError("the store has no name; give a folder or an s3:// prefix")
+        raise UserError("the address of the store is empty; give a folder or an s3:// prefix")
     if uri.partition("://")[0].lower() in UNWRITABLE:
         raise UserError(f"{uri} cannot be written to, so it cannot be a store; use a folder or an s3:// prefix")
     try:

@@ -1,7 +1,7 @@
 """Random views, drawn for the whole batch on the CPU and applied in one pass on the device.
 
-The draws depend only on (seed, step, view) and on the position in the global batch, so they do not depend on the
-number of workers, and a resumed training needs no state but its step.
+The draws depend only on (seed, step, view) and on the position in the global batch. They do not depend on the number of
+workers, and a resumed training run needs only its step to repeat them.
 """
 
 import functools
@@ -86,7 +86,7 @@ def _draw_boxes(spec: AugmentSpec, batch: int, rng: torch.Generator) -> Tensor:
 
 
 def _colour_matrix(brightness: Tensor, saturation: Tensor, hue: Tensor) -> Tensor:
-    """Return brightness, saturation and hue as one 3 x 3 matrix per image; hue rotates the chroma plane of YIQ."""
+    """Combine brightness, saturation and hue in one 3 x 3 matrix per image; hue rotates the chroma plane of YIQ."""
     turn = torch.zeros(len(hue), 3, 3)
     cos, sin = torch.cos(2 * math.pi * hue), torch.sin(2 * math.pi * hue)
     turn[:, 0, 0] = 1
@@ -105,7 +105,7 @@ def apply_view(images: Tensor, draws: ViewDraws, *, side: int, max_shift: int = 
         images: (batch, 3 or 1, height, width) float32 in [0, 1], on the device.
         draws: the random choices, one row per image.
         side: side of the view in pixels.
-        max_shift: the spec's shift: the total number of rows, and of columns, that are cut off.
+        max_shift: total number of rows, and of columns, that are cut off (the spec's shift).
 
     Returns:
         (batch, 3 or 1, side, side) float32, normalized.
@@ -137,7 +137,8 @@ def apply_view(images: Tensor, draws: ViewDraws, *, side: int, max_shift: int = 
 def resized_crops(images: Tensor, boxes: Tensor, *, side: int) -> Tensor:
     """Cut one rectangle out of each image and resize it by averaging bilinear samples within each pixel.
 
-    Pixels up to half a pixel outside may contribute; use `memlib.observe.embeddings.cut` for crops that must exclude them.
+    Pixels up to half a pixel outside may contribute; use `memlib.observe.embeddings.cut` if crops must
+    exclude these pixels.
 
     Args:
         images: (batch, 3, height, width) float32.
@@ -154,7 +155,7 @@ def resized_crops(images: Tensor, boxes: Tensor, *, side: int) -> Tensor:
 
 
 def _shift(views: Tensor, shift: Tensor, max_shift: int) -> Tensor:
-    """Cut rows and columns off at the upper left and the rest of `max_shift` at the lower right, which turns black."""
+    """Cut off `shift` rows and columns at the upper left and the rest of `max_shift` at the lower right; pad with black."""
     height, width = views.shape[2] - max_shift, views.shape[3] - max_shift
     shifted = torch.zeros_like(views)
     for image, view, (top, left) in zip(shifted, views, shift.tolist(), strict=True):

@@ -20,10 +20,10 @@ def kept_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_kept(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Load what `kept_state` returned into a model and leave its other weights unchanged.
+    """Load a state from `kept_state` into a model and leave its other weights unchanged.
 
     Raises:
-        RuntimeError: for a missing or unknown name, or a different shape.
+        RuntimeError: for a missing or unknown tensor, or a tensor of a different shape.
     """
     if missing := kept_state(model).keys() - state.keys():
         raise RuntimeError(f"{sorted(missing)[0]} is missing")
@@ -44,7 +44,7 @@ def load_weights(model: nn.Module, path: Path, *, part: str = "") -> None:
     Args:
         model: the module to fill.
         path: the safetensors file.
-        part: prefix of the names of its tensors, where the module is a part of the saved model.
+        part: prefix of the module's tensor names in the file, if the module is a part of the saved model.
 
     Raises:
         UserError: when a tensor is missing, unknown or of a different shape, or the file is not safetensors.
@@ -69,7 +69,7 @@ def load_weights(model: nn.Module, path: Path, *, part: str = "") -> None:
 
 
 def save_resume_state(state: Mapping[str, Any], folder: Path) -> None:
-    """Write tensors and plain values for `load_resume_state`."""
+    """Write a resume state, of tensors and plain values, for `load_resume_state`."""
     torch.save(dict(state), folder / RESUME_FILE)
 
 

@@ -1,7 +1,7 @@
 """The training loop: batches, an objective, callbacks.
 
-Everything random is a function of (seed, epoch or step), so the state of a training is its weights, optimizer,
-scaler, objective and step: a resumed training equals an uninterrupted one, bit for bit on one CPU worker.
+All random draws are functions of the seed and the epoch or step, so the state of a training run consists of its weights,
+optimizer, scaler, objective and step. A resumed run equals an uninterrupted one, bit for bit on a single CPU worker.
 """
 
 import itertools
@@ -34,7 +34,7 @@ from memlib.training.optim import build_optimizer, learning_rate
 from memlib.training.privacy import Spent, make_private, plan, poisson_sample, use_private_layers
 
 VALIDATION_BATCH = 512
-TOLD_STEPS, TOLD_AFTER = 50, {"cpu": 1}  # steps between two reads of their losses, which stall a GPU
+TOLD_STEPS, TOLD_AFTER = 50, {"cpu": 1}  # steps between two reads of the losses; each read stalls a GPU
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Worker:
     group: dist.ProcessGroup | None = None  # the workers that share this model's batches
 
     def share(self, value: Any) -> Any:
-        """Return the first worker's value, on every worker."""
+        """Return the first worker's value on every worker."""
         if self.world_size == 1:
             return value
         values = [value]
@@ -55,7 +55,7 @@ class Worker:
         return values[0]
 
     def mean(self, values: Tensor) -> Tensor:
-        """Return the mean over the workers, on each of them."""
+        """Return the mean of the workers' values on every worker."""
         if self.world_size > 1:
             dist.all_reduce(values, group=self.group)
             values = values / self.world_size
@@ -88,10 +88,10 @@ class TrainingSet:
 
 
 class Training:
-    """A training in progress: its model, its state, and methods to continue it.
+    """A training run in progress: its model, its state, and methods to continue it.
 
     Args:
-        model: the network, on any device; it is moved to the worker's.
+        model: the network, on any device; it is moved to the worker's device.
         objective: the loss, with its state if it has any.
         data: the training examples.
         spec: all settings that determine the result.
@@ -156,7 +156,7 @@ class Training:
 
     @property
     def stopped(self) -> bool:
-        """True once the validation loss has not fallen for `patience` epochs."""
+        """True if the validation loss has not fallen for `patience` epochs."""
         return self.validation is not None and self.epoch - self.best["epoch"] >= (self.spec.patience or 0)
 
     @property
@@ -169,7 +169,7 @@ class Training:
         """Sums of the loss terms over the steps of this epoch so far; waits for the device.
 
         Raises:
-            RunError: when one of them is not finite.
+            RunError: when a loss term is not finite.
         """
         pending, self._untold = self._untold, []
         if pending:
@@ -183,11 +183,14 @@ class Training:
 
     @property
     def can_save(self) -> bool:
-        """True where one worker may read the state alone: pending losses could raise an error that the others do not see."""
+        """True if one worker may read the state on its own.
+
+        Pending losses must be read by all workers together: reading them may raise an error, which all workers must see.
+        """
         return self.worker.world_size == 1 or not self._untold
 
     def state(self) -> dict[str, Any]:
-        """Return all that a resumed training needs; random state and data position are functions of the step."""
+        """Return all state that a resumed training run needs; random draws and data position are functions of the step."""
         return {
             "step": self.step,
             "model": kept_state(self.model),
@@ -199,7 +202,7 @@ class Training:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a training from what `state` returned."""
+        """Restore a training run from a result of `state`."""
         load_kept(self.model, state["model"])
         self.objective.load_state_dict(state["objective"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -223,10 +226,10 @@ class Training:
         Args:
             after_step: called after each step.
             after_epoch: called after each epoch with the mean of every loss term.
-            stop_after: a step to stop at, for tests.
+            stop_after: number of steps after which to stop, for tests.
 
         Raises:
-            RunError: when the loss is not finite; names the step and the preceding values.
+            RunError: when the loss is not finite; the message names the step and the preceding values.
         """
         end = self.num_steps if stop_after is None else min(stop_after, self.num_steps)
         if self.stopped:  # resumed after its last epoch
@@ -252,7 +255,7 @@ class Training:
 
     @torch.no_grad()
     def _validate(self, data: TrainingSet) -> float:
-        """Return the mean validation loss, the same on every worker; keep the weights if it is the lowest so far."""
+        """Return the mean validation loss, the same on every worker; keep the weights if the loss is the lowest so far."""
         self._forward.eval()
         self.objective.eval()
         total = 0.0
@@ -356,7 +359,7 @@ def check_training(spec: TrainingSpec, data: TrainingSet, worker: Worker, valida
     """Check that the settings, data and device fit together.
 
     Raises:
-        UserError: names the setting to change.
+        UserError: when they do not; the message names the setting to change.
     """
     batch = spec.batch_size or len(data)
     if spec.epochs and len(data) < batch:
@@ -389,7 +392,7 @@ def epoch_order(num_examples: int, *, seed: int, epoch: int) -> NDArray[np.int64
 
 
 class Prefetcher:
-    """Iterator over this worker's part of each global batch that reads the next ones while the current one is trained on.
+    """Iterator over this worker's part of each global batch; it reads the next batches during training on the current one.
 
     Yields:
         images (batch / world size, size, size, 3) uint8 and labels (batch / world size,) int64.
@@ -427,7 +430,7 @@ class Prefetcher:
         return images, labels
 
     def _order_of(self, epoch: int) -> NDArray[np.int64]:
-        with self._ordering:  # at the end of an epoch, readers are in two different ones
+        with self._ordering:  # at the end of an epoch, readers may be in two different epochs
             if self._order[0] != epoch:
                 shuffle, count = self._spec.shuffle, len(self._data)
                 order = epoch_order(count, seed=self._spec.seed, epoch=epoch) if shuffle else np.arange(count)

@@ -13,7 +13,7 @@ TRUST = 1e-3  # LARS's trust coefficient (You 2017)
 
 
 class LARS(torch.optim.Optimizer):
-    """Layer-wise adaptive rate scaling (You 2017); parameters of one dimension are exempt, as in VICReg's code."""
+    """Layer-wise adaptive rate scaling (You 2017); one-dimensional parameters are exempt, as in VICReg's code."""
 
     def __init__(self, params: Iterable[nn.Parameter], *, lr: float, weight_decay: float, momentum: float) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
@@ -41,7 +41,7 @@ class LARS(torch.optim.Optimizer):
 
 
 def build_optimizer(spec: OptimizerSpec, modules: Iterable[nn.Module]) -> torch.optim.Optimizer:
-    """Build the optimizer that a spec names for the modules' trainable parameters; 1-D parameters get no weight decay."""
+    """Build the spec's optimizer for the trainable parameters of the modules; 1-D parameters get no weight decay."""
     params = [p for module in modules for p in module.parameters() if p.requires_grad]
     if spec.name == "lars":
         return LARS(params, lr=spec.learning_rate, weight_decay=spec.weight_decay, momentum=spec.momentum)
@@ -72,8 +72,8 @@ def learning_rate(spec: OptimizerSpec, *, step: int, steps_per_epoch: int, num_s
     Args:
         spec: peak, warm-up, schedule and final fraction.
         step: number of steps taken before this one.
-        steps_per_epoch: steps in an epoch.
-        num_steps: steps in the whole training.
+        steps_per_epoch: number of steps in an epoch.
+        num_steps: number of steps in the whole training run.
     """
     warmup = min(spec.warmup_epochs * steps_per_epoch, num_steps)
     if step < warmup:

@@ -27,12 +27,12 @@ from memlib.training.loop import epoch_order
 from memlib.training.optim import build_adamw, learning_rate
 
 VALIDATION_BATCH = 1024
-LARGE_BATCH = 256  # from this size on, the products of a single network keep a core busy
+LARGE_BATCH = 256  # from this size on, the matrix products of a single network keep a core busy
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # stack sizes tried when the best one is measured
 
 
 class StackedNet:
-    """Stacked sequential networks of one architecture: parameters and buffers (num_nets, ...).
+    """Stacked sequential networks of one architecture, with parameters and buffers of shape (num_nets, ...).
 
     Args:
         nets: networks of Flatten, Linear, Conv2d, BatchNorm, ReLU, MaxPool2d and Dropout layers.
@@ -64,7 +64,7 @@ class StackedNet:
         return {name: values[net].detach().cpu().clone() for name, values in self.state.items()}
 
     def keep(self, nets: Sequence[int]) -> None:
-        """Drop all networks but these."""
+        """Remove all networks except those at the positions `nets`."""
         with torch.no_grad():
             self.state = {name: values.detach()[list(nets)].clone() for name, values in self.state.items()}
         self.parameters = {name: self.state[name].requires_grad_() for name in self.parameters}
@@ -117,7 +117,7 @@ class StackedNet:
         return x * kept.to(x.device) / (1 - layer.p)
 
     def _convolve(self, weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
-        """Convolve all networks in one grouped convolution on a GPU, one by one on a CPU; each is faster there."""
+        """Convolve all networks in one grouped convolution on a GPU, one by one on a CPU, whichever is faster there."""
         if self.device.type == "cpu":
             biases = [None] * len(weight) if bias is None else bias
             return torch.stack([F.conv2d(part, w, b) for part, w, b in zip(x, weight, biases, strict=True)])
@@ -144,7 +144,7 @@ def _by_net(flat: Tensor, shape: torch.Size) -> Tensor:
 
 
 class _DenseChain(torch.autograd.Function):
-    """Linear layers with ReLU between them, one network at a time, so that its activations stay in the processor's cache.
+    """Linear layers with ReLU between them, one network at a time, so that activations stay in the processor's cache.
 
     For large batches on a CPU this is faster than one product of all networks per layer, which is limited by memory.
     """
@@ -198,7 +198,7 @@ class Examples:
     """The examples that the networks of a stack may see.
 
     Attributes:
-        images: (num_stored, height, width, channels) uint8 or (num_stored, dim) float32, the shard.
+        images: (num_stored, height, width, channels) uint8 or (num_stored, dim) float32, the content of the shard.
         labels: (num_stored,) int64, by stored row.
         feature: the unique feature, inserted in marked rows.
         validation: (num_validation,) int64 stored rows for early stopping.
@@ -211,13 +211,13 @@ class Examples:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of one example as a model takes it: (channels, height, width) or (dim,)."""
+        """The shape of one example as model input: (channels, height, width) or (dim,)."""
         shape = self.images.shape[1:]
         return (shape[2], shape[0], shape[1]) if len(shape) == 3 else shape
 
 
 class _Pool:
-    """The examples of a stack on the device, each stored once: first clean ones, then those with the feature."""
+    """The examples of a stack on the device, each stored once: clean examples, then examples with the feature."""
 
     def __init__(self, data: Examples, nets: Sequence["NetJob"], device: torch.device, *, augmented: bool) -> None:
         clean = np.unique(np.concatenate([*(net.rows.rows for net in nets), data.validation]))
@@ -252,8 +252,8 @@ class NetResult:
     """A trained network.
 
     Attributes:
-        state: its state dict, from the best epoch if the training has patience.
-        epoch: the epoch of those weights.
+        state: the network's state dict; with patience, that of the best epoch.
+        epoch: the epoch of `state`.
         history: (num_epochs, 3) training loss, training accuracy (from the training steps' forward passes), validation loss.
     """
 
@@ -283,14 +283,14 @@ def train_nets(
 
     Args:
         spec: the architecture, which must be stackable.
-        training: training settings; every network's own seed replaces theirs.
-        data: the examples that they may see.
+        training: training settings; their seed is replaced by the seed of each job.
+        data: the examples that the networks may see.
         jobs: the networks to train.
         num_classes: number of classes of the data.
-        stack_size: networks trained at once; affects only rounding and speed.
+        stack_size: number of networks trained at once; affects only rounding and speed.
         device: device to train on.
         watch: called after every epoch.
-        progress: called with the number of networks that are done.
+        progress: called with the number of finished networks.
 
     Raises:
         RunError: when a network's loss is not finite.
@@ -313,7 +313,7 @@ def _check(training: TrainingSpec, data: Examples, jobs: Sequence[NetJob]) -> No
     if not training.shuffle or training.checkpoint_steps:
         raise UserError("stacked nets support neither training.shuffle false nor training.checkpoint_steps")
     if training.privacy is not None:
-        raise UserError("training.privacy cannot train stacked nets; set it to null")
+        raise UserError("training.privacy does not support stacked nets; set it to null")
     if training.precision != "float32":
         raise UserError(f"stacked nets train in float32, not training.precision {training.precision}")
     if training.augment is not None and len(data.images.shape) != 4:
@@ -326,7 +326,7 @@ def _check(training: TrainingSpec, data: Examples, jobs: Sequence[NetJob]) -> No
 
 
 class _Stack:
-    """Networks that train together; stopped ones are removed once they are at least half of the stack."""
+    """Networks that train together; stopped networks are removed when they make up at least half of the stack."""
 
     def __init__(
         self, spec: ClassifierSpec, training: TrainingSpec, data: Examples, jobs: Sequence[NetJob], num_classes: int,
@@ -354,7 +354,7 @@ class _Stack:
         count = self.places.shape[1]
         self.batch = training.batch_size or count
         self.steps = count // self.batch
-        # with full batches and equal passes in training and evaluation, a step's own pass evaluates the weights before it
+        # with full batches and the same pass in training and evaluation, a step's pass evaluates the weights before the step
         differs = training.augment is not None or spec.dropout or spec.dropout_conv or spec.batch_norm
         self.forward_is_evaluation = self.batch == count and not differs
 
@@ -445,7 +445,7 @@ class _Stack:
         rows = torch.stack([loss, accuracy, validation], dim=1).tolist()
         for position, (job, row) in enumerate(zip(self.active, rows, strict=True)):
             if job in self.stopped:
-                continue  # results after its stop do not count
+                continue  # results after the stop do not count
             if not np.isfinite(row[0]):
                 raise RunError(
                     f"the loss of the net with seed {self.seeds[job]} is not finite in epoch {epoch}; lower "

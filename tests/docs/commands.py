@@ -57,7 +57,14 @@ def directives(text: str) -> Iterator[tuple[str, str]]:
 
 def settings_of(text: str) -> list[str]:
     """Split `a=1, b=[2, 3]` at the commas that are outside of brackets."""
-    return re.split(r", (?![^\[{(]*[\]})])", text)
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "[{(") - (character in ")}]")
+        if character == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts]
 
 
 def commands_of(block: str) -> list[str]:

@@ -154,7 +154,7 @@ def test_a_page_is_opened_and_a_moved_store_says_where_it_is_now(
         ("plan nosuch --recipe smoke", 'Invalid value "nosuch" for AUDIT'),
         ("run deja-vu --recipe smoke --sett x=1", "Unknown option: --sett. Did you mean --set?"),
         ("runs --store http://127.0.0.1:9/x", "cannot be written to, so it cannot be a store"),
-        ("runs --store=", "the store has no name"),
+        ("runs --store=", "the address of the store is empty"),
         ("validate smokey", "did you mean smoke?"),
         ("validate nothing-like-it", "memlib recipes lists"),
         ("plan unique-feature --recipe two_moons --set nets.seeds=1000000000", "less than or equal to 1000000"),

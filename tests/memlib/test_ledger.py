@@ -16,7 +16,7 @@ def test_what_came_before_is_recorded_at_first_publication() -> None:
     store = [run("b", "d", 2.0, p=0.01, word="shown"), run("a", "d", 1.0), run("c", "other", 3.0), run("e", "d", 4.0, p=None)]
     made = entry(store, "new", "d", None)
     assert [one.run for one in made.earlier] == ["a", "b", "e"]
-    assert "3 audits of the same data came before in this store: 2 with a test, 1 with the verdict 'shown'" in in_words(
+    assert "3 earlier audits of the same data in this store: 2 with a test, 1 with the verdict 'shown'" in in_words(
         made.earlier
     )
     findings = [Finding(metric="m", params="{}")]

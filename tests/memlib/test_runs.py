@@ -52,7 +52,7 @@ def test_a_changed_manifest_is_noticed_by_its_digest(store: Store) -> None:
     put(store, "r1", sealed(manifest("r1")))
     assert [run["run"] for run in list_runs(store).entries] == ["r1"]
     put(store, "r1", sealed(manifest("r1")) | {"title": "another"})
-    assert "was changed since it was written" in list_runs(store).damaged["r1"]
+    assert "has been changed since it was written" in list_runs(store).damaged["r1"]
 
 
 def test_an_index_that_is_as_new_as_the_runs_is_all_that_is_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,7 +109,7 @@ def test_every_change_of_a_run_is_named(store: Store) -> None:
     content = store.published(page)
     assert content is not None
     store.publish(page, b"<p>innocent</p>")
-    assert f"{page}: was changed since it was published" in problems(store)
+    assert f"{page}: has been changed since it was published" in problems(store)
     store.drop(page)
     assert f"{page}: is missing" in problems(store)
     store.publish(page, content)
@@ -118,7 +118,7 @@ def test_every_change_of_a_run_is_named(store: Store) -> None:
     kinder = said.set_column(said.column_names.index("value"), "value", pa.array([0.0, 0.0]))
     write_table(kinder, SUMMARY, Path(store.uri).parent / "kinder.parquet")
     store.publish(table, Path(store.uri).parent / "kinder.parquet")
-    assert f"{table}: was changed" in problems(store)
+    assert f"{table}: has been changed" in problems(store)
     reseal(store, published={**run.published, table: file_digest(Path(store.uri).parent / "kinder.parquet")})
     assert f"{table} differs from its scores" in problems(store)
     reseal(store, published=run.published)
@@ -184,7 +184,7 @@ def test_a_manifest_that_was_changed_by_hand_is_no_run(store: Store, capsys: pyt
     text = (store.published(f"runs/{run.run}/manifest.json") or b"").replace(b'"value": 0.2', b'"value": 0.0')
     store.publish(f"runs/{run.run}/manifest.json", text)
     assert main(["verify", "--store", store.uri]) == 2
-    assert "was changed since it was written" in capsys.readouterr().out
+    assert "has been changed since it was written" in capsys.readouterr().out
 
 
 def test_artifacts_that_are_gone_made_again_or_not_what_their_key_says(store: Store, tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_facts_that_were_changed_since_are_named(store: Store) -> None:
     manifest = json.loads(store.published(path) or b"")
     changed = {name: value for name, value in manifest.items() if name != "digest"} | {"facts": {"steps_per_epoch": 1}}
     store.publish(path, json.dumps(sealed(changed) if "digest" in manifest else changed).encode())
-    assert f"{SCORES}: has a manifest that was changed since run" in problems(store)
+    assert f"{SCORES}: has a manifest that has been changed since run" in problems(store)
     changed["facts"] = {**manifest["facts"], "worker": "another machine"}
     store.publish(path, json.dumps(sealed(changed) if "digest" in manifest else changed).encode())
     assert problems(store) == ""

@@ -60,7 +60,7 @@ def test_a_stage_can_ask_for_more(context: Any) -> None:
 
 @pytest.mark.parametrize(
     ("asked", "said"),
-    [({"gpus": 1.5}, "above 1 it must be a whole number"), ({"custom": {"CPU": 2}}, "is set by its own key")],
+    [({"gpus": 1.5}, "above 1 it must be a whole number"), ({"custom": {"CPU": 2}}, "set it with its own key instead")],
 )
 def test_what_ray_would_refuse_is_said_first(asked: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):

@@ -24,7 +24,7 @@ from memlib.stage import Runner
 
 
 def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
-    """Return whether a finding with these params appears in short listings: only findings at the headline's setting do."""
+    """Return whether a finding with these params appears in short listings: those at the headline's setting do."""
     setting = ("layer", "epoch", "crop", "k", "direction")
     return all(params.get(name, headline[name]) == headline[name] for name in setting)
 

@@ -1,4 +1,4 @@
-"""The units of one setting as arrays, with their bootstrap and redraws of the sides."""
+"""The units (audited examples) of one setting as arrays, with their bootstrap and redraws of the sides A and B."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from memlib.stats.totals import redrawn_totals, resampled_totals
 
 Found = TypeVar("Found")
 
-PAIRS_FOR_TRAINING = 3  # pairs of models needed for an interval over trainings
+PAIRS_FOR_TRAINING = 3  # pairs of models needed for an interval over training runs
 
 
 def settings(units: pa.Table) -> Iterator[tuple[dict[str, Any], pa.Table]]:
@@ -39,7 +39,7 @@ def settings(units: pa.Table) -> Iterator[tuple[dict[str, Any], pa.Table]]:
 
 
 def split_by(units: pa.Table, names: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], NDArray[np.int64]]]:
-    """Yield each combination of values of some columns, in order of appearance, and the rows that have it."""
+    """Yield each combination of the columns' values, in order of appearance, with the rows in which it occurs."""
     if not units.num_rows:
         return
     codes = np.zeros(units.num_rows, dtype=np.int64)
@@ -66,8 +66,8 @@ class Analysis:
     Args:
         units: tables.UNITS of the setting.
         config: p, replicates, seed.
-        alone: whether there is no second model: "both" is then the value for training images minus that for held-out images;
-            with two models it is the mean of both directions.
+        alone: True if there is no second model. "both" is then the value for training images minus that for held-out images;
+            with two models, it is the mean of both directions.
     """
 
     def __init__(self, units: pa.Table, config: Config, *, alone: bool = False) -> None:
@@ -131,24 +131,24 @@ class Analysis:
 
     @property
     def gains(self) -> NDArray[np.int64]:
-        """Right answers under the model trained on A minus those under the model trained on B, (num_units,), over pairs.
+        """Number of pairs whose model trained on A is right, minus those whose model trained on B is right: (num_units,).
 
-        With a single model, minus those of the classifier that replaces the other. If nothing is memorized, they do not
-        depend on the side of the image.
+        With a single model, the classifier that replaces the second model takes the place of the model trained on B. If
+        nothing is memorized, the gains do not depend on the side of the image.
         """
         own = (self.right["target"].astype(np.int64) - self.right["reference"]).sum(axis=0)
         gains: NDArray[np.int64] = np.where(self.of_a | self.alone, own, -own)
         return gains
 
     def step(self, units: NDArray[np.int64] | slice = slice(None)) -> float:
-        """Return the increase of the share excess of some units if the sum of gains on their first side increases by one."""
+        """Return the increase of the share excess of some units when the sum of their gains on side A increases by one."""
         of_a = self.of_a[units]
         first, second = int(of_a.sum()), int((~of_a).sum())
         return ((1 / first + 1 / second) if self.alone else 2 / len(of_a)) / self.num_pairs
 
     @property
     def trained_on(self) -> NDArray[np.bool_]:
-        """Mask of the images on which some model was trained, (num_units,)."""
+        """Mask of the images on which at least one model was trained, (num_units,)."""
         return self.of_a | (not self.alone)
 
     def redrawn_scores(self, count: int, *, seed: int) -> NDArray[np.float64]:
@@ -174,7 +174,7 @@ class Analysis:
         return _wide_enough(within)
 
     def _by_model(self, pair: int, width: float) -> tuple[TopShare, TopShare]:
-        """Return all images, of both sides, under the model trained on A and under the other model."""
+        """Return the `TopShare` of the images of both sides for the model trained on A and for the other model."""
         smaller = float(min(self.of_a.sum(), (~self.of_a).sum()))
         models = []
         for own in (self.of_a | self.alone, ~self.of_a & (not self.alone)):
@@ -184,9 +184,9 @@ class Analysis:
         return models[0], models[1]
 
     def interval(self, name: str) -> Interval:
-        """Return the interval over examples; for both directions also over trainings, if there are enough pairs.
+        """Return the interval over examples or, for both directions and enough pairs, over examples and training runs.
 
-        It does not enter the verdict.
+        The interval does not enter the verdict.
         """
         mean = self.replicates[name].mean(axis=0)
         if self.speaks_of_training and name.endswith("/both"):
@@ -197,11 +197,11 @@ class Analysis:
 
     @property
     def speaks_of_training(self) -> bool:
-        """True if there are enough pairs of models for an interval over trainings."""
+        """True if there are enough pairs of models for an interval over training runs."""
         return self.num_pairs >= PAIRS_FOR_TRAINING
 
     def value(self, name: str) -> float:
-        """Return the mean over pairs."""
+        """Return the mean of a statistic over pairs."""
         return float(self.observed[name].mean())
 
 
@@ -252,7 +252,7 @@ def _totals(parts: Sequence[scipy.sparse.csr_array], weigh: Weigh, weightings: i
 
 
 def _wide_enough(within: Callable[[float], Found]) -> Found:
-    """Return the result at the smallest width for which no cut-off falls outside the separate levels of confidence."""
+    """Return the result at the smallest width for which every cut-off falls within the distinguished confidence levels."""
     for width in WIDTHS[:-1]:
         with contextlib.suppress(CutOff):
             return within(width)
@@ -262,7 +262,7 @@ def _wide_enough(within: Callable[[float], Found]) -> Found:
 def numbers_of_groups(names: pa.ChunkedArray | None, count: int) -> NDArray[np.int64]:
     """Number the groups by their names, (num_units,); a unit without a group is a group of its own.
 
-    Redraws depend on this order.
+    The redraws depend on this numbering.
     """
     keys = np.arange(count).astype(str)
     if names is not None and names.null_count < count:

@@ -1,8 +1,8 @@
-"""Comparison of several déjà vu audits of the same images: which criterion, or which training, memorizes more?
+"""Comparison of several déjà vu audits of the same images: which objective or training procedure memorizes more?
 
-Audits are compared in pairs, image by image, if they audit the same images with the same sides. A difference is ranked, that
-is tested, only if the sides were drawn at random, if each audit has three or more pairs of models (to estimate the variation
-between trainings), and if the models of both audits have learnt the classes: a model that cannot name whole images cannot
+Audits are compared in pairs, image by image, if they audit the same images with the same sides. A difference is ranked (that
+is, tested) only if the sides were drawn at random, each audit has three or more pairs of models (to estimate the variation
+between training runs), and the models of both audits have learnt the classes: a model that cannot name whole images cannot
 name objects from memory.
 """
 
@@ -26,8 +26,8 @@ METRIC, FAMILY = "difference in share_excess", "differences"
 def compare(cells: Sequence[Cell]) -> list[Row]:
     """Return one row per pair of cells that audit the same images: the share excess of the first minus that of the second.
 
-    Ranked differences are tested together (Holm 1979); for the others `params.not_ranked` gives the reason. Intervals of
-    ranked differences are over examples and trainings, those of the others over examples.
+    Ranked differences are tested together (Holm 1979); for the others `params.not_ranked` gives the reason. The intervals of
+    ranked differences cover the variation over examples and training runs; the other intervals, over examples only.
 
     Args:
         cells: completed audits.
@@ -41,7 +41,7 @@ def compare(cells: Sequence[Cell]) -> list[Row]:
         if not gains[one].images.equals(gains[other].images):
             continue
         reasons = [f"{name} was not tested" for name in sorted({one, other} & untested)]
-        reasons += [f"{name} knows too little of whole images" for name in sorted({one, other} & ignorant)]
+        reasons += [f"the models of {name} know too little about whole images" for name in sorted({one, other} & ignorant)]
         params, seed = {"cell": one, "other": other}, derive_seed(0, "difference", one, other)
         rows.append(difference(METRIC, params, gains[one], gains[other], family=FAMILY, seed=seed, reasons=reasons))
     return settle(rows, alpha=level or 0.05)

@@ -23,7 +23,7 @@ def curves(units: pa.Table, *, alone: bool = False) -> pa.Table:
 
     Args:
         units: tables.UNITS.
-        alone: whether there is no second model; training and held-out images are then separate series.
+        alone: True if there is no second model; training and held-out images are then separate series.
 
     Returns:
         tables.CURVES, curve accuracy_by_confidence, series target and reference; with a single model also target_held_out

@@ -1,4 +1,4 @@
-"""Gains of the target over the reference on each image, and paired differences of them between audits or checkpoints."""
+"""Gains of the target over the reference on each image, and their paired differences between audits or checkpoints."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Gains:
 
     @classmethod
     def of(cls, units: pa.Table, setting: Mapping[str, Any], *, alone: bool) -> Gains:
-        """Return the gains at one layer, epoch, crop and k; `alone`: with a single model."""
+        """Return the gains at one layer, epoch, crop and k; `alone` is True if there is no second model."""
         for name in ("layer", "epoch", "crop", "k"):
             units = units.filter(pc.field(name) == setting[name])
         units = units.sort_by([("pair", "ascending"), ("direction", "ascending"), ("example_id", "ascending")])
@@ -69,11 +69,11 @@ def difference(
     """Return a row with the first share excess minus the second; both use the same resamples of the images.
 
     Args:
-        metric, params: of the row; for an untested difference, params.not_ranked gets the reasons.
+        metric, params: metric and params of the row; for an untested difference, the reasons are added as params.not_ranked.
         first, second: gains on the same images. Pairs with the same number share their seeds.
         family: family of tests.
-        seed: of the resamples.
-        reasons: reasons to show the difference without a test; too few pairs of models are added as one more.
+        seed: seed of the resamples.
+        reasons: reasons not to test the difference; if there are too few pairs of models, this reason is added.
     """
     params = {**params, "pairs": [len(first.gains), len(second.gains)]}
     apart = first.gains.mean(axis=0) - second.gains.mean(axis=0)
@@ -99,8 +99,8 @@ def change_rows(units: pa.Table, headline: Mapping[str, Any], *, alone: bool, se
     Args:
         units: tables.UNITS.
         headline: crop and k.
-        alone: whether there is no second model.
-        seed: of the resamples.
+        alone: True if there is no second model.
+        seed: seed of the resamples.
     """
     setting = {name: headline[name] for name in ("crop", "k")}
     for name, value in setting.items():

@@ -64,11 +64,11 @@ class Config(Spec):
     tie: Tie = "nearest"
     """Rule for choosing among classes with equally many votes."""
     stability: StabilitySpec | None = None
-    """Also measure SSLMem; null: do not."""
+    """Settings of SSLMem; null: SSLMem is not measured."""
     replicates: int = Field(default=2000, ge=100, le=MOST_DRAWS)
     """Bootstrap replicates."""
     permutations: int = Field(default=2000, ge=100, le=MOST_DRAWS)
-    """Random redraws of which images are in A and in B, for p-values that are not computed exactly."""
+    """Number of random redraws of the sets A and B, for p-values that are not computed exactly."""
     seed: int = Field(default=0, ge=0, le=MOST_SEED)
     """Seed of the bootstrap and the redraws."""
     alpha: float = Field(default=0.05, gt=0, lt=0.5)

@@ -27,7 +27,7 @@ from memlib.report.figures import (
     percent_axis,
     save_figure,
 )
-from memlib.report.page import KINDS, GalleryItem, Page, Section, TableView, meaning_of
+from memlib.report.page import KINDS, GalleryItem, Page, Section, TableView, advice_of, meaning_of
 from memlib.specs import Spec
 
 COLOURS = {"memorized": TARGET, "misrepresented": REFERENCE, "correlated": ACCENT, "unassociated": MUTED}
@@ -151,6 +151,11 @@ def build_page(
             "name the object that stood in front of this background more often than chance allows, without having seen it.",
             bounded="Anyone who has the trained model and the background of a training image can name its object hardly more "
             "often than without the model: the gain is at most the share given above.",
+        ),
+        advice=advice_of(
+            verdict.word,
+            shown="Treat the model as confidentially as its training images. Fewer epochs, more images or differential privacy "
+            "may reduce memory: change the training, and audit the new model again.",
         ),
         limits=_NOT_SHOWN,
         terms=_TERMS,
@@ -405,7 +410,7 @@ ALONG = {
 
 
 def _along_sections(findings: Findings, recipe: Recipe, folder: Path) -> Iterator[Section]:
-    """Yield a figure for each of epoch, layer and k with several decoded values, all other settings as in the headline."""
+    """Yield one figure each for epoch, layer and k if several values were decoded, with the headline's other settings."""
     order = list(recipe.model_layers)
     for name, (heading, axis, text) in ALONG.items():
         values = {
@@ -449,8 +454,8 @@ def _change_section(findings: Findings) -> Section | None:
         paragraphs=[
             "The share of images memorized beyond chance after the given number of epochs of fine-tuning, minus the share "
             "before fine-tuning, for the same images and crops. A model that is fine-tuned on the audited images also learns "
-            "their labels; compare it with a model that is fine-tuned on other images (training.on: [extra]), or one of "
-            f"which only the head is trained.{few}"
+            "their labels; compare it with a model that is fine-tuned on other images (training.on: [extra]), or with "
+            f"a model of which only the head is trained.{few}"
         ],
         table=TableView(("layer", "epochs", "change", "95 % interval", *TESTED), rows),
     )
@@ -525,11 +530,11 @@ def _stability_section(findings: Findings) -> Section | None:
     return Section(
         heading="Memory without labels",
         paragraphs=[
-            "SSLMem (Wang 2024) measures how much closer together a model places augmented views of an image that it was "
-            "trained on than a model that was not, relative to the largest such difference. It uses neither boxes nor class "
-            "labels. Like the test of the headline, the test redraws which images each model was trained on. For public "
-            "images, the model trained on A is compared with the model trained on B: the difference shows how the two models "
-            "scale distances, not memory."
+            "SSLMem (Wang 2024) measures how much closer together augmented views of an image lie for a model that was "
+            "trained on it than for a model that was not, relative to the largest such difference. It uses neither boxes nor "
+            "class labels. Like the test of the headline, the test redraws which images each model was trained on. For "
+            "public images, the model trained on A is compared with the model trained on B: the difference shows how the two "
+            "models scale distances, not memory."
         ],
         table=TableView(("layer", "images", "number", "SSLMem", "95 % interval", *TESTED), rows),
     )

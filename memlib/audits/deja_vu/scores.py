@@ -30,7 +30,7 @@ class Decoding:
     """The neighbours' classes for one direction of one pair of models, at one layer and epoch.
 
     Attributes:
-        direction: A or B, the set whose crops were decoded. With a single model, A are its training images and B is held out.
+        direction: A or B, the set whose crops were decoded. With a single model, B is held out.
         pair, layer, epoch: number of the pair of models, decoded layer, checkpoint.
         crop: the crop mode.
         example_ids: (num_examples,) str.

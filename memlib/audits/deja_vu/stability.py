@@ -1,8 +1,8 @@
 """SSLMem: memory without labels or boxes (Wang 2024), from the same pairs of models and with the same exact test.
 
 A model places augmented views of its training images closer together than a model that never saw them. The value of an
-audited image is the mean distance between its views under the model that did not train on it, minus that under the model
-that did, divided by the largest absolute difference of this kind, so it lies in [-1, 1].
+audited image is the mean distance between its views under the model that did not train on it, minus the mean distance under
+the model that did, divided by the largest absolute difference of this kind; it lies in [-1, 1].
 """
 
 from __future__ import annotations
@@ -166,12 +166,12 @@ class Compared:
 
 
 def stability_rows(found: Sequence[Compared], splits: pa.Table, layers: Sequence[str], config: Config) -> Iterator[Row]:
-    """Yield rows for each layer: `sslmem`, tested by redrawing the sides, and `sslmem_disjoint` for images of neither model.
+    """Yield rows for each layer: `sslmem`, tested by redrawing the sides, and `sslmem_disjoint` for public images.
 
     Args:
         found: distances of all pairs.
         splits: tables.SPLITS, with the side of each image.
-        layers: layers, that of the headline first.
+        layers: layers, the headline's first.
         config: level, permutations, replicates, seed.
     """
     for layer in layers:

@@ -128,7 +128,7 @@ class EmbeddedView:
 
 
 def joint_key(parts: Sequence[AnyArtifact]) -> Any:
-    """Return the keys of several artifacts that are read as one; for a single artifact just its key, as if it were whole."""
+    """Return the keys of artifacts that are read as one; for a single artifact, return its key instead of a list."""
     return parts[0].key if len(parts) == 1 else [part.key for part in parts]
 
 
@@ -326,7 +326,7 @@ class Neighbors:
 
 @dataclass(frozen=True)
 class Search(Stage[Neighbors]):
-    """Find the k nearest public images of each query in a part, at one layer; the first columns serve any smaller k.
+    """Find the k nearest public images of each query in a part, at one layer; for a smaller k, use the first columns.
 
     Files: ids.parquet (of the queries), neighbors.npy (num_queries, k) int64 rows of the public ids,
     distances.npy (num_queries, k) float32 squared L2.
@@ -392,7 +392,7 @@ class Probe(Stage[pa.Table]):
     """Probe what a model knows about whole images: probe.parquet.
 
     A linear probe is fitted to the model's own training images and tested on those of the other model. The `VOTERS` nearest
-    public images also vote on the classes of the latter, or of `MOST_RECOGNISED` of them if there are more.
+    public images also vote on the classes of at most `MOST_RECOGNISED` of these test images.
 
     Attributes:
         images: the model's embeddings of the whole images of A, B and C.
@@ -493,7 +493,7 @@ class Found:
 
     @property
     def ids(self) -> pa.Table:
-        """The ids of the queries, as in `Embeddings.ids`; not cached, to hold only one setting in memory at a time."""
+        """The ids of the queries, as in `Embeddings.ids`; not cached, so that memory holds only one setting at a time."""
         return pa.concat_tables([part.open().ids for part in self.parts])
 
     @property
@@ -637,7 +637,7 @@ class Score(ScoresStage):
         return _read(self) | {"probes": [probe.key for probe in self.probes]} | stability
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
-        """Write units, summary and curves; if settings were scored by stages of their own, a list of the units' parts."""
+        """Write units, summary and curves; if `parts` were scored separately, write a list of them instead of units."""
         rows: list[Row] = []
         if self.parts:
             listed = {"units": [str(part) for part in self.parts]}

@@ -29,14 +29,14 @@ def summarize(
     """Return the findings, starting with the share excess at the headline's setting, which uses every example.
 
     Its test is exact by design: for each class, the split drew at random which images model A trained on and which images
-    model B trained on. If nothing is memorized, the side of an image changes no answer, and every draw is as likely as the
-    actual one. All pairs of models share one draw. The other settings and scores form one family and the classes another,
-    each adjusted by Benjamini and Hochberg.
+    model B trained on. If nothing is memorized, the side of an image does not change any answer, and every draw is as likely
+    as the actual one. All pairs of models share one draw. The other settings and scores form one family and the classes
+    another, each adjusted by Benjamini and Hochberg.
 
     The 95 % intervals come from a bootstrap over examples, stratified by direction and class, that selects the p % most
-    confident examples again in each replicate; they apply to the trained models at hand. With three or more pairs of
-    models, the intervals of rows for both directions are widened to cover the variation between trainings. Intervals do not
-    enter the verdict.
+    confident examples again in each replicate; they apply to the trained models at hand. With three or more pairs of models,
+    the intervals of rows for both directions are widened to cover the variation between training runs. Intervals do not enter
+    the verdict.
 
     With a single model, "both" is a difference of differences: what the model names beyond the background classifier among
     its training images, minus the same among held-out images. The same redraws of the sides test it, because the classifier
@@ -45,7 +45,7 @@ def summarize(
     Args:
         units: tables.UNITS.
         config: p, level, bound, replicates, permutations, seed.
-        num_classes: chance is 1 / num_classes.
+        num_classes: number of classes; the chance level is 1 / num_classes.
         probes: stages.PROBES; adds the probe gaps and the accuracies on whole images.
         reference: kind of the classifier that replaces the second model; None with two models.
 
@@ -63,7 +63,7 @@ def rows_of(
 
     Args:
         units, config, num_classes, reference: as in `summarize`.
-        headline: whether the first of the settings is the headline's.
+        headline: whether the first setting is the headline's.
     """
     rows: list[Row] = []
     for number, (setting, part) in enumerate(settings(units)):
@@ -78,7 +78,7 @@ def settled(rows: Iterable[Row], config: Config, *, by_chance: bool = True) -> p
     """Return the rows of all settings and probes as tables.SUMMARY: adjust the tests and add the verdict to the first row.
 
     Args:
-        rows: of `rows_of`, `probe_rows` and similar functions, the headline first.
+        rows: rows from `rows_of`, `probe_rows` and similar functions, the headline first.
         config: level.
         by_chance: whether images were assigned to the sides at random; otherwise tests become estimates.
     """
@@ -180,18 +180,18 @@ def _class_rows(analysis: Analysis, setting: Mapping[str, Any], config: Config, 
 
 
 def _excess_of_class(own: NDArray[np.float64], of_a: NDArray[np.bool_], *, alone: bool) -> tuple[float, tuple[float, float]]:
-    """Return the share excess and its interval; with a single model, of its training images minus of held-out images."""
+    """Return the share excess and its interval; with a single model, training images minus held-out images."""
     if not alone:
         return float(own.mean()), paired_interval(own)
     return float(own[of_a].mean() - own[~of_a].mean()), difference_interval(own[of_a], own[~of_a])
 
 
 def probe_rows(probes: pa.Table) -> Iterator[Row]:
-    """Yield the models' accuracies on whole images, averaged over directions and pairs; they do not detect déjà vu.
+    """Yield the models' accuracies on whole images, averaged over directions and pairs; these do not detect déjà vu.
 
-    probe_gap: training minus test accuracy of a linear probe; its interval is over examples, as if there were no more
-    training images than test images. knn_accuracy: share of the other model's images whose class the nearest public images
-    name correctly.
+    probe_gap: training minus test accuracy of a linear probe; its interval is over examples and computed as if there were no
+    more training images than test images. knn_accuracy: share of the other model's images whose class the nearest public
+    images name correctly.
     """
     records = probes.to_pylist()
     for layer in dict.fromkeys(row["layer"] for row in records):

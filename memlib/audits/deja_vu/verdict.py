@@ -16,8 +16,8 @@ def limits(recipe: Recipe) -> Iterator[str]:
     side = recipe.split.train_per_class
     if not recipe.split.by_chance:
         yield (
-            "the images of A and B were not drawn at random, so nothing is tested; if they were, set "
-            "split.drawn_at_random: true"
+            "the split does not draw the images of A and B at random, so nothing is tested; if they were drawn at random "
+            "beforehand, set split.drawn_at_random: true"
         )
     if side is None:
         return
@@ -29,7 +29,7 @@ def limits(recipe: Recipe) -> Iterator[str]:
 
 
 def verdict(rows: Sequence[Mapping[str, Any]]) -> Verdict:
-    """Return the run's verdict from its headline, the share excess over both directions; add memory without labels if shown.
+    """Return the run's verdict from the headline, the share excess over both directions, and mention SSLMem if it is shown.
 
     Args:
         rows: settled rows of the summary, the headline first.

@@ -10,7 +10,7 @@ so a canary of exposure e is found in 2^-e of the guesses needed without the mod
 candidate like any other: its rank is uniform and 2^-exposure is uniform on (0, 1]. That is the null; the p-value of a
 canary is rank / |R|. High exposure is confirmed by extraction: a search for the likeliest candidates.
 
-Secrets that people chose are not uniform in R: a model that knows their kind finds even those likely that it never saw.
+Secrets that people chose are not uniform in R: a model that knows their kind also finds secrets likely that it never saw.
 Their rank is therefore compared with the ranks of other secrets of their kind that the text does not contain; without such
 secrets there is no test.
 """

@@ -88,7 +88,7 @@ class Perplexities(Stage[Costs]):
 
     @property
     def units(self) -> float:
-        """Candidates."""
+        """Number of candidates."""
         return float(len(self.canaries) + self.references)
 
     @property
@@ -130,7 +130,7 @@ class Ranks(Stage[NDArray[np.int64]]):
         costs: costs of the canaries, in units of 2^-16 bit.
         shard, shards: index of the part, and the smallest number of parts that the space is divided into.
         pruned: whether prefixes that cost more than every canary are skipped.
-        max_evaluations: evaluations after which the walk is abandoned, as the facts then record.
+        max_evaluations: number of evaluations after which the walk is abandoned; the artifact's facts record this.
     """
 
     declared: ClassVar[Declared] = Declared("ranks", 1, _ASKING)
@@ -230,7 +230,7 @@ class Search(Stage[pa.Table]):
 
     @property
     def units(self) -> float:
-        """Canaries."""
+        """Number of canaries."""
         return float(len(self.canaries))
 
     @property
@@ -298,7 +298,7 @@ class Search(Stage[pa.Table]):
 
     @classmethod
     def open(cls, artifact: Artifact[pa.Table]) -> pa.Table:
-        """Return the results, a tables.EXTRACTION."""
+        """Return the results as tables.EXTRACTION."""
         return read_table(artifact.path(FOUND))
 
 
@@ -334,7 +334,7 @@ class Discover(Stage[pa.Table]):
 
     @property
     def units(self) -> float:
-        """Documents."""
+        """Number of documents."""
         return float(2 * self.how.documents)
 
     @property
@@ -376,7 +376,7 @@ class Discover(Stage[pa.Table]):
 
     @classmethod
     def open(cls, artifact: Artifact[pa.Table]) -> pa.Table:
-        """Return the results, a tables.DOCUMENTS."""
+        """Return the results as tables.DOCUMENTS."""
         return read_table(artifact.path(DISCOVERED))
 
 
@@ -384,7 +384,7 @@ def beginnings(heads: NDArray[np.int64], windows: NDArray[Any], length: int) -> 
     """Return the first tokens of documents: (num_documents, length).
 
     Args:
-        heads: rows of `Corpus.heads` of documents that have so many tokens.
+        heads: rows of `Corpus.heads`, of documents with at least `length` tokens.
         windows: tokens of the corpus.
         length: number of tokens.
     """
@@ -396,8 +396,8 @@ def beginnings(heads: NDArray[np.int64], windows: NDArray[Any], length: int) -> 
 def shared_beginnings(heads: NDArray[np.int64], windows: NDArray[Any], length: int) -> NDArray[np.bool_]:
     """Return which documents share their first `length` tokens with another document, on either side: (num_documents,).
 
-    Nothing is learnt from them: a held-out beginning may then be one that was trained on. They are left out of both sides,
-    by the text alone and not by what was held out, so that the others remain exchangeable.
+    Such documents reveal nothing, as a held-out beginning may also be the beginning of a trained document. They are left out
+    of both sides. This depends on the text alone, not on which documents were held out, so the others remain exchangeable.
     """
     shared, long = np.zeros(len(heads), dtype=bool), np.flatnonzero(heads[:, 6] >= length)
     digests = np.zeros(len(long), dtype=np.uint64)
@@ -412,7 +412,7 @@ def shared_beginnings(heads: NDArray[np.int64], windows: NDArray[Any], length: i
 def chosen_documents(
     heads: NDArray[np.int64], how: DiscoverableSpec, *, seed: int, shared: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
-    """Draw rows of `Corpus.heads` that are long enough at random, the same number from both sides, sorted by document.
+    """Draw at random rows of `Corpus.heads` that are long enough, the same number from both sides, sorted by document.
 
     Args:
         heads: `Corpus.heads`.
@@ -421,7 +421,7 @@ def chosen_documents(
         shared: result of `shared_beginnings`; these documents are left out.
 
     Raises:
-        UserError: when either side has fewer than two such documents.
+        UserError: if either side has fewer than two such documents.
     """
     long = heads[(heads[:, 5] >= how.prefix + how.suffix) & ~shared]
     sides = [long[long[:, 1] == side] for side in (0, 1)]
@@ -453,7 +453,7 @@ def told(space: Candidates, truth: NDArray[np.int32], known: int) -> Candidates:
         known: number of hole symbols to fix.
 
     Raises:
-        UserError: when no hole is left.
+        UserError: if no hole is left.
     """
     holes = [place for place, slot in enumerate(space.slots) if len(slot) > 1]
     if known >= len(holes):

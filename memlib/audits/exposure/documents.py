@@ -1,7 +1,7 @@
 """Extraction of documents: those that a model was trained on, compared with others that were held out at random.
 
 Memory is tested by permuting which documents were held out. The statistic is the difference between held-out and trained
-documents in the mean of -log2 of the suffixes' untruncated probabilities, averaged over a variant's trainings. Shares of
+documents in the mean of -log2 of the suffixes' untruncated probabilities, averaged over a variant's training runs. Shares of
 documents that are reproduced within n tries are estimates; for held-out documents they show what a model reproduces without
 having seen them.
 """
@@ -47,7 +47,7 @@ def document_rows(documents: pa.Table, how: DiscoverableSpec) -> Iterator[Row]:
 
 
 def _test(at: Mapping[str, Any], bits: NDArray[np.float64], held_out: NDArray[np.bool_]) -> Row:
-    """Test by how many bits suffixes of trained documents cost less, by permuting which documents were held out."""
+    """Test how many bits less suffixes of trained documents cost, by permuting which documents were held out."""
     value = float(bits[held_out].mean() - bits[~held_out].mean())
     rng = np.random.default_rng(derive_seed(0, "documents"))
     second = int(held_out.sum())
@@ -71,7 +71,7 @@ def _welch(first: NDArray[np.float64], second: NDArray[np.float64]) -> tuple[flo
 
 
 def _shares(at: Mapping[str, Any], part: pd.DataFrame, how: DiscoverableSpec) -> Iterator[Row]:
-    """Yield the shares of documents that are reproduced; each document is first averaged over the trainings."""
+    """Yield the shares of documents that are reproduced; each document is first averaged over the training runs."""
     from memlib.observe.discovery import needed_bits
 
     measures: list[tuple[str, dict[str, Any], pd.Series]] = [(GREEDY, {}, part["greedy"].astype(float))]
@@ -88,7 +88,7 @@ def _shares(at: Mapping[str, Any], part: pd.DataFrame, how: DiscoverableSpec) ->
 
 
 def said_of_documents(rows: Sequence[Row]) -> tuple[str, str]:
-    """State which variant remembers its documents and how many it reproduces; both texts are empty if none is shown to."""
+    """State which variant remembers its documents and how many it reproduces; both texts are empty if none is."""
     shown = [row for row in rows if row["metric"] == GAP and row["verdict"] == SHOWN]
     if not shown:
         return "", ""

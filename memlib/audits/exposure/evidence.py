@@ -31,7 +31,7 @@ class Held:
 
     Attributes:
         canary, kind, insertions: id, kind and number of insertions of the canary.
-        nets: these models at their last checkpoint, each with the canary's position among the canaries it scored.
+        nets: these models at their last checkpoint, each with the canary's position among the canaries that the model scored.
     """
 
     canary: int
@@ -78,7 +78,7 @@ class Held:
         return 1 / size if exact else 1 / (1 + len(self.references))
 
     def upper(self, size: int, level: float) -> float | None:
-        """Bound the canary's exposure in all of its models from above; by log2 |R| where no reference lies below it."""
+        """Bound the canary's exposure in all of its models from above; the bound is log2 |R| if no reference is as likely."""
         bounds = [_upper(net, self.canary, place, size, level / len(self.nets)) for net, place in self.nets]
         return largest(bounds)
 
@@ -122,10 +122,10 @@ class Tested:
     """A test of all canaries of a variant together.
 
     Attributes:
-        p_value: twice the smaller of two p-values: that of the combined test, which finds a little exposure of many
-            canaries, and Bonferroni's of the lowest canary, which finds one canary among many.
+        p_value: twice the smaller of two p-values: that of the combined test, which detects a little exposure of many
+            canaries, and the Bonferroni-adjusted one of the lowest canary, which detects one canary among many.
         smallest_p: smallest p-value that data of this size could give.
-        detectable: bits of mean exposure that the combined test finds; None if it can find nothing.
+        detectable: bits of mean exposure that the combined test detects; None if it cannot detect anything.
     """
 
     p_value: float
@@ -134,7 +134,7 @@ class Tested:
 
 
 def either(combined: float, p_values: Sequence[float]) -> float:
-    """Return twice the smaller of a combined p-value and Bonferroni's; for a single canary, its own p-value."""
+    """Return twice the smaller of a combined and a Bonferroni-adjusted p-value; for a single canary, its own p-value."""
     if len(p_values) == 1:
         return p_values[0]
     return min(1.0, 2 * min(combined, len(p_values) * min(p_values)))

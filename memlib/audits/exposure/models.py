@@ -53,7 +53,7 @@ class StoredCorpus:
 
     @cached_property
     def canaries(self) -> pa.Table:
-        """The secret list of canaries, a tables.CANARIES."""
+        """The secret list of canaries, as tables.CANARIES."""
         return read_table(self._artifact.path(CANARIES_FILE))
 
     @property
@@ -96,7 +96,7 @@ class CorpusData:
 
     @property
     def table(self) -> pa.Table:
-        """The canaries, a tables.CANARIES."""
+        """The canaries, as tables.CANARIES."""
         return self.corpus.content.canaries
 
     def kinds(self, ids: Sequence[int]) -> tuple[str, ...]:
@@ -232,7 +232,7 @@ class ModelAt:
         quantize: whether each tensor of weights is quantized to 256 values.
         precision: precision in which the model is evaluated.
         step: step of the checkpoint, if it lies within an epoch.
-        cache_gb: gigabytes of memory for cached states of prefixes; part of no key.
+        cache_gb: gigabytes of memory for cached states of prefixes; not part of any key.
     """
 
     data: CorpusData
@@ -296,7 +296,7 @@ class OutsideModel:
         data: the corpus, whose `trained` names the model.
         digest: digest of the model's files and code.
         precision: precision in which the model is evaluated.
-        cache_gb: gigabytes of memory for cached states of prefixes; part of no key.
+        cache_gb: gigabytes of memory for cached states of prefixes; not part of any key.
     """
 
     data: CorpusData

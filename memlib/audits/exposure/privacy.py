@@ -1,9 +1,9 @@
-"""Privacy audit of a training from the ranks of canaries: a lower bound of epsilon, and a test of the claimed epsilon.
+"""Privacy audit of a training run from the ranks of canaries: a lower bound of epsilon, and a test of the claimed epsilon.
 
-After a training without it, a canary drawn from the space R of candidates has a rank of at most r with probability r / |R|.
-After an (epsilon, delta)-private training with the canary in one window, that probability is at most
-e^epsilon r / |R| + delta (Dwork 2006); in k windows, e^(k epsilon) r / |R| + k e^((k - 1) epsilon) delta. A rank that is too
-low therefore refutes the claim.
+After training without the canary, a canary drawn from the space R of candidates has a rank of at most r with probability r /
+|R|. After (epsilon, delta)-private training with the canary in one window, that probability is at most e^epsilon r / |R| +
+delta (Dwork 2006); in k windows, e^(k epsilon) r / |R| + k e^((k - 1) epsilon) delta. A rank that is too low therefore
+refutes the claim.
 """
 
 import math
@@ -26,9 +26,9 @@ class Look:
     Attributes:
         variant, seed, epoch, canary: the model and the canary.
         windows: number of windows of the training data that contain the canary.
-        p: probability that the canary ranks as low after a training without it.
+        p: probability that the canary ranks as low after training without the canary.
         smallest: smallest p that any rank could give.
-        privacy: epsilon and delta that the training claims; None without a claim.
+        privacy: epsilon and delta that are claimed for the training; None without a claim.
     """
 
     variant: str
@@ -42,7 +42,7 @@ class Look:
 
     @property
     def delta(self) -> float:
-        """Delta of the claim; 0 (pure epsilon) for a training without a claim."""
+        """Delta of the claim; 0 (pure epsilon) for training without a claim."""
         return 0.0 if self.privacy is None else float(self.privacy["delta"])
 
 
@@ -51,7 +51,7 @@ def epsilon_bound(p: float, *, looks: int, delta: float = 0.0, windows: int = 1)
 
     Args:
         p: p-value of the canary's rank, r / |R|.
-        looks: number of canaries, checkpoints and trainings among which the largest bound may be picked.
+        looks: number of looks (at each canary, checkpoint and training run) among which the largest bound may be picked.
         delta: delta for which epsilon is bounded, for one window.
         windows: number of windows that contain the canary.
 
@@ -74,7 +74,7 @@ def epsilon_bound(p: float, *, looks: int, delta: float = 0.0, windows: int = 1)
 
 
 def refuted_p(p: float, *, epsilon: float, delta: float, windows: int = 1) -> float:
-    """Compute the p-value of "this training is (epsilon, delta)-private" from the rank of one canary.
+    """Compute the p-value of "the training was (epsilon, delta)-private" from the rank of one canary.
 
     Args:
         p: p-value of the canary's rank.

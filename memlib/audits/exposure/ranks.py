@@ -31,7 +31,7 @@ class Asked:
     """A model at a checkpoint, and the canaries that it scores.
 
     Attributes:
-        variant, seed: the training.
+        variant, seed: identity of the training run.
         at: the model at its checkpoint.
         config: scoring settings.
         canaries, insertions: ids, and occurrences of each canary in the model's training data.
@@ -76,7 +76,7 @@ def rank_stages(models: Sequence[Asked], costs: Sequence[Artifact[Costs]]) -> li
 
 
 def _methods(model: Asked, seen: Costs) -> list[str]:
-    """Return the ranking method of each canary, as the recipe demands."""
+    """Return the ranking method of each canary, as set in the recipe."""
     from memlib.audits.exposure.scores import choose_method
 
     below = np.searchsorted(np.sort(seen.references), seen.canaries, side="right")
@@ -96,7 +96,7 @@ def exact_ranks(
         the exact ranks of each model, in the order of `models`.
 
     Raises:
-        RunError: when a walk missed the canary itself.
+        RunError: if a walk missed the canary itself.
     """
     ranks: list[Exact] = [{} for _ in models]
     unfinished: set[tuple[int, int]] = set()
@@ -164,7 +164,7 @@ class FitLaw(Stage[float]):
 def law_stages(
     models: Sequence[Asked], costs: Sequence[Artifact[Costs]], counts: Sequence[Artifact[NDArray[np.int64]]]
 ) -> dict[int, FitLaw]:
-    """Return, by position of the model, the tests of the skew-normal law that may replace ranks no walk completed."""
+    """Return the tests of the skew-normal law, by position of the model, for models with ranks that no walk completed."""
     fits: dict[int, FitLaw] = {}
     for number, (model, exact) in enumerate(zip(models, exact_ranks(models, costs, counts), strict=True)):
         measured, config = costs[number].content, model.config

@@ -54,20 +54,21 @@ class Config(Spec):
     seed: int = Field(default=0, ge=0, le=MOST_SEED)
     """Seed of the references, the bootstrap and the permutations."""
     cache_gb: float = Field(default=1.0, gt=0, le=MOST_NUMBER)
-    """Gigabytes of memory for cached states of prefixes; states that do not fit are recomputed. Changes no result."""
+    """Gigabytes of memory for cached states of prefixes; states that do not fit are recomputed. This does not affect
+    results."""
 
 
 class ExtractionSpec(Spec):
     """Search for inserted canaries."""
 
     known: tuple[Annotated[int, Field(ge=0, le=MOST_PIXELS)], ...] = (0,)
-    """Numbers of symbols of the secret, from the first, that are given to the search; one search for each number."""
+    """Numbers of symbols, counted from the start of the secret, that are given to the search; one search per number."""
     top: int = Field(default=1, ge=1, le=MOST_DRAWS)
-    """Candidates to find before the search ends; raised to the number of canaries that share the search."""
+    """Number of candidates to find before the search ends; raised to the number of canaries that share the search."""
     beam: int | None = Field(default=10, ge=2, le=MOST_DRAWS)
     """Width of an additional beam search; a greedy search is run as well. null: neither."""
     batch: int = Field(default=256, ge=1, le=MOST_DRAWS)
-    """Prefixes expanded per model call."""
+    """Number of prefixes expanded per model call."""
     max_evaluations: int = Field(default=1_000_000, ge=1, le=MOST_DRAWS)
     """Number of evaluated prefixes after which a search is abandoned."""
     max_seconds: float | None = Field(default=None, gt=0, le=MOST_NUMBER)
@@ -81,7 +82,7 @@ class DiscoverableSpec(Spec):
     """
 
     documents: int = Field(default=200, ge=2, le=MOST_DRAWS)
-    """Documents per side (trained on, held out), drawn at random; fewer if fewer are long enough."""
+    """Number of documents per side (trained on, held out), drawn at random; fewer if not enough documents are long enough."""
     prefix: int = Field(default=16, ge=1, le=MOST_PIXELS)
     """Number of known tokens at the beginning of a document."""
     suffix: int = Field(default=16, ge=1, le=MOST_PIXELS)
@@ -97,7 +98,7 @@ class DiscoverableSpec(Spec):
     probability: float = Field(default=0.5, gt=0, lt=1)
     """p of (n, p)-discoverable: probability with which the suffix must be among the n continuations."""
     samples: int = Field(default=0, ge=0, le=MOST_DRAWS)
-    """Continuations sampled per document to count those that come near its suffix; 0: none."""
+    """Number of continuations sampled per document, to count those that come near its suffix; 0: no sampling."""
     near: float = Field(default=0.1, ge=0, lt=1)
     """Largest number of tokens inserted, deleted or replaced in a near continuation, as a share of the suffix."""
 
@@ -122,22 +123,23 @@ class Recipe(Spec):
     model: AnyLanguageSpec = LanguageSpec()
     """A language model to train from scratch; or, with kind huggingface, a pretrained model from a folder to fine-tune."""
     training: TrainingSpec | None = None
-    """checkpoint_epochs, checkpoint_steps: measure exposure there as well; patience: stop at the lowest validation loss."""
+    """checkpoint_epochs, checkpoint_steps: epochs and steps at which exposure is measured as well; patience: stop at the
+    lowest validation loss."""
     trained: SequenceModelSpec | None = None
     """An external model, instead of model and training; canaries.file lists the secrets that it saw. Its loss is measured on
     the text (data)."""
     quantize: bool = False
     """Quantize each tensor of trained weights to 256 values before the model is queried (Carlini 2019, 9.1)."""
     seeds: int = Field(default=1, ge=1, le=MOST_MODELS)
-    """Trainings of each model, each from a different seed."""
+    """Number of training runs of each model, each from a different seed."""
     variants: Mapping[str, dict[str, Any]] = Field(default_factory=dict)
     """Named changes to model, training, quantize, canaries.known_prefix and canaries.known_suffix, audited with the same
     corpus and canaries; keys may be dotted."""
     score: Config = Config()
     extraction: ExtractionSpec | None = ExtractionSpec()
-    """Search for the canaries; null: none."""
+    """Search for the canaries; null: no search."""
     discoverable: DiscoverableSpec | None = None
-    """Extraction of documents from fine-tuned models; null: none."""
+    """Extraction of documents from fine-tuned models; null: no extraction."""
     report: ReportSpec = ReportSpec()
 
     @model_validator(mode="after")

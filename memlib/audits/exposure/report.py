@@ -14,7 +14,7 @@ from memlib.audits.exposure.recipe import Recipe
 from memlib.audits.exposure.verdict import floored
 from memlib.findings import SHOWN, verdict_of
 from memlib.report.figures import INK, MUTED, REFERENCE, TARGET, new_figure, plain_ticks, save_figure
-from memlib.report.page import KINDS, Page, Section, TableView, meaning_of
+from memlib.report.page import KINDS, Page, Section, TableView, advice_of, meaning_of
 from memlib.stats.tails import SkewNormal
 
 LOOSE = ", not tight: the pld accountant gives a smaller value"
@@ -83,6 +83,11 @@ def build_page(recipe: Recipe, run: str, tables: Mapping[str, pa.Table], facts: 
             bounded="Whoever can ask the model how likely a text is gains at most the stated number of bits towards "
             "guessing a secret like the canaries.",
         ),
+        advice=advice_of(
+            verdict.word,
+            shown="Treat the model as confidentially as the secrets in its training text. Removing secrets, deduplication or "
+            "differentially private training (training.privacy) may reduce exposure: change the training, and audit again.",
+        ),
         limits=_NOT_SHOWN, terms=_TERMS, model=facts.get("model", ""),
         title=recipe.title, audit="exposure", run=run, verdict=verdict.sentence, verdict_kind=KINDS[verdict.word],
         lead=verdict.explanation, numbers=_numbers(rows), sections=[section for section in sections if section is not None],
@@ -106,7 +111,7 @@ def _how_often(params: Mapping[str, Any]) -> str:
 
 
 def _interval(row: Mapping[str, Any], over: str = "", digits: int = 1) -> str:
-    """Return a 95 % interval, or a lower bound, in words; empty if there is none."""
+    """Return a 95 % interval, or a lower bound, as text; empty if there is none."""
     if row["ci_low"] is None:
         return ""
     of = f"{over}{row['interval']}" if over else ""

@@ -35,7 +35,7 @@ class Scored:
         references: (num_references,) int64 costs of random candidates, the same ones under every model.
         validation_loss: nats per symbol.
         exact: method (pruned, enumerated), rank and evaluations by canary, for walks that were completed.
-        privacy: epsilon, delta, noise and accountant of a private training at this epoch.
+        privacy: epsilon, delta, noise and accountant of private training up to this epoch.
         fit_p: goodness of fit of the references' skew-normal law; None if no canary's method needs it.
     """
 
@@ -129,7 +129,7 @@ def choose_method(config: Config, *, at_or_below: int, size: int) -> str:
 
 
 def last_checkpoints(models: Sequence[Scored]) -> list[Scored]:
-    """Return each training at its last checkpoint; early stopping may end trainings at different epochs."""
+    """Return each training run at its last checkpoint; early stopping may end runs at different epochs."""
     last: dict[Any, Scored] = {}
     for model in models:
         training = (model.variant, model.seed, model.canaries, model.insertions)

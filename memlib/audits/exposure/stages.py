@@ -61,7 +61,7 @@ class Given(NamedTuple):
 class MakeCorpus(Stage[StoredCorpus]):
     """Build the corpus: windows of text with canaries, the vocabulary, splits and the secret list of canaries.
 
-    The key contains a digest under the secret, so that nobody without the secret can test candidates against the key.
+    The key contains digests keyed with the user's secret, so that nobody without this secret can test candidates against it.
 
     Attributes:
         text, canaries: specs of the text and the canaries.
@@ -97,7 +97,7 @@ class MakeCorpus(Stage[StoredCorpus]):
 
     @cached_property
     def given(self) -> Given:
-        """The secrets that the text contains, and unseen ones of their kind."""
+        """The secrets that the text contains, and unseen secrets of the same kind."""
         form = Format(self.canaries.format, self.canaries.alphabets)
         known = read_secrets(self.canaries.file, form, self.text.unit) if self.canaries.file is not None else []
         unseen = read_secrets(self.canaries.unseen, form, self.text.unit) if self.canaries.unseen is not None else []
@@ -121,7 +121,7 @@ class MakeCorpus(Stage[StoredCorpus]):
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """Digests of the text and, under the secret, of the given secrets; the key of the tokenizer."""
+        """Digest of the text, keyed digest of the given and unseen secrets, and key of the tokenizer."""
         content, secret, given = self._content.measured.digest, read_secret(), self.given
         tokenizer = {} if self.base is None else {"tokenizer": self.base.key}
         if not given.known:
@@ -177,7 +177,7 @@ class MakeCorpus(Stage[StoredCorpus]):
         return [tokens, f"canaries: {canaries or 'none'}"]
 
     def missing(self, level: float) -> str:
-        """Explain why no single given secret could be shown to be given away; empty if one could.
+        """Explain why no single given secret can be shown to be given away; return an empty string if one can be.
 
         Args:
             level: level of all given secrets together.
@@ -207,7 +207,7 @@ class Score(ScoresStage):
         counts: counts of each part of `rank_stages`.
         laws: goodness of fit of each of `law_stages`, by position of the model.
         searches: results of the searches for canaries.
-        documents: results for documents.
+        documents: results of the extraction of documents.
     """
 
     declared: ClassVar[Declared] = Declared(
@@ -294,7 +294,7 @@ class Score(ScoresStage):
 
 
 def _privacy(at: AskedModel) -> dict[str, Any] | None:
-    """Return the privacy budget that a private training had spent at a checkpoint; None for other trainings and epoch 0."""
+    """Return the privacy budget that private training had spent at a checkpoint; None at epoch 0 or without privacy."""
     budget = None if at.model is None else at.model.facts.get("privacy")
     if budget is None or at.epoch == 0:
         return None

@@ -51,7 +51,7 @@ def summarize(
         tables.SUMMARY.
 
     Raises:
-        RunError: when no canary was scored.
+        RunError: if no canary was scored.
     """
     frame = units.to_pandas()
     if not len(frame):
@@ -76,7 +76,7 @@ def summarize(
 
 
 def at_last(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the units of each training at its last checkpoint; early stopping may end trainings at different epochs."""
+    """Return the units of each training run at its last checkpoint; early stopping may end runs at different epochs."""
     training = ["variant", "seed", "canary", "insertions"]
     return frame[frame["epoch"] == frame.groupby(training)["epoch"].transform("max")]
 
@@ -109,7 +109,7 @@ class _Run:
         recipe: level and bound.
         last: units at the last checkpoint.
         size: |R|, the number of candidates.
-        variants, canaries: total numbers that are tested.
+        variants, canaries: numbers of tested variants and canaries.
     """
 
     recipe: Recipe
@@ -250,7 +250,7 @@ def _estimates(last: pd.DataFrame) -> Iterator[Row]:
 def _differences(last: pd.DataFrame, recipe: Recipe) -> Iterator[Row]:
     """Yield each variant's exposure minus that of the first variant, over the canaries that both saw.
 
-    Canaries in separate models are independent. Canaries that share models are not, so there each training is a unit.
+    Canaries in separate models are independent. Canaries that share models are not, so the units are then the training runs.
     """
     seen = last[last["insertions"] > 0]
     first, *others = variants_of(last)
@@ -281,7 +281,7 @@ def _difference_interval(values: NDArray[np.float64], over: str) -> Interval | N
 
 
 def sign_flip_p(differences: NDArray[np.float64]) -> float:
-    """Compute the two-sided p-value that paired differences are symmetric about 0, by sign flips; exact for few pairs.
+    """Compute the two-sided p-value of "the differences are symmetric about 0", by sign flips; exact for few pairs.
 
     Args:
         differences: (num_pairs,), independent of one another.
@@ -297,8 +297,8 @@ def sign_flip_p(differences: NDArray[np.float64]) -> float:
 def _null_rows(last: pd.DataFrame) -> Iterator[Row]:
     """Yield statistics of canaries that a model never saw.
 
-    For drawn canaries 2^-exposure is uniform, with mean 1/2 and a median exposure of 1. For unseen secrets of a kind that
-    the model knows it is smaller: no uniform null fits them.
+    For drawn canaries 2^-exposure is uniform, with mean 1/2 and a median exposure of 1. For unseen secrets of a kind that the
+    model knows, 2^-exposure is smaller, so no uniform null fits them.
     """
     never = last[last["insertions"] == 0]
     for name, at in variants_of(never):

@@ -1,4 +1,4 @@
-"""The tables that only exposure audits have."""
+"""Tables specific to exposure audits."""
 
 from memlib.tables import FLAG, FLOAT, INT, TEXT, Column, Table
 

@@ -92,7 +92,7 @@ def _how_exposed(heads: Sequence[Row], singles: Sequence[Row], noun: str, recipe
 
 
 def _stands_out(most: Row, head: Row, recipe: Recipe) -> str:
-    """Describe what somebody could do who can query the model and knows other secrets of the kind."""
+    """Describe what anyone who can query the model and knows other secrets of the kind could do."""
     unseen, times = head["params"]["unseen"], most["params"]["insertions"]
     as_likely = round((1 + unseen) * 2 ** -most["value"]) - 1
     over = f", summed over {recipe.seeds} models" if recipe.seeds > 1 else ""
@@ -105,7 +105,7 @@ def _stands_out(most: Row, head: Row, recipe: Recipe) -> str:
 
 
 def _outsider(most: Row, recipe: Recipe, size: int) -> str:
-    """Describe what somebody could do who can query the model."""
+    """Describe what anyone who can query the model could do."""
     bits, times = most["value"], most["params"]["insertions"]
     mean = f", the mean over {recipe.seeds} models" if recipe.seeds > 1 else ""
     law = " (extrapolated)" if most["params"].get("method") == "extrapolated" else ""
@@ -191,7 +191,7 @@ def floored(epsilon: float) -> float:
 
 
 def _privacy(rows: Sequence[Row]) -> tuple[str, str]:
-    """State which claim of privacy a canary refutes; empty if none is refuted."""
+    """State which claim of privacy a canary refutes; both texts are empty if none is refuted."""
     refuted = [row for row in rows if row["metric"] == "privacy_claim" and row["verdict"] == SHOWN]
     if not refuted:
         return "", ""

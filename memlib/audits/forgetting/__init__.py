@@ -1,21 +1,21 @@
 """Forgetting audit: has a model used, or forgotten, a data set? (Liu and Tsaftaris 2020)
 
-The query set D_Q is the data set in question; the calibration set D_C is of the same domain and shares no example with it.
+The query set D_Q is the data set under audit; the calibration set D_C is of the same domain and shares no example with it.
 Query models are trained on D_Q and calibration models on D_C, both in the same way as the target. The audit uses only the
 distribution of each model's confidence in the true class over the examples of D_Q:
 
     rho = KS(query model, target) / KS(query model, calibration model)        (Eqs. 2 to 4)
 
 rho is near 0 if the target treats D_Q like a model that trained on it, and near 1 if like a model that did not. "rho < 1: not
-forgotten" (Algorithm 1) is no verdict: without D_Q rho scatters around 1, a target that has learnt the domain of D_Q
-elsewhere treats D_Q as known, and likelihood ratios of query and calibration models move with the target's overall
-confidence. So rho is only an estimate, and the verdict rests on a random draw (see `trace`): D_Q and withheld examples H were
-drawn from one pool U, no model is trained on H, and the target is evaluated on both.
+forgotten" (Algorithm 1) is not a valid verdict: rho scatters around 1 for models that never saw D_Q, a target that has learnt
+the domain of D_Q elsewhere treats D_Q as known, and likelihood ratios of query and calibration models move with the target's
+overall confidence. So rho is only an estimate, and the verdict rests on a random draw (see `trace`): D_Q and withheld
+examples H were drawn from one pool U, no model is trained on H, and the target is evaluated on both.
 
     retained            D_Q ranks above H by more than redraws of both explain
     unlearned too hard  D_Q ranks below H: a trace of another kind
-    forgotten           neither, and examples that are known to be in the target are found while D_Q is not
-    no trace found      neither, without a positive control that is found in 80 % of redraws
+    forgotten           neither, and examples known to be in the target are detected while D_Q is not
+    no trace found      neither, and no positive control is detected in 80 % of redraws
     undecided           nothing was withheld
 """
 

@@ -1,4 +1,4 @@
-"""Observed outputs of models, the distances between models on D_Q, and the tables of both."""
+"""Observed outputs of models, the distances between models on D_Q, and the tables of distances and example scores."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from memlib.stats.likelihood import Likelihoods, confidences, rounded
 
 @dataclass(frozen=True)
 class Observed:
-    """A model's outputs on U: on D_Q, and on the known and withheld examples of its pool.
+    """A model's outputs on U, the pool of D_Q: on D_Q itself and on the known and withheld examples.
 
     Attributes:
         group: query, calibration, null, retained or target.
@@ -49,7 +49,7 @@ class Distances:
         config: replicates, seed and smallest calibration distance.
 
     Raises:
-        RunError: when D_C cannot calibrate and nothing was withheld, so that there is no result at all.
+        RunError: if D_C cannot calibrate and nothing was withheld, so that there is no result at all.
     """
 
     def __init__(self, models: Sequence[Observed], pool: Pool, config: Config) -> None:
@@ -64,7 +64,7 @@ class Distances:
         self.calibration = [m for m in models if m.group == CALIBRATION]
         problems = {decimals: self._problem(config.min_calibration, decimals) for decimals in {m.decimals for m in models}}
         self.problems = {decimals: problem for decimals, problem in problems.items() if problem}
-        """Reasons why rho cannot be given, by the rounding of the outputs; empty if it can."""
+        """Reasons why rho cannot be computed, by number of decimals of the outputs; empty if it can be."""
         if self.problems and not pool.has(WITHHELD):  # then there is no other result either
             raise RunError(next(iter(self.problems.values())))
 
@@ -81,7 +81,7 @@ class Distances:
         return np.stack([self.between(query, model, model.decimals) for query in self.query])
 
     def calibrations(self, decimals: int | None) -> NDArray[np.float64]:
-        """Return the distances of all pairs: (num_query_models, num_calibration_models, 1 + num_replicates)."""
+        """Return all distances between query and calibration models: (num_query, num_calibration, 1 + num_replicates)."""
         return np.stack([[self.between(query, c, decimals) for c in self.calibration] for query in self.query])
 
     def of(self, group: str, target: str = "") -> list[Observed]:
@@ -90,11 +90,11 @@ class Distances:
 
     def rho(self, model: Observed) -> NDArray[np.float64]:
         """Return rho of a model: (num_query_models, num_calibration_models, 1 + num_replicates)."""
-        floor = 1e-9  # avoids division by zero in replicates without any distance
+        floor = 1e-9  # avoids division by zero in replicates whose distance is 0
         return self.to_query(model)[:, None] / np.maximum(self.calibrations(model.decimals), floor)
 
     def _problem(self, smallest: float, decimals: int | None) -> str:
-        """Explain why D_C cannot calibrate; empty if it can."""
+        """Explain why D_C cannot calibrate; return an empty string if it can."""
         distance = self.calibrations(decimals)[..., 0].mean()
         among = [
             float(self.between(a, b, decimals)[0]) for i, a in enumerate(self.query) for b in self.query[i + 1 :]
@@ -109,8 +109,8 @@ class Distances:
                 "more decimals"
             )
         return (
-            f"D_C cannot calibrate: calibration models treat D_Q as query models do {measured}, so that rho would divide by "
-            "nothing. The models remember too little of D_Q: train longer, regularize less, or use a larger D_Q"
+            f"D_C cannot calibrate: calibration models treat D_Q as query models do {measured}, so rho would divide by "
+            "almost 0. The models remember too little of D_Q: train longer, regularize less, or use a larger D_Q"
         )
 
 

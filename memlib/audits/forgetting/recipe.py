@@ -21,7 +21,7 @@ Mix = Mapping[str, Annotated[float, Field(gt=0, le=1)]]
 
 
 class TargetSpec(Spec):
-    """A model in question: trained by memlib on a mix, an external model with weights, or only the outputs of one."""
+    """A model under audit: trained by memlib on a mix, an external model with its weights, or an external model's outputs."""
 
     mix: Mix | None = None
     """Training data D*, as shares of sets such as {calibration: 1, query: 0.1}; memlib trains the model once per seed."""
@@ -44,19 +44,20 @@ class VerdictSpec(Spec):
     """Basis of the verdict: models that saw nothing of the pool U of D_Q, and redraws of D_Q."""
 
     null_mix: Mix | None = None
-    """Training data of null models, which contain nothing of U. By default {calibration: 1, provider: 1} if there is a set
-    `provider`, of images like D_Q but none of it; else {calibration: 0.8}. Null models predict how easy each example is; they
-    determine the power of the test, not its level."""
+    """Training data of null models, which contain nothing of U. The default is {calibration: 1, provider: 1} if there is a
+    set `provider` (images like those of D_Q, but not from D_Q), else {calibration: 0.8}. Null models predict how easy each
+    example is; they determine the power of the test, not its level."""
     retained_mix: Mix = Field(default={CALIBRATION: 1.0, QUERY: 0.5})
-    """Training data of retained models, which contain a known share of D_Q. They show with which power such a share would be
-    found in a model that was trained like the auditor's."""
+    """Training data of retained models, which contain a known share of D_Q. They show the power with which such a share would
+    be detected in a model that was trained like the auditor's."""
     models: int = Field(default=10, ge=3, le=MOST_MODELS)
     """Number of null models, and of retained models."""
     alpha: float = Field(default=0.01, gt=0, lt=0.5)
-    """Largest probability that any target which used none of D_Q is said to retain it, over all targets (Holm 1979)."""
+    """Significance level over all targets (Holm 1979): the largest probability of calling D_Q retained in any target that did
+    not use it."""
     share_bound: float = Field(default=0.2, gt=0, lt=1)
-    """'Forgotten' requires that the 95 % upper limit of the trace of D_Q, as a share of the trace of the known examples, lies
-    below this."""
+    """'Forgotten' requires the 95 % upper limit of the trace of D_Q, as a share of the trace of the known examples, to lie
+    below this value."""
     drawn_elsewhere: bool = False
     """Declares that D_Q, the known and the withheld examples, which come from different parts of the source, were drawn at
     random within each class from one pool before the target was trained."""
@@ -77,9 +78,9 @@ class Config(Spec):
     replicates: int = Field(default=500, ge=100, le=MOST_DRAWS)
     """Bootstrap replicates over the examples of D_Q."""
     permutations: int = Field(default=9999, ge=999, le=MOST_DRAWS)
-    """Redraws of D_Q from which its p-value is computed."""
+    """Number of redraws of D_Q, from which the p-value is computed."""
     resamples: int = Field(default=200, ge=50, le=MOST_DRAWS)
-    """Redraws of the positive control (the known examples), which must be found in 80 % of them."""
+    """Number of redraws of the positive control (the known examples), which must be detected in 80 % of them."""
     min_calibration: float = Field(default=0.05, gt=0, lt=1)
     """Smallest mean KS distance between query and calibration models for which rho is computed, as rho divides by it."""
     seed: int = Field(default=0, ge=0, le=MOST_SEED)
@@ -90,7 +91,7 @@ class ReportSpec(Spec):
     """Contents of the page."""
 
     gallery: int = Field(default=8, ge=0, le=MOST_DRAWS)
-    """Number of examples of D_Q with the strongest signal that are shown as pictures."""
+    """Number of pictures; they show the examples of D_Q with the strongest signal."""
 
 
 class Recipe(Spec):
@@ -101,18 +102,18 @@ class Recipe(Spec):
     """Heading of the report."""
     data: DataSpec
     sets: Mapping[Annotated[str, Field(pattern=r"^\w[\w-]*$")], SetSpec]
-    """Disjoint sets of examples by name, drawn in the order in which they are listed. query (D_Q); calibration (D_C);
-    withheld (H): drawn at random with D_Q from one pool and given to nobody, without which there is no verdict; known: drawn
-    in the same way and known to be in every target, the positive control without which nothing is called forgotten; provider:
-    images like D_Q but none of it; and further sets for mixes."""
+    """Disjoint sets of examples by name, drawn in the order in which they are listed: query (D_Q); calibration (D_C);
+    withheld (H), drawn at random with D_Q from one pool and given to nobody (required for a verdict); known, drawn in the
+    same way and known to be in every target's training data (the positive control, required for 'forgotten'); provider,
+    images like those of D_Q, but not from D_Q; and further sets for mixes."""
     split_seed: int = Field(default=0, ge=0, le=MOST_SEED)
     """Seed of the draw of the sets."""
     near_duplicates: float | None = Field(default=2.0, gt=0, le=MOST_NUMBER)
     """Distance (root mean square difference in grey levels of 16 x 16 versions) below which two images are copies. Images of
-    other sets that are copies of one in D_Q's pool are removed; copies within the pool are drawn as one. null: only equal
-    images count as copies."""
+    other sets that are copies of an image in D_Q's pool are removed; copies within the pool are drawn together. null: only
+    identical images count as copies."""
     group: GroupSpec | None = None
-    """Groups of examples, such as those of one person, that are drawn as one."""
+    """Groups of examples, such as all images of one person, that are drawn together."""
     model: ClassifierSpec
     """Architecture of the target."""
     training: TrainingSpec
@@ -120,7 +121,7 @@ class Recipe(Spec):
     seeds: int = Field(default=5, ge=2, le=MOST_MODELS)
     """Number of query models, of calibration models, and of models per mix."""
     targets: Mapping[str, TargetSpec] = Field(min_length=1)
-    """The models in question, by name."""
+    """The models under audit, by name."""
     compare: tuple[str, str] | None = None
     """Two targets, such as before and after an unlearning step, between which the change of rho is reported."""
     verdict: VerdictSpec = VerdictSpec()
@@ -131,7 +132,7 @@ class Recipe(Spec):
     def _is_whole(self) -> "Recipe":
         for name in (QUERY, CALIBRATION):
             if name not in self.sets:
-                raise ValueError(f"sets lacks {name}")
+                raise ValueError(f"sets has no {name}; add it")
         mixes = {f"targets.{name}": target.mix for name, target in self.targets.items() if target.mix is not None}
         for place, mix in (
             mixes | {"verdict.null_mix": self.null_shares, "verdict.retained_mix": self.verdict.retained_mix}
@@ -161,7 +162,7 @@ class Recipe(Spec):
             )
         open_ = [name for name, spec in self.sets.items() if name in POOL and spec.per_class is None]
         if len(parts) == 1 and len(open_) > 1:
-            raise ValueError(f"sets.{open_[0]} and sets.{open_[1]} are drawn from one pool; give at least one a per_class")
+            raise ValueError(f"sets.{open_[0]} and sets.{open_[1]} are drawn from one pool; set per_class for one of them")
         for place, mix in mixes.items():
             if WITHHELD in mix:
                 raise ValueError(f"{place} contains withheld examples, which are given to nobody; leave them out")

@@ -14,7 +14,7 @@ from memlib.audits.forgetting.verdict import outcome
 from memlib.findings import verdict_of, with_params
 from memlib.report.figures import INK, MUTED, REFERENCE, data_uri, new_figure, save_figure
 from memlib.report.figures import TARGET as TARGET_COLOUR
-from memlib.report.page import KINDS, Page, Section, TableView, meaning_of
+from memlib.report.page import KINDS, Page, Section, TableView, advice_of, meaning_of
 from memlib.specs.data import CALIBRATION, QUERY
 from memlib.stats.divergence import ks_gap
 
@@ -76,7 +76,7 @@ def build_page(
         Section(
             heading="What was run",
             paragraphs=[
-                "Method: D_Q (the data set in question) and H (withheld examples) were drawn at random from one pool. Models "
+                "Method: D_Q (the data set under audit) and H (withheld examples) were drawn at random from one pool. Models "
                 "that saw nothing of the pool predict how easy each example is. The target's ranks beyond that prediction "
                 "are compared between D_Q and H; the null distribution comes from redraws of both. rho: Liu and Tsaftaris "
                 "2020, Have you forgotten? (Eqs. 2 to 4). Likelihood ratios of single examples: LiRA (Carlini et al. 2022) "
@@ -88,9 +88,15 @@ def build_page(
     return Page(
         meaning=meaning_of(
             verdict.word,
-            shown="Whoever can query the model on D_Q and on similar examples that were withheld, such as the owner of the "
-            "data or a regulator, can show that the model was trained on D_Q. This reveals no single example.",
-            bounded="Whoever queries the model on D_Q finds at most the stated share of the trace that training data leave.",
+            shown="Anyone who can query the model on D_Q and on similar examples that were withheld, such as the owner of "
+            "the data or a regulator, can show that the model was trained on D_Q. This does not reveal any single example.",
+            bounded="Anyone who queries the model on D_Q finds at most the stated share of the trace that training data "
+            "leave.",
+        ),
+        advice=advice_of(
+            verdict.word,
+            shown="If D_Q had to be removed, the models listed as retained have not forgotten it: retrain them without D_Q, "
+            "or continue unlearning, and audit the new models on the same withheld examples.",
         ),
         limits=_NOT_SHOWN, terms=_TERMS, model=facts.get("model", ""),
         title=recipe.title, audit="forgetting", run=run, verdict=verdict.sentence, verdict_kind=KINDS[verdict.word],
@@ -202,7 +208,7 @@ def _rho_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
         heading="rho, the measure of the paper",
         paragraphs=[
             "KS is the largest gap between two distributions of confidence on D_Q: that of a query model, which was trained "
-            "on D_Q, and that of the model in question. rho divides it by the same gap for a calibration model, which was "
+            "on D_Q, and that of the model under audit. rho divides it by the same gap for a calibration model, which was "
             "not trained on D_Q. A rho of 0 means that the model behaves like one trained on D_Q, 1 like one that was not. "
             "Intervals are over the seeds of the models and the examples of D_Q together. The paper calls rho below 1 'not "
             "forgotten', but for models that did not use D_Q rho scatters around 1 and depends on how the model was "
@@ -309,7 +315,7 @@ def _known_models_section(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> 
     return Section(
         heading="The same test on models with known training data",
         paragraphs=[
-            "These are the auditor's own models, each tested by itself like a single target, at level "
+            "These are the auditor's own models, each tested separately like a single target, at level "
             f"{shares[0]['params']['alpha']:.2g}. Null models should not be found. The share of retained models that is "
             "found shows the power of the test for models trained like them, and for no others."
         ],
@@ -320,7 +326,7 @@ def _known_models_section(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> 
 def _examples_section(
     examples: pa.Table, rows: Sequence[Mapping[str, Any]], recipe: Recipe, show: Callable[[str], NDArray[np.uint8]]
 ) -> Section | None:
-    """Show the examples of the first target that was found to retain D_Q, else of the first target."""
+    """Show the examples of the first target that was found to retain D_Q or, if there is none, of the first target."""
     frame = examples.to_pandas()
     frame = frame[frame["role"] == QUERY]
     retained = [row["params"]["target"] for row in rows if row["metric"] == "trace" and outcome(row) == RETAINED]
@@ -333,7 +339,7 @@ def _examples_section(
         heading="Examples with the strongest signal",
         paragraphs=[
             f"Examples of D_Q that {first} ranks furthest above the prediction of models that saw none of them. Some "
-            "withheld examples stand out as far: look at the examples shown first, but they prove nothing one by one."
+            "withheld examples stand out just as far: the examples shown are worth a look, but prove nothing individually."
         ],
         pictures=[
             (
@@ -374,7 +380,7 @@ def _overlap_section(removed: Sequence[tuple[str, str]]) -> Section:
         heading="Overlap with D_Q",
         paragraphs=[
             f"{count} examples of other sets were removed because they are copies of an example in D_Q's pool, or belong to "
-            "the same group as one."
+            "the same group as such an example."
             if count
             else "No example of another set is an exact or near copy of an example in D_Q's pool."
         ],

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 EXAMPLES_FILE = "examples.parquet"
 NAMED = 3  # first examples of D_Q that the description of the sets names
-STRANGERS = 0.01  # supplied outputs are refused if their p-value of being unrelated to the examples exceeds this
+STRANGERS = 0.01  # supplied outputs are refused if the p-value of "unrelated to the examples" exceeds this
 _HERE = "memlib.audits.forgetting"
 
 
@@ -55,7 +55,7 @@ class DrawSets(SplitsStage):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """The sets in their order, the seed, and what counts as a copy."""
+        """The sets in order, the seed, and the definition of a copy."""
         recipe = self.recipe
         described = [[name, spec.model_dump(mode="json")] for name, spec in recipe.sets.items()]
         group = {} if recipe.group is None else {"group": recipe.group}
@@ -246,7 +246,7 @@ def pool_digest(members: pa.Table) -> str:
 
 
 def _refuse_strangers(observed: Sequence[Observed], pool: Pool, models: Sequence[Shown], recipe: Recipe) -> None:
-    """Raise UserError for supplied outputs that are unrelated to the examples: shuffled, or those of another file."""
+    """Raise UserError for supplied outputs that are unrelated to the examples: shuffled, or taken from another file."""
     unseen = np.stack([model.log_odds for model in observed if model.group == NULL])
     for model, shown in zip(observed, models, strict=True):
         if isinstance(shown.outputs, GivenOutputs):

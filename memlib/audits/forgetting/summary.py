@@ -71,7 +71,7 @@ def _of_target(name: str, models: Sequence[Observed], rows: Sequence[Row]) -> di
 
 
 def _unseen(distances: Distances, without: Observed | None = None) -> NDArray[np.float64]:
-    """Return the log odds of the null models, which saw none of U, without the tested one: (num_models, num_pool)."""
+    """Return the log odds of the null models, which saw none of U, except model `without`: (num_models, num_pool)."""
     return np.stack([m.log_odds for m in distances.of(NULL) if m is not without])
 
 
@@ -100,7 +100,7 @@ def _trace_rows(name: str, distances: Distances, recipe: Recipe) -> Iterator[Row
 
 
 def _level(recipe: Recipe) -> float:
-    """Return the level at which one target is found, whatever the others show (Bonferroni)."""
+    """Return the level at which one target is significant whatever the others show (Bonferroni)."""
     return recipe.verdict.alpha / len(recipe.targets)
 
 
@@ -135,10 +135,10 @@ def _distance_rows(name: str, models: Sequence[Observed], distances: Distances) 
 def _share_rows(name: str, models: Sequence[Observed], distances: Distances) -> Iterator[Row]:
     """Yield the estimated share of D_Q that was used, relative to the known examples or to retained models.
 
-    With known and withheld examples it is the trace of D_Q over that of the known ones. Without them it is (guesses - false
-    positives) / (true positives - false positives): guesses are likelihood ratios above 0, false positives are those of null
-    models, and true positives those of the members of retained models (DUCI, 2025). This is right only if the target was
-    trained like these models.
+    With known and withheld examples, the share is the trace of D_Q divided by that of the known examples. Otherwise it is
+    (guesses - false positives) / (true positives - false positives): guesses are log likelihood ratios above 0, false
+    positives are the guesses of null models, and true positives those on the examples of D_Q that retained models were
+    trained on (DUCI, 2025). This estimate is right only if the target was trained like these models.
     """
     if distances.pool.has(KNOWN) and distances.pool.has(WITHHELD):
         values = mean_residuals([m.log_odds for m in models], _unseen(distances))
@@ -181,7 +181,7 @@ def _members_guesses(distances: Distances, decimals: int | None) -> list[NDArray
 
 
 def _share(*sides: Sequence[NDArray[np.float64]]) -> float:
-    """Compute the share from guesses, false and true positives by model, within [0, 1]; NaN unless true exceed false ones."""
+    """Compute the share from guesses, false and true positives by model, clipped to [0, 1]; NaN unless true exceed false."""
     guess, false, true = (float(np.concatenate(side).mean()) if side else float("nan") for side in sides)
     return float(np.clip((guess - false) / (true - false), 0, 1)) if true > false else float("nan")
 
@@ -205,7 +205,7 @@ def _row(metric: str, params: Mapping[str, Any], values: NDArray[np.float64], se
     Args:
         metric, params: metric and params of the row.
         values: (..., 1 + num_replicates).
-        seeds: axes that are seeds of models; each adds the variance of its means.
+        seeds: axes of `values` that correspond to model seeds; each adds the variance of its means.
     """
     centre, half = _centre_and_half(values, seeds)
     over = "seeds and examples" if seeds else "examples"
@@ -221,9 +221,9 @@ def _centre_and_half(
 
     Args:
         values: (..., 1 + num_replicates).
-        seeds: axes that are seeds of models; each adds the variance of its means.
-        apart: (num_models, ..., 1 + num_replicates) arrays of models that were averaged already; each adds the variance of
-            its seeds.
+        seeds: axes of `values` that correspond to model seeds; each adds the variance of its means.
+        apart: (num_models, ..., 1 + num_replicates) arrays of models that were averaged already; each adds the variance over
+            its models.
     """
     over = tuple(range(values.ndim - 1))
     means = values.mean(axis=over)
@@ -251,7 +251,7 @@ def _change_row(names: tuple[str, str], distances: Distances) -> Row:
 
 
 def _membership_rows(name: str, examples: pa.Table) -> Iterator[Row]:
-    """Yield the true positive rates of membership by likelihood ratio, for targets whose training examples are known.
+    """Yield true positive rates of membership inference by likelihood ratio, for targets whose training data are known.
 
     The threshold is the k-th highest ratio of n examples that the target has not seen, k = level (n + 1) rounded down:
     another such example lies above it with probability k / (n + 1).
@@ -277,7 +277,7 @@ def _membership_rows(name: str, examples: pa.Table) -> Iterator[Row]:
 
 
 def _rate_interval(counts: Sequence[tuple[int, int]]) -> Interval | None:
-    """Compute an interval over trainings; None for one training, whose threshold is estimated from few examples."""
+    """Compute an interval over training runs; None for a single run, whose threshold is estimated from few examples."""
     rates = np.array([hits / count for hits, count in counts])
     if len(rates) < 2 or not np.ptp(rates):
         return None

@@ -1,4 +1,4 @@
-"""Tables that only forgetting audits have."""
+"""Tables specific to forgetting audits."""
 
 from memlib.tables import FLAG, FLOAT, INT, TEXT, Column, Table
 
@@ -20,7 +20,13 @@ UNITS = Table(
         Column(
             "ks_calibration", FLOAT, "probability", "KS distance between the query and the calibration model on D_Q (Eq. 3)"
         ),
-        Column("rho", FLOAT, "", "their ratio (Eq. 4): 0 as if trained on D_Q, 1 as if not; null if D_C cannot calibrate"),
+        Column(
+            "rho",
+            FLOAT,
+            "",
+            "ratio of ks_target to ks_calibration (Eq. 4): 0 like a model trained on D_Q, 1 like one that was not; null if "
+            "D_C cannot calibrate",
+        ),
     ),
     keys=("group", "target", "model", "query_model", "calibration_model"),
 )
@@ -47,9 +53,9 @@ EXAMPLES = Table(
             "residual",
             FLOAT,
             "",
-            "how much higher the target ranks it than models that saw none of U predict; the test uses this",
+            "how much higher the target ranks the example than models that saw none of U predict; used by the test",
         ),
-        Column("member", FLAG, "", "whether the target trained on it; null if unknown"),
+        Column("member", FLAG, "", "whether the target was trained on the example; null if unknown"),
     ),
     keys=("target", "model", "example_id"),
 )

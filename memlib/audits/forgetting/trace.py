@@ -1,15 +1,15 @@
 """The trace that training on D_Q leaves, tested by redrawing D_Q.
 
 D_Q is drawn at random from a pool U of the provider's examples; H, the withheld examples of U, is given to nobody. If the
-target has not used D_Q, its outputs do not depend on which examples of U were drawn, and every draw is as likely as the one
-that was made. So the level holds for any outputs, however the target was trained: for more epochs, at another temperature,
-on more data, with another architecture. The choice of the statistic affects only the power.
+target has not used D_Q, its outputs do not depend on which examples of U were drawn, and every draw is as likely as the
+actual one. So the level holds for any outputs, however the target was trained: for more epochs, at another temperature, on
+more data, with another architecture. The choice of the statistic affects only the power.
 
 The statistic compares the target with models that saw none of U. Let phi be the log odds of the true class (logit-scaled
 confidence; Carlini et al. 2022). The normal scores of the ranks of the target's phi on U are regressed on those of the mean
-phi of the unseen models; residuals count more where unseen models are unsure, as training moves hard examples most. Summed
-over D_Q, centred by class, they are compared with redraws of D_Q and H. Ranks make the statistic blind to temperature and
-to any other monotone change of confidence. Query models do not enter: they would make D_Q look easy.
+phi of the unseen models; residuals count more where unseen models are unsure, as training moves hard examples most. The
+residuals, centred by class and summed over D_Q, are compared with redraws of D_Q and H. Ranks make the statistic blind to
+temperature and to any other monotone change of confidence. Query models do not enter: they would make D_Q look easy.
 """
 
 import math
@@ -24,7 +24,7 @@ from memlib.specs.data import KNOWN, QUERY, WITHHELD
 from memlib.stats.randomization import Design, detectable, two_sided_p
 
 DEGREE = 3  # degree of the polynomial that predicts the target's scores
-HARDNESS = 0.5  # exponent of the weight that favours examples of which unseen models are unsure
+HARDNESS = 0.5  # exponent of the weight that favours examples about which unseen models are unsure
 FOUND = 0.8  # share of redraws in which the positive control must be found
 
 
@@ -35,7 +35,7 @@ class Pool:
     Attributes:
         roles: (num_pool,) query, known or withheld.
         labels: (num_pool,) classes.
-        groups: (num_pool,) group numbers; examples of one group were drawn as one.
+        groups: (num_pool,) group numbers; examples of one group were drawn together.
     """
 
     roles: NDArray[np.str_]
@@ -177,7 +177,7 @@ class Effects:
         return float(w @ self.values), error
 
     def quantile(self, level: float) -> float:
-        """Return Student's quantile."""
+        """Return the quantile of Student's t distribution."""
         return float(scipy.stats.t.ppf(level, max(1, self.freedom)))
 
 
@@ -189,7 +189,7 @@ def estimate_effects(values: NDArray[np.float64], pool: Pool) -> Effects:
 
     Args:
         values: (num_pool,) residuals.
-        pool: the examples of U, with withheld ones among them.
+        pool: the examples of U, including withheld ones.
     """
     roles = tuple(role for role in (QUERY, KNOWN) if pool.has(role))
     outcome = _centred(values, pool.labels)
@@ -210,7 +210,7 @@ def share_left(values: NDArray[np.float64], pool: Pool, *, level: float = 0.95) 
 
     Args:
         values: (num_pool,) residuals.
-        pool: the examples of U, with known and withheld ones among them.
+        pool: the examples of U, including known and withheld ones.
         level: level of the limit.
     """
     estimate, _, high = share_interval(values, pool, level=2 * level - 1)
@@ -218,7 +218,7 @@ def share_left(values: NDArray[np.float64], pool: Pool, *, level: float = 0.95) 
 
 
 def share_interval(values: NDArray[np.float64], pool: Pool, *, level: float = 0.95) -> tuple[float, float, float]:
-    """Estimate the trace of D_Q as a share of that of the known examples, with the ends of an interval over examples.
+    """Estimate the trace of D_Q as a share of that of the known examples, with an interval over examples.
 
     The interval inverts tests of "the trace of D_Q is b times that of the known examples" (Fieller 1954). The upper end is
     infinite if it lies above 2, or if a reversed trace (D_Q ranks below withheld examples) refutes every share: then nothing
@@ -226,7 +226,7 @@ def share_interval(values: NDArray[np.float64], pool: Pool, *, level: float = 0.
 
     Args:
         values: (num_pool,) residuals.
-        pool: the examples of U, with known and withheld ones among them.
+        pool: the examples of U, including known and withheld ones.
         level: coverage of the interval.
 
     Returns:
@@ -279,8 +279,8 @@ def power_by_redraws(values: NDArray[np.float64], pool: Pool, *, alpha: float, r
 def follows(odds: NDArray[np.float64], unseen: NDArray[np.float64], labels: NDArray[np.int64], *, seed: int) -> float:
     """Compute the two-sided p-value of "the scores are unrelated to the examples", by shuffling them within classes.
 
-    The test is two-sided because a model of another domain may find hard what others find easy; scores of other examples
-    bear no relation at all.
+    The test is two-sided because a model from another domain may find examples hard that others find easy, whereas scores of
+    other examples are unrelated.
 
     Args:
         odds: (num_pool,) the target's log odds.

@@ -51,7 +51,7 @@ class Control:
 
 
 def limits(recipe: Recipe) -> Iterator[str]:
-    """Yield what the recipe cannot show, whatever the data."""
+    """Yield sentences on what the recipe cannot show, whatever the data."""
     if WITHHELD not in recipe.sets:
         yield "without sets.withheld (examples drawn at random with D_Q and given to nobody) there is no verdict, only rho"
         return
@@ -168,8 +168,8 @@ def _explained(name: str, found: _Findings, recipe: Recipe) -> str:
         return (
             f"{tested} Examples that are known to be in the model are found in "
             f"{_percent(found.number('control_power', name))} of redraws. The trace of D_Q is at most "
-            f"{_percent(found.number('share_limit', name))} of theirs (95 % limit over all targets): up to that share of D_Q "
-            "could remain if it was used like them, or all of it if it was used far less."
+            f"{_percent(found.number('share_limit', name))} of their trace (95 % limit over all targets): up to that share "
+            "of D_Q could remain if D_Q was used like these examples, or all of D_Q if it was used far less."
         )
     if cannot_reject(row):
         return f"{tested} With so few examples, no result could have been significant."
@@ -187,7 +187,7 @@ def _missed(name: str, found: _Findings, recipe: Recipe) -> str:
             f"Examples that are known to be in the model are found in only {_percent(power)} of redraws, so absence is not "
             "shown."
         )
-    left = "no share of their trace explains D_Q" if limit is None else f"D_Q may keep up to {_percent(limit)} of their trace"
+    left = "no share of their trace fits D_Q" if limit is None else f"D_Q may keep up to {_percent(limit)} of their trace"
     return f"Examples that are known to be in the model are found, but {left}, so absence is not shown."
 
 

@@ -1,4 +1,4 @@
-"""Self-influence (TracInCP): which training examples most influence the model's predictions for them?
+"""Self-influence (TracInCP): how strongly does each training example influence the model's prediction for that example?
 
 Pruthi 2020; Hartley 2022, A.5:
 
@@ -18,13 +18,13 @@ from memlib.audits.self_influence.tables import UNITS
 
 
 def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
-    """Return whether a finding with these params appears in short listings: all do except those of single classes."""
+    """Return whether a finding with these params appears in short listings: all do except those on single classes."""
     return "class" not in params
 
 
 AUDIT = Audit(
     name="self-influence",
-    question="Which training examples most strongly influence a classifier's predictions for them?",
+    question="Which training examples most strongly influence a classifier's predictions for those same examples?",
     recipe=Recipe,
     tables={"units": UNITS},
     in_brief=_in_brief,

@@ -48,7 +48,7 @@ def score(
     """Return one row per example, the most influential first.
 
     Args:
-        example_ids, labels, class_names: of each example.
+        example_ids, labels, class_names: (num_examples,) id, label and class name of each example.
         norms: (num_checkpoints, num_examples) squared gradient norms.
         rates, epochs: learning rate and epoch of each checkpoint.
 

@@ -45,7 +45,7 @@ def verdict(rows: Sequence[Row]) -> Verdict:
         DESCRIPTIVE,
         f"The most influential 1 % of the training examples account for {_percent(head['value'])} of all "
         f"self-influence{interval}.",
-        "The interval is over examples, for this one training. The model's predictions for these examples depend most on "
+        "The interval is over examples, for this one training run. The model's predictions for these examples depend most on "
         "having been trained on them: they are mislabelled, atypical, or carry something that no other example has. Look "
         "for memory there first; high self-influence alone does not prove it.",
     )  # fmt: skip
@@ -68,7 +68,7 @@ def resampled_shares(values: NDArray[np.float64], share: float, *, replicates: i
 
     Args:
         values: (num_examples,) self-influence of each example.
-        share: top share of the examples, such as .01.
+        share: top share of the examples, such as 0.01.
         replicates: number of bootstrap samples.
 
     Returns:

@@ -19,7 +19,7 @@ class CellSpec(Spec):
     """A cell of a sweep outside the grid."""
 
     name: str = ""
-    """Name of the cell; by default its changes or its recipe."""
+    """Name of the cell; by default, its changes or the name of its recipe."""
     recipe: str | Mapping[str, Any] | None = None
     """Name of a shipped recipe, a file, or the recipe itself, for any audit; by default the sweep's recipe."""
     set: Mapping[str, Any] = {}

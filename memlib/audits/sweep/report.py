@@ -12,7 +12,7 @@ from memlib.audits.sweep.trends import Trend, points_of
 from memlib.findings import SHOWN, Row
 from memlib.records import RunRecord
 from memlib.report.figures import INK, MUTED, TARGET, new_figure, save_figure
-from memlib.report.page import KINDS, Page, Section, TableView, meaning_of
+from memlib.report.page import KINDS, Page, Section, TableView, advice_of, meaning_of
 
 MOST_METRICS = 4  # columns that fit next to the cell names
 
@@ -57,6 +57,11 @@ def build_page(
             result.word,
             shown="Anyone with the access that a cell's audit assumes can do with these models what that cell's page says.",
             bounded="Anyone with the access that a cell's audit assumes gains at most the bound on that cell's page.",
+        ),
+        advice=advice_of(
+            result.word,
+            shown="Read the page of each cell that shows memorization. Prefer one cell to another only where a difference is tested "
+            "below.",
         ),
         limits=(
             "A difference between cells: that one cell shows memorization and another does not is not enough to tell them "
@@ -140,7 +145,7 @@ def _along(trend: Trend, folder: Path, number: int) -> Section:
     if row["role"] != "test":
         text += "It is not tested, because the cells share models."
     elif row["smallest_p"] > (row["alpha"] or 0.0):
-        text += "There are too few cells to show a trend; five or more can."
+        text += "There are too few cells to show a trend; at least five are needed."
     else:
         direction = "rises" if row["value"] > 0 else "falls"
         shown = f"it {direction}" if row["verdict"] == SHOWN else "a trend is neither shown nor ruled out"
@@ -164,10 +169,10 @@ def _compared(audit: str, rows: Sequence[Row]) -> Section:
     headings = ("cells", str(rows[0]["metric"]), "95 % interval")
     text = (
         "Cells that audit the same images are compared image by image. A difference is ranked if both cells have three or "
-        "more pairs of models, from which the variation between trainings can be estimated, and if the models of both cells "
-        "name whole images better than untrained models do. Ranked differences have intervals over images and trainings, and "
-        "their p-values are adjusted together (Holm). The others have intervals over images only, and do not apply to future "
-        "trainings."
+        "more pairs of models, from which the variation between training runs can be estimated, and if the models of both "
+        "cells name whole images better than untrained models do. Ranked differences have intervals over images and training "
+        "runs, and their p-values are adjusted together (Holm). The other differences have intervals over images only, and "
+        "do not apply to future training runs."
     )
     return Section(
         f"{audit.replace('_', ' ')}: cells compared",

@@ -42,7 +42,7 @@ def score(
     """Return tables.SWEEP: every finding of every cell; a failed cell has one row without a metric.
 
     Args:
-        outcomes: of all cells.
+        outcomes: outcomes of all cells.
         compared: rows that compare two cells each, by audit.
         along: rows of the trends along keys.
     """
@@ -131,6 +131,6 @@ def verdict(outcomes: Sequence[Outcome]) -> Verdict:
     alone = [cell for cell in audits if words.get(cell) == SHOWN]
     sentence = f"{len(shown)} of {len(audits)} audits show memorization, adjusted for their number."
     unsaid = "" if shown else " This does not rule out memorization: each cell's page states what its audit could have found."
-    text = f"Shown: {', '.join(shown) or 'none'}. Without the adjustment: {len(alone)}, as the pages of the cells say."
+    text = f"Shown: {', '.join(shown) or 'none'}. Without the adjustment: {len(alone)}, as stated on the cells' own pages."
     bounded = all(words.get(cell) == BOUNDED for cell in audits)
     return Verdict(SHOWN if shown else BOUNDED if bounded else INCONCLUSIVE, sentence, f"{text}{unsaid}{missing}")

@@ -41,13 +41,13 @@ def trends(outcomes: Sequence[Outcome], *, alpha: float = 0.05) -> list[Trend]:
     """Return a trend for each numeric key in which cells differ; all trends are tested together (Holm 1979).
 
     The statistic is the correlation of the headline with the rank of the key's value among cells that agree in all other
-    keys. Under the null hypothesis the key has no effect and any cell could have had any of its values, so cells are
-    permuted within strata. This requires independently trained models; trends over cells that share models are shown, but
-    not tested.
+    keys. Under the null hypothesis the key has no effect, so that any cell could have had any of the key's values. Cells are
+    therefore permuted within strata. This requires independently trained models; trends over cells that share models are
+    shown, but not tested.
 
     Args:
-        outcomes: of all cells.
-        alpha: level.
+        outcomes: outcomes of all cells.
+        alpha: significance level.
     """
     done = [outcome for outcome in outcomes if outcome.run is not None]
     candidates = []
@@ -108,7 +108,7 @@ def _scale(values: Sequence[NDArray[np.float64]]) -> float:
 
 
 def _null(values: Sequence[NDArray[np.float64]]) -> Iterator[NDArray[np.float64]]:
-    """Yield the statistic under permutations within strata: all of them if there are few, else random ones."""
+    """Yield the statistic under permutations within strata: all permutations if there are few, else a random sample."""
     if math.prod(math.factorial(len(part)) for part in values) <= EXACT:
         sums = [np.array([_ranks(len(p)) @ p[list(o)] for o in itertools.permutations(range(len(p)))]) for p in values]
         total = np.zeros(1)

@@ -26,7 +26,7 @@ from memlib.audits.unique_feature.tables import UNITS
 
 
 def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
-    """Return whether a finding appears in short listings: any on the headline's score, and the difference of each score."""
+    """Return whether a finding appears in short listings: any on the headline's score, and each score's difference."""
     same = all(params.get(name) == headline.get(name) for name in ("metric", "output"))
     return same or params.get("group") == headline.get("group", "")
 

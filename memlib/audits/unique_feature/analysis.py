@@ -16,7 +16,7 @@ from memlib.stats.inference import threshold_rank
 
 
 def counting(units: pa.Table) -> NDArray[np.bool_]:
-    """Return a mask of the scores that count: own_label is set, the whole feature was shown, first draw of partners."""
+    """Return a mask of the scores that count: own_label set, whole feature shown, first draw of random partners."""
     own = np.array(units["own_label"].to_pylist(), dtype=bool)
     whole = np.array(units["feature"].to_pylist(), dtype=object) == "canary"
     chosen: NDArray[np.bool_] = own & whole & (units["draw"].to_numpy() == 0)
@@ -82,7 +82,7 @@ class Analysis:
 
 
 def level_of(canaries: Sequence[NDArray[np.int64]]) -> str:
-    """Return the level that an interval is over: data, canaries or nets.
+    """Return the level over which an interval is computed: data, canaries or nets.
 
     Args:
         canaries: the canary of each net, one array per draw of the data.
@@ -93,7 +93,7 @@ def level_of(canaries: Sequence[NDArray[np.int64]]) -> str:
 
 
 def unit_means(values: Sequence[NDArray[np.float64]], canaries: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
-    """Return the means of the units that an interval is over.
+    """Return the means of the units over which an interval is computed.
 
     Args:
         values: the value of each net, one array per draw of the data.

@@ -65,7 +65,7 @@ def exchange(
         seed: seed of the random exchanges.
 
     Returns:
-        the test's results; None with fewer than two pairs, a draw without pairs, or if all nets have one seed.
+        the test's results; None if there are fewer than two pairs, a draw has no pairs, or all nets share one seed.
     """
     first = scores[0].draws
     counts = [len(draw.pairs) for draw in first]

@@ -25,13 +25,13 @@ SHOWN_POINTS = 300
 
 
 def material_of(recipe: Recipe, cells: Sequence[Scored], units: pa.Table, warn: Callable[[str], None]) -> Material:
-    """Collect the contents of the page besides the tables; pictures and boundaries are of the first cell.
+    """Collect the contents of the page besides the tables; pictures and boundaries come from the first cell.
 
     Args:
         recipe: recipe of the run.
         cells: all cells with their nets.
         units: the calibrated scores.
-        warn: called with a message for each thing that cannot be shown.
+        warn: called with a message for each item that cannot be shown.
     """
     cell = cells[0]
     images = cell.data.images.ndim == 4

@@ -1,7 +1,7 @@
 """Grey and black box: the maximum over labels of a net's score above its controls.
 
-Any feature pushes some labels, even in nets that never saw it. The published maximum over labels finds these labels and
-misses the canary's own. Here each label's score is first centred by the mean of the controls of other seeds.
+Any feature raises the scores of some labels, even in nets that never saw the feature. The published maximum over labels finds
+these labels and misses the canary's own. Here each label's score is first centred by the mean of the controls of other seeds.
 """
 
 from collections.abc import Sequence
@@ -97,7 +97,7 @@ def centres(values: NDArray[np.float64], nets: Sequence[Net]) -> NDArray[np.floa
 
 
 def ranks(values: NDArray[np.float64], nets: Sequence[Net]) -> list[float | None]:
-    """Return the conformal p of each net's maximum among the controls of other seeds; None with fewer than 19 controls.
+    """Return the conformal p-value of each net's maximum among the controls of other seeds; None with fewer than 19 controls.
 
     The net and these controls are centred by their common mean, so that the rank is exact if they are exchangeable.
 
@@ -131,7 +131,7 @@ def exchanged_maxima(
     Args:
         canary, control: (num_pairs, num_labels), the two nets of each pair.
         further: (num_further, num_labels), controls without a partner.
-        signs: (num_exchanges, num_pairs) of 1 and -1; -1 exchanges a pair.
+        signs: (num_exchanges, num_pairs) with entries 1 and -1; -1 exchanges the pair.
         weights: (num_pairs,).
 
     Returns:

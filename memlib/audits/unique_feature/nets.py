@@ -41,7 +41,7 @@ class TrainNets(Stage[Nets]):
         model, training: architecture and training of every net.
         seeds: seed of each net.
         canaries: canary of each net, with or without the feature.
-        watch: outputs on which white-box M is computed after every epoch; empty for no scores by epoch.
+        watch: outputs on which white-box M is computed after every epoch; empty if epochs are not scored.
         config: settings for these scores: number of examples and their seed.
         all_canaries: stored rows of all canaries of the cell, which are excluded from scoring.
     """

@@ -1,6 +1,7 @@
 """External models: the feature's score compared with the scores of other features of the same kind (null features).
 
-Under the null hypothesis the feature is exchangeable with them: the model treats it like any other feature of this kind.
+Under the null hypothesis the feature is exchangeable with the null features: the model treats all features of this kind
+alike.
 """
 
 from collections.abc import Iterator, Sequence
@@ -107,7 +108,7 @@ def summarize_own(units: pa.Table, config: Config, *, null: str) -> pa.Table:
 def _rows(
     units: pa.Table, metric: str, output: str, alpha: float, bound: float | None, *, null: str, num_scores: int
 ) -> Iterator[Row]:
-    """Yield the test of the feature's score above the mean of the null features, then each of the two values alone."""
+    """Yield the test of the feature's score minus the mean score of the null features, then each of these two values."""
     scores = [row for row in units.to_pylist() if row["metric"] == metric and row["output"] == output]
     known = next(row["value"] for row in scores if row["feature"] == "canary")
     nulls = np.array([row["value"] for row in scores if row["feature"] != "canary"])

@@ -34,7 +34,8 @@ class Config(Spec):
     added_later: ClassVar[frozenset[str]] = frozenset({"bound"})
 
     outputs: tuple[Output, ...] = ("probability", "logit")
-    """Outputs that M is computed on; the first gives the headline. Eq. 1 uses probabilities, the published results logits."""
+    """Outputs on which M is computed; the first gives the headline. Eq. 1 uses probabilities, the published results
+    logits."""
     alpha: float = Field(default=0.05, gt=0, lt=1)
     """Significance level of the tests and of the criteria for single nets."""
     max_examples: int = Field(default=1000, ge=2, le=MOST_DRAWS)
@@ -48,7 +49,7 @@ class Config(Spec):
     latent: bool = False
     """Find the units of the last hidden layer that only the feature excites (2022, A.6); needs nets.same_seed."""
     null_features: int = Field(default=0, ge=0, le=MOST_MODELS)
-    """Number of other features of the same kind to score as well; they are the null of an external model (see
+    """Number of other features of the same kind to score as well; they form the null distribution for an external model (see
     canary.feature.nulls)."""
     bound: float | None = Field(default=None, gt=0, le=MOST_NUMBER)
     """Difference in the headline's score that is too small to matter, fixed before the run: if the 95 % upper bound lies
@@ -91,7 +92,7 @@ class Recipe(Spec):
     model: ClassifierSpec | None = None
     """Architecture of the models that are trained for the audit."""
     training: TrainingSpec | None = None
-    """How these models are trained."""
+    """Training of these models."""
     trained: TrainedSpec | None = None
     """External model to audit, instead of model and training."""
     nets: NetsSpec = NetsSpec()
@@ -100,7 +101,7 @@ class Recipe(Spec):
     influence: InfluenceSpec = InfluenceSpec()
     report: ReportSpec = ReportSpec()
     data_seeds: int = Field(default=1, ge=1, le=MOST_MODELS)
-    """Number of draws of the data, from the source's seed and the following ones. With two or more, intervals are over
+    """Number of draws of the data, with the source's seed and the seeds that follow it. With two or more, intervals are over
     draws."""
     variants: Mapping[str, dict[str, Any]] = Field(default_factory=dict)
     """Named changes to this recipe, each audited separately within the run; keys may be dotted, as in {training.patience:
@@ -140,12 +141,12 @@ class Recipe(Spec):
             "variants": self.variants, "data_seeds": self.data_seeds > 1, "nets": self.nets != NetsSpec(),
             "influence": self.influence != InfluenceSpec(), "score.per_epoch": self.score.per_epoch,
             "score.removed_pixels": self.score.removed_pixels, "score.latent": self.score.latent,
-            "canary (but for its feature and label)": self.canary
+            "canary (except its feature and label)": self.canary
             != CanarySpec(feature=self.canary.feature, label=self.canary.label),
         }  # fmt: skip
         used = [name for name, value in idle.items() if value]
         if used:
-            raise ValueError(f"{', '.join(used)} are for models that are trained here; leave them out")
+            raise ValueError(f"{', '.join(used)} apply only to models that memlib trains; leave them out")
 
     def _check_training(self, subject: TrainIt[ClassifierSpec]) -> None:
         model, training = subject.model, subject.training

@@ -26,7 +26,7 @@ class Net:
 
     Attributes:
         number: counted within the cell; a control has the number of the canary net it is paired with.
-        canary: number of the canary; for a control, of the canary whose clean twin it saw.
+        canary: number of the canary; for a control, number of the canary whose clean twin it saw.
         control: whether the feature was left out of the training set.
         seed: seed of initial weights and order; a canary net and a control with the same seed and canary are a pair.
         label: label of the canary.
@@ -208,7 +208,7 @@ _CALIBRATED_BY = ("metric", "output", "feature", "draw", "label", "seed", "contr
 def calibrate(units: pa.Table) -> pa.Table:
     """Fill column calibrated_p: each score's rank among the controls of other seeds, which never saw the feature.
 
-    White-box scores are compared with controls at the same label. Values are null with fewer than 19 controls.
+    White-box scores are compared with controls at the same label. Values are null if there are fewer than 19 controls.
 
     Args:
         units: scores of one cell (one variant on one draw of the data) from `score`; `maxima` computes its own ranks.
@@ -231,7 +231,10 @@ def calibrate(units: pa.Table) -> pa.Table:
 def calibrated_p(
     values: NDArray[np.float64], seeds: NDArray[Any], null: NDArray[np.float64], null_seeds: NDArray[Any]
 ) -> list[float | None]:
-    """Return (1 + number of controls of other seeds that reach the value) / (1 + their number); None with fewer than 19."""
+    """Return the p-value of each value by its rank among the controls of other seeds; None with fewer than 19 controls.
+
+    It is (1 + number of these controls that reach the value) / (1 + number of these controls).
+    """
     ordered = np.sort(null)
     own: dict[Any, list[float]] = {}
     for seed, value in zip(null_seeds, null, strict=True):

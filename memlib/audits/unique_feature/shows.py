@@ -54,7 +54,7 @@ class NetTables:
 
     @property
     def latent(self) -> NDArray[np.float64]:
-        """Share of probe examples that excite a unit only with the feature, or partner: (2, num_nets, num_units)."""
+        """Shares of examples that excite a unit only with the feature, or only with the partner: (2, num_nets, num_units)."""
         shares: NDArray[np.float64] = np.load(self._artifact.path(LATENT))
         return shares
 
@@ -249,7 +249,7 @@ def probe_examples(data: TrainingData, probe: ProbeSpec, other: Artifact[Shard] 
     """Return the probe data D_r of the black box, in the shape of the training examples.
 
     Raises:
-        UserError: if there are fewer than two, or if their shape or type differs.
+        UserError: if there are fewer than two probe examples, or if their shape or type differs from the training examples'.
     """
     rng = np.random.default_rng(derive_seed(seed, "probe data"))
     shape = data.images.shape[1:]

@@ -61,7 +61,7 @@ class ChooseCanaries(Stage[list[dict[str, Any]]]):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """The rule of choice, without what is then done to the chosen examples."""
+        """The selection rule, without the settings for inserting the feature into the chosen examples."""
         return self.canary.model_dump(mode="json", exclude={"feature", "mode", "repeats"})
 
     @property

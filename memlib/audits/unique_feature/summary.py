@@ -33,10 +33,10 @@ def summarize(
 ) -> pa.Table:
     """Return the findings for each variant, score and output, with the verdict of the run on the first row.
 
-    The headline test of a variant is of the paired difference in m_white on the first output, that is, of the effect that
-    the feature's appearance in training had on the nets; adjusted by Holm over variants. The differences of the other
-    scores form a second family, adjusted by max-T over all scores; the numbers of single nets that exceed the controls form
-    a third. All other rows are estimates and diagnostics.
+    The headline test of a variant concerns the paired difference in m_white on the first output, that is, the effect on the
+    nets of the feature's appearance in training; it is adjusted by Holm over variants. The differences of the other scores
+    form a second family, adjusted by max-T over all scores; the numbers of single nets that exceed the controls form a third.
+    All other rows are estimates and diagnostics.
 
     Args:
         units: tables.UNITS, calibrated.
@@ -82,7 +82,7 @@ class _Scored:
         return str(self.params["metric"])
 
     def means(self, values: Sequence[NDArray[np.float64]], nets: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
-        """Return the values by unit; `nets` holds the nets that they belong to in each draw."""
+        """Return the mean value of each unit; `nets` gives the net of each value, one array per draw."""
         return unit_means(values, [d.canary[n] for d, n in zip(self.draws, nets, strict=True)])
 
     def over(self, nets: Sequence[NDArray[np.int64]]) -> str:
@@ -241,7 +241,7 @@ def _share(interval: Interval | None, *, low: float = 0.0) -> Interval | None:
 
 
 def _changes(heads: Mapping[str, _Scored]) -> Iterator[Row]:
-    """Yield the change in the headline's difference from the first variant to each other one."""
+    """Yield the change in the headline's difference from the first variant to each other variant."""
     (first, base), *rest = heads.items()
     for _, scored in rest:
         a, b = scored.gains, base.gains

@@ -1,4 +1,4 @@
-"""Tables that only unique-feature audits have."""
+"""Tables specific to unique-feature audits."""
 
 from memlib.tables import FLAG, FLOAT, INT, TEXT, Column, Table
 
@@ -10,16 +10,21 @@ UNITS = Table(
         Column("variant", TEXT, "", "the recipe's variant; empty without variants"),
         Column("data_seed", INT, "", "number of the draw of the data, counted from 0"),
         Column("net", INT, "", "number of the net; a control has the number of the canary net that it is paired with"),
-        Column("canary", INT, "", "number of the canary; for a control, of the canary whose clean twin it saw"),
+        Column("canary", INT, "", "number of the canary; for a control, number of the canary whose clean twin it saw"),
         Column("example_id", TEXT, "", "training example of the canary"),
         Column("control", FLAG, "", "whether the feature was left out of the training set"),
         Column("seed", INT, "", "seed of initial weights, example order and dropout; the two nets of a pair share it"),
         Column("epoch", INT, "epoch", "epoch whose weights were scored"),
         Column("metric", TEXT, "", "m_white, m_grey, m_black (Hartley 2023), m_w, m_kl (Hartley 2022)"),
-        Column("output", TEXT, "", "output that the score is of: probability, logit, log_probability or divergence (nat)"),
+        Column(
+            "output",
+            TEXT,
+            "",
+            "output from which the score is computed: probability, logit, log_probability or divergence (nat)",
+        ),
         Column("feature", TEXT, "", "feature shown: canary, canary without some pixels, or the name of a null feature"),
         Column("draw", INT, "", "number of the draw of random partners (m_w and m_kl)"),
-        Column("label", INT, "class index", "label of the score; m_grey, m_black: where the centred score is highest"),
+        Column("label", INT, "class index", "label of the score; m_grey, m_black: the label with the highest centred score"),
         Column("own_label", FLAG, "", "whether the score counts: m_white and m_w only at the canary's label, others always"),
         Column("value", FLOAT, "output's", "the score: with_feature - without_feature - centre"),
         Column("with_feature", FLOAT, "output's", "mean output (m_w: log-probability; m_kl: divergence) with the feature"),
@@ -31,7 +36,12 @@ UNITS = Table(
             "m_grey, m_black: mean at the label over controls of other seeds (external models: over all features); else 0",
         ),
         Column("published_p", FLOAT, "probability", "one-sided paired t-test over examples, as published"),
-        Column("corrected_p", FLOAT, "probability", "published_p, for m_grey times the labels tried; null for m_black"),
+        Column(
+            "corrected_p",
+            FLOAT,
+            "probability",
+            "published_p; for m_grey, multiplied by the number of labels tried; null for m_black",
+        ),
         Column("calibrated_p", FLOAT, "probability", "p by rank among the controls of other seeds; null with fewer than 19"),
         Column("n", INT, "", "number of examples that the score averages"),
     ),
@@ -46,9 +56,9 @@ NETS_HISTORY = Table(
         Column("position", INT, "", "position of the net in the artifact"),
         Column("epoch", INT, "epoch", "number of finished epochs"),
         Column("best_epoch", INT, "epoch", "epoch whose weights were kept"),
-        Column("training_loss", FLOAT, "nat", "mean over the epoch's steps"),
+        Column("training_loss", FLOAT, "nat", "mean training loss over the epoch's steps"),
         Column("accuracy", FLOAT, "fraction", "accuracy on the training batches during the training steps"),
-        Column("validation_loss", FLOAT, "nat", "null without validation examples"),
+        Column("validation_loss", FLOAT, "nat", "loss on the validation examples; null if there are none"),
         Column("output", TEXT, "", "output that M was computed on; null if the epoch was not scored"),
         Column("value", FLOAT, "output's", "white-box M at the canary's label"),
         Column("published_p", FLOAT, "probability", "one-sided paired t-test over examples"),

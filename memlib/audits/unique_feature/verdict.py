@@ -20,7 +20,7 @@ NULLS = {
 
 
 def limits(recipe: Recipe) -> Iterator[str]:
-    """Yield what the recipe cannot show, whatever the data."""
+    """Yield sentences on what the recipe cannot show, whatever the data."""
     if recipe.trained is not None:
         return
     for cell in recipe.cells if recipe.data_seeds == 1 else ():
@@ -133,7 +133,7 @@ def _others(rows: Sequence[Row]) -> str:
 
 
 def missed(row: Row) -> str:
-    """Return what a test could have found and did not, in words."""
+    """State which effect a test that found nothing could have found."""
     if cannot_reject(row) or row["detectable"] is None:
         return (
             f"No effect, however large, could have been shown: the smallest p-value that a run of this size can give is "
@@ -182,7 +182,7 @@ def verdict_on_own(rows: Sequence[Row]) -> Verdict:
 def _reaction(row: Row) -> str:
     params = _params(row)
     return (
-        f"{_upper(score_name(params))}: its score is {_digits(row['value'])} above their mean; "
+        f"{_upper(score_name(params))}: the feature's score is {_digits(row['value'])} above the mean of the others; "
         f"p = {row['p_value']:.2g}, adjusted p = {row['p_adjusted']:.2g}."
     )
 

@@ -77,10 +77,10 @@ def test_what_cannot_be_ranked_says_why() -> None:
     assert "same number of pairs of models, 3 or more" in json.loads(row["params"])["not_ranked"]
     assert (row["verdict"], row["interval"], row["p_value"]) == (None, "examples", None)
     (row,) = compare([known, ignorant])
-    assert json.loads(row["params"])["not_ranked"] == "ignorant knows too little of whole images"
+    assert json.loads(row["params"])["not_ranked"] == "the models of ignorant know too little about whole images"
     untrained = cell("untrained", drawn(rng, 0.2), knowledge=0.85, epoch=0)
     rows = [json.loads(row["params"]) for row in compare([known, untrained])]
-    assert "known knows too little" in rows[0]["not_ranked"]  # 0.8 at least, and untrained ones 0.95 at most
+    assert "the models of known know too little" in rows[0]["not_ranked"]  # 0.8 at least, and untrained ones 0.95 at most
     said = known.run.findings[0].model_copy(update={"role": "estimate", "p_value": None})
     untested = Cell("untested", known.run.model_copy(update={"findings": [said, *known.run.findings[1:]]}), known.units)
     (row,) = compare([known, untested])

@@ -126,7 +126,7 @@ def test_a_memory_that_fades_is_shown_to_fade_and_a_steady_one_is_not() -> None:
         (["training.objective={kind: vicreg}"], "not for vicreg"),
         (["split.extra_per_class=0", "training.on=[extra]"], "split.extra_per_class is 0"),
         (["training.checkpoint_epochs=[1]", "decode.epochs=[1]"], "add 0 to decode.epochs"),
-        (["split.extra_per_class=500"], "500 extra ones"),
+        (["split.extra_per_class=500"], "500 extra images"),
         (["decode.layers=[projector_1]"], "this model has backbone, classifier"),
     ],
 )

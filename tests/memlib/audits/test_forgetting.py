@@ -105,7 +105,7 @@ def test_distances_are_scipys() -> None:
 def test_a_calibration_set_that_does_not_differ_leaves_the_verdict_and_no_rho() -> None:
     same = [Observed(CALIBRATION, "", i, model(QUERY, 10 + i, 1.0).log_odds) for i in range(4)]
     found = [m for m in models(model(TARGET, 0, 1.0, target="t")) if m.group != CALIBRATION] + same
-    with pytest.raises(RunError, match="D_C cannot calibrate.*would divide by nothing"):
+    with pytest.raises(RunError, match="D_C cannot calibrate.*would divide by almost 0"):
         Distances(found, without_withheld(), CONFIG)
     distances = Distances(found, POOL, CONFIG)
     examples = score_examples(found, POOL, IDS, NAMES)
@@ -421,7 +421,7 @@ def test_intervals_of_rho_cover_its_mean() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"sets": {"query": {}}}, "sets lacks calibration"),
+        ({"sets": {"query": {}}}, "sets has no calibration; add it"),
         ({"targets": {"t": {"mix": {"nope": 1}}}}, "targets.t names nope"),
         ({"targets": {"t": {}}}, "give one of mix, trained and outputs, not none"),
         ({"targets": {"t": {"mix": {"query": 1}, "outputs": {"path": "x"}}}}, "not mix and outputs"),
@@ -440,7 +440,7 @@ def test_intervals_of_rho_cover_its_mean() -> None:
             {"sets": {"query": {"part": "a"}, "calibration": {}, "withheld": {"part": "b", "per_class": 1}}},
             "set verdict.drawn_elsewhere",
         ),
-        ({"sets": {"query": {}, "calibration": {}, "withheld": {}}}, "give at least one a per_class"),
+        ({"sets": {"query": {}, "calibration": {}, "withheld": {}}}, "set per_class for one of them"),
         ({"group": {"near": 1.0}}, "near_duplicates already joins near copies"),
         ({"verdict": {"retained_mix": {"query": 1, "withheld": 1}}}, "given to nobody"),
         ({"verdict": {"retained_mix": {"calibration": 1}}}, "contains nothing of D_Q"),

@@ -560,9 +560,9 @@ OWN: dict[str, Any] = {"trained": {"model": "a:b", "weights": "w"}, "model": Non
         ({"training": {**BASE["training"], "epochs": 0, "patience": 2}}, "patience counts epochs"),
         (
             {**OWN, "nets": {"seeds": 3}, "score": {"per_epoch": True}},
-            "nets, score.per_epoch are for models that are trained",
+            "nets, score.per_epoch apply only to models that memlib trains",
         ),
-        ({**OWN, "canary": {**BASE["canary"], "repeats": 2}}, "but for its feature and label"),
+        ({**OWN, "canary": {**BASE["canary"], "repeats": 2}}, "except its feature and label"),
         ({**OWN, "model": BASE["model"]}, "either model and training, or trained"),
         ({"probe": {"kind": "data"}}, "go together"),
         ({"score": {"outputs": []}}, "must name"),

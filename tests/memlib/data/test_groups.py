@@ -187,7 +187,7 @@ def test_every_set_of_the_pool_has_every_class() -> None:
     names, labels = [f"e{i:02d}" for i in range(30)], [0] * 12 + [1] * 12 + [2] * 6
     images = RNG.integers(0, 256, size=(30, 20, 20, 1), dtype=np.uint8)
     specs = {"calibration": SetSpec(per_class=2), "query": SetSpec(), "withheld": SetSpec(per_class=4)}
-    with pytest.raises(UserError, match="needs 5 examples of class 'c2', but 4 are left"):
+    with pytest.raises(UserError, match="needs 5 examples of class 'c2', but only 4 are left"):
         draw_sets(index(names, labels), images, specs, seed=0, near=None)
 
 

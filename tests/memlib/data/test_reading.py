@@ -257,8 +257,8 @@ def test_what_was_read_is_said(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert warnings(said) == [
         "1 image: rotated as EXIF says",
-        "1 boxes are about a pixel wide or high and leave almost the whole picture outside of them",
-        "2 images occur more than once, pixel by pixel, and may be on both sides of a split",
+        "1 boxes are about one pixel wide or high, so almost the whole picture lies outside of them",
+        "2 images occur more than once with identical pixels and may be on both sides of a split",
     ]
 
 

@@ -91,7 +91,7 @@ def test_copies_and_unreadable_images_are_left_out_with_the_reason() -> None:
         (make_index(), SplitSpec(train_per_class=12), r"class 'class 0' has 20 usable images .* needs"),
         (make_index(with_box=0), SplitSpec(train_per_class=2), "none of the 60 images has a maximal crop"),
         (make_index(), SplitSpec(train_per_class=2, crop=CropSpec(min_side=0.9)), "lower split.crop.min_side"),
-        (make_index(), SplitSpec(train_per_class=5, public_per_class=15), "and 15 public ones"),
+        (make_index(), SplitSpec(train_per_class=5, public_per_class=15), "and 15 public images"),
         (
             make_index(**{f"1/{i:03d}": {"boxes": []} for i in range(20)}),
             SplitSpec(train_per_class=2),

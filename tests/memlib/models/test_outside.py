@@ -173,7 +173,7 @@ def test_a_rare_joint_is_found_when_it_is_met() -> None:
     tokenizer = Joins("x0a1b2c")
     space = spell(form, tokenizer, known_prefix=True, known_suffix=False)
     choices = np.array([[0, 10, 1, 11, 2, 12]], dtype=np.int32)
-    with pytest.raises(UserError, match="for some candidates and not for others"):
+    with pytest.raises(UserError, match="for some candidates but not for others"):
         space.tokens(choices)
 
 

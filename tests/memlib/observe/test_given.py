@@ -59,7 +59,7 @@ def test_outputs_are_joined_by_id_and_others_left_aside(tmp_path: Path) -> None:
         ({"scores": [[1.0], [1.0], [1.0], [1.0]]}, {}, "has 1 numbers per example, but D_Q has 2 classes"),
         ({"scores": [[3.0, -1], [0, 1], [0, 0], [2, 2]]}, {}, "these are logits, set outputs.kind to logits"),
         ({}, {"kind": "logits"}, "these are probabilities"),
-        ({"scores": [[0.4, 0.4]] * 4}, {}, "not a distribution: it sums to 0.8 to 0.8"),
+        ({"scores": [[0.4, 0.4]] * 4}, {}, "not a distribution: its rows sum to 0.8 to 0.8"),
         ({"scores": [[float("nan"), 1.0]] * 4}, {}, "not finite"),
         ({"scores": [[0.4, 0.6]] * 4}, {}, "is the same for every example"),
         ({"scores": [[0.0, 1.0], [1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]}, {}, "only 0 and 1, which are decisions"),

@@ -42,11 +42,11 @@ def test_a_page_says_who_made_it_what_it_means_and_what_it_does_not_show() -> No
     figure = Section("Bits", svg="<svg width='1'><g></g></svg>", figure_caption="Bits by <epoch>.")
     page = Page(
         title="t", audit="exposure", run="r", verdict="v", verdict_kind="found", lead="an exposure of 3 bits", numbers=(),
-        sections=[figure, Section("Empty")], question="How many bits?", meaning="Guess it.", limits=["Other secrets."],
+        sections=[figure, Section("Empty")], question="How many bits?", meaning="Guess it.", advice="Hide it.", limits=["Other secrets."],
         terms=("exposure", "rho"), imprint=[("drawn", "2026-01-01"), ("store", "s3://x")],
     )  # fmt: skip
     html = render(page)
-    for said in ("How many bits?", "Guess it.", "Other secrets.", "2026-01-01", "s3://x", 'href="#s2">Empty'):
+    for said in ("How many bits?", "Guess it.", "Hide it.", "Other secrets.", "2026-01-01", "s3://x", 'href="#s2">Empty'):
         assert said in html
     assert "<dt>exposure</dt>" in html
     assert "<dt>rho</dt>" not in html  # the page does not use it

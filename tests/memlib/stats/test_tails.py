@@ -55,5 +55,5 @@ def test_a_wrong_law_is_seen_and_the_right_one_is_not() -> None:
 
 
 def test_too_little_is_refused() -> None:
-    with pytest.raises(ValueError, match="20 finite, not all equal values"):
+    with pytest.raises(ValueError, match="20 finite values that are not all equal"):
         fit_skew_normal(np.zeros(100))

@@ -88,8 +88,8 @@ def epoch_section(curves: pa.Table, findings: Findings, folder: Path) -> Section
         heading="Through training",
         paragraphs=[
             f"Share of models that each criterion flags as memorizing after each epoch (on {output}; 2023, Fig. 4). The "
-            "dashed line of the controls is what the published criterion finds where there is nothing to find: its share at "
-            "the first epoch is no evidence of early memory."
+            "dashed line of the controls is what the published criterion finds where there is nothing to find, so the share "
+            "that it flags at the first epoch is no evidence of early memory."
         ],
         svg=save_figure(figure, folder, "by_epoch"),
         figure_caption="Share of models (vertical) that each criterion flags as memorizing after each epoch (horizontal), "

@@ -17,7 +17,7 @@ from memlib.report.figures import (
 )
 
 PANELS = 9
-MOST_ROWS = 24  # of a table that is not folded
+MOST_ROWS = 24  # maximum number of rows of a table that is not folded
 COLOURS = {"canary": TARGET, "control": REFERENCE, "feature": TARGET, "random": MUTED}
 METRIC_NAMES = NAMES
 
@@ -68,7 +68,7 @@ class Findings:
         self.variants = list(dict.fromkeys(row["params"].get("variant", "") for row in self.rows))
 
     def find(self, name: str, **params: Any) -> dict[str, Any] | None:
-        """Return the first row of a metric with these params, None if there is none."""
+        """Return the first row of a metric with these params, or None if there is none."""
         for row in self.rows:
             if row["metric"] == name and all(row["params"].get(key, "") == value for key, value in params.items()):
                 return row
@@ -80,7 +80,7 @@ class Findings:
 
 
 def p_text(value: float | None) -> str:
-    """Format a p-value; empty if there is none."""
+    """Format a p-value; return an empty string if there is none."""
     return "" if value is None else f"p = {value:.2g}"
 
 
@@ -90,7 +90,7 @@ def percent_text(value: float) -> str:
 
 
 def interval_text(row: Mapping[str, Any]) -> str:
-    """Format a row's 95 % interval and what it is over; empty if it has none."""
+    """Format a row's 95 % interval and the units that it is over; return an empty string if there is none."""
     if row["ci_low"] is None:
         return ""
     return f"{row['ci_low']:.3g} to {row['ci_high']:.3g} (over {row['interval']})"

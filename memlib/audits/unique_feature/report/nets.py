@@ -89,12 +89,12 @@ def nulls_section(frame: Any, findings: Findings, folder: Path) -> Section:
             "centred by its mean over all features."
         ],
         svg=save_figure(figure, folder, "null_features"),
-        figure_caption="Number of other features with each score (bars), and the score of the feature in question (line).",
+        figure_caption="Number of other features with each score (bars), and the score of the tested feature (line).",
     )
 
 
 def own_section(findings: Findings) -> Section:
-    """Return the section with each score's rank test among null features, and the effect it could have found."""
+    """Return the section with the rank test of each score among null features, and the effect that it could have found."""
     rows = []
     for row in findings.tests:
         params = row["params"]
@@ -211,7 +211,7 @@ def _with_variant(findings: Findings, params: Mapping[str, Any], cells: list[str
 def _table(
     findings: Findings, heading: str, heads: list[str], rows: list[list[str]], main: list[list[str]], text: str
 ) -> Section:
-    """Return a section that shows the rows of the headline's score; the other rows are folded behind them."""
+    """Return a section that shows the rows of the headline's score; the other rows are folded."""
     heads = ["variant", *heads] if findings.variants != [""] else heads
     main = main or rows
     return Section(

@@ -30,7 +30,7 @@ from memlib.audits.unique_feature.report.nets import (
 )
 from memlib.audits.unique_feature.verdict import score_name
 from memlib.findings import verdict_of
-from memlib.report.page import KINDS, Page, Section, TableView, meaning_of
+from memlib.report.page import KINDS, Page, Section, TableView, advice_of, meaning_of
 
 _TERMS = (
     "unique feature", "M", "white box, grey box, black box", "self-influence", "null", "p-value", "95 % interval", "power",
@@ -90,6 +90,11 @@ def build_page(
             "X-ray, this reveals that the patient was in the training data.",
             bounded="Anyone who shows the model the feature sees its answers change by at most the stated amount more than "
             "with any feature of the same kind.",
+        ),
+        advice=advice_of(
+            conclusion.word,
+            shown="Remove identifying features such as names from the images before training, and treat models trained with them as "
+            "confidentially as the images. Regularization may reduce memory: change the training, and audit again.",
         ),
         limits=_NOT_SHOWN, terms=_TERMS, model=material.facts.get("model", ""),
         title=recipe.title, audit="unique-feature", run=run, verdict=conclusion.sentence,
