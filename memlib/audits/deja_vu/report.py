@@ -154,8 +154,8 @@ def build_page(
         ),
         advice=advice_of(
             verdict.word,
-            shown="Treat the model as confidentially as its training images. Fewer epochs, more images or differential privacy "
-            "may reduce memory: change the training, and audit the new model again.",
+            shown="Treat the model as confidentially as its training images. Fewer epochs, more images or differential "
+            "privacy may reduce memory: change the training, and audit the new model again.",
         ),
         limits=_NOT_SHOWN,
         terms=_TERMS,

@@ -46,8 +46,8 @@ def build_page(
     return Page(
         meaning="The predictions for the examples at the top of the list depend most on the examples themselves. They are "
         "the first candidates for being memorized or mislabelled; an outsider gains nothing from this list alone.",
-        advice="Inspect the examples at the top of the list before the model is released: correct wrong labels, leave out what "
-        "should not be remembered, and run an audit with a test on those that stay.",
+        advice="Inspect the examples at the top of the list before the model is released: correct wrong labels, leave out "
+        "what should not be remembered, and run an audit with a test on those that stay.",
         limits=_NOT_SHOWN,
         terms=("self-influence", "checkpoint", "descriptive", "95 % interval"),
         title=recipe.title,

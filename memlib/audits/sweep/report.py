@@ -60,8 +60,8 @@ def build_page(
         ),
         advice=advice_of(
             result.word,
-            shown="Read the page of each cell that shows memorization. Prefer one cell to another only where a difference is tested "
-            "below.",
+            shown="Read the page of each cell that shows memorization. Prefer one cell to another only where a difference is "
+            "tested below.",
         ),
         limits=(
             "A difference between cells: that one cell shows memorization and another does not is not enough to tell them "
