@@ -1,8 +1,8 @@
 """Text as windows of a tokenizer's tokens: documents packed in random order, with each canary as a separate document.
 
-The held-out documents are drawn at random, so that they are distributed like the training documents; documents that begin
-alike stay together, so that no held-out beginning occurs at the beginning of a training document. Each side's last window is
-filled up with the side's first tokens: dropping it would favour long documents. A canary, like a document, is enclosed in
+The held-out documents are drawn at random, so that they are distributed like the training documents. Documents that begin
+alike stay together, so that no training document begins like a held-out document. The last window of each side is filled
+up with the side's first tokens, as dropping it would favour long documents. A canary, like a document, is enclosed in
 the tokenizer's beginning and end marks.
 """
 
@@ -47,10 +47,10 @@ from memlib.data.text import (
 from memlib.errors import UserError
 from memlib.specs import SecretsSpec, TextParquetSource, TextSource, TextSpec
 
-ENCODED = 1000  # documents that are tokenized at once
+ENCODED = 1000  # number of documents that are tokenized at once
 BLANK_LINES = re.compile(r"\n[ \t]*\n\s*")
 BLANK_REST = re.compile(r"[ \t]*\n\s*")  # what makes a line end followed by spaces and tabs blank lines
-LONGEST = 2**28  # characters of a document
+LONGEST = 2**28  # maximum number of characters of a document
 BEGINNING = 32  # tokens by which documents are told apart, as many as the default prefix and suffix of discoverable
 
 
@@ -125,17 +125,18 @@ def build_documents(
 
     Args:
         documents: the corpus.
-        spec: window, shares.
+        spec: window length and shares.
         canaries: format and numbers of insertions.
-        tokenizer: the model's.
-        windows: file that the windows are written to.
-        secret: with the spec's seed, determines the held-out documents, canaries, carrying windows and places.
+        tokenizer: the model's tokenizer.
+        windows: path of the file to which the windows are written.
+        secret: with the seed of `canaries`, determines the held-out documents, the canaries, the windows that carry them,
+            and their places.
         known: secrets that the text already contains; nothing is inserted if there are any.
         unseen: secrets of the same kind that the text does not contain.
 
     Raises:
         UserError: when there is too little text, a canary is longer than a window, or the candidate space is too small.
-            Whether there is too little does not depend on which documents are held out.
+            The draw of the held-out documents does not affect whether there is too little text.
         RunError: when the documents change while they are read.
     """
     form = Format(canaries.format, canaries.alphabets)
@@ -184,10 +185,10 @@ def build_documents(
 
 
 class _Encoded(NamedTuple):
-    """The documents' tokens, one after another in a file, and what tells documents apart.
+    """The documents' tokens, one document after another in a file, and digests that tell documents apart.
 
     Attributes:
-        file: holds the tokens.
+        file: file of the tokens.
         lengths: number of tokens of each document.
         wholes, beginnings: digests of each document's tokens, and of the first BEGINNING of them.
     """
@@ -217,11 +218,11 @@ def _digest(tokens: NDArray[Any]) -> int:
 
 
 def find_copies(wholes: NDArray[np.uint64], beginnings: NDArray[np.uint64], share: float) -> NDArray[np.int64]:
-    """Return, for each document, the number of the first document that it counts as a copy of: (num_documents,).
+    """Return, for each document, the number of the first document of which it counts as a copy: (num_documents,).
 
     Documents that begin alike are copies, because their beginnings cannot be both trained on and held out. A beginning
-    that is common to more different documents than are held out (a license, a letterhead) tells none apart; of its
-    documents only the equal ones are copies.
+    (such as a licence or a letterhead) that is shared by more different documents than are held out does not tell documents
+    apart; of the documents with such a beginning, only identical ones are copies.
 
     Args:
         wholes, beginnings: digests of each document and of its beginning.
@@ -243,8 +244,8 @@ def hold_out(
 
     Args:
         firsts: result of `find_copies`; a document is held out with all its copies or not at all.
-        spec: gives the share to hold out.
-        canaries: gives the seed of the draw.
+        spec: settings with the share of documents to hold out.
+        canaries: settings with the seed of the draw.
         secret: key of the draw.
     """
     rng = np.random.default_rng(keyed_seed(secret, "documents", canaries.seed))
@@ -256,7 +257,7 @@ def hold_out(
 
 
 def _check_size(encoded: _Encoded, sides: Sequence[NDArray[np.int64]], spec: TextSpec) -> None:
-    """Refuse too few documents, judged by what a side holds on average: the draw itself must not decide."""
+    """Refuse too few documents, judged by the expected size of a side, so that the draw does not decide."""
     tokens, smaller = int(encoded.lengths.sum()) + len(encoded.lengths), min(spec.validation, 1 - spec.validation)
     if tokens * smaller < spec.window or not all(map(len, sides)):
         raise UserError(
@@ -267,7 +268,7 @@ def _check_size(encoded: _Encoded, sides: Sequence[NDArray[np.int64]], spec: Tex
 
 
 class _Packed(NamedTuple):
-    """Documents of one side (training or held-out), in their order in its rows.
+    """Documents of one side (training or held-out), in the order in which its rows contain them.
 
     Attributes:
         begins, lengths: offset of each text in tokens, counted from the side's first row, and its number of tokens.
@@ -281,7 +282,7 @@ class _Packed(NamedTuple):
 
 
 def _pack(encoded: _Encoded, side: NDArray[np.int64], tokenizer: Marked, file: WindowFile) -> _Packed:
-    """Write a side's documents, with their marks, as consecutive windows; the first tokens again fill the last one."""
+    """Write a side's documents, with their marks, as consecutive windows; fill the last one with the first tokens."""
     size = file.dtype.itemsize
     places = (np.cumsum(encoded.lengths) - encoded.lengths) * size
     before = [] if tokenizer.start == tokenizer.end else [tokenizer.start]
@@ -296,7 +297,7 @@ def _pack(encoded: _Encoded, side: NDArray[np.int64], tokenizer: Marked, file: W
 
 
 def _times_trained(training: _Packed, side: NDArray[np.int64], count: int, window: int) -> NDArray[np.int64]:
-    """Return how often each document stands whole in the training windows: (num_documents,)."""
+    """Return how often each document occurs in full in the training windows: (num_documents,)."""
     stops = training.begins + training.lengths
     again, rest = divmod((training.last - training.first) * window, int(stops[-1]) + 1)
     times = np.zeros(count, dtype=np.int64)
@@ -314,7 +315,7 @@ def _heads(
     """Compute `Corpus.heads`.
 
     Args:
-        packed: result of `_pack`.
+        packed: result of `_pack` for each side.
         sides: numbers of the documents of each side.
         firsts: result of `find_copies`.
         window: tokens per row.
@@ -326,7 +327,7 @@ def _heads(
     for side, (part, numbers) in enumerate(zip(packed, sides, strict=True)):
         room = np.minimum(part.lengths, window - part.begins % window)
         room[np.isin(part.first + part.begins // window, replaced)] = 0
-        order = np.argsort(-room, kind="stable")[::-1]  # of several copies the one with the most room is written last
+        order = np.argsort(-room, kind="stable")[::-1]  # of several copies, the one with the most room is written last
         at = np.searchsorted(different, firsts[numbers[order]])
         heads[at, 1] = side
         heads[at, 3] = part.first + part.begins[order] // window

@@ -63,7 +63,7 @@ def build_pairs(text: str, spec: TextSpec, canaries: SecretsSpec, windows: Path,
         spec: unit, window length and shares.
         canaries: formats and numbers of insertions.
         windows: path of the file to which the rows are written.
-        secret: with the spec's seed, determines canaries and the pairs that they replace.
+        secret: with the seed of `canaries`, determines the canaries and the pairs that they replace.
 
     Raises:
         UserError: when there are no pairs, or a canary is longer than a window.

@@ -1,6 +1,6 @@
 """Text that is streamed in pieces, as often as needed, and windows of symbols that are written incrementally.
 
-Nothing here holds a whole text in memory: only files grow with it.
+No function holds a whole text in memory; only files grow with the length of a text.
 """
 
 import codecs
@@ -38,7 +38,7 @@ UNSIGNED = (np.uint8, np.uint16, np.uint32)
 
 
 class Measured(NamedTuple):
-    """Digest and length of a text, known once it was read to its end.
+    """Digest and length of a text, which are known once the text has been read to its end.
 
     Attributes:
         digest: SHA-256 of the text, for use in stage keys.
@@ -54,7 +54,7 @@ class Readable(ABC):
     """A text that is streamed in pieces from its beginning, as often as needed.
 
     Attributes:
-        read: starts a new pass over the pieces.
+        read: function that starts a new pass over the pieces.
         name: name of the text in messages.
     """
 
@@ -65,7 +65,7 @@ class Readable(ABC):
 
     @abstractmethod
     def first(self, piece: str, most: int) -> tuple[str, int]:
-        """Return the beginning of a piece, of at most `most` units, and its number of units."""
+        """Return the beginning of a piece, of at most `most` units, and the number of units in this beginning."""
 
     @cached_property
     def measured(self) -> Measured:
@@ -84,7 +84,7 @@ class Readable(ABC):
         return Measured(digest.hexdigest(), length)
 
     def beginning(self, share: float) -> Iterator[str]:
-        """Yield the pieces of the first part, at least one unit; then check that the whole text is what was measured.
+        """Yield the pieces of the first `share` of the text, at least one unit; then check that the digest is unchanged.
 
         Raises:
             RunError: when the text has changed.
@@ -125,7 +125,7 @@ class Documents(Readable):
 
 
 def open_text(source: TextSource) -> Text:
-    """Return the text of a source; for pairs, the text that they are made from."""
+    """Return the text of a source; for pairs, the text from which they are made."""
     name = str(getattr(source, "path", source.kind))
     if isinstance(source, TextFileSource | PairsFileSource):
         return Text(lambda: read_file(source.path), name)
@@ -265,7 +265,7 @@ class WindowFile:
         np.lib.format.write_array_header_1_0(self._file, described)
 
     def add(self, symbols: NDArray[Any]) -> None:
-        """Append symbols; those that do not fill a row are kept for the next call."""
+        """Append symbols; keep symbols that do not fill a row for the next call."""
         pending = np.concatenate([self._rest, symbols.astype(self.dtype)])
         whole = len(pending) // self.window * self.window
         self._file.write(pending[:whole].data)
@@ -308,7 +308,7 @@ def count_occurrences(texts: Iterable[Iterable[bytes]], wanted: Sequence[bytes],
     """Count the occurrences of each sequence in texts, overlapping ones included.
 
     Args:
-        texts: each in pieces of whole symbols.
+        texts: the texts, each in pieces of whole symbols.
         wanted: the sequences.
         size: bytes per symbol; matches that begin within a symbol are not counted.
     """

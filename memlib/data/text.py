@@ -35,7 +35,7 @@ from memlib.specs.text import GIVEN, INSERTED, NEVER, UNSEEN
 from memlib.tables import CANARIES, ROW_GROUP, SPLITS
 
 UNKNOWN = "<unk>"
-MOST_CARRIERS = 0.5  # of the training windows
+MOST_CARRIERS = 0.5  # maximum share of the training windows
 CODE_POINTS = 0x110000
 
 
@@ -57,11 +57,11 @@ class Rows:
 
     @property
     def table(self) -> pa.Table:
-        """Return the tables.SPLITS of all rows."""
+        """Return the splits table (tables.SPLITS) of all rows."""
         return pa.concat_tables(self.tables())
 
     def tables(self) -> Iterator[pa.Table]:
-        """Yield the tables.SPLITS in parts of consecutive rows."""
+        """Yield the splits table (tables.SPLITS) in parts of consecutive rows."""
         taken = np.array(sorted({row for _, row in self.placed}), dtype=np.int64)
         for first in range(0, self.plain, ROW_GROUP):
             rows = np.arange(first, min(first + ROW_GROUP, self.plain))
@@ -105,7 +105,7 @@ class Corpus:
         windows: (num_windows, window), memory-mapped, of the smallest unsigned type, or int32 where padding is -1.
         vocabulary: symbols by id; 0 is the line end.
         rows: roles of the windows; a canary's windows have the role "canary <id>".
-        canaries: tables.CANARIES.
+        canaries: the table of canaries (tables.CANARIES).
         heads: where distinct documents begin: (num_documents, 7) document number, 1 if held out, copies in the corpus, row,
             place in the row, tokens in that row (0 if canaries replaced it), tokens in all (they continue in the next rows);
             None for text without documents.
@@ -119,7 +119,7 @@ class Corpus:
 
     @property
     def splits(self) -> pa.Table:
-        """Return the tables.SPLITS."""
+        """Return the splits table (tables.SPLITS)."""
         return self.rows.table
 
 
@@ -157,7 +157,7 @@ def numbered(
 
 
 def build_vocabulary(counts: Counter[str], places: Sequence[Sequence[str]], most: int | None) -> list[str]:
-    """Return the line end, then sorted the symbols of the text and of the format, and <unk> if some were dropped.
+    """Return the line end and then, sorted, the symbols of the text and the format, and <unk> if any were dropped.
 
     Args:
         counts: number of occurrences of each symbol in the text.
@@ -176,7 +176,7 @@ class Secret:
 
     Attributes:
         choices: the secret as choices at the format's places.
-        times: number of occurrences, if the file states it.
+        times: number of occurrences, if the file of secrets states it.
     """
 
     choices: tuple[int, ...]
@@ -184,7 +184,7 @@ class Secret:
 
 
 def read_secrets(path: str, form: Format, unit: str) -> list[Secret]:
-    """Read the secrets of a file, one per line, optionally with a tab and a count; error messages show none of them.
+    """Read the secrets of a file, one per line, optionally with a tab and a count; error messages do not show the secrets.
 
     Raises:
         UserError: for a line that does not match the format, an invalid count, a repeated secret, or an empty file.
@@ -222,10 +222,10 @@ def build_corpus(
 
     Args:
         text: the corpus.
-        spec: unit, window, shares.
+        spec: unit, window length and shares.
         canaries: format and numbers of insertions.
-        windows: file that the windows are written to.
-        secret: with the spec's seed, determines canaries, carrying windows and places.
+        windows: path of the file to which the windows are written.
+        secret: with the seed of `canaries`, determines the canaries, the windows that carry them, and their places.
         known: secrets that the text already contains; nothing is inserted if there are any.
         unseen: secrets of the same kind that the text does not contain.
         count_here: True if the model was trained on this text, so that secrets are counted in it.
@@ -282,7 +282,7 @@ def place_canaries(insertions: Sequence[int], carrying: NDArray[np.int64], canar
     Args:
         insertions: number of insertions of each canary.
         carrying: (num_carriers,) rows, drawn at random.
-        canaries: `together` tells if one model sees all canaries, which then take separate rows.
+        canaries: settings; with `together`, one model sees all canaries, which then take separate rows.
     """
     placed, used = [], 0
     for canary, times in enumerate(insertions):
@@ -313,7 +313,7 @@ def role_of(canary: int) -> str:
 
 
 def draw_canaries(space: Space, canaries: SecretsSpec, secret: bytes) -> tuple[Choices, list[int]]:
-    """Draw all canaries, inserted ones first; return them and their numbers of insertions."""
+    """Draw all canaries, inserted canaries first; return them and their numbers of insertions."""
     insertions = [times for times in canaries.insertions for _ in range(canaries.each)] + [0] * canaries.never
     rng = np.random.default_rng(keyed_seed(secret, "canaries", canaries.format, canaries.seed))
     return space.draw(len(insertions), rng), insertions
@@ -332,7 +332,7 @@ def known_canaries(
     secret: bytes,
     occurrences: Callable[[Sequence[Sequence[int]]], list[int]],
 ) -> tuple[Choices, list[int], list[str]]:
-    """Return known secrets, unseen ones, and drawn candidates that are neither and do not occur in the text.
+    """Return known secrets, unseen secrets, and other drawn candidates, which do not occur in the text.
 
     Known secrets that do not occur in the training text, for instance because they were held out, count as unseen.
 
@@ -342,13 +342,13 @@ def known_canaries(
         unseen: secrets of the same kind that no model saw.
         canaries: format, and number of candidates to draw (`never`).
         secret: key of the draw.
-        occurrences: counts candidates in the model's training text, as far as that is known.
+        occurrences: function that counts candidates in the model's training text, as far as the text is known.
 
     Returns:
         choices, numbers of insertions, and kinds, in the above order.
 
     Raises:
-        UserError: when no known secret occurs in the text, or an unseen one does or is among the known.
+        UserError: when no known secret occurs in the text, or an unseen secret is in the text or among the known secrets.
     """
     rng = np.random.default_rng(keyed_seed(secret, "canaries", canaries.format, canaries.seed))
     taken = [given.choices for given in (*known, *unseen)]
@@ -372,7 +372,7 @@ def known_canaries(
 
 
 def _check_unseen(known: Sequence[Secret], unseen: Sequence[Secret], times: Sequence[int]) -> None:
-    """Refuse unseen secrets that are also known ones, or that occur in the training text, without showing any."""
+    """Refuse unseen secrets that are also known or occur in the training text; error messages do not show them."""
     given = {candidate.choices for candidate in known}
     for number, (candidate, held) in enumerate(zip(unseen, times, strict=True), start=1):
         if candidate.choices in given:
@@ -407,7 +407,7 @@ def insert(
     Args:
         window: (window,) symbols.
         canary: (length,) symbols.
-        rng: draws the place.
+        rng: generator that draws the place.
         start, end: the symbols before and after the canary.
     """
     place = int(rng.integers(1, len(window) - len(canary)))
@@ -422,7 +422,7 @@ def rendered(space: Space, drawn: Choices, vocabulary: Sequence[str], unit: str)
 
 
 def canary_table(drawn: Choices, insertions: Sequence[int], kinds: Sequence[str], texts: Sequence[str]) -> pa.Table:
-    """Build the tables.CANARIES of drawn candidates, in order."""
+    """Build the table of canaries (tables.CANARIES) from drawn candidates, in order."""
     rows = [
         {
             "canary": number,

@@ -1,4 +1,4 @@
-"""Causal language models of Hugging Face's transformers and their tokenizers, loaded without running code of their folder."""
+"""Causal language models of Hugging Face's transformers and their tokenizers, loaded without running code of the folder."""
 
 import importlib
 import warnings
@@ -17,19 +17,19 @@ from memlib.specs import LoraSpec
 
 SAME = {torch.float64: 1e-6}  # relative tolerance for scores that differ by rounding alone
 SAME_COARSE = 1e-3  # the same in float32 and below
-MOST_SCORES = 2**26  # in memory at a time: 256 MiB in float32, and as much again for their logarithms
+MOST_SCORES = 2**26  # maximum number in memory: 256 MiB in float32, and as much again for their logarithms
 ADAPTER = "lora_"  # part of the names of adapters' weights
 RESIZE = "enlarge the model with model.resize_token_embeddings(len(tokenizer)) and save it again"
 
 
 class FolderTokenizer:
-    """A tokenizer of transformers from a folder, as `Tokenizer`.
+    """A tokenizer of transformers, loaded from a folder, with the interface `Tokenizer`.
 
     Args:
-        folder: contains config.json and the tokenizer's files.
+        folder: folder with config.json and the tokenizer's files.
 
     Raises:
-        UserError: when it cannot be loaded.
+        UserError: when the tokenizer cannot be loaded.
     """
 
     def __init__(self, folder: str) -> None:
@@ -48,12 +48,12 @@ class FolderTokenizer:
         if start is None and end is None:
             raise UserError(f"the tokenizer in {folder} has no token for the beginning or end of a text")
         self.start = int(end if start is None else start)
-        """The token before a text."""
+        """The token that precedes a text."""
         self.end = int(start if end is None else end)
         """The token that ends a text; the same as `start` where the tokenizer has only one."""
 
     def _check_sizes(self) -> None:
-        """Raise UserError for more tokens than the model's embedding has rows, and for a first or last token beyond it."""
+        """Raise UserError if the model's embedding has too few rows for all tokens, or for the first or last token of a text."""
         count = len(self._tokenizer)
         if count > self.num_symbols:
             raise UserError(f"the tokenizer has {count} tokens, but its model only {self.num_symbols}; {RESIZE}")
@@ -68,7 +68,7 @@ class FolderTokenizer:
             raise UserError(f"the tokenizer {what} number {largest}, but its model has {self.num_symbols} tokens; {RESIZE}")
 
     def _pieces(self) -> list[str | None]:
-        """Return each token's text after another token (tokenizers may render a first one differently), or None."""
+        """Return the text of each token after another token (a first token may look different); None if it has no text."""
         tokenizer, count = self._tokenizer, len(self._tokenizer)
         anchor = next((row[-1] for row in self.encode(["a", "1", "."]) if row), None)
         if anchor is None:
@@ -96,12 +96,12 @@ class FolderTokenizer:
 class Causal(LanguageModel):
     """A causal language model of transformers with the interface of memlib's own language models.
 
-    The state of a prefix is its keys and values (rows, layers, 2, heads, length, dim) where the model keeps all of them in
-    one shape; for other models (sliding windows, recurrences) it is the prefix itself, which is recomputed at each step.
+    If a model keeps all keys and values in one shape, they are the state of a prefix (rows, layers, 2, heads, length, dim).
+    For other models (sliding windows, recurrences), the state is the prefix itself, which is recomputed at each step.
 
     Args:
         model: a model of transformers.
-        start: the token before a text.
+        start: the token that precedes a text.
     """
 
     def __init__(self, model: nn.Module, *, start: int) -> None:
@@ -141,9 +141,9 @@ class Causal(LanguageModel):
             raise UserError(reason + ("; set score.precision: float32" if precision == "float64" else "")) from error
 
     def look_up_each_row(self) -> None:
-        """Look up in every embedding once per sequence, which per-example gradients need.
+        """Make every embedding look up its rows once per sequence, as per-example gradients require.
 
-        Models look up positions, which all sequences of a batch share, once per batch.
+        By default, models look up positions only once per batch, as all its sequences share them.
         """
         for module in self.model.modules():
             if type(module) is nn.Embedding:
@@ -155,7 +155,7 @@ class Causal(LanguageModel):
         return (numbers.expand(self._rows, numbers.shape[-1]) if shared else numbers, *others)
 
     def kept_state(self) -> dict[str, Tensor]:
-        """Return the weights to save: only the adapters where there are any; tied weights once."""
+        """Return the weights to save: only the adapters if there are any, otherwise all weights, with tied weights once."""
         whole, learnt = self.state_dict(), dict(self.named_parameters())
         if self.has_adapters:
             return {name: value for name, value in whole.items() if ADAPTER in name}
@@ -197,7 +197,7 @@ class Causal(LanguageModel):
         return scores
 
     def _ask(self, seen: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return scores (rows, num_symbols) after tokens (rows, new) that follow a state, and the state after them."""
+        """Return scores (rows, num_symbols) after tokens (rows, new) that follow a state, and the resulting state."""
         self._check_length(seen.shape[1] + (0 if state is None else state.shape[4]))
         transformers, cache = importlib.import_module("transformers"), None
         if state is not None:
@@ -209,7 +209,7 @@ class Causal(LanguageModel):
         return outputs.logits[:, -1], torch.stack([torch.stack([one.keys, one.values], dim=1) for one in layers], dim=1)
 
     def _keeps_all(self, seen: Tensor) -> bool:
-        """Return whether continuing from keys and values gives the same as recomputing, tested on a context of one row."""
+        """Return True if continuing from keys and values gives the same scores as recomputing, tested on a single context."""
         if self.window is not None and seen.shape[1] >= self.window:
             seen = seen[:, : self.window - 1]  # leave room for one more token
         tokens = torch.cat([seen, seen.new_zeros(1, 1)], dim=1)
@@ -228,7 +228,7 @@ class Causal(LanguageModel):
 
 
 def _window(model: nn.Module) -> int | None:
-    """Return the longest sequence that a model takes; None if it has no positions."""
+    """Return the length of the longest sequence that a model takes; None if its config states no maximum."""
     config: Any = model.config
     longest: int | None = getattr(config, "max_position_embeddings", None)
     for name, module in model.named_modules():
@@ -241,10 +241,10 @@ def load_model(folder: str) -> nn.Module:
     """Return a causal language model of transformers in evaluation mode, on the CPU.
 
     Args:
-        folder: contains config.json and *.safetensors.
+        folder: folder with config.json and *.safetensors.
 
     Raises:
-        UserError: when it cannot be loaded, or weights are missing.
+        UserError: when the model cannot be loaded, or weights are missing.
     """
     transformers = _transformers(folder)
     try:
@@ -266,11 +266,11 @@ def with_adapters(model: nn.Module, lora: LoraSpec, *, seed: int) -> nn.Module:
 
     Args:
         model: a model of transformers.
-        lora: rank, scale, target layers.
+        lora: rank, scale and target layers.
         seed: seed of the adapters' initial weights.
 
     Raises:
-        UserError: when no layer has such a name, or peft knows no default layers for the architecture.
+        UserError: when no layer has the name of a target, or peft knows no default targets for the architecture.
     """
     try:
         peft = importlib.import_module("peft")

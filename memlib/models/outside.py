@@ -1,6 +1,6 @@
-"""External sequence models behind the interface of memlib's own.
+"""External sequence models with the interface of memlib's language models.
 
-A model is a folder of Hugging Face's transformers, or any object with a `vocabulary` and `next_log_probs`:
+A model is a folder in the format of Hugging Face's transformers, or any object with a `vocabulary` and `next_log_probs`:
 
     class MyModel:
         vocabulary = ["\\n", "a", "b", ...]          # the text of every symbol
@@ -9,8 +9,9 @@ A model is a folder of Hugging Face's transformers, or any object with a `vocabu
             ...                                       # prefixes: (num_prefixes, length) int64 symbols, all of one length
             return log_probs, state                   # (num_prefixes, num_symbols) natural logarithms
 
-`state` is a list of what the model returned for each prefix without its last symbol, or None where that is unknown; a
-stateless model returns None. For a format that begins with a hole, the model gets prefixes of length 0: the start of a text.
+`state` is a list with the state that the model returned for each prefix without its last symbol; an entry, or the whole
+list, is None if it is unknown. A stateless model returns None. For a format that begins with a hole, the model gets prefixes
+of length 0: the start of a text.
 """
 
 import traceback
@@ -36,13 +37,13 @@ ENTRY_BYTES, SYMBOL_BYTES = 250, 40  # approximate overhead of a cached state, a
 
 
 class Answering:
-    """A model with `next_log_probs`, as a `Predictor`; states of prefixes are cached for their children.
+    """A user's model with `next_log_probs`, wrapped as a `Predictor`; states of prefixes are cached for their children.
 
     States beyond `cache_bytes` are evicted, oldest first; the model then gets None in their place.
 
     Args:
         model: the user's model.
-        name: its name in error messages.
+        name: the model's name in error messages.
     """
 
     cache_bytes = CACHE_BYTES
@@ -61,7 +62,7 @@ class Answering:
             raise UserError(f"the vocabulary of {name} has duplicate symbols")
         self.num_symbols = len(self.vocabulary)
         self._model, self._name = model, name
-        self._states: OrderedDict[tuple[int, ...], tuple[Any, int]] = OrderedDict()  # with their sizes in bytes
+        self._states: OrderedDict[tuple[int, ...], tuple[Any, int]] = OrderedDict()  # states with their sizes in bytes
         self._state_bytes = 0
 
     def begin(self, context: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -148,13 +149,13 @@ def _names(slots: str | Iterable[str]) -> list[str]:
 
 
 class HuggingFace(Causal):
-    """A causal language model of transformers with its tokenizer, as `Predictor` and `Tokenizer`.
+    """A causal language model of transformers with its tokenizer, usable as `Predictor` and as `Tokenizer`.
 
     Args:
-        folder: contains config.json, *.safetensors and the tokenizer.
+        folder: folder with config.json, *.safetensors and the tokenizer.
 
     Raises:
-        UserError: when it cannot be loaded.
+        UserError: when the model or the tokenizer cannot be loaded.
     """
 
     def __init__(self, folder: str) -> None:
@@ -182,7 +183,7 @@ def load_outside(spec: HuggingFaceSpec | ProtocolSpec) -> HuggingFace | Answerin
     """Load an external sequence model.
 
     Raises:
-        UserError: when it cannot be loaded; says why.
+        UserError: when the model cannot be loaded; the message says why.
     """
     if isinstance(spec, HuggingFaceSpec):
         return HuggingFace(spec.path)

@@ -21,7 +21,7 @@ from memlib.models.causal import Causal
 from memlib.observe.likelihoods import row_bytes
 
 LN2 = math.log(2)
-STATE_COPIES = 4  # of a state at a step: selected rows, the longer cache, the new state, and the one before
+STATE_COPIES = 4  # copies of a state at a step: selected rows, the longer cache, the new and the previous state
 
 
 class Scheme(Protocol):
@@ -34,12 +34,12 @@ class Scheme(Protocol):
 
     @property
     def top_k(self) -> int | None:
-        """The number of likeliest tokens that may be drawn; None: all."""
+        """The number of likeliest tokens that may be drawn; None for all."""
         ...
 
     @property
     def top_p(self) -> float | None:
-        """The share of the probability, from the likeliest token down, that may be drawn; None: all."""
+        """The share of the probability mass, starting at the likeliest token, that may be drawn; None for all."""
         ...
 
 
@@ -61,8 +61,8 @@ class Suffixes:
 def scheme_log_probs(scores: Tensor, scheme: Scheme) -> Tensor:
     """Return natural log-probabilities (..., num_symbols) under a scheme; -inf for tokens that are never drawn.
 
-    Temperature first, then top-k, then top-p of what that leaves, as transformers' generate does; tokens tied at the
-    border of top-k may all be drawn.
+    The temperature is applied first, then top-k, then top-p to the remaining tokens, as in `generate` of transformers. Tokens
+    that are tied at the top-k threshold may all be drawn.
 
     Args:
         scores: (..., num_symbols) logits.
@@ -113,9 +113,9 @@ def near_hits(
         documents: (num_documents, prefix + suffix) tokens.
         prefix: number of known tokens.
         scheme: how tokens are sampled.
-        samples: continuations of each document.
+        samples: number of continuations of each document.
         near: maximum number of edits (tokens inserted, deleted or substituted), as a share of the suffix.
-        seed: seed of the samples, which are the same for every model, however many fit into its `cache_bytes` together.
+        seed: seed of the draws, which are the same for every model and for any number of samples that fit into `cache_bytes`.
     """
     hits = np.zeros(len(documents), dtype=np.int64)
     length, place = documents.shape[1] - prefix, 0
@@ -163,7 +163,7 @@ def _picked(chances: Tensor, draws: Tensor) -> Tensor:
 
 
 def _rows_together(model: Causal, state: Tensor, prefix: int, length: int) -> int:
-    """Return how many samples may be drawn together: their states at full length, and copies of them, must fit."""
+    """Return the number of samples to draw together, so that their states at full length, and copies, fit into memory."""
     grown = row_bytes(state) * (1 + prefix + length) / (1 + prefix)
     return max(1, min(model.most_rows(1), int(model.cache_bytes / (STATE_COPIES * grown))))
 

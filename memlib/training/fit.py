@@ -67,7 +67,7 @@ class TrainedModel:
 
     @property
     def history(self) -> pa.Table:
-        """The training history, a tables.TRAINING."""
+        """The training history (tables.TRAINING)."""
         return read_table(self._artifact.path(HISTORY))
 
 
@@ -77,12 +77,12 @@ class Train(Stage[TrainedModel]):
 
     Attributes:
         name: the model's name in reports: target 0, reference 0, shadow 17, ...
-        model, training: the architecture and how it is trained.
+        model, training: the architecture and the training settings.
         num_classes: number of classes of the data, or of symbols of a text.
         shard, splits: the examples and their roles.
         roles: the roles whose examples the model trains on.
         parent: a trained encoder whose last weights initialize the backbone.
-        head_alone: whether the backbone stays frozen.
+        head_alone: True if the backbone stays frozen.
         canary: the unique feature that some of the examples carry.
         base: the external model to be fine-tuned, if any.
     """
@@ -132,7 +132,7 @@ class Train(Stage[TrainedModel]):
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """The inputs by role; examples enter by their content, not by the split they came from."""
+        """Keys and digests of the inputs; examples are identified by their content, not by the split they came from."""
         inputs = {"shard": self.shard.key, "examples": digest_of(self.splits, *self.roles)}
         if self.parent is not None:
             inputs["parent"] = self.parent.key
@@ -146,17 +146,17 @@ class Train(Stage[TrainedModel]):
 
     @property
     def units(self) -> float:
-        """Examples times epochs."""
+        """The number of examples times the number of epochs."""
         return float(len(self.seen.rows) * self.training.epochs)
 
     @property
     def near(self) -> Ref | None:
-        """The model that provides the backbone, or that is fine-tuned."""
+        """The model that provides the backbone or is fine-tuned, if any."""
         source = self.parent or self.base
         return None if source is None else source.ref
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
-        """Train in this process alone; see `train_into_store` for a group of workers."""
+        """Train in this process only; see `train_into_store` for a group of workers."""
         from memlib.training.loop import Worker
 
         def progress(news: Mapping[str, Any]) -> None:
@@ -206,7 +206,7 @@ class Train(Stage[TrainedModel]):
         return TrainingSet(self.shard.content.images, rows, labels, feature)
 
     def describe(self, images: NDArray[Any]) -> dict[str, Any]:
-        """Return what `build_model` needs: architecture, classes (null without class scores), input shape."""
+        """Return the arguments of `build_model`: architecture, classes (None without class scores), input shape and options."""
         classes = self.num_classes if self.training.objective.has_classes else None
         shape = [images.shape[3], *images.shape[1:3]] if images.ndim == 4 else list(images.shape[1:])
         teacher = {"teacher": True} if self.training.objective.has_teacher else {}
@@ -238,7 +238,7 @@ class Canary:
 
     @property
     def digest(self) -> str:
-        """The digest of all changes to the training set; equal for all canaries where a control leaves the set unchanged."""
+        """The digest of all changes to the training set; controls that leave the training set unchanged share a digest."""
         untouched = not self.with_feature and self.spec.mode == "replace" and self.spec.repeats == 1
         place = None if untouched else [self.row, self.spec.mode, self.spec.repeats]
         cover = None if untouched and self.feature.cover is None else self.feature.digest
@@ -256,14 +256,14 @@ class Canary:
 
 
 def check_jobs(jobs: Sequence[Train], like: Worker) -> None:
-    """Check that models can be trained before any machine is requested; of jobs that differ only in their seed, check one.
+    """Check, before machines are requested, that models can be trained; of jobs that differ only in the seed, check one.
 
     Args:
         jobs: the models to be trained.
         like: one of the workers that will train them.
 
     Raises:
-        UserError: names the model and the setting to change.
+        UserError: when a model cannot be trained; the message names the model and the setting to change.
     """
     import torch
 
@@ -289,7 +289,7 @@ def check_jobs(jobs: Sequence[Train], like: Worker) -> None:
 
 
 def _check_base(job: Train, window: int) -> None:
-    """Raise UserError for windows longer than the model's, adapters of unknown layers, and privacy beyond opacus."""
+    """Raise UserError for too long windows, adapters of unknown layers, or layers that opacus does not support."""
     model = build_model(job.describe(job.training_set().images), seed=0, base=job.base)
     longest = model.window
     if isinstance(longest, int) and window > longest:
@@ -321,8 +321,8 @@ def train_into_store(
 ) -> Ref:
     """Train a model and commit it, unless it is already in the store.
 
-    With several workers, all of them call this; the first one writes. Training continues from the newest verified resume
-    state of an interrupted attempt, on any machine.
+    With several workers, all of them call this function; the first worker writes the model. Training continues from the
+    newest verified resume state of an interrupted attempt, on any machine.
 
     Args:
         job: the model to train.
@@ -347,7 +347,7 @@ def train_into_store(
 
 
 def build_model(described: Mapping[str, Any], *, seed: int, base: Artifact[Pretrained] | None = None) -> nn.Module:
-    """Build an untrained model from what `Train.describe` returned; a model to be fine-tuned has its pretrained weights.
+    """Build an untrained model from a result of `Train.describe`; a model to be fine-tuned has its pretrained weights.
 
     Raises:
         UserError: when the architecture does not fit the examples.
@@ -371,7 +371,7 @@ def build_model(described: Mapping[str, Any], *, seed: int, base: Artifact[Pretr
 
 
 class _Run:
-    """The part of a training that reads and writes files."""
+    """The part of a training run that reads and writes files."""
 
     def __init__(
         self,
@@ -413,7 +413,7 @@ class _Run:
         if self.worker.rank == 0 and self.store.resume.load(self.ref.key, self.folder):
             try:
                 state = load_resume_state(self.folder)
-            except CorruptArtifact:  # intact, but not a state that memlib wrote
+            except CorruptArtifact:  # intact, but not written by memlib
                 self.store.resume.drop(self.ref.key)
         state = self.worker.share(state)  # the first worker decides, so that all start from the same step
         if state is not None:
@@ -476,7 +476,7 @@ class _Run:
         self.saved = time.monotonic()
 
     def commit(self, where: Mapping[str, Any] | None) -> str | None:
-        """Publish the model; return an error message, or None."""
+        """Publish the model; return an error message if this fails, else None."""
         try:
             known = Known()
             known.add(self.job.shard.ref)
@@ -497,7 +497,7 @@ class _Run:
         job = self.job
         attempt.resumes = True
         kept = [e for e in job.training.kept_epochs if e <= self.training.epoch or e == job.training.epochs]
-        for epoch in kept:  # training that stopped early did not reach later ones
+        for epoch in kept:  # a training run that stopped early did not reach later epochs
             shutil.copyfile(self.folder / weights_file(epoch), attempt.path(weights_file(epoch)))
         for step in job.training.checkpoint_steps:
             if step <= self.training.step:

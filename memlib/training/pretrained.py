@@ -1,4 +1,4 @@
-"""A pretrained model to be fine-tuned: a copy of its folder in the store, where every worker can read it."""
+"""A pretrained model to be fine-tuned: its folder is copied into the store, where every worker can read it."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class Pretrained:
             return FolderTokenizer(str(folder))
 
     def check_precision(self, precision: str) -> None:
-        """Check that the model can be evaluated in a precision, as found when it was copied; loads nothing.
+        """Check that the model can be evaluated in a precision, as recorded when it was copied; load nothing.
 
         Raises:
-            UserError: when it cannot.
+            UserError: when the model cannot be evaluated in this precision.
         """
         tried = self._artifact.facts["precisions"]
         if precision not in tried:
@@ -76,7 +76,7 @@ class TakeOver(Stage[Pretrained]):
     """Copy a Hugging Face model with its tokenizer into the store, unchanged.
 
     Attributes:
-        model: names the folder of the model.
+        model: spec with the path of the model's folder.
     """
 
     declared: ClassVar[Declared] = Declared("pretrained", 2, ("memlib.training.pretrained",))
@@ -86,7 +86,7 @@ class TakeOver(Stage[Pretrained]):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """Empty: the files determine the artifact."""
+        """An empty spec, as the files determine the artifact."""
         return {}
 
     @cached_property
@@ -123,10 +123,10 @@ class TakeOver(Stage[Pretrained]):
 
 
 def _precisions(model: Causal) -> list[str]:
-    """Return the precisions in which a model can be evaluated; converts its weights in place.
+    """Return the precisions in which a model can be evaluated; convert its weights in place.
 
     Raises:
-        UserError: when it cannot be evaluated in float32.
+        UserError: when the model cannot be evaluated in float32.
     """
     model.float().check_precision()
     try:

@@ -52,10 +52,10 @@ def plan(privacy: PrivacySpec, *, sample_rate: float, steps_per_epoch: int, epoc
     Args:
         privacy: epsilon or noise, delta, accountant.
         sample_rate: probability that an example is in a batch.
-        steps_per_epoch, epochs: length of the training.
+        steps_per_epoch, epochs: length of the training run.
 
     Raises:
-        UserError: when no amount of noise reaches such a small epsilon.
+        UserError: when epsilon is too small to be reached by any amount of noise.
     """
     steps = steps_per_epoch * epochs
     noise = privacy.noise
@@ -197,7 +197,7 @@ def make_private(
 
     Args:
         model: a model prepared by `use_private_layers`.
-        optimizer: the optimizer of its parameters.
+        optimizer: the optimizer of the model's parameters.
         clip: maximum norm of an example's gradient.
         noise: standard deviation of the noise, in units of `clip`.
         batch_size: expected number of examples in a batch.
@@ -213,8 +213,8 @@ def check_gradients(model: Causal, objective: nn.Module, tokens: Tensor) -> None
     """Take one private step on made-up windows, which changes the model's layers.
 
     Args:
-        model: the model to train; it is of no use afterwards.
-        objective: its loss.
+        model: the model to train, which cannot be used afterwards.
+        objective: the training loss.
         tokens: (2, length) int64, of a length other than 2.
 
     Raises:
