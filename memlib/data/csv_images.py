@@ -12,7 +12,7 @@ from memlib.specs import CsvSource
 
 
 class CsvImages:
-    """Images listed in the rows of a CSV file that have the label of a class; example ids are the image paths."""
+    """Images that a CSV file lists with the label of a class; example ids are the image paths."""
 
     def __init__(self, spec: CsvSource) -> None:
         self._spec = spec

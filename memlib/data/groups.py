@@ -59,7 +59,7 @@ def groups_digest(spec: GroupSpec | None) -> dict[str, str]:
 
 
 def groups_in(splits: pa.Table) -> NDArray[np.int64]:
-    """Assign the number of its recorded group to every row of a splits table; a row without a group is a separate group.
+    """Assign a group number to every row of a splits table, as it records groups; a row without one is a separate group.
 
     Args:
         splits: tables.SPLITS, of any version.

@@ -49,7 +49,7 @@ def _with_words(text: str, words: list[str]) -> str:
 
 
 def _candidates(word: str, count: int, *, seed: int) -> list[str]:
-    """Return names with the length and case of a word, locale by locale, until there are `count` or no locales are left."""
+    """Return names with the length and case of a word, locale by locale: at least `count`, or all if there are fewer."""
     plain, rng = word.casefold(), np.random.default_rng(seed)
     pools = [_names(locale) for locale in LOCALES]
     known = [kind for kind in (0, 1) if any(plain in pool[kind] for pool in pools)][:1]

@@ -39,7 +39,7 @@ WORD = re.compile(r"[a-z]+")
 
 
 def embedded_pairs(text: str) -> str:
-    """Append a tab and its Pig Latin to each line of a text: a language pair that needs no download."""
+    """Append a tab and the line's Pig Latin to each line of a text: a language pair that needs no download."""
     lines = (" ".join(line.split()).lower() for line in text.split(LINE_END))
     return LINE_END.join(f"{line}\t{pig_latin(line)}" for line in lines if line)
 

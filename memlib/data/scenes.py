@@ -88,7 +88,7 @@ class Scenes:
 
 
 def _draw_places(rng: np.random.Generator, spec: ScenesSource) -> list[tuple[int, int]]:
-    """Draw upper-left corners for non-overlapping digits; start over after every 100 tries, as later ones may not fit."""
+    """Draw upper-left corners for non-overlapping digits; start over after every 100 tries, as later digits may not fit."""
     places: list[tuple[int, int]] = []
     tries = 0
     while len(places) < spec.copies:

@@ -163,7 +163,7 @@ def _drop_copies(found: _Candidates, places: Places, named: NDArray[Any]) -> Non
 
 
 def _balance(found: _Candidates, ids: Sequence[str], seed: int) -> None:
-    """Leave out the images of each class that A has in surplus over B or B over A, in whole groups drawn at random."""
+    """Leave out the surplus of each class in A over B, or in B over A, in whole groups drawn at random."""
     sides = [_blocks(found, np.flatnonzero((found.role == GIVEN[name]) & found.has_crop)) for name in "AB"]
     for label in found.names:
         room = min(sum(map(len, side.get(label, []))) for side in sides)

@@ -324,7 +324,7 @@ class Seen(NamedTuple):
 
 @remembered
 def members_of(splits: Artifact[pa.Table], *roles: str) -> pa.Table:
-    """Return the splits of the examples that have one of the roles, in order of example id."""
+    """Return the rows of the splits table that have one of the roles, in order of example id."""
     return select(splits.content, *roles)
 
 
@@ -511,7 +511,7 @@ class TrainingData:
         return self.splits.content
 
     def members(self, *roles: str) -> pa.Table:
-        """Return the splits of the examples that have one of the roles, in order of example id."""
+        """Return the rows of the splits table that have one of the roles, in order of example id."""
         return select(self.table, *roles)
 
     @property

@@ -53,7 +53,7 @@ class FolderTokenizer:
         """The token that ends a text; the same as `start` where the tokenizer has only one."""
 
     def _check_sizes(self) -> None:
-        """Raise UserError if the model's embedding has too few rows for all tokens, or for the first or last token of a text."""
+        """Raise UserError if the model's embedding has too few rows for all tokens, or for the start or end token."""
         count = len(self._tokenizer)
         if count > self.num_symbols:
             raise UserError(f"the tokenizer has {count} tokens, but its model only {self.num_symbols}; {RESIZE}")

@@ -203,7 +203,7 @@ class EncoderDecoder(Recurrent):
 
 
 class Convolutional(LanguageModel):
-    """Dilated causal convolutions (cnn), or gated, with residual and skip connections (wavenet, van den Oord 2016)."""
+    """Dilated causal convolutions (cnn), or gated ones with residual and skip connections (wavenet, van den Oord 2016)."""
 
     def __init__(self, spec: LanguageSpec, num_symbols: int) -> None:
         super().__init__()

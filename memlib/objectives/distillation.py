@@ -92,7 +92,7 @@ def distillation_loss(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> T
 
 
 class DINO(Objective):
-    """Prediction of the teacher's distribution over prototypes for a view from the student's for another (Caron 2021).
+    """Prediction of the teacher's distribution over prototypes from the student's for a different view (Caron 2021).
 
     Both see two global views; the student also sees local views. A score is the cosine of the projector's output and a
     prototype, as the last layer of the authors' head is normalized. Prototypes belong to the objective and are not audited.

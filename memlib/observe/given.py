@@ -153,7 +153,7 @@ def _refuse_decisions(spec: OutputsSpec, scores: NDArray[np.float64]) -> None:
 
 
 def _tolerance(scores: NDArray[np.float64]) -> float:
-    """Return the tolerance for the sum of a row of probabilities, each of which may be off by half its last decimal."""
+    """Return the tolerance for the sum of a row of probabilities: each may be off by half a unit of its last decimal."""
     decimals = decimals_of(scores)
     return SUM_TO_ONE + (0.0 if decimals is None else scores.shape[1] * 0.5 * 10.0**-decimals)
 

@@ -55,7 +55,7 @@ def class_scores(
 
 
 def is_constant(scores: NDArray[np.float32]) -> bool:
-    """Return whether any network gives all examples the same scores, up to rounding, which say nothing about them.
+    """Return whether any network gives all examples the same scores, up to rounding, so that they carry no information.
 
     Args:
         scores: (num_nets, num_examples, num_classes).

@@ -206,7 +206,7 @@ class Train(Stage[TrainedModel]):
         return TrainingSet(self.shard.content.images, rows, labels, feature)
 
     def describe(self, images: NDArray[Any]) -> dict[str, Any]:
-        """Return the arguments of `build_model`: architecture, classes (None without class scores), input shape and options."""
+        """Return the description that `build_model` takes: architecture, classes (None without class scores), input shape."""
         classes = self.num_classes if self.training.objective.has_classes else None
         shape = [images.shape[3], *images.shape[1:3]] if images.ndim == 4 else list(images.shape[1:])
         teacher = {"teacher": True} if self.training.objective.has_teacher else {}
@@ -289,7 +289,7 @@ def check_jobs(jobs: Sequence[Train], like: Worker) -> None:
 
 
 def _check_base(job: Train, window: int) -> None:
-    """Raise UserError for too long windows, adapters of unknown layers, or layers that opacus does not support."""
+    """Raise UserError for windows that are too long, adapters of unknown layers, or layers that opacus does not support."""
     model = build_model(job.describe(job.training_set().images), seed=0, base=job.base)
     longest = model.window
     if isinstance(longest, int) and window > longest:
