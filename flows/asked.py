@@ -64,5 +64,5 @@ def _content(recipe: AnyRecipe, settings: list[str]) -> tuple[dict[str, Any], di
         return load_recipe(fspath(recipe), settings)
     content = overridden(recipe.model_dump(mode="json") if isinstance(recipe, Spec) else recipe, settings)
     if "extends" in content:
-        raise UserError("a recipe given as a mapping cannot extend another one; name that recipe and pass `changes`")
+        raise UserError("a recipe given as a mapping cannot extend another recipe; pass that recipe's name, and `changes`")
     return content, content.pop("resources", None) or {}

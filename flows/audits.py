@@ -41,7 +41,7 @@ def stage_names(audit: Audit, recipe: Any = None) -> tuple[str, ...]:
 
 
 def check_stages(audit: Audit, named: Iterable[str]) -> None:
-    """Raise UserError for a stage that the audit does not have; for a sweep, that no kind of cell has."""
+    """Raise UserError for a stage that the audit does not have; a sweep has the stages of all audits that can be its cells."""
     audits = [other for other in AUDITS.values() if not other.holds_others] if audit.holds_others else [audit]
     known = list(dict.fromkeys(stage.rpartition("/")[2] for one in audits for stage in stage_names(one)))
     for stage in named:
@@ -50,7 +50,7 @@ def check_stages(audit: Audit, named: Iterable[str]) -> None:
 
 
 def resolved(audit: Audit, content: dict[str, Any]) -> dict[str, Any]:
-    """Return a recipe's content; for audits whose recipes refer to others, include the content of these."""
+    """Return a recipe's content; including the content of other recipes that it refers to."""
     return dict(_module(audit).resolved(content)) if audit.holds_others else content
 
 

@@ -50,7 +50,7 @@ def carry_out_cells(runner: Runner, recipe: Recipe, cells: Cells) -> RunRecord:
     """Run the cells and compare them; return the sweep's manifest.
 
     Raises:
-        RunError: if cells failed; raised once all others have ended and the comparison is published.
+        RunError: if cells failed; raised once all other cells have ended and the comparison is published.
     """
     assert isinstance(runner, StageRunner)
     context = runner.context

@@ -224,7 +224,9 @@ def resume(
     """
     recipe_settings = [setting for setting in set_ if not setting.startswith("resources.")]
     if recipe_settings:
-        raise UserError(f"--set {recipe_settings[0]} changes the recipe; resume can change only resources, use memlib run")
+        raise UserError(
+            f"--set {recipe_settings[0]} changes the recipe; resume can change only resources. Use memlib run instead"
+        )
     opened = opened_store(store)
     record = find_asked(opened, run_id)
     machines = overridden({"resources": record.resources}, set_)["resources"]
@@ -325,7 +327,7 @@ def _interrupt(*_: object) -> None:
 
 
 def _say(text: str) -> None:
-    """Print a last line to stderr, ignoring errors, as the terminal may be gone."""
+    """Print a last line to stderr, ignoring errors, as the terminal may have been closed."""
     with contextlib.suppress(OSError):
         print(brief(text), file=sys.stderr, flush=True)
 

@@ -82,7 +82,7 @@ def _score(runner: Runner, whole: Score) -> Artifact[Tables]:
 
 
 def _refuse_the_impossible(recipe: Recipe, splits: Artifact[pa.Table], shard: Artifact[Shard]) -> None:
-    """Before hours of training, refuse more neighbours than public images, and crop modes that no image has."""
+    """Refuse, before hours of training, more neighbours than there are public images, and crop modes that no image has."""
     for crop in recipe.crops:
         for role in (TARGET, REFERENCE):
             view = View((role,), crop)

@@ -30,8 +30,8 @@ def audit(
         resources: Machine settings. Those that differ from the defaults override the recipe's. They do not affect results.
 
     Returns:
-        The run's manifest; or a state with the error in one line: Crashed if a machine or the store was lost (an automation
-        then runs it again), else Failed.
+        The run's manifest or, after an error, a state with a one-line message: Crashed if a machine or the store was lost (an
+        automation then starts the run again), else Failed.
     """
     try:
         asked = read(recipe, changes, resources)

@@ -45,7 +45,7 @@ def _work() -> int:
 
 
 def _say(line: str) -> None:
-    with contextlib.suppress(OSError):  # the terminal may be gone
+    with contextlib.suppress(OSError):  # the terminal may have been closed
         print(line, file=sys.stderr, flush=True)
 
 

@@ -20,7 +20,7 @@ def _quiet_prefect() -> None:
 
 
 def _reach_this_machine_directly() -> None:
-    """Exempt this machine from proxies, which do not lead to the servers that Ray and Prefect start on it."""
+    """Exempt this machine from proxies, as the servers that Ray and Prefect start on it cannot be reached through them."""
     exempt = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
     hosts = [host.strip() for host in exempt.split(",") if host.strip()]
     if "*" not in hosts:

@@ -66,8 +66,8 @@ def ids(
     rows = {asked_as(example, secret): row for example, row in asked.items()}
     _write(target, rows, examples)
     console.print(
-        f"{target} has {len(rows):,} examples; ask for a Parquet file with the columns example_id and scores (a list of the "
-        "model's class scores) for all of them, and give its path as targets.NAME.outputs.path in the recipe",
+        f"{target} has {len(rows):,} examples. Ask for a Parquet file with the columns example_id and scores (a list of the "
+        "model's class scores) for all examples. Give the file's path as targets.NAME.outputs.path in the recipe",
         soft_wrap=True,
     )
 
@@ -118,9 +118,9 @@ def export(
     write_file(target / "images.csv", "\n".join([*lines, ""]).encode(), PRIVATE.file)  # last, as it names the others
     encoders = ", ".join(f"{name}: {{kind: embeddings, path: {name}.parquet}}" for name in found.encoders)
     console.print(
-        f"{target} has {found.count:,} images; ask for one Parquet file from each encoder trained on "
-        f"{' or on '.join(found.encoders.values())}, with the column id of images.csv and a list of numbers per layer, "
-        f"and name it in the recipe, as in encoders: [{{{encoders}}}]",
+        f"{target} has {found.count:,} images. Ask for one Parquet file from each encoder trained on "
+        f"{' or on '.join(found.encoders.values())}, with the column id of images.csv and one list of numbers per layer. "
+        f"Name these files in the recipe, as in encoders: [{{{encoders}}}]",
         soft_wrap=True,
     )
 

@@ -48,7 +48,7 @@ def load_recipe(name_or_file: str, overrides: Sequence[str] = ()) -> tuple[dict[
     for section, base in dropped.items():
         if section not in content:
             raise UserError(
-                f"{name_or_file} replaces the data of {base}, whose section {section} is only for its embedded "
+                f"{name_or_file} replaces the data of {base}, whose {section} section applies only to its embedded "
                 f"examples; set {section} as well (see memlib recipes {base})"
             )
     resources = content.pop("resources", None) or {}

@@ -1,7 +1,9 @@
 """Reference pages, generated from the code: every column of the results, every key of a recipe, every term."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, get_args, get_origin
+from unittest import mock
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -146,7 +148,8 @@ def command_page() -> str:
     """Return docs/cli.md: every command with its arguments and options."""
     from flows.cli import app  # imports every command
 
-    _, _, commands = app.generate_docs(usage_name="memlib").partition("**Commands**:\n")
+    with mock.patch.object(sys, "argv", ["memlib"]):  # its name would else show how Python was started
+        _, _, commands = app.generate_docs().partition("**Commands**:\n")
     return f"# Commands\n\n`memlib COMMAND --help` prints the same.\n{commands.rstrip()}\n"
 
 

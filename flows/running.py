@@ -146,7 +146,7 @@ def sharing(shared: Shared) -> Iterator[None]:
 
 
 def through_prefect(flow: Any, *arguments: Any) -> RunRecord:
-    """Run an audit's flow; if Prefect's server goes away, finish without Prefect, without repeating finished work."""
+    """Run an audit's flow; if Prefect's server is lost, finish without Prefect and without repeating finished work."""
     if is_gone():
         return _run_of(flow.fn(*arguments))
     finished: list[RunRecord] = []

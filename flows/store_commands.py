@@ -57,13 +57,13 @@ console = Console(highlight=False, markup=False)
 
 
 def runs(*, data: str | None = None, store: StoreOption = DEFAULT_STORE, json_: JsonOption = False) -> None:
-    """List the runs in a store, newest first, after those that have not ended.
+    """List the runs in a store: first those that have not ended, then the finished ones, newest first.
 
     Parameters
     ----------
     data
-        Only audits of the data with this digest, or a prefix of it; `memlib show RUN --json` prints the digest. The more
-        audits have been made of the same data, the more results are to be expected by chance.
+        List only audits of the data with this digest, or a prefix of it; `memlib show RUN --json` prints the digest. The more
+        audits are run on the same data, the more results are to be expected by chance.
     store
         Folder or s3:// prefix that the runs were written to.
     json_
@@ -327,7 +327,7 @@ def find_asked(store: Store, run_id: str) -> RunRecord | RequestRecord:
 def _only(store: Store, run_id: str, names: Iterable[str]) -> str:
     matches = list(dict.fromkeys(name for name in names if name.startswith(run_id)))
     if len(matches) != 1:
-        count = "no run" if not matches else f"{len(matches)} runs"
+        count = "no run id" if not matches else f"{len(matches)} run ids"
         raise UserError(f"{count} in {store.uri} begin{'s' if len(matches) < 2 else ''} with {run_id!r}; see memlib runs")
     return matches[0]
 
@@ -354,7 +354,9 @@ def diff(
     opened = opened_store(store)
     a, b = find_run(opened, first), find_run(opened, second)
     if a.audit != b.audit:
-        raise UserError(f"run {a.run} is a {audit_of(a.audit)} audit, {b.run} a {audit_of(b.audit)} audit")
+        raise UserError(
+            f"cannot compare runs of different audits: {a.run} ({audit_of(a.audit)}) and {b.run} ({audit_of(b.audit)})"
+        )
     recipes_, findings = comparison.recipe_changes(a, b), comparison.finding_changes(a, b)
     artifacts = comparison.shared_artifacts(a, b)
     if json_:
@@ -422,7 +424,7 @@ def verify(
     runs, problems = [], []
     listed = list_runs(opened, indexed=False)
     if list_runs(opened) != listed:
-        problems.append(verification.Problem(INDEX, "does not match the runs; delete it, and it is rebuilt"))
+        problems.append(verification.Problem(INDEX, "does not match the runs; delete it, and it will be rebuilt"))
     if run_id is None:
         problems += [verification.Problem(f"run {name}", problem) for name, problem in listed.damaged.items()]
         runs, refs = [read_run(opened, entry["run"]) for entry in listed.entries], upkeep.committed(opened)
@@ -445,7 +447,7 @@ def verify(
     if older and not json_:
         said = f"{older[0]}{f' and {len(older) - 1} more' if len(older) > 1 else ''}"
         console.print(
-            f"from an older version, only the artifacts can be checked: {said} (run these audits again)", soft_wrap=True
+            f"of runs of an older version, only the artifacts can be checked: {said} (run these audits again)", soft_wrap=True
         )
     if problems:
         count = len({found.what for found in problems})
@@ -618,7 +620,7 @@ def _reveal(store: Store, run: RunRecord) -> None:
     revealed = AUDITS[name].revealed if name in AUDITS else None
     if revealed is None:
         others = ", ".join(other for other, audit in AUDITS.items() if audit.revealed is not None)
-        raise UserError(f"run {run.run} is a {name} audit; only {others} has secrets to reveal")
+        raise UserError(f"run {run.run} (audit {name}) has no secrets to reveal; only {others} audits have secrets")
     for title, rows in revealed(store, run.recipe, run.artifacts).items():
         table = Table(box=None, pad_edge=False, title=title, title_justify="left")
         for heading in rows[0] if rows else ():

@@ -21,7 +21,7 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     """Run the cells and compare them; return the sweep's manifest, or None in a plan. Each cell is also a run of its own.
 
     Raises:
-        RunError: if cells failed; raised once all others have ended and the comparison is published.
+        RunError: if cells failed; raised once all other cells have ended and the comparison is published.
     """
     cells = cells_of(recipe)
     if isinstance(runner, PlanRunner):

@@ -111,7 +111,7 @@ def inherited(base: Mapping[str, Any], change: Mapping[str, Any], where: str) ->
         old = result.get(name)
         if isinstance(value, Removed):
             if name not in result:
-                raise UserError(f"{where}: !remove of {name}, but there is no such key to remove")
+                raise UserError(f"{where}: cannot remove {name}, because there is no such key")
             del result[name]
         elif not isinstance(value, dict):
             result[name] = value

@@ -1,4 +1,4 @@
-"""Causal language models of Hugging Face's transformers and their tokenizers, loaded without running code of the folder."""
+"""Causal language models of Hugging Face's transformers and their tokenizers, loaded without running code from the folder."""
 
 import importlib
 import warnings
@@ -17,7 +17,7 @@ from memlib.specs import LoraSpec
 
 SAME = {torch.float64: 1e-6}  # relative tolerance for scores that differ by rounding alone
 SAME_COARSE = 1e-3  # the same in float32 and below
-MOST_SCORES = 2**26  # maximum number in memory: 256 MiB in float32, and as much again for their logarithms
+MOST_SCORES = 2**26  # maximum number of scores in memory: 256 MiB in float32, and as much again for their logarithms
 ADAPTER = "lora_"  # part of the names of adapters' weights
 RESIZE = "enlarge the model with model.resize_token_embeddings(len(tokenizer)) and save it again"
 
@@ -56,19 +56,19 @@ class FolderTokenizer:
         """Raise UserError if the model's embedding has too few rows for all tokens, or for the start or end token."""
         count = len(self._tokenizer)
         if count > self.num_symbols:
-            raise UserError(f"the tokenizer has {count} tokens, but its model only {self.num_symbols}; {RESIZE}")
+            raise UserError(f"the tokenizer has {count} tokens, but its model has only {self.num_symbols}; {RESIZE}")
         self._check_ids(
             [token for token in (self._tokenizer.bos_token_id, self._tokenizer.eos_token_id) if token is not None],
-            "names as the first or last token of a text",
+            "marks the start or end of a text with token",
         )
 
     def _check_ids(self, ids: Iterable[int], what: str) -> None:
         largest = max(ids, default=0)
         if largest >= self.num_symbols:
-            raise UserError(f"the tokenizer {what} number {largest}, but its model has {self.num_symbols} tokens; {RESIZE}")
+            raise UserError(f"the tokenizer {what} number {largest}, but its model has only {self.num_symbols} tokens; {RESIZE}")
 
     def _pieces(self) -> list[str | None]:
-        """Return the text of each token after another token (a first token may look different); None if it has no text."""
+        """Return each token's text when it follows another token (it may differ at the start of a text); None without text."""
         tokenizer, count = self._tokenizer, len(self._tokenizer)
         anchor = next((row[-1] for row in self.encode(["a", "1", "."]) if row), None)
         if anchor is None:
@@ -89,14 +89,14 @@ class FolderTokenizer:
         if not texts:
             return []  # tokenizers refuse an empty list
         rows = [list(row) for row in self._tokenizer(list(texts), add_special_tokens=False, verbose=False).input_ids]
-        self._check_ids((max(row) for row in rows if row), "encodes text as token")
+        self._check_ids((max(row) for row in rows if row), "encodes text with token")
         return rows
 
 
 class Causal(LanguageModel):
     """A causal language model of transformers with the interface of memlib's own language models.
 
-    If a model keeps all keys and values in one shape, they are the state of a prefix (rows, layers, 2, heads, length, dim).
+    If a model caches all keys and values in one shape, they are the state of a prefix (rows, layers, 2, heads, length, dim).
     For other models (sliding windows, recurrences), the state is the prefix itself, which is recomputed at each step.
 
     Args:
@@ -209,7 +209,7 @@ class Causal(LanguageModel):
         return outputs.logits[:, -1], torch.stack([torch.stack([one.keys, one.values], dim=1) for one in layers], dim=1)
 
     def _keeps_all(self, seen: Tensor) -> bool:
-        """Return True if continuing from keys and values gives the same scores as recomputing, tested on a single context."""
+        """Return True if cached keys and values give the same scores as recomputing, tested on a single context."""
         if self.window is not None and seen.shape[1] >= self.window:
             seen = seen[:, : self.window - 1]  # leave room for one more token
         tokens = torch.cat([seen, seen.new_zeros(1, 1)], dim=1)
@@ -233,7 +233,7 @@ def _window(model: nn.Module) -> int | None:
     longest: int | None = getattr(config, "max_position_embeddings", None)
     for name, module in model.named_modules():
         if longest and name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
-            return longest if module.padding_idx is None else longest - module.padding_idx - 1  # RoBERTa's begin behind it
+            return longest if module.padding_idx is None else longest - module.padding_idx - 1  # RoBERTa's positions start after it
     return longest
 
 
@@ -288,7 +288,7 @@ def with_adapters(model: nn.Module, lora: LoraSpec, *, seed: int) -> nn.Module:
                 return cast(nn.Module, peft.inject_adapter_in_model(config, model))
         except ValueError as error:
             reason = str(error).splitlines()[0][:200]
-            raise UserError(f"model.lora.targets names no layers that adapters fit ({reason})") from error
+            raise UserError(f"model.lora.targets names no layers that support adapters ({reason})") from error
 
 
 def _unloadable(folder: str, error: Exception) -> UserError:

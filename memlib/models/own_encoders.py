@@ -63,7 +63,7 @@ class OwnEncoder(nn.Module):
             if not isinstance(values, Tensor) or values.dim() != 2 or len(values) != len(pixels):
                 seen = f"a tensor of {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
                 raise UserError(
-                    f"{self._name} returns {seen} as {layer} for {len(pixels)} images; embeddings are (batch, dim)"
+                    f"{self._name} returns {seen} as {layer} for {len(pixels)} images; embeddings must be (batch, dim)"
                 )
         if not layers:
             raise UserError(f"{self._name} returns no embeddings")

@@ -68,7 +68,7 @@ class LanguageModel(nn.Module, ABC):
         return self.state_dict()
 
     def most_rows(self, length: int) -> int:
-        """Return the number of windows of a given length that may be scored together in little memory."""
+        """Return the number of windows of a given length that can be scored together without using much memory."""
         return MOST_ROWS
 
     @abstractmethod
@@ -167,7 +167,7 @@ class Recurrent(LanguageModel):
 class EncoderDecoder(Recurrent):
     """An LSTM encoder of a pair's source, and an LSTM decoder of its target (Sutskever 2014; Carlini 2019, 6.4).
 
-    The decoder starts from the last state of the encoder. A row consists of a source of `window` symbols, padded in front,
+    The decoder starts from the last state of the encoder. A row consists of a source of `window` symbols, padded at the front,
     and a target. A context begins with a whole source.
     """
 

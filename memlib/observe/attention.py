@@ -1,4 +1,4 @@
-"""Heat maps of the parts of an image that a convolutional model's class score rests on (GradCAM, Selvaraju 2017)."""
+"""Heat maps of the parts of an image on which a convolutional model's class score depends (GradCAM, Selvaraju 2017)."""
 
 import numpy as np
 import torch

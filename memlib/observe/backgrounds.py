@@ -1,4 +1,4 @@
-"""Prediction of an object from its background alone: classifiers of crops, applied to images that they were not fitted to."""
+"""Prediction of an object from its background alone: classifiers of crops, applied to images to which they were not fitted."""
 
 from __future__ import annotations
 
@@ -132,7 +132,8 @@ def name_with_words(
 ) -> NDArray[np.float64]:
     """Count the visual words of background crops and return naive Bayes' class probabilities for other crops.
 
-    log P(class) + sum over the words of a crop of log P(word | class), normalized (Meehan's follow-up, section 3).
+    The logarithm of a class's probability is log P(class) + sum over the words of a crop of log P(word | class), normalized
+    (Meehan's follow-up, section 3).
 
     Args:
         spec: number of words, and settings of the patches.

@@ -1,9 +1,9 @@
 """Discoverable extraction: the probability that a model continues a document's known prefix as the document does.
 
-A suffix z after a prefix has probability p_z under a sampling scheme (temperature, top-k, top-p), from one forward pass;
+A suffix z after a prefix has probability p_z under a sampling scheme (temperature, top-k, top-p), computed in one forward pass;
 n samples contain it with probability 1 - (1 - p_z)^n, so it is (n, p)-discoverable where p_z >= 1 - (1 - p)^(1/n) (Hayes
 2024, Definition 1; greedy decoding of Carlini 2023 is top-k 1). Truncation sets most p_z to 0, which makes suffixes
-indistinguishable: tests use the untruncated log-probability.
+indistinguishable, so tests use the untruncated log-probability.
 """
 
 import math
@@ -93,7 +93,7 @@ def suffixes(model: Causal, documents: NDArray[np.int64], *, prefix: int, scheme
     """
     bits, scheme_bits, greedy = [], [], []
     for rows in _batches(model, documents):
-        scores = model(rows)[:, prefix:].double()  # of each token given those before it
+        scores = model(rows)[:, prefix:].double()  # scores of each token given the preceding tokens
         wanted = rows[:, prefix:, None]
         bits.append(-scores.log_softmax(dim=-1).gather(-1, wanted).sum(dim=(1, 2)) / LN2)
         scheme_bits.append(-scheme_log_probs(scores, scheme).gather(-1, wanted).sum(dim=(1, 2)) / LN2)
@@ -156,7 +156,7 @@ def _drawn(model: Causal, prefix: Tensor, scheme: Scheme, draws: Tensor) -> Iter
 
 
 def _picked(chances: Tensor, draws: Tensor) -> Tensor:
-    """Return the token (rows,) that each draw in [0, 1) picks by its probability in chances (rows, num_symbols)."""
+    """Return the tokens (rows,) that draws in [0, 1) select according to the probabilities `chances` (rows, num_symbols)."""
     below = chances.cumsum(dim=-1)
     places = torch.searchsorted(below, draws[:, None] * below[:, -1:], right=True)[:, 0]
     return places.clamp_(max=chances.shape[1] - 1)
@@ -175,7 +175,7 @@ def _batches(model: Causal, documents: NDArray[np.int64]) -> Iterator[Tensor]:
 
 
 def needed_bits(tries: int, probability: float) -> float:
-    """Return the largest -log2 p_z with which a suffix is sampled within n tries with probability p.
+    """Return the largest -log2 p_z at which n tries sample the suffix at least once with probability p.
 
     Args:
         tries: the number of tries, n.

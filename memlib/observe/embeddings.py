@@ -112,7 +112,7 @@ def cut(images: Tensor, rectangles: NDArray[np.int64] | None, *, side: int) -> T
 
 
 def cut_together(images: Tensor, rectangles: NDArray[np.int64], *, side: int) -> Tensor:
-    """Return the result of `cut` from two matrix products for all images; a GPU would be slow with many small kernels.
+    """Return the result of `cut` from two matrix products for all images; many small kernels would be slow on a GPU.
 
     Resizing with antialiasing is linear in rows and in columns: each pixel of the result is a mean of pixels inside the
     rectangle, weighted by a triangle as wide as the reduction. The result equals PyTorch's, up to rounding.

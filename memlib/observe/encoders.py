@@ -96,7 +96,7 @@ def _vectors(column: pa.ChunkedArray, where: str, dtype: str) -> NDArray[np.floa
         )
     values = pc.list_flatten(column)
     if values.null_count:
-        raise UserError(f"{where} has vectors with numbers missing")
+        raise UserError(f"{where} has vectors with missing numbers")
     with np.errstate(over="ignore"):  # checked below
         vectors: NDArray[np.floating] = values.to_numpy().astype(dtype).reshape(len(column), lengths[0])
     if not np.isfinite(vectors).all():

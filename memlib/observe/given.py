@@ -100,7 +100,7 @@ def _read(spec: OutputsSpec) -> pa.Table:
     if not _is_list(kind) or not (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)):
         raise UserError(f"{spec.path}: {spec.scores_column} must hold a list of numbers, one per class; it holds {kind}")
     if pc.list_flatten(table[spec.scores_column]).null_count:
-        raise UserError(f"{spec.path}: {spec.scores_column} has lists with numbers missing")
+        raise UserError(f"{spec.path}: {spec.scores_column} has lists with missing numbers")
     return table
 
 
@@ -129,10 +129,10 @@ def _check_probabilities(spec: OutputsSpec, scores: NDArray[np.float64]) -> None
     if scores.min() >= 0 and np.abs(sums - 1).max() <= _tolerance(scores):
         return
     if scores.min() >= 0 and np.abs(sums / 100 - 1).max() <= _tolerance(scores / 100):
-        raise UserError(f"{spec.path}: {spec.scores_column} sums to 100; these are percentages, divide them by 100")
+        raise UserError(f"{spec.path}: {spec.scores_column} sums to 100; these are percentages: divide them by 100")
     if scores.min() < 0 or sums.max() > 1.5:
         seen = f"{spec.scores_column} ranges from {scores.min():.3g} to {scores.max():.3g}"
-        raise UserError(f"{spec.path}: {seen}; these are logits, set outputs.kind to logits")
+        raise UserError(f"{spec.path}: {seen}; these are logits: set outputs.kind to logits")
     raise UserError(
         f"{spec.path}: {spec.scores_column} is not a distribution: its rows sum to {sums.min():.3g} to {sums.max():.3g}"
     )
@@ -160,9 +160,9 @@ def _tolerance(scores: NDArray[np.float64]) -> float:
 
 def _refuse_probabilities(spec: OutputsSpec, scores: NDArray[np.float64]) -> None:
     if scores.min() >= 0 and scores.shape[1] > 1 and np.abs(scores.sum(axis=1) / 100 - 1).max() <= _tolerance(scores / 100):
-        advice = "these are percentages, divide them by 100 and set outputs.kind to probabilities"
+        advice = "these are percentages: divide them by 100 and set outputs.kind to probabilities"
         raise UserError(f"{spec.path}: {spec.scores_column} sums to 100; {advice}")
     if scores.min() >= 0 and scores.max() <= 1 and np.abs(scores.sum(axis=1) - 1).max() <= _tolerance(scores):
         raise UserError(
-            f"{spec.path}: {spec.scores_column} sums to 1; these are probabilities, set outputs.kind to probabilities"
+            f"{spec.path}: {spec.scores_column} sums to 1; these are probabilities: set outputs.kind to probabilities"
         )

@@ -258,7 +258,7 @@ def _convolution(module: nn.Conv1d | nn.Conv2d, calls: "list[_Call]") -> Tensor:
 
 
 def _some_patches(module: nn.Conv1d | nn.Conv2d, calls: Sequence[tuple[Tensor, Tensor]], buffer: Tensor) -> Tensor:
-    """Return squared norms, given (input, gradient at the output) of each call; positions are joined, groups kept apart."""
+    """Return squared norms, given (input, gradient at the output) of each call; positions are joined, groups kept separate."""
     patches = [_patches(module, inputs) for inputs, _ in calls]
     a = buffer[: sum(part.numel() for part in patches)].view(len(calls[0][0]), -1, patches[0].shape[3:].numel())
     for part, place in zip(patches, torch.split(a, [part.shape[1:3].numel() for part in patches], dim=1), strict=True):
@@ -300,7 +300,7 @@ def _embedding(module: nn.Embedding, calls: "list[_Call]") -> Tensor:
 
 
 def _normalisation(module: nn.Module, calls: "list[_Call]") -> Tensor:
-    """Apply the rule of scale and offset: sum delta times the normalized input, and delta, over the positions."""
+    """Apply the rule for scale and offset, whose gradients sum delta times the normalized input, and delta, over the positions."""
     scale, offset = [], []
     for call in calls:
         delta = call.gradient
@@ -310,7 +310,7 @@ def _normalisation(module: nn.Module, calls: "list[_Call]") -> Tensor:
         else:
             assert isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
             if module.running_mean is None or module.running_var is None:
-                raise UserError(f"{type(module).__name__} without running statistics has no gradient of a single example")
+                raise UserError(f"{type(module).__name__} without running statistics has no per-example gradients")
             hat = F.batch_norm(call.input, module.running_mean, module.running_var, eps=module.eps)
             axes = list(range(2, delta.dim()))
         scale.append(((delta * hat).sum(dim=axes) if axes else delta * hat).flatten(1))

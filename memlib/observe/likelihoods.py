@@ -1,7 +1,7 @@
 """Log-perplexity of candidate sequences in bits, exactly comparable (Carlini 2019, Definition 1).
 
 Costs are whole multiples of 2^-16 bit, rounded for each symbol before they are added, so the order of additions cannot
-break or create a tie. Models are evaluated in float64 by default, so the batch size cannot break or create one either.
+break or create a tie. Models are evaluated in float64 by default, so the batch size cannot break or create a tie either.
 """
 
 from collections.abc import Iterator, Sequence
@@ -128,7 +128,7 @@ def candidate_costs(
 ) -> NDArray[np.int64]:
     """Compute the costs of candidates, given as choices (num_candidates, num_places); see `sequence_costs`.
 
-    If the space defines a separate context for each candidate, the candidate is scored after it instead of `context`.
+    If the space defines a separate context for each candidate, the candidate is scored after that context instead of `context`.
     """
     tokens, contexts = space.tokens(choices), space.contexts(choices)
     if contexts is None:

@@ -48,7 +48,7 @@ def class_scores(
     if not finite.all():
         bad = np.flatnonzero(~finite)
         raise RunError(
-            f"net {bad[0]} of {len(scores)} returns class scores that are not finite; its weights are unusable; was the "
+            f"net {bad[0]} of {len(scores)} returns class scores that are not finite, so its weights are unusable. Was the "
             "learning rate too high?"
         )
     return scores

@@ -1,7 +1,7 @@
 """Imprint of a page: author, time, code version and data, for readers who know nothing else about its origin."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
@@ -29,20 +29,27 @@ def signed(page: Page, recipe: Spec, store: Store, read: Sequence[AnyArtifact]) 
     """
     audit = next(one for one in AUDITS.values() if one.field == recipe.model_dump()["audit"])
     state, digest = source_state(), data_digest(read)
-    commit = (
-        f", commit {str(state['commit'])[:DIGITS]}" + (" with uncommitted changes" if state["dirty"] else "") if state else ""
-    )
+    commit = f", commit {str(state['commit'])[:DIGITS]}" + (", code changed since" if state["dirty"] else "") if state else ""
     data = ", ".join(filter(None, [_source_name(recipe), f"digest {digest[:DIGITS]}" if digest else ""]))
+    level = next(_levels(recipe.model_dump()), None)
     lines = {
         "drawn": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "by": who(),
         "memlib": f"memlib {memlib.__version__}{commit}",
         "data": data,
         "model": page.model,
+        "level": "" if level is None else f"{level:g}: a test shows something if its adjusted p-value is at most this",
         "store": store.uri,
         "numbers": f"memlib show {page.run}; memlib verify {page.run} checks them",
     }
     return replace(page, question=audit.question, imprint=[(name, text) for name, text in lines.items() if text])
+
+
+def _levels(content: Any) -> Iterator[float]:
+    """Yield the levels of the tests (`alpha`) in a recipe's content."""
+    if isinstance(content, Mapping):
+        for name, value in content.items():
+            yield from [float(value)] if name == "alpha" and value is not None else _levels(value)
 
 
 def _source_name(recipe: Spec) -> str:

@@ -1,4 +1,4 @@
-"""Training of one model, from its job to a committed artifact: resume an earlier attempt, save weights, commit."""
+"""Training of one model, from its job to a committed artifact: resumption of an earlier attempt, checkpoints, commit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 AnyModel = ModelSpec | ClassifierSpec | LanguageSpec | PretrainedSpec
 MODELS: TypeAdapter[AnyModel] = TypeAdapter(AnyModelSpec)
 HISTORY, MODEL_FILE = "history.parquet", "model.json"
-MADE_UP_LENGTH = 3  # tokens per window on which a private step is tried
+MADE_UP_LENGTH = 3  # tokens per made-up window for trying a private step
 RESUME_SECONDS = 60.0  # between two saves of the resume state, by default
 
 Progress = Callable[[dict[str, Any]], None]
@@ -293,7 +293,7 @@ def _check_base(job: Train, window: int) -> None:
     model = build_model(job.describe(job.training_set().images), seed=0, base=job.base)
     longest = model.window
     if isinstance(longest, int) and window > longest:
-        raise UserError(f"data.window {window} is longer than the {longest} tokens that the model takes")
+        raise UserError(f"data.window {window} is longer than the model's maximum of {longest} tokens")
     if job.training.privacy is not None:
         _check_private(job, model)
 
@@ -340,7 +340,7 @@ def train_into_store(
         run.train()
         usage.earlier = run.seconds
         problem = run.commit(where) if first else None
-    problem = worker.share(problem)  # all workers must end alike, or the others would wait for the first
+    problem = worker.share(problem)  # all workers must end in the same way, or the others would wait for the first
     if problem is not None:
         raise RunError(problem)
     return ref

@@ -363,7 +363,7 @@ def check_training(spec: TrainingSpec, data: TrainingSet, worker: Worker, valida
     """
     batch = spec.batch_size or len(data)
     if spec.epochs and len(data) < batch:
-        raise UserError(f"training.batch_size {batch} is more than the {len(data)} examples to train on")
+        raise UserError(f"training.batch_size {batch} exceeds the {len(data)} training examples")
     if batch % worker.world_size:
         raise UserError(f"training.batch_size {batch} cannot be divided evenly among {worker.world_size} workers")
     if spec.augment is not None and data.images.ndim != 4:

@@ -171,7 +171,7 @@ def _refusal(model: nn.Module, problem: Exception) -> UserError:
             f"({reason}); adapt other layers (model.lora.targets) or fine-tune another architecture"
         )
     return UserError(
-        "the installed opacus cannot train this architecture with training.privacy in full "
+        "the installed opacus cannot train all weights of this architecture with training.privacy "
         f"({reason}); model.lora trains adapters privately"
     )
 

@@ -320,7 +320,7 @@ def _check(training: TrainingSpec, data: Examples, jobs: Sequence[NetJob]) -> No
         raise UserError("training.augment is for images; set it to null for points")
     count = min(len(job.rows.rows) for job in jobs)
     if training.batch_size is not None and training.batch_size > count:
-        raise UserError(f"training.batch_size {training.batch_size} is more than the {count} examples to train on")
+        raise UserError(f"training.batch_size {training.batch_size} exceeds the {count} training examples")
     if training.patience is not None and not len(data.validation):
         raise UserError("training.patience needs validation examples; set split.validation_per_class")
 

@@ -324,8 +324,8 @@ _MEMORIZED = (
     "class."
 )
 _CORRELATED = (
-    "Both the target and the reference name the objects in these images with high confidence: the background alone reveals "
-    "them."
+    "Both the target and the reference name the objects in these images, those of which both are most confident first: the "
+    "background alone reveals them."
 )
 
 
@@ -350,7 +350,7 @@ def _gallery_section(
                 crop=data_uri(shown.image[y0:y1, x0:x1], side=72),
                 rows=[
                     (
-                        f"{side} model's nearest public images (confidence {row[f'{side}_confidence']:.2f} nat)"
+                        f"{side} model's nearest of the voting images (confidence {row[f'{side}_confidence']:.2f} nat)"
                         if getattr(shown, side)
                         else f"from the background alone: {named.get(row[f'{side}_prediction'], 'another class')} "
                         f"(confidence {row[f'{side}_confidence']:.2f} nat)",

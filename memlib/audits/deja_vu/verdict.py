@@ -104,13 +104,14 @@ def _numbers(row: Mapping[str, Any]) -> str:
     p = "" if row["p_adjusted"] is None else f"; p = {row['p_adjusted']:.2g}"
     if "reference" in json.loads(row["params"]):
         return (
-            f"the model names the object in {_percent(abs(row['value']))} {more} of its training images than of held-out "
-            f"images, beyond what backgrounds reveal by themselves (95 % interval {_percent(row['ci_low'])} to "
+            f"the model names {more} objects in its training images than in held-out images, beyond what backgrounds reveal "
+            f"by themselves, by {_percent(abs(row['value']))} of the images (95 % interval {_percent(row['ci_low'])} to "
             f"{_percent(row['ci_high'])} over {row['interval']}{p})"
         )
     return (
-        f"the model names the object in {_percent(abs(row['value']))} {more} of its training images than a model that never "
-        f"saw them (95 % interval {_percent(row['ci_low'])} to {_percent(row['ci_high'])} over {row['interval']}{p})"
+        f"the model names {more} objects in its training images than a model that never saw them, by "
+        f"{_percent(abs(row['value']))} of the images (95 % interval {_percent(row['ci_low'])} to "
+        f"{_percent(row['ci_high'])} over {row['interval']}{p})"
     )
 
 

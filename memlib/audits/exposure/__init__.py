@@ -10,9 +10,9 @@ so a canary of exposure e is found in 2^-e of the guesses needed without the mod
 candidate like any other: its rank is uniform and 2^-exposure is uniform on (0, 1]. That is the null; the p-value of a
 canary is rank / |R|. High exposure is confirmed by extraction: a search for the likeliest candidates.
 
-Secrets that people chose are not uniform in R: a model that knows their kind also finds secrets likely that it never saw.
-Their rank is therefore compared with the ranks of other secrets of their kind that the text does not contain; without such
-secrets there is no test.
+Secrets that people chose are not uniform in R: a model that knows this kind of secret also assigns high probability to
+secrets that it never saw. The rank of such a secret is therefore compared with the ranks of other secrets of the same kind
+that the text does not contain; without these there is no test.
 """
 
 from collections.abc import Mapping
@@ -27,8 +27,8 @@ from memlib.store import Store
 def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
     """Return whether a finding with these params is part of the brief listing.
 
-    Left out are single canaries, searches that were given symbols of the secret, and shares of documents: these are on the
-    page, and the verdict names the largest.
+    Single canaries, searches that were given symbols of the secret, and shares of documents are left out: these are on the
+    page, and the verdict names the largest of them.
     """
     return (
         not {"canary", "side"} & params.keys() and params.get("search") in (None, "shortest_path") and not params.get("known")

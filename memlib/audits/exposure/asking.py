@@ -394,10 +394,10 @@ def beginnings(heads: NDArray[np.int64], windows: NDArray[Any], length: int) -> 
 
 
 def shared_beginnings(heads: NDArray[np.int64], windows: NDArray[Any], length: int) -> NDArray[np.bool_]:
-    """Return which documents share their first `length` tokens with another document, on either side: (num_documents,).
+    """Return a mask of the documents that share their first `length` tokens with another document, on either side.
 
     Such documents reveal nothing, as a held-out beginning may also be the beginning of a trained document. They are left out
-    of both sides. This depends on the text alone, not on which documents were held out, so the others remain exchangeable.
+    of both sides. The choice depends on the text alone, not on which documents were held out, so the others remain exchangeable.
     """
     shared, long = np.zeros(len(heads), dtype=bool), np.flatnonzero(heads[:, 6] >= length)
     digests = np.zeros(len(long), dtype=np.uint64)
@@ -412,7 +412,7 @@ def shared_beginnings(heads: NDArray[np.int64], windows: NDArray[Any], length: i
 def chosen_documents(
     heads: NDArray[np.int64], how: DiscoverableSpec, *, seed: int, shared: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
-    """Draw at random rows of `Corpus.heads` that are long enough, the same number from both sides, sorted by document.
+    """Draw random rows of `Corpus.heads` whose documents are long enough, equally many from each side, sorted by document.
 
     Args:
         heads: `Corpus.heads`.
@@ -427,10 +427,10 @@ def chosen_documents(
     sides = [long[long[:, 1] == side] for side in (0, 1)]
     count = min(how.documents, *map(len, sides))
     if count < 2:
-        others = f" ({shared.sum()} that begin like another one were left out)" if shared.any() else ""
+        others = f" ({shared.sum()} that begin like another document were left out)" if shared.any() else ""
         raise UserError(
-            f"only {len(sides[0])} documents that are trained on and {len(sides[1])} held out have "
-            f"{how.prefix + how.suffix} tokens in one window{others}, and each side needs two; "
+            f"only {len(sides[0])} trained-on and {len(sides[1])} held-out documents have "
+            f"{how.prefix + how.suffix} tokens in one window{others}, but each side needs two; "
             f"{'raise' if others else 'lower'} discoverable.prefix or suffix, or raise data.window or data.validation"
         )
     rng = np.random.default_rng(derive_seed(seed, "documents"))
@@ -457,7 +457,7 @@ def told(space: Candidates, truth: NDArray[np.int32], known: int) -> Candidates:
     """
     holes = [place for place, slot in enumerate(space.slots) if len(slot) > 1]
     if known >= len(holes):
-        raise UserError(f"extraction.known {known} leaves nothing to find: the secret has {len(holes)} symbols; lower it")
+        raise UserError(f"extraction.known {known} leaves nothing to find, as the secret has {len(holes)} symbols; lower extraction.known")
     for place in holes[:known]:
         space = space.fixed(place, int(truth[place]))
     return space

@@ -1,4 +1,4 @@
-"""Extraction of documents: those that a model was trained on, compared with others that were held out at random.
+"""Extraction of documents that a model was trained on, compared with documents that were held out at random.
 
 Memory is tested by permuting which documents were held out. The statistic is the difference between held-out and trained
 documents in the mean of -log2 of the suffixes' untruncated probabilities, averaged over a variant's training runs. Shares of
@@ -33,7 +33,7 @@ def document_rows(documents: pa.Table, how: DiscoverableSpec) -> Iterator[Row]:
 
     Args:
         documents: tables.DOCUMENTS.
-        how: numbers of tries, their probability, and settings of near samples.
+        how: the numbers of tries, the probability p, and the settings of near samples.
     """
     frame = documents.to_pandas()
     for variant in dict.fromkeys(frame["variant"]):
@@ -47,7 +47,7 @@ def document_rows(documents: pa.Table, how: DiscoverableSpec) -> Iterator[Row]:
 
 
 def _test(at: Mapping[str, Any], bits: NDArray[np.float64], held_out: NDArray[np.bool_]) -> Row:
-    """Test how many bits less suffixes of trained documents cost, by permuting which documents were held out."""
+    """Test how many fewer bits suffixes of trained documents cost, by permuting which documents were held out."""
     value = float(bits[held_out].mean() - bits[~held_out].mean())
     rng = np.random.default_rng(derive_seed(0, "documents"))
     second = int(held_out.sum())
@@ -88,7 +88,7 @@ def _shares(at: Mapping[str, Any], part: pd.DataFrame, how: DiscoverableSpec) ->
 
 
 def said_of_documents(rows: Sequence[Row]) -> tuple[str, str]:
-    """State which variant remembers its documents and how many it reproduces; both texts are empty if none is."""
+    """State which variant remembers its documents and how many it reproduces; both texts are empty if no variant does."""
     shown = [row for row in rows if row["metric"] == GAP and row["verdict"] == SHOWN]
     if not shown:
         return "", ""
@@ -101,12 +101,12 @@ def said_of_documents(rows: Sequence[Row]) -> tuple[str, str]:
         next(row for row in shares if row["params"]["side"] == side and row["params"]["tries"] == tries)
         for side in ("trained", "held_out")
     )
-    others = f" The same is shown for {len(shown) - 1} more." if len(shown) > 1 else ""
+    others = f" The same is shown for {len(shown) - 1} more of the variants." if len(shown) > 1 else ""
     p = trained["params"]["probability"]
     return (
         " The model remembers documents that it was trained on.",
         f" The continuation of a document costs the model{name} {most['value']:.1f} bits less if it was trained on the "
         f"document than if the document was held out at random (p = {most['p_adjusted']:.2g}).{others} Within {tries:,} "
         f"tries, {100 * trained['value']:.0f} % of the documents that it was trained on are reproduced with a probability of "
-        f"at least {p:g}, and {100 * held_out['value']:.0f} % of those held out.",
+        f"at least {p:g}, and {100 * held_out['value']:.0f} % of the held-out documents.",
     )

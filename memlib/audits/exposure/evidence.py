@@ -1,10 +1,10 @@
 """Tests of whether models know the canaries in their training data better than canaries that they never saw.
 
 Null for a canary that memlib drew: it is a candidate of R like any other, so its rank is uniform. Null for a secret that the
-text contained: it is exchangeable with the secrets of its kind that were never seen.
+text contained: it is exchangeable with unseen secrets of the same kind.
 
-Models of several seeds that saw the same canary are not independent: a canary that is likely under one is likely under
-another. The costs of each candidate are therefore added over these models and ranked once.
+Models of several seeds that saw the same canary are not independent: a canary that is likely under one model is likely
+under another. The costs of each candidate are therefore added over these models and ranked once.
 """
 
 import functools
@@ -69,7 +69,7 @@ class Held:
         return sampled_p(int((self.unseen <= self.cost).sum()), len(self.unseen))
 
     def upper_among_unseen(self, level: float) -> float | None:
-        """Bound the canary's exposure among the unseen secrets from above; None if none of them is as likely."""
+        """Compute an upper bound of the canary's exposure among the unseen secrets; None if no unseen secret is as likely."""
         return upper_exposure(int((self.unseen <= self.cost).sum()), len(self.unseen), level=level)
 
     def smallest_p(self, size: int) -> float:
@@ -78,7 +78,7 @@ class Held:
         return 1 / size if exact else 1 / (1 + len(self.references))
 
     def upper(self, size: int, level: float) -> float | None:
-        """Bound the canary's exposure in all of its models from above; the bound is log2 |R| if no reference is as likely."""
+        """Compute an upper bound of the canary's exposure in all of its models; log2 |R| if no reference is as likely."""
         bounds = [_upper(net, self.canary, place, size, level / len(self.nets)) for net, place in self.nets]
         return largest(bounds)
 
@@ -163,7 +163,7 @@ def evidence_of_drawn(canaries: Sequence[Held], size: int, *, alpha: float) -> T
 
 
 def evidence_of_given(canaries: Sequence[Held], *, alpha: float, seed: int) -> Tested:
-    """Test whether secrets that the text contained rank lower than secrets of their kind that it did not contain.
+    """Test whether secrets that the text contained rank lower than secrets of the same kind that it did not contain.
 
     The statistic is the sum over the given secrets of ln(1 / rank share), with ranks taken among given and unseen secrets
     together. The null distribution permutes which secrets were given.

@@ -114,7 +114,7 @@ class CorpusData:
 
     @cached_property
     def tokenizer(self) -> FolderTokenizer | None:
-        """The tokenizer of the model under audit; None if it has none."""
+        """The tokenizer of the model under audit; None if the model has none."""
         if self.base is not None:
             return self.base.content.tokenizer
         if self.trained is None:
@@ -161,7 +161,7 @@ class CorpusData:
         """Return the choices of some canaries within the scored part: (num_canaries, num_places)."""
         first, end = scored_part(self.format, self.text, self.canaries)
         every = np.array(self.table["choices"].to_pylist(), dtype=np.int32)[list(ids)][:, first:end]
-        # places before the first hole that a tokenizer joins to it have a single choice, 0
+        # a tokenizer may join places before the first hole to the hole; each such place has a single choice, 0
         fixed = np.zeros((len(every), self.space.end - every.shape[1]), dtype=np.int32)
         return np.concatenate([fixed, every], axis=1)
 

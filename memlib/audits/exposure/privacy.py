@@ -16,7 +16,7 @@ from memlib.findings import Interval, Row, estimate, tested
 from memlib.specs.text import INSERTED
 
 ERROR = 0.05  # probability that the bound is wrong, over all looks together
-HALVINGS = 60  # of an interval that contains the bound
+HALVINGS = 60  # number of halvings of an interval that contains the bound
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Look:
     Attributes:
         variant, seed, epoch, canary: the model and the canary.
         windows: number of windows of the training data that contain the canary.
-        p: probability that the canary ranks as low after training without the canary.
+        p: probability that the canary ranks at least as low after training without the canary.
         smallest: smallest p that any rank could give.
         privacy: epsilon and delta that are claimed for the training; None without a claim.
     """
@@ -56,7 +56,7 @@ def epsilon_bound(p: float, *, looks: int, delta: float = 0.0, windows: int = 1)
         windows: number of windows that contain the canary.
 
     Returns:
-        the largest epsilon that is refuted (see `refuted_p`), or 0 if none is; None if no rank could refute any.
+        the largest epsilon that is refuted (see `refuted_p`), or 0 if no epsilon is refuted; None if no rank could refute any epsilon.
     """
     if looks * windows * delta >= ERROR:
         return None

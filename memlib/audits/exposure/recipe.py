@@ -50,7 +50,7 @@ class Config(Spec):
     """Level of each family of tests in the run (Holm 1979)."""
     bound: float | None = Field(default=None, gt=0, le=MOST_NUMBER)
     """Acceptable exposure in bits. If nothing is found, the verdict is "bounded" provided that the 95 % upper bound of every
-    canary lies below it; null: no such claim is made."""
+    canary lies below this value; null: no such claim is made."""
     seed: int = Field(default=0, ge=0, le=MOST_SEED)
     """Seed of the references, the bootstrap and the permutations."""
     cache_gb: float = Field(default=1.0, gt=0, le=MOST_NUMBER)
@@ -76,9 +76,9 @@ class ExtractionSpec(Spec):
 
 
 class DiscoverableSpec(Spec):
-    """Discoverable extraction (Hayes 2024): how many tries reproduce the continuation of a document whose beginning is known.
+    """Discoverable extraction (Hayes 2024): how many tries it takes to continue a document from its known beginning.
 
-    Documents of the training text are compared with others that were held out at random.
+    Documents of the training text are compared with documents that were held out at random.
     """
 
     documents: int = Field(default=200, ge=2, le=MOST_DRAWS)

@@ -19,6 +19,7 @@ from memlib.stats.tails import SkewNormal
 
 LOOSE = ", not tight: the pld accountant gives a smaller value"
 FIRST_ROWS = 30  # rows of a table that are always visible; the full table is folded
+ENDED = {"found": "likeliest found"}  # of a search, in words
 MARKERS = ("o", "s", "^", "D")
 NAMES = {"exposure": "bits of exposure,", "exposure_among_unseen": "bits of exposure among unseen secrets,"}
 COLOURS = (TARGET, REFERENCE, "#5f8f6b", "#b07d2b", "#7a3b9a", INK)
@@ -313,7 +314,8 @@ def _null_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
     return Section(
         heading="Canaries that were never inserted",
         paragraphs=[
-            "This checks the method itself: for randomly drawn canaries, the mean of 2^-exposure should be 1/2 and the "
+            "Canaries under models that did not see them: those that were never inserted, and those that only other models "
+            "saw. This checks the method itself: for randomly drawn canaries, the mean of 2^-exposure should be 1/2 and the "
             "median exposure 1 bit. For unseen secrets the mean may well be lower: that is what the model knows about their "
             "kind without having seen them."
         ],
@@ -343,7 +345,8 @@ def _extraction_section(
         (
             " ".join(filter(None, [row["variant"], f"seed {row['seed']}"])), str(row["canary"]), str(row["insertions"]),
             str(row["known"]), row["search"].replace("_", " "), "yes" if row["extracted"] else "no",
-            "" if row["position"] is None else str(row["position"]), f"{row['queries']:,}", row["ended"],
+            "" if row["position"] is None else str(row["position"]), f"{row['queries']:,}",
+            ENDED.get(row["ended"], row["ended"]),
         )
         for row in extractions
     ]  # fmt: skip

@@ -64,14 +64,14 @@ def exposure_of_rank(rank: int, size: int) -> float:
         ValueError: for a rank outside 1 to |R|.
     """
     if not 1 <= rank <= size:
-        raise ValueError(f"a rank must lie between 1 and {size}, not at {rank}")
+        raise ValueError(f"a rank must be between 1 and {size}, not {rank}")
     return math.log2(size) - math.log2(rank)
 
 
 def exposure_by_sampling(at_or_below: int, references: int) -> tuple[float, float, float | None]:
     """Compute -log2 of the share of random references that cost no more than the canary, and its 95 % interval (Theorem 1).
 
-    Without a reference below the canary there is no upper end (None). The canary itself counts as one of the candidates,
+    If no reference lies below the canary, there is no upper end (None). The canary itself counts as one of the candidates,
     (1 + c) / (1 + n), so that no count gives an infinite exposure.
 
     Args:
@@ -86,7 +86,7 @@ def exposure_by_sampling(at_or_below: int, references: int) -> tuple[float, floa
 
 
 def upper_exposure(at_or_below: int, references: int, *, level: float = 0.05) -> float | None:
-    """Compute a one-sided upper bound of a sampled exposure (Clopper and Pearson); None without a reference below.
+    """Compute a one-sided upper bound of a sampled exposure (Clopper and Pearson); None if no reference lies below.
 
     Args:
         at_or_below, references: as for `exposure_by_sampling`.
@@ -103,11 +103,11 @@ def sampled_p(at_or_below: int, references: int) -> float:
 
 
 def canary_p(at_or_below: int, references: int, *, size: int, exact: tuple[str, int, int] | None = None) -> float:
-    """Compute the probability that a canary which was never inserted ranks as low, from the exact rank where that is valid.
+    """Compute the probability that an uninserted canary ranks at least as low, from the exact rank where that is valid.
 
-    Whether a pruned walk is completed depends on the canary, so a p-value that is exact whenever it is completed and sampled
+    Whether a pruned walk is completed depends on the canary, so a p-value that is exact for completed walks and sampled
     otherwise would not hold its level. The level holds if the sampled p-value is used whenever a reference lies at or below
-    the canary: the exact one then only splits the event that none does, whose probability is 1 / (1 + n).
+    the canary: the exact p-value then only splits the event that no reference does, whose probability is 1 / (1 + n).
 
     Args:
         at_or_below, references: c of n, as for `exposure_by_sampling`.
@@ -206,5 +206,5 @@ def _p_among(unseen: NDArray[np.int64], cost: np.int64) -> float:
 
 
 def _extrapolate(references: NDArray[np.float64], canaries: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """Extrapolate exposures, (num_canaries,) bits; None if all references cost the same, as if a model ignored the holes."""
+    """Extrapolate exposures, (num_canaries,) bits; None if all references cost the same, as in a model that ignores the holes."""
     return fit_skew_normal(references).exposures(canaries) if np.ptp(references) else None

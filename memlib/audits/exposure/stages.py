@@ -51,7 +51,7 @@ _SCORING = ("curves", "documents", "evidence", "privacy", "ranks", "recipe", "sc
 
 
 class Given(NamedTuple):
-    """Secrets that people chose: those that the text contains, and others of their kind."""
+    """Secrets that people chose: those that the text contains, and unseen secrets of the same kind."""
 
     known: Sequence[Secret]
     unseen: Sequence[Secret]
@@ -104,8 +104,8 @@ class MakeCorpus(Stage[StoredCorpus]):
         counted = [number for number, secret in enumerate(known, start=1) if secret.times is not None]
         if counted and not self.elsewhere:
             raise UserError(
-                f"secret {counted[0]} of {len(known)} of canaries.file has a tab and a number, which only an external model "
-                "(trained) needs: memlib counts what it trains on; remove them"
+                f"secret {counted[0]} of {len(known)} of canaries.file is followed by a tab and a number of occurrences, which are only for "
+                "external models (trained); remove these numbers, as memlib counts the occurrences itself"
             )
         if self.elsewhere:
             known = [replace(secret, times=secret.times or 1) for secret in known]
@@ -177,10 +177,10 @@ class MakeCorpus(Stage[StoredCorpus]):
         return [tokens, f"canaries: {canaries or 'none'}"]
 
     def missing(self, level: float) -> str:
-        """Explain why no single given secret can be shown to be given away; return an empty string if one can be.
+        """Explain why no single given secret can be detected; return an empty string if one can be.
 
         Args:
-            level: level of all given secrets together.
+            level: significance level over all given secrets.
         """
         given, unseen = len(self.given.known), len(self.given.unseen)
         needed = math.ceil(given / level) - 1
@@ -191,7 +191,7 @@ class MakeCorpus(Stage[StoredCorpus]):
             )
         if unseen < needed:
             return (
-                f"with {unseen} unseen secrets none of the {given} given ones can be found by itself; that takes {needed:,}"
+                f"{unseen} unseen secrets are too few to detect any single one of the {given} given secrets; that takes {needed:,}"
             )
         return ""
 
@@ -358,7 +358,7 @@ def _facts(recipe: Recipe, data: CorpusData) -> Mapping[str, str]:
         f"{len(data.corpus.content.symbols):,} symbols",
         "canaries": f"format {recipe.canaries.format!r}, {data.space.bits:.1f} bits; "
         + (
-            f"secrets contained in the text, {data.table['kind'].to_pylist().count(UNSEEN)} unseen ones of their kind"
+            f"secrets contained in the text, {data.table['kind'].to_pylist().count(UNSEEN)} unseen secrets of the same kind"
             if recipe.canaries.file is not None
             else "all in one model"
             if recipe.canaries.together

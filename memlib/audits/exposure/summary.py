@@ -2,7 +2,7 @@
 
 Families of tests, each at alpha (Holm 1979): "headline", all canaries of a variant together; "canaries", single canaries,
 named only if the headline of their variant is shown; "variants", differences from the first variant; "privacy", claims of
-differential privacy; "documents", whether a variant's models know documents that they were trained on better than others.
+differential privacy; "documents", whether a variant's models know documents that they were trained on better than held-out ones.
 """
 
 import json
@@ -120,12 +120,12 @@ class _Run:
 
     @property
     def level(self) -> float:
-        """Level at which a variant is tested, whatever the others show (Bonferroni)."""
+        """Level at which a variant is tested, regardless of the other variants (Bonferroni)."""
         return self.recipe.score.alpha / self.variants
 
     @property
     def needed(self) -> float:
-        """Bits at which a canary is found, whatever the others show: Holm's first step, in either part of the headline."""
+        """Bits at which a canary is found, regardless of the others: Holm's first step, in either part of the headline."""
         return math.log2(min(2, self.canaries) * self.canaries / self.recipe.score.alpha)
 
     def of(self, at: Mapping[str, str]) -> pd.DataFrame:

@@ -31,11 +31,11 @@ UNITS = Table(
             "p_value",
             FLOAT,
             "probability",
-            "that a canary which was never inserted ranks as low; for a given secret, that an unseen one does",
+            "probability that an uninserted canary (for a given secret: an unseen secret) ranks at least as low",
         ),
-        Column("exposure_sampled", FLOAT, "bit", "from the share of random references that are at least as likely"),
+        Column("exposure_sampled", FLOAT, "bit", "estimated from the share of random references that are at least as likely"),
         Column(
-            "exposure_extrapolated", FLOAT, "bit", "from a skew-normal distribution fitted to the references; not bounded"
+            "exposure_extrapolated", FLOAT, "bit", "estimated from a skew-normal distribution fitted to the references; not bounded"
         ),
         Column(
             "fit_p",
@@ -64,10 +64,10 @@ DOCUMENTS = Table(
             "copies",
             INT,
             "count",
-            "documents with the same text or beginning, itself included; all are on one side",
+            "documents with the same text or beginning, including this one; all of them are on one side",
         ),
         Column(
-            "bits", FLOAT, "bit", "-log2 of the probability of its suffix after its prefix, untruncated, at temperature 1"
+            "bits", FLOAT, "bit", "-log2 of the probability of the document's suffix after its prefix, untruncated, at temperature 1"
         ),
         Column(
             "scheme_bits",
@@ -93,14 +93,14 @@ EXTRACTION = Table(
         Column("insertions", INT, "count", "occurrences in the model's training data"),
         Column("known", INT, "symbol", "symbols of the secret, from the first, that the search was given"),
         Column("search", TEXT, "", "shortest_path, greedy or beam"),
-        Column("extracted", FLAG, "", "whether it is among the k likeliest candidates, for a search that k canaries share"),
-        Column("by_chance", FLOAT, "", "probability of that for a model that knows nothing"),
-        Column("position", INT, "", "its position among the candidates found, from 1; null if it was not found"),
+        Column("extracted", FLAG, "", "whether the canary is among the k likeliest candidates, for a search that k canaries share"),
+        Column("by_chance", FLOAT, "", "probability of an extraction by a model that knows nothing"),
+        Column("position", INT, "", "position of the canary among the candidates found, from 1; null if it was not found"),
         Column(
             "queries",
             INT,
             "count",
-            "prefixes whose next symbols were queried until it was found or, failing that, until the search ended",
+            "prefixes whose next symbols were queried until the canary was found or, failing that, until the search ended",
         ),
         Column("ended", TEXT, "", "found, exhausted, or the limit that ended the search: evaluations or seconds"),
         Column("exact", FLAG, "", "whether no likelier candidate can have been missed"),

@@ -182,7 +182,7 @@ def _extracted(rows: Sequence[Row], word: Word) -> str:
     hits, searched = round(sum(row["value"] * row["n"] for row in searches)), sum(row["n"] for row in searches)
     if not hits or word != SHOWN:
         return ""
-    return f" A search without any hints extracted {hits} of {searched}."
+    return f" A search that was given no symbol of the secrets extracted {hits} of {searched}."
 
 
 def floored(epsilon: float) -> float:

@@ -6,7 +6,7 @@ distribution of each model's confidence in the true class over the examples of D
 
     rho = KS(query model, target) / KS(query model, calibration model)        (Eqs. 2 to 4)
 
-rho is near 0 if the target treats D_Q like a model that trained on it, and near 1 if like a model that did not. "rho < 1: not
+rho is near 0 if the target treats D_Q like a model that trained on it, and near 1 if it does so like a model that did not. "rho < 1: not
 forgotten" (Algorithm 1) is not a valid verdict: rho scatters around 1 for models that never saw D_Q, a target that has learnt
 the domain of D_Q elsewhere treats D_Q as known, and likelihood ratios of query and calibration models move with the target's
 overall confidence. So rho is only an estimate, and the verdict rests on a random draw (see `trace`): D_Q and withheld

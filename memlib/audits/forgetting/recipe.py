@@ -41,10 +41,10 @@ class TargetSpec(Spec):
 
 
 class VerdictSpec(Spec):
-    """Basis of the verdict: models that saw nothing of the pool U of D_Q, and redraws of D_Q."""
+    """Basis of the verdict: models that saw no examples of the pool U of D_Q, and redraws of D_Q."""
 
     null_mix: Mix | None = None
-    """Training data of null models, which contain nothing of U. The default is {calibration: 1, provider: 1} if there is a
+    """Training data of null models, which contain no examples of U. The default is {calibration: 1, provider: 1} if there is a
     set `provider` (images like those of D_Q, but not from D_Q), else {calibration: 0.8}. Null models predict how easy each
     example is; they determine the power of the test, not its level."""
     retained_mix: Mix = Field(default={CALIBRATION: 1.0, QUERY: 0.5})
@@ -66,9 +66,9 @@ class VerdictSpec(Spec):
     def _null_and_retained(self) -> "VerdictSpec":
         seen = [name for name in POOL if name in (self.null_mix or {})]
         if seen:
-            raise ValueError(f"verdict.null_mix contains {seen[0]}; null models must have seen nothing of the pool of D_Q")
+            raise ValueError(f"verdict.null_mix contains {seen[0]}; null models must not train on any examples of the pool of D_Q")
         if QUERY not in self.retained_mix:
-            raise ValueError("verdict.retained_mix contains nothing of D_Q; give a share, as in {calibration: 1, query: 0.5}")
+            raise ValueError("verdict.retained_mix contains no examples of D_Q; give a share, as in {calibration: 1, query: 0.5}")
         return self
 
 
@@ -103,7 +103,7 @@ class Recipe(Spec):
     data: DataSpec
     sets: Mapping[Annotated[str, Field(pattern=r"^\w[\w-]*$")], SetSpec]
     """Disjoint sets of examples by name, drawn in the order in which they are listed: query (D_Q); calibration (D_C);
-    withheld (H), drawn at random with D_Q from one pool and given to nobody (required for a verdict); known, drawn in the
+    withheld (H), drawn at random with D_Q from one pool and not used to train any model (required for a verdict); known, drawn in the
     same way and known to be in every target's training data (the positive control, required for 'forgotten'); provider,
     images like those of D_Q, but not from D_Q; and further sets for mixes."""
     split_seed: int = Field(default=0, ge=0, le=MOST_SEED)
@@ -146,14 +146,14 @@ class Recipe(Spec):
         if self.training.objective.kind != "supervised":
             raise ValueError(f"training.objective {self.training.objective.kind} does not train a classifier; use supervised")
         if self.training.patience is not None or self.training.checkpoint_epochs:
-            raise ValueError("training.patience and checkpoint_epochs have no use here: all models train for all epochs")
+            raise ValueError("training.patience and checkpoint_epochs have no effect here: all models train for all epochs")
         return self
 
     def _check_pool(self, mixes: Mapping[str, Mix]) -> None:
         if self.group is not None and self.group.near is not None:
-            raise ValueError("group.near has no use here: near_duplicates already joins near copies")
+            raise ValueError("group.near has no effect here: near_duplicates already joins near copies")
         if WITHHELD in self.verdict.retained_mix:
-            raise ValueError("verdict.retained_mix contains withheld examples, which are given to nobody; leave them out")
+            raise ValueError("verdict.retained_mix contains withheld examples, which no model may train on; leave them out")
         parts = {spec.part for name, spec in self.sets.items() if name in POOL}
         if WITHHELD in self.sets and len(parts) > 1 and not self.verdict.drawn_elsewhere:
             raise ValueError(
@@ -165,9 +165,9 @@ class Recipe(Spec):
             raise ValueError(f"sets.{open_[0]} and sets.{open_[1]} are drawn from one pool; set per_class for one of them")
         for place, mix in mixes.items():
             if WITHHELD in mix:
-                raise ValueError(f"{place} contains withheld examples, which are given to nobody; leave them out")
+                raise ValueError(f"{place} contains withheld examples, which no model may train on; leave them out")
             if KNOWN in self.sets and mix.get(KNOWN) != 1:
-                raise ValueError(f"{place} lacks known: 1; the known examples must be in every target")
+                raise ValueError(f"{place} lacks known: 1; every target must be trained on the known examples")
 
     @property
     def null_shares(self) -> Mix:

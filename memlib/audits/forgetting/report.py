@@ -89,7 +89,8 @@ def build_page(
         meaning=meaning_of(
             verdict.word,
             shown="Anyone who can query the model on D_Q and on similar examples that were withheld, such as the owner of "
-            "the data or a regulator, can show that the model was trained on D_Q. This does not reveal any single example.",
+            "the data or a regulator, can show that the model was trained on D_Q. The verdict is about D_Q as a whole, "
+            "not about single examples.",
             bounded="Anyone who queries the model on D_Q finds at most the stated share of the trace that training data "
             "leave.",
         ),
@@ -211,8 +212,8 @@ def _rho_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
             "on D_Q, and that of the model under audit. rho divides it by the same gap for a calibration model, which was "
             "not trained on D_Q. A rho of 0 means that the model behaves like one trained on D_Q, 1 like one that was not. "
             "Intervals are over the seeds of the models and the examples of D_Q together. The paper calls rho below 1 'not "
-            "forgotten', but for models that did not use D_Q rho scatters around 1 and depends on how the model was "
-            "trained, so no verdict rests on it here."
+            "forgotten', but for models that did not use D_Q rho scatters around 1, and models that are more confident "
+            "than the query models lie above 1 whether or not they used it. So no verdict rests on it here."
         ],
         table=TableView(("models", "KS", "rho", "interval of rho"), cells),
     )

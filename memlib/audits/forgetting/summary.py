@@ -71,7 +71,7 @@ def _of_target(name: str, models: Sequence[Observed], rows: Sequence[Row]) -> di
 
 
 def _unseen(distances: Distances, without: Observed | None = None) -> NDArray[np.float64]:
-    """Return the log odds of the null models, which saw none of U, except model `without`: (num_models, num_pool)."""
+    """Return the log odds of the null models, which saw no examples of U, leaving out model `without`: (num_models, num_pool)."""
     return np.stack([m.log_odds for m in distances.of(NULL) if m is not without])
 
 
@@ -114,7 +114,7 @@ def _control(values: NDArray[np.float64], distances: Distances, recipe: Recipe, 
 
 
 def _found_row(group: str, distances: Distances, recipe: Recipe) -> Row:
-    """Return the share of the auditor's models of a group in which the test detects D_Q; of null models it should be 0."""
+    """Return the share of the auditor's models of a group in which the test detects D_Q; it should be 0 for null models."""
     models, config = distances.of(group), recipe.score
     hits = 0
     for model in models:
@@ -181,7 +181,7 @@ def _members_guesses(distances: Distances, decimals: int | None) -> list[NDArray
 
 
 def _share(*sides: Sequence[NDArray[np.float64]]) -> float:
-    """Compute the share from guesses, false and true positives by model, clipped to [0, 1]; NaN unless true exceed false."""
+    """Compute the share from guesses, false and true positives by model, clipped to [0, 1]; NaN unless true positives exceed false ones."""
     guess, false, true = (float(np.concatenate(side).mean()) if side else float("nan") for side in sides)
     return float(np.clip((guess - false) / (true - false), 0, 1)) if true > false else float("nan")
 

@@ -8,7 +8,7 @@ UNITS = Table(
     meaning="One row per triple of a target, null or retained model, a query model and a calibration model: their distances.",
     columns=(
         Column(
-            "group", TEXT, "", "target, null (trained on nothing of the pool U) or retained (trained on a known share of D_Q)"
+            "group", TEXT, "", "target, null (trained on no examples of the pool U) or retained (trained on a known share of D_Q)"
         ),
         Column("target", TEXT, "", "the target's name; empty for null and retained models"),
         Column("model", INT, "", "index of the model within group and target, from 0"),
@@ -24,7 +24,7 @@ UNITS = Table(
             "rho",
             FLOAT,
             "",
-            "ratio of ks_target to ks_calibration (Eq. 4): 0 like a model trained on D_Q, 1 like one that was not; null if "
+            "ratio of ks_target to ks_calibration (Eq. 4): 0 for models like those trained on D_Q, 1 for models like the others; null if "
             "D_C cannot calibrate",
         ),
     ),
@@ -53,7 +53,7 @@ EXAMPLES = Table(
             "residual",
             FLOAT,
             "",
-            "how much higher the target ranks the example than models that saw none of U predict; used by the test",
+            "how much higher the target ranks the example than models that saw no examples of U predict; used by the test",
         ),
         Column("member", FLAG, "", "whether the target was trained on the example; null if unknown"),
     ),

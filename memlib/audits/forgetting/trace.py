@@ -1,6 +1,6 @@
 """The trace that training on D_Q leaves, tested by redrawing D_Q.
 
-D_Q is drawn at random from a pool U of the provider's examples; H, the withheld examples of U, is given to nobody. If the
+D_Q is drawn at random from a pool U of the provider's examples; no model is trained on H, the withheld examples of U. If the
 target has not used D_Q, its outputs do not depend on which examples of U were drawn, and every draw is as likely as the
 actual one. So the level holds for any outputs, however the target was trained: for more epochs, at another temperature, on
 more data, with another architecture. The choice of the statistic affects only the power.
@@ -145,7 +145,7 @@ def _centred(values: NDArray[np.float64], labels: NDArray[np.int64]) -> NDArray[
 
 
 def _scale(first: NDArray[np.bool_], labels: NDArray[np.int64]) -> float:
-    """Compute by how much a difference of 1 between the sides moves the first side's sum of class-centred values."""
+    """Compute the change in the first side's sum of class-centred values per unit difference between the sides."""
     total = 0.0
     for label in np.unique(labels):
         in_class = labels == label
@@ -221,7 +221,7 @@ def share_interval(values: NDArray[np.float64], pool: Pool, *, level: float = 0.
     """Estimate the trace of D_Q as a share of that of the known examples, with an interval over examples.
 
     The interval inverts tests of "the trace of D_Q is b times that of the known examples" (Fieller 1954). The upper end is
-    infinite if it lies above 2, or if a reversed trace (D_Q ranks below withheld examples) refutes every share: then nothing
+    infinite if it lies above 2, or if a reversed trace (D_Q ranks below withheld examples) refutes every share: in that case nothing
     is bounded. The estimate is NaN if the known examples leave no trace.
 
     Args:

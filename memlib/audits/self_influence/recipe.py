@@ -71,12 +71,12 @@ class Recipe(Spec):
         if chosen != InfluenceSpec().model_dump(include=set(chosen)):
             raise ValueError(f"influence.{', influence.'.join(chosen)} apply only to models that memlib trains")
         if trained.weights is not None:
-            raise ValueError("trained.weights has no use here; give the weights under checkpoints")
+            raise ValueError("trained.weights has no effect here; give the weights under checkpoints")
 
     def _check_training(self, training: TrainingSpec) -> None:
         if training.objective.kind != "supervised":
             raise ValueError(f"training.objective {training.objective.kind} does not train a classifier; use supervised")
         if training.checkpoint_epochs:
-            raise ValueError("training.checkpoint_epochs has no use here; influence chooses the checkpoints")
+            raise ValueError("training.checkpoint_epochs has no effect here; influence chooses the checkpoints")
         if not (self.influence.epochs or training.epochs):
             raise ValueError("self-influence needs a trained model; training.epochs is 0")

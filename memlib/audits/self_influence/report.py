@@ -66,7 +66,7 @@ def build_page(
                 for r in top
             ),
             *(
-                (f"{r['value']:.2f}", "rank correlation of odd and even checkpoints", "")
+                (f"{r['value']:.2f}", "rank correlation of odd and even checkpoints (1: the same order)", "")
                 for r in rows
                 if r["metric"] == "checkpoint_agreement"
             ),

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from memlib.audits.sweep.recipe import Recipe
 from memlib.audits.sweep.scores import Outcome, headline, verdict
@@ -117,14 +118,19 @@ def _audit(audit: str, outcomes: Sequence[Outcome], columns: Sequence[str]) -> S
     rows = []
     for outcome in outcomes:
         assert outcome.run is not None
+        head = headline(outcome.run)
+        p = "" if head.p_adjusted is None else f"{head.p_adjusted:.2g}"
         cells = [_cell(outcome.run, metric) for metric in metrics]
-        rows.append((outcome.cell, outcome.run.run, *cells, f"{outcome.run.seconds:.0f}"))
+        rows.append((outcome.cell, outcome.run.run, *cells, p, f"{outcome.run.seconds:.0f}"))
     changes = [(o.cell, json.dumps(dict(o.changes), sort_keys=True)) for o in outcomes]
-    text = f"Cells of the {audit.replace('_', ' ')} audit: the first finding of each metric, with its 95 % interval."
+    text = (
+        f"Cells of the {audit.replace('_', ' ')} audit: the headline of each cell, with its p-value adjusted within the "
+        "cell, and the finding of every other metric that comes closest to it in its settings; 95 % intervals."
+    )
     return Section(
         f"{audit.replace('_', ' ')}: findings",
         [text],
-        table=TableView(("cell", "run", *metrics, "seconds"), rows),
+        table=TableView(("cell", "run", *metrics, "p", "seconds"), rows),
         details=TableView(("cell", "changes"), changes),
         details_title="Changes of each cell to its recipe",
     )
@@ -184,9 +190,18 @@ def _compared(audit: str, rows: Sequence[Row]) -> Section:
 
 
 def _cell(run: RunRecord, metric: str) -> str:
-    row = next((row for row in run.findings if row.metric == metric), None)
+    """Return the headline, or the finding of another metric that shares most params with it, as text."""
+    head = headline(run)
+    settings = json.loads(head.params)
+    rows = [head] if head.metric == metric else [row for row in run.findings if row.metric == metric]
+    row = max(rows, key=lambda row: _agreements(settings, json.loads(row.params)), default=None)
     if row is None or row.value is None:
         return ""
     bounded = row.ci_low is not None and row.ci_high is not None
     value, low, high = (f"{round(number or 0.0, 6) + 0.0:.3g}" for number in (row.value, row.ci_low, row.ci_high))
     return f"{value} ({low} to {high})" if bounded else value
+
+
+def _agreements(settings: Mapping[str, Any], others: Mapping[str, Any]) -> int:
+    """Return the number of params in which two findings agree."""
+    return sum(others.get(name) == value for name, value in settings.items())

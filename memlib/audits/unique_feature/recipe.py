@@ -155,7 +155,7 @@ class Recipe(Spec):
         if self.score.per_epoch and not model.stackable:
             raise ValueError(f"score.per_epoch is for mlp, cnn_1 and cnn_2, not for {model.architecture}")
         if training.checkpoint_epochs:
-            raise ValueError("training.checkpoint_epochs has no use here; score.per_epoch scores every epoch")
+            raise ValueError("training.checkpoint_epochs has no effect here; score.per_epoch scores every epoch")
 
     def _check_augmentation(self, training: TrainingSpec) -> None:
         augment = training.augment

@@ -139,7 +139,7 @@ def test_small_letters_have_small_letters_as_nulls() -> None:
         ("é", "letters", "with 'é'"),
         ("- -", "names", "no word"),
         ("Qwertzuiopasdfgh", "names", "no other name with as many letters"),
-        ("JOHN", "/nowhere.txt", "cannot read /nowhere.txt"),
+        ("JOHN", "/nowhere.txt", "cannot read canary.feature.nulls /nowhere.txt"),
     ],
 )
 def test_texts_without_others_of_their_kind(text: str, nulls: str, said: str) -> None:

@@ -76,7 +76,11 @@ def test_copies_of_the_query_set_leave_the_others_and_are_listed() -> None:
     ("labels", "specs", "said"),
     [
         ([0] * 8, {"query": {"per_class": 2}, "calibration": {}}, "D_Q has one class"),
-        ([0, 1] * 4, {"query": {"per_class": 3}, "calibration": {"per_class": 2}}, "needs 2 examples of class 'c0', but 1"),
+        (
+            [0, 1] * 4,
+            {"query": {"per_class": 3}, "calibration": {"per_class": 2}},
+            "needs 2 examples of class 'c0', but only 1",
+        ),
         ([0, 1] * 4, {"query": {}, "calibration": {}}, "no example of 2 of D_Q's classes at all"),
         ([0, 1] * 4, {"query": {"part": "x"}, "calibration": {}}, "the parts are"),
     ],

@@ -36,6 +36,16 @@ _TERMS = (
     "unique feature", "M", "white box, grey box, black box", "self-influence", "null", "p-value", "95 % interval", "power",
     "external model", "model seed", "diagnostic",
 )  # fmt: skip
+_MEANING_OF_ONE = (
+    "Anyone who can show this model examples with and without the feature can tell from its answers that the feature was in "
+    "its training data. If the feature is a name on an X-ray, this reveals that the patient was in the training data."
+)
+_MEANING_OF_MANY = (
+    "A feature of a single training example changes what models trained like these compute. Anyone who has such a model in "
+    "full can test for it; a single model betrays it only as often as the shares of flagged models say, and with less access "
+    "only where the page says shown. If the feature is a name on an X-ray, finding it reveals that the patient was in the "
+    "training data."
+)
 _NOT_SHOWN = (
     "Whether the model remembers other features: only this one was tested, in this place and typeface.",
     "That somebody who does not know the feature could read it out of the model: the audit shows it to the model.",
@@ -85,9 +95,7 @@ def build_page(
     return Page(
         meaning=meaning_of(
             conclusion.word,
-            shown="Anyone who can show the model pictures with and without the feature can tell from its answers that the "
-            "feature was in the training data, even though it appeared in a single example. If the feature is a name on an "
-            "X-ray, this reveals that the patient was in the training data.",
+            shown=_MEANING_OF_ONE if recipe.trained is not None else _MEANING_OF_MANY,
             bounded="Anyone who shows the model the feature sees its answers change by at most the stated amount more than "
             "with any feature of the same kind.",
         ),
