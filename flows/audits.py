@@ -41,7 +41,7 @@ def stage_names(audit: Audit, recipe: Any = None) -> tuple[str, ...]:
 
 
 def check_stages(audit: Audit, named: Iterable[str]) -> None:
-    """Raise UserError for a stage that the audit does not have; a sweep has the stages of all audits that can be its cells."""
+    """Raise UserError for a stage that the audit does not have; a sweep has the stages of all audits that can be cells."""
     audits = [other for other in AUDITS.values() if not other.holds_others] if audit.holds_others else [audit]
     known = list(dict.fromkeys(stage.rpartition("/")[2] for one in audits for stage in stage_names(one)))
     for stage in named:

@@ -31,7 +31,8 @@ def run(
     """Run an audit in this process, or continue one that was interrupted. Artifacts in the store are reused.
 
     Stages run one after another on one device; `flows.run` is the same call on Prefect and Ray. Limits of the recipe and
-    peculiarities of the data are reported as Python warnings. A recipe that names code (`package.module:function`) runs that code.
+    peculiarities of the data are reported as Python warnings. A recipe that names code (`package.module:function`) runs that
+    code.
 
     Args:
         recipe: name of a shipped recipe, path of a YAML file, or the recipe itself as a mapping or a spec.

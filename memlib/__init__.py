@@ -1,15 +1,15 @@
 """memlib: memorization audits of neural networks.
 
-The library half of the project: data, models, training, observation, statistics and the audits themselves. It knows
-neither Prefect nor Ray, and every part can be used from a notebook:
+The library half of the project: data, models, training, observation, statistics and the audits themselves. It depends
+on neither Prefect nor Ray, and every part can be used from a notebook:
 
     run = memlib.run("smoke")               run an audit in this process
     plan = memlib.plan("smoke")             list what that run would compute
     run = memlib.open("3f2a")               open a finished run
     run.verdict, run.summary, run.units, run.report
 
-The order of each audit's stages is in `flows`, one layer above; `run` and `plan` are therefore imported from there when they
-are first used.
+The order of each audit's stages is defined in `flows`, one layer above; `run` and `plan` are therefore imported from there
+when they are first used.
 """
 
 import importlib

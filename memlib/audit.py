@@ -66,17 +66,17 @@ class Audit:
         tables: published tables by name, except the summary and the curves.
         in_brief: function that returns whether short listings include a finding: takes the params of the finding and those of
             the headline.
-        limits: function that yields the limitations of a recipe that do not depend on the data: tests that are too small to
-            reject, controls that are missing.
+        limits: function that yields the limitations of a recipe that do not depend on the data, such as tests that are too
+            small to reject, or missing controls.
         revealed: function that returns the secrets of a run in plain text, for audits that have secrets: takes the store and
             the recipe and artifacts of the run's manifest, and returns rows by title.
-        asked: function that returns the examples on which the owner of a model must run it, for audits that accept supplied
+        asked: function that returns the examples on which a model's owner must run the model, for audits that accept supplied
             outputs: takes a runner and the recipe, and returns the stored examples and the row of each by id.
         columns: metrics that a sweep shows side by side; by default the first ones.
         compare: function that compares each pair of sweep cells that audit the same examples, and returns settled rows.
         exported: function that returns the images for the owner of encoders, for audits that accept supplied embeddings:
             takes a runner and the recipe.
-        holds_others: whether its recipes contain, or name, recipes of other audits.
+        holds_others: whether the audit's recipes contain or name recipes of other audits.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """Code named by recipes: allowing modules, importing functions, and finding source files without running them.
 
 Recipes and stores are code: a recipe names functions that are imported and called, so the author of a recipe decides
-what runs. Each machine therefore decides which modules may be named: MEMLIB_CODE lists module names, or dotted prefixes of
-them, separated by commas. See docs/security.md.
+what runs. Each machine therefore decides which modules may be named: MEMLIB_CODE lists module names or
+dotted prefixes, separated by commas. See docs/security.md.
 """
 
 import ast
@@ -66,11 +66,11 @@ def load(named: str) -> Any:
     """
     module, name = named.split(":")
     if _planning.get():
-        raise UnknownUntilRun(f"the result of {named} (a plan runs no code named by recipes)")
+        raise UnknownUntilRun(f"the result of {named} (a plan does not run code named by recipes)")
     if not is_allowed(module):
         raise UserError(
-            f"the recipe names code, {named}, that this machine does not allow: if you trust it, set {VARIABLE}={module}, or "
-            "pass the recipe's file to memlib run; see docs/security.md"
+            f"the recipe names {named}, which this machine does not allow; if you trust that code, set {VARIABLE}={module}, "
+            "or pass the recipe's file to memlib run; see docs/security.md"
         )
     try:
         function = getattr(importlib.import_module(module), name, None)

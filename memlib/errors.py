@@ -1,4 +1,4 @@
-"""Errors that users make, and faults of the environment that stop a run.
+"""User errors, and faults of the environment that stop a run.
 
 The command line prints these without a traceback; any other exception is a bug and keeps its traceback.
 """

@@ -1,4 +1,4 @@
-"""Heartbeat files: rewritten in the store at intervals while a process is alive."""
+"""Heartbeat files, which are rewritten in the store at intervals while a process is alive."""
 
 import contextlib
 import threading
@@ -9,7 +9,7 @@ from memlib.store import Store
 
 BEAT_SECONDS = 30.0
 SILENT_SECONDS = 120.0  # without a beat for this long, the process is dead or its machine is asleep
-TELLING_SECONDS = 5.0  # patience with the store: the longest delay of a beat by an outage
+TELLING_SECONDS = 5.0  # patience with the store: the longest delay of a beat during an outage
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ STATUS = "status"
 LOG_VARIABLE = "MEMLIB_LOG"
 LOCAL_SECONDS, REMOTE_SECONDS = 2.0, 10.0  # minimum time between two writes of a status
 OUTAGE_SECONDS = 60.0  # pause before the next attempt after an outage
-TELLING_SECONDS = 5.0  # patience with the store: the longest delay of a run by an outage while its status is written
+TELLING_SECONDS = 5.0  # patience with the store: the longest delay of a run if an outage occurs while its status is written
 log = logging.getLogger("memlib")
 
 
@@ -94,7 +94,7 @@ def read_status(store: Store, run: str) -> StatusRecord | None:
 
 
 def log_as_asked() -> None:
-    """If MEMLIB_LOG is json, log to standard error as lines of JSON; on a Ray worker, they end up in the worker's log.
+    """If MEMLIB_LOG is json, log to standard error as lines of JSON (on a Ray worker, to the worker's log).
 
     Raises:
         UserError: when MEMLIB_LOG has any other value.

@@ -14,7 +14,7 @@ def entry(runs: Sequence[RunEntry], run: str, data: str, before: RunRecord | Non
     """Return the ledger that a run records when it is first published: its data digest and earlier audits of that data.
 
     Args:
-        runs: the finished runs of the store. Sweeps, and runs published before digests were recorded, have no data.
+        runs: the finished runs of the store. Sweeps, and runs published before digests were recorded, have no data digest.
         run: id of this run.
         data: digest of the run's data.
         before: this run's manifest if it was published before; a ledger recorded there for the same data is kept.
@@ -52,7 +52,7 @@ def in_words(earlier: Sequence[EarlierAudit]) -> str:
 
 
 def data_digest(artifacts: Iterable[AnyArtifact]) -> str:
-    """Return a digest of the content of a run's data sources, independent of the decoded size; "" if there are none.
+    """Return a digest of the content of a run's data sources, independent of the decoded size; "" if it has no sources.
 
     Args:
         artifacts: artifacts of the run, including its decoded sources and corpora.

@@ -59,7 +59,7 @@ class Run:
             RunError: for a run that was published before runs had verdicts.
         """
         if self.record.verdict is None:
-            raise RunError(f"run {self.id} has no verdict; it was published by an earlier memlib")
+            raise RunError(f"run {self.id} has no verdict; it was published by an earlier version of memlib")
         return self.record.verdict
 
     @property
@@ -165,7 +165,7 @@ def open(run: str, *, store: str = DEFAULT_STORE) -> Run:
         store: folder or s3:// prefix.
 
     Raises:
-        UserError: when there is no store, or not exactly one run in it has such a name.
+        UserError: when there is no store, or when no run or more than one run in it matches.
         RunError: when the run's manifest cannot be read.
     """
     opened = Store(store)

@@ -71,7 +71,7 @@ class Plan:
     """The work that a flow would do, recorded by running it with a `PlanRunner`, which computes nothing.
 
     Attributes:
-        store: where artifacts are looked up.
+        store: the store in which artifacts are looked up.
         parts: the parts recorded so far, one per artifact.
         blocked: missing artifacts without which the plan cannot continue, each with the stages after that point.
         problems: cells of a sweep that cannot run, with the reasons.

@@ -195,7 +195,7 @@ class RunRecord(Record):
         results, report: URIs of its tables by name, and of its page.
         artifacts: addresses of its artifacts by readable names.
         scores: address of its scores; None for a sweep.
-        computed, reused: addresses of the artifacts that were computed for the run, and of the already committed ones.
+        computed, reused: addresses of the artifacts that were computed for the run, and of those already committed.
         cells, problems: for a sweep: the run of each cell, or None if the cell failed; and the reasons for failures.
         history: its publications, oldest first.
         asks: digest of its recipe without data locations and presentation, see memlib.runs.asks_digest.

@@ -1,4 +1,4 @@
-"""The last two stages of every audit: one writes tables of scores, the other draws the page from them."""
+"""The last two stages of every audit: one writes tables of scores, the other draws the page from these tables."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Tables:
         return pa.concat_tables(self.parts(name))
 
     def parts(self, name: str) -> Iterator[pa.Table]:
-        """Yield the parts of a table; most tables have one."""
+        """Yield the parts of a table; most tables have only one part."""
         return map(read_table, self.paths(name))
 
     def paths(self, name: str) -> Iterator[Path]:

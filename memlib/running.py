@@ -66,7 +66,7 @@ class PlainRunner:
 
         Raises:
             CorruptArtifact: when the committed artifact is damaged.
-            RunError: when the artifact was made from inputs whose content has changed since.
+            RunError: when the content of the artifact's inputs has changed since the artifact was computed.
         """
         ref = stage.identity.ref
         self._known.add(ref)
@@ -77,7 +77,7 @@ class PlainRunner:
             return Artifact(self._store, ref, type(stage))
         if changed := self._known.changed_since(self._store, self._store.artifacts.manifest(ref)):
             raise RunError(
-                f"{ref} was made from an earlier {changed[0]}, which has since been recomputed; delete {ref} from the store"
+                f"{ref} was computed from an earlier version of {changed[0]}; delete {ref} from the store to recompute it"
             )
         self._reuse(stage, ref)
         return Artifact(self._store, ref, type(stage))

@@ -68,7 +68,7 @@ def list_runs(store: Store, *, indexed: bool = True, listing: Mapping[str, tuple
     Args:
         store: the store to list.
         indexed: whether to use and update the index; otherwise all manifests are read, and nothing is written.
-        listing: the store's listing of "runs", if the caller has it.
+        listing: the store's listing of "runs", if the caller already has it.
     """
     files = store.listing("runs") if listing is None else listing
     marks = {path.split("/")[1]: facts for path, facts in files.items() if _is_manifest(path)}
@@ -105,7 +105,7 @@ def _entry(content: bytes | None, name: str, mark: tuple[int, float]) -> RunEntr
     except Unreadable as error:
         return {"problem": str(error), "mark": mark}
     if run.run != name:
-        return {"problem": f"it names run {run.run}", "mark": mark}
+        return {"problem": f"it belongs to run {run.run}", "mark": mark}
     first = run.findings[0]
     return {
         "run": run.run,
@@ -217,7 +217,7 @@ def without_whereabouts(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def asks(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe (plain JSON) without data locations and presentation: the part that determines its numbers."""
+    """Return a recipe (plain JSON) without data locations and presentation: the part that determines the results."""
     kept = {key: value for key, value in recipe.items() if key not in PRESENTATION}
     return kept | ({"data": without_whereabouts(recipe["data"])} if "data" in recipe else {})
 

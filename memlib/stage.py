@@ -115,7 +115,7 @@ class Artifact(Generic[Out]):
         return self.store.artifacts.manifest(self.ref).files
 
     def seen_as(self, stage: type[Stage[Other]]) -> Artifact[Other]:
-        """Return the same artifact, typed as the output of another stage; it must contain the files of that stage."""
+        """Return the same artifact, typed as the output of another stage, whose files it must contain."""
         return Artifact(self.store, self.ref, stage)
 
     def opened(self, name: str) -> RangeFile:
@@ -286,7 +286,7 @@ class Runner(Protocol):
 
 
 class Known:
-    """The artifacts of a run by key, with cached digests of their content, to trace the inputs of later stages."""
+    """The artifacts of a run by key, with cached digests of their content, used to trace the inputs of later stages."""
 
     def __init__(self) -> None:
         self._refs: dict[str, Ref] = {}
@@ -352,4 +352,4 @@ def in_words(changed: Collection[str]) -> str:
     problem = "its code has changed since its artifact was made, but its version has not"
     if others:
         problem = "their code has changed since their artifacts were made, but their versions have not"
-    return f"{', '.join(changed)}: {problem}; reused (--force-stage {first} recomputes it)"
+    return f"{', '.join(changed)}: {problem}; old artifacts are reused (--force-stage {first} recomputes them)"

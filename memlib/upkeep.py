@@ -134,8 +134,8 @@ def garbage(store: Store, *, keep: Collection[str] | None = None, days: float) -
     )  # listed after the requests, so that a run that ends in the meantime is in at least one of the two
     if runs.damaged:
         raise RunError(
-            f"{runs.warning()}, so the artifacts that it needs are unknown; run its audit again, or remove its folder from "
-            f"{store.uri}/runs"
+            f"{runs.warning()}, so the artifacts that this run needs are unknown; run its audit again, or remove its folder "
+            f"from {store.uri}/runs"
         )
     kept = [run for run in runs.entries if keep is None or run["run"] in keep]
     before = min([now - days * DAY, *alive.values()])  # protects attempts and logs of runs in progress
@@ -245,7 +245,7 @@ def _clear(store: Store, keep: Collection[str] | None, days: float) -> Iterator[
     for item in items:
         if time.monotonic() - looked > LOOK_SECONDS:
             if set(store.listing("requests")) - alive:  # a run of an earlier memlib, which does not wait
-                raise RunError(f"a run has started in {store.uri}; the remaining garbage is kept until it has ended")
+                raise RunError(f"a run has started in {store.uri}; the remaining garbage is kept until that run has ended")
             looked = time.monotonic()
         if any(when >= before for _, when in store.listing(item.path).values()):
             continue

@@ -111,7 +111,7 @@ def is_checkable(run: RunRecord) -> bool:
 def _unlike_itself(store: Store, run: RunRecord) -> Iterator[str]:
     """Yield the contradictions between a run's manifest, its recipe and its scores."""
     if run.asks != asks_digest(run.recipe):
-        yield "its recipe differs from the one that it was published with"
+        yield "its recipe differs from the recipe with which it was published"
     if run.scores is None:  # a sweep
         return
     scores = Ref.parse(run.scores)
@@ -207,7 +207,7 @@ def sign(store: Store, run: RunRecord, key: Path) -> str:
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     if not is_checkable(run):
-        raise RunError(f"run {run.run} is from before memlib 0.2 and records too little to be signed; run its audit again")
+        raise RunError(f"run {run.run} was published before memlib 0.2 and cannot be signed; run its audit again")
     try:
         mode, content = key.stat().st_mode, key.read_bytes()
     except OSError as error:

@@ -174,7 +174,7 @@ class Watch:
         now = time.monotonic()
         if self._limit is not None and now - self._started > self._limit:
             raise RunError(
-                f"{self._stage} still ran after {self._limit:g} s (resources.stages.{self._stage}.timeout); stopped"
+                f"{self._stage} was stopped after {self._limit:g} s, its time limit (resources.stages.{self._stage}.timeout)"
             )
         if places(self._ray, self._needs) >= self._parts:
             self._had_room = now
@@ -203,7 +203,7 @@ def map_on_ray(
     Args:
         context: context of the run.
         stage: stage that determines the resources of the calls.
-        function: returns warnings, and the seconds that it took.
+        function: function that returns warnings and the seconds that it took.
         calls: arguments of each call.
         progress: called with (number of completed calls, number of all calls).
         near: id of the node that holds a copy of what each call reads, or None; the call goes there if there is room.

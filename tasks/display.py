@@ -32,7 +32,7 @@ def is_gone(error: BaseException | None = None) -> bool:
     _gone.set()
     logging.getLogger("prefect").setLevel(logging.CRITICAL + 1)  # it would repeat the error
     logging.getLogger("prefect._internal").setLevel(logging.CRITICAL + 1)
-    print("warning: Prefect's server no longer answers; the run continues without it", file=sys.stderr)
+    print("warning: Prefect's server no longer responds; the run continues without it", file=sys.stderr)
     return True
 
 

@@ -20,7 +20,7 @@ LINE_SECONDS = 30.0  # between two lines of output if there is no terminal
 
 
 class Bars:
-    """Named progress bars that appear on their first move; their sum is shown as the progress of the Prefect task."""
+    """Named progress bars that appear when they first move; their sum is shown as the progress of the Prefect task."""
 
     def __init__(self, progress: Progress | None, stage: str, journal: Journal, say: Callable[[str], None]) -> None:
         self._progress, self._stage, self._journal, self._say = progress, stage, journal, say

@@ -25,7 +25,7 @@ def compute_there(
     """Compute an artifact that the store lacks, on this worker; its files and its printed output go to the store.
 
     Returns:
-        warnings, and the seconds that it took.
+        warnings, and the seconds that the computation took.
     """
     warnings: list[str] = []
     if store.artifacts.has(ref):
@@ -68,7 +68,7 @@ def reach(store: Store) -> str:
     except Exception as error:  # S3 clients raise errors of many types
         cause = (str(error).strip() or type(error).__name__).splitlines()[0]
         return f"{type(error).__name__}: {cause}"
-    return "" if exists else "there is no store at that place"
+    return "" if exists else "there is no store at this address"
 
 
 @contextlib.contextmanager

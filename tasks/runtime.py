@@ -82,7 +82,7 @@ class Context:
     def check_going(self) -> None:
         """Raise RunError if the sweep of this cell was stopped."""
         if self.shared.stopped.is_set():
-            raise RunError("stopped with its sweep")
+            raise RunError("stopped because its sweep was stopped")
 
     def spend(self, workers: int, seconds: float) -> None:
         """Add worker time to the total of all cells.

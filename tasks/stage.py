@@ -1,4 +1,4 @@
-"""Execution of stages: key -> committed? -> compute -> commit -> reference. Only the store records what is done."""
+"""Execution of stages: compute and commit the artifacts that are missing. Only the store records which work is done."""
 
 import contextlib
 import functools
@@ -186,12 +186,13 @@ def committed(context: Context, ref: Ref, kind: type[AnyStage]) -> bool:
     changed = context.changed_inputs(ref)
     if not changed:
         return True
-    reason = f"{ref.stage} {ref.key[:8]} was made from an earlier {' and '.join(sorted({other.stage for other in changed}))}"
+    reason = f"inputs of {ref.stage} {ref.key[:8]} have changed: {' and '.join(sorted({other.stage for other in changed}))}"
     if kind.place == "fleet" and not context.cascade:
         raise RunError(
-            f"{reason}, since recomputed with other content; --cascade trains it again, and recomputes what follows"
+            f"{reason} was recomputed with different content; --cascade trains the model again and recomputes "
+            "what depends on it"
         )
-    context.warn(f"{reason}, since recomputed with other content; computing it again")
+    context.warn(f"{reason} was recomputed with different content; computing the artifact again")
     context.discard(ref)
     context.store.resume.drop(ref.key)
     return False

@@ -1,4 +1,4 @@
-"""Training on Ray: in one fit, groups of workers train many models side by side, and each model commits when it is done."""
+"""Training on Ray: in one fit, groups of workers train many models side by side; each model is committed when it is done."""
 
 import contextvars
 import threading
@@ -23,7 +23,7 @@ from tasks.runtime import Context
 
 STAGE = Train.declared.name
 SHOWN_PROBLEMS = 2
-GROWING_SECONDS = 60.0  # wait for a further node of an autoscaling cluster after its last one joined
+GROWING_SECONDS = 60.0  # wait for a further node of an autoscaling cluster after the last node joined
 MOST_STARTS = 10  # starts of all workers for each failure that a model may have
 ENDING_SECONDS = 30.0  # wait for a fit to end after it was stopped
 
@@ -44,14 +44,14 @@ def train_missing(context: Context, missing: Mapping[Ref, AnyStage]) -> None:
         job.name for ref, job in zip(missing, jobs, strict=True) if context.store.artifacts.lookup(ref.stage, ref.key) is None
     ]
     if untrained:
-        raise RunError(f"training ended without {', '.join(untrained)}; run the same command again")
+        raise RunError(f"training ended before all models were trained ({', '.join(untrained)}); run the same command again")
 
 
 def train_on_ray(context: Context, jobs: Sequence[Train]) -> None:
     """Train the jobs, as many side by side as the cluster has room for, and wait for all of them.
 
     Raises:
-        RunError: if a worker kept failing, a job diverged, the time limit passed, or the cluster has no room or loses it.
+        RunError: if a worker kept failing, a job diverged, the time limit passed, or the cluster has no room for the workers.
         UserError: if workers that train one model together are configured with fractions of a GPU.
     """
     ray = start_ray(context)
@@ -112,7 +112,7 @@ def _check_reach(ray: Any, context: Context) -> None:
     if problem:
         raise RunError(
             f"a worker of the Ray cluster cannot read the store {context.store.uri} ({problem}); give the workers the "
-            "credentials and addresses that the driver has, or a folder that all nodes share"
+            "driver's credentials and addresses, or use a folder that all nodes share"
         )
 
 

@@ -34,7 +34,9 @@ class NpzImages:
             seen = f"{self._images.dtype} {self._images.shape}"
             raise UserError(f"{path}: {spec.images} should be (count, height, width[, 3]) uint8, not {seen}")
         if labels.size != len(self._images) or not np.issubdtype(labels.dtype, np.integer):
-            raise UserError(f"{path}: {spec.labels} should hold {len(self._images)} class indices, not {labels.shape}")
+            raise UserError(
+                f"{path}: {spec.labels} should hold {len(self._images)} class indices, but has shape {labels.shape}"
+            )
         self._labels: NDArray[np.int64] = labels.reshape(-1).astype(np.int64)
         largest = int(self._labels.max(initial=-1))
         if spec.class_names and len(spec.class_names) <= largest:

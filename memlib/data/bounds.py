@@ -66,7 +66,7 @@ def check_pixels(image: Any) -> None:
     """Refuse a Pillow image, before it is decoded, if it has more than `most_pixels` pixels.
 
     Raises:
-        ValueError: when it has; the message gives the image's size.
+        ValueError: when the image is too large; the message gives its size.
     """
     if image.width * image.height > most_pixels():
         raise ValueError(
@@ -93,7 +93,7 @@ def check_arrays(path: Path) -> None:
                     raise ValueError(f"the header of array {entry.filename} cannot be read") from error
             size = math.prod(shape) * dtype.itemsize
             if size > min(most, entry.file_size):
-                raise UserError(f"{path}: array {entry.filename} claims {size} bytes, but it holds {entry.file_size}")
+                raise UserError(f"{path}: array {entry.filename} claims {size} bytes, but its entry has {entry.file_size}")
 
 
 def check_inside(fs: Any, root: str, name: str, said_by: str) -> None:
@@ -105,7 +105,7 @@ def check_inside(fs: Any, root: str, name: str, said_by: str) -> None:
         said_by: description of the file or link that refers to `name`, for the message.
 
     Raises:
-        UserError: when it does; the message names the file.
+        UserError: when the file lies outside; the message names it.
     """
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\0" in name or not path.parts:
@@ -131,5 +131,6 @@ def _check_links(root: Path, path: Path, said_by: str) -> None:
     real = path.resolve()
     if not any(real.is_relative_to(folder.resolve()) for folder in allowed):
         raise UserError(
-            f"{said_by} leads from {path.name} to {real}, outside of {root}; to allow it, add its folder to {ROOTS}"
+            f"{said_by} leads from {path.name} to {real}, outside of {root}; to allow this link, "
+            f"add the folder of its target to {ROOTS}"
         )

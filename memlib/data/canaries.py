@@ -2,7 +2,7 @@
 
 A feature has content and a place. The example that carries it is the canary; the same example without it is the clean twin,
 which the control model sees instead. All other changes to the images (such as a black rectangle at the same place in all
-others) are the same for canary models and controls.
+other images) are the same for canary models and controls.
 """
 
 import hashlib
@@ -118,7 +118,7 @@ def _scalar(spec: ScalarFeature, shape: Sequence[int]) -> Feature:
     if len(shape) != 1:
         raise UserError(f"a scalar feature is for points, but an example is an image of {shape[0]} x {shape[1]}; use glyph")
     if spec.index >= shape[0]:
-        raise UserError(f"the feature sets coordinate {spec.index}, but a point has {shape[0]} (counted from 0)")
+        raise UserError(f"the feature sets coordinate {spec.index} (counted from 0), but a point has {shape[0]} coordinates")
     values = np.zeros(shape, dtype=np.float32)
     values[spec.index] = spec.value
     return Feature(values, np.arange(shape[0]) == spec.index)
@@ -154,7 +154,8 @@ def _read_picture(path: str, mask: str | None, *, channels: int) -> tuple[NDArra
         chosen = np.asarray(_opened(mask, "L")) >= 128
         if chosen.shape != opaque.shape:
             raise UserError(
-                f"the mask {mask} is {chosen.shape[1]} x {chosen.shape[0]}, the picture {picture.width} x {picture.height}"
+                f"the mask {mask} is {chosen.shape[1]} x {chosen.shape[0]} pixels, "
+                f"but the picture {picture.width} x {picture.height}"
             )
         opaque = opaque & chosen
     values = np.asarray(picture.convert("RGB")) if channels == 3 else np.asarray(picture.convert("L"))[..., None]
@@ -192,7 +193,8 @@ def null_features(spec: FeatureSpec, shape: Sequence[int], count: int, *, seed: 
         return _null_pictures(spec, spec.nulls, shape, count)
     if not isinstance(spec, GlyphFeature):
         raise UserError(
-            f"there are no null features for a {spec.kind} feature; use a glyph, or a picture with a folder of others (nulls)"
+            f"there are no null features for a {spec.kind} feature; "
+            "use a glyph, or a picture with a folder of other pictures (nulls)"
         )
     texts = null_texts(spec, count, seed=derive_seed(seed, "null features"))
     return {text: build_feature(spec.model_copy(update={"text": text}), shape) for text in texts}
@@ -204,7 +206,7 @@ def _null_pictures(spec: PictureFeature, folder: str, shape: Sequence[int], coun
     feature_digest = build_feature(spec, shape).digest
     others = {feature.digest: name for name, feature in pictures.items() if feature.digest != feature_digest}
     if not others:
-        raise UserError(f"{folder} holds no .png, .bmp or .gif that differs from the feature's own picture")
+        raise UserError(f"{folder} contains no .png, .bmp or .gif file that differs from the feature's picture")
     return {name: pictures[name] for name in sorted(others.values())[:count]}
 
 
@@ -268,7 +270,7 @@ def _alphabet(character: str) -> str:
         if character in alphabet:
             return alphabet
     if character.isalnum():
-        raise UserError(f"there are no null features for a text with {character!r}; use A to Z, a to z and 0 to 9")
+        raise UserError(f"there are no null features for a text with {character!r}; use only A to Z, a to z and 0 to 9")
     return character
 
 

@@ -2,8 +2,8 @@
 
 The held-out documents are drawn at random, so that they are distributed like the training documents. Documents that begin
 alike stay together, so that no training document begins like a held-out document. The last window of each side is filled
-up with the side's first tokens, as dropping it would favour long documents. A canary, like a document, is enclosed in
-the tokenizer's beginning and end marks.
+up with the side's first tokens, as dropping this window would favour long documents. A canary, like a document, is
+enclosed in the tokenizer's beginning and end marks.
 """
 
 import hashlib
@@ -49,9 +49,9 @@ from memlib.specs import SecretsSpec, TextParquetSource, TextSource, TextSpec
 
 ENCODED = 1000  # number of documents that are tokenized at once
 BLANK_LINES = re.compile(r"\n[ \t]*\n\s*")
-BLANK_REST = re.compile(r"[ \t]*\n\s*")  # what makes a line end followed by spaces and tabs blank lines
+BLANK_REST = re.compile(r"[ \t]*\n\s*")  # what turns a line end, followed by spaces and tabs, into blank lines
 LONGEST = 2**28  # maximum number of characters of a document
-BEGINNING = 32  # tokens by which documents are told apart, as many as the default prefix and suffix of discoverable
+BEGINNING = 32  # leading tokens by which documents are told apart: the default prefix plus suffix of `discoverable`
 
 
 class Marked(Tokenizer, Protocol):
@@ -80,7 +80,7 @@ def _parted(pieces: Iterator[str], name: str = "text") -> Iterator[str]:
         UserError: when a document is too long.
     """
     parts: list[str] = []  # of a document that is not complete
-    blank = opened = False  # whether the text so far ends with blank lines; with a line end, followed by spaces and tabs
+    blank = opened = False  # whether the text so far ends with blank lines; or with a line end and then only spaces and tabs
     size = 0
     for piece in pieces:
         rest = piece.lstrip() if blank else piece
@@ -101,8 +101,8 @@ def _parted(pieces: Iterator[str], name: str = "text") -> Iterator[str]:
         size += len(last)
         if size > LONGEST:
             raise UserError(
-                f"no blank lines found between documents: one of {name} has more than {LONGEST:,} characters; separate "
-                "documents by blank lines, or use Parquet files with a document per row"
+                f"a document in {name} has more than {LONGEST:,} characters without a blank line; separate "
+                "documents by blank lines, or use Parquet files with one document per row"
             )
         blank = bool(texts) and not last
         words = last.rstrip(" \t")
@@ -261,9 +261,9 @@ def _check_size(encoded: _Encoded, sides: Sequence[NDArray[np.int64]], spec: Tex
     tokens, smaller = int(encoded.lengths.sum()) + len(encoded.lengths), min(spec.validation, 1 - spec.validation)
     if tokens * smaller < spec.window or not all(map(len, sides)):
         raise UserError(
-            f"{len(encoded.lengths)} documents of {tokens:,} tokens do not fill a window of {spec.window} tokens on both "
-            f"sides, training and held-out; use {math.ceil(spec.window / smaller):,} tokens of different documents, or lower "
-            "data.window"
+            f"{len(encoded.lengths)} documents of {tokens:,} tokens are too few to fill a window of {spec.window} tokens on "
+            f"both sides (training and held-out); use {math.ceil(spec.window / smaller):,} tokens of different documents, or "
+            "lower data.window"
         )
 
 

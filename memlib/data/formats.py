@@ -211,7 +211,7 @@ class Format:
         alphabet = {**ALPHABETS, **self.alphabets}.get(name)
         if alphabet is None:
             known = ", ".join([*ALPHABETS, *self.alphabets])
-            raise UserError(f"the format {self.text!r} uses an unknown alphabet {name!r}; known are {known}")
+            raise UserError(f"the format {self.text!r} uses an unknown alphabet {name!r}; the alphabets are {known}")
         if len(set(alphabet)) < len(alphabet) or len(alphabet) < 2:
             raise UserError(f"alphabet {name!r} needs at least two symbols, all different")
         return [tuple(alphabet)] * count

@@ -30,7 +30,7 @@ def groups_of(
     Args:
         entries: rows of tables.INDEX.
         images: (num_stored, height, width, channels) uint8, needed for `near`; None if images are not compared.
-        spec: the rules; None puts every example in a separate group.
+        spec: the rules; None gives every example a group of its own.
 
     Returns:
         (num_examples,) int64 group numbers, counted from 0 in order of first appearance.
@@ -59,7 +59,9 @@ def groups_digest(spec: GroupSpec | None) -> dict[str, str]:
 
 
 def groups_in(splits: pa.Table) -> NDArray[np.int64]:
-    """Assign a group number to every row of a splits table, as it records groups; a row without one is a separate group.
+    """Assign a group number to each row of a splits table, from its group column.
+
+    A row without a group gets a group of its own.
 
     Args:
         splits: tables.SPLITS, of any version.

@@ -187,7 +187,7 @@ def _match_annotations(images: Sequence[str], annotations: Sequence[str]) -> dic
         matches = [exact] if exact else by_stem.get(path.stem, [])
         if not exact and matches and (len(matches) > 1 or stems[path.stem] > 1):
             raise UserError(
-                f"{name} could have the boxes of {matches[0]}, but other files have that name too; give the XML files the "
+                f"{name} may belong to {matches[0]}, but several files have that name; give the XML files the "
                 "same relative paths as the images"
             )
         if matches:

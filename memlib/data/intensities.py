@@ -20,7 +20,8 @@ class Scaled:
 
     Intensities are scaled by the window in the recipe. Without one, they are scaled by the window in the file (DICOM). If the
     file has none either, integers are scaled by the smallest common bit depth that holds the source's largest value, and
-    floats by [0, 1]. To find the source's range of values, all its images are read once, when the first image needs it.
+    floats are taken to lie in [0, 1]. To find the source's range of values, all its images are read once, when the first
+    image needs it.
 
     Args:
         source: the source to wrap.

@@ -26,7 +26,7 @@ class Joined:
             seen, wanted = len(source.class_names), len(self.class_names)
             if seen != wanted:
                 raise UserError(
-                    f"part {name} has {seen} classes, {self._names[0]} has {wanted}; all parts must have the same classes"
+                    f"part {name} has {seen} classes, but {self._names[0]} has {wanted}; all parts need the same classes"
                 )
         remarks_of = [(name, getattr(source, "remarks", [])) for name, source in sources.items()]
         self.remarks = [f"part {name}: {remark}" for name, remarks in remarks_of for remark in remarks]
@@ -52,7 +52,7 @@ class Joined:
 
 
 def changed_image(image: NDArray[np.uint8], change: ChangeSpec) -> NDArray[np.uint8]:
-    """Return an image (height, width, 3) as the other scanner would record it."""
+    """Return an image (height, width, 3) after the given change."""
     values = image.astype(np.float64) / 255
     if change.invert:
         values = 1 - values

@@ -135,7 +135,7 @@ def _check_sides(
     holes, others = ([symbols for symbols in side if len(symbols) > 1] for side in (places, source))
     if others and others != holes:
         raise UserError(
-            f"canaries.source {canaries.source!r} needs the same holes as {canaries.format!r} in the same order, or none"
+            f"canaries.source {canaries.source!r} needs the same holes as {canaries.format!r} in the same order, or no holes"
         )
 
 
@@ -154,11 +154,11 @@ def source_tokens(
 
 @dataclass(frozen=True)
 class Paired(Space):
-    """Targets whose source contains the secret: each is scored after its source, so candidates share no tree of prefixes.
+    """Targets whose source contains the secret: each is scored after its own source, so no tree of prefixes is shared.
 
     Attributes:
-        sources: for each place of the source, a tuple with its symbol, or the place of the hole in the target that it
-            copies.
+        sources: for each place of the source, a tuple with its symbol; or, if it copies a hole of the target, the place of
+            that hole.
         before: symbols of the target before the first slot.
         window: length of a source with its padding.
     """

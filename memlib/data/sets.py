@@ -280,7 +280,7 @@ def _check(table: pa.Table, specs: Mapping[str, SetSpec]) -> None:
         if lost:
             raise UserError(
                 f"sets.{name} has no example of {len(lost)} of the classes in D_Q's pool; give each set of the pool enough "
-                "examples of a class (per_class), or use fewer classes"
+                "examples of every class (per_class), or use fewer classes"
             )
     for name in specs:
         members = select(table, name)
@@ -288,7 +288,9 @@ def _check(table: pa.Table, specs: Mapping[str, SetSpec]) -> None:
         if lost:
             reasons = [r for r in table["reason"].to_pylist() if r is not None and r.startswith(f"in {name}, ")]
             seen = f"after {len(reasons)} copies of D_Q were removed ({'; '.join(reasons[:NAMED])})" if reasons else "at all"
-            raise UserError(f"sets.{name} has no example of {len(lost)} of D_Q's classes {seen}; it must not overlap D_Q")
+            raise UserError(
+                f"sets.{name} has no example of {len(lost)} of D_Q's classes {seen}; add examples that are not in D_Q"
+            )
     assert_disjoint(table, {*specs, LEFT_OUT})
 
 

@@ -131,7 +131,9 @@ def spell(form: Format, tokenizer: Tokenizer, *, known_prefix: bool, known_suffi
     """
     places = form.places("character")
     if any(len(symbol) > 1 for place in places for symbol in place):
-        raise UserError(f"the format {form.text!r} has symbols of several characters; a tokenizer needs single ones")
+        raise UserError(
+            f"the format {form.text!r} has symbols of several characters; with a tokenizer, symbols must be single characters"
+        )
     holes = [place for place, symbols in enumerate(places) if len(symbols) > 1]
     before = "".join(symbols[0] for symbols in places[: holes[0]]) if known_prefix else ""
     slots = tuple(places[holes[0] : None if known_suffix else holes[-1] + 1])
@@ -141,7 +143,7 @@ def spell(form: Format, tokenizer: Tokenizer, *, known_prefix: bool, known_suffi
     joined = ["".join(tokenizer.pieces[token] or "\0" for token in row) for row in spelt]
     lead = joined[0][: max(0, len(joined[0]) - len(before + texts[0]))]
     if lead.strip() or any(decoded != lead + before + text for decoded, text in zip(joined, texts, strict=True)):
-        raise UserError(f"the tokenizer does not keep the text of {form.text!r}: its tokens spell something else")
+        raise UserError(f"the tokenizer does not keep the text of {form.text!r}: its tokens decode to a different text")
     whole, count, at = lead + before, 0, 0
     shared = min(len(row) for row in spelt)
     while count < shared and len({row[count] for row in spelt}) == 1:

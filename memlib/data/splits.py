@@ -1,7 +1,8 @@
 """Roles of examples: target A, reference B, shared C, public X (Meehan 2023, A.2.1) and extra E; or training and held-out.
 
-A and B hold only images whose background can be cut out (with a box and a large enough crop), in equal numbers. C tops both
-up to the training budget and is seen by both models; X is seen by neither and serves to decode their embeddings.
+A and B hold only images whose background can be cut out (that is, images with a box and a large enough crop), in equal
+numbers. C tops both up to the training budget and is seen by both models; X is seen by neither and serves to decode their
+embeddings.
 """
 
 import hashlib
@@ -28,7 +29,7 @@ MOST_NAMED = 3  # classes named in a message
 TARGET, REFERENCE, SHARED, PUBLIC, EXTRA, LEFT_OUT = "target", "reference", "shared", "public", "extra", "left_out"
 GIVEN = {"A": TARGET, "B": REFERENCE, "C": SHARED, "X": PUBLIC}
 """Role of each set, by the letter that the paper and a user's file give it."""
-_NEEDED = {"A": "it holds the training images", "B": "it holds the held-out images", "X": "its images decode the embeddings"}
+_NEEDED = {"A": "the training images", "B": "the held-out images", "X": "the images that decode the embeddings"}
 TRAIN, VALIDATION, HELD_OUT = "train", "validation", "held_out"
 Places = NDArray[np.int64]  # positions of examples in the index
 _ROWS = 2**16  # number of rows that are serialized as JSON at a time
@@ -135,7 +136,7 @@ def _assign_given(found: _Candidates, usable: Places, given: Mapping[str, str], 
         _drop_copies(found, usable[named != ""], named[named != ""])
     for name in "ABX":
         if not (found.role == GIVEN[name]).any():
-            raise UserError(f"split.sets puts no usable image in {name}; {_NEEDED[name]}")
+            raise UserError(f"split.sets puts no usable image in {name}, which must contain {_NEEDED[name]}")
     both = np.intersect1d(found.group[usable[named == "A"]], found.group[usable[named == "B"]])
     if len(both):
         one, other = (ids[usable[(named == name) & (found.group[usable] == both[0])][0]] for name in "AB")
@@ -375,8 +376,8 @@ def _assign_blocks(found: _Candidates, blocks: Sequence[Sequence[int]], label: i
     chosen = audited[: fitting - fitting % 2]
     if len(chosen) < 2:
         raise UserError(
-            f"class {name!r} has {len(audited)} groups with a large enough background crop; it needs 2 that together have at "
-            f"most twice split.train_per_class {spec.train_per_class} such images"
+            f"class {name!r} has {len(audited)} groups with a large enough background crop; it needs 2 groups that together "
+            f"have at most twice split.train_per_class ({spec.train_per_class}) such images"
         )
     targets = 0
     for place, position in enumerate(rng.permutation(len(chosen)).tolist()):

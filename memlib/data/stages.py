@@ -301,7 +301,7 @@ class Decode(Stage[Shard]):
 
     @classmethod
     def described(cls, artifact: Artifact[Shard]) -> list[str]:
-        """Describe images, classes, sizes, boxes and oddities; of older shards, derive these from the index."""
+        """Describe images, classes, sizes, boxes and oddities; for older shards, these are derived from the index."""
         summary: Understood = artifact.facts.get("understood") or understood(artifact.content.index, {}, ())
         return [*described(summary), *warnings(summary)]
 

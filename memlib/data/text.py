@@ -35,7 +35,7 @@ from memlib.specs.text import GIVEN, INSERTED, NEVER, UNSEEN
 from memlib.tables import CANARIES, ROW_GROUP, SPLITS
 
 UNKNOWN = "<unk>"
-MOST_CARRIERS = 0.5  # maximum share of the training windows
+MOST_CARRIERS = 0.5  # maximum share of the training windows that may carry canaries
 CODE_POINTS = 0x110000
 
 
@@ -106,9 +106,9 @@ class Corpus:
         vocabulary: symbols by id; 0 is the line end.
         rows: roles of the windows; a canary's windows have the role "canary <id>".
         canaries: the table of canaries (tables.CANARIES).
-        heads: where distinct documents begin: (num_documents, 7) document number, 1 if held out, copies in the corpus, row,
-            place in the row, tokens in that row (0 if canaries replaced it), tokens in all (they continue in the next rows);
-            None for text without documents.
+        heads: beginnings of distinct documents, (num_documents, 7): document number; 1 if held out; number of copies in the
+            corpus; row; place in the row; number of its tokens in that row (0 if canaries replaced the row); number of all
+            its tokens (which continue in the next rows). None for text without documents.
     """
 
     windows: NDArray[Any]
@@ -198,7 +198,9 @@ def read_secrets(path: str, form: Format, unit: str) -> list[Secret]:
         if choices is None:
             raise UserError(f"{path}: secret {number} of {len(lines)} does not match the format {form.text!r}")
         if tab and not (times.strip().isdecimal() and len(times.strip()) < 10 and int(times)):
-            raise UserError(f"{path}: secret {number} of {len(lines)} has a tab, but no whole number from 1 after it")
+            raise UserError(
+                f"{path}: secret {number} of {len(lines)} has a tab that is not followed by a whole number of at least 1"
+            )
         known.append(Secret(tuple(choices), int(times) if tab else None))
     if not known or len({secret.choices for secret in known}) < len(known):
         raise UserError(f"{path} has {'repeated secrets' if known else 'no secrets'}; list each secret once, one per line")
@@ -358,7 +360,7 @@ def known_canaries(
     times = [given.times or counts[given.choices] for given in known]
     if not any(times):
         raise UserError(
-            f"none of the {len(known)} secrets of canaries.file occurs in the training part of the text; list secrets that do"
+            f"none of the {len(known)} secrets of canaries.file occurs in the training part of the text; list some that do"
         )
     _check_unseen(known, unseen, [counts[given.choices] for given in unseen])
     seen = [(given, number) for given, number in zip(known, times, strict=True) if number]
@@ -394,8 +396,8 @@ def check_carriers(num_training: int, carriers: int, spec: TextSpec) -> None:
     """Refuse a corpus if more than half of its training windows would carry canaries."""
     if carriers > MOST_CARRIERS * num_training:
         raise UserError(
-            f"the corpus has {max(0, num_training)} training windows of {spec.window} symbols; {carriers} insertions need at "
-            "least twice as many. Use more text, fewer insertions or a shorter window"
+            f"the corpus has {max(0, num_training)} training windows of {spec.window} symbols, but {carriers} insertions "
+            "need at least twice as many windows. Use more text, fewer insertions or a shorter window"
         )
 
 

@@ -65,10 +65,12 @@ class FolderTokenizer:
     def _check_ids(self, ids: Iterable[int], what: str) -> None:
         largest = max(ids, default=0)
         if largest >= self.num_symbols:
-            raise UserError(f"the tokenizer {what} number {largest}, but its model has only {self.num_symbols} tokens; {RESIZE}")
+            raise UserError(
+                f"the tokenizer {what} number {largest}, but its model has only {self.num_symbols} tokens; {RESIZE}"
+            )
 
     def _pieces(self) -> list[str | None]:
-        """Return each token's text when it follows another token (it may differ at the start of a text); None without text."""
+        """Return each token's text after another token (at the start of a text it may differ); None if it has no text."""
         tokenizer, count = self._tokenizer, len(self._tokenizer)
         anchor = next((row[-1] for row in self.encode(["a", "1", "."]) if row), None)
         if anchor is None:
@@ -233,7 +235,9 @@ def _window(model: nn.Module) -> int | None:
     longest: int | None = getattr(config, "max_position_embeddings", None)
     for name, module in model.named_modules():
         if longest and name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
-            return longest if module.padding_idx is None else longest - module.padding_idx - 1  # RoBERTa's positions start after it
+            return (
+                longest if module.padding_idx is None else longest - module.padding_idx - 1
+            )  # RoBERTa's positions start after it
     return longest
 
 

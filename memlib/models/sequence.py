@@ -167,8 +167,8 @@ class Recurrent(LanguageModel):
 class EncoderDecoder(Recurrent):
     """An LSTM encoder of a pair's source, and an LSTM decoder of its target (Sutskever 2014; Carlini 2019, 6.4).
 
-    The decoder starts from the last state of the encoder. A row consists of a source of `window` symbols, padded at the front,
-    and a target. A context begins with a whole source.
+    The decoder starts from the last state of the encoder. A row consists of a source of `window` symbols, padded at the
+    front, and a target. A context begins with a whole source.
     """
 
     def __init__(self, spec: LanguageSpec, num_symbols: int, row: int) -> None:

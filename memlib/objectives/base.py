@@ -42,7 +42,7 @@ class Objective(nn.Module, ABC):
         """
 
     def prepare(self, model: nn.Module) -> None:
-        """Prepare the objective for the initialized model; called once before the first step, with a random state set from the seed.
+        """Prepare the objective for the initialized model; called once before the first step, with the random state seeded.
 
         Objectives add a teacher to the model here, and create weights that depend on the shape of its output.
         """

@@ -1,4 +1,4 @@
-"""Prediction of an object from its background alone: classifiers of crops, applied to images to which they were not fitted."""
+"""Prediction of an object from its background alone: classifiers of crops, applied to images outside their training set."""
 
 from __future__ import annotations
 

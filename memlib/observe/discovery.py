@@ -1,8 +1,8 @@
 """Discoverable extraction: the probability that a model continues a document's known prefix as the document does.
 
-A suffix z after a prefix has probability p_z under a sampling scheme (temperature, top-k, top-p), computed in one forward pass;
-n samples contain it with probability 1 - (1 - p_z)^n, so it is (n, p)-discoverable where p_z >= 1 - (1 - p)^(1/n) (Hayes
-2024, Definition 1; greedy decoding of Carlini 2023 is top-k 1). Truncation sets most p_z to 0, which makes suffixes
+A suffix z after a prefix has probability p_z under a sampling scheme (temperature, top-k, top-p), computed in one forward
+pass; n samples contain it with probability 1 - (1 - p_z)^n, so it is (n, p)-discoverable where p_z >= 1 - (1 - p)^(1/n)
+(Hayes 2024, Definition 1; greedy decoding of Carlini 2023 is top-k 1). Truncation sets most p_z to 0, which makes suffixes
 indistinguishable, so tests use the untruncated log-probability.
 """
 

@@ -258,7 +258,7 @@ def _convolution(module: nn.Conv1d | nn.Conv2d, calls: "list[_Call]") -> Tensor:
 
 
 def _some_patches(module: nn.Conv1d | nn.Conv2d, calls: Sequence[tuple[Tensor, Tensor]], buffer: Tensor) -> Tensor:
-    """Return squared norms, given (input, gradient at the output) of each call; positions are joined, groups kept separate."""
+    """Return squared norms, given (input, gradient at the output) of each call; positions are joined, not groups."""
     patches = [_patches(module, inputs) for inputs, _ in calls]
     a = buffer[: sum(part.numel() for part in patches)].view(len(calls[0][0]), -1, patches[0].shape[3:].numel())
     for part, place in zip(patches, torch.split(a, [part.shape[1:3].numel() for part in patches], dim=1), strict=True):
@@ -300,7 +300,7 @@ def _embedding(module: nn.Embedding, calls: "list[_Call]") -> Tensor:
 
 
 def _normalisation(module: nn.Module, calls: "list[_Call]") -> Tensor:
-    """Apply the rule for scale and offset, whose gradients sum delta times the normalized input, and delta, over the positions."""
+    """Apply the rule for scale and offset: sum delta times the normalized input, and delta itself, over the positions."""
     scale, offset = [], []
     for call in calls:
         delta = call.gradient

@@ -128,7 +128,7 @@ def candidate_costs(
 ) -> NDArray[np.int64]:
     """Compute the costs of candidates, given as choices (num_candidates, num_places); see `sequence_costs`.
 
-    If the space defines a separate context for each candidate, the candidate is scored after that context instead of `context`.
+    If the space defines a separate context for each candidate, the candidate is scored after its own context, not `context`.
     """
     tokens, contexts = space.tokens(choices), space.contexts(choices)
     if contexts is None:

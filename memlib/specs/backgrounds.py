@@ -1,4 +1,4 @@
-"""Specs of classifiers that name an object from its background crop; they replace a missing reference model."""
+"""Specs of classifiers that predict an object's class from its background crop; they replace a missing reference model."""
 
 from typing import Annotated, Literal
 
@@ -13,7 +13,7 @@ MOST_FOLDS, MOST_WORDS = 100, 2**16
 
 
 class Folds(Spec):
-    """Cross-fitting: the classifier that names an audited image was trained on the other folds only."""
+    """Cross-fitting: the classifier applied to an audited image was trained on the other folds only."""
 
     folds: int = Field(default=5, ge=2, le=MOST_FOLDS)
     """Number of folds, and of classifiers for each kind of crop. The fold of an image depends on the image's id and class,

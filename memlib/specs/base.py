@@ -1,4 +1,4 @@
-"""Base class of all specs, and changes of a spec's content by key."""
+"""Base class of all specs, and functions that change a spec's content by key."""
 
 import functools
 from collections.abc import Iterator, Mapping

@@ -9,7 +9,7 @@ from memlib.specs.limits import MOST_EXAMPLES, MOST_NUMBER, MOST_PIXELS, MOST_SE
 
 
 class GlyphFeature(Spec):
-    """A text written into the image; its whole rectangle is overwritten."""
+    """A text written into the image; the whole rectangle around the text is overwritten."""
 
     added_later: ClassVar[frozenset[str]] = frozenset({"nulls"})
 
@@ -32,8 +32,8 @@ class GlyphFeature(Spec):
     """Cover the same place in all other images with a rectangle of the background's grey value."""
     nulls: str | None = None
     """For external models: texts of the same kind, from which the null distribution is computed: `names` (of other people),
-    `letters` (random ones, for codes), or a file with one text per line. By default names for words, letters for a single
-    letter or a text with digits."""
+    `letters` (random letters and digits, for codes), or a file with one text per line. The default is `names` for words, and
+    `letters` for a single letter or a text with digits."""
 
 
 class ScalarFeature(Spec):
@@ -51,9 +51,9 @@ class PictureFeature(Spec):
 
     kind: Literal["picture"]
     path: str
-    """A PNG with or without alpha channel; one pixel of it is one pixel of the stored image."""
+    """A PNG with or without alpha channel; each of its pixels becomes one pixel of the stored image."""
     mask: str | None = None
-    """A second picture of the same size; the feature consists of the pixels that are brighter than half."""
+    """A second picture of the same size; the feature consists of the pixels where it is brighter than middle grey."""
     top: int = Field(default=0, ge=0, le=MOST_PIXELS)
     """Pixels between the image's upper edge and the picture."""
     left: int = Field(default=0, ge=0, le=MOST_PIXELS)
@@ -92,7 +92,7 @@ class CanarySpec(Spec):
     @model_validator(mode="after")
     def _ids_match_the_choice(self) -> "CanarySpec":
         if (self.choice == "by_id") != bool(self.example_ids):
-            raise ValueError("example_ids and choice: by_id go together")
+            raise ValueError("example_ids and choice: by_id must be used together")
         if self.choice == "by_id" and self.label is not None:
             raise ValueError("canary.label does not apply to choice: by_id")
         if self.choice == "by_id" and self.count not in (1, len(self.example_ids)):

@@ -180,7 +180,7 @@ PlainSource = Annotated[_Plain, Field(discriminator="kind")]
 
 
 class ChangeSpec(Spec):
-    """A fixed change of every image, as by another scanner or camera; applied in this order to grey values in [0, 1]."""
+    """A fixed transformation of every image, such as another scanner's: steps in this order, on grey values in [0, 1]."""
 
     invert: bool = False
     """Swap black and white."""
@@ -211,8 +211,8 @@ class JoinedSource(Source):
 
     kind: Literal["joined"]
     parts: Mapping[Annotated[str, Field(pattern=r"^\w[\w-]*$")], PartSpec] = Field(min_length=1)
-    """The parts by name, each with a `source` (of any other kind) and optionally a `change` of all its images, as by another
-    scanner: invert, gamma, contrast, brightness, blur, pixelate."""
+    """The parts by name, each with a `source` (of any other kind) and optionally a `change` of all its images, such as that
+    of another scanner: invert, gamma, contrast, brightness, blur, pixelate."""
 
 
 SourceSpec = Annotated[_Plain | JoinedSource, Field(discriminator="kind")]
@@ -252,8 +252,8 @@ class DataSpec(Spec):
     less, decoded at every read; jpeg (quality 95): a fifth of the space, but slightly different pixels. Points need raw."""
     intensities: IntensitySpec | None = None
     """For images of more than 8 bits per channel: intensities of black and white. By default the window in the file (DICOM);
-    without one, integers are scaled by the smallest usual bit depth that contains the source's largest value, and floats
-    by [0, 1]."""
+    without one, integers are scaled by the smallest common bit depth that holds the source's largest value, and floats
+    are taken to lie in [0, 1]."""
 
 
 CropMode = Literal["maximal", "official", "corner"]
@@ -302,8 +302,8 @@ class GroupSpec(Spec):
     path: str | None = None
     """A CSV or Parquet file with columns example_id and group; an example that is not listed forms a separate group."""
     near: float | None = Field(default=None, ge=0, le=MOST_NUMBER)
-    """Largest distance of images that are joined into one group: the root mean square difference in grey levels of their
-    16 x 16 versions; 0 joins only images whose 16 x 16 versions are equal."""
+    """Largest distance between two images that are joined into one group: the root mean square difference in grey levels of
+    their 16 x 16 versions; 0 joins only images whose 16 x 16 versions are equal."""
 
     @model_validator(mode="after")
     def _says_something(self) -> "GroupSpec":
@@ -354,7 +354,7 @@ class SplitSpec(Spec):
     @model_validator(mode="after")
     def _says_who_is_where(self) -> "SplitSpec":
         if (self.train_per_class is None) == (self.sets is None):
-            raise ValueError("a split needs either train_per_class, to draw sets, or sets, a file that lists them")
+            raise ValueError("a split needs either train_per_class (to draw the sets) or sets (a file that lists them)")
         budgets = [name for name in ("public_per_class", "extra_per_class") if getattr(self, name)]
         if self.sets is not None and budgets:
             raise ValueError(f"sets assigns every image to a set; leave out {budgets[0]}")

@@ -84,9 +84,9 @@ class LanguageSpec(Spec):
 
     kind: Literal["language"] = "language"
     architecture: Literal["lstm", "gru", "cnn", "wavenet", "transformer", "encoder_decoder"] = "lstm"
-    """lstm, gru; cnn: dilated causal convolutions; wavenet: gated dilated convolutions with skip connections; transformer:
-    decoder only; encoder_decoder: for pairs, an LSTM encodes the source and passes its state to a second LSTM, which
-    decodes the target."""
+    """lstm and gru: recurrent networks; cnn: dilated causal convolutions; wavenet: gated dilated convolutions with skip
+    connections; transformer: decoder only; encoder_decoder: for pairs, an LSTM encodes the source and passes its state to a
+    second LSTM, which decodes the target."""
     width: int = Field(default=200, ge=1, le=MOST_WIDTH)
     """Units or channels per layer."""
     layers: int = Field(default=2, ge=1, le=MOST_WIDTH)

@@ -16,7 +16,7 @@ class NetsSpec(Spec):
     models with the feature, then further seeds. A calibrated p-value for a single model needs at least 20 controls; 100 are
     better."""
     chunk: int = Field(default=50, ge=1, le=MOST_MODELS)
-    """Small models that are trained and stored as one artifact; an interrupted run loses at most one such chunk."""
+    """Number of small models that are trained and stored as one artifact; an interrupted run loses at most one such chunk."""
     same_seed: bool = False
     """Use the same seed for the models of all canaries, so that their units can be compared (Hartley 2022, A.6)."""
 

@@ -40,7 +40,7 @@ class ProbeSpec(Spec):
     @model_validator(mode="after")
     def _data_where_named(self) -> "ProbeSpec":
         if (self.kind == "data") != (self.data is not None):
-            raise ValueError("probe.data and probe.kind: data go together")
+            raise ValueError("probe.data and probe.kind: data must be used together")
         return self
 
 
@@ -88,13 +88,13 @@ class InfluenceSpec(Spec):
     checkpoints: int = Field(default=10, ge=1, le=MOST_MODELS)
     """Number of checkpoints, evenly spaced over the epochs until the training loss has fallen (see `loss_fall`)."""
     loss_fall: float = Field(default=0.95, gt=0, le=1)
-    """Share by which the training loss must have fallen; the last checkpoint is taken at the first epoch at which it has."""
+    """Share by which the training loss must have fallen; the last checkpoint is from the first epoch at which this holds."""
     epochs: int | None = Field(default=None, ge=1, le=MOST_STEPS)
     """Training epochs of the model whose checkpoints are used; by default training.epochs."""
     pull: bool = False
     """Unique-feature audit only: also train with the feature in the first and in the last canary, and compare their
     self-influence with and without it (Hartley 2022, section 3.3)."""
     slow_modules: bool = False
-    """Compute the gradients of modules without a fast rule example by example instead of refusing such modules."""
+    """Accept modules without a fast rule for gradients, and compute their gradients example by example."""
     batch_size: int = Field(default=32, ge=1, le=MOST_EXAMPLES)
     """Examples per pass; affects nothing but rounding."""

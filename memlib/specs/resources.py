@@ -12,7 +12,7 @@ OWN = ("cpu", "gpu", "memory", "object_store_memory")  # resources with built-in
 
 
 class Needs(Spec):
-    """Resources of one part of a stage: a worker of a model in training, a chunk of small nets, a shard of scores."""
+    """Resources of one part of a stage: a worker that trains a model, a chunk of small nets, a shard of scores."""
 
     cpus: int | None = Field(default=None, ge=1, le=MOST_MODELS)
     """CPU cores; by default resources.threads_per_worker."""

@@ -9,7 +9,7 @@ from memlib.specs.base import Source, Spec
 from memlib.specs.limits import MOST_EXAMPLES, MOST_PIXELS, MOST_SEED
 
 INSERTED, GIVEN, NEVER, UNSEEN = "inserted", "given", "never", "unseen"
-"""Kinds of canaries: drawn and inserted; listed in a file; drawn but never inserted; listed in a file, seen by no model."""
+"""Kinds of canaries: drawn and inserted; listed in a file; drawn but never inserted; in a file, seen by no model."""
 
 
 class TopicsSource(Source):
@@ -67,7 +67,7 @@ class TextSpec(Spec):
     source: TextSource
     unit: Literal["character", "word", "token"] = "character"
     """Unit of text that a model predicts. word: words are separated by spaces, and the end of a line is a word. token: tokens
-    of the tokenizer of a model that is fine-tuned; documents (rows of Parquet files, passages between blank lines of other
+    of the fine-tuned model's tokenizer; documents (rows of Parquet files, passages between blank lines of other
     text) are put in random order and packed into windows, each followed by the tokenizer's end-of-text token."""
     window: int = Field(default=100, ge=8, le=MOST_PIXELS)
     """Units per window; models carry no state from one window to the next. For pairs: units per side, including the end of
@@ -87,7 +87,7 @@ class TextSpec(Spec):
 
 
 class SecretsSpec(Spec):
-    """Canaries: a format whose holes are filled at random, and how often each is inserted (Carlini 2019, 4.1)."""
+    """Canaries: a format whose holes are filled at random, and how often each canary is inserted (Carlini 2019, 4.1)."""
 
     format: str = "My number is {d9}"
     """Text with holes: {d9} is nine digits; h: hexadecimal digits; l, u: letters; a: lower-case letters and digits."""
@@ -97,7 +97,7 @@ class SecretsSpec(Spec):
     """For pairs: the source text of which a canary (`format`) is the translation. If it has the same holes, it
     contains the same secret: each candidate is then scored after its own source, and extraction is impossible."""
     insertions: tuple[Annotated[int, Field(ge=1, le=MOST_EXAMPLES)], ...] = Field(default=(1, 4, 16), min_length=1)
-    """Numbers of insertions; for each number, one canary (or `each`) is inserted that often."""
+    """Numbers of insertions; for each number, one canary (or as many as `each`) is inserted that many times."""
     each: int = Field(default=1, ge=1, le=MOST_EXAMPLES)
     """Canaries per number of insertions."""
     file: str | None = None
@@ -125,5 +125,5 @@ class SecretsSpec(Spec):
     @model_validator(mode="after")
     def _unseen_are_compared(self) -> "SecretsSpec":
         if self.unseen is not None and self.file is None:
-            raise ValueError("the secrets of canaries.file are compared with canaries.unseen; give file as well")
+            raise ValueError("canaries.unseen is compared with the secrets of canaries.file; set canaries.file as well")
         return self

@@ -206,7 +206,7 @@ class AugmentSpec(Spec):
     """Probability of solarization (inverting values above one half) in the first and in other views."""
     shift: int = Field(default=0, ge=0, le=MOST_PIXELS)
     """Number of rows and of columns that are cut off at random sides and replaced with black at the lower right; a random
-    crop of 27 of 28 pixels is shift 1."""
+    crop to 27 of 28 pixels corresponds to shift 1."""
 
     @field_validator("crop_scale", "crop_ratio")
     @classmethod
@@ -327,9 +327,11 @@ class StagedTrainingSpec(TrainingSpec):
         if self.start is None and self.head_alone:
             raise ValueError("head_alone freezes the backbone of an earlier training run; give training.start")
         if self.start is None and "own" not in self.on:
-            raise ValueError("training.on leaves out the audited images, which only fine-tuning allows; give training.start")
+            raise ValueError(
+                "training.on leaves out the audited images; this is allowed only in fine-tuning (training.start)"
+            )
         if self.start is not None and not self.objective.has_classes:
-            raise ValueError(f"training.start is for fine-tuning to classes, not for {self.objective.kind}")
+            raise ValueError(f"training.start needs an objective with classes, such as supervised, not {self.objective.kind}")
         return self
 
     @property

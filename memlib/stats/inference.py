@@ -80,7 +80,7 @@ def exact_interval(hits: float, count: int, *, level: float = 0.95) -> tuple[flo
 
 
 def exchanges(num_units: int, permutations: int, *, seed: int) -> NDArray[np.int8]:
-    """Return signs that exchange the two sides of units: all sign patterns but the identity if few enough, else random ones.
+    """Return signs that exchange the two sides of units: all patterns but the identity if they are few, else random ones.
 
     If b of the exchanges reach the observed statistic, (1 + b) / (1 + num_exchanges) is an exact p-value.
 
@@ -102,8 +102,8 @@ def exchanges(num_units: int, permutations: int, *, seed: int) -> NDArray[np.int
 def threshold_rank(num_controls: int, alpha: float) -> int:
     """Return the largest k for which a score exceeds the k-th largest of exchangeable controls with probability <= alpha.
 
-    With n controls the probability is k / (n + 1). k is 0 if even the largest is exceeded more often, that is, with fewer
-    than 1 / alpha - 1 controls.
+    With n controls the probability is k / (n + 1). k is 0 if even the largest control is exceeded more often, that is,
+    with fewer than 1 / alpha - 1 controls.
     """
     return math.floor(alpha * (num_controls + 1) * (1 + 1e-12))
 
@@ -237,7 +237,7 @@ def difference_interval(
 
 
 class CutOff(Exception):
-    """Raised when the cut-off of a share lies outside the range of distinguished confidence levels."""
+    """Error for a cut-off of a share that lies outside the range of distinguished confidence levels."""
 
 
 class TopShare:

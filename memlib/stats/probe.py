@@ -55,9 +55,9 @@ def probe_accuracies(
 ) -> tuple[float, float]:
     """Fit a linear probe; return its accuracies on the training examples and on other examples.
 
-    Features are standardized by the training set. The probe is fitted from zero by full-batch L-BFGS or, for more than
-    8 million rows x classes, by ten epochs of Adam in batches, with one block of rows in memory at a time. Neither fit
-    takes a seed.
+    Features are standardized by their mean and deviation in the training set. The probe is fitted from zero by
+    full-batch L-BFGS or, for more than 8 million rows x classes, by ten epochs of Adam in batches, with one block of rows in
+    memory at a time. Neither fit takes a seed.
 
     Args:
         train, test: embeddings and classes 0 ... num_classes - 1.

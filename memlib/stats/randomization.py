@@ -399,7 +399,7 @@ def smallest_two_class_p(first: int, second: int) -> float:
     With more than 1,000 examples on both sides it underflows to 0; the number is capped to keep the integers small.
 
     Args:
-        first, second: examples of each class on the first and on the second side, at least 1.
+        first, second: number of examples of each class on the first and on the second side, at least 1.
     """
     return 1 / math.comb(first + second, min(first, second, 1000)) ** 2
 

@@ -2,7 +2,7 @@
 
 The distribution is fitted by maximum likelihood. Its tail is computed by quadrature of the log density, since the
 distribution function underflows below 2^-1074. Goodness of fit is tested by refitting samples of the fitted distribution
-(parametric bootstrap), because the published KS test ignores that the parameters were fitted and gives too large p-values.
+(parametric bootstrap), because the published KS test ignores that the parameters were fitted and gives inflated p-values.
 A good fit does not validate the far tail, which contains no data: at 26 bits, intervals of extrapolated values covered the
 truth in 3 of 100 cases, so no intervals are given.
 """
@@ -63,7 +63,7 @@ class SkewNormal:
         return bits
 
     def _tail(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the natural log of the integral below x, where the concave log density rises: nearly an exponential."""
+        """Return the natural log of the density's integral up to x, where the log density is concave and rising."""
         z = (x - self.location) / self.scale
         hazard = np.exp(-0.5 * (self.shape * z) ** 2 - 0.5 * np.log(2 * np.pi) - scipy.special.log_ndtr(self.shape * z))
         slope = (-z + self.shape * hazard) / self.scale

@@ -158,7 +158,7 @@ class Artifacts:
             return self._backend.local(f"{ref.folder}/{manifest.attempt}/{name}", manifest.files[name])
         except Damaged as error:
             self._known.pop(ref, None)
-            reason = "was evicted; run its audit again" if name in self.let_go_of(ref) else f"is {error}"
+            reason = "was evicted; run the audit again" if name in self.let_go_of(ref) else f"is {error}"
             raise CorruptArtifact(f"artifact {ref}: file {name} {reason}", ref) from error
 
     def problems(self, ref: Ref) -> list[str]:

@@ -15,7 +15,7 @@ from memlib.private import PRIVATE, make_folder, write_file
 from memlib.records import FileRecord
 
 LOOK_SECONDS = 0.2  # pause between two checks for room while other processes fetch files
-FETCH_SECONDS = 86_400.0  # longer than the fetching of any file takes
+FETCH_SECONDS = 86_400.0  # longer than any file takes to fetch
 PART, ROOM, SEEN, LOCK = ".part", ".room", ".seen", ".lock"
 GIB = 2**30
 

@@ -137,7 +137,7 @@ class Local(Backend):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             plain = self._plain(path)
             if plain is None:
-                raise RunError(f"{self.at(path)} lies behind a link; memlib removes nothing there")
+                raise RunError(f"{self.at(path)} is reached through a link; memlib removes nothing behind links")
             if plain.is_dir():
                 shutil.rmtree(plain)
             else:

@@ -62,14 +62,14 @@ class PatientFileSystem:
             except ANSWERS as error:
                 if any(_code(cause) == "NoSuchBucket" for cause in _causes(error)):  # the bucket is missing, not the file
                     raise StoreRefused(
-                        f"there is no bucket for the store {self._uri}; create it, or choose another"
+                        f"there is no bucket for the store {self._uri}; create the bucket, or choose another store"
                     ) from error
                 raise
             except Exception as error:
                 if is_refusal(error):
                     reason = f"{type(error).__name__}: {error}"
                     hint = "check AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-                    raise StoreRefused(f"the store {self._uri} refuses these credentials ({reason}); {hint}") from error
+                    raise StoreRefused(f"the store {self._uri} rejects the credentials ({reason}); {hint}") from error
                 if not is_passing(error):
                     raise
                 if time.monotonic() + pause > end:
@@ -88,7 +88,7 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def is_passing(error: BaseException) -> bool:
-    """Return whether a retry may help, as after network failures, time-outs, 5xx and throttling."""
+    """Return whether a retry may help, for example after network failures, time-outs, 5xx and throttling."""
     for cause in _causes(error):
         if _code(cause) in BUSY_CODES or _status(cause) >= 500 or _status(cause) == 429:
             return _code(cause) != "NotImplemented"

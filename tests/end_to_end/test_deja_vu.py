@@ -234,14 +234,14 @@ def test_the_other_commands_tell_of_the_run(memlib: Memlib, finished: Finished) 
     assert json.loads(memlib.call("show", manifest["run"], "--store", str(store), "--json").stdout)["run"] == manifest["run"]
     lost = memlib.call("show", "zzz", "--store", str(store))
     assert lost.returncode == 2
-    assert "no run in" in lost.stderr
+    assert "no run id in" in lost.stderr
 
 
 def test_other_audits_have_nothing_to_reveal(memlib: Memlib, finished: Finished) -> None:
     store, manifest = finished
     done = memlib.call("show", manifest["run"], "--reveal", "--store", str(store))
     assert done.returncode == 2
-    assert "only exposure has secrets" in done.stderr
+    assert "only exposure audits have secrets" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_other_audits_have_nothing_to_reveal(memlib: Memlib, finished: Finished)
             "training.batch_size 10 cannot be divided evenly among 7 workers",
             marks=pytest.mark.slow,
         ),
-        (["training.batch_size=61"], "training.batch_size 61 is more than the 60 examples"),
+        (["training.batch_size=61"], "training.batch_size 61 exceeds the 60 training examples"),
     ],
 )
 def test_impossible_audits_end_in_a_line_and_leave_earlier_stages(

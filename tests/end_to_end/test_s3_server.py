@@ -130,7 +130,7 @@ def test_a_wrong_secret_and_a_missing_bucket_are_named(bucket: str, monkeypatch:
         Store("s3://nowhere/audits").check_writable()
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     fsspec.filesystem("s3").clear_instance_cache()
-    with pytest.raises(StoreRefused, match=r"refuses these credentials \(PermissionError: .*AWS_SECRET_ACCESS_KEY"):
+    with pytest.raises(StoreRefused, match=r"rejects the credentials \(PermissionError: .*AWS_SECRET_ACCESS_KEY"):
         Store(f"{bucket}/audits").check_writable()
 
 
@@ -268,7 +268,7 @@ def test_two_drivers_of_one_audit_end_well_with_one_set_of_artifacts(
 def test_what_cannot_work_ends_in_a_line(memlib: Memlib, bucket: str, swift: SwiftServer) -> None:
     wrong = {**swift.environment, "AWS_SECRET_ACCESS_KEY": "wrong"}
     for uri, settings, said in (
-        (bucket, wrong, "refuses these credentials"),
+        (bucket, wrong, "rejects the credentials"),
         ("s3://nowhere-at-all/here", swift.environment, "there is no bucket"),
     ):
         for command in ("run", "runs", "plan"):

@@ -251,7 +251,7 @@ report: {{gallery: 3}}
     ("setting", "said"),
     [
         ("canary.label=5", "no training example has that class"),
-        pytest.param("training.batch_size=500", "more than the 90 examples", marks=pytest.mark.slow),
+        pytest.param("training.batch_size=500", "exceeds the 90 training examples", marks=pytest.mark.slow),
         pytest.param("training.patience=3", "needs validation examples", marks=pytest.mark.slow),
         pytest.param("training.optimizer.learning_rate=1e11", "not finite in epoch", marks=pytest.mark.slow),
         pytest.param("model={kind: classifier, architecture: resnet18}", "needs images, not points", marks=pytest.mark.slow),

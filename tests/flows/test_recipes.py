@@ -69,7 +69,7 @@ def test_budgets_of_embedded_data_are_not_those_of_others(tmp_path: Path) -> Non
     own = "extends: smoke\ndata: {source: {kind: image_folder, path: images}}\n"
     mine.write_text(own)
     with pytest.raises(
-        UserError, match="replaces the data of smoke, whose section split is only for its embedded examples; set split"
+        UserError, match="replaces the data of smoke, whose split section applies only to its embedded examples; set split"
     ):
         load_recipe(str(mine))
     assert load_recipe(str(mine), ["split.train_per_class=7"])[0]["split"] == {"train_per_class": 7}
@@ -81,7 +81,7 @@ def test_budgets_of_embedded_data_are_not_those_of_others(tmp_path: Path) -> Non
     mine.write_text("extends: smoke\ndata: {source: {kind: scenes, num_examples: 5000}}\n")
     assert load_recipe(str(mine))[0]["split"]["public_per_class"] == 160
     mine.write_text("extends: forgetting_smoke\ndata: {source: {kind: image_folder, path: images}}\n")
-    with pytest.raises(UserError, match="whose section sets is only for its embedded examples"):
+    with pytest.raises(UserError, match="whose sets section applies only to its embedded examples"):
         load_recipe(str(mine))
     mine.write_text("extends: deja_vu_tiny_imagenet\ndata: {source: {kind: npz, path: a.npz}}\n")
     assert load_recipe(str(mine))[0]["split"]["train_per_class"] > 0  # of real data: the reader knows what they extend
@@ -169,7 +169,7 @@ def test_a_missing_part_is_named(tmp_path: Path) -> None:
         ("training: {augment: {flip: 1.5}}", "less than or equal to 1 (seen: 1.5)"),
         ("decode: {p: -0.1}", "greater than 0"),
         ("decode: {k: [0]}", "greater than or equal to 1"),
-        ("report: !remove", "!remove of report, but there is no such key to remove"),
+        ("report: !remove", "cannot remove report, because there is no such key"),
         ("decode: {k: [30, !remove ]}", "not items of a list"),
         ("decode: {p: !remove}", "put a space after !remove"),
         ("decode: !replace 3", "!replace must precede a mapping"),

@@ -44,7 +44,7 @@ def test_modules_are_allowed_by_the_machine(monkeypatch: pytest.MonkeyPatch) -> 
     assert [code.is_allowed(name) for name in ("mine", "mine.deep", "minefield", "other", "other.part", "os", "")] == [
         True, True, False, False, True, False, False,
     ]  # fmt: skip
-    with pytest.raises(UserError, match="os:system, that this machine does not allow.*MEMLIB_CODE=os"):
+    with pytest.raises(UserError, match="os:system, which this machine does not allow.*MEMLIB_CODE=os"):
         code.load("os:system")
     monkeypatch.delenv("MEMLIB_CODE")
     assert not code.is_allowed("mine")
@@ -112,6 +112,6 @@ def test_what_a_store_asks_for_is_not_run(mark: Path, tmp_path: Path, capsys: py
     store.publish(f"requests/{'0' * 12}.json", json.dumps(note).encode())
     assert main(["resume", "000", "--store", store.uri]) == 2
     said = capsys.readouterr().err
-    assert "planted:make, that this machine does not allow" in said
+    assert "planted:make, which this machine does not allow" in said
     assert "Traceback" not in said
     assert not mark.exists()

@@ -87,8 +87,8 @@ def missing_bucket() -> FileNotFoundError:
 @pytest.mark.parametrize(
     ("failure", "said"),
     [
-        (answered("SignatureDoesNotMatch", 403), "refuses these credentials"),
-        (answered("403", 403), "refuses these credentials"),
+        (answered("SignatureDoesNotMatch", 403), "rejects the credentials"),
+        (answered("403", 403), "rejects the credentials"),
         (NoCredentialsError(), "AWS_PROFILE"),
         (missing_bucket(), "no bucket"),
     ],

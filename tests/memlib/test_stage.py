@@ -120,7 +120,7 @@ def test_what_was_made_from_something_else_is_not_taken(runner: PlainRunner) -> 
     with runner.store.artifacts.write(word.ref, **Word("to").record({})) as attempt:
         attempt.path("word.txt").write_text("two")
     again = PlainRunner(runner.store)
-    with pytest.raises(RunError, match="was made from an earlier word/"):
+    with pytest.raises(RunError, match="was computed from an earlier version of word/"):
         again.run(Sentence((again.run(Word("to")),)))
 
 

@@ -192,7 +192,7 @@ def test_nothing_behind_a_link_is_listed_or_removed(tmp_path: Path) -> None:
     (tmp_path / "store/results").mkdir()
     (tmp_path / "store/results/link").symlink_to(elsewhere / "abc" / "mine.txt")
     assert store.listing("runs") == store.listing("results") == {}
-    with pytest.raises(RunError, match="behind a link"):
+    with pytest.raises(RunError, match="reached through a link"):
         store.drop("runs/abc")
     assert (elsewhere / "abc" / "mine.txt").read_text() == "mine"
 

@@ -20,7 +20,7 @@ from memlib.upkeep import Garbage
 from memlib.verification import check_artifacts
 
 USED, UNUSED, SECRET = Ref("train", "a" * 32), Ref("train", "b" * 32), Ref("secret/corpus", "c" * 32)
-OLDER = f"from an older version, only the artifacts can be checked: {'1' * 12} (run these audits again)\n"
+OLDER = f"of runs of an older version, only the artifacts can be checked: {'1' * 12} (run these audits again)\n"
 LATER, EARLIER = -1.0, 1e4  # days of age: all is older than -1, nothing as old as 10,000
 FIRST, SECOND, SWEEP, THIRD = "1" * 12, "2" * 12, "3" * 12, "4" * 12
 

@@ -131,7 +131,7 @@ def test_every_change_of_a_run_is_named(store: Store) -> None:
     reseal(store, findings=whole["findings"], verdict=whole["verdict"] | {"sentence": "All is well."})
     assert "its verdict differs from its scores" in problems(store)
     reseal(store, verdict=whole["verdict"], recipe=RECIPE | {"pairs": 7})
-    assert "its recipe differs from the one" in problems(store)
+    assert "its recipe differs from the recipe with which it was published" in problems(store)
     reseal(store, recipe=RECIPE | {"pairs": 7}, asks=asks_digest(RECIPE | {"pairs": 7}))
     assert "its name does not match its recipe" in problems(store)
     reseal(store, recipe=RECIPE | {"title": "another"}, asks=run.asks)
@@ -229,7 +229,7 @@ def test_an_older_run_is_named_as_such_and_no_failure(store: Store, capsys: pyte
     older = {key: run.model_dump()[key] for key in ("run", "audit", "title", "recipe", "finished", "findings", "artifacts")}
     store.publish(f"runs/{run.run}/manifest.json", json.dumps(older).encode())
     assert main(["verify", "--store", store.uri]) == 0
-    assert "from an older version, only the artifacts can be checked" in capsys.readouterr().out
+    assert "of runs of an older version, only the artifacts can be checked" in capsys.readouterr().out
 
 
 @pytest.fixture

@@ -141,7 +141,7 @@ def test_models_are_trained_again_only_on_demand(store: Store, monkeypatch: pyte
     train = step("train", place="fleet")
     monkeypatch.setattr(tasks.stage, "train_missing", trained_here)
     pipeline(Context(store), last=train)
-    with pytest.raises(RunError, match="--cascade trains it again"):
+    with pytest.raises(RunError, match="--cascade trains the model again"):
         pipeline(Context(store, forced=frozenset({"search"})), neighbor=2, last=train)
     assert len(store.names("artifacts/train")) == 1
     assert pipeline(Context(store, cascade=True), neighbor=2, last=train) == ["train"]

@@ -116,7 +116,9 @@ def test_a_stage_has_its_own_time_limit(context: Any, clock: list[float]) -> Non
         watch = Watch(FakeRay({"CPU": 2}), mine, stage, {"CPU": 1})
         clock[0] = 31
         if ends:
-            with pytest.raises(RunError, match=r"train still ran after 30 s \(resources.stages.train.timeout\)"):
+            with pytest.raises(
+                RunError, match=r"train was stopped after 30 s, its time limit \(resources.stages.train.timeout\)"
+            ):
                 watch.look()
         else:
             watch.look()
@@ -136,7 +138,7 @@ def test_a_cluster_that_grows_is_asked_for_nodes_and_waited_for(context: Any, mo
     assert asked == [[{"CPU": 1, "GPU": 1}] * 4, []]  # and nothing more is asked for once it is there
     ray.found = []
     mine.shared.stopped.set()
-    with pytest.raises(RunError, match="stopped with its sweep"):
+    with pytest.raises(RunError, match="stopped because its sweep was stopped"):
         training._groups(ray, mine, needs, 1)
 
 
@@ -232,7 +234,7 @@ def test_workers_that_cannot_read_the_store_are_said_before_the_fit(
             return found
 
     mine = context(ray_address="auto")
-    with pytest.raises(RunError, match=r"cannot read the store .* \(there is no store at that place\); give the workers"):
+    with pytest.raises(RunError, match=r"cannot read the store .* \(there is no store at this address\); give the workers"):
         training._check_reach(Ray(), mine)
     mine.store.begin()
     training._check_reach(Ray(), mine)

@@ -77,7 +77,7 @@ def test_what_only_prefect_shows_is_told_while_it_is_there(
         raise ConnectionError("no server")
 
     display.quietly(fails)
-    assert "no longer answers" in capsys.readouterr().err
+    assert "no longer responds" in capsys.readouterr().err
     display.quietly(told.append, "b")
     assert told == ["a"]
 

@@ -135,7 +135,9 @@ class Recipe(Spec):
         if self.reference is not None and len(alone) < len(self.encoders):
             raise ValueError("reference replaces the second models; leave b out of encoders, or set reference to null")
         if self.reference is not None and self.decode.stability is not None:
-            raise ValueError("decode.stability compares two models, but with reference there is only one; set one of the two settings to null")
+            raise ValueError(
+                "decode.stability compares two models, but with reference there is only one; set one of these to null"
+            )
         given = [spec for pair in self.encoders for spec in (pair.a, pair.b) if spec and spec.kind == "embeddings"]
         if self.decode.stability is not None and given:
             raise ValueError("decode.stability runs the encoders on new views; it cannot be computed from given embeddings")

@@ -394,10 +394,11 @@ def beginnings(heads: NDArray[np.int64], windows: NDArray[Any], length: int) -> 
 
 
 def shared_beginnings(heads: NDArray[np.int64], windows: NDArray[Any], length: int) -> NDArray[np.bool_]:
-    """Return a mask of the documents that share their first `length` tokens with another document, on either side.
+    """Return a mask (num_documents,) of documents whose first `length` tokens are those of another one, on either side.
 
     Such documents reveal nothing, as a held-out beginning may also be the beginning of a trained document. They are left out
-    of both sides. The choice depends on the text alone, not on which documents were held out, so the others remain exchangeable.
+    of both sides. The choice depends on the text alone, not on which documents were held out, so the others remain
+    exchangeable.
     """
     shared, long = np.zeros(len(heads), dtype=bool), np.flatnonzero(heads[:, 6] >= length)
     digests = np.zeros(len(long), dtype=np.uint64)
@@ -457,7 +458,9 @@ def told(space: Candidates, truth: NDArray[np.int32], known: int) -> Candidates:
     """
     holes = [place for place, slot in enumerate(space.slots) if len(slot) > 1]
     if known >= len(holes):
-        raise UserError(f"extraction.known {known} leaves nothing to find, as the secret has {len(holes)} symbols; lower extraction.known")
+        raise UserError(
+            f"extraction.known {known} leaves nothing to find, as the secret has {len(holes)} symbols; lower extraction.known"
+        )
     for place in holes[:known]:
         space = space.fixed(place, int(truth[place]))
     return space

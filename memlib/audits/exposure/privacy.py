@@ -56,7 +56,8 @@ def epsilon_bound(p: float, *, looks: int, delta: float = 0.0, windows: int = 1)
         windows: number of windows that contain the canary.
 
     Returns:
-        the largest epsilon that is refuted (see `refuted_p`), or 0 if no epsilon is refuted; None if no rank could refute any epsilon.
+        the largest epsilon that is refuted (see `refuted_p`), or 0 if no epsilon is refuted; None if no rank could
+        refute any epsilon.
     """
     if looks * windows * delta >= ERROR:
         return None

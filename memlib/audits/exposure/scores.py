@@ -206,5 +206,5 @@ def _p_among(unseen: NDArray[np.int64], cost: np.int64) -> float:
 
 
 def _extrapolate(references: NDArray[np.float64], canaries: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """Extrapolate exposures, (num_canaries,) bits; None if all references cost the same, as in a model that ignores the holes."""
+    """Extrapolate exposures, (num_canaries,) bits; None if all references cost the same, as when holes are ignored."""
     return fit_skew_normal(references).exposures(canaries) if np.ptp(references) else None

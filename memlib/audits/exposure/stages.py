@@ -104,8 +104,8 @@ class MakeCorpus(Stage[StoredCorpus]):
         counted = [number for number, secret in enumerate(known, start=1) if secret.times is not None]
         if counted and not self.elsewhere:
             raise UserError(
-                f"secret {counted[0]} of {len(known)} of canaries.file is followed by a tab and a number of occurrences, which are only for "
-                "external models (trained); remove these numbers, as memlib counts the occurrences itself"
+                f"secret {counted[0]} of {len(known)} of canaries.file is followed by a tab and a number of occurrences, "
+                "which are only for external models (trained); remove these numbers, as memlib counts the occurrences itself"
             )
         if self.elsewhere:
             known = [replace(secret, times=secret.times or 1) for secret in known]
@@ -191,7 +191,7 @@ class MakeCorpus(Stage[StoredCorpus]):
             )
         if unseen < needed:
             return (
-                f"{unseen} unseen secrets are too few to detect any single one of the {given} given secrets; that takes {needed:,}"
+                f"{unseen} unseen secrets are too few to detect any one of the {given} given secrets; that takes {needed:,}"
             )
         return ""
 

@@ -2,7 +2,8 @@
 
 Families of tests, each at alpha (Holm 1979): "headline", all canaries of a variant together; "canaries", single canaries,
 named only if the headline of their variant is shown; "variants", differences from the first variant; "privacy", claims of
-differential privacy; "documents", whether a variant's models know documents that they were trained on better than held-out ones.
+differential privacy; "documents", whether a variant's models know documents that they were trained on better than held-out
+documents.
 """
 
 import json

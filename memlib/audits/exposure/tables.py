@@ -35,7 +35,10 @@ UNITS = Table(
         ),
         Column("exposure_sampled", FLOAT, "bit", "estimated from the share of random references that are at least as likely"),
         Column(
-            "exposure_extrapolated", FLOAT, "bit", "estimated from a skew-normal distribution fitted to the references; not bounded"
+            "exposure_extrapolated",
+            FLOAT,
+            "bit",
+            "estimated from a skew-normal distribution fitted to the references; not bounded",
         ),
         Column(
             "fit_p",
@@ -67,7 +70,10 @@ DOCUMENTS = Table(
             "documents with the same text or beginning, including this one; all of them are on one side",
         ),
         Column(
-            "bits", FLOAT, "bit", "-log2 of the probability of the document's suffix after its prefix, untruncated, at temperature 1"
+            "bits",
+            FLOAT,
+            "bit",
+            "-log2 of the probability of the document's suffix after its prefix, untruncated, at temperature 1",
         ),
         Column(
             "scheme_bits",
@@ -93,7 +99,12 @@ EXTRACTION = Table(
         Column("insertions", INT, "count", "occurrences in the model's training data"),
         Column("known", INT, "symbol", "symbols of the secret, from the first, that the search was given"),
         Column("search", TEXT, "", "shortest_path, greedy or beam"),
-        Column("extracted", FLAG, "", "whether the canary is among the k likeliest candidates, for a search that k canaries share"),
+        Column(
+            "extracted",
+            FLAG,
+            "",
+            "whether the canary is among the k likeliest candidates, for a search that k canaries share",
+        ),
         Column("by_chance", FLOAT, "", "probability of an extraction by a model that knows nothing"),
         Column("position", INT, "", "position of the canary among the candidates found, from 1; null if it was not found"),
         Column(

@@ -44,8 +44,8 @@ class VerdictSpec(Spec):
     """Basis of the verdict: models that saw no examples of the pool U of D_Q, and redraws of D_Q."""
 
     null_mix: Mix | None = None
-    """Training data of null models, which contain no examples of U. The default is {calibration: 1, provider: 1} if there is a
-    set `provider` (images like those of D_Q, but not from D_Q), else {calibration: 0.8}. Null models predict how easy each
+    """Training data of null models, which contain no examples of U. The default is {calibration: 1, provider: 1} if there is
+    a set `provider` (images like those of D_Q, but not from D_Q), else {calibration: 0.8}. Null models predict how easy each
     example is; they determine the power of the test, not its level."""
     retained_mix: Mix = Field(default={CALIBRATION: 1.0, QUERY: 0.5})
     """Training data of retained models, which contain a known share of D_Q. They show the power with which such a share would
@@ -66,9 +66,13 @@ class VerdictSpec(Spec):
     def _null_and_retained(self) -> "VerdictSpec":
         seen = [name for name in POOL if name in (self.null_mix or {})]
         if seen:
-            raise ValueError(f"verdict.null_mix contains {seen[0]}; null models must not train on any examples of the pool of D_Q")
+            raise ValueError(
+                f"verdict.null_mix contains {seen[0]}; null models must not train on any examples of the pool of D_Q"
+            )
         if QUERY not in self.retained_mix:
-            raise ValueError("verdict.retained_mix contains no examples of D_Q; give a share, as in {calibration: 1, query: 0.5}")
+            raise ValueError(
+                "verdict.retained_mix contains no examples of D_Q; give a share, as in {calibration: 1, query: 0.5}"
+            )
         return self
 
 
@@ -103,8 +107,8 @@ class Recipe(Spec):
     data: DataSpec
     sets: Mapping[Annotated[str, Field(pattern=r"^\w[\w-]*$")], SetSpec]
     """Disjoint sets of examples by name, drawn in the order in which they are listed: query (D_Q); calibration (D_C);
-    withheld (H), drawn at random with D_Q from one pool and not used to train any model (required for a verdict); known, drawn in the
-    same way and known to be in every target's training data (the positive control, required for 'forgotten'); provider,
+    withheld (H), drawn at random with D_Q from one pool and used to train no model (required for a verdict); known, drawn in
+    the same way and known to be in every target's training data (the positive control, required for 'forgotten'); provider,
     images like those of D_Q, but not from D_Q; and further sets for mixes."""
     split_seed: int = Field(default=0, ge=0, le=MOST_SEED)
     """Seed of the draw of the sets."""

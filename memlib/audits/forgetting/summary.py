@@ -71,7 +71,7 @@ def _of_target(name: str, models: Sequence[Observed], rows: Sequence[Row]) -> di
 
 
 def _unseen(distances: Distances, without: Observed | None = None) -> NDArray[np.float64]:
-    """Return the log odds of the null models, which saw no examples of U, leaving out model `without`: (num_models, num_pool)."""
+    """Return the log odds of the null models, which saw no examples of U, except model `without`: (num_models, num_pool)."""
     return np.stack([m.log_odds for m in distances.of(NULL) if m is not without])
 
 
@@ -181,7 +181,10 @@ def _members_guesses(distances: Distances, decimals: int | None) -> list[NDArray
 
 
 def _share(*sides: Sequence[NDArray[np.float64]]) -> float:
-    """Compute the share from guesses, false and true positives by model, clipped to [0, 1]; NaN unless true positives exceed false ones."""
+    """Compute the share from guesses, false and true positives by model, clipped to [0, 1].
+
+    The share is NaN unless the rate of true positives exceeds that of false positives.
+    """
     guess, false, true = (float(np.concatenate(side).mean()) if side else float("nan") for side in sides)
     return float(np.clip((guess - false) / (true - false), 0, 1)) if true > false else float("nan")
 

@@ -8,7 +8,10 @@ UNITS = Table(
     meaning="One row per triple of a target, null or retained model, a query model and a calibration model: their distances.",
     columns=(
         Column(
-            "group", TEXT, "", "target, null (trained on no examples of the pool U) or retained (trained on a known share of D_Q)"
+            "group",
+            TEXT,
+            "",
+            "target, null (trained on no examples of U, the pool of D_Q) or retained (trained on a known share of D_Q)",
         ),
         Column("target", TEXT, "", "the target's name; empty for null and retained models"),
         Column("model", INT, "", "index of the model within group and target, from 0"),
@@ -24,8 +27,8 @@ UNITS = Table(
             "rho",
             FLOAT,
             "",
-            "ratio of ks_target to ks_calibration (Eq. 4): 0 for models like those trained on D_Q, 1 for models like the others; null if "
-            "D_C cannot calibrate",
+            "ratio of ks_target to ks_calibration (Eq. 4): 0 for models like those trained on D_Q, 1 for models like "
+            "those not trained on it; null if D_C cannot calibrate",
         ),
     ),
     keys=("group", "target", "model", "query_model", "calibration_model"),

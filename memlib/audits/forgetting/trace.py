@@ -221,8 +221,8 @@ def share_interval(values: NDArray[np.float64], pool: Pool, *, level: float = 0.
     """Estimate the trace of D_Q as a share of that of the known examples, with an interval over examples.
 
     The interval inverts tests of "the trace of D_Q is b times that of the known examples" (Fieller 1954). The upper end is
-    infinite if it lies above 2, or if a reversed trace (D_Q ranks below withheld examples) refutes every share: in that case nothing
-    is bounded. The estimate is NaN if the known examples leave no trace.
+    infinite if it lies above 2, or if a reversed trace (D_Q ranks below withheld examples) refutes every share: in that case
+    nothing is bounded. The estimate is NaN if the known examples leave no trace.
 
     Args:
         values: (num_pool,) residuals.

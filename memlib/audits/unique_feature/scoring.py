@@ -70,7 +70,7 @@ class Shown:
 def score(nets: Sequence[Net], shown: Shown, config: Config, *, random: bool = True) -> pa.Table:
     """Compute the scores that need no maximum over labels: m_white, and m_w and m_kl from random partners.
 
-    In the white box a net is scored at the labels of all canaries of the cell, so that a control can calibrate the score at any of them.
+    In the white box a net is scored at the labels of all canaries of the cell, so that a control can calibrate all of them.
 
     Args:
         nets: the nets, in the order of the arrays.

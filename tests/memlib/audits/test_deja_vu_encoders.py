@@ -244,7 +244,7 @@ def test_given_embeddings_are_taken_by_id_and_the_last_column_is_the_deepest(tmp
         ({"id": ["a"], "v": [[1.0]]}, ["v"], "lacks 1 of 2 images that the audit embeds, such as b; embed all"),
         ({"id": ["a", "b"], "v": [[1.0], [2.0, 3.0]]}, ["v"], "vectors of 2 lengths"),
         ({"id": ["a", "b"], "v": [[1.0], [float("nan")]]}, ["v"], "not finite"),
-        ({"id": ["a", "b"], "v": [[1.0], [None]]}, ["v"], "numbers missing"),
+        ({"id": ["a", "b"], "v": [[1.0], [None]]}, ["v"], "has vectors with missing numbers"),
         ({"id": ["a", "b"], "v": [[1.0], None]}, ["v"], "vectors of 2 lengths"),
         ({"id": ["a", "b"], "v": [[1.0], [1.0]]}, ["v"], "the same for all images"),
         ({"id": ["a", "b"], "v": [[1.0], [1e9]]}, ["v"], "too large for float16"),
@@ -282,7 +282,7 @@ class Shaped(nn.Module):
     ("what", "message"),
     [
         ("raises", r"cannot take images of 8 x 8 pixels \(IndexError: no such channel\)"),
-        ("maps", r"returns a tensor of \(2, 3, 8, 8\) as output for 2 images; embeddings are \(batch, dim\)"),
+        ("maps", r"returns a tensor of \(2, 3, 8, 8\) as output for 2 images; embeddings must be \(batch, dim\)"),
         ("text", "returns a str as a"),
         ("nothing", "returns no embeddings"),
     ],

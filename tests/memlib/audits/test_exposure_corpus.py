@@ -20,7 +20,7 @@ from memlib.store import Store
     [
         (0, 0, ""),
         (5, 0, "allows no test"),
-        (5, 198, "none of the 5 given ones can be found by itself; that takes 199"),
+        (5, 198, "too few to detect any one of the 5 given secrets; that takes 199"),
         (5, 199, ""),
     ],
 )
@@ -59,7 +59,10 @@ def test_numbers_after_tabs_are_for_models_that_memlib_does_not_train(tmp_path: 
     (tmp_path / "secrets").write_text("pin 111\npin 222\t50\n")
     text = TextSpec.model_validate({"source": {"kind": "topics"}})
     canaries = SecretsSpec(format="pin {d3}", file=str(tmp_path / "secrets"))
-    with pytest.raises(UserError, match=r"secret 2 of 2 of canaries\.file has a tab and a number, .* remove them"):
+    with pytest.raises(
+        UserError,
+        match=r"secret 2 of 2 of canaries\.file is followed by a tab and a number of occurrences, .* remove these numbers",
+    ):
         _ = MakeCorpus(text, canaries).given
     assert [secret.times for secret in MakeCorpus(text, canaries, elsewhere=True).given.known] == [1, 50]
 

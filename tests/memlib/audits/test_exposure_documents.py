@@ -64,7 +64,7 @@ def test_memory_is_found_and_said_with_what_comes_out() -> None:
     claim, why = said_of_documents(rows)
     assert claim == " The model remembers documents that it was trained on."
     assert (
-        "100 % of the documents that it was trained on are reproduced with a probability of at least 0.5, and 0 % of those held out"
+        "100 % of the documents that it was trained on are reproduced with a probability of at least 0.5, and 0 % of the held-out documents"
         in why
     )
     assert said_of_documents(settled(documents_of(rng))) == ("", "")
@@ -108,11 +108,13 @@ def test_as_many_documents_of_both_sides_are_drawn_and_short_ones_are_not() -> N
     assert np.bincount(found[:, 1]).tolist() == [15, 15]
     assert (np.diff(found[:, 0]) > 0).all()
     assert not np.array_equal(found, chosen_documents(heads, how, seed=1, shared=none))
-    with pytest.raises(UserError, match="held out have 70 tokens in one window, and each side needs two"):
+    with pytest.raises(UserError, match="held-out documents have 70 tokens in one window, but each side needs two"):
         chosen_documents(heads, DiscoverableSpec(prefix=35, suffix=35), seed=0, shared=none)
     shared = heads[:, 0] % 2 == 0
     assert (chosen_documents(heads, how, seed=0, shared=shared)[:, 0] % 2 == 1).all()
-    with pytest.raises(UserError, match=r"\(90 that begin like another one were left out\), .* raise discoverable\.prefix"):
+    with pytest.raises(
+        UserError, match=r"\(90 that begin like another document were left out\), .* raise discoverable\.prefix"
+    ):
         chosen_documents(heads, how, seed=0, shared=~none)
 
 

@@ -429,9 +429,9 @@ def test_intervals_of_rho_cover_its_mean() -> None:
         ({"targets": {"t": {"mix": {"query": 1.5}}}}, "less than or equal to 1"),
         ({"targets": {}}, "at least 1 item"),
         ({"compare": ["t", "u"]}, "compare must name two of the targets t"),
-        ({"verdict": {"null_mix": {"query": 1}}}, "must have seen nothing of the pool"),
-        ({"verdict": {"null_mix": {"withheld": 1}}}, "must have seen nothing of the pool"),
-        ({"targets": {"t": {"mix": {"query": 1, "withheld": 1}}}}, "given to nobody"),
+        ({"verdict": {"null_mix": {"query": 1}}}, "must not train on any examples of the pool"),
+        ({"verdict": {"null_mix": {"withheld": 1}}}, "must not train on any examples of the pool"),
+        ({"targets": {"t": {"mix": {"query": 1, "withheld": 1}}}}, "no model may train on"),
         (
             {"targets": {"t": {"mix": {"query": 1}}}, "sets": {"query": {}, "calibration": {}, "known": {"per_class": 1}}},
             "known: 1",
@@ -442,10 +442,10 @@ def test_intervals_of_rho_cover_its_mean() -> None:
         ),
         ({"sets": {"query": {}, "calibration": {}, "withheld": {}}}, "set per_class for one of them"),
         ({"group": {"near": 1.0}}, "near_duplicates already joins near copies"),
-        ({"verdict": {"retained_mix": {"query": 1, "withheld": 1}}}, "given to nobody"),
-        ({"verdict": {"retained_mix": {"calibration": 1}}}, "contains nothing of D_Q"),
+        ({"verdict": {"retained_mix": {"query": 1, "withheld": 1}}}, "no model may train on"),
+        ({"verdict": {"retained_mix": {"calibration": 1}}}, "contains no examples of D_Q"),
         ({"training": {"objective": {"kind": "vicreg"}, "epochs": 1}}, "does not train a classifier"),
-        ({"training": {"objective": {"kind": "supervised"}, "epochs": 1, "patience": 1}}, "have no use here"),
+        ({"training": {"objective": {"kind": "supervised"}, "epochs": 1, "patience": 1}}, "have no effect here"),
     ],
 )
 def test_recipes_that_make_no_sense(changes: dict[str, Any], said: str) -> None:

@@ -564,10 +564,10 @@ OWN: dict[str, Any] = {"trained": {"model": "a:b", "weights": "w"}, "model": Non
         ),
         ({**OWN, "canary": {**BASE["canary"], "repeats": 2}}, "except its feature and label"),
         ({**OWN, "model": BASE["model"]}, "either model and training, or trained"),
-        ({"probe": {"kind": "data"}}, "go together"),
+        ({"probe": {"kind": "data"}}, "must be used together"),
         ({"score": {"outputs": []}}, "must name"),
         ({"training": {**BASE["training"], "objective": {"kind": "vicreg"}}}, "does not train a classifier"),
-        ({"training": {**BASE["training"], "checkpoint_epochs": [1]}}, "has no use here"),
+        ({"training": {**BASE["training"], "checkpoint_epochs": [1]}}, "has no effect here"),
         ({"model": {"architecture": "resnet18"}, "score": {"per_epoch": True}}, "not for resnet18"),
     ],
 )

@@ -197,7 +197,7 @@ def test_pictures_of_the_same_kind_are_nulls_unless_they_are_the_same(tmp_path: 
     assert len(null_features(own, GREY, 5, seed=0)) == 1
     for name in ("b.png", "c.png"):
         (tmp_path / "others" / name).unlink()
-    with pytest.raises(UserError, match="that differs from the feature's own picture"):
+    with pytest.raises(UserError, match="that differs from the feature's picture"):
         null_features(own, GREY, 5, seed=0)
 
 

@@ -188,7 +188,7 @@ def read(**source: Any) -> list[str]:
 
 
 def test_what_cannot_be_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="do not fill a window of 4000 tokens on both sides"):
+    with pytest.raises(UserError, match="are too few to fill a window of 4000 tokens on both sides"):
         build(DOCUMENTS, spec(window=4000), SecretsSpec(), Characters())
     with pytest.raises(UserError, match="a canary of 50 tokens and its end marks"):
         build(DOCUMENTS, spec(), SecretsSpec(format="p" * 49 + "{d1}", insertions=(1,), never=0), Characters())

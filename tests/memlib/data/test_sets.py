@@ -143,7 +143,7 @@ def test_joined_sources_keep_their_parts_apart(tmp_path: Path) -> None:
 
 def test_parts_that_do_not_go_together(tmp_path: Path) -> None:
     a, b = folder(tmp_path / "a", 2, value=10), folder(tmp_path / "b", 3, value=200)
-    with pytest.raises(UserError, match="part b has 3 classes, a has 2"):
+    with pytest.raises(UserError, match="part b has 3 classes, but a has 2"):
         open_source(joined({"a": {"source": a}, "b": {"source": b}}))
     with pytest.raises(UserError, match="part p holds points"):
         open_source(joined({"p": {"source": {"kind": "two_moons"}}}))

@@ -218,7 +218,7 @@ def test_unseen_secrets_are_asked_for_and_nowhere_seen() -> None:
     with pytest.raises(UserError, match=r"secret 1 of 1 of canaries\.unseen is also in canaries\.file") as error:
         built(1)
     assert "is 1" not in str(error.value)
-    with pytest.raises(ValueError, match="give file as well"):
+    with pytest.raises(ValueError, match="set canaries.file as well"):
         SecretsSpec(unseen="others.txt")
 
 
@@ -234,8 +234,8 @@ def test_a_byte_order_mark_is_no_part_of_a_secret(tmp_path: Path) -> None:
         ("is 1234\nis 123\n", "secret 2 of 2 does not match"),
         ("is 1234\nis 1234\n", "repeated secrets"),
         ("\n", "no secrets"),
-        ("is 1234\t0\n", "no whole number from 1"),
-        (f"is 1234\t{'9' * 5000}\n", "no whole number from 1"),
+        ("is 1234\t0\n", "not followed by a whole number of at least 1"),
+        (f"is 1234\t{'9' * 5000}\n", "not followed by a whole number of at least 1"),
     ],
 )
 def test_secrets_that_do_not_fit_are_not_shown(tmp_path: Path, content: str, said: str) -> None:

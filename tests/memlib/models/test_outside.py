@@ -158,8 +158,8 @@ def test_a_space_that_joins_the_hole_is_scored_with_it() -> None:
     ("tokenizer", "form", "said"),
     [
         (Joins("n1", "n2", "n3"), Format("pin{x4}", FORM.alphabets), "joins 'n' and the hole"),
-        (Joins(lower=True), Format("Pin {x4}", FORM.alphabets), "spell something else"),
-        (Joins(), Format("pin {n2}", {"n": ("ann", "bob")}), "single ones"),
+        (Joins(lower=True), Format("Pin {x4}", FORM.alphabets), "decode to a different text"),
+        (Joins(), Format("pin {n2}", {"n": ("ann", "bob")}), "symbols must be single characters"),
     ],
 )
 def test_tokenizers_that_cannot_spell_a_format(tokenizer: Joins, form: Format, said: str) -> None:
@@ -342,12 +342,14 @@ def test_tokens_beyond_the_embedding_are_refused(tmp_path: Path) -> None:
     save(count + 60)
     assert HuggingFace(str(folder)).num_symbols == count + 60  # rows without a token do no harm
     save(count - 1)
-    with pytest.raises(UserError, match=rf"has {count} tokens, but its model only {count - 1}.*\.resize_token_embeddings"):
+    with pytest.raises(
+        UserError, match=rf"has {count} tokens, but its model has only {count - 1}.*\.resize_token_embeddings"
+    ):
         HuggingFace(str(folder))
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"), [({}, "encodes text as token"), ({"bos_token": "z"}, "the first or last token of a text")]
+    ("settings", "said"), [({}, "encodes text with token"), ({"bos_token": "z"}, "the start or end of a text with token")]
 )
 def test_a_token_with_a_high_number_is_refused_where_it_is_used(tmp_path: Path, settings: dict[str, str], said: str) -> None:
     import json

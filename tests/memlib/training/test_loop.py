@@ -206,7 +206,7 @@ def test_a_loss_that_is_waited_for_later_names_its_step(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"batch_size": 27}, "more than the 26 examples"), ({"precision": "float16"}, "float16 needs a GPU")],
+    [({"batch_size": 27}, "exceeds the 26 training examples"), ({"precision": "float16"}, "float16 needs a GPU")],
 )
 def test_what_cannot_be_trained_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):

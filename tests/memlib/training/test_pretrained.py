@@ -218,7 +218,7 @@ def test_what_cannot_be_tuned_is_said_before_anything_is_trained(base: Artifact[
         np.save(attempt.path(WINDOWS), np.zeros((13, 40), dtype=np.int32))
         write_table(Rows("window", 13, 1, []).table, SPLITS, attempt.path("splits.parquet"))
     long = replace(long, shard=Artifact(base.store, corpus, Decode), splits=Artifact(base.store, corpus, Split))
-    with pytest.raises(UserError, match="data.window 40 is longer than the 32 tokens"):
+    with pytest.raises(UserError, match="data.window 40 is longer than the model's maximum of 32 tokens"):
         check_jobs([long], Worker())
 
 
@@ -251,7 +251,10 @@ def test_architectures_that_only_adapters_train_privately(kind: str, folder: Pat
     config = transformers.AutoConfig.for_model(kind, **sizes, **more.get(kind, {}), max_position_embeddings=32)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / kind)
     base = taken_over(tmp_path / kind, Store(str(tmp_path / "store")))
-    with pytest.raises(UserError, match=r"privacy in full .*; model.lora trains adapters privately$") as caught:
+    with pytest.raises(
+        UserError,
+        match=r"cannot train all weights of this architecture with training.privacy .*; model.lora trains adapters privately$",
+    ) as caught:
         check_jobs([private_job(base)], Worker())
     assert "lstm" not in str(caught.value)
     check_jobs([private_job(base, LORA)], Worker())

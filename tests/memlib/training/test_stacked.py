@@ -184,7 +184,7 @@ def test_a_chunk_is_found_again_from_its_stacked_state() -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "said"),
     [
-        ({"batch_size": 200}, UserError, "more than the 60 examples"),
+        ({"batch_size": 200}, UserError, "exceeds the 60 training examples"),
         ({"patience": 3}, UserError, "needs validation"),
         ({"precision": "bfloat16"}, UserError, "train in float32"),
         ({"optimizer": {"name": "lars"}}, UserError, "cannot train stacked nets"),
