@@ -135,7 +135,7 @@ class _Naming(PlanRunner):
 
 
 class _Announcing(FinishedRunner):
-    """A runner that publishes a finished run like any other: recorded in the store while under way, and in its log."""
+    """A runner that republishes a finished run and records its progress in the store and in the log."""
 
     def __init__(self, audit: Audit, store: Store, resources: Resources, say: Callable[[str], None]) -> None:
         super().__init__(store, resources=resources)

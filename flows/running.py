@@ -1,4 +1,4 @@
-"""The frame of every audit that runs through Prefect: store, run record, progress, errors, and the shutdown of Ray."""
+"""The setup and shutdown shared by all audits that run on Prefect: store, run record, progress, errors, Ray."""
 
 import functools
 import inspect

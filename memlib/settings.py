@@ -21,7 +21,7 @@ def number(name: str, default: float) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        raise UserError(f"{name} is {text!r}; it must be a number of at least 0")
+        raise UserError(f"{name} is {text!r}; set it to a number that is 0 or greater")
     return value
 
 

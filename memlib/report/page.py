@@ -90,7 +90,7 @@ class Page:
 
 
 def meaning_of(word: str, *, shown: str, bounded: str) -> str:
-    """Return a text on what an outsider could do with a finding, by the word of the verdict.
+    """Return a description of what an outsider could do with a finding.
 
     Args:
         word: a key of KINDS.
@@ -111,7 +111,7 @@ def meaning_of(word: str, *, shown: str, bounded: str) -> str:
 
 
 def advice_of(word: str, *, shown: str, descriptive: str = _DRAW_FIRST) -> str:
-    """Return a text on what the reader should do next, by the word of the verdict.
+    """Return the advice to the reader that goes with a verdict.
 
     Args:
         word: a key of KINDS.

@@ -82,7 +82,7 @@ def test_a_finished_audit_trains_nothing_and_does_not_start_ray(memlib: Memlib, 
 
 
 def test_where_ray_cannot_start_a_line_says_so(memlib: Memlib, tmp_path: Path) -> None:
-    said = {"Ray cannot have a folder": memlib.run(tmp_path, **NO_RAY)}
+    said = {"cannot create a folder for Ray": memlib.run(tmp_path, **NO_RAY)}
     said["cannot reach the Ray cluster"] = memlib.run(tmp_path, "resources.ray_address=127.0.0.1:1")
     for message, done in said.items():
         assert done.returncode == 2

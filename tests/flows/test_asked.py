@@ -61,5 +61,5 @@ def test_a_recipe_is_a_name_a_file_a_mapping_or_a_spec(recipe: str) -> None:
 
 
 def test_a_mapping_extends_nothing() -> None:
-    with pytest.raises(UserError, match="name that recipe and pass `changes`"):
+    with pytest.raises(UserError, match="pass that recipe.s name, and `changes`"):
         read({"extends": "smoke"})

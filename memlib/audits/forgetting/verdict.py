@@ -53,7 +53,7 @@ class Control:
 def limits(recipe: Recipe) -> Iterator[str]:
     """Yield sentences on what the recipe cannot show, whatever the data."""
     if WITHHELD not in recipe.sets:
-        yield "without sets.withheld (examples drawn at random with D_Q and given to nobody) there is no verdict, only rho"
+        yield "without sets.withheld (examples drawn at random with D_Q and withheld) there is no verdict, only rho"
         return
     if KNOWN not in recipe.sets:
         yield "without sets.known (examples known to be in every target) nothing can be called forgotten"
@@ -157,7 +157,7 @@ def _explained(name: str, found: _Findings, recipe: Recipe) -> str:
         )
     tested = (
         f"The {at['examples']} examples of D_Q were compared with {at['withheld']} examples that were drawn at random with "
-        f"them and given to nobody (p = {row['p_adjusted']:.2g}, level {recipe.verdict.alpha:g} over all targets)."
+        f"them and withheld from everyone (p = {row['p_adjusted']:.2g}, level {recipe.verdict.alpha:g} over all targets)."
     )
     if which in (RETAINED, REVERSED):
         return (

@@ -60,7 +60,7 @@ def said(rows: list[dict[str, Any]], **changes: Any) -> Any:
 @pytest.mark.parametrize(
     ("rows", "kind", "sentence", "because"),
     [
-        (findings(p=0.001), "found", "has used this data set", "given to nobody (p = 0.001"),
+        (findings(p=0.001), "found", "has used this data set", "withheld from everyone (p = 0.001"),
         (
             findings(p=0.001, value=-0.4),
             "found",
