@@ -22,7 +22,7 @@ from flows.environment import prepare_environment
 from flows.gate import check
 from flows.owner import export, ids
 from flows.recipes import load_recipe, origin_of, overridden, printed_recipe, shipped_recipes, validate
-from flows.store_commands import DEFAULT_STORE, JsonOption, StoreOption, find_asked, opened_store, print_run
+from flows.store_commands import JsonOption, StoreOption, find_asked, opened_store, print_run
 from flows.supervised import TRY_AGAIN
 from memlib import code
 from memlib.audits import AUDITS, PACKAGES, audit_of, published_tables
@@ -30,7 +30,7 @@ from memlib.errors import EngineLost, RunError, StoreUnreachable, UserError
 from memlib.journal import log_as_asked
 from memlib.plain import brief
 from memlib.specs import Resources, Spec
-from memlib.store import Store
+from memlib.store import DEFAULT_STORE, Store
 
 
 def _questions() -> str:

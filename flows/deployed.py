@@ -10,13 +10,14 @@ from flows.asked import read
 from flows.running import TAG, flow_of
 from memlib.errors import EngineLost, RunError, StoreUnreachable, UserError
 from memlib.specs import Resources
+from memlib.store import DEFAULT_STORE
 
 
 @flow(name="audit", validate_parameters=True)
 def audit(
     recipe: str = "smoke",
     changes: dict[str, Any] = {},  # noqa: B006 - the form needs a JSON default, and it is never modified
-    store: str = "memlib-store",
+    store: str = DEFAULT_STORE,
     resources: Resources = Resources(),
 ) -> Any:
     """Run the audit that a recipe describes. Results that the store already holds are reused, so a rerun resumes.

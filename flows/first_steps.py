@@ -21,11 +21,11 @@ import memlib
 from flows.audits import resolved
 from flows.recipes import load_recipe, origin_of
 from flows.recipes import validate as validated
-from flows.store_commands import DEFAULT_STORE, JsonOption, StoreOption
+from flows.store_commands import JsonOption, StoreOption
 from memlib.audits import AUDITS, PACKAGES, audit_of
 from memlib.errors import RunError, UserError
 from memlib.specs import Resources
-from memlib.store import Store
+from memlib.store import DEFAULT_STORE, Store
 
 LIBRARIES = ("torch", "torchvision", "ray", "prefect", "numpy", "pyarrow", "scipy", "s3fs")
 LEAST_FREE = 2 * 2**30  # bytes of disk space; most audits fail with less

@@ -11,9 +11,11 @@ from xml.etree import ElementTree
 from cyclopts import Parameter
 from rich.console import Console
 
-from flows.store_commands import DEFAULT_STORE, JsonOption, StoreOption, find_run, opened_store
+from flows.store_commands import JsonOption, StoreOption, opened_store
 from memlib.errors import UserError
 from memlib.records import Finding, RunRecord
+from memlib.runs import find_run
+from memlib.store import DEFAULT_STORE
 
 Outcome = Literal["passed", "failed", "undecided"]
 STATUS: Mapping[Outcome, int] = {"passed": 0, "failed": 1, "undecided": 3}

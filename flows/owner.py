@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from flows.recipes import load_recipe, origin_of, validate
-from flows.store_commands import DEFAULT_STORE, StoreOption
+from flows.store_commands import StoreOption
 from memlib import code
 from memlib.audit import Audit
 from memlib.audits import AUDITS, audit_of
@@ -24,7 +24,7 @@ from memlib.errors import UserError
 from memlib.observe.names import asked_as
 from memlib.private import PRIVATE, make_folder, write_file
 from memlib.specs import Spec
-from memlib.store import Store
+from memlib.store import DEFAULT_STORE, Store
 
 if TYPE_CHECKING:
     from memlib.running import PlainRunner

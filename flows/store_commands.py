@@ -4,7 +4,7 @@ import json
 import sys
 import time
 import webbrowser
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -20,11 +20,22 @@ from flows.requests import unfinished
 from memlib import comparison, ledger, upkeep
 from memlib.audits import AUDITS, audit_of
 from memlib.errors import RunError, UserError
+from memlib.opened import Run
 from memlib.planning import Plan
-from memlib.private import PRIVATE, make_folder, user_folder, write_file
 from memlib.records import Finding, RequestRecord, RunRecord, StatusRecord
-from memlib.runs import INDEX, list_runs, read_run, refs_of, results_path, rows_of, run_names
-from memlib.store import Store
+from memlib.runs import (
+    INDEX,
+    find_run,
+    list_runs,
+    only_name,
+    page_path,
+    read_run,
+    refs_of,
+    results_path,
+    rows_of,
+    run_names,
+)
+from memlib.store import DEFAULT_STORE, Store
 
 ASIDE = {
     "interval",
@@ -46,7 +57,6 @@ ASIDE = {
     "wins",
     "losses",
 }  # params left out of settings, as they are shown elsewhere
-DEFAULT_STORE = "memlib-store"
 StoreOption = Annotated[str, Parameter(name="--store", env_var="MEMLIB_STORE")]
 JsonOption = Annotated[bool, Parameter(name="--json", negative="")]
 
@@ -142,25 +152,10 @@ def open_page(run_id: str, /, *, store: StoreOption = DEFAULT_STORE) -> None:
         Folder or s3:// prefix that the run was written to.
     """
     opened = opened_store(store)
-    run = find_run(opened, run_id)
-    path = _page_of(run)
-    content = opened.published(path)
-    if content is None:
-        raise RunError(f"run {run.run} has no report in {opened.uri}; run the audit again")
-    page = Path(opened.root) / path
-    if not opened.is_local:
-        page = user_folder("cache") / "pages" / f"{run.run}.html"
-        make_folder(page.parent, PRIVATE.folder)
-        page.unlink(missing_ok=True)
-        write_file(page, content, PRIVATE.file)
+    page = Run(opened, find_run(opened, run_id)).report
     console.print(str(page), soft_wrap=True)
     if not webbrowser.open(page.as_uri()):
         console.print("no browser found; open the file yourself")
-
-
-def _page_of(run: RunRecord) -> str:
-    """Return the path of a run's report relative to the root of its store, which may have moved since."""
-    return f"runs/{run.run}/{run.report.rpartition('/')[2]}"
 
 
 def status(
@@ -304,15 +299,6 @@ def opened_store(uri: str) -> Store:
     return store
 
 
-def find_run(store: Store, run_id: str) -> RunRecord:
-    """Return the manifest of the finished run whose id begins with `run_id`.
-
-    Raises:
-        UserError: if no id, or more than one, matches.
-    """
-    return read_run(store, _only(store, run_id, run_names(store)))
-
-
 def find_asked(store: Store, run_id: str) -> RunRecord | RequestRecord:
     """Return the manifest of the run whose id begins with `run_id`, or the record of a run that has not ended.
 
@@ -320,16 +306,8 @@ def find_asked(store: Store, run_id: str) -> RunRecord | RequestRecord:
         UserError: if no id, or more than one, matches.
     """
     notes = {note.run: note for note in unfinished(store)}
-    name = _only(store, run_id, [*notes, *run_names(store)])
+    name = only_name(store, run_id, [*notes, *run_names(store)])
     return notes[name] if name in notes else read_run(store, name)
-
-
-def _only(store: Store, run_id: str, names: Iterable[str]) -> str:
-    matches = list(dict.fromkeys(name for name in names if name.startswith(run_id)))
-    if len(matches) != 1:
-        count = "no run id" if not matches else f"{len(matches)} run ids"
-        raise UserError(f"{count} in {store.uri} begin{'s' if len(matches) < 2 else ''} with {run_id!r}; see memlib runs")
-    return matches[0]
 
 
 def diff(
@@ -565,7 +543,7 @@ def print_run(store: Store, run: RunRecord, *, whole: bool = False) -> None:
     console.print(f"\nrun {run.run}: {totals}")
     table_name = "summary" if "summary" in run.results else next(iter(run.results), "summary")
     console.print(f"results {store.uri.rstrip('/')}/{results_path(table_name, run.audit, run.run)}", soft_wrap=True)
-    console.print(f"report  {store.uri.rstrip('/')}/{_page_of(run)}", soft_wrap=True)
+    console.print(f"report  {store.uri.rstrip('/')}/{page_path(run)}", soft_wrap=True)
 
 
 def _print_findings(rows: Sequence[tuple[Finding, dict[str, Any]]]) -> None:

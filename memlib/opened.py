@@ -101,7 +101,7 @@ class Run:
         path = page_path(self.record)
         content = self.store.published(path)
         if content is None:
-            raise RunError(f"run {self.id} has no page in {self.store.uri}; run its audit again")
+            raise RunError(f"run {self.id} has no report in {self.store.uri}; run its audit again")
         if self.store.is_local:
             return Path(self.store.root) / path
         page = user_folder("cache") / "pages" / f"{self.id}.html"

@@ -197,8 +197,8 @@ def only_name(store: Store, prefix: str, names: Iterable[str]) -> str:
     """
     matches = list(dict.fromkeys(name for name in names if name.startswith(prefix)))
     if len(matches) != 1:
-        count = "no run" if not matches else f"{len(matches)} runs"
-        raise UserError(f"{count} in {store.uri} start{'s' if len(matches) < 2 else ''} with {prefix!r}; see memlib runs")
+        count = "no run id" if not matches else f"{len(matches)} run ids"
+        raise UserError(f"{count} in {store.uri} begin{'s' if len(matches) < 2 else ''} with {prefix!r}; see memlib runs")
     return matches[0]
 
 

@@ -66,7 +66,7 @@ def test_the_command_line_sees_the_run(run: Run, store: str) -> None:
 
 def test_a_run_opens_by_the_beginning_of_its_name(run: Run, store: str) -> None:
     assert memlib.open(run.id[:5], store=store).record.scores == run.record.scores
-    with pytest.raises(UserError, match="no run in"):
+    with pytest.raises(UserError, match="no run id in"):
         memlib.open("zz", store=store)
     with pytest.raises(UserError):
         memlib.open("zz", store=f"{store}-that-is-missing")
@@ -90,7 +90,7 @@ def test_a_table_that_was_changed_is_refused(run: Run, store: str, tmp_path: Pat
     with pytest.raises(RunError, match="is missing"):
         _ = copy.units
     copy.report.unlink()
-    with pytest.raises(RunError, match="has no page"):
+    with pytest.raises(RunError, match="has no report"):
         _ = copy.report
 
 
