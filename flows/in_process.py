@@ -59,6 +59,8 @@ def run(
     if record is None:
         import torch
 
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            raise UserError(f"device is {device!r}, but PyTorch finds no GPU on this machine; use 'cpu'")
         runner = _Announcing(opened, torch.device(device), resources, quiet=quiet)
         with announced(opened, audit.name, spec, resources, runner.computed, say=_warn):
             record = body_of(audit)(runner, spec)

@@ -9,6 +9,7 @@ from typing import Any
 
 import duckdb
 import pytest
+import torch
 
 import memlib
 import memlib.audits.self_influence
@@ -106,6 +107,9 @@ def test_mistakes_are_errors_of_the_user(tmp_path: Path) -> None:
         memlib.run("sweep_smoke", store=str(tmp_path))
     with pytest.raises(UserError, match="did you mean"):
         memlib.run("smok", store=str(tmp_path))
+    if not torch.cuda.is_available():
+        with pytest.raises(UserError, match="finds no GPU"):
+            memlib.run(RECIPE, store=str(tmp_path), device="cuda")
     with pytest.raises(AttributeError, match="has no attribute 'fun'"):
         memlib.fun  # noqa: B018
 
