@@ -163,7 +163,8 @@ def plan(
     """Show what a run would do: each stage with its key, whether the store already holds it, and its estimated cost.
 
     Costs are estimated from the most similar artifacts in the store. Keys that depend on artifacts not yet computed cannot
-    be shown. Nothing is computed or written.
+    be shown. Nothing is computed, and nothing is written to the store; a data set that the recipe says to download is
+    downloaded, and a missing secret file for canaries is created.
 
     Parameters
     ----------

@@ -17,13 +17,13 @@ from memlib import code
 from memlib.opened import Run
 from memlib.records import RunRecord
 from memlib.specs import Resources
-from memlib.store import DEFAULT_STORE, Store
+from memlib.store import Store, chosen_store
 
 
 def run(
     recipe: AnyRecipe,
     *,
-    store: str = DEFAULT_STORE,
+    store: str | None = None,
     changes: Mapping[str, Any] | None = None,
     resources: Resources | Mapping[str, Any] | None = None,
     force: Sequence[str] = (),
@@ -37,7 +37,8 @@ def run(
 
     Args:
         recipe: name of a shipped recipe, path of a YAML file, or the recipe itself as a mapping or a spec.
-        store: folder or s3:// prefix for artifacts, results and reports.
+        store: folder or s3:// prefix for artifacts, results and reports; by default MEMLIB_STORE, or memlib-store in
+            the current folder.
         changes: values of the recipe to change, by dotted key, as in {"training.epochs": 50}.
         resources: machine settings, as in {"workers_per_model": 2}; they do not affect results.
         force: stages to recompute even if the store holds their artifacts.
@@ -54,7 +55,7 @@ def run(
     asked = read(recipe, changes, resources)
     code.allow(code.modules_in(asked.recipe.model_dump(mode="json")))
     prepare_environment()
-    opened = Store(store)
+    opened = Store(chosen_store(store))
     record = carry_out(
         asked, opened, quiet=quiet, force=force, cascade=cascade, say=lambda line: print(line, file=sys.stderr)
     )

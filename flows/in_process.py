@@ -16,14 +16,14 @@ from memlib.opened import Run
 from memlib.planning import Plan
 from memlib.running import PlainRunner
 from memlib.stage import AnyStage
-from memlib.store import DEFAULT_STORE, Ref, Store
+from memlib.store import Ref, Store, chosen_store
 from memlib.upkeep import let_go
 
 
 def run(
     recipe: AnyRecipe,
     *,
-    store: str = DEFAULT_STORE,
+    store: str | None = None,
     changes: Mapping[str, Any] | None = None,
     device: str = "cpu",
     quiet: bool = False,
@@ -36,7 +36,8 @@ def run(
 
     Args:
         recipe: name of a shipped recipe, path of a YAML file, or the recipe itself as a mapping or a spec.
-        store: folder or s3:// prefix for artifacts, results and reports.
+        store: folder or s3:// prefix for artifacts, results and reports; by default MEMLIB_STORE, or memlib-store in
+            the current folder.
         changes: values of the recipe to change, by dotted key, as in {"training.epochs": 50}.
         device: device on which PyTorch computes, such as "cpu" or "cuda".
         quiet: do not print a line to standard error for each computed stage.
@@ -53,7 +54,7 @@ def run(
     if audit.holds_others:
         raise UserError(f"a {audit.name} runs its cells on Prefect and Ray: use flows.run")
     code.allow(code.modules_in(spec.model_dump(mode="json")))
-    opened = Store(store)
+    opened = Store(chosen_store(store))
     opened.check_writable()
     record = finished(audit, spec, opened, resources, say=_warn)
     if record is None:
@@ -71,10 +72,11 @@ def run(
     return Run(opened, record)
 
 
-def plan(recipe: AnyRecipe, *, store: str = DEFAULT_STORE, changes: Mapping[str, Any] | None = None) -> Plan:
+def plan(recipe: AnyRecipe, *, store: str | None = None, changes: Mapping[str, Any] | None = None) -> Plan:
     """List what an audit would compute: its stages, their keys, which of them the store holds, and estimated costs.
 
-    Nothing is computed or written, and no code of the recipe runs.
+    Nothing is computed or written to the store, and no code of the recipe runs. A data set that the recipe says to download
+    is downloaded, and a missing secret file for canaries is created.
 
     Args:
         recipe, store, changes: as for `memlib.run`.
@@ -83,7 +85,7 @@ def plan(recipe: AnyRecipe, *, store: str = DEFAULT_STORE, changes: Mapping[str,
         UserError: if the recipe or the store cannot be used as they are.
     """
     asked = read(recipe, changes)
-    return planned(asked.audit, asked.recipe, store, asked.resources)
+    return planned(asked.audit, asked.recipe, chosen_store(store), asked.resources)
 
 
 class _Announcing(PlainRunner):

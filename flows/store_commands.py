@@ -35,7 +35,7 @@ from memlib.runs import (
     rows_of,
     run_names,
 )
-from memlib.store import DEFAULT_STORE, Store
+from memlib.store import DEFAULT_STORE, STORE_VARIABLE, Store
 
 ASIDE = {
     "interval",
@@ -57,7 +57,7 @@ ASIDE = {
     "wins",
     "losses",
 }  # params left out of settings, as they are shown elsewhere
-StoreOption = Annotated[str, Parameter(name="--store", env_var="MEMLIB_STORE")]
+StoreOption = Annotated[str, Parameter(name="--store", env_var=STORE_VARIABLE)]
 JsonOption = Annotated[bool, Parameter(name="--json", negative="")]
 
 QUIET_SECONDS = 60  # time without an update after which a run under way is reported as silent

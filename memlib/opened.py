@@ -13,7 +13,7 @@ from memlib.errors import RunError
 from memlib.private import PRIVATE, make_folder, user_folder, write_file
 from memlib.records import Finding, RunRecord, VerdictRecord
 from memlib.runs import find_run, page_path, results_path
-from memlib.store import DEFAULT_STORE, Store
+from memlib.store import Store, chosen_store
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -157,18 +157,18 @@ class _Tables(Mapping[str, "pa.Table"]):
         return len(self._record.results)
 
 
-def open(run: str, *, store: str = DEFAULT_STORE) -> Run:
+def open(run: str, *, store: str | None = None) -> Run:
     """Open a finished run.
 
     Args:
         run: name of the run, or a unique prefix of the name.
-        store: folder or s3:// prefix.
+        store: folder or s3:// prefix; by default MEMLIB_STORE, or memlib-store in the current folder.
 
     Raises:
         UserError: when there is no store, or when no run or more than one run in it matches.
         RunError: when the run's manifest cannot be read.
     """
-    opened = Store(store)
+    opened = Store(chosen_store(store))
     opened.check_known()
     return Run(opened, find_run(opened, run))
 

@@ -88,6 +88,13 @@ class Plan:
     read: dict[str, list[str]] = field(default_factory=dict)
     old_code: list[str] = field(default_factory=list)
 
+    def __str__(self) -> str:
+        lines = [
+            f"{stage}: {sum(part.hit for part in parts)} of {len(parts)} in the store" for stage, parts in self.by_stage()
+        ]
+        lines += [f"not known before {ref.stage} is computed: {', '.join(later)}" for ref, later in self.blocked.items()]
+        return "\n".join([*lines, *self.all_limits])
+
     def __post_init__(self) -> None:
         self._costs = Costs(self.store)
         self._seen: set[str] = set()

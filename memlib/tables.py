@@ -240,7 +240,7 @@ CANARIES = Table(
 RUNS = Table(
     name="runs",
     version=1,
-    meaning="One row per run, written last: runs with other tables but no row here were killed, or predate memlib 0.2.",
+    meaning="One row per run, written last: runs with other tables but no row here were killed, or predate this table.",
     columns=(
         Column("finished", pa.timestamp("us", tz="UTC"), "", "time of the run's last publication"),
         Column("title", TEXT, "", "title of the run's report"),

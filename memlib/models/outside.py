@@ -51,7 +51,7 @@ class Answering:
     def __init__(self, model: Any, *, name: str) -> None:
         for wanted in ("vocabulary", "next_log_probs"):
             if not hasattr(model, wanted):
-                raise UserError(f"{name} returned a {type(model).__name__} without {wanted}; see README, a model of your own")
+                raise UserError(f"{name} returned a {type(model).__name__} without {wanted}; see docs/how-to/own-model.md")
         try:
             self.vocabulary = [str(symbol) for symbol in model.vocabulary]
         except TypeError:

@@ -140,7 +140,7 @@ class PretrainedSpec(HuggingFaceSpec):
 
 
 class ProtocolSpec(Spec):
-    """A sequence model with a method `next_log_probs`; see README."""
+    """A sequence model with a method `next_log_probs`; see docs/how-to/own-model.md."""
 
     kind: Literal["import"]
     model: str = Field(pattern=r"^\w+(\.\w+)*:\w+$")

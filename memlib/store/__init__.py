@@ -1,5 +1,7 @@
 """The store of artifacts, results and runs."""
 
+import os
+
 from memlib.records import MANIFEST
 from memlib.store.place import MARKER
 from memlib.store.ranges import RangeFile
@@ -8,16 +10,25 @@ from memlib.store.resume import KEPT_RESUME_STATES
 from memlib.store.store import Store
 
 DEFAULT_STORE = "memlib-store"  # a folder where the command or program runs
+STORE_VARIABLE = "MEMLIB_STORE"
+
+
+def chosen_store(uri: str | None) -> str:
+    """Return the store that an argument names, else the variable MEMLIB_STORE, else the default one."""
+    return uri or os.environ.get(STORE_VARIABLE) or DEFAULT_STORE
+
 
 __all__ = [
     "DEFAULT_STORE",
     "KEPT_RESUME_STATES",
     "MANIFEST",
     "MARKER",
+    "STORE_VARIABLE",
     "Attempt",
     "Facts",
     "Making",
     "RangeFile",
     "Ref",
     "Store",
+    "chosen_store",
 ]

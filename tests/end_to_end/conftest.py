@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import RECIPE, Memlib, kill_leftovers, prefect_server, resume_step, wait_for
+from harness import RECIPE, Memlib, kill_leftovers, prefect_server, resume_step, saved_models, wait_for
 from swift_server import SwiftServer, install
+
+MODELS = 2  # of the tiny audit, which train side by side
 
 
 @pytest.fixture(scope="session")
@@ -44,14 +46,14 @@ def finished(standalone: Memlib, tmp_path_factory: pytest.TempPathFactory) -> tu
 
 @pytest.fixture
 def started(standalone: Memlib, tmp_path: Path) -> Iterator[Callable[..., tuple[Path, subprocess.Popen[str]]]]:
-    """Starts an audit and returns once its training is under way and has been saved."""
+    """Starts an audit and returns once the training of all its models is under way and has been saved."""
     running = []
 
     def start(step: int = 30) -> tuple[Path, subprocess.Popen[str]]:
         store = tmp_path / "store"
         process = standalone.start(store)
         running.append(process)
-        wait_for(lambda: resume_step(store) >= step, process=process)
+        wait_for(lambda: resume_step(store) >= step and saved_models(store) >= MODELS, process=process)
         return store, process
 
     yield start

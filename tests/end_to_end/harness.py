@@ -137,6 +137,11 @@ def resume_step(store: Path) -> int:
     return max(steps, default=0)
 
 
+def saved_models(store: Path) -> int:
+    """Return the number of unfinished models with a resume state in the store."""
+    return len({path.parent.parent for path in store.glob("resume/*/*/manifest.json")})
+
+
 @contextlib.contextmanager
 def prefect_server(environment: dict[str, str], folder: Path) -> Iterator[str]:
     """Start a Prefect server on loopback with its own database; yield the URL of its API."""

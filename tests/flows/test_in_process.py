@@ -60,6 +60,17 @@ def test_a_second_run_computes_nothing(run: Run, store: str) -> None:
     assert all(part.hit for part in parts)
 
 
+def test_the_store_of_the_environment_is_the_default(
+    run: Run, store: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MEMLIB_STORE", store)
+    assert memlib.open(run.id).id == run.id
+    plan = memlib.plan(RECIPE, changes=CHANGES)
+    assert "train: 1 of 1 in the store" in str(plan)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_command_line_sees_the_run(run: Run, store: str) -> None:
     command = [sys.executable, "-m", "flows.entry", "show", run.id[:6], "--store", store, "--json"]
     assert run.verdict.sentence in subprocess.run(command, capture_output=True, text=True, check=True).stdout

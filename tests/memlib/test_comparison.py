@@ -74,4 +74,4 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["diff", "a", "b", "--json", *where]) == 0
     assert json.loads(capsys.readouterr().out)["recipe"][0]["key"] == "training.epochs"
     assert main(["diff", "a", "c", *where]) == 2
-    assert "deja-vu audit" in capsys.readouterr().err
+    assert "(deja-vu)" in capsys.readouterr().err

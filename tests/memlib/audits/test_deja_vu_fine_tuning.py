@@ -123,7 +123,7 @@ def test_a_memory_that_fades_is_shown_to_fade_and_a_steady_one_is_not() -> None:
     [
         (["training.start=null", "training.head_alone=true"], "give training.start"),
         (["training.start=null", "training.on=[extra]"], "leaves out the audited images"),
-        (["training.objective={kind: vicreg}"], "not for vicreg"),
+        (["training.objective={kind: vicreg}"], "not vicreg"),
         (["split.extra_per_class=0", "training.on=[extra]"], "split.extra_per_class is 0"),
         (["training.checkpoint_epochs=[1]", "decode.epochs=[1]"], "add 0 to decode.epochs"),
         (["split.extra_per_class=500"], "500 extra images"),

@@ -282,7 +282,7 @@ def test_what_cannot_be_trained_is_said_before_any_machine_is_asked(store: Store
     check_jobs(fine, Worker())
     assert looked == ["shadow 0"]  # the others are alike
     for wrong, said in (
-        (make_job(store, batch_size=1000), r"target: training\.batch_size 1000 is more than"),
+        (make_job(store, batch_size=1000), r"target: training\.batch_size 1000 exceeds the"),
         (
             replace(make_job(store), model=ClassifierSpec(architecture="cnn_2"), shard=Artifact(store, small, Decode)),
             "cnn_2 needs larger images than 8 x 8",
