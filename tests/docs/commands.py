@@ -132,7 +132,7 @@ def _run(command: str, folder: Path, statuses: set[int], *, python: bool) -> Non
 
 def _environment() -> dict[str, str]:
     path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "MEMLIB_SECRET_FILE": str(_shared() / "secret"), "BROWSER": "true"}
+    return {**os.environ, "PATH": path, "XDG_CONFIG_HOME": str(_shared() / "config"), "BROWSER": "true"}
 
 
 def _shared() -> Path:
