@@ -147,8 +147,9 @@ def walks(times: int) -> None:
             seconds = time.perf_counter() - started
             fast.append(seconds * 1e3 / len(every))
             over.append(seconds / counted.seconds)
-        plain = np.concatenate([_plain_costs(model, context, some) for some in np.array_split(every, 100)[::10]])
-        walked = sequence_costs(model, np.concatenate(np.array_split(every, 100)[::10]), context=context)
+        tenth = np.array_split(every, 100)[::10]
+        plain = np.concatenate([_plain_costs(model, context, part) for part in tenth])
+        walked = sequence_costs(model, np.concatenate(tenth), context=context)
         ranks = [np.argsort(np.argsort(costs, kind="stable")) for costs in (plain, walked)]
         assert np.array_equal(np.sort(found), np.sort(sequence_costs(model, every, context=context)))
         ratios = np.array(slow) / np.array(fast)

@@ -262,8 +262,8 @@ def print_plan(found: Plan) -> None:
         retrained = "; it is retrained only with --cascade" if stage == "train" else ""
         message = f"{stage} is in the store; it is recomputed if the result of {' or '.join(after)} changes{retrained}"
         console.print(message, soft_wrap=True)
-    for ref, later in found.blocked.items():
-        console.print(f"unknown until {ref.stage} {ref.key[:12]} is computed: {', '.join(later)}", soft_wrap=True)
+    for line in found.unknown:
+        console.print(line, soft_wrap=True)
     for cell, problem in found.problems.items():
         console.print(f"cell {cell} cannot run: {problem}", soft_wrap=True)
     for line in found.all_limits:

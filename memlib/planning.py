@@ -92,8 +92,14 @@ class Plan:
         lines = [
             f"{stage}: {sum(part.hit for part in parts)} of {len(parts)} in the store" for stage, parts in self.by_stage()
         ]
-        lines += [f"not known before {ref.stage} is computed: {', '.join(later)}" for ref, later in self.blocked.items()]
-        return "\n".join([*lines, *self.all_limits])
+        return "\n".join([*lines, *self.unknown, *self.all_limits])
+
+    @property
+    def unknown(self) -> list[str]:
+        """Lines on the stages whose keys depend on artifacts that are not computed yet."""
+        return [
+            f"unknown until {ref.stage} {ref.key[:12]} is computed: {', '.join(later)}" for ref, later in self.blocked.items()
+        ]
 
     def __post_init__(self) -> None:
         self._costs = Costs(self.store)

@@ -207,13 +207,14 @@ def _encode(documents: Iterator[str], count: int, tokenizer: Marked, file: IO[by
             tokens = np.array(row, dtype=dtype)
             file.write(tokens.data)
             lengths[number] = len(row)
-            digests[:, number] = _digest(tokens), _digest(tokens[:BEGINNING])
+            digests[:, number] = token_digest(tokens), token_digest(tokens[:BEGINNING])
             number += 1
     file.flush()
     return _Encoded(file, lengths, *digests)
 
 
-def _digest(tokens: NDArray[Any]) -> int:
+def token_digest(tokens: NDArray[Any]) -> int:
+    """Return a digest of 64 bits, by which equal rows of tokens are found."""
     return int.from_bytes(hashlib.blake2b(tokens.tobytes(), digest_size=8).digest())
 
 

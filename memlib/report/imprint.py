@@ -7,7 +7,7 @@ from pathlib import PurePath
 from typing import Any
 
 import memlib
-from memlib.audits import AUDITS
+from memlib.audits import AUDITS, audit_of
 from memlib.ledger import data_digest
 from memlib.provenance import source_state, who
 from memlib.report.page import Page
@@ -27,11 +27,11 @@ def signed(page: Page, recipe: Spec, store: Store, read: Sequence[AnyArtifact]) 
         store: store of the run's artifacts.
         read: the data artifacts of the run.
     """
-    audit = next(one for one in AUDITS.values() if one.field == recipe.model_dump()["audit"])
+    content = recipe.model_dump()
     state, digest = source_state(), data_digest(read)
     commit = f", commit {str(state['commit'])[:DIGITS]}" + (", code changed since" if state["dirty"] else "") if state else ""
     data = ", ".join(filter(None, [_source_name(recipe), f"digest {digest[:DIGITS]}" if digest else ""]))
-    level = next(_levels(recipe.model_dump()), None)
+    level = next(_levels(content), None)
     lines = {
         "drawn": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "by": who(),
@@ -42,7 +42,11 @@ def signed(page: Page, recipe: Spec, store: Store, read: Sequence[AnyArtifact]) 
         "store": store.uri,
         "numbers": f"memlib show {page.run}; memlib verify {page.run} checks them",
     }
-    return replace(page, question=audit.question, imprint=[(name, text) for name, text in lines.items() if text])
+    return replace(
+        page,
+        question=AUDITS[audit_of(content["audit"])].question,
+        imprint=[(name, text) for name, text in lines.items() if text],
+    )
 
 
 def _levels(content: Any) -> Iterator[float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -400,11 +399,12 @@ def shared_beginnings(heads: NDArray[np.int64], windows: NDArray[Any], length: i
     of both sides. The choice depends on the text alone, not on which documents were held out, so the others remain
     exchangeable.
     """
+    from memlib.data.documents import token_digest
+
     shared, long = np.zeros(len(heads), dtype=bool), np.flatnonzero(heads[:, 6] >= length)
     digests = np.zeros(len(long), dtype=np.uint64)
     for number, head in enumerate(long):
-        tokens = beginnings(heads[head : head + 1], windows, length)
-        digests[number] = int.from_bytes(hashlib.blake2b(tokens.tobytes(), digest_size=8).digest())
+        digests[number] = token_digest(beginnings(heads[head : head + 1], windows, length))
     _, which, counts = np.unique(digests, return_inverse=True, return_counts=True)
     shared[long] = counts[which] > 1
     return shared
