@@ -152,8 +152,13 @@ class Ranges(ReadRows):
                 data = self._file.read(size)
                 found[place] = np.frombuffer(data, dtype=self._dtype).reshape(self._shape[1:])
             else:
-                file = self._batches.get_batch(row // BATCH)["image"][row % BATCH].as_buffer()
-                found[place] = _decoded(file, self._shape[1:])
+                found[place] = _decoded(self._batch(row // BATCH)["image"][row % BATCH].as_buffer(), self._shape[1:])
+
+    def _batch(self, number: int) -> pa.RecordBatch:
+        assert self._batches is not None
+        batch = self._batches.get_batch(number)
+        batch.validate(full=True)  # Arrow itself would follow damaged offsets beyond the file's bytes and end the process
+        return batch
 
 
 def _image_shape(schema: pa.Schema) -> tuple[int, int]:

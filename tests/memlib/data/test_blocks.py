@@ -136,6 +136,27 @@ def test_a_picture_that_is_damaged_is_not_shown(folder: Path, monkeypatch: pytes
         pictures(52)
 
 
+def test_an_offset_that_points_beyond_the_file_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "BLOCK_BYTES", 30 * SIZE * SIZE * 3)
+    _, shard = decoded(folder, "store", spec(folder, storage="png"))
+    (file, _) = sorted((folder / "store").glob("artifacts/decode_block/*/*/images.arrow"))
+    with pa.OSFile(str(file)) as source:
+        offsets = pa.ipc.open_file(source).get_batch(0)["image"].buffers()[1].to_pybytes()
+    data = bytearray(file.read_bytes())
+    start = bytes(data).index(offsets[:16])
+    data[start + 4 * 6 + 3] = 0x60  # the sixth picture would begin 1.6 GB after the file
+    file.chmod(0o600)
+    file.write_bytes(data)
+    pictures = Artifact(shard.store, shard.ref, Decode).content.pictures
+    damaged = []
+    for row in range(53):
+        try:
+            pictures(row)
+        except CorruptArtifact:
+            damaged.append(row)
+    assert 5 in damaged or 6 in damaged
+
+
 @pytest.mark.parametrize("storage", ["png", "jpeg"])
 def test_damage_of_an_encoded_picture_is_named_whatever_it_does(
     folder: Path, storage: str, monkeypatch: pytest.MonkeyPatch
