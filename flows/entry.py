@@ -8,6 +8,7 @@ import time
 import traceback
 
 from flows.supervised import ended, supervised
+from memlib.settings import waiting
 
 LONG = ("run", "resume")
 DEFECT = 70  # EX_SOFTWARE: a bug in memlib
@@ -16,6 +17,7 @@ STOPPED = 130
 
 def command() -> int:
     """Run the command line and return its exit status."""
+    os.environ |= waiting()  # before PyTorch is loaded, for this process and those that it starts
     if len(sys.argv) > 1 and sys.argv[1] in LONG:
         return supervised(_work)
     gc.set_threshold(200_000)  # rare garbage collection: 10,000 runs are listed in a fifth less time

@@ -7,6 +7,7 @@ from typing import TypeVar
 from memlib.errors import UserError
 
 Choice = TypeVar("Choice", bound=str)
+PASSIVE = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
 
 
 def number(name: str, default: float) -> float:
@@ -36,3 +37,12 @@ def choice(name: str, choices: Sequence[Choice]) -> Choice | None:
     if text and value is None:
         raise UserError(f"{name} is {text!r}; it must be one of {', '.join(choices)}")
     return value
+
+
+def waiting() -> dict[str, str]:
+    """Return the variables that decide how the threads of OpenMP wait for one another; they count before PyTorch is loaded.
+
+    By default the threads sleep. Threads that spin take the cores of other work, and are slowed down by it in turn. Where
+    OMP_WAIT_POLICY or GOMP_SPINCOUNT is set, as in OMP_WAIT_POLICY=active, it holds instead.
+    """
+    return {name: os.environ[name] for name in PASSIVE if os.environ.get(name)} or dict(PASSIVE)

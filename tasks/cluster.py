@@ -16,6 +16,7 @@ from memlib import code
 from memlib.errors import CorruptArtifact, EngineLost, ResourcesError, RunError, UserError
 from memlib.journal import LOG_VARIABLE
 from memlib.private import scratch
+from memlib.settings import waiting
 from tasks.runtime import Context
 
 RAY_SETTINGS = {
@@ -224,10 +225,7 @@ def map_on_ray(
     options: dict[str, Any] = {"num_cpus": threads, "num_gpus": needs.get("GPU", 0), "resources": dict(configured.custom)}
     options |= {"memory": needs["memory"]} if "memory" in needs else {}
     options |= {"accelerator_type": configured.accelerator_type} if configured.accelerator_type else {}
-    # a variable that is not set here keeps the value that it has on the cluster's machines
-    here = {name: os.environ[name] for name in (code.VARIABLE, LOG_VARIABLE) if os.environ.get(name)}
-    settings = WORKER_SETTINGS | here
-    remote = ray.remote(**options, max_retries=3, runtime_env={"env_vars": settings})(function)
+    remote = ray.remote(**options, max_retries=3, runtime_env={"env_vars": worker_environment()})(function)
     watch, limit = Watch(ray, context, stage, needs), configured.parallel
     waiting = list(zip(calls, near or [None] * len(calls), strict=True))[::-1]
     running: list[Any] = []
@@ -262,6 +260,12 @@ def map_on_ray(
     if failures:
         raise _joined(failures, len(calls))
     return list(dict.fromkeys(warnings))
+
+
+def worker_environment() -> dict[str, str]:
+    """Return the environment variables of all workers; others keep the values that they have on the cluster's machines."""
+    here = {name: os.environ[name] for name in (code.VARIABLE, LOG_VARIABLE) if os.environ.get(name)}
+    return WORKER_SETTINGS | waiting() | here
 
 
 def _near(remote: Any, node: str | None) -> Any:

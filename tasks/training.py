@@ -17,7 +17,7 @@ from memlib.store import Ref, Store
 from memlib.training.fit import Train, check_jobs
 from memlib.training.loop import Worker
 from tasks.board import LONGEST_SECONDS, Board
-from tasks.cluster import LOOK_SECONDS, Watch, demand, in_words, needs_of, places, start_ray
+from tasks.cluster import LOOK_SECONDS, Watch, demand, in_words, needs_of, places, start_ray, worker_environment
 from tasks.remote import reach
 from tasks.runtime import Context
 
@@ -215,6 +215,7 @@ def _fit(
         torch_config=TorchConfig(backend="nccl" if use_gpu and size > 1 else "gloo", timeout_s=LONGEST_SECONDS),
         run_config=RunConfig(
             name=name,
+            worker_runtime_env={"env_vars": worker_environment()},
             failure_config=FailureConfig(
                 max_failures=MOST_STARTS * (resources.max_failures + 1) * len(jobs),  # the board counts failures per model
                 controller_failure_limit=5,  # type: ignore[call-arg]

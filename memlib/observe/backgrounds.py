@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from torch import nn
 
 from memlib.identity import derive_seed
 from memlib.models.encoder import build_encoder
@@ -17,6 +18,7 @@ from memlib.specs.backgrounds import CropNetwork, VisualWords
 from memlib.stats.randomization import home_labels
 from memlib.training.augment import normalise, pixels
 from memlib.training.optim import build_optimizer, learning_rate
+from memlib.training.threads import multiplications_of, threads_for
 
 BATCH_ROWS = 256  # number of crops that are cut or classified together
 MOST_PATCHES = 2**18  # maximum number of patches from which typical patches are computed
@@ -92,7 +94,30 @@ def name_with_network(
     Returns:
         (num_asked, num_classes).
     """
-    network = build_encoder(spec.model, num_classes=num_classes, seed=seed).to(device).train()
+    network = build_encoder(spec.model, num_classes=num_classes, seed=seed).to(device)
+    size = min(spec.batch_size, len(crops)) * multiplications_of(network, torch.zeros(1, *crops.shape[1:], device=device))
+    with threads_for(size, device):
+        _fit(network, spec, crops, labels, seed=seed, device=device, progress=progress)
+    with torch.inference_mode():
+        parts = [
+            network(normalise(part.to(device).float().div_(255))).double().softmax(dim=1).cpu().numpy()
+            for part in torch.split(torch.from_numpy(asked), BATCH_ROWS)
+        ]
+    return np.concatenate(parts) if parts else np.empty((0, num_classes))
+
+
+def _fit(
+    network: nn.Module,
+    spec: CropNetwork,
+    crops: NDArray[np.uint8],
+    labels: NDArray[np.int64],
+    *,
+    seed: int,
+    device: torch.device,
+    progress: Callable[[int, int], None],
+) -> None:
+    """Fit a network to mirrored crops, and leave it in evaluation mode."""
+    network.train()
     optimizer, rng = build_optimizer(spec.optimizer, [network]), torch.Generator().manual_seed(derive_seed(seed, "crops"))
     batch = min(spec.batch_size, len(crops))
     per_epoch = max(1, len(crops) // batch)  # the last incomplete batch is dropped, as in all training
@@ -113,12 +138,6 @@ def name_with_network(
         optimizer.step()
         progress(step + 1, total)
     network.eval()
-    with torch.inference_mode():
-        parts = [
-            network(normalise(part.to(device).float().div_(255))).double().softmax(dim=1).cpu().numpy()
-            for part in torch.split(torch.from_numpy(asked), BATCH_ROWS)
-        ]
-    return np.concatenate(parts) if parts else np.empty((0, num_classes))
 
 
 def name_with_words(

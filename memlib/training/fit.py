@@ -508,6 +508,7 @@ class _Run:
             "name": job.name,
             "world_size": self.worker.world_size,
             "device": self.worker.device.type,
+            "threads": self.training.threads,
             "num_examples": len(self.data),
             "training_seconds": round(self.seconds + time.monotonic() - self.started, 1),
             "resumed_from_step": self.resumed_from,

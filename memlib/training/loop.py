@@ -32,6 +32,7 @@ from memlib.training.augment import apply_view, draw_view, normalise, pixels
 from memlib.training.checkpoint import kept_state, load_kept
 from memlib.training.optim import build_optimizer, learning_rate
 from memlib.training.privacy import Spent, make_private, plan, poisson_sample, use_private_layers
+from memlib.training.threads import multiplications_of, threads_for
 
 VALIDATION_BATCH = 512
 TOLD_STEPS, TOLD_AFTER = 50, {"cpu": 1}  # steps between two reads of the losses; each read stalls a GPU
@@ -125,6 +126,12 @@ class Training:
         if late:
             raise UserError(f"training.checkpoint_steps {late[0]} is beyond the {self.num_steps} steps of training")
         self.model = model.to(self.worker.device).to(memory_format=torch.channels_last)  # faster convolutions
+        self.multiplications = 0.0  # of a forward pass through this worker's share of a batch
+        if len(data):
+            example = self._plain(torch.from_numpy(data.read(np.zeros(1, dtype=np.int64))))
+            share = self.batch_size / self.worker.world_size / spec.accumulate
+            self.multiplications = share * multiplications_of(self.model, example)
+        self.threads = torch.get_num_threads()
         self.objective = objective.to(self.worker.device)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(spec.seed, "objective"))
@@ -235,6 +242,17 @@ class Training:
         if self.stopped:  # resumed after its last epoch
             end = self.step
         batches = Prefetcher(self.data, self.spec, self.worker, first_step=self.step, last_step=end)
+        with threads_for(self.multiplications, self.worker.device) as self.threads:
+            self._train(batches, after_step, after_epoch)
+        if self.validation is not None and self.best["weights"] and (self.stopped or self.step == self.num_steps):
+            load_kept(self.model, self.best["weights"])
+
+    def _train(
+        self,
+        batches: "Prefetcher",
+        after_step: Callable[["Training"], None] | None,
+        after_epoch: Callable[["Training", dict[str, float]], None] | None,
+    ) -> None:
         self._forward.train()
         for images, labels in batches:
             self.take_step(images, labels)
@@ -250,8 +268,6 @@ class Training:
                 if self.stopped:
                     break
         self._forward.eval()
-        if self.validation is not None and self.best["weights"] and (self.stopped or self.step == self.num_steps):
-            load_kept(self.model, self.best["weights"])
 
     @torch.no_grad()
     def _validate(self, data: TrainingSet) -> float:

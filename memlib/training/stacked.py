@@ -25,6 +25,7 @@ from memlib.specs import ClassifierSpec, SupervisedSpec, TrainingSpec
 from memlib.training.augment import ViewDraws, apply_view, draw_view, normalise, pixels, prepare
 from memlib.training.loop import epoch_order
 from memlib.training.optim import build_adamw, learning_rate
+from memlib.training.threads import multiplications_of, threads_for
 
 VALIDATION_BATCH = 1024
 LARGE_BATCH = 256  # from this size on, the matrix products of a single network keep a core busy
@@ -336,6 +337,7 @@ class _Stack:
         assert isinstance(training.objective, SupervisedSpec)
         self.label_smoothing = training.objective.label_smoothing
         nets = [build_classifier(spec, data.input_shape, num_classes, seed=job.seed) for job in jobs]
+        by_example = multiplications_of(nets[0], torch.zeros(1, *data.input_shape))
         assert all(isinstance(net, nn.Sequential) for net in nets)
         self.net = StackedNet([net for net in nets if isinstance(net, nn.Sequential)], device)
         self.pool = _Pool(data, jobs, device, augmented=training.augment is not None)
@@ -353,12 +355,17 @@ class _Stack:
         self.histories: list[list[list[float]]] = [[] for _ in jobs]
         count = self.places.shape[1]
         self.batch = training.batch_size or count
+        self.multiplications = len(jobs) * self.batch * by_example
         self.steps = count // self.batch
         # with full batches and the same pass in training and evaluation, a step's pass evaluates the weights before the step
         differs = training.augment is not None or spec.dropout or spec.dropout_conv or spec.batch_norm
         self.forward_is_evaluation = self.batch == count and not differs
 
     def train(self, numbers: Sequence[int], watch: Watch | None) -> list[NetResult]:
+        with threads_for(self.multiplications, self.device):
+            return self._train(numbers, watch)
+
+    def _train(self, numbers: Sequence[int], watch: Watch | None) -> list[NetResult]:
         for epoch in range(1, self.training.epochs + 1):
             step_watch = watch if self.forward_is_evaluation and epoch > 1 else None
             loss, accuracy = self._epoch(epoch - 1, numbers, step_watch)
@@ -514,11 +521,12 @@ def _step_seconds(
     device: torch.device,
 ) -> Iterator[float]:
     stack = _Stack(spec, training, data, jobs, num_classes, device)
-    for step in range(4):
-        started = time.perf_counter()
-        losses, _ = stack._losses(stack.places[:, : stack.batch], step)
-        stack._step(losses.sum(), step)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        if step:  # the first one warms up
-            yield time.perf_counter() - started
+    with threads_for(stack.multiplications, device):
+        for step in range(4):
+            started = time.perf_counter()
+            losses, _ = stack._losses(stack.places[:, : stack.batch], step)
+            stack._step(losses.sum(), step)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            if step:  # the first one warms up
+                yield time.perf_counter() - started

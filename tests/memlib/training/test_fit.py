@@ -40,7 +40,7 @@ SHARD, SPLIT = Ref("decode", "d"), Ref("split", "s")
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     store = Store(str(tmp_path / "store"))
-    source = ScenesSource(num_examples=120, size=16, digit_size=8)
+    source = ScenesSource(num_examples=300, size=16, digit_size=8)  # enough of every class for any seed
     with store.artifacts.write(SHARD) as attempt:
         index = write_shard(open_source(source), DataSpec(source=source, image_size=16), attempt.folder).index
     with store.artifacts.write(SPLIT) as attempt:
@@ -191,6 +191,7 @@ def test_the_key_names_the_examples_and_what_decides_the_result(store: Store) ->
 def test_the_manifest_says_what_was_run(store: Store) -> None:
     manifest = store.artifacts.manifest(train(store, make_job(store)))
     assert manifest.facts["world_size"] == 1
+    assert manifest.facts["threads"] == 1
     assert manifest.facts["num_examples"] == 30
     assert json.dumps(manifest.spec)
 

@@ -1,0 +1,51 @@
+"""Machine settings: how OpenMP's threads wait in the processes that memlib starts, and nowhere else."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from memlib.settings import PASSIVE, waiting
+from tasks.cluster import worker_environment
+
+OWN = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+
+
+@pytest.fixture(autouse=True)
+def unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in OWN:
+        monkeypatch.delenv(name, raising=False)
+
+
+def seen_by(code: str, **environment: str) -> dict[str, str]:
+    """Run code in a process of its own; return the two variables as it prints them."""
+    command = f"{code}; import json, os; print(json.dumps([os.environ.get(name, '') for name in {OWN}]))"
+    done = subprocess.run(
+        [sys.executable, "-c", command], env=os.environ | environment, capture_output=True, text=True, check=True
+    )
+    return dict(zip(OWN, json.loads(done.stdout), strict=True))
+
+
+COMMAND = "import sys; sys.argv = ['memlib', 'audits']; from flows import entry; entry._work = lambda: 0; entry.command()"
+
+
+def test_threads_of_the_command_and_of_workers_sleep_while_they_wait() -> None:
+    assert waiting() == PASSIVE == {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
+    assert worker_environment().items() >= PASSIVE.items()
+    assert seen_by(COMMAND) == PASSIVE
+
+
+@pytest.mark.parametrize("code", ["import memlib; memlib.run, memlib.plan", "import flows; flows.run"])
+def test_the_environment_of_a_users_own_python_stays_as_it_is(code: str) -> None:
+    assert seen_by(code) == dict.fromkeys(OWN, "")
+
+
+def test_a_policy_that_the_user_has_set_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert seen_by(COMMAND, OMP_WAIT_POLICY="active") == {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": ""}
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    assert waiting() == {"OMP_WAIT_POLICY": "active"}
+    assert "GOMP_SPINCOUNT" not in worker_environment()
+    monkeypatch.setenv("OMP_WAIT_POLICY", "")
+    assert waiting() == PASSIVE
