@@ -8,13 +8,14 @@ OTHER := $(if $(filter gpu,$(FAISS)),cpu,gpu)
 INSTALL = rm -f .venv/$(OTHER) .venv/$(OTHER)-test; $(BIN)/python -m pip uninstall --quiet --yes faiss-$(OTHER); \
 	$(BIN)/python -m pip install --quiet -c constraints.txt
 
-.PHONY: audit check test test-slow docs docs-test notebooks lint pins validate validity drill faults fuzz clean help
+.PHONY: audit check test test-slow test-rounding docs docs-test notebooks lint pins validate validity drill faults fuzz clean help
 
 help:
 	@echo "make audit      make .venv, run the embedded audit, print a table and the path of the report"
 	@echo "make check      ruff, mypy, import-linter and the unit tests: while you work"
 	@echo "make test       ruff, mypy, import-linter and pytest, in the same environment"
 	@echo "make test-slow  the tests that take minutes"
+	@echo "make test-rounding  the tests that train, as other processors round, with other threads and seeds; before a release, an hour"
 	@echo "make docs       build the documentation site into docs/_build/html; warnings are errors"
 	@echo "make docs-test  run every command of README and docs, and every notebook, shortened where they are long"
 	@echo "make notebooks  execute the notebooks of docs in place, after a change of what they show"
@@ -37,6 +38,9 @@ test: lint
 
 test-slow: .venv/$(FAISS)-test
 	$(BIN)/pytest -m slow
+
+test-rounding: .venv/$(FAISS)-test
+	@$(BIN)/python tests/rounding/run.py
 
 lint: .venv/$(FAISS)-test
 	$(BIN)/ruff check .

@@ -14,7 +14,15 @@ hypothesis.settings.load_profile("loaded")
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests of published values where the seeds are shifted (tests/rounding)."""
+    if int(os.environ.get("MEMLIB_TEST_SEED") or 0):
+        for item in items:
+            if item.get_closest_marker("pinned"):
+                item.add_marker(pytest.mark.skip(reason="values of the published seeds"))
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy.stats import norm
 
 from memlib.audits.exposure.curves import curves, empty_extractions
 from memlib.audits.exposure.privacy import epsilon_bound, most_exposed, refuted_p
@@ -147,9 +148,11 @@ def test_a_model_that_ignores_the_holes_exposes_nothing() -> None:
 
 
 def test_null_and_planted_in_the_summary() -> None:
-    """Canaries that were drawn like the references: 2^-exposure averages 1/2, at most alpha are called exposed."""
-    rng = np.random.default_rng(3)
-    costs = rng.normal(40, 4, 400).tolist()
+    """Canaries at the quantiles of the references' law: 2^-exposure averages 1/2, at most alpha are called exposed.
+
+    Only the 2,000 references are drawn: the mean of 2^-exposure deviates by .0065 (standard error), its interval reaches .028.
+    """
+    costs = norm.ppf((np.arange(400) + 0.5) / 400, 40, 4).tolist()
     null = seen([*costs, 12.0], [*([0] * 400), 16], seed=5)
     units = score([null], 10**9, Config(method="sampled"))
     rows = rows_of([null], recipe(), size=10**9, method="sampled")
@@ -330,9 +333,9 @@ def test_secrets_of_a_kind_that_the_model_knows_are_no_finding() -> None:
 
 
 def test_a_given_secret_that_stands_out_is_found() -> None:
-    rng = np.random.default_rng(0)
-    costs = np.concatenate([[4.0], skewed_costs(rng, 4)])
-    rows = rows_of([given(costs, [9, 1, 1, 1, 1], skewed_costs(rng, 400))], recipe(**OF_A_FILE), method="sampled")
+    unseen = skewed_costs(np.random.default_rng(0), 400)
+    costs = np.array([4.0, *np.quantile(unseen, (0.3, 0.5, 0.6, 0.8))])
+    rows = rows_of([given(costs, [9, 1, 1, 1, 1], unseen)], recipe(**OF_A_FILE), method="sampled")
     assert rows[0]["conclusion"] == "shown"
     assert rows[0]["sentence"] == "The model gives away 1 of 5 given secrets."
     assert "Of 400 secrets of its kind that were never seen, none is as likely" in rows[0]["explanation"]

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from scipy.stats import norm
 
 from memlib.data.documents import BEGINNING, build_documents, find_copies, hold_out, open_documents
 from memlib.data.formats import Format
@@ -125,11 +126,11 @@ def test_no_held_out_beginning_is_trained_on() -> None:
     assert not sides[0] & sides[1]
 
 
-@pytest.mark.parametrize(("count", "window", "share"), [(60, 512, 0.1), (100, 1024, 0.1), (60, 512, 0.5)])
+@pytest.mark.parametrize(("count", "window", "share"), [(70, 512, 0.1), (110, 1024, 0.1), (70, 512, 0.5)])
 def test_which_documents_are_asked_about_does_not_depend_on_their_length(count: int, window: int, share: float) -> None:
     """An innocent model's bits may be any function of a document: here, of its length."""
     rng = np.random.default_rng(0)
-    lengths = np.maximum(BEGINNING, rng.lognormal(4.2, 0.9, count)).astype(int)
+    lengths = np.maximum(BEGINNING, np.exp(norm.ppf((np.arange(count) + 0.5) / count, 4.2, 0.9))).astype(int)
     documents = [f"{number:04d}" + "a" * (length - 4) for number, length in enumerate(lengths)]
     text = spec(window=window, validation=share)
     accused, keys = 0, 600
@@ -142,7 +143,12 @@ def test_which_documents_are_asked_about_does_not_depend_on_their_length(count: 
         order = np.argsort(rng.random((199, len(bits))), axis=1)[:, : held_out.sum()]
         above = (bits[order].mean(axis=1) >= bits[held_out].mean() - 1e-12).sum()  # equivalent to the gap
         accused += (1 + above) / 200 <= 0.05
-    assert accused <= 45  # P(Binomial(600, .05) > 45) = .003
+    assert accused <= 60  # P(Binomial(600, .05) > 60) = 4e-7; a design that favours long documents reaches 75 to 119
+
+
+def training_text(corpus: Corpus) -> str:
+    rows = [row["row"] for row in corpus.splits.to_pylist() if row["role"] == "train"]
+    return "".join(Characters().text(corpus.windows[row].tolist()) for row in rows)
 
 
 def test_secrets_that_stand_there_are_counted_in_what_trains() -> None:
@@ -153,10 +159,11 @@ def test_secrets_that_stand_there_are_counted_in_what_trains() -> None:
     canaries = SecretsSpec(format="pin {d4}", file="secrets.txt", never=2, seed=1)
     corpus = build(documents, spec(), canaries, Characters(), known=known, unseen=unseen)
     rows = corpus.canaries.to_pylist()
-    assert [row["kind"] for row in rows] == ["given", "given", "unseen", "never", "never"]
-    assert rows[0]["insertions"] % 2 == 0
-    assert 20 <= rows[0]["insertions"] <= 40
-    assert rows[1]["insertions"] == 9
+    trained = training_text(corpus)
+    copied = "pin 2222" in trained  # copies stay on one side
+    assert [row["kind"] for row in rows] == ["given", "given" if copied else "unseen", "unseen", "never", "never"]
+    assert abs(trained.count("pin 1111") - rows[0]["insertions"]) <= 1  # cut where the text repeats
+    assert rows[1]["insertions"] == 9 * copied
 
 
 def test_a_secret_in_held_out_documents_alone_counts_as_unseen() -> None:
@@ -169,9 +176,7 @@ def test_a_secret_in_held_out_documents_alone_counts_as_unseen() -> None:
     rows = corpus.canaries.to_pylist()
     assert Counter(row["kind"] for row in rows) == {"given": 48, "unseen": 12, "never": 5}
     assert {row["text"] for row in rows[:60]} == set(pins)
-    training = "".join(
-        Characters().text(corpus.windows[row["row"]].tolist()) for row in corpus.splits.to_pylist() if row["role"] == "train"
-    )
+    training = training_text(corpus)
     for row in rows:
         assert abs(training.count(row["text"]) - row["insertions"]) <= (row["kind"] == "given")  # cut where the text repeats
         assert bool(row["insertions"]) is (row["kind"] == "given")

@@ -52,6 +52,7 @@ def cut(text: str, size: int) -> Iterator[str]:
     return (text[place : place + size] for place in range(0, len(text), size))
 
 
+@pytest.mark.pinned
 @pytest.mark.parametrize("size", [1, 7, 10**6])
 @pytest.mark.parametrize(
     ("text", "spec", "canaries", "known", "expected"),
@@ -88,6 +89,7 @@ def test_a_text_in_pieces_becomes_what_it_became_when_it_was_held(
     assert made.windows.dtype == np.uint8
 
 
+@pytest.mark.pinned
 @pytest.mark.parametrize(
     ("documents", "fraction", "start", "expected"),
     [

@@ -42,11 +42,11 @@ def by_loop(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Any = cross
 )
 def test_every_model_of_the_registry(spec: dict[str, Any], shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
-    model = build_classifier(ClassifierSpec(**spec), shape, 10, seed=0)
+    model = build_classifier(ClassifierSpec(**spec), shape, 10, seed=0).double()
     norms = GradientNorms(model)
     for part in (4, 3):  # a smaller last batch
-        inputs, targets = torch.randn(part, *shape), torch.randint(0, 10, (part,))
-        torch.testing.assert_close(norms(inputs, targets), by_loop(model, inputs, targets), rtol=1e-4, atol=1e-8)
+        inputs, targets = torch.randn(part, *shape, dtype=torch.float64), torch.randint(0, 10, (part,))
+        torch.testing.assert_close(norms(inputs, targets).double(), by_loop(model, inputs, targets), rtol=1e-6, atol=1e-12)
     assert all(p.requires_grad for p in model.parameters())  # the model is as it was
 
 
