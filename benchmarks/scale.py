@@ -32,8 +32,8 @@ from typing import Any, ClassVar
 from unittest import mock
 
 import torch
+from imagenet import imagenet  # beside this file; opacus installs a package named benchmarks
 
-from benchmarks.imagenet import imagenet
 from memlib import upkeep, verification
 from memlib.identity import content_key
 from memlib.planning import Costs

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 KINDS = {  # backbone, width, side, examples a batch, steps
+    "tiny": ("small_resnet", 8, 16, 16, 300),
     "small": ("small_resnet", 32, 32, 50, 40),  # the model and the batches of the recipe smoke
     "large": ("resnet18", 32, 64, 32, 4),
 }

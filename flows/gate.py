@@ -5,19 +5,24 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 from xml.etree import ElementTree
 
 from cyclopts import Parameter
 from rich.console import Console
 
 from flows.store_commands import JsonOption, StoreOption, opened_store
+from memlib.audit import Judgement
+from memlib.audits import AUDITS, audit_of
 from memlib.errors import UserError
-from memlib.records import Finding, RunRecord
+from memlib.opened import Run
+from memlib.records import RunRecord
 from memlib.runs import find_run
 from memlib.store import DEFAULT_STORE
+from memlib.tables import SUMMARY
 
 Outcome = Literal["passed", "failed", "undecided"]
+Row = Mapping[str, Any]
 STATUS: Mapping[Outcome, int] = {"passed": 0, "failed": 1, "undecided": 3}
 GATE = re.compile(r"(?P<metric>\w+)(\[(?P<params>[^\]]*)\])?=(?P<value>[^=]+)")
 console = Console(highlight=False, markup=False)
@@ -27,23 +32,27 @@ def check(
     run_id: str,
     /,
     *,
-    fail_above: Annotated[Sequence[str], Parameter(negative="")],
+    fail_above: Annotated[Sequence[str], Parameter(negative="")] = (),
+    fail_on: Literal["shown"] | None = None,
     junit: Path | None = None,
     store: StoreOption = DEFAULT_STORE,
     json_: JsonOption = False,
 ) -> int:
-    """Compare a run's findings with limits, for a build that must fail if a model remembers too much.
+    """Decide from a finished run whether a build passes: by its verdict, or by limits on its findings.
 
-    Exits with status 0 if the upper end of every 95 % interval is at most the limit, 1 if the lower end of any interval lies
-    above the limit, and 3 if the run cannot tell, for example because it has too few examples or a finding has no interval.
+    Exits with status 0 if every gate is passed, 1 if one is failed, and 3 if the run cannot tell, for example because it has
+    too few examples. Only a test can pass or fail a gate, and a run that is inconclusive or descriptive passes no gate on its
+    verdict.
 
     Parameters
     ----------
     run_id
         Id of the run, or a unique prefix of it.
     fail_above
-        METRIC=VALUE, or METRIC[KEY=VALUE,...]=VALUE for the findings with these params only, as listed by `memlib show`:
-        share_excess=0.05, 'deja_vu_score[p=0.2]=0.1'. May be given several times.
+        METRIC=VALUE, as in share_excess=0.05: the headline of that metric decides. METRIC[KEY=VALUE,...]=VALUE asks for the
+        findings with these params instead, as listed by `memlib show`. May be given several times.
+    fail_on
+        shown: fail if the run shows memorization, pass only if its verdict is bounded.
     junit
         Also write the outcome to this file, as JUnit XML.
     store
@@ -51,44 +60,75 @@ def check(
     json_
         Print the outcome as JSON.
     """
-    run = find_run(opened_store(store), run_id)
-    judgements = [
-        (gate, finding, judged(finding, value)) for gate, findings, value in _asked(run, fail_above) for finding in findings
-    ]
+    if not fail_above and fail_on is None:
+        raise UserError("give a gate: --fail-on shown, or --fail-above METRIC=VALUE")
+    opened = opened_store(store)
+    run = Run(opened, find_run(opened, run_id))
+    judgements = [_of_verdict(run)] if fail_on is not None else []
+    judgements += [_of_finding(run, gate, row, value) for gate, rows, value in _asked(run, fail_above) for row in rows]
     if junit is not None:
         try:
-            junit.write_bytes(_junit(run, judgements))
+            junit.write_bytes(_junit(run.record, judgements))
         except OSError as error:
             raise UserError(f"cannot write {junit} ({error.strerror})") from error
     if json_:
-        rows = [
-            {"gate": gate, "metric": one.metric, "params": json.loads(one.params), "outcome": outcome, **_ends(one)}
-            for gate, one, outcome in judgements
-        ]
-        print(json.dumps({"run": run.run, "findings": rows}, indent=1))
-    for gate, finding, outcome in judgements if not json_ else ():
-        console.print(f"{outcome}: {gate}: {_said(finding)}", soft_wrap=True)
-    outcomes = {outcome for _, _, outcome in judgements}
+        print(json.dumps({"run": run.id, "findings": [judged._asdict() for judged in judgements]}, indent=1))
+    for judged in judgements if not json_ else ():
+        console.print(f"{judged.outcome}: {judged.gate}: {judged.reason}", soft_wrap=True)
+    outcomes = {judged.outcome for judged in judgements}
     return STATUS["failed" if "failed" in outcomes else "undecided" if "undecided" in outcomes else "passed"]
 
 
-def judged(finding: Finding, value: float) -> Outcome:
-    """Return whether a finding passes or fails a limit; it is undecided if its 95 % interval straddles the limit."""
-    low, high = finding.ci_low, finding.ci_high
-    if low is not None and low > value:
-        return "failed"
-    if low is not None and high is not None and high <= value:
-        return "passed"
-    return "undecided"
+class Judged(NamedTuple):
+    """What a gate decided: the gate as given, the finding, the outcome and the reason."""
+
+    gate: str
+    metric: str
+    params: Mapping[str, Any]
+    outcome: Outcome
+    reason: str
 
 
-def _asked(run: RunRecord, gates: Sequence[str]) -> list[tuple[str, list[Finding], float]]:
-    """Return each gate with the findings that it applies to and its limit.
+def _of_verdict(run: Run) -> Judged:
+    outcomes: Mapping[str, Outcome] = {"shown": "failed", "bounded": "passed"}
+    return Judged("--fail-on shown", "verdict", {}, outcomes.get(run.verdict.word, "undecided"), run.verdict.sentence)
+
+
+def _of_finding(run: Run, gate: str, row: Mapping[str, Any], limit: float) -> Judged:
+    audit = AUDITS[audit_of(run.audit)]
+    found = audit.gate(run, row, limit) if row["family"] in (*audit.headlines, "canaries") else None
+    if found is None:
+        found = judge(row, limit, decides=row["family"] in audit.headlines)
+    return Judged(gate, row["metric"], row["params"], found.outcome, f"{_said(row)}; {found.reason}")
+
+
+def judge(row: Mapping[str, Any], limit: float, *, decides: bool) -> Judgement:
+    """Judge a finding for which its audit has no rule of its own.
+
+    Args:
+        row: row of a summary.
+        limit: largest accepted value.
+        decides: whether the row belongs to a headline family; other tests are adjusted among themselves and decide nothing.
+    """
+    if row["role"] != "test":
+        return Judgement("undecided", "it is not tested, so it passes and fails no gate")
+    if not decides:
+        return Judgement("undecided", "it is not the headline, so it passes and fails no gate")
+    if row["verdict"] == "shown" and row["ci_low"] is not None and row["ci_low"] > limit:
+        return Judgement("failed", "it is shown, and its interval lies above the limit")
+    if row["verdict"] == "bounded" and row["upper_bound"] is not None and row["upper_bound"] <= limit:
+        return Judgement("passed", f"its upper bound is {row['upper_bound']:.4g}")
+    return Judgement("undecided", "neither a bound below the limit nor a shown effect above it")
+
+
+def _asked(run: Run, gates: Sequence[str]) -> list[tuple[str, list[Row], float]]:
+    """Return each gate with the rows that it applies to and its limit.
 
     Raises:
         UserError: for a malformed gate, or one that matches no finding of the run.
     """
     selected = []
+    every = _rows(run) if gates else []
     for gate in gates:
         match = GATE.fullmatch(gate)
         try:
@@ -98,36 +138,46 @@ def _asked(run: RunRecord, gates: Sequence[str]) -> list[tuple[str, list[Finding
         if match is None or not math.isfinite(value):
             raise UserError(f"--fail-above {gate!r} does not have the form METRIC=VALUE")
         wanted = [part.partition("=") for part in (match["params"] or "").split(",") if part]
-        rows = [row for row in run.findings if row.metric == match["metric"]]
-        chosen = [row for row in rows if all(str(json.loads(row.params).get(key)) == text for key, _, text in wanted)]
+        rows = [row for row in every if row["metric"] == match["metric"]]
+        chosen = [row for row in rows if all(str(row["params"].get(key)) == text for key, _, text in wanted)]
+        if not wanted:
+            heads = [row for row in rows if row["family"] in AUDITS[audit_of(run.audit)].headlines]
+            chosen = heads or rows[:1]
         if not chosen:
-            metrics = ", ".join(dict.fromkeys(row.metric for row in run.findings))
-            hint = f" at these params; it has {'; '.join(row.params for row in rows[:3])}" if rows else f"; it has {metrics}"
-            raise UserError(f"run {run.run} has no {match['metric']}{hint}")
+            metrics = ", ".join(dict.fromkeys(row["metric"] for row in every))
+            shown = "; ".join(json.dumps(row["params"]) for row in rows[:3])
+            hint = f" at these params; it has {shown}" if rows else f"; it has {metrics}"
+            raise UserError(f"run {run.id} has no {match['metric']}{hint}")
         selected.append((gate, chosen, value))
     return selected
 
 
-def _ends(finding: Finding) -> dict[str, float | None]:
-    return {"value": finding.value, "ci_low": finding.ci_low, "ci_high": finding.ci_high}
+def _rows(run: Run) -> list[Row]:
+    """Return the rows of a run's summary; of a sweep, the headlines of its cells, which its manifest holds."""
+    if "summary" in run.tables:
+        from memlib.findings import with_params  # loads scipy
+
+        return list(with_params(run.summary))
+    empty: dict[str, Any] = dict.fromkeys(SUMMARY.arrow.names)
+    return [empty | row.model_dump() | {"params": json.loads(row.params)} for row in run.findings]
 
 
-def _said(finding: Finding) -> str:
-    low, high = ("unknown" if end is None else f"{end:.4g}" for end in (finding.ci_low, finding.ci_high))
-    value = "no value" if finding.value is None else f"{finding.value:.4g}"
-    return f"{finding.metric} {finding.params} is {value}, 95 % interval {low} to {high}"
+def _said(row: Mapping[str, Any]) -> str:
+    value = "no value" if row["value"] is None else f"{row['value']:.4g}"
+    return f"{row['metric']} {json.dumps(row['params'])} is {value}"
 
 
-def _junit(run: RunRecord, found: Sequence[tuple[str, Finding, Outcome]]) -> bytes:
+def _junit(run: RunRecord, found: Sequence[Judged]) -> bytes:
     """Return the outcome as JUnit XML; undecided findings become errors, so that no build takes them for a pass."""
-    counts = {kind: str(sum(outcome == kind for _, _, outcome in found)) for kind in STATUS}
+    counts = {kind: str(sum(judged.outcome == kind for judged in found)) for kind in STATUS}
     suite = ElementTree.Element(
         "testsuite", name=f"memlib {run.audit} {run.run}", tests=str(len(found)), failures=counts["failed"],
         errors=counts["undecided"],
     )  # fmt: skip
-    for gate, finding, outcome in found:
-        case = ElementTree.SubElement(suite, "testcase", classname=f"memlib.{run.audit}", name=f"{gate} {finding.params}")
-        if outcome != "passed":
-            kind = "failure" if outcome == "failed" else "error"
-            ElementTree.SubElement(case, kind, message=_said(finding), type=outcome)
+    for judged in found:
+        name = f"{judged.gate} {json.dumps(judged.params)}"
+        case = ElementTree.SubElement(suite, "testcase", classname=f"memlib.{run.audit}", name=name)
+        if judged.outcome != "passed":
+            kind = "failure" if judged.outcome == "failed" else "error"
+            ElementTree.SubElement(case, kind, message=judged.reason, type=judged.outcome)
     return bytes(ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True))

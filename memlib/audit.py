@@ -1,8 +1,10 @@
 """Interface between an audit and the rest of memlib: each package below memlib.audits declares one `Audit`."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +14,9 @@ from memlib.records import RunRecord
 from memlib.specs import Spec
 from memlib.store import Store
 from memlib.tables import Table
+
+if TYPE_CHECKING:
+    from memlib.opened import Run
 
 Params = Mapping[str, Any]
 
@@ -31,11 +36,28 @@ class Cell:
     units: pa.Table
 
 
+@dataclass(frozen=True)
+class Judgement:
+    """What a gate decides about a finding.
+
+    Attributes:
+        outcome: passed, failed or undecided.
+        reason: the numbers behind it, in words.
+    """
+
+    outcome: Literal["passed", "failed", "undecided"]
+    reason: str
+
+
 Revealed = dict[str, list[dict[str, Any]]]
 
 
 def _none(recipe: Any) -> Iterable[str]:
     return ()
+
+
+def _no_rule(run: Run, row: Mapping[str, Any], limit: float) -> None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -64,6 +86,7 @@ class Audit:
         question: the question that the audit answers, in plain words.
         recipe: schema of the audit's recipes.
         tables: published tables by name, except the summary and the curves.
+        headlines: families of tests that decide the word of a run, see `memlib.findings.word_of`.
         in_brief: function that returns whether short listings include a finding: takes the params of the finding and those of
             the headline.
         limits: function that yields the limitations of a recipe that do not depend on the data, such as tests that are too
@@ -76,6 +99,8 @@ class Audit:
         compare: function that compares each pair of sweep cells that audit the same examples, and returns settled rows.
         exported: function that returns the images for the owner of encoders, for audits that accept supplied embeddings:
             takes a runner and the recipe.
+        gate: function that compares a headline finding with a limit: takes the finished run, the row of its summary, with
+            params as a mapping, and the limit; returns None for rows on which it has no rule of its own.
         holds_others: whether the audit's recipes contain or name recipes of other audits.
     """
 
@@ -84,12 +109,14 @@ class Audit:
     recipe: type[Spec]
     tables: Mapping[str, Table]
     in_brief: Callable[[Params, Params], bool]
+    headlines: tuple[str, ...] = ()
     limits: Callable[[Any], Iterable[str]] = _none
     revealed: Callable[[Store, Params, Mapping[str, str]], Revealed] | None = None
     asked: Callable[[Any, Any], tuple[NDArray[Any], dict[str, int]]] | None = None
     columns: tuple[str, ...] = ()
     compare: Callable[[Sequence[Cell]], list[dict[str, Any]]] | None = None
     exported: Callable[[Any, Any], Exported] | None = None
+    gate: Callable[[Run, Mapping[str, Any], float], Judgement | None] = _no_rule
     holds_others: bool = False
 
     @property

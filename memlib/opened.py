@@ -140,6 +140,8 @@ class _Tables(Mapping[str, "pa.Table"]):
             raise KeyError(name)
         folder = results_path(name, self._record.audit, self._record.run).rpartition("/")[0]
         paths = [path for path in self._record.published if path.rpartition("/")[0] == folder]
+        if not paths:
+            raise RunError(f"the manifest of run {self._record.run} does not list the files of {name}; run its audit again")
         return pa.concat_tables(pq.ParquetFile(pa.BufferReader(self._content(path))).read() for path in paths)
 
     def _content(self, path: str) -> bytes:

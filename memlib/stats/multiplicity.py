@@ -24,6 +24,27 @@ def holm(p_values: Sequence[float]) -> NDArray[np.float64]:
     return adjusted
 
 
+def holm_over_families(families: Sequence[Sequence[float]]) -> list[NDArray[np.float64]]:
+    """Adjust p-values of several families, each already adjusted within itself, so that all families share one level.
+
+    A family is as significant as its smallest p-value, and these are adjusted by Holm's steps: every p-value of the family
+    with the smallest one is multiplied by the number of families, every p-value of the next one by one less, and none falls
+    below the smallest p-value of an earlier family.
+
+    Args:
+        families: (num_tests,) p-values of each family, at least one.
+
+    Returns:
+        the adjusted p-values of each family, in the given order.
+    """
+    adjusted = [np.asarray(values, dtype=np.float64) for values in families]
+    reached = 0.0
+    for step, place in enumerate(np.argsort([values.min() for values in adjusted], kind="stable")):
+        adjusted[place] = np.minimum(1.0, np.maximum(reached, adjusted[place] * (len(families) - step)))
+        reached = float(adjusted[place].min())
+    return adjusted
+
+
 def benjamini_hochberg(p_values: Sequence[float]) -> NDArray[np.float64]:
     """Adjust p-values so that the expected share of false alarms among adjusted p-values <= alpha is at most alpha (1995).
 

@@ -6,7 +6,7 @@ holds for any statistic and any model, however it was trained (Fisher 1935; Rose
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -313,24 +313,53 @@ def attributable_bound(
         permutations, seed: number and seed of the random draws for tails that are not computed exactly.
         level: one minus the confidence level.
     """
-    total = int(right.sum())
-    if total == 0:
+    without = _without(design, gains, right)
+
+    def rejects(removed: int) -> bool:
+        return design.tail_p(-without(removed), permutations=permutations, seed=seed) <= level
+
+    low, high = 0, int(right.sum())  # the tail falls as more answers are removed
+    if high == 0 or rejects(0):
         return None
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (low, middle - 1) if rejects(middle) else (middle, high)
+    return low
+
+
+def attributable_least(
+    design: Design, gains: NDArray[np.int64], right: NDArray[np.int64], *, permutations: int, seed: int, level: float
+) -> int:
+    """Return a one-sided lower bound on the number of right answers that are due to a unit's side (Rosenbaum 2001).
+
+    It is the smallest number of removed answers that leaves the sums looking like a draw of the design, in the same order of
+    removal as for `attributable_bound`; 0 if nothing has to be removed.
+
+    Args:
+        design, gains, right, permutations, seed, level: as for `attributable_bound`.
+    """
+    without = _without(design, gains, right)
+
+    def rejects(removed: int) -> bool:
+        return design.tail_p(without(removed), permutations=permutations, seed=seed) <= level
+
+    low, high = 0, int(right.sum())  # the tail grows as more answers are removed
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if rejects(middle) else (low, middle)
+    return low
+
+
+def _without(design: Design, gains: NDArray[np.int64], right: NDArray[np.int64]) -> Callable[[int], NDArray[np.int64]]:
+    """Return a function that returns the gains after a number of right answers is removed, see `attributable_bound`."""
     sign = np.where(design.first, 1, -1)
     ordered = _least_favourable(design, sign * gains)
     order = np.repeat(ordered, right[ordered])
 
-    def tail(removed: int) -> float:
-        lowered = np.asarray(gains - sign * np.bincount(order[:removed], minlength=len(gains)), dtype=np.int64)
-        return design.tail_p(-lowered, permutations=permutations, seed=seed)
+    def lowered(removed: int) -> NDArray[np.int64]:
+        return np.asarray(gains - sign * np.bincount(order[:removed], minlength=len(gains)), dtype=np.int64)
 
-    low, high = 0, total  # the tail falls as more answers are removed
-    if tail(0) <= level:
-        return None
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if tail(middle) > level else (low, middle - 1)
-    return low
+    return lowered
 
 
 def _least_favourable(design: Design, own: NDArray[np.int64]) -> NDArray[np.int64]:

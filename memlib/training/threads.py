@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-FEW_MULTIPLICATIONS = 1e9  # in a batch's forward pass; below this, threads wait for each other longer than they compute
+FEW_MULTIPLICATIONS = 4e8  # in a batch's forward pass; below this, threads wait for each other longer than they compute
 
 
 @contextmanager
@@ -32,8 +32,9 @@ def threads_for(multiplications: float, device: torch.device) -> Iterator[int]:
 
 @torch.no_grad()
 def multiplications_of(model: nn.Module, example: Tensor) -> float:
-    """Count the multiplications of weights with activations in a forward pass; products of activations are left out.
+    """Count the multiplications of weights with activations in a forward pass that threads can share.
 
+    Products of activations are left out. A recurrent layer counts once, as its positions are computed one after the other.
     The pass runs in evaluation mode and draws no random numbers, so that it changes neither the model nor later draws.
 
     Args:
@@ -45,7 +46,7 @@ def multiplications_of(model: nn.Module, example: Tensor) -> float:
     def count(module: nn.Module, _: Any, output: Any) -> None:
         first = output[0] if isinstance(output, tuple) else output
         by_channel = first.dim() == 4 or isinstance(module, nn.Conv1d | nn.BatchNorm1d)
-        positions = first.select(1 if by_channel else -1, 0).numel()
+        positions = 1 if isinstance(module, nn.RNNBase) else first.select(1 if by_channel else -1, 0).numel()
         counts.append(positions * sum(weight.numel() for weight in module.parameters(recurse=False)))
 
     weighted = [

@@ -16,6 +16,7 @@ from memlib.audits.sweep.recipe import Recipe, in_words
 from memlib.audits.sweep.scores import Outcome, score, verdict
 from memlib.findings import settle, tested
 from memlib.records import Finding, RunRecord, VerdictRecord
+from memlib.tables import SUMMARY
 
 
 @pytest.mark.parametrize(
@@ -75,12 +76,12 @@ def outcome(cell: str, p: float, *, scores: str | None = None) -> Outcome:
     return Outcome(cell, "deja_vu", {}, run_of([first], first["verdict"], scores or cell))
 
 
-def run_of(rows: list[dict[str, Any]], word: str, scores: str) -> RunRecord:
+def run_of(rows: list[dict[str, Any]], word: str, scores: str, audit: str = "deja_vu") -> RunRecord:
     said = VerdictRecord(word=word, sentence="")
-    findings = [Finding(**row) for row in rows]
+    findings = [Finding(**{name: value for name, value in row.items() if name in SUMMARY.arrow.names}) for row in rows]
     return RunRecord(
         run="r",
-        audit="deja_vu",
+        audit=audit,
         title="t",
         finished=1.0,
         findings=findings,
@@ -111,7 +112,7 @@ def test_a_run_with_several_targets_is_known_by_the_one_that_stands_out() -> Non
         [tested("trace", {"target": t}, 1.0, n=9, p_value=p, family="targets") for t, p in (("a", 0.8), ("b", 0.001))],
         alpha=0.05,
     )
-    run = run_of(rows, "shown", "s")
+    run = run_of(rows, "shown", "s", "forgetting")
     table = score([Outcome("c", "forgetting", {}, run)]).to_pylist()
     assert [(json.loads(row["params"])["target"], row["p_adjusted_sweep"]) for row in table] == [("a", None), ("b", 0.002)]
     assert [row["verdict"] for row in table] == ["inconclusive", "shown"]

@@ -35,7 +35,7 @@ def test_families_are_adjusted_apart() -> None:
      (0.5, None, 0.2, INCONCLUSIVE)],
 )  # fmt: skip
 def test_verdicts_mean_one_thing(p: float, upper: float | None, bound: float | None, word: str) -> None:
-    (row,) = settle([tested("m", {}, 0.0, n=9, p_value=p, family="a", upper_bound=upper, bound=bound)], alpha=0.05)
+    (row,) = settle([tested("m", {}, 0.05, n=9, p_value=p, family="a", upper_bound=upper, bound=bound)], alpha=0.05)
     assert row["verdict"] == word
 
 

@@ -13,14 +13,19 @@ chance. The sets A and B are exchangeable, so every number averages both directi
 (A on A + B on B) / 2, against the models on each other's sets, (B on A + A on B) / 2.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from __future__ import annotations
 
-from memlib.audit import Audit, Cell, Exported
-from memlib.audits.deja_vu.recipe import Recipe
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from memlib.audit import Audit, Cell, Exported, Judgement
+from memlib.audits.deja_vu.recipe import HEADLINES, Recipe
 from memlib.audits.deja_vu.tables import UNITS
 from memlib.findings import Row
 from memlib.stage import Runner
+
+if TYPE_CHECKING:
+    from memlib.opened import Run
 
 
 def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
@@ -56,14 +61,22 @@ def _exported(runner: Runner, recipe: Recipe) -> Exported:
     return Exported(pictures, count, sets, {side.lower(): f"{side} and C" for side in recipe.directions})
 
 
+def _gate(run: Run, row: Mapping[str, Any], limit: float) -> Judgement | None:
+    from memlib.audits.deja_vu.gate import judge  # loads scipy
+
+    return judge(run, row, limit)
+
+
 AUDIT = Audit(
     name="deja-vu",
     question="Does an image model name the object of a training image from its background alone?",
     recipe=Recipe,
     tables={"units": UNITS},
     in_brief=_in_brief,
+    headlines=HEADLINES,
     limits=_limits,
     columns=("share_excess", "deja_vu_score", "knn_accuracy", "sslmem"),
     compare=_compare,
     exported=_exported,
+    gate=_gate,
 )

@@ -89,7 +89,7 @@ def difference(
     low, high = widened_interval(replicates, repeats)
     return tested(
         metric, params, value, n=count, interval=Interval(max(-2.0, low), min(2.0, high), "examples and trainings"),
-        p_value=widened_p(replicates, repeats), family=family,
+        p_value=widened_p(replicates, repeats), family=family, either_direction=True,
     )  # fmt: skip
 
 

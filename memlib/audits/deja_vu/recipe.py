@@ -24,6 +24,8 @@ from memlib.specs.limits import MOST_DRAWS, MOST_EXAMPLES, MOST_MODELS, MOST_SEE
 
 Direction = Literal["A", "B"]
 DIRECTIONS: tuple[Direction, ...] = ("A", "B")
+HEADLINE, STABILITY = "headline", "stability"  # families of tests: naming objects, SSLMem
+HEADLINES = (HEADLINE, STABILITY)
 LAST = "last"
 LAYER = re.compile(r"[\w-][\w.-]*", re.ASCII)  # layer names become parts of file names
 
@@ -72,9 +74,15 @@ class Config(Spec):
     seed: int = Field(default=0, ge=0, le=MOST_SEED)
     """Seed of the bootstrap and the redraws."""
     alpha: float = Field(default=0.05, gt=0, lt=0.5)
-    """Significance level of the tests."""
+    """Significance level of the headline families together (naming objects and, with `stability`, SSLMem), and of each other
+    family."""
     bound: float | None = Field(default=None, gt=0, le=1)
     """Share of images: if the 95 % upper bound on memory lies below it, the verdict is `bounded`. Fix it in advance."""
+
+    @property
+    def headline_level(self) -> float:
+        """Level at which a headline family is tested, regardless of the others."""
+        return self.alpha / (1 if self.stability is None else 2)
 
     @field_validator("k")
     @classmethod

@@ -395,7 +395,7 @@ TESTED = ("p", "p, adjusted", "verdict")
 def _tested(row: Mapping[str, Any]) -> tuple[str, str, str]:
     if row["role"] != "test":
         return "", "", ""
-    return f"{row['p_value']:.2g}", f"{row['p_adjusted']:.2g}", row["verdict"]
+    return f"{row['p_value']:.2g}", f"{row['p_adjusted']:.2g}", row["verdict"] or ""
 
 
 def _same(row: Mapping[str, Any], findings: Findings) -> bool:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import scipy
 from numpy.typing import NDArray
 
-from memlib.audits.deja_vu.recipe import Config, StabilitySpec
+from memlib.audits.deja_vu.recipe import STABILITY, Config, StabilitySpec
 from memlib.audits.deja_vu.stages import BATCH_ROWS, BLOCK_ROWS, encoder_of, model_key
 from memlib.data.splits import PUBLIC, REFERENCE, TARGET, members_digest
 from memlib.data.stages import Shard, members_of
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 DISTANCES = "distances.parquet"
 AUDITED = (TARGET, REFERENCE)
-FAMILY = "stability"
 
 
 @dataclass(frozen=True)
@@ -180,11 +179,18 @@ def stability_rows(found: Sequence[Compared], splits: pa.Table, layers: Sequence
         places = pc.index_in(ids, value_set=splits["example_id"].combine_chunks())
         members = splits.take(places)
         audited = pc.is_in(members["role"], value_set=pa.array(AUDITED)).to_numpy()
-        yield from _rows_of(layer, gains, members, audited, len(parts), config)
+        yield from _rows_of(layer, gains, members, audited, len(parts), config, level=config.headline_level / len(layers))
 
 
 def _rows_of(
-    layer: str, gains: NDArray[np.float64], who: pa.Table, audited: NDArray[np.bool_], pairs: int, config: Config
+    layer: str,
+    gains: NDArray[np.float64],
+    who: pa.Table,
+    audited: NDArray[np.bool_],
+    pairs: int,
+    config: Config,
+    *,
+    level: float,
 ) -> Iterator[Row]:
     from memlib.audits.deja_vu.analysis import numbers_of_groups
 
@@ -209,7 +215,8 @@ def _rows_of(
     params = {"layer": layer, "pairs": pairs}
     yield tested(
         "sslmem", params, value, n=len(values), interval=Interval(*percentile_interval(replicates), "examples"),
-        p_value=permutation_p(value, null), family=FAMILY, detectable=detectable(float(null.std()), config.alpha),
+        p_value=permutation_p(value, null), family=STABILITY,
+        detectable=detectable(float(null.std()), level),
         smallest_p=1 / (1 + len(null)) if np.ptp(null) else 1.0,
     )  # fmt: skip
     if not audited.all():

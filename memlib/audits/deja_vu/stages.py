@@ -591,7 +591,7 @@ class Score(ScoresStage):
         parts: scores of the settings of a large audit, computed in parallel; not part of the key, as results are the same.
     """
 
-    declared: ClassVar[Declared] = Declared("score", 7, _SCORING)
+    declared: ClassVar[Declared] = Declared("score", 8, _SCORING)
     title: ClassVar[str] = "score déjà vu"
     place: ClassVar[Place] = "cores"
 
@@ -720,7 +720,7 @@ def _decodings(stage: Score | ScoreSetting) -> Iterator[Decoding]:
 class Report(PageStage):
     """Draw the page of a déjà vu audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 4, (*PAGES, f"{_HERE}.report", f"{_HERE}.stages"))
+    declared: ClassVar[Declared] = Declared("report", 5, (*PAGES, f"{_HERE}.report", f"{_HERE}.stages"))
     title: ClassVar[str] = "report déjà vu"
     place: ClassVar[Place] = "cores"
 

@@ -12,7 +12,7 @@ import scipy
 from numpy.typing import NDArray
 
 from memlib.audits.deja_vu.analysis import Analysis, settings
-from memlib.audits.deja_vu.recipe import DIRECTIONS, Config
+from memlib.audits.deja_vu.recipe import DIRECTIONS, HEADLINE, HEADLINES, Config
 from memlib.audits.deja_vu.scores import CATEGORIES
 from memlib.audits.deja_vu.verdict import verdict
 from memlib.findings import Interval, Row, diagnostic, estimate, settle, summary_table, tested, untested
@@ -20,7 +20,7 @@ from memlib.identity import derive_seed
 from memlib.stats.inference import difference_interval, exact_interval, mcnemar_p, paired_interval, permutation_p
 from memlib.stats.randomization import Design, attributable_bound, detectable
 
-HEADLINE, SETTINGS, CLASSES = "headline", "settings", "classes"
+SETTINGS, CLASSES = "settings", "classes"
 
 
 def summarize(
@@ -85,7 +85,7 @@ def settled(rows: Iterable[Row], config: Config, *, by_chance: bool = True) -> p
     if not by_chance:
         rows = [untested(row) for row in rows]
     adjust = {SETTINGS: "benjamini-hochberg", CLASSES: "benjamini-hochberg"}
-    findings = settle(rows, alpha=config.alpha, adjust=adjust)
+    findings = settle(rows, alpha=config.alpha, adjust=adjust, headlines=HEADLINES)
     return summary_table(findings, verdict(findings))
 
 
@@ -132,7 +132,8 @@ def _excess_row(analysis: Analysis, params: Mapping[str, Any], config: Config, *
         interval=analysis.interval("share_excess/both"), family=family,
         p_value=design.tail_p(gains, permutations=config.permutations, seed=seed),
         upper_bound=None if bound is None else bound / answers, bound=config.bound,
-        detectable=detectable(deviation, config.alpha), smallest_p=design.smallest_p(gains.astype(np.float64)),
+        detectable=detectable(deviation, config.headline_level if family == HEADLINE else config.alpha),
+        smallest_p=design.smallest_p(gains.astype(np.float64)),
     )  # fmt: skip
 
 

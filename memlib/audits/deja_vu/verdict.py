@@ -4,8 +4,17 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from memlib.audits.deja_vu.recipe import Recipe
-from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Verdict, cannot_reject
+from memlib.audits.deja_vu.recipe import HEADLINES, STABILITY, Recipe
+from memlib.findings import (
+    BOUNDED,
+    DESCRIPTIVE,
+    INCONCLUSIVE,
+    SHOWN,
+    Verdict,
+    cannot_reject,
+    families_of,
+    word_of,
+)
 from memlib.stats.randomization import smallest_two_class_p
 
 UPSIDE_DOWN = "The difference points in the opposite direction to memorization."
@@ -19,6 +28,11 @@ def limits(recipe: Recipe) -> Iterator[str]:
             "the split does not draw the images of A and B at random, so nothing is tested; if they were drawn at random "
             "beforehand, set split.drawn_at_random: true"
         )
+    if recipe.decode.stability is not None and recipe.decode.bound is not None:
+        yield (
+            "SSLMem (decode.stability) has no bound, so this run cannot end as bounded, even if naming objects stays below "
+            "decode.bound: leave one of the two out"
+        )
     if side is None:
         return
     if smallest_two_class_p(side, side) > recipe.decode.alpha:
@@ -29,35 +43,55 @@ def limits(recipe: Recipe) -> Iterator[str]:
 
 
 def verdict(rows: Sequence[Mapping[str, Any]]) -> Verdict:
-    """Return the run's verdict from the headline, the share excess over both directions, and mention SSLMem if it is shown.
+    """Return the run's verdict: what naming objects shows, and SSLMem if it was measured; either alone can show memory.
 
     Args:
         rows: settled rows of the summary, the headline first.
     """
-    outcome = _of_names(rows[0])
-    stability = next((row for row in rows if row["metric"] == "sslmem" and row["verdict"] == SHOWN), None)
-    if stability is None:
-        return outcome
-    evidence = (
-        "The model places augmented views of its training images closer together than a model that did not see them (SSLMem "
-        f"{stability['value']:.3f}, 95 % interval {stability['ci_low']:.3f} to {stability['ci_high']:.3f}; "
-        f"p = {stability['p_adjusted']:.2g})"
+    names = _of_names(rows[0], families_of(rows, HEADLINES))
+    measured = [row for row in rows if row["role"] == "test" and row["family"] == STABILITY]
+    if not measured:
+        return names
+    word = word_of(rows, HEADLINES)
+    row = min(measured, key=lambda row: float(row["p_adjusted"]))
+    stands_closer = row["verdict"] == SHOWN
+    return Verdict(word, _together(names, rows[0], stands_closer), f"{names.explanation} {_of_views(row)}")
+
+
+def _together(names: Verdict, excess: Mapping[str, Any], stands_closer: bool) -> str:
+    """State in one or two sentences what both families show."""
+    closer = "views of its own training images closer together than other models do"
+    if names.word == SHOWN:
+        also = f"It also places {closer}" if stands_closer else f"It was not shown to place {closer}"
+        return f"{names.sentence} {also}."
+    if names.sentence == UPSIDE_DOWN:
+        shown = f"The model places {closer}." if stands_closer else f"The model was not shown to place {closer}."
+        return f"{shown} In naming their objects, the difference points in the opposite direction to memorization."
+    if names.word == BOUNDED:
+        limit = f"names the objects of fewer than {_percent(excess['bound'])} of its training images from memory"
+        if stands_closer:
+            return f"The model places {closer}, but {limit}."
+        return f"The model {limit}; whether it places {closer} was neither shown nor ruled out."
+    if stands_closer:
+        return f"The model places {closer}, but was not shown to name their objects."
+    return names.sentence
+
+
+def _of_views(row: Mapping[str, Any]) -> str:
+    """Return the numbers of SSLMem, which has no bound, and what it would have found."""
+    numbers = (
+        f"(SSLMem {row['value']:.3f}, 95 % interval {row['ci_low']:.3f} to {row['ci_high']:.3f}; p = {row['p_adjusted']:.2g})"
     )
-    if outcome.word == SHOWN or outcome.sentence == UPSIDE_DOWN:
-        return Verdict(outcome.word, outcome.sentence, f"{outcome.explanation} {evidence}.")
-    sentence = (
-        "The model places views of its own training images closer together than other models do, but was not shown to name "
-        "their objects."
-    )
-    if outcome.word == BOUNDED:
-        sentence = (
-            "The model places views of its own training images closer together than other models do, but names the objects "
-            f"of fewer than {_percent(rows[0]['bound'])} of them from memory."
+    if row["verdict"] == SHOWN:
+        return (
+            "The model places augmented views of its training images closer together than a model that did not see them "
+            f"{numbers}; this measure does not ask for the object."
         )
-    return Verdict(outcome.word, sentence, f"{outcome.explanation} {evidence}; this measure does not ask for the object.")
+    found = "" if row["detectable"] is None else f"; {row['detectable']:.3f} would have been found with a power of 80 %"
+    return f"Augmented views of training images were not shown to lie closer together {numbers}{found}."
 
 
-def _of_names(excess: Mapping[str, Any]) -> Verdict:
+def _of_names(excess: Mapping[str, Any], families: int) -> Verdict:
     numbers = _numbers(excess)
     if excess["role"] != "test":
         text = (
@@ -73,8 +107,8 @@ def _of_names(excess: Mapping[str, Any]) -> Verdict:
         return Verdict(SHOWN, "The model has memorized individual training images.", text)
     if excess["value"] < 0 and (excess["ci_high"] or 0) < 0:
         text = (
-            f"{_sentence(numbers)}, which is not memory. By chance alone, about one run in forty has such an interval; if it "
-            "recurs with other seeds, look for an error in the data or the training."
+            f"{_sentence(numbers)}, which is not memory. Chance alone produces such intervals now and then; if it recurs "
+            "with other seeds, look for an error in the data or the training."
         )
         return Verdict(INCONCLUSIVE, UPSIDE_DOWN, text)
     if excess["verdict"] == BOUNDED:
@@ -84,7 +118,7 @@ def _of_names(excess: Mapping[str, Any]) -> Verdict:
             f"{_missed(excess)}"
         )
         return Verdict(BOUNDED, sentence, text)
-    if cannot_reject(excess):
+    if cannot_reject(excess, families):
         alone = "reference" in json.loads(excess["params"])
         what = "the model's answers vary" if alone else "the models differ"
         text = f"{_sentence(numbers)}. On these {excess['n']} images {what} so little that no test could have shown memory."

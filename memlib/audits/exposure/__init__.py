@@ -6,7 +6,8 @@ model's log-perplexities of candidates:
     rank(s[r])      number of candidates that the model finds at least as likely  (Definition 2)
     exposure(s[r])  log2 |R| - log2 rank(s[r])                                    (Definition 4)
 
-so a canary of exposure e is found in 2^-e of the guesses needed without the model. A canary that was never inserted is a
+so a canary of exposure e is found 2^(e - 1) times sooner than by guessing without the model, which takes |R| / 2 guesses on
+average. A canary that was never inserted is a
 candidate like any other: its rank is uniform and 2^-exposure is uniform on (0, 1]. That is the null; the p-value of a
 canary is rank / |R|. High exposure is confirmed by extraction: a search for the likeliest candidates.
 
@@ -15,13 +16,18 @@ secrets that it never saw. The rank of such a secret is therefore compared with 
 that the text does not contain; without these there is no test.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from __future__ import annotations
 
-from memlib.audit import Audit
-from memlib.audits.exposure.recipe import Recipe
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from memlib.audit import Audit, Judgement
+from memlib.audits.exposure.recipe import HEADLINES, Recipe
 from memlib.audits.exposure.tables import DOCUMENTS, EXTRACTION, UNITS
 from memlib.store import Store
+
+if TYPE_CHECKING:
+    from memlib.opened import Run
 
 
 def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
@@ -35,10 +41,25 @@ def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
     )
 
 
+def _limits(recipe: Recipe) -> Iterable[str]:
+    """Yield sentences on what the recipe cannot show, whatever the data."""
+    if recipe.discoverable is not None and recipe.score.bound is not None:
+        yield (
+            "the test of documents (discoverable) has no bound, so this run cannot end as bounded, even if all canaries stay "
+            "below score.bound: leave one of the two out"
+        )
+
+
 def _revealed(store: Store, recipe: Mapping[str, Any], artifacts: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
     from memlib.audits.exposure.reveal import revealed  # loads torch
 
     return revealed(store, recipe, artifacts)
+
+
+def _gate(run: Run, row: Mapping[str, Any], limit: float) -> Judgement | None:
+    from memlib.audits.exposure.gate import judge  # loads scipy
+
+    return judge(run, row, limit)
 
 
 AUDIT = Audit(
@@ -47,5 +68,8 @@ AUDIT = Audit(
     recipe=Recipe,
     tables={"units": UNITS, "extractions": EXTRACTION, "documents": DOCUMENTS},
     in_brief=_in_brief,
+    headlines=HEADLINES,
+    limits=_limits,
     revealed=_revealed,
+    gate=_gate,
 )

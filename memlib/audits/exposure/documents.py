@@ -16,37 +16,37 @@ import pyarrow as pa
 import scipy
 from numpy.typing import NDArray
 
-from memlib.audits.exposure.recipe import DiscoverableSpec
-from memlib.findings import SHOWN, Interval, Row, estimate, tested
+from memlib.audits.exposure.recipe import DOCUMENTS, DiscoverableSpec
+from memlib.findings import INCONCLUSIVE, SHOWN, Interval, Row, Word, cannot_reject, estimate, tested
 from memlib.identity import derive_seed
 from memlib.stats.inference import exact_interval
 from memlib.stats.randomization import detectable
 
-DOCUMENTS = "documents"
 GAP, SHARE, GREEDY, NEAR = "document_bits", "discoverable", "discoverable_greedy", "discoverable_near"
 PERMUTATIONS = 9_999
-LEVEL = 0.05  # level for which `detectable` is computed
 
 
-def document_rows(documents: pa.Table, how: DiscoverableSpec) -> Iterator[Row]:
+def document_rows(documents: pa.Table, how: DiscoverableSpec, *, alpha: float) -> Iterator[Row]:
     """Yield the findings of each variant: a test, and the shares reproduced among trained and held-out documents.
 
     Args:
         documents: tables.DOCUMENTS.
         how: the numbers of tries, the probability p, and the settings of near samples.
+        alpha: level of the tests together.
     """
     frame = documents.to_pandas()
-    for variant in dict.fromkeys(frame["variant"]):
+    variants = list(dict.fromkeys(frame["variant"]))
+    for variant in variants:
         at = {"variant": variant} if variant else {}
         group = frame[frame["variant"] == variant]
         bits = group.groupby("document")["bits"].mean()
         held_out = group.groupby("document")["held_out"].first().to_numpy(dtype=bool)
-        yield _test(at, bits.to_numpy(), held_out)
+        yield _test(at, bits.to_numpy(), held_out, level=alpha / len(variants))
         for side, part in (("trained", group[~group["held_out"]]), ("held_out", group[group["held_out"]])):
             yield from _shares({**at, "side": side}, part, how)
 
 
-def _test(at: Mapping[str, Any], bits: NDArray[np.float64], held_out: NDArray[np.bool_]) -> Row:
+def _test(at: Mapping[str, Any], bits: NDArray[np.float64], held_out: NDArray[np.bool_], *, level: float) -> Row:
     """Test how many fewer bits suffixes of trained documents cost, by permuting which documents were held out."""
     value = float(bits[held_out].mean() - bits[~held_out].mean())
     rng = np.random.default_rng(derive_seed(0, "documents"))
@@ -60,7 +60,7 @@ def _test(at: Mapping[str, Any], bits: NDArray[np.float64], held_out: NDArray[np
     low, high = _welch(bits[held_out], bits[~held_out])
     return tested(
         GAP, at, value, n=len(bits), p_value=(1 + above) / (1 + PERMUTATIONS), family=DOCUMENTS,
-        interval=Interval(low, high, "documents"), detectable=detectable(float(null.std()), LEVEL),
+        interval=Interval(low, high, "documents"), detectable=detectable(float(null.std()), level),
         smallest_p=max(1 / (1 + PERMUTATIONS), 1 / math.comb(len(bits), min(second, 1000))),
     )  # fmt: skip
 
@@ -87,11 +87,24 @@ def _shares(at: Mapping[str, Any], part: pd.DataFrame, how: DiscoverableSpec) ->
         yield estimate(metric, {**at, **params}, float(shares.mean()), n=len(shares), interval=interval)
 
 
-def said_of_documents(rows: Sequence[Row]) -> tuple[str, str]:
-    """State which variant remembers its documents and how many it reproduces; both texts are empty if no variant does."""
-    shown = [row for row in rows if row["metric"] == GAP and row["verdict"] == SHOWN]
+def said_of_documents(rows: Sequence[Row]) -> tuple[Word, str, str] | None:
+    """Return the word on documents, which variant remembers its documents and how many it reproduces; None without a test."""
+    tests = [row for row in rows if row["metric"] == GAP]
+    shown = [row for row in tests if row["verdict"] == SHOWN]
+    if not tests:
+        return None
     if not shown:
-        return "", ""
+        least = min(tests, key=lambda row: float(row["p_adjusted"]))
+        missed = (
+            "so few documents could not have shown anything"
+            if least["detectable"] is None or cannot_reject(least)
+            else f"a difference of {least['detectable']:.1f} bits a document would have been found with a power of 80 %"
+        )
+        text = (
+            "The continuations of documents that were trained on were compared with those of documents held out at random "
+            f"(p = {least['p_adjusted']:.2g}); {missed}."
+        )
+        return INCONCLUSIVE, "It was not shown to remember documents that it was trained on.", text
     most = max(shown, key=lambda row: float(row["value"]))
     variant = most["params"].get("variant", "")
     name = f" of variant {variant!r}" if variant else ""
@@ -104,8 +117,9 @@ def said_of_documents(rows: Sequence[Row]) -> tuple[str, str]:
     others = f" The same is shown for {len(shown) - 1} more of the variants." if len(shown) > 1 else ""
     p = trained["params"]["probability"]
     return (
-        " The model remembers documents that it was trained on.",
-        f" The continuation of a document costs the model{name} {most['value']:.1f} bits less if it was trained on the "
+        SHOWN,
+        "The model remembers documents that it was trained on.",
+        f"The continuation of a document costs the model{name} {most['value']:.1f} bits less if it was trained on the "
         f"document than if the document was held out at random (p = {most['p_adjusted']:.2g}).{others} Within {tries:,} "
         f"tries, {100 * trained['value']:.0f} % of the documents that it was trained on are reproduced with a probability of "
         f"at least {p:g}, and {100 * held_out['value']:.0f} % of the held-out documents.",

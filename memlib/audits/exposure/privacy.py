@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from memlib.audits.exposure.recipe import PRIVACY
 from memlib.audits.exposure.scores import Scored, canary_p
 from memlib.findings import Interval, Row, estimate, tested
 from memlib.specs.text import INSERTED
@@ -168,6 +169,6 @@ def _tested(at: Mapping[str, Any], looks: Sequence[Look]) -> Iterator[Row]:
         "epsilon": round(look.privacy["epsilon"], 4), "delta": look.delta,
     }  # fmt: skip
     yield tested(
-        "privacy_claim", params, bound or 0.0, n=len(looks), p_value=p_values[best], family="privacy",
+        "privacy_claim", params, bound or 0.0, n=len(looks), p_value=p_values[best], family=PRIVACY, either_direction=True,
         null_value=look.privacy["epsilon"], smallest_p=min(floors),
     )  # fmt: skip

@@ -20,6 +20,8 @@ from memlib.specs import (
 from memlib.specs.limits import MOST_DRAWS, MOST_MODELS, MOST_NUMBER, MOST_PIXELS, MOST_SEED
 from memlib.specs.subject import TrainIt
 
+HEADLINE, DOCUMENTS, PRIVACY = "headline", "documents", "privacy"  # families of tests
+HEADLINES = (HEADLINE, DOCUMENTS, PRIVACY)
 Method = Literal["auto", "pruned", "enumerated", "sampled", "extrapolated"]
 
 
@@ -47,7 +49,8 @@ class Config(Spec):
     precision: Literal["float64", "float32"] = "float64"
     """Precision in which the model is evaluated; float32 is faster but may reorder near ties."""
     alpha: float = Field(default=0.05, gt=0, lt=0.5)
-    """Level of each family of tests in the run (Holm 1979)."""
+    """Level of the headline families together (all canaries, documents, claims of privacy), and of each other family (Holm
+    1979)."""
     bound: float | None = Field(default=None, gt=0, le=MOST_NUMBER)
     """Acceptable exposure in bits. If nothing is found, the verdict is "bounded" provided that the 95 % upper bound of every
     canary lies below this value; null: no such claim is made."""

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from memlib.audits.exposure.documents import GAP, GREEDY, NEAR, SHARE
 from memlib.audits.exposure.privacy import most_exposed
-from memlib.audits.exposure.recipe import Recipe
+from memlib.audits.exposure.recipe import DOCUMENTS, HEADLINE, PRIVACY, Recipe
 from memlib.audits.exposure.verdict import floored
 from memlib.findings import SHOWN, verdict_of
 from memlib.report.figures import INK, MUTED, REFERENCE, TARGET, new_figure, plain_ticks, save_figure
@@ -77,13 +77,7 @@ def build_page(recipe: Recipe, run: str, tables: Mapping[str, pa.Table], facts: 
         ),
     ]
     return Page(
-        meaning=meaning_of(
-            verdict.word,
-            shown="Whoever can ask the model how likely a text is can guess the exposed secrets in far fewer tries than "
-            "without the model. Secrets that were extracted can be read out without guessing at all.",
-            bounded="Whoever can ask the model how likely a text is gains at most the stated number of bits towards "
-            "guessing a secret like the canaries.",
-        ),
+        meaning=meaning_of(verdict.word, shown=_gained(rows), bounded=_BOUNDED[rows[0]["metric"] == "exposure_among_unseen"]),
         advice=advice_of(
             verdict.word,
             shown="Treat the model as confidentially as the secrets in its training text. Removing secrets, deduplication or "
@@ -93,6 +87,30 @@ def build_page(recipe: Recipe, run: str, tables: Mapping[str, pa.Table], facts: 
         title=recipe.title, audit="exposure", run=run, verdict=verdict.sentence, verdict_kind=KINDS[verdict.word],
         lead=verdict.explanation, numbers=_numbers(rows), sections=[section for section in sections if section is not None],
     )  # fmt: skip
+
+
+_BOUNDED = {  # whether secrets were given
+    False: "Whoever can ask the model how likely a text is gains at most the stated number of bits towards guessing a secret "
+    "like the canaries.",
+    True: "Whoever can ask the model how likely a text is gains at most the stated number of bits towards telling a given "
+    "secret from others of its kind. How well the model knows this kind of secret is not bounded.",
+}
+_GAINED = {
+    HEADLINE: "Whoever can ask the model how likely a text is can guess the exposed secrets in fewer tries than without the "
+    "model.",
+    DOCUMENTS: "Whoever knows the beginning of a document can let the model continue it, and gets closer to the original if "
+    "the model was trained on it.",
+    PRIVACY: "The guarantee that the training claims does not hold: do not rely on its epsilon.",
+}
+
+
+def _gained(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return what outsiders gain from the families of tests that show memory."""
+    shown = [row["family"] for row in rows if row["role"] == "test" and row["verdict"] == SHOWN]
+    texts = [text for family, text in _GAINED.items() if family in shown]
+    if any(row["metric"] == "extracted" and not row["params"]["known"] and row["value"] for row in rows):
+        texts.append("Secrets that a search extracted can be read out without guessing.")
+    return " ".join(texts)
 
 
 def _numbers(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:

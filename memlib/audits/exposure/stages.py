@@ -212,7 +212,7 @@ class Score(ScoresStage):
 
     declared: ClassVar[Declared] = Declared(
         "score_exposure",
-        6,
+        7,
         (*(f"{_HERE}.{room}" for room in _SCORING), *FINDINGS),
     )
     title: ClassVar[str] = "score exposure"
@@ -307,7 +307,7 @@ def _privacy(at: AskedModel) -> dict[str, Any] | None:
 class Report(PageStage):
     """Draw the page of an exposure audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 7, (*PAGES, f"{_HERE}.report", f"{_HERE}.stages"))
+    declared: ClassVar[Declared] = Declared("report", 8, (*PAGES, f"{_HERE}.report", f"{_HERE}.stages"))
     title: ClassVar[str] = "report exposure"
 
     recipe: Recipe

@@ -1,9 +1,9 @@
 """The findings of an exposure audit: tests of canaries, exposures, differences between variants, extraction, privacy.
 
-Families of tests, each at alpha (Holm 1979): "headline", all canaries of a variant together; "canaries", single canaries,
-named only if the headline of their variant is shown; "variants", differences from the first variant; "privacy", claims of
+Headline families, at alpha together (Holm 1979): "headline", all canaries of a variant together; "privacy", claims of
 differential privacy; "documents", whether a variant's models know documents that they were trained on better than held-out
-documents.
+documents. Further families, each at alpha: "canaries", single canaries, named only if the headline of their variant is shown;
+"variants", differences from the first variant.
 """
 
 import json
@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 from memlib.audits.exposure.documents import document_rows
 from memlib.audits.exposure.evidence import Held, evidence_of_drawn, evidence_of_given, held, largest
 from memlib.audits.exposure.privacy import ERROR, privacy_rows
-from memlib.audits.exposure.recipe import Recipe
+from memlib.audits.exposure.recipe import HEADLINE, HEADLINES, Recipe
 from memlib.audits.exposure.scores import TINY, Scored, exposure_by_sampling
 from memlib.audits.exposure.verdict import verdict
 from memlib.errors import RunError
-from memlib.findings import Interval, Row, diagnostic, estimate, settle, summary_table, tested
+from memlib.findings import Interval, Row, diagnostic, estimate, judged, settle, summary_table, tested
 from memlib.specs.text import GIVEN, UNSEEN
 
-HEADLINE, CANARIES, VARIANTS = "headline", "canaries", "variants"
+CANARIES, VARIANTS = "canaries", "variants"
 MEAN_BY_CHANCE = 1 / float(np.log(2))  # bits: mean of -log2 of a uniform number, whose median is 1
 FLIPS = 9_999
 ENUMERATED_FLIPS = 12  # up to this number of units, all signs are enumerated
@@ -57,21 +57,25 @@ def summarize(
     frame = units.to_pandas()
     if not len(frame):
         raise RunError("no canary was scored")
-    last = at_last(frame)
+    last, alpha = at_last(frame), recipe.score.alpha
+    private = list(privacy_rows(models, size))
+    how = recipe.discoverable if documents is not None and len(documents) else None
+    level = alpha / (1 + (how is not None) + any(row["role"] == "test" for row in private))
     rows = settle(
         [
-            *_tests(models, last, recipe, size),
+            *_tests(models, last, recipe, size, level),
             *_estimates(last),
             *_differences(last, recipe),
             *_null_rows(last),
-            *privacy_rows(models, size),
+            *private,
             *_extraction_rows(extractions),
-            *([] if documents is None or recipe.discoverable is None else document_rows(documents, recipe.discoverable)),
+            *([] if documents is None or how is None else document_rows(documents, how, alpha=level)),
         ],
-        alpha=recipe.score.alpha,
+        alpha=alpha,
+        headlines=HEADLINES,
     )
     _name_only_shown(rows)
-    rows = settle(rows, alpha=recipe.score.alpha)
+    rows = judged(rows, alpha=alpha, headlines=HEADLINES)
     run_verdict = verdict([{**row, "params": json.loads(row["params"])} for row in rows], recipe, size=size)
     return summary_table(rows, run_verdict)
 
@@ -111,6 +115,7 @@ class _Run:
         last: units at the last checkpoint.
         size: |R|, the number of candidates.
         variants, canaries: numbers of tested variants and canaries.
+        alpha: level of all variants together.
     """
 
     recipe: Recipe
@@ -118,27 +123,28 @@ class _Run:
     size: int
     variants: int
     canaries: int
+    alpha: float
 
     @property
     def level(self) -> float:
         """Level at which a variant is tested, regardless of the other variants (Bonferroni)."""
-        return self.recipe.score.alpha / self.variants
+        return self.alpha / self.variants
 
     @property
     def needed(self) -> float:
         """Bits at which a canary is found, regardless of the others: Holm's first step, in either part of the headline."""
-        return math.log2(min(2, self.canaries) * self.canaries / self.recipe.score.alpha)
+        return math.log2(min(2, self.canaries) * self.canaries / self.alpha)
 
     def of(self, at: Mapping[str, str]) -> pd.DataFrame:
         """Return the units of the canaries that a variant's models saw."""
         return self.last[(self.last["variant"] == at.get("variant", "")) & (self.last["insertions"] > 0)]
 
 
-def _tests(models: Sequence[Scored], last: pd.DataFrame, recipe: Recipe, size: int) -> Iterator[Row]:
+def _tests(models: Sequence[Scored], last: pd.DataFrame, recipe: Recipe, size: int, alpha: float) -> Iterator[Row]:
     """Yield a joint test of the canaries of each variant, then a test of each canary."""
     tested_variants = [(at, held(models, name)) for name, at in variants_of(last)]
     tested_variants = [(at, canaries) for at, canaries in tested_variants if canaries and _has_null(canaries)]
-    run = _Run(recipe, last, size, len(tested_variants), sum(len(canaries) for _, canaries in tested_variants))
+    run = _Run(recipe, last, size, len(tested_variants), sum(len(canaries) for _, canaries in tested_variants), alpha)
     for at, canaries in tested_variants:
         yield _given_head(at, canaries, run) if canaries[0].kind == GIVEN else _drawn_head(at, canaries, run)
     for at, canaries in tested_variants:
@@ -158,7 +164,7 @@ def _drawn_head(at: Mapping[str, str], canaries: Sequence[Held], run: _Run) -> R
         "exposure", at, values.mean(), n=len(canaries), p_value=evidence.p_value, family=HEADLINE, null_value=MEAN_BY_CHANCE,
         interval=mean_interval(values, math.log2(run.size)), bound=run.recipe.score.bound,
         upper_bound=largest([canary.upper(run.size, ERROR / run.canaries) for canary in canaries]),
-        detectable=evidence.detectable, smallest_p=evidence.smallest_p,
+        detectable=evidence.detectable, smallest_p=evidence.smallest_p, either_direction=True,
     )  # fmt: skip
 
 
@@ -170,6 +176,7 @@ def _drawn_row(at: Mapping[str, str], canary: Held, run: _Run) -> Row:
         p_value=canary.p(run.size), family=CANARIES, null_value=MEAN_BY_CHANCE, interval=_unit_interval(units),
         upper_bound=canary.upper(run.size, ERROR), bound=run.recipe.score.bound,
         detectable=run.needed if -math.log2(max(floor, TINY)) >= run.needed else None, smallest_p=floor,
+        either_direction=True,
     )  # fmt: skip
 
 
@@ -181,6 +188,7 @@ def _given_head(at: Mapping[str, str], secrets: Sequence[Held], run: _Run) -> Ro
         family=HEADLINE, null_value=MEAN_BY_CHANCE, interval=mean_interval(values, math.log2(1 + unseen)),
         upper_bound=largest([secret.upper_among_unseen(ERROR / run.canaries) for secret in secrets]),
         bound=run.recipe.score.bound, detectable=evidence.detectable, smallest_p=evidence.smallest_p,
+        either_direction=True,
     )  # fmt: skip
 
 
@@ -192,7 +200,7 @@ def _given_row(at: Mapping[str, str], secret: Held, run: _Run) -> Row:
         n=len(secret.nets), p_value=secret.p_among_unseen(), family=CANARIES, null_value=MEAN_BY_CHANCE,
         interval=Interval(low, high, "references"), upper_bound=secret.upper_among_unseen(ERROR),
         bound=run.recipe.score.bound, detectable=run.needed if math.log2(1 + unseen) >= run.needed else None,
-        smallest_p=1 / (1 + unseen),
+        smallest_p=1 / (1 + unseen), either_direction=True,
     )  # fmt: skip
 
 
@@ -268,7 +276,7 @@ def _differences(last: pd.DataFrame, recipe: Recipe) -> Iterator[Row]:
         if len(values) > 1 and (by == ["seed"] or not shared):
             yield tested(
                 "exposure_difference", params, values.mean(), n=len(values), p_value=sign_flip_p(values), family=VARIANTS,
-                interval=interval, smallest_p=max(2.0 ** (1 - len(values)), 1 / (1 + FLIPS)),
+                interval=interval, smallest_p=max(2.0 ** (1 - len(values)), 1 / (1 + FLIPS)), either_direction=True,
             )  # fmt: skip
         else:
             yield estimate("exposure_difference", params, values.mean(), n=len(values), interval=interval)

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 
 from memlib.audits.exposure.documents import said_of_documents
-from memlib.audits.exposure.recipe import Recipe
-from memlib.findings import BOUNDED, INCONCLUSIVE, SHOWN, Row, Verdict, Word
+from memlib.audits.exposure.recipe import HEADLINE, HEADLINES, PRIVACY, Recipe
+from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Row, Verdict, Word, word_of
 
 READABLE_BITS = 50
 NO_NULL = (
@@ -25,32 +25,56 @@ def verdict(rows: Sequence[Row], recipe: Recipe, *, size: int) -> Verdict:
         recipe: the recipe of the run.
         size: |R|, the number of candidates.
     """
-    heads = [row for row in rows if row["family"] == "headline"]
-    claims = [_privacy(rows), said_of_documents(rows)]
-    claim, why = ("".join(parts) for parts in zip(*claims, strict=True))
+    word = word_of(rows, HEADLINES, refuting=(PRIVACY,))
+    hits, searched = _extracted(rows)
+    if (word == BOUNDED and hits) or word == DESCRIPTIVE:  # an extraction contradicts any bound
+        word = INCONCLUSIVE
+    canaries = _of_canaries(rows, recipe, size)
+    found = [canaries, _of_privacy(rows), said_of_documents(rows)]
+    if hits:
+        text = f"A search that was given no symbol of the secrets extracted {hits} of {searched}."
+        found.insert(1, (canaries[0], text, ""))
+    said = sorted((part for part in found if part is not None), key=lambda part: part[0] != SHOWN)  # shown parts first
+    if len(said) == 1 and not _heads(rows):
+        return Verdict(INCONCLUSIVE, *NO_NULL)
+    sentence, explanation = (" ".join(filter(None, texts)) for texts in list(zip(*said, strict=True))[1:])
+    return Verdict(word, sentence, explanation)
+
+
+Part = tuple[Word, str, str]
+"""The word, the sentence and the explanation of one group of headline families."""
+
+
+def _heads(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row["family"] == HEADLINE]
+
+
+def _of_canaries(rows: Sequence[Row], recipe: Recipe, size: int) -> Part:
+    """State what the tests of canaries, or of given secrets, show."""
+    heads, singles = _heads(rows), [row for row in rows if row["family"] == "canaries"]
     if not heads:
-        return Verdict(SHOWN, claim.strip(), " ".join([why.strip(), *NO_NULL])) if claim else Verdict(INCONCLUSIVE, *NO_NULL)
-    singles = [row for row in rows if row["family"] == "canaries"]
-    word = _word(heads)
-    sentence, explanation = _said(word, heads, singles, recipe, size)
-    return Verdict(SHOWN if claim else word, sentence + _extracted(rows, word) + claim, explanation + why)
-
-
-def _word(heads: Sequence[Row]) -> Word:
-    words = {row["verdict"] for row in heads}
-    if SHOWN in words:
-        return SHOWN
-    return BOUNDED if words == {BOUNDED} else INCONCLUSIVE
-
-
-def _said(word: Word, heads: Sequence[Row], singles: Sequence[Row], recipe: Recipe, size: int) -> tuple[str, str]:
+        return INCONCLUSIVE, *NO_NULL
     noun = "secret" if heads[0]["metric"] == "exposure_among_unseen" else "canary"
+    word = word_of(heads, (HEADLINE,))
     if word == SHOWN:
-        return _shown(heads, singles, noun, recipe), _how_exposed(heads, singles, noun, recipe, size)
-    if word == BOUNDED:
-        return _bounded(heads, noun), _missed(heads, singles, noun, recipe)
+        return SHOWN, _shown(heads, singles, noun, recipe), _how_exposed(heads, singles, noun, recipe, size)
+    missed = " ".join(filter(None, [_missed(heads, singles, noun, recipe), _in_the_format(rows, heads, noun)]))
+    if word == BOUNDED and not _extracted(rows)[0]:
+        return BOUNDED, _bounded(heads, noun), missed
     what = "the given secrets" if noun == "secret" else "its inserted canaries"
-    return f"This audit does not show that {_model(recipe)} gives away {what}.", _missed(heads, singles, noun, recipe)
+    return INCONCLUSIVE, f"This audit does not show that {_model(recipe)} gives away {what}.", missed
+
+
+def _in_the_format(rows: Sequence[Row], heads: Sequence[Row], noun: str) -> str:
+    """State exposures in R that lie above the upper bound among unseen secrets; they measure something else."""
+    bounds = [row["upper_bound"] for row in heads if row["upper_bound"] is not None]
+    among = [row["value"] for row in rows if row["metric"] == "exposure" and "canary" in row["params"]]
+    if noun != "secret" or not bounds or not among or max(among) <= max(bounds):
+        return ""
+    return (
+        f"Ranked among all texts that fit the format instead, the secrets reach up to {max(among):.1f} bits. A model that "
+        "only knows this kind of secret reaches such values too; what it knows beyond the kind is what was tested."
+    )
 
 
 def _shown(heads: Sequence[Row], singles: Sequence[Row], noun: str, recipe: Recipe) -> str:
@@ -113,8 +137,8 @@ def _outsider(most: Row, recipe: Recipe, size: int) -> str:
     return (
         f"The most exposed canary occurred {times} {_times(times)} in the training data and has {bits:.1f} bits of "
         f"exposure{law}{mean}: whoever can ask the model how likely a text is needs only one in "
-        f"2^{bits:.1f}{_fraction(bits)} of the guesses needed without the model. There are 2^{space:.1f} possible canaries: "
-        f"at {space:.1f} bits the first guess is right."
+        f"2^{bits - 1:.1f}{_fraction(bits - 1)} of the guesses needed on average without the model. There are 2^{space:.1f} "
+        f"possible canaries: at {space:.1f} bits the first guess is right."
     )
 
 
@@ -136,12 +160,14 @@ def _missed(heads: Sequence[Row], singles: Sequence[Row], noun: str, recipe: Rec
         parts.append(f"All together would have been found at a mean of {head['detectable']:.1f} bits or more.")
     parts.append("A smaller exposure may exist.")
     if all(row["upper_bound"] is not None for row in heads):
-        parts.append(f"None has more than {max(row['upper_bound'] for row in heads):.1f} bits (95 % upper bound).")
+        bits = max(row["upper_bound"] for row in heads)
+        parts.append(f"None has more than {bits:.1f} bits{_unit(noun)} (95 % upper bound).")
     return " ".join(parts)
 
 
 def _bounded(heads: Sequence[Row], noun: str) -> str:
-    return f"No {noun} has more than {heads[0]['bound']:g} bits of exposure."
+    of = "given secret" if noun == "secret" else noun
+    return f"No {of} has more than {heads[0]['bound']:g} bits{_unit(noun)}."
 
 
 def _more(noun: str) -> str:
@@ -149,7 +175,7 @@ def _more(noun: str) -> str:
 
 
 def _unit(noun: str) -> str:
-    return " of exposure among unseen secrets" if noun == "secret" else " of exposure"
+    return " of exposure among unseen secrets of its kind" if noun == "secret" else " of exposure"
 
 
 def _in_nets(recipe: Recipe) -> str:
@@ -172,17 +198,14 @@ def _fraction(bits: float) -> str:
     return f" (1 in {2**bits:,.0f})" if bits < READABLE_BITS else ""
 
 
-def _extracted(rows: Sequence[Row], word: Word) -> str:
-    """State how many canaries were extracted by the search that was given no symbol of the secret."""
+def _extracted(rows: Sequence[Row]) -> tuple[int, int]:
+    """Return how many secrets the search that was given none of their symbols extracted, and how many it searched for."""
     searches = [
         row
         for row in rows
         if row["metric"] == "extracted" and row["params"]["search"] == "shortest_path" and row["params"]["known"] == 0
     ]
-    hits, searched = round(sum(row["value"] * row["n"] for row in searches)), sum(row["n"] for row in searches)
-    if not hits or word != SHOWN:
-        return ""
-    return f" A search that was given no symbol of the secrets extracted {hits} of {searched}."
+    return round(sum(row["value"] * row["n"] for row in searches)), sum(row["n"] for row in searches)
 
 
 def floored(epsilon: float) -> float:
@@ -190,17 +213,18 @@ def floored(epsilon: float) -> float:
     return math.floor(100 * epsilon) / 100
 
 
-def _privacy(rows: Sequence[Row]) -> tuple[str, str]:
-    """State which claim of privacy a canary refutes; both texts are empty if none is refuted."""
+def _of_privacy(rows: Sequence[Row]) -> Part | None:
+    """State which claim of privacy a canary refutes; None if none is refuted, which confirms no claim."""
     refuted = [row for row in rows if row["metric"] == "privacy_claim" and row["verdict"] == SHOWN]
     if not refuted:
-        return "", ""
+        return None
     worst = min(refuted, key=lambda row: float(row["p_adjusted"]))
     claim = worst["params"]
     name = f" of variant {claim['variant']!r}" if claim.get("variant") else ""
     return (
-        f" The training{name} is not as private as claimed.",
-        f" It claims epsilon {claim['epsilon']:.3g} at delta {claim['delta']:g}; canary {claim['canary']}, which occurred in "
+        SHOWN,
+        f"The training{name} is not as private as claimed.",
+        f"It claims epsilon {claim['epsilon']:.3g} at delta {claim['delta']:g}; canary {claim['canary']}, which occurred in "
         f"{claim['insertions']} {'window' if claim['insertions'] == 1 else 'windows'}, ranks too low for that "
         f"(p = {_p(worst['p_adjusted'])}): epsilon is at least {floored(worst['value']):.2f}. Noise or clipping may be "
         "missing.",

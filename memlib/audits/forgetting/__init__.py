@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memlib.audit import Audit
-from memlib.audits.forgetting.recipe import Recipe
+from memlib.audits.forgetting.recipe import HEADLINES, Recipe
 from memlib.audits.forgetting.tables import EXAMPLES, UNITS
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ AUDIT = Audit(
     recipe=Recipe,
     tables={"units": UNITS, "examples": EXAMPLES},
     in_brief=_in_brief,
+    headlines=HEADLINES,
     limits=_limits,
     asked=_asked,
 )

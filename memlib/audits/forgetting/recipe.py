@@ -12,6 +12,8 @@ from memlib.specs.observing import WEIGHTLESS
 
 RETAINED, REVERSED, FORGOTTEN = "retained", "unlearned too hard", "forgotten"
 NO_TRACE, UNDECIDED = "no trace found", "undecided"
+TARGETS = "targets"  # the family of tests, one per target
+HEADLINES = (TARGETS,)
 TARGET, NULL = "target", "null"
 RARE = 0.001
 NON_MEMBERS_FOR_RARE = 2000

@@ -147,7 +147,7 @@ class Score(ScoresStage):
 
     declared: ClassVar[Declared] = Declared(
         "score_forgetting",
-        3,
+        4,
         (
             *(f"{_HERE}.{room}" for room in ("distances", "recipe", "stages", "summary", "trace", "verdict")),
             *FINDINGS,

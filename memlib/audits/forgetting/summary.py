@@ -11,7 +11,7 @@ import scipy
 from numpy.typing import NDArray
 
 from memlib.audits.forgetting.distances import Distances, Observed, likelihoods
-from memlib.audits.forgetting.recipe import NON_MEMBERS_FOR_RARE, NULL, RARE, RETAINED, TARGET, Recipe
+from memlib.audits.forgetting.recipe import HEADLINES, NON_MEMBERS_FOR_RARE, NULL, RARE, RETAINED, TARGET, TARGETS, Recipe
 from memlib.audits.forgetting.trace import (
     estimate_effects,
     find_trace,
@@ -26,8 +26,6 @@ from memlib.identity import derive_seed
 from memlib.specs.data import CALIBRATION, KNOWN, QUERY, WITHHELD
 from memlib.stats.likelihood import confidences, rounded
 from memlib.tables import CURVES
-
-FAMILY = "targets"
 
 
 def summarize(distances: Distances, examples: pa.Table, recipe: Recipe) -> pa.Table:
@@ -58,7 +56,7 @@ def summarize(distances: Distances, examples: pa.Table, recipe: Recipe) -> pa.Ta
         rows += [_found_row(group, distances, recipe) for group in (NULL, RETAINED)]
     if recipe.compare is not None and not distances.problems:
         rows.append(_change_row(recipe.compare, distances))
-    settled = settle(rows, alpha=recipe.verdict.alpha)
+    settled = settle(rows, alpha=recipe.verdict.alpha, headlines=HEADLINES)
     run_verdict = verdict([{**row, "params": json.loads(row["params"])} for row in settled], recipe)
     remark = " ".join(f"rho is not given: {problem}." for problem in distances.problems.values())
     return summary_table(settled, replace(run_verdict, explanation=f"{run_verdict.explanation} {remark}".strip()))
@@ -89,7 +87,8 @@ def _trace_rows(name: str, distances: Distances, recipe: Recipe) -> Iterator[Row
     if control is not None and control.holds and np.isfinite(control.limit):
         bounds = {"upper_bound": control.limit * control.effect, "bound": recipe.verdict.share_bound * control.effect}
     yield tested(
-        "trace", params, trace.effect, n=pool.count(QUERY) + pool.count(WITHHELD), p_value=trace.p_value, family=FAMILY,
+        "trace", params, trace.effect, n=pool.count(QUERY) + pool.count(WITHHELD), p_value=trace.p_value,
+        family=TARGETS, either_direction=True,
         interval=Interval(trace.low, trace.high, "examples") if np.isfinite(trace.low) else None,
         detectable=trace.detectable(_level(recipe)), smallest_p=min(1.0, trace.smallest_p * len(recipe.targets)), **bounds,
     )  # fmt: skip

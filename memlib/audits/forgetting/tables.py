@@ -49,9 +49,7 @@ EXAMPLES = Table(
         Column("log_odds", FLOAT, "nat", "log p / (1 - p)"),
         Column("log_odds_query", FLOAT, "nat", "mean log odds of the query models"),
         Column("log_odds_calibration", FLOAT, "nat", "mean log odds of the calibration models"),
-        Column(
-            "log_likelihood_ratio", FLOAT, "nat", "log likelihood ratio of query (in) to calibration (out) models, as in LiRA"
-        ),
+        Column("log_likelihood_ratio", FLOAT, "nat", "log likelihood ratio of query (in) to calibration (out) models"),
         Column(
             "residual",
             FLOAT,

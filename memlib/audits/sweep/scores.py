@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from memlib.audits import AUDITS, audit_of
 from memlib.audits.sweep.tables import SWEEP
 from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Row, Verdict, diagnostic
 from memlib.records import Finding, RunRecord
@@ -77,10 +78,10 @@ def _both(pair: Row) -> str:
 
 
 def headline(run: RunRecord) -> Finding:
-    """Return a run's main finding: the row with the smallest p-value in the headline's family (of targets or variants)."""
-    first = run.findings[0]
-    family = [row for row in run.findings if first.family is not None and row.family == first.family]
-    return min(family, key=lambda row: math.inf if row.p_adjusted is None else row.p_adjusted, default=first)
+    """Return a run's main finding: the test of its headline families with the smallest p-value, else the first row."""
+    families = AUDITS[audit_of(run.audit)].headlines
+    tests = [row for row in run.findings if row.role == "test" and row.family in families]
+    return min(tests, key=lambda row: math.inf if row.p_adjusted is None else row.p_adjusted, default=run.findings[0])
 
 
 def _headlines(outcomes: Sequence[Outcome]) -> dict[str, Finding]:
@@ -92,9 +93,9 @@ def _adjusted(outcomes: Sequence[Outcome]) -> dict[str, float]:
     """Return the p-value of every tested headline, adjusted over the cells (Holm 1979); shared scores count once."""
     tests: dict[str, float] = {}
     for outcome in outcomes:
-        p = None if outcome.run is None else headline(outcome.run).p_adjusted
-        if outcome.run is not None and p is not None:
-            tests.setdefault(_scores(outcome.run), p)
+        row = None if outcome.run is None else headline(outcome.run)
+        if outcome.run is not None and row is not None and row.role == "test" and row.p_adjusted is not None:
+            tests.setdefault(_scores(outcome.run), row.p_adjusted)
     by_scores = dict(zip(tests, holm(list(tests.values())).tolist(), strict=True))
     known = {o.cell: _scores(o.run) for o in outcomes if o.run is not None}
     return {cell: by_scores[name] for cell, name in known.items() if name in by_scores}
@@ -127,10 +128,14 @@ def verdict(outcomes: Sequence[Outcome]) -> Verdict:
     if not adjusted:
         return Verdict(DESCRIPTIVE, f"{len(heads)} audits were compared; none of them includes a test.", missing.strip())
     audits = list({_scores(o.run): o.cell for o in reversed(outcomes) if o.run is not None and o.cell in adjusted}.values())
-    shown = [cell for cell in audits if adjusted[cell] <= (heads[cell].alpha or 0.0)]
     alone = [cell for cell in audits if words.get(cell) == SHOWN]
+    shown = [cell for cell in alone if adjusted[cell] <= (heads[cell].alpha or 0.0)]
+    text = f"Shown: {', '.join(shown) or 'none'}. Without the adjustment: {len(alone)}, as stated on the cells' own pages."
+    if not shown and not broken and all(words.get(cell) == BOUNDED for cell in audits):
+        sentence = f"Each of {len(audits)} audits bounds memorization; none shows it."
+        return Verdict(BOUNDED, sentence, f"{text} The bounds are stated on the cells' own pages.")
     sentence = f"{len(shown)} of {len(audits)} audits show memorization, adjusted for their number."
     unsaid = "" if shown else " This does not rule out memorization: each cell's page states what its audit could have found."
-    text = f"Shown: {', '.join(shown) or 'none'}. Without the adjustment: {len(alone)}, as stated on the cells' own pages."
-    bounded = all(words.get(cell) == BOUNDED for cell in audits)
-    return Verdict(SHOWN if shown else BOUNDED if bounded else INCONCLUSIVE, sentence, f"{text}{unsaid}{missing}")
+    untested = sorted(set(heads) - set(adjusted))
+    without = f" Without a test: {', '.join(untested)}." if untested else ""
+    return Verdict(SHOWN if shown else INCONCLUSIVE, sentence, f"{text}{unsaid}{without}{missing}")

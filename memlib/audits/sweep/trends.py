@@ -88,7 +88,14 @@ def _row(audit: str, key: str, strata: Sequence[Sequence[tuple[float, str, Findi
     extreme = float((np.abs(null) >= abs(observed) - 1e-9 * scale).mean())
     smallest = float((np.abs(null) >= np.abs(null).max() - 1e-9 * scale).mean())
     return tested(
-        metric, params, observed / scale, n=count, p_value=max(extreme, 1 / len(null)), family="trends", smallest_p=smallest
+        metric,
+        params,
+        observed / scale,
+        n=count,
+        p_value=max(extreme, 1 / len(null)),
+        family="trends",
+        smallest_p=smallest,
+        either_direction=True,
     )
 
 

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from memlib.audit import Audit
-from memlib.audits.unique_feature.recipe import Recipe
+from memlib.audits.unique_feature.recipe import HEADLINES, Recipe
 from memlib.audits.unique_feature.tables import UNITS
 
 
@@ -43,5 +43,6 @@ AUDIT = Audit(
     recipe=Recipe,
     tables={"units": UNITS},
     in_brief=_in_brief,
+    headlines=HEADLINES,
     limits=_limits,
 )

@@ -12,10 +12,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from memlib.audits.unique_feature.maxima import ByLabel, settings_of
-from memlib.audits.unique_feature.recipe import SETTING, Config
+from memlib.audits.unique_feature.recipe import HEADLINES, OWN, SETTING, Config
 from memlib.audits.unique_feature.scoring import Net, unit
 from memlib.audits.unique_feature.tables import UNITS
-from memlib.audits.unique_feature.verdict import OWN, verdict_on_own
+from memlib.audits.unique_feature.verdict import verdict_on_own
 from memlib.errors import UserError
 from memlib.findings import Row, diagnostic, settle, summary_table, tested
 from memlib.stats.inference import permutation_p
@@ -101,7 +101,7 @@ def summarize_own(units: pa.Table, config: Config, *, null: str) -> pa.Table:
         for row in _rows(units, *key, config.alpha, bound, null=null, num_scores=len(keys))
     ]
     rows.sort(key=lambda row: row["role"] != "test")
-    settled = settle(rows, alpha=config.alpha)
+    settled = settle(rows, alpha=config.alpha, headlines=HEADLINES)
     return summary_table(settled, verdict_on_own(settled))
 
 

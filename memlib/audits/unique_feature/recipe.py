@@ -25,6 +25,8 @@ from memlib.specs.subject import TrainIt
 
 Output = Literal["probability", "logit"]
 CONTROLS_FOR_P = 19  # with fewer controls, no net can reach a calibrated p of .05
+HEADLINE, OWN = "headline", "own model"  # families of tests: of trained models, of an external one
+HEADLINES = (HEADLINE, OWN)
 SETTING = {"m_white": "white", "m_grey": "grey", "m_black": "black", "m_w": "white", "m_kl": "black"}
 
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from memlib.audits.unique_feature.analysis import Analysis, level_of, settings, unit_means
 from memlib.audits.unique_feature.exchange import Exchanged, Score, exchange
 from memlib.audits.unique_feature.maxima import ByLabel, settings_of
-from memlib.audits.unique_feature.recipe import Config
+from memlib.audits.unique_feature.recipe import HEADLINE, HEADLINES, Config
 from memlib.audits.unique_feature.scoring import Pull
-from memlib.audits.unique_feature.verdict import HEADLINE, verdict
+from memlib.audits.unique_feature.verdict import verdict
 from memlib.findings import Interval, Row, diagnostic, estimate, settle, summary_table, tested
 from memlib.identity import derive_seed
 from memlib.stats.inference import exact_interval, exceedance_p, mean_interval
@@ -62,7 +62,7 @@ def summarize(
     rest += _changes({variant: scores[0] for variant, scores in variants.items()})
     rest += _correlations(units, influence or {})
     rest += [row for variant, of_canaries in (pulls or {}).items() for row in _pull_rows(variant, of_canaries)]
-    rows = settle([*heads, *rest], alpha=config.alpha)
+    rows = settle([*heads, *rest], alpha=config.alpha, headlines=HEADLINES)
     return summary_table(rows, verdict(rows, alpha=config.alpha))
 
 

@@ -4,11 +4,9 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from memlib.audits.unique_feature.recipe import Recipe
+from memlib.audits.unique_feature.recipe import HEADLINE, Recipe
 from memlib.findings import BOUNDED, INCONCLUSIVE, SHOWN, Row, Verdict, cannot_reject
 
-HEADLINE = "headline"
-OWN = "own model"
 NAMES = {
     "m_white": "white box (M)", "m_grey": "grey box (M)", "m_black": "black box (M)", "m_w": "white box (M_w, 2022)",
     "m_kl": "black box (M, 2022)",

@@ -15,7 +15,7 @@ from flows.audits import body_of
 from flows.recipes import load_recipe, validate
 from memlib.audits import AUDITS
 from memlib.audits.deja_vu import stability
-from memlib.audits.deja_vu.recipe import Config
+from memlib.audits.deja_vu.recipe import HEADLINES, Config
 from memlib.audits.deja_vu.stability import Compared, stability_rows
 from memlib.audits.deja_vu.verdict import verdict
 from memlib.errors import UserError
@@ -172,23 +172,25 @@ def headline(**changed: Any) -> dict[str, Any]:
         (
             {},
             0.5,
-            "inconclusive",
+            "shown",
             "places views of its own training images closer together than other models do, but was not shown to name",
         ),
-        ({"bound": 0.05}, 0.5, "bounded", "but names the objects of fewer than 5 % of them"),
+        ({"bound": 0.05}, 0.5, "shown", "but names the objects of fewer than 5 % of its training images from memory"),
+        ({"bound": 0.05}, -0.5, "inconclusive", "fewer than 5 % of its training images from memory; whether it places views"),
         ({"p_value": 1e-6}, 0.5, "shown", "has memorized individual training images"),
         (
             {"value": -0.05, "ci_low": -0.08, "ci_high": -0.02, "p_value": 0.99},
             0.5,
-            "inconclusive",
+            "shown",
             "opposite direction to memorization",
         ),
-        ({}, 0.0, "inconclusive", "neither shown nor ruled out"),
+        ({}, -0.5, "inconclusive", "neither shown nor ruled out"),
     ],
 )
 def test_the_verdict_does_not_deny_what_views_show(excess: dict[str, Any], memory: float, word: str, sentence: str) -> None:
     compared, splits = made_up(np.random.default_rng(0), memory)
-    said = verdict(settle([headline(**excess), *stability_rows([compared], splits, ["last"], QUICK)], alpha=0.05))
+    rows = [headline(**excess), *stability_rows([compared], splits, ["last"], QUICK)]
+    said = verdict(settle(rows, alpha=0.05, headlines=HEADLINES))
     assert said.word == word
     assert sentence in said.sentence
-    assert ("SSLMem" in said.explanation) == (memory > 0)
+    assert "SSLMem" in said.explanation

@@ -182,7 +182,7 @@ def test_the_page_says_what_exposure_means(tmp_path: Path) -> None:
     page = build_page(recipe(title="<b>"), "abc", tables, {"text": "topics"}, tmp_path)
     assert page.verdict == "The model gives away 1 of 1 inserted canary."
     assert page.verdict_kind == "found"
-    assert "one in 2^19.9" in page.lead
+    assert "one in 2^18.9" in page.lead
     assert "19.9 bits" in page.lead
     html = render(page)
     assert "<b>" not in html.replace("<b>", "", 0) or "&lt;b&gt;" in html

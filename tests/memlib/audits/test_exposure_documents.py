@@ -36,13 +36,13 @@ def documents_of(
 
 
 def settled(table: pa.Table) -> list[dict[str, Any]]:
-    rows = settle(document_rows(table, HOW), alpha=0.05)
+    rows = settle(document_rows(table, HOW, alpha=0.05), alpha=0.05)
     return [{**row, "params": json.loads(row["params"])} for row in rows]
 
 
 def test_models_that_know_nothing_are_rarely_accused_and_nets_are_no_documents() -> None:
     rng = np.random.default_rng(0)
-    accused = sum(next(document_rows(documents_of(rng, seeds=3), HOW))["p_value"] <= 0.05 for _ in range(200))
+    accused = sum(next(document_rows(documents_of(rng, seeds=3), HOW, alpha=0.05))["p_value"] <= 0.05 for _ in range(200))
     assert accused <= 19  # P(Binomial(200, .05) > 19) = .003
 
 
@@ -61,13 +61,16 @@ def test_memory_is_found_and_said_with_what_comes_out() -> None:
     assert shares["whole", "trained", 1]["value"] == 1.0  # half a bit: more likely than not at once
     assert shares["whole", "held_out", 100]["value"] == 0.0
     assert shares["whole", "trained", 1]["n"] == 30
-    claim, why = said_of_documents(rows)
-    assert claim == " The model remembers documents that it was trained on."
+    word, claim, why = said_of_documents(rows) or ("", "", "")
+    assert (word, claim) == (SHOWN, "The model remembers documents that it was trained on.")
     assert (
         "100 % of the documents that it was trained on are reproduced with a probability of at least 0.5, and 0 % of the held-out documents"
         in why
     )
-    assert said_of_documents(settled(documents_of(rng))) == ("", "")
+    word, claim, why = said_of_documents(settled(documents_of(rng))) or ("", "", "")
+    assert (word, claim) == (INCONCLUSIVE, "It was not shown to remember documents that it was trained on.")
+    assert "would have been found with a power of 80 %" in why
+    assert said_of_documents([]) is None
 
 
 def test_what_is_shown_is_said_where_given_secrets_have_no_null() -> None:
@@ -79,12 +82,13 @@ def test_what_is_shown_is_said_where_given_secrets_have_no_null() -> None:
     }  # fmt: skip
     recipe, rng = Recipe.model_validate(content), np.random.default_rng(1)
     found = verdict(settled(documents_of(rng, gap=25.0)), recipe, size=10_000)
-    assert (found.word, found.sentence) == (SHOWN, "The model remembers documents that it was trained on.")
+    remembers = "The model remembers documents that it was trained on."
+    assert (found.word, found.sentence) == (SHOWN, f"{remembers} {NO_NULL[0]}")
     assert found.explanation.startswith("The continuation of a document costs the model ")
-    assert " This audit cannot tell whether the model gives away these secrets: " in found.explanation
     assert "in canaries.unseen" in found.explanation
     nothing = verdict(settled(documents_of(rng)), recipe, size=10_000)
-    assert (nothing.word, nothing.sentence) == (INCONCLUSIVE, NO_NULL[0])
+    assert nothing.word == INCONCLUSIVE
+    assert nothing.sentence == f"{NO_NULL[0]} It was not shown to remember documents that it was trained on."
 
 
 def test_as_many_documents_of_both_sides_are_drawn_and_short_ones_are_not() -> None:

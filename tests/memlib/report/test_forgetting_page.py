@@ -33,7 +33,7 @@ def findings(*names: str, p: float = 0.5, value: float = 0.4, limit: float = 0.9
     chosen = names or ("<b>t</b>",)
     rows = [
         tested(
-            "trace", {**at, "target": n}, value, n=180, p_value=p, family="targets", detectable=0.2,
+            "trace", {**at, "target": n}, value, n=180, p_value=p, family="targets", detectable=0.2, either_direction=True,
             interval=Interval(value - 0.2, value + 0.2, "examples"), upper_bound=limit, bound=0.2,
         )
         for n in chosen

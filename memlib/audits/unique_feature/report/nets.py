@@ -125,7 +125,7 @@ def tests_section(findings: Findings) -> Section:
         cells = [
             METRIC_NAMES[params["metric"]], params["output"].replace("_", " "),
             " / ".join(f"{r['value']:.3g}" for r in both if r), f"{row['value']:.3g}", interval_text(row),
-            p_text(row["p_adjusted"]), _found_at(row), row["verdict"] or "not tested",
+            p_text(row["p_adjusted"]), _found_at(row), row["verdict"] or ("" if row["role"] == "test" else "not tested"),
         ]  # fmt: skip
         rows.append(_with_variant(findings, params, cells))
         main += [rows[-1]] if findings.is_headline(params) else []

@@ -102,7 +102,8 @@ def build_page(
         advice=advice_of(
             conclusion.word,
             shown="Remove identifying features such as names from the images before training, and treat models trained with "
-            "them as confidentially as the images. Regularization may reduce memory: change the training, and audit again.",
+            "them as confidentially as the images. Regularization does not prevent this memory (Hartley 2022, 2023): audit "
+            "every changed training again.",
         ),
         limits=_NOT_SHOWN, terms=_TERMS, model=material.facts.get("model", ""),
         title=recipe.title, audit="unique-feature", run=run, verdict=conclusion.sentence,

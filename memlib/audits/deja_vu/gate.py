@@ -1,0 +1,67 @@
+"""Limits on memory of images like the audited ones, for gates.
+
+The tests of a run speak of the audited images: given these, they vary only in which side trained on an image. A gate speaks
+of images like them, so the number that the redraws leave possible is taken as a sample: its exact interval over images (or
+over persons, where images are grouped) is compared with the limit.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from memlib.audit import Judgement
+from memlib.audits.deja_vu.analysis import Analysis, settings
+from memlib.audits.deja_vu.recipe import HEADLINE, Recipe
+from memlib.identity import derive_seed
+from memlib.opened import Run
+from memlib.stats.inference import exact_interval
+from memlib.stats.randomization import attributable_bound, attributable_least
+
+LEVEL = 0.025  # of each of the two steps, at either end
+
+
+def judge(run: Run, row: Mapping[str, Any], limit: float) -> Judgement | None:
+    """Judge the share excess of the headline; None for any other row.
+
+    Passed if the share of memorized images is at most the limit with 95 % confidence, failed if it is above it.
+    """
+    if row["metric"] != "share_excess" or row["family"] != HEADLINE:
+        return None
+    recipe = Recipe.model_validate(run.recipe)
+    ends = shares(run.units, recipe)
+    if ends is None:
+        return Judgement("undecided", "fewer answers are right than chance explains, so no limit can be given")
+    low, high, count = ends
+    reason = f"between {100 * low:.1f} % and {100 * high:.1f} % of images like these ({count} audited) are memorized"
+    return Judgement("passed" if high <= limit else "failed" if low > limit else "undecided", reason)
+
+
+def shares(units: pa.Table, recipe: Recipe) -> tuple[float, float, int] | None:
+    """Return limits of the share of memorized images, each at .05 over both steps, and the number of images or persons.
+
+    Args:
+        units: tables.UNITS of the run.
+        recipe: the run's recipe.
+
+    Returns:
+        lower limit, upper limit, number; None if the answers contradict that sides can only add right answers.
+    """
+    config = recipe.decode.model_copy(update={"replicates": 100})  # of a bootstrap that is not used here
+    _, part = next(iter(settings(units)))
+    analysis = Analysis(part, config, alone=recipe.reference is not None)
+    design, gains = analysis.design, analysis.gains
+    right = analysis.right["target"].sum(axis=0) * analysis.trained_on
+    seed = derive_seed(config.seed, "gate")
+    draws = config.permutations
+    most = attributable_bound(design, gains, right, permutations=draws, seed=seed, level=LEVEL) if right.sum() else 0
+    if most is None:
+        return None
+    least = attributable_least(design, gains, right, permutations=draws, seed=seed, level=LEVEL)
+    answers = int(analysis.trained_on.sum()) * analysis.num_pairs
+    count = len(np.unique(analysis.groups[analysis.trained_on]))
+    low, _ = exact_interval(math.floor(least / answers * count), count)
+    _, high = exact_interval(math.ceil(most / answers * count), count)
+    return low, high, count

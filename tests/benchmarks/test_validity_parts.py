@@ -1,0 +1,26 @@
+"""Every part of the validity study runs: its first unit, and its report of it, so that a rename breaks a test and no table."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.validity.__main__ import parts
+from benchmarks.validity.harness import carry_out, heading
+
+LONG = ("smoke",)  # a whole audit, which the README's first command runs
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [name for name in parts() if name not in LONG])
+def test_the_first_unit_of_a_part_is_computed_and_reported(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, real_data: Path
+) -> None:
+    monkeypatch.setattr("benchmarks.validity.harness.RESULTS", tmp_path)
+    monkeypatch.setenv("MEMLIB_DATA", str(real_data))
+    part = parts()[name]
+    first = next(iter(part.units()))
+    (row,) = carry_out(type(part)(part.name, part.question, lambda: [first], part.compute, part.report), minutes=5)
+    assert row["unit"] == first
+    lines = [*heading(part, [row]), *part.report([row])]
+    assert lines[0] == f"## {name}"
+    assert any(line.startswith("|") for line in lines)

@@ -1,0 +1,178 @@
+"""The gate for builds: nothing undecided passes, and an exposure that chance explains fails no build."""
+
+import hashlib
+import io
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flows.cli import main
+from flows.gate import judge
+from memlib.audits.deja_vu import gate as deja_vu
+from memlib.audits.deja_vu.recipe import Recipe
+from memlib.audits.deja_vu.scores import Decoding, score
+from memlib.audits.exposure import gate as exposure
+from memlib.findings import Interval, estimate, settle, summary_table, tested, with_params
+from memlib.findings import Verdict as Said
+from memlib.records import sealed
+from memlib.runs import results_path
+from memlib.store import Store
+
+RECIPE = Recipe.model_validate(
+    {
+        "data": {"source": {"kind": "scenes"}}, "split": {"train_per_class": 5}, "decode": {"k": [5], "permutations": 400},
+        "training": {"objective": {"kind": "vicreg"}, "epochs": 5},
+    }
+)  # fmt: skip
+
+
+def answers(
+    rng: np.random.Generator, count: int, excess: float, *, chance: float = 0.1, persons: int | None = None
+) -> pa.Table:
+    """Units of one pair: with probability `excess` the model of an image's own side names it from memory, in whole persons."""
+    found = []
+    for direction in ("A", "B"):
+        size = count // 2
+        labels = rng.integers(0, 2, size=size)
+        person = np.arange(size) // (1 if persons is None else size // persons)
+        right = rng.random((2, size)) < chance
+        right[0] |= rng.random(person.max() + 1)[person] < excess
+        votes = np.where(right, labels, 2)[:, :, None].repeat(5, axis=2)
+        names = [f"{direction}{place:04d}" for place in range(size)]
+        groups = None if persons is None else [f"{direction}{number}" for number in person]
+        found.append(Decoding(direction, 0, "last", 5, "maximal", names, labels, votes[0], votes[1], groups))
+    return score(found, ["cat", "dog", "hen"], RECIPE.decode)
+
+
+def ends(*arguments: Any, **options: Any) -> tuple[float, float, int]:
+    found = deja_vu.shares(answers(*arguments, **options), RECIPE)
+    assert found is not None
+    return found
+
+
+def test_few_images_without_any_difference_pass_no_gate() -> None:
+    """With no right answer at all, 20 images bound the share of images like them by 1 - .025^(1/20)."""
+    low, high, count = ends(np.random.default_rng(0), 20, 0.0, chance=0.0)
+    assert (low, count) == (0.0, 20)
+    assert high == pytest.approx(1 - 0.025 ** (1 / 20))
+    assert ends(np.random.default_rng(0), 400, 0.0, chance=0.0)[1] < 0.01
+
+
+@pytest.mark.parametrize(("count", "persons"), [(40, None), (200, None), (200, 20)])
+def test_a_share_above_the_limit_rarely_passes(count: int, persons: int | None) -> None:
+    """A true share of .10 against .05: at most .05 may pass; here P(Binomial(60, .05) > 13) = 7e-7."""
+    rng = np.random.default_rng(1)
+    passed = 0
+    for _ in range(60):
+        found = deja_vu.shares(answers(rng, count, 0.1, persons=persons), RECIPE)
+        passed += found is not None and found[1] <= 0.05
+    assert passed <= 13
+
+
+def test_much_memory_fails_and_its_persons_count_once() -> None:
+    rng = np.random.default_rng(2)
+    assert ends(rng, 400, 0.6)[0] > 0.4
+    alone, grouped = ends(rng, 200, 0.5), ends(rng, 200, 0.5, persons=10)
+    assert grouped[2] == 20
+    assert grouped[1] - grouped[0] > alone[1] - alone[0]
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    given = {"p_value": 0.5, "family": "headline", "upper_bound": 0.04, "bound": 0.05}
+    return settle([tested("m", {}, 0.02, n=9, interval=Interval(0.01, 0.03, "x"), **(given | changes))], alpha=0.05)[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "limit", "outcome"),
+    [
+        ({}, 0.05, "passed"),
+        ({}, 0.03, "undecided"),
+        ({"bound": None}, 0.05, "undecided"),  # inconclusive, although its interval lies below the limit
+        ({"p_value": 0.01}, 0.005, "failed"),
+        ({"p_value": 0.01}, 0.02, "undecided"),
+        ({}, 0.005, "undecided"),  # not shown, although its interval lies above the limit
+    ],
+)
+def test_only_a_bound_passes_and_only_what_is_shown_fails(changes: dict[str, Any], limit: float, outcome: str) -> None:
+    assert judge(row(**changes), limit, decides=True).outcome == outcome
+    assert judge(row(**changes), limit, decides=False).outcome == "undecided"
+    assert judge(estimate("m", {}, 0.0, n=9, interval=Interval(0, 0.001, "x")), limit, decides=True).outcome == "undecided"
+
+
+def canary(number: int, bits: float, p: float, *, rank: int | None = 5, upper: float | None = None) -> dict[str, Any]:
+    params = {"canary": number} | ({} if rank is None else {"rank": rank})
+    interval = None if rank is not None else Interval(bits - 1, bits + 1, "references")
+    return tested(
+        "exposure", params, bits, n=1, p_value=p, family="canaries", interval=interval, upper_bound=bits if upper is None else upper,
+        null_value=1.44, either_direction=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("canaries", "outcome", "said"),
+    [
+        ([canary(0, 3.0, 0.1), canary(1, 2.0, 0.25)], "passed", "none of 2 has more than 3.0 bits"),
+        ([canary(0, 29.9, 1e-9), canary(1, 2.0, 0.25)], "failed", "canary 0 has 29.9 bits"),
+        ([canary(n, 11.0 if n == 3 else 1.0, 0.0005 if n == 3 else 0.5) for n in range(200)], "undecided", "in 18 % of runs"),
+        ([canary(0, 9.5, 0.001, rank=None, upper=10.5)], "undecided", "cannot be ruled out"),
+    ],
+)
+def test_an_exposure_is_compared_exactly_and_chance_fails_no_build(
+    canaries: list[dict[str, Any]], outcome: str, said: str
+) -> None:
+    head = tested("exposure", {}, 2.0, n=len(canaries), p_value=1e-6, family="headline", null_value=1.44)
+    rows = settle([head, *canaries], alpha=0.05)
+    run = SimpleNamespace(summary=summary_table(rows, Said("shown", "", "")))
+    found = exposure.judge(run, with_params(run.summary)[0], 10)  # type: ignore[arg-type]
+    assert found is not None
+    assert found.outcome == outcome
+    assert said in found.reason
+
+
+def test_a_build_stops_where_a_model_remembers_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store(str(tmp_path / "store"))
+    rows = settle(
+        [
+            tested("m_white", {"k": 1}, 0.02, n=9, p_value=0.5, family="headline", upper_bound=0.04, bound=0.05),
+            tested("m_grey", {"k": 1}, 0.5, n=9, p_value=0.5, family="scores", interval=Interval(0.4, 0.6, "nets")),
+            estimate("m_white", {"k": 2}, 0.0, n=9, interval=Interval(0, 0.01, "nets")),
+        ],
+        alpha=0.05,
+    )
+    store.check_writable()
+    path, content = results_path("summary", "unique_feature", "abc"), io.BytesIO()
+    pq.write_table(summary_table(rows, Said("bounded", "Less than .05.", "")), content)
+    store.publish(path, content.getvalue())
+    published = {path: hashlib.sha256(content.getvalue()).hexdigest()}
+    run = {
+        "run": "abc", "audit": "unique_feature", "title": "<t>", "finished": 1.0, "results": {"summary": path}, "published": published, "findings": [{"metric": "m_white", "params": "{}"}],
+        "verdict": {"word": "bounded", "sentence": "Less than .05."},
+    }  # fmt: skip
+    store.publish("runs/abc/manifest.json", json.dumps(sealed(run)).encode())
+
+    def check(*options: str) -> int:
+        return main(["check", "ab", *options, "--store", store.uri, "--junit", str(tmp_path / "junit.xml")])
+
+    def above(*gates: str) -> int:
+        return check(*(part for gate in gates for part in ("--fail-above", gate)))
+
+    assert check("--fail-on", "shown") == 0
+    assert above("m_white=0.05") == 0  # the headline decides, not the estimate beside it
+    assert above("m_white=0.03") == above("m_white[k=2]=0.05") == above("m_grey=0.1") == 3
+    assert above("m_white=0.05", "m_grey=0.1") == 3
+    suite = ElementTree.parse(tmp_path / "junit.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("2", "0", "1")
+    capsys.readouterr()
+    for gate, said in (("share", "the form METRIC=VALUE"), ("m=nan", "form METRIC=VALUE"), ("gone=1", "it has m_white, m_grey"),
+                       ("m_white[k=9]=1", "at these params")):  # fmt: skip
+        assert above(gate) == 2
+        assert said in capsys.readouterr().err
+    assert check() == 2
+    assert "--fail-on shown" in capsys.readouterr().err

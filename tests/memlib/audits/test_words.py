@@ -1,0 +1,194 @@
+"""One word a run: over all combinations of outcomes of an audit's headline families, word and sentence agree."""
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+
+from memlib.audits.deja_vu import recipe as deja_vu
+from memlib.audits.deja_vu.verdict import UPSIDE_DOWN
+from memlib.audits.deja_vu.verdict import verdict as of_deja_vu
+from memlib.audits.exposure import recipe as exposure
+from memlib.audits.exposure.verdict import verdict as of_exposure
+from memlib.audits.forgetting import recipe as forgetting
+from memlib.audits.sweep.scores import Outcome
+from memlib.audits.sweep.scores import verdict as of_sweep
+from memlib.audits.unique_feature import recipe as unique_feature
+from memlib.audits.unique_feature.verdict import verdict as of_unique_feature
+from memlib.findings import Interval, Row, estimate, settle, tested, word_of
+from memlib.records import Finding, RunRecord, VerdictRecord
+from memlib.tables import SUMMARY
+
+WORDS = ("shown", "bounded", "inconclusive")
+OUTCOMES = {  # what makes a test end in a word
+    "shown": {"p_value": 1e-9, "upper_bound": 9.0, "bound": 5.0},
+    "bounded": {"p_value": 0.6, "upper_bound": 0.03, "bound": 0.05},
+    "inconclusive": {"p_value": 0.6, "upper_bound": 0.2, "bound": 0.05},
+}  # fmt: skip
+NOT_SHOWN = (
+    "not shown",
+    "does not show",
+    "neither shown nor ruled out",
+    "cannot tell",
+    "fewer than",
+    "No canary",
+    "No given",
+    "less than",
+)
+
+
+def outcome_of(name: str, family: str, word: str, /, **params: Any) -> Row:
+    value = 3.0 if word == "shown" else 0.01
+    return tested(
+        name, params, value, n=50, family=family, interval=Interval(value - 0.01, value + 1, "examples"), detectable=0.5,
+        smallest_p=1e-9, **OUTCOMES[word],
+    )  # fmt: skip
+
+
+def with_mappings(rows: list[Row]) -> list[Row]:
+    return [{**row, "params": json.loads(row["params"])} for row in rows]
+
+
+@pytest.mark.parametrize(("names", "views"), list(itertools.product(WORDS, ("shown", "inconclusive", None))))
+def test_deja_vu_says_one_thing(names: str, views: str | None) -> None:
+    rows = [outcome_of("share_excess", deja_vu.HEADLINE, names), outcome_of("deja_vu_score", "settings", "shown")]
+    if views is not None:
+        rows.append(outcome_of("sslmem", deja_vu.STABILITY, views) | {"bound": None})
+    rows = settle(rows, alpha=0.05, headlines=deja_vu.HEADLINES)
+    said = of_deja_vu(rows)
+    expected = "shown" if "shown" in (names, views) else "bounded" if names == "bounded" and views is None else "inconclusive"
+    assert said.word == word_of(rows, deja_vu.HEADLINES) == expected
+    assert ("has memorized" in said.sentence) == (names == "shown")
+    assert ("fewer than" in said.sentence) == (names == "bounded")
+    if views is not None and names != "inconclusive":
+        assert "closer together" in said.sentence  # a sentence of several findings states each
+    if expected == "inconclusive":
+        assert any(text in said.sentence for text in NOT_SHOWN)
+    score = rows[1]
+    assert score["verdict"] == (
+        "shown" if expected == "shown" else None
+    )  # no word outside headline families before the run's
+
+
+def test_a_difference_against_memory_is_not_shown() -> None:
+    rows = [
+        tested("share_excess", {}, -0.2, n=50, p_value=1e-9, family="headline", interval=Interval(-0.3, -0.1, "examples"))
+    ]
+    rows = settle(rows, alpha=0.05, headlines=deja_vu.HEADLINES)
+    assert (of_deja_vu(rows).word, of_deja_vu(rows).sentence) == ("inconclusive", UPSIDE_DOWN)
+
+
+KINDS = ("canary", "secret")
+EXPOSURE = list(itertools.product(KINDS, (*WORDS, None), ("shown", "inconclusive", None), (True, False, None), (0, 2)))
+
+
+@pytest.mark.parametrize(("kind", "canaries", "documents", "refuted", "extracted"), EXPOSURE)
+def test_exposure_says_one_thing(
+    kind: str, canaries: str | None, documents: str | None, refuted: bool | None, extracted: int
+) -> None:
+    recipe = exposure.Recipe.model_validate(
+        {
+            "data": {"source": {"kind": "topics"}},
+            "model": {},
+            "training": {"objective": {"kind": "language"}, "epochs": 1, "augment": None},
+        }
+        | ({"canaries": {"file": "s.txt", "format": "{d4}"}} if kind == "secret" else {})
+    )
+    metric, rows = {"canary": "exposure", "secret": "exposure_among_unseen"}[kind], []
+    if canaries is not None:
+        rows.append(outcome_of(metric, exposure.HEADLINE, canaries, unseen=100))
+        rows.append(outcome_of(metric, "canaries", canaries, unseen=100, canary=0, insertions=4))
+    if documents is not None:
+        rows.append(outcome_of("document_bits", exposure.DOCUMENTS, documents) | {"bound": None})
+        shares = [
+            estimate("discoverable", {"side": side, "tries": 10, "probability": 0.5}, 0.5, n=9)
+            for side in ("trained", "held_out")
+        ]
+        rows += shares
+    if refuted is not None:
+        claim = {"canary": 0, "insertions": 1, "epsilon": 2.0, "delta": 1e-5}
+        rows.append(
+            outcome_of("privacy_claim", exposure.PRIVACY, "shown" if refuted else "inconclusive", **claim) | {"bound": None}
+        )
+    if extracted:
+        rows.append(estimate("extracted", {"search": "shortest_path", "known": 0}, extracted / 5, n=5))
+    given = [estimate("exposure", {"canary": 0, "insertions": 4}, 13.3, n=1, interval=Interval(11.4, None, "references"))]
+    rows = settle([*rows, *given], alpha=0.05, headlines=exposure.HEADLINES)
+    said = of_exposure(with_mappings(rows), recipe, size=10**6)
+    tests = (canaries, documents, "shown" if refuted else None)
+    expected = "inconclusive"
+    if "shown" in tests:
+        expected = "shown"
+    elif canaries == "bounded" and documents is None and not extracted:
+        expected = "bounded"
+    assert said.word == expected
+    assert ("gives away 1 of 1" in said.sentence) == (canaries == "shown")
+    assert ("not as private" in said.sentence) == bool(refuted)
+    assert ("extracted 2 of 5" in said.sentence) == bool(extracted)
+    assert ("remembers documents" in said.sentence) == (documents == "shown")
+    assert ("not shown to remember documents" in said.sentence) == (documents == "inconclusive")
+    if canaries == "bounded":
+        assert ("has more than" in said.sentence) == (not extracted)  # an extraction contradicts any bound
+        if kind == "secret":  # like is compared with like, and the other exposure stands beside it
+            assert "among unseen secrets" in said.explanation
+            assert "13.3 bits" in said.explanation
+    if canaries is None:
+        assert "cannot tell" in said.sentence
+    assert said.sentence.split(". ")[0] != said.explanation.split(". ")[0]
+    assert "  " not in said.sentence + said.explanation
+
+
+@pytest.mark.parametrize("variants", [*itertools.product(WORDS), *itertools.product(WORDS, WORDS)])
+def test_unique_features_say_one_thing(variants: tuple[str, ...]) -> None:
+    params = {"metric": "m_white", "output": "probability", "group": "canary - control", "pairs": 9, "exchanged": "pairs"}
+    rows = [
+        outcome_of("m_white", unique_feature.HEADLINE, word, **params, **({"variant": f"v{n}"} if len(variants) > 1 else {}))
+        for n, word in enumerate(variants)
+    ]
+    rows = settle(rows, alpha=0.05, headlines=unique_feature.HEADLINES)
+    said = of_unique_feature(rows, alpha=0.05)
+    assert said.word == word_of(rows, unique_feature.HEADLINES)
+    assert said.word == ("shown" if "shown" in variants else "bounded" if set(variants) == {"bounded"} else "inconclusive")
+    assert ("less than" in said.sentence) == (said.word == "bounded")
+    assert (" remember the feature." in said.sentence) == (said.word == "shown")
+
+
+@pytest.mark.parametrize("words", list(itertools.product((*WORDS, "descriptive", None), repeat=2)))
+def test_a_sweep_says_what_its_cells_say(words: tuple[str | None, ...]) -> None:
+    outcomes = []
+    for number, word in enumerate(words):
+        if word is None:
+            outcomes.append(Outcome(f"c{number}", "exposure", {}, None, "broken"))
+            continue
+        # the first family of the cell is never the one that decides
+        rows = [estimate("exposure", {}, 1.0, n=9)]
+        if word != "descriptive":
+            rows += [outcome_of("exposure", exposure.HEADLINE, "inconclusive" if word == "shown" else word)]
+            rows += [outcome_of("document_bits", exposure.DOCUMENTS, "shown")] if word == "shown" else []
+        rows = settle(rows, alpha=0.05, headlines=exposure.HEADLINES)
+        findings = [Finding(**{name: value for name, value in row.items() if name in SUMMARY.arrow.names}) for row in rows]
+        run = RunRecord(
+            run=f"r{number}", audit="exposure", title="t", finished=1.0, findings=findings, artifacts={"scores": f"s/{number}"},
+            verdict=VerdictRecord(word=word, sentence=""),
+        )  # fmt: skip
+        outcomes.append(Outcome(f"c{number}", "exposure", {}, run))
+    said, done = of_sweep(outcomes), [word for word in words if word is not None]
+    tests = [word for word in done if word != "descriptive"]
+    expected = "shown" if "shown" in tests else "inconclusive"
+    if not tests:
+        expected = "descriptive"
+    elif set(tests) == {"bounded"} and len(done) == len(words):
+        expected = "bounded"
+    assert said.word == expected
+    if expected == "shown":
+        assert said.sentence.startswith(f"{tests.count('shown')} of {len(tests)} audits show memorization")
+    assert ("does not rule out" in said.explanation) == (expected == "inconclusive")
+    assert ("none of them includes a test" in said.sentence) == (expected == "descriptive")
+
+
+def test_every_audit_with_tests_names_its_headline_families() -> None:
+    from memlib.audits import AUDITS
+
+    assert {name for name, audit in AUDITS.items() if not audit.headlines} == {"self-influence", "sweep"}
+    assert AUDITS["forgetting"].headlines == forgetting.HEADLINES
