@@ -15,8 +15,6 @@ NO_TRACE, UNDECIDED = "no trace found", "undecided"
 TARGETS = "targets"  # the family of tests, one per target
 HEADLINES = (TARGETS,)
 TARGET, NULL = "target", "null"
-RARE = 0.001
-NON_MEMBERS_FOR_RARE = 2000
 
 Mix = Mapping[str, Annotated[float, Field(gt=0, le=1)]]
 """Share of each set, by the set's name."""

@@ -71,7 +71,6 @@ def build_page(
         _change_section(rows),
         _known_models_section(rows, recipe),
         _examples_section(tables["examples"], rows, recipe, show),
-        _membership_section(rows),
         _overlap_section(removed),
         Section(
             heading="What was run",
@@ -191,7 +190,7 @@ def _power(row: Mapping[str, Any] | None) -> str:
 def _share(row: Mapping[str, Any] | None) -> str:
     if row is None:
         return ""
-    share = f"{100 * row['value']:.0f} % ({100 * row['ci_low']:.0f} to {100 * row['ci_high']:.0f})"
+    share = f"{100 * row['value']:.0f} % ({100 * row['ci_low']:.0f} to {100 * row['ci_high']:.0f} %)"
     return f"{share}, if {row['params']['assumes']}"
 
 
@@ -349,29 +348,6 @@ def _examples_section(
             )
             for row in strongest.itertuples()
         ],
-    )
-
-
-def _membership_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
-    cells = [
-        (
-            row["params"]["target"],
-            f"{100 * row['params']['false_positive_rate']:g} %",
-            f"{100 * row['value']:.1f} %",
-            _interval(row),
-        )
-        for row in rows
-        if row["metric"] == "true_positive_rate"
-    ]
-    if not cells:
-        return None
-    return Section(
-        heading="Which examples were used",
-        paragraphs=[
-            "Share of the examples in a target's training data that its likelihood ratio identifies (true positives), at a "
-            "fixed share of false alarms (false positives)."
-        ],
-        table=TableView(("models", "false positives", "true positives", "interval"), cells),
     )
 
 

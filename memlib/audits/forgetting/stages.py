@@ -193,7 +193,7 @@ class Score(ScoresStage):
         examples = score_examples(observed, pool, names, members["class_name"].to_pylist())
         write_table(score(distances), UNITS, attempt.path(UNITS_FILE))
         write_table(examples, EXAMPLES, attempt.path(EXAMPLES_FILE))
-        write_table(summarize(distances, examples, recipe), SUMMARY, attempt.path(SUMMARY_FILE))
+        write_table(summarize(distances, recipe), SUMMARY, attempt.path(SUMMARY_FILE))
         write_table(curves(distances, recipe), CURVES, attempt.path(CURVES_FILE))
 
 

@@ -10,50 +10,55 @@ import pyarrow as pa
 import scipy
 from numpy.typing import NDArray
 
-from memlib.audits.forgetting.distances import Distances, Observed, likelihoods
-from memlib.audits.forgetting.recipe import HEADLINES, NON_MEMBERS_FOR_RARE, NULL, RARE, RETAINED, TARGET, TARGETS, Recipe
+from memlib.audits.forgetting.distances import Distances, Observed
+from memlib.audits.forgetting.recipe import HEADLINES, NULL, RETAINED, TARGET, TARGETS, Recipe
 from memlib.audits.forgetting.trace import (
+    FOUND,
     estimate_effects,
     find_trace,
     mean_residuals,
     power_by_redraws,
     share_interval,
     share_left,
+    strength_of,
+    strongest_trace,
 )
 from memlib.audits.forgetting.verdict import Control, verdict
 from memlib.findings import Interval, Row, diagnostic, estimate, settle, summary_table, tested
 from memlib.identity import derive_seed
 from memlib.specs.data import CALIBRATION, KNOWN, QUERY, WITHHELD
-from memlib.stats.likelihood import confidences, rounded
+from memlib.stats.likelihood import confidences
 from memlib.tables import CURVES
 
 
-def summarize(distances: Distances, examples: pa.Table, recipe: Recipe) -> pa.Table:
+def summarize(distances: Distances, recipe: Recipe) -> pa.Table:
     """Compute the findings: the trace of D_Q in each target, then rho and its distances, and the test on known models.
 
     Args:
         distances: distances between all models.
-        examples: tables.EXAMPLES.
         recipe: targets, verdict and config.
 
     Returns:
         tables.SUMMARY.
     """
     rows: list[Row] = []
+    found: list[Row] = []
+    controls: dict[str, Control] = {}
     if distances.pool.has(WITHHELD):
-        traces = [list(_trace_rows(name, distances, recipe)) for name in recipe.targets]
+        found = [_found_row(group, distances, recipe) for group in (NULL, RETAINED)]
+        if distances.pool.has(KNOWN):
+            controls = {name: _control(distances, recipe, name, float(found[1]["value"])) for name in recipe.targets}
+        traces = [list(_trace_rows(name, distances, recipe, controls.get(name))) for name in recipe.targets]
         rows += [first for first, *_ in traces] + [row for _, *others in traces for row in others]
     for name in recipe.targets:
         models = distances.of(TARGET, name)
         rows += _rho_rows(_of_target(name, models, rows), models, distances)
         rows += _distance_rows(name, models, distances)
-        rows += _share_rows(name, models, distances)
-        rows += _membership_rows(name, examples)
+        rows += _share_rows(name, models, distances, controls.get(name))
     for group in (NULL, RETAINED):
         params = {"target": f"{group} models", "kind": group}
         rows += _rho_rows(params, distances.of(group), distances)
-    if distances.pool.has(WITHHELD):
-        rows += [_found_row(group, distances, recipe) for group in (NULL, RETAINED)]
+    rows += found
     if recipe.compare is not None and not distances.problems:
         rows.append(_change_row(recipe.compare, distances))
     settled = settle(rows, alpha=recipe.verdict.alpha, headlines=HEADLINES)
@@ -73,7 +78,7 @@ def _unseen(distances: Distances, without: Observed | None = None) -> NDArray[np
     return np.stack([m.log_odds for m in distances.of(NULL) if m is not without])
 
 
-def _trace_rows(name: str, distances: Distances, recipe: Recipe) -> Iterator[Row]:
+def _trace_rows(name: str, distances: Distances, recipe: Recipe, control: Control | None) -> Iterator[Row]:
     """Yield the test of D_Q against withheld examples in all models of a target together, and its positive control."""
     models, pool, config = distances.of(TARGET, name), distances.pool, recipe.score
     values = mean_residuals([m.log_odds for m in models], _unseen(distances))
@@ -82,9 +87,8 @@ def _trace_rows(name: str, distances: Distances, recipe: Recipe) -> Iterator[Row
         "target": name, "kind": TARGET, "models": len(models),
         "examples": pool.count(QUERY), "withheld": pool.count(WITHHELD),
     }  # fmt: skip
-    control = _control(values, distances, recipe, name) if pool.has(KNOWN) else None
     bounds: dict[str, float] = {"upper_bound": trace.upper} if np.isfinite(trace.upper) else {}
-    if control is not None and control.holds and np.isfinite(control.limit):
+    if control is not None and control.holds and control.comparable and np.isfinite(control.limit):
         bounds = {"upper_bound": control.limit * control.effect, "bound": recipe.verdict.share_bound * control.effect}
     yield tested(
         "trace", params, trace.effect, n=pool.count(QUERY) + pool.count(WITHHELD), p_value=trace.p_value,
@@ -94,6 +98,8 @@ def _trace_rows(name: str, distances: Distances, recipe: Recipe) -> Iterator[Row
     )  # fmt: skip
     if control is not None:
         yield diagnostic("control_power", {"target": name}, control.power, n=pool.count(KNOWN))
+        strongest = {} if control.strongest is None else {"strongest": round(control.strongest, 4)}
+        yield diagnostic("control_strength", {"target": name, **strongest}, control.strength, n=pool.count(KNOWN))
         if np.isfinite(control.limit):
             yield diagnostic("share_limit", {"target": name}, control.limit, n=pool.count(KNOWN))
 
@@ -103,13 +109,26 @@ def _level(recipe: Recipe) -> float:
     return recipe.verdict.alpha / len(recipe.targets)
 
 
-def _control(values: NDArray[np.float64], distances: Distances, recipe: Recipe, name: str) -> Control:
+def _control(distances: Distances, recipe: Recipe, name: str, retained_found: float) -> Control:
     """Evaluate the positive control of a target; the limits of several targets hold jointly at 95 %."""
-    pool, config = distances.pool, recipe.score
+    models, pool, config = distances.of(TARGET, name), distances.pool, recipe.score
+    values = mean_residuals([m.log_odds for m in models], _unseen(distances))
     seed = derive_seed(config.seed, "control", name)
     known, _ = estimate_effects(values, pool).contrast({KNOWN: 1.0})
     power = power_by_redraws(values, pool, alpha=_level(recipe), redraws=config.resamples, seed=seed)
-    return Control(known, power, *share_left(values, pool, level=1 - 0.05 / len(recipe.targets)))
+    share, limit = share_left(values, pool, level=1 - 0.05 / len(recipe.targets))
+    retained = [model for model in distances.of(RETAINED) if model.members is not None]
+    own = [model.members & pool.query for model in retained if model.members is not None]
+    strongest = strongest_trace(_strengths(retained, distances, own))
+    strength = float(np.mean(_strengths(models, distances, [pool.roles == KNOWN] * len(models))))
+    return Control(known, power, share, limit, strength, strongest, retained_found)
+
+
+def _strengths(models: Sequence[Observed], distances: Distances, used: Sequence[NDArray[np.bool_]]) -> list[float]:
+    """Return how far the examples that each model was trained on stand out; models without any are left out."""
+    unseen, withheld = _unseen(distances), distances.pool.roles == WITHHELD
+    pairs = zip(models, used, strict=True)
+    return [strength_of(model.log_odds, unseen, own, withheld) for model, own in pairs if own.any()]
 
 
 def _found_row(group: str, distances: Distances, recipe: Recipe) -> Row:
@@ -131,67 +150,23 @@ def _distance_rows(name: str, models: Sequence[Observed], distances: Distances) 
     yield _row("ks_calibration", {"target": name}, distances.calibrations(models[0].decimals), (0, 1))
 
 
-def _share_rows(name: str, models: Sequence[Observed], distances: Distances) -> Iterator[Row]:
-    """Yield the estimated share of D_Q that was used, relative to the known examples or to retained models.
+def _share_rows(name: str, models: Sequence[Observed], distances: Distances, control: Control | None) -> Iterator[Row]:
+    """Yield the estimated share of D_Q that was used: the trace of D_Q divided by that of the known examples.
 
-    With known and withheld examples, the share is the trace of D_Q divided by that of the known examples. Otherwise it is
-    (guesses - false positives) / (true positives - false positives): guesses are log likelihood ratios above 0, false
-    positives are the guesses of null models, and true positives those on the examples of D_Q that retained models were
-    trained on (DUCI, 2025). This estimate is right only if the target was trained like these models.
+    There is no estimate unless the known examples are found, are no stronger than training data can be, and the auditor's own
+    retained models, which used a known share, are found as well.
     """
-    if distances.pool.has(KNOWN) and distances.pool.has(WITHHELD):
-        values = mean_residuals([m.log_odds for m in models], _unseen(distances))
-        share, low, high = share_interval(values, distances.pool)
-        if share <= 0 and not np.isfinite(high):  # a reversed trace, which no share of use explains
-            return
-        interval, assumes = Interval(max(0.0, low), min(1.0, high), "examples"), "used as the known examples were"
-        share = min(1.0, max(0.0, share))
-    else:
-        share, interval = _share_by_guesses(models, distances, seed=derive_seed(distances.seed, "share", name))
-        assumes = "trained like the auditor's models"
+    if control is None or not control.holds or not control.comparable or control.retained_found < FOUND:
+        return
+    values = mean_residuals([m.log_odds for m in models], _unseen(distances))
+    share, low, high = share_interval(values, distances.pool)
+    if share <= 0 and not np.isfinite(high):  # a reversed trace, which no share of use explains
+        return
+    interval = Interval(max(0.0, low), min(1.0, high), "examples")
+    share = min(1.0, max(0.0, share))
     if np.isfinite(share) and interval.low <= 1 and (interval.high or 0) > 0:
-        params = {"target": name, "assumes": assumes}
+        params = {"target": name, "assumes": "used as the known examples were"}
         yield estimate("share_used", params, share, n=distances.pool.count(QUERY), interval=interval)
-
-
-def _share_by_guesses(models: Sequence[Observed], distances: Distances, *, seed: int) -> tuple[float, Interval]:
-    decimals = models[0].decimals
-    ratio = likelihoods(distances.of(QUERY), distances.of(CALIBRATION), decimals)
-
-    def guesses(group: Sequence[Observed]) -> list[NDArray[np.float64]]:
-        rows = distances.pool.query
-        return [(ratio.ratio(rounded(m.log_odds, decimals)) > 0)[rows].astype(np.float64) for m in group]
-
-    sides = guesses(models), guesses(distances.of(NULL)), _members_guesses(distances, decimals)
-    rng = np.random.default_rng(seed)
-    drawn = [_share(*(_redrawn(rng, side) for side in sides)) for _ in range(distances.replicates)]
-    finite = np.array([value for value in drawn if np.isfinite(value)])
-    if len(finite) < len(drawn):
-        return float("nan"), Interval(0.0, 1.0, "examples and models")
-    low, high = np.quantile(finite, [0.025, 0.975])
-    return _share(*sides), Interval(float(low), float(high), "examples and models")
-
-
-def _members_guesses(distances: Distances, decimals: int | None) -> list[NDArray[np.float64]]:
-    """Return the guesses on the examples of D_Q that each retained model was trained on."""
-    ratio = likelihoods(distances.of(QUERY), distances.of(CALIBRATION), decimals)
-    trained_on = [(m, m.members & distances.pool.query) for m in distances.of(RETAINED) if m.members is not None]
-    return [(ratio.ratio(rounded(m.log_odds, decimals)) > 0)[rows].astype(np.float64) for m, rows in trained_on]
-
-
-def _share(*sides: Sequence[NDArray[np.float64]]) -> float:
-    """Compute the share from guesses, false and true positives by model, clipped to [0, 1].
-
-    The share is NaN unless the rate of true positives exceeds that of false positives.
-    """
-    guess, false, true = (float(np.concatenate(side).mean()) if side else float("nan") for side in sides)
-    return float(np.clip((guess - false) / (true - false), 0, 1)) if true > false else float("nan")
-
-
-def _redrawn(rng: np.random.Generator, side: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
-    """Resample models, and the examples within each model, with replacement."""
-    chosen = (side[i] for i in rng.integers(len(side), size=len(side)))
-    return [values[rng.integers(len(values), size=len(values))] for values in chosen]
 
 
 def _rho_rows(params: Mapping[str, Any], models: Sequence[Observed], distances: Distances) -> Iterator[Row]:
@@ -250,41 +225,6 @@ def _change_row(names: tuple[str, str], distances: Distances) -> Row:
     return estimate(
         "rho_change", params, centre, n=sides[0][0][..., 0].size, interval=Interval(centre - half, centre + half, over)
     )
-
-
-def _membership_rows(name: str, examples: pa.Table) -> Iterator[Row]:
-    """Yield true positive rates of membership inference by likelihood ratio, for targets whose training data are known.
-
-    The threshold is the k-th highest ratio of n examples that the target has not seen, k = level (n + 1) rounded down:
-    another such example lies above it with probability k / (n + 1).
-    """
-    frame = examples.to_pandas()
-    frame = frame[(frame["target"] == name) & frame["member"].notna()]
-    by_level: dict[float, list[tuple[int, int]]] = {}
-    for _, group in frame.groupby("model"):
-        member = group["member"].to_numpy(dtype=bool)
-        ratios = group["log_likelihood_ratio"].to_numpy()
-        if member.all() or not member.any():
-            continue
-        outside = np.sort(ratios[~member])
-        for level in (0.01, RARE):
-            allowed = int(level * (len(outside) + 1))
-            if (level == RARE and len(outside) < NON_MEMBERS_FOR_RARE) or not allowed:
-                continue
-            by_level.setdefault(level, []).append((int((ratios[member] > outside[-allowed]).sum()), int(member.sum())))
-    for level, counts in by_level.items():
-        rates = np.array([hits / count for hits, count in counts])
-        params = {"target": name, "false_positive_rate": level, "compared": "likelihood_ratio"}
-        yield estimate("true_positive_rate", params, float(rates.mean()), n=len(rates), interval=_rate_interval(counts))
-
-
-def _rate_interval(counts: Sequence[tuple[int, int]]) -> Interval | None:
-    """Compute an interval over training runs; None for a single run, whose threshold is estimated from few examples."""
-    rates = np.array([hits / count for hits, count in counts])
-    if len(rates) < 2 or not np.ptp(rates):
-        return None
-    low, high = scipy.stats.t.interval(0.95, len(rates) - 1, rates.mean(), scipy.stats.sem(rates))
-    return Interval(max(0.0, float(low)), min(1.0, float(high)), "trainings")
 
 
 def curves(distances: Distances, recipe: Recipe) -> pa.Table:

@@ -25,7 +25,8 @@ from memlib.stats.randomization import Design, detectable, two_sided_p
 
 DEGREE = 3  # degree of the polynomial that predicts the target's scores
 HARDNESS = 0.5  # exponent of the weight that favours examples about which unseen models are unsure
-FOUND = 0.8  # share of redraws in which the positive control must be found
+FOUND = 0.8  # share of redraws in which the positive control must be found, and of retained models that must be found
+FEWEST_RETAINED = 10  # models from which the strongest trace that training data leave is known
 
 
 @dataclass(frozen=True)
@@ -274,6 +275,38 @@ def power_by_redraws(values: NDArray[np.float64], pool: Pool, *, alpha: float, r
         for side, n in ((known, size), (withheld, len(withheld)))
     ]
     return float((np.abs(redrawn[0] - redrawn[1]) / error >= scipy.stats.norm.isf(alpha / 2)).mean())
+
+
+def strength_of(
+    odds: NDArray[np.float64], unseen: NDArray[np.float64], used: NDArray[np.bool_], withheld: NDArray[np.bool_]
+) -> float:
+    """Compute how far examples that a model was trained on stand out, in standard deviations of withheld examples.
+
+    Log odds are predicted from the mean of the unseen models by a polynomial that is fitted to the withheld examples. Unlike
+    the trace, which is a matter of ranks, the result grows without limit when a model is trained harder on the examples.
+
+    Args:
+        odds: (num_pool,) the model's log odds of the true class.
+        unseen: (num_models, num_pool) log odds of models that saw none of U.
+        used, withheld: (num_pool,) masks of the examples that the model was trained on, and of withheld examples.
+    """
+    expected = unseen.mean(axis=0)
+    terms = np.vander((expected - expected.mean()) / (expected.std() or 1.0), DEGREE + 1)
+    left = odds - terms @ np.linalg.lstsq(terms[withheld], odds[withheld], rcond=None)[0]
+    spread = float(left[withheld].std()) or 1.0
+    return float(left[used].mean() - left[withheld].mean()) / spread
+
+
+def strongest_trace(strengths: Sequence[float]) -> float | None:
+    """Return how far training data are taken to stand out at most: the strongest retained model plus the range of all.
+
+    Known examples beyond it were trained on harder than other data (in more epochs, copies or augmented versions), so that
+    their trace says nothing about that of D_Q. None for fewer than ten models.
+
+    Args:
+        strengths: strength of the examples that each retained model was trained on, see `strength_of`.
+    """
+    return 2 * max(strengths) - min(strengths) if len(strengths) >= FEWEST_RETAINED else None
 
 
 def follows(odds: NDArray[np.float64], unseen: NDArray[np.float64], labels: NDArray[np.int64], *, seed: int) -> float:

@@ -13,7 +13,7 @@ from memlib.audits.forgetting.recipe import (
     UNDECIDED,
     Recipe,
 )
-from memlib.audits.forgetting.trace import FOUND
+from memlib.audits.forgetting.trace import FEWEST_RETAINED, FOUND
 from memlib.findings import BOUNDED, INCONCLUSIVE, SHOWN, Verdict, cannot_reject
 from memlib.specs.data import KNOWN, QUERY, WITHHELD
 from memlib.stats.randomization import smallest_two_class_p
@@ -37,17 +37,28 @@ class Control:
         power: share of redraws in which the known examples are found.
         share: estimated trace of D_Q as a share of that of the known examples.
         limit: 95 % upper limit of the share.
+        strength: how far the known examples stand out, in standard deviations of withheld ones.
+        strongest: how far training data are taken to stand out at most, see `strongest_trace`.
+        retained_found: share of the auditor's retained models in which the test detects D_Q.
     """
 
     effect: float
     power: float
     share: float
     limit: float
+    strength: float
+    strongest: float | None
+    retained_found: float
 
     @property
     def holds(self) -> bool:
         """True if the control is found often enough for the absence of a trace of D_Q to mean something."""
         return self.effect > 0 and self.power >= FOUND
+
+    @property
+    def comparable(self) -> bool:
+        """True if the known examples stand out no more than training data can."""
+        return self.strongest is not None and self.strength <= self.strongest
 
 
 def limits(recipe: Recipe) -> Iterator[str]:
@@ -57,6 +68,11 @@ def limits(recipe: Recipe) -> Iterator[str]:
         return
     if KNOWN not in recipe.sets:
         yield "without sets.known (examples known to be in every target) nothing can be called forgotten"
+    elif recipe.verdict.models < FEWEST_RETAINED:
+        yield (
+            f"with {recipe.verdict.models} retained models nothing can be called forgotten: {FEWEST_RETAINED} show "
+            "how strong the trace of training data can be (verdict.models)"
+        )
     smallest, level = 2 / (1 + recipe.score.permutations), recipe.verdict.alpha / len(recipe.targets)
     if smallest > level:
         yield (
@@ -90,9 +106,13 @@ class _Findings:
 
     def number(self, metric: str, target: str) -> float | None:
         """Return the value of a metric for a target; None if there is no such row."""
-        matches = (row for row in self._rows if row["metric"] == metric and row["params"].get("target") == target)
-        row = next(matches, None)
+        row = self.row(metric, target)
         return None if row is None else float(row["value"])
+
+    def row(self, metric: str, target: str) -> Mapping[str, Any] | None:
+        """Return the row of a metric for a target; None if there is none."""
+        matches = (row for row in self._rows if row["metric"] == metric and row["params"].get("target") == target)
+        return next(matches, None)
 
     def found_of(self, group: str) -> str:
         """State how many of the auditor's models of a kind the test detects; empty if that was not tested."""
@@ -186,6 +206,19 @@ def _missed(name: str, found: _Findings, recipe: Recipe) -> str:
         return (
             f"Examples that are known to be in the model are found in only {_percent(power)} of redraws, so absence is not "
             "shown."
+        )
+    row = found.row("control_strength", name)
+    strongest = None if row is None else row["params"].get("strongest")
+    if strongest is None:
+        return (
+            f"Fewer than {FEWEST_RETAINED} of the auditor's own models were trained on examples of D_Q (verdict.models), so "
+            "nothing shows how strong the trace of training data can be, and absence is not shown."
+        )
+    if row is not None and row["value"] > strongest:
+        return (
+            f"Examples that are known to be in the model stand out by {row['value']:.1f} standard deviations of withheld "
+            f"ones, more than training data in the auditor's own models ({strongest:.1f}): the model was trained harder on "
+            "them. Absence is not shown."
         )
     left = "no share of their trace fits D_Q" if limit is None else f"D_Q may keep up to {_percent(limit)} of their trace"
     return f"Examples that are known to be in the model are found, but {left}, so absence is not shown."

@@ -40,12 +40,11 @@ def findings(*names: str, p: float = 0.5, value: float = 0.4, limit: float = 0.9
     ]  # fmt: skip
     for metric, number in (("control_power", power), ("share_limit", limit)):
         rows += [diagnostic(metric, {"target": n}, number, n=90) for n in chosen]
+    rows += [diagnostic("control_strength", {"target": n, "strongest": 5.0}, 3.0, n=90) for n in chosen]
     at = {"alpha": 0.01}
     rows += [diagnostic("found_share", {"target": f"{group} models", **at}, 0.5, n=10) for group in ("null", "retained")]
     rows.append(estimate("rho", {"target": "<b>t</b>"}, 0.4, n=9, interval=Interval(0.2, 0.6, "examples")))
     rows.append(estimate("rho_change", {"from": "<b>t</b>", "to": "u"}, 0.3, n=9, interval=Interval(0.1, 0.5, "examples")))
-    at = {"target": "t", "false_positive_rate": 0.01}
-    rows.append(estimate("true_positive_rate", at, 0.3, n=5, interval=Interval(0.1, 0.5, "trainings")))
     return settle(rows, alpha=0.01)
 
 
@@ -128,7 +127,6 @@ def test_a_page_is_whole_and_escaped(tmp_path: Path) -> None:
     for heading in (
         "Overlap with D_Q",
         "rho by share of D_Q",
-        "Which examples were used",
         "Examples with the strongest signal",
         "Does D_Q stand out",
     ):
