@@ -21,6 +21,8 @@ from memlib.audits.forgetting.trace import (
     power_by_redraws,
     residuals,
     share_left,
+    strength_of,
+    strongest_trace,
 )
 from memlib.identity import derive_seed
 from memlib.specs.data import KNOWN, QUERY, WITHHELD
@@ -354,6 +356,65 @@ def report_clean(rows: Sequence[Row]) -> Iterator[str]:
     yield from table(("target without D_Q", "falsely said to retain it", "called forgotten", "control found"), lines)
 
 
+# -- known examples that were trained on harder, which their owner can do -----------------------------------
+
+RETAINED_MODELS, BOUGHT = 10, 10  # retained models, and targets, of each setting and world
+HARDER: Mapping[str, tuple[int, How]] = {  # how often each known example is in the training data of a target that used D_Q
+    "all of D_Q, known x 1": (1, BASE),
+    "all of D_Q, known x 10": (10, BASE),
+    "all of D_Q, known x 30, dropout .5": (30, replace(BASE, dropout=0.5)),
+    "all of D_Q, known x 40, augmented": (40, replace(BASE, shift=True)),
+}
+FORGETTERS = tuple(name for name, kind in GUILTIES.items() if kind.share == 1)
+
+
+def judge_bought(unit: str) -> Row:
+    name, number = unit.rsplit("/", 1)
+    at, rng = world(int(number)), np.random.default_rng([int(number), 3, derive_seed(0, name) % 2**31])
+    pool, seed = draw(rng, at), derive_seed(int(number), "bought", name) % 2**31
+    query, known = at.pool[pool.query], at.pool[pool.roles == KNOWN]
+    times, how = HARDER.get(name, (1, BASE))
+    kind = replace(GUILTIES[name], share=0.0) if name in GUILTIES else Kind(how)
+    used = [known if name in GUILTIES else np.concatenate([query, np.repeat(known, times)])] * BOUGHT
+    targets = outputs(kind, at, used, rng, seed)
+    halves = [np.isin(at.pool, rng.permutation(query)[: len(query) // 2]) for _ in range(RETAINED_MODELS)]
+    retained = outputs(Kind(), at, [at.pool[half] for half in halves], rng, seed + 1)
+    withheld = pool.roles == WITHHELD
+    strengths = [strength_of(odds, at.unseen, half, withheld) for odds, half in zip(retained, halves, strict=True)]
+    strongest = strongest_trace(strengths)
+    before, after = [], []
+    for target in targets:
+        values = residuals(target, at.unseen)
+        draws = int(rng.integers(2**31))
+        p = find_trace(values, pool, QUERY, permutations=PERMUTATIONS, seed=draws).p_value
+        power = power_by_redraws(values, pool, alpha=ALPHA, redraws=200, seed=draws)
+        control, _ = estimate_effects(values, pool).contrast({KNOWN: 1.0})
+        forgotten = p > ALPHA and power >= FOUND and control > 0 and share_left(values, pool)[1] < SHARE_BOUND
+        strength = strength_of(target, at.unseen, pool.roles == KNOWN, withheld)
+        before.append(bool(forgotten))
+        after.append(bool(forgotten and strongest is not None and strength <= strongest))
+    return {"kind": name, "before": before, "after": after}
+
+
+def report_bought(rows: Sequence[Row]) -> Iterator[str]:
+    """Report how often targets are called forgotten by the former rule and by today's, on the same targets."""
+    yield "Before: the control was not compared with the auditor's retained models."
+    for title, names in (("target that used all of D_Q", tuple(HARDER)), ("target without D_Q, known x 1", FORGETTERS)):
+        cells, totals = [], [0, 0, 0]
+        for name in names:
+            of_kind = [row for row in rows if row["kind"] == name]
+            counts = [sum(sum(row[key]) for row in of_kind) for key in ("before", "after")]
+            total = sum(len(row["after"]) for row in of_kind)
+            totals = [total + more for total, more in zip(totals, (*counts, total), strict=True)]
+            if total:
+                cells.append((name, f"{counts[0]} of {total}", rate(counts[1], total)))
+        if cells:
+            yield ""
+            yield from table((title, '"forgotten" before', '"forgotten" now'), cells)
+            yield ""
+            yield f"All: {totals[0]} before, {rate(totals[1], totals[2])} now."
+
+
 PARTS = (
     Part(
         "forgetting-innocent",
@@ -368,6 +429,11 @@ PARTS = (
     Part(
         "forgetting-forgotten",
         "Targets that trained on the known examples and on none of D_Q: how often are they called forgotten, and how often are they accused?",
-        lambda: crossed((name for name, kind in GUILTIES.items() if kind.share == 1), WORLDS), judge_clean, report_clean,
+        lambda: crossed(FORGETTERS, WORLDS), judge_clean, report_clean,
+    ),
+    Part(
+        "forgetting-bought",
+        "Targets whose owner trained harder on the known examples: are they called forgotten, and are true forgetters still?",
+        lambda: crossed((*HARDER, *FORGETTERS), WORLDS), judge_bought, report_bought,
     ),
 )  # fmt: skip

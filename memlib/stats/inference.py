@@ -67,6 +67,27 @@ def mean_interval(values: NDArray[np.float64], *, replicates: int, seed: int, le
     return float(low), float(high)
 
 
+def largest_mean(values: NDArray[np.float64], *, level: float = 0.05) -> float:
+    """Return a one-sided upper bound of the mean of independent values in [-1, 1], valid for any distribution.
+
+    Values below 0 count as 0, which can only raise the mean; of values in [0, 1], binary ones vary most, so that Chernoff's
+    inequality with the Kullback-Leibler divergence of binary variables holds (Hoeffding 1963, Theorem 1). Where all values
+    are 0 or less, the bound is 1 - level^(1/n): memory that is rare and strong may have been missed by all n.
+
+    Args:
+        values: (num_units,), at least 1, none above 1.
+        level: one minus the confidence level.
+    """
+    mean, limit = float(np.clip(values, 0, 1).mean()), -math.log(level) / len(values)
+
+    def excess(bound: float) -> float:
+        divergence = scipy.special.rel_entr(mean, bound) + scipy.special.rel_entr(1 - mean, 1 - bound)
+        return float(divergence) - limit
+
+    highest = 1 - 1e-12
+    return 1.0 if excess(highest) <= 0 else float(scipy.optimize.brentq(excess, mean, highest, xtol=1e-9))
+
+
 def exact_interval(hits: float, count: int, *, level: float = 0.95) -> tuple[float, float]:
     """Return the Clopper-Pearson confidence interval of a proportion of `count` independent units.
 

@@ -149,7 +149,7 @@ def _along(trend: Trend, folder: Path, number: int) -> Section:
         axes.set_xscale("log")
     text = f"Correlation with the rank of {trend.key}: {row['value']:.2f} over {row['n']} cells. "
     if row["role"] != "test":
-        text += "It is not tested, because the cells share models."
+        text += f"It is not tested, because {json.loads(row['params'])['not_tested']}."
     elif row["smallest_p"] > (row["alpha"] or 0.0):
         text += "There are too few cells to show a trend; at least five are needed."
     else:

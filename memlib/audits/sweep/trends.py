@@ -42,8 +42,9 @@ def trends(outcomes: Sequence[Outcome], *, alpha: float = 0.05) -> list[Trend]:
 
     The statistic is the correlation of the headline with the rank of the key's value among cells that agree in all other
     keys. Under the null hypothesis the key has no effect, so that any cell could have had any of the key's values. Cells are
-    therefore permuted within strata. This requires independently trained models; trends over cells that share models are
-    shown, but not tested.
+    therefore permuted within strata. This requires independently trained models and the same number of audited examples in
+    all cells: cells of other precision would not be exchangeable without an effect, either. Other trends are shown, but not
+    tested.
 
     Args:
         outcomes: outcomes of all cells.
@@ -83,8 +84,13 @@ def _row(audit: str, key: str, strata: Sequence[Sequence[tuple[float, str, Findi
     params = {"audit": audit, "along": key, "cells": count, "from": strata[0][0][0], "to": strata[0][-1][0]}
     null = np.concatenate(list(_null(values)))
     observed, scale = _statistic(values), _scale(values)
+    untested = ""
     if _share_models([o for o in outcomes if o.cell in named]):
-        return diagnostic(metric, params | {"not_tested": "the cells share their models"}, observed / scale, n=count)
+        untested = "the cells share their models"
+    elif any(len({first.n for _, _, first in points}) > 1 for points in strata):
+        untested = f"{key} changes the number of audited examples, and with it the precision of each cell"
+    if untested:
+        return diagnostic(metric, params | {"not_tested": untested}, observed / scale, n=count)
     extreme = float((np.abs(null) >= abs(observed) - 1e-9 * scale).mean())
     smallest = float((np.abs(null) >= np.abs(null).max() - 1e-9 * scale).mean())
     return tested(

@@ -27,6 +27,7 @@ Output = Literal["probability", "logit"]
 CONTROLS_FOR_P = 19  # with fewer controls, no net can reach a calibrated p of .05
 HEADLINE, OWN = "headline", "own model"  # families of tests: of trained models, of an external one
 HEADLINES = (HEADLINE, OWN)
+RANGE = 2.0  # largest difference of two scores on probabilities, each in [-1, 1]
 SETTING = {"m_white": "white", "m_grey": "grey", "m_black": "black", "m_w": "white", "m_kl": "black"}
 
 
@@ -54,8 +55,9 @@ class Config(Spec):
     """Number of other features of the same kind to score as well; they form the null distribution for an external model (see
     canary.feature.nulls)."""
     bound: float | None = Field(default=None, gt=0, le=MOST_NUMBER)
-    """Difference in the headline's score that is too small to matter, fixed before the run: if the 95 % upper bound lies
-    below it, the verdict is bounded."""
+    """Mean difference in the headline's score (on the output probability) that is too small to matter, fixed before the run:
+    if the 95 % upper bound lies below it, the verdict is bounded. The bound also holds if few trainings remember much, so n
+    nets give none below 2 (1 - .05^(1/n)): .52 for 10 nets, .1 for 60. External models: difference from other features."""
     replicates: int = Field(default=2000, ge=100, le=MOST_DRAWS)
     """Number of bootstrap replicates."""
     permutations: int = Field(default=9999, ge=100, le=MOST_DRAWS)

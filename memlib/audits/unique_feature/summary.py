@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from memlib.audits.unique_feature.analysis import Analysis, level_of, settings, unit_means
 from memlib.audits.unique_feature.exchange import Exchanged, Score, exchange
 from memlib.audits.unique_feature.maxima import ByLabel, settings_of
-from memlib.audits.unique_feature.recipe import HEADLINE, HEADLINES, Config
+from memlib.audits.unique_feature.recipe import HEADLINE, HEADLINES, RANGE, Config
 from memlib.audits.unique_feature.scoring import Pull
 from memlib.audits.unique_feature.verdict import verdict
 from memlib.findings import Interval, Row, diagnostic, estimate, settle, summary_table, tested
 from memlib.identity import derive_seed
-from memlib.stats.inference import exact_interval, exceedance_p, mean_interval
+from memlib.stats.inference import exact_interval, exceedance_p, largest_mean, mean_interval
 from memlib.stats.randomization import POWER, detectable
 
 Cells = Mapping[tuple[str, int], ByLabel]
@@ -144,14 +144,14 @@ def _tested_difference(
 ) -> Row:
     """Return the difference with its test; scores other than the headline carry their max-T p-value."""
     gains, over = scored.gains, scored.over(scored.paired)
-    upper = scored.interval(gains, over, level=0.9)
+    is_bounded = scored.params["output"] == "probability" and scored.metric != "m_w"
     pairs = sum(len(pairs) for pairs in scored.paired)
     at = {**scored.params, "group": "canary - control", "statistic": "mean", "pairs": pairs, "exchanged": found.over}
     return tested(
         scored.metric, at, float(gains.mean()), n=len(gains), interval=scored.interval(gains, over),
         p_value=float(found.p_values[place]), family=family,
         p_adjusted=None if family == HEADLINE else float(found.adjusted[place]),
-        upper_bound=None if upper is None else upper.high, bound=bound,
+        upper_bound=RANGE * largest_mean(gains / RANGE) if is_bounded else None, bound=bound,
         detectable=detectable(float(found.deviations[place]), level) if found.smallest_p <= level else None,
         smallest_p=found.smallest_p,
     )  # fmt: skip

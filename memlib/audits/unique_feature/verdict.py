@@ -4,8 +4,9 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from memlib.audits.unique_feature.recipe import HEADLINE, Recipe
+from memlib.audits.unique_feature.recipe import HEADLINE, RANGE, Recipe
 from memlib.findings import BOUNDED, INCONCLUSIVE, SHOWN, Row, Verdict, cannot_reject
+from memlib.stats.inference import exact_interval
 
 NAMES = {
     "m_white": "white box (M)", "m_grey": "grey box (M)", "m_black": "black box (M)", "m_w": "white box (M_w, 2022)",
@@ -26,6 +27,12 @@ def limits(recipe: Recipe) -> Iterator[str]:
         pairs = canary.count * nets.seeds
         pairs = min(pairs, nets.controls if nets.controls is not None else pairs)
         needed = recipe.score.alpha / max(1, len(recipe.variants))
+        smallest = RANGE * (1 - 0.05 ** (1 / pairs))
+        if recipe.score.bound is not None and smallest >= recipe.score.bound:
+            yield (
+                f"{name}{pairs} nets bound the mean difference by {smallest:.2f} at best, as few trainings may remember "
+                f"much, but score.bound is {recipe.score.bound:g}; raise nets.seeds"
+            )
         if nets.seeds > 1 and 0.5**pairs > needed:
             yield (
                 f"{name}{pairs} pairs of a canary's model and its control are too few for a significant result "
@@ -62,11 +69,16 @@ def _of_one(head: Row, rows: Sequence[Row]) -> Verdict:
     if head["verdict"] == SHOWN:
         return Verdict(SHOWN, "The models remember the feature.", text)
     if head["verdict"] == BOUNDED:
-        limit = f"The one-sided 95 % upper bound of the difference, {_digits(head['upper_bound'])}, lies below this limit."
+        limit = (
+            f"The one-sided 95 % upper bound of the mean difference, {_digits(head['upper_bound'])}, lies below this limit, "
+            "also if few trainings remember much."
+        )
         return Verdict(
-            BOUNDED, f"If the models remember the feature, this raises their score by less than {_digits(head['bound'])}.",
-            f"{limit} {text}",
-        )  # fmt: skip
+            BOUNDED,
+            "If such trainings remember the feature, this raises their score by less than "
+            f"{_digits(head['bound'])} on average.",
+            f"{limit} {_share_beyond(rows, head)}{text}",
+        )
     sentence = "No memory of the feature was shown."
     if cannot_reject(head):
         sentence = "This run was too small to show memory of the feature."
@@ -86,8 +98,8 @@ def _of_variants(heads: Sequence[Row], alpha: float) -> Verdict:
     each = " ".join(f"{_variant(row)}: {_effect(row)} {missed(row)}" for row in heads[:4])
     if all(row["verdict"] == BOUNDED for row in heads):
         sentence = (
-            "If the models of any variant remember the feature, this raises their score by less than "
-            f"{_digits(heads[0]['bound'])}."
+            "If trainings of any variant remember the feature, this raises their score by less than "
+            f"{_digits(heads[0]['bound'])} on average."
         )
         return Verdict(BOUNDED, sentence, each)
     return Verdict(
@@ -111,14 +123,34 @@ def _effect(row: Row) -> str:
 
 def _single(rows: Sequence[Row], head: Row) -> str:
     """Return how many single nets exceed the controls, in words."""
+    row = _beyond(rows, head)
+    if row is None:
+        return "The controls do not suffice to judge single models."
+    expected = "" if row["null_value"] is None else f"; by chance, {100 * row['null_value']:.0f} % would"
+    return f"{100 * row['value']:.0f} % of the models exceed the threshold set by the controls{expected}."
+
+
+def _beyond(rows: Sequence[Row], head: Row) -> Row | None:
+    """Return the row of the share of nets beyond the threshold of the controls, on the score of a headline."""
     at = _params(head)
     for row in rows:
         params = _params(row)
         matches = all(params.get(name) == at.get(name) for name in ("variant", "metric", "output"))
         if matches and row["metric"] == "proportion_memorized" and params["criterion"] == "calibrated":
-            expected = "" if row["null_value"] is None else f"; by chance, {100 * row['null_value']:.0f} % would"
-            return f"{100 * row['value']:.0f} % of the models exceed the threshold set by the controls{expected}."
-    return "The controls do not suffice to judge single models."
+            return row
+    return None
+
+
+def _share_beyond(rows: Sequence[Row], head: Row) -> str:
+    """Bound the share of trainings whose score lies beyond what few controls reach; this is not the share that remembers."""
+    row = _beyond(rows, head)
+    if row is None or not row["null_value"]:
+        return ""
+    _, high = exact_interval(row["value"] * row["n"], row["n"], level=0.9)
+    return (
+        f"With 95 % confidence, at most {100 * high:.0f} % of such trainings score beyond what 1 in "
+        f"{round(1 / row['null_value'])} controls reaches. "
+    )
 
 
 def _others(rows: Sequence[Row]) -> str:

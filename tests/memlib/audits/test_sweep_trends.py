@@ -18,9 +18,9 @@ from memlib.records import Finding, RunRecord, VerdictRecord
 from memlib.report.page import render
 
 
-def outcome(changes: dict[str, Any], value: float, *, model: str = "") -> Outcome:
+def outcome(changes: dict[str, Any], value: float, *, model: str = "", count: int = 9) -> Outcome:
     name = " ".join(f"{key}={v}" for key, v in changes.items())
-    rows = settle([tested("share_excess", {}, value, n=9, p_value=0.5, family="headline")], alpha=0.05)
+    rows = settle([tested("share_excess", {}, value, n=count, p_value=0.5, family="headline")], alpha=0.05)
     run = RunRecord(
         run="r", audit="deja_vu", title="t", finished=1.0, findings=[Finding(**row) for row in rows],
         artifacts={"scores": f"score/{len(name)}"}, computed=[f"train/{hashlib.sha256((model or name).encode()).hexdigest()[:32]}"],
@@ -53,6 +53,20 @@ def test_cells_that_are_alike_in_other_keys_are_compared_with_one_another() -> N
     assert found["training.epochs"].row["n"] == 6
 
 
+@pytest.mark.parametrize("memory", [0.0, 0.05, 0.1])
+def test_a_key_that_changes_the_number_of_audited_examples_is_drawn_and_not_tested(memory: float, tmp_path: Path) -> None:
+    """With constant memory, larger cells are nearer to it: their order is no draw, so permuting them holds no level."""
+    rng = np.random.default_rng(0)
+    sizes = (20, 40, 80, 160, 320, 640)
+    cells = [outcome({"split.train_per_class": size}, memory + rng.normal() / size**0.5, count=10 * size) for size in sizes]
+    (found,) = trends(cells)
+    assert found.row["role"] == "diagnostic"
+    assert found.row["p_value"] is None
+    recipe = Recipe.model_validate({"recipe": "smoke", "grid": {"split.train_per_class": list(sizes)}})
+    html = render(build_page(recipe, "r", cells, tmp_path, along=[found]))
+    assert "split.train_per_class changes the number of audited examples, and with it the precision of each cell" in html
+
+
 def test_few_cells_shared_models_and_words_show_no_trend(tmp_path: Path) -> None:
     (few,) = trends(along([0.1, 0.2, 0.3, 0.4]))
     assert few.row["verdict"] == "inconclusive"
@@ -65,7 +79,7 @@ def test_few_cells_shared_models_and_words_show_no_trend(tmp_path: Path) -> None
     recipe = Recipe(recipe="smoke", grid={"training.epochs": (1, 2)})
     for cells, said in (
         (along([0.1, 0.2, 0.3, 0.4]), "There are too few cells to show a trend"),
-        (shared, "It is not tested, because the cells share models"),
+        (shared, "It is not tested, because the cells share their models"),
         (along([0.1, 0.2, 0.25, 0.3, 0.5]), "it rises"),
         (along([0.31, 0.2, 0.25, 0.3, 0.21]), "a trend is neither shown nor ruled out"),
     ):

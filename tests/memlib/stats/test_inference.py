@@ -15,6 +15,7 @@ from memlib.stats.inference import (
     exact_interval,
     exceedance_p,
     exchanges,
+    largest_mean,
     mcnemar_p,
     mean_interval,
     paired_interval,
@@ -219,3 +220,30 @@ def test_counts_beyond_an_estimated_threshold_hold_their_level(count: int, contr
 
 def test_the_exact_interval_of_a_proportion() -> None:
     assert exact_interval(0, 20) == pytest.approx((0, 0.1684), abs=1e-4)
+
+
+@pytest.mark.parametrize("count", [5, 10, 60])
+def test_without_any_memory_the_largest_mean_is_what_rare_memory_allows(count: int) -> None:
+    assert largest_mean(np.zeros(count)) == pytest.approx(1 - 0.05 ** (1 / count), abs=1e-6)
+    assert largest_mean(np.full(count, -0.3)) == largest_mean(np.zeros(count))
+    assert largest_mean(np.ones(count)) == 1.0
+
+
+LAWS = {
+    "a tenth at .8": lambda rng, n: 0.8 * (rng.random(n) < 0.1),
+    "a twentieth at .8": lambda rng, n: 0.8 * (rng.random(n) < 0.05),
+    "bimodal": lambda rng, n: np.where(rng.random(n) < 0.3, 0.9, -0.2),
+    "all at 1 or 0": lambda rng, n: (rng.random(n) < 0.4).astype(float),
+    "uniform": lambda rng, n: rng.uniform(-1, 1, n),
+    "heavy within [-1, 1]": lambda rng, n: np.clip(rng.standard_cauchy(n) / 10, -1, 1),
+}
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("count", [5, 10, 20])
+def test_the_largest_mean_covers_for_rare_and_strong_memory(law: str, count: int) -> None:
+    """At most .05 of bounds lie below the true mean; P(Binomial(400, .05) > 47) = 3e-8."""
+    rng = np.random.default_rng(7)
+    truth = float(LAWS[law](rng, 10**6).mean())
+    below = sum(largest_mean(LAWS[law](rng, count)) < truth for _ in range(400))
+    assert below <= 47
