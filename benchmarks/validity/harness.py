@@ -121,19 +121,20 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[st
         yield f"| {' | '.join(str(cell) for cell in row)} |"
 
 
-def level_lines(name: str, found: Mapping[str, tuple[int, int]], *, alpha: float) -> Iterator[str]:
+def level_lines(name: str, found: Mapping[str, tuple[int, int]], *, alpha: float, hit: str = "rejected") -> Iterator[str]:
     """Yield a table of rejections under nulls: does any lower limit (Bonferroni over the nulls) exceed alpha?
 
     Args:
         name: heading of the first column.
         found: (rejections, tries) by null.
         alpha: level of the tests.
+        hit: heading of the column of rejections.
     """
     rows = []
     for null, (hits, count) in found.items():
         low = lower_limit(hits, count, level=0.05 / len(found))
         rows.append((null, rate(hits, count), f"{low:.4f}", "yes" if low <= alpha else "NO"))
-    yield from table((name, "rejected", f"lower limit at .05/{len(found)}", f"level {alpha:g} holds"), rows)
+    yield from table((name, hit, f"lower limit at .05/{len(found)}", f"level {alpha:g} holds"), rows)
 
 
 def heading(part: Part, rows: Sequence[Row]) -> Iterator[str]:

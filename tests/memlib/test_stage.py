@@ -175,7 +175,7 @@ first = audit(PlainRunner(Store(sys.argv[1])), recipe)
 again = audit(PlainRunner(Store(sys.argv[1])), recipe)
 assert len(first.computed) == len(again.reused) and not again.computed, again.computed
 assert again.run == first.run
-assert first.verdict.sentence.startswith("The most influential 1 % of the training examples account for")
+assert first.verdict.sentence.startswith("The most influential of 40 training examples accounts for")
 assert not {"prefect", "ray"} & set(sys.modules)
 """
 

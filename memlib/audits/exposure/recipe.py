@@ -152,7 +152,19 @@ class Recipe(Spec):
                 self._check_training(subject.training)
             case trained:
                 self._check_trained(trained)
+        if self.data.unit == "character":
+            self._check_alphabets()
         return self
+
+    def _check_alphabets(self) -> None:
+        """Refuse symbols of several characters, which would be symbols that a text of characters never contains."""
+        for name, symbols in self.canaries.alphabets.items():
+            long = [symbol for symbol in symbols if len(symbol) > 1]
+            if long:
+                raise ValueError(
+                    f"canaries.alphabets.{name} contains {long[0]!r}, but data.unit is character: give single characters, or "
+                    "set data.unit to word"
+                )
 
     @property
     def subject(self) -> TrainIt[LanguageSpec | PretrainedSpec] | SequenceModelSpec:

@@ -42,7 +42,7 @@ class Score(ScoresStage):
     """
 
     declared: ClassVar[Declared] = Declared(
-        "self_influence", 2, (*(f"{_HERE}.{room}" for room in ("recipe", "scores", "stages", "summary")), *FINDINGS)
+        "self_influence", 3, (*(f"{_HERE}.{room}" for room in ("recipe", "scores", "stages", "summary")), *FINDINGS)
     )
     title: ClassVar[str] = "self-influence"
 

@@ -40,10 +40,19 @@ def summarize(units: pa.Table) -> pa.Table:
 def verdict(rows: Sequence[Row]) -> Verdict:
     """Return the headline in a sentence; the verdict is descriptive, as nothing is tested."""
     head = rows[0]
+    if not np.isfinite(head["value"]):
+        return Verdict(
+            DESCRIPTIVE,
+            "Self-influence could not be compared, because it is not a finite number for every example.",
+            "Some gradients overflow: audit earlier checkpoints, or train with a lower learning rate.",
+        )
     interval = "" if head["ci_low"] is None else f" (95 % interval {_percent(head['ci_low'])} to {_percent(head['ci_high'])})"
+    top = max(1, round(SHARES[0] * head["n"]))
+    which = "The most influential" if top == 1 else f"The {top:,} most influential"
+    accounts = "accounts" if top == 1 else "account"
     return Verdict(
         DESCRIPTIVE,
-        f"The most influential 1 % of the training examples account for {_percent(head['value'])} of all "
+        f"{which} of {head['n']:,} training examples {accounts} for {_percent(head['value'])} of all "
         f"self-influence{interval}.",
         "The interval is over examples, for this one training run. The model's predictions for these examples depend most on "
         "having been trained on them: they are mislabelled, atypical, or carry something that no other example has. Look "
