@@ -80,7 +80,7 @@ def check(
 
 
 class Judged(NamedTuple):
-    """What a gate decided: the gate as given, the finding, the outcome and the reason."""
+    """A decision: the gate as given, the finding, the outcome and the reason."""
 
     gate: str
     metric: str

@@ -38,7 +38,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a gate decides about a finding.
+    """A gate's decision about a finding.
 
     Attributes:
         outcome: passed, failed or undecided.

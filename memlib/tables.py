@@ -176,7 +176,13 @@ SUMMARY = Table(
         Column("family", TEXT, "", "name of the family of tests within which the p-value is adjusted"),
         Column("p_adjusted", FLOAT, "probability", "p-value adjusted within the family (Holm, max-T or Benjamini-Hochberg)"),
         Column("alpha", FLOAT, "probability", "significance level of the test"),
-        Column("verdict", TEXT, "", "verdict of a test: shown, bounded or inconclusive; null otherwise"),
+        Column(
+            "verdict",
+            TEXT,
+            "",
+            "verdict of a test: shown, bounded or inconclusive; null otherwise, and outside the headline families of a run that "
+            "shows no memory",
+        ),
         Column("upper_bound", FLOAT, "metric's", "one-sided 95 % upper bound of the value; null when unknown"),
         Column(
             "bound", FLOAT, "metric's", "bound fixed by the recipe: the verdict is bounded when upper_bound lies below it"

@@ -112,7 +112,9 @@ def says_one_thing(memlib: Memlib, store: Path, manifest: dict[str, Any]) -> str
         first, *others = published(store, manifest)["summary"].to_pylist()
         assert (first["conclusion"], first["sentence"], first["explanation"]) == tuple(verdict.values())
         assert not any(row["sentence"] or row["conclusion"] for row in others)
-        assert all((row["verdict"] is None) == (row["role"] != "test") for row in (first, *others))
+        assert all(row["verdict"] is None for row in (first, *others) if row["role"] != "test")
+        if verdict["word"] == "shown":  # other runs give tests outside their headline families no verdict
+            assert all(row["verdict"] for row in (first, *others) if row["role"] == "test")
         assert all(row["interval"] for row in (first, *others) if row["ci_low"] is not None)
     else:
         metadata = pq.read_schema(manifest["results"]["sweep"]).metadata
