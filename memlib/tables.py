@@ -180,8 +180,8 @@ SUMMARY = Table(
             "verdict",
             TEXT,
             "",
-            "verdict of a test: shown, bounded or inconclusive; null otherwise, and outside the headline families of a run that "
-            "shows no memory",
+            "verdict of a test: shown, bounded or inconclusive; null otherwise, and outside the headline families of a run "
+            "that shows no memory",
         ),
         Column("upper_bound", FLOAT, "metric's", "one-sided 95 % upper bound of the value; null when unknown"),
         Column(
