@@ -85,15 +85,17 @@ def measure(kind: str, setting: str) -> tuple[float, float, int]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--kinds", nargs="*", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--busy", nargs="*", type=int, default=[0, 2], help="numbers of busy processes, the first one 0")
     parser.add_argument("--run", nargs=2)
     options = parser.parse_args()
     if options.run:
         return run(*options.run)
     print("| model | other work | setting | threads | CPU s | range | time s | range | CPU s, times today alone |")
     print("|---|---|---|---|---|---|---|---|---|", flush=True)
-    for kind in KINDS:
+    for kind in options.kinds:
         alone = 0.0
-        for busy in (0, 2):
+        for busy in options.busy:
             found: dict[str, list[tuple[float, float, int]]] = {setting: [] for setting in SETTINGS}
             with beside(busy):
                 for number in range(options.times):
