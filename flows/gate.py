@@ -96,9 +96,7 @@ def _of_verdict(run: Run) -> Judged:
 
 def _of_finding(run: Run, gate: str, row: Mapping[str, Any], limit: float) -> Judged:
     audit = AUDITS[audit_of(run.audit)]
-    found = audit.gate(run, row, limit) if row["family"] in (*audit.headlines, "canaries") else None
-    if found is None:
-        found = judge(row, limit, decides=row["family"] in audit.headlines)
+    found = audit.gate(run, row, limit) or judge(row, limit, decides=row["family"] in audit.headlines)
     return Judged(gate, row["metric"], row["params"], found.outcome, f"{_said(row)}; {found.reason}")
 
 
