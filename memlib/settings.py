@@ -7,7 +7,7 @@ from typing import TypeVar
 from memlib.errors import UserError
 
 Choice = TypeVar("Choice", bound=str)
-PASSIVE = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
+PASSIVE = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "3000"}  # a few microseconds, then sleep
 
 
 def number(name: str, default: float) -> float:

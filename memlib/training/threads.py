@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-FEW_MULTIPLICATIONS = 4e8  # in a batch's forward pass; below this, threads wait for each other longer than they compute
+FEW_MULTIPLICATIONS = 1e9  # in a batch's forward pass; below this, threads wait for each other longer than they compute
 
 
 @contextmanager

@@ -32,7 +32,8 @@ COMMAND = "import sys; sys.argv = ['memlib', 'audits']; from flows import entry;
 
 
 def test_threads_of_the_command_and_of_workers_sleep_while_they_wait() -> None:
-    assert waiting() == PASSIVE == {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
+    assert waiting() == PASSIVE
+    assert PASSIVE["OMP_WAIT_POLICY"] == "passive"
     assert worker_environment().items() >= PASSIVE.items()
     assert seen_by(COMMAND) == PASSIVE
 

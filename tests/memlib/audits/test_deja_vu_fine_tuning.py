@@ -23,6 +23,7 @@ from memlib.records import RunRecord
 from memlib.running import PlainRunner
 from memlib.specs import Resources
 from memlib.store import Store
+from tests.chance import most_of
 
 SETTINGS = [
     "data.source.num_examples=700", "split.train_per_class=8", "split.public_per_class=20", "split.extra_per_class=5",
@@ -113,7 +114,7 @@ def test_a_memory_that_fades_is_shown_to_fade_and_a_steady_one_is_not() -> None:
             if name == "fades":
                 assert row["ci_high"] < 0
     assert shown["fades"] >= 36
-    assert shown["steady"] <= 6  # P(Binomial(40, .05) > 6) = .003
+    assert shown["steady"] <= most_of(40, 0.05)
     one = settle(change_rows(units_of(before[:1], steady[:1]), headline, alone=False, seed=1), alpha=0.05)[0]
     assert "pairs" in json.loads(one["params"])["not_ranked"]
 

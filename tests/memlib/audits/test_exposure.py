@@ -21,6 +21,7 @@ from memlib.audits.exposure.tables import DOCUMENTS
 from memlib.observe.likelihoods import UNITS_PER_BIT
 from memlib.report.page import render
 from memlib.stats.tails import goodness_of_fit
+from tests.chance import least_of, most_of
 
 RECIPE = {
     "data": {"source": {"kind": "topics"}},
@@ -96,7 +97,7 @@ def test_the_interval_of_sampling_covers() -> None:
         for below in rng.binomial(1000, share, size=300):
             _, low, high = exposure_by_sampling(int(below), 1000)
             hits += high is not None and low <= -math.log2(share) <= high
-        assert hits >= 279  # 285 expected
+        assert hits >= least_of(300, 0.95)
 
 
 def test_auto_takes_the_cheapest_method_that_is_good_enough() -> None:
@@ -206,7 +207,7 @@ def test_forty_canaries_that_left_no_trace_are_not_found() -> None:
         rng = np.random.default_rng(seed)
         rows = rows_of([ranked(rng.integers(1, SIZE + 1, 40).tolist())], recipe())
         wrong += any(row["verdict"] == "shown" for row in rows)
-    assert wrong <= 8  # 3 expected
+    assert wrong <= most_of(60, 0.05)
 
 
 def test_seeds_of_a_canary_are_no_further_canaries(tmp_path: Path) -> None:
@@ -328,7 +329,7 @@ def test_secrets_of_a_kind_that_the_model_knows_are_no_finding() -> None:
         rows = rows_of([model], recipe(**OF_A_FILE), method="sampled")
         wrong += rows[0]["conclusion"] == "shown"
         by_rank += min((uniform <= cost / UNITS_PER_BIT).mean() for cost in model.costs[:5]) <= 0.05 / 5
-    assert wrong <= 10  # 4 expected
+    assert wrong <= most_of(80, 0.05)
     assert by_rank >= 40
 
 
@@ -373,7 +374,7 @@ def test_eight_variants_that_saw_nothing_are_one_family() -> None:
         models = [ranked(rng.integers(1, SIZE + 1, 3).tolist(), variant=name) for name in variants]
         rows = rows_of(models, recipe(variants=variants))
         wrong += any(row["verdict"] == "shown" for row in rows if row["family"] in ("headline", "canaries"))
-    assert wrong <= 8  # 3 expected
+    assert wrong <= most_of(60, 0.05)
 
 
 @pytest.mark.usefixtures("no_law")
@@ -389,7 +390,7 @@ def test_nets_that_share_canaries_are_ranked_once() -> None:
             whole = np.round(costs * UNITS_PER_BIT).astype(np.int64)
             models.append(Scored("", net, 4, (0,), ("inserted",), (4,), whole[:1], whole[1:], 1.5, {}))
         wrong += rows_of(models, recipe(seeds=6), size=10**9, method="sampled")[0]["conclusion"] == "shown"
-    assert wrong <= 8  # 3 expected
+    assert wrong <= most_of(60, 0.05)
 
 
 @pytest.mark.usefixtures("no_law")
@@ -402,7 +403,7 @@ def test_sampled_canaries_of_one_model_are_combined_by_references_of_their_own()
         kinds = ("inserted",) * 10
         model = Scored("", 0, 4, tuple(range(10)), kinds, (4,) * 10, whole[:10], whole[10:], 1.5, {})
         wrong += rows_of([model], recipe(), size=10**9, method="sampled")[0]["conclusion"] == "shown"
-    assert wrong <= 10  # 4 expected
+    assert wrong <= most_of(80, 0.05)
 
 
 def test_a_little_of_every_canary_is_shown_of_none_alone() -> None:

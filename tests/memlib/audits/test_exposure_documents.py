@@ -14,6 +14,7 @@ from memlib.audits.exposure.tables import DOCUMENTS
 from memlib.audits.exposure.verdict import NO_NULL, verdict
 from memlib.errors import UserError
 from memlib.findings import INCONCLUSIVE, SHOWN, settle
+from tests.chance import most_of
 
 HOW = DiscoverableSpec(tries=(1, 100), samples=10)
 
@@ -43,7 +44,7 @@ def settled(table: pa.Table) -> list[dict[str, Any]]:
 def test_models_that_know_nothing_are_rarely_accused_and_nets_are_no_documents() -> None:
     rng = np.random.default_rng(0)
     accused = sum(next(document_rows(documents_of(rng, seeds=3), HOW, alpha=0.05))["p_value"] <= 0.05 for _ in range(200))
-    assert accused <= 19  # P(Binomial(200, .05) > 19) = .003
+    assert accused <= most_of(200, 0.05)
 
 
 def test_memory_is_found_and_said_with_what_comes_out() -> None:

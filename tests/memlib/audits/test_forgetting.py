@@ -30,6 +30,7 @@ from memlib.findings import BOUNDED, INCONCLUSIVE, SHOWN, verdict_of, with_param
 from memlib.specs.data import CALIBRATION, KNOWN, QUERY, WITHHELD
 from memlib.stats.likelihood import Likelihoods, confidences, decimals_of, log_odds
 from memlib.tables import CURVES, SUMMARY
+from tests.chance import least_of, most_of
 
 CONFIG = Config(replicates=100, resamples=50, permutations=999)
 COUNT = 600
@@ -230,7 +231,7 @@ def test_persons_with_many_examples_keep_the_level_when_they_are_drawn_as_one() 
         alone += p_of(odds, pool=Pool(roles, labels, np.arange(COUNT)), permutations=199) <= 0.05
         together += p_of(odds, pool=Pool(roles, labels, groups), permutations=199) <= 0.05
     assert alone > 25
-    assert together <= 12
+    assert together <= most_of(100, 0.05)
 
 
 def test_what_could_be_left_is_bounded_by_what_is_known() -> None:
@@ -241,7 +242,7 @@ def test_what_could_be_left_is_bounded_by_what_is_known() -> None:
             estimate, limit = share_left(residuals(model(TARGET, seed, share, known=True, target="t").log_odds, unseen), POOL)
             held[share] += limit >= share
             assert estimate <= limit
-    assert min(held.values()) >= 34  # 38 expected
+    assert min(held.values()) >= least_of(40, 0.95)
     values = residuals(model(TARGET, 0, 0.0, known=True, target="t").log_odds, unseen)
     assert share_left(values, POOL)[1] < 0.3
     assert power_by_redraws(values, POOL, alpha=0.05, redraws=100, seed=0) == 1.0
@@ -416,7 +417,7 @@ def test_intervals_of_rho_cover_its_mean() -> None:
         what = recipe({"t": {"mix": {"calibration": 1, "known": 1, "query": 0.5}}})
         row = next(r for r in summarize(distances, what).to_pylist() if r["metric"] == "rho")
         held += row["ci_low"] <= truth <= row["ci_high"]
-    assert held >= 26
+    assert held >= least_of(30, 0.95)
 
 
 @pytest.mark.parametrize(

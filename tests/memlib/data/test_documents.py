@@ -20,6 +20,7 @@ from memlib.data.streams import Documents
 from memlib.data.text import Corpus, Secret
 from memlib.errors import UserError
 from memlib.specs import SecretsSpec, TextSpec
+from tests.chance import most_of
 
 SECRET = bytes(range(32))
 DOCUMENTS = [f"document {number} says {'a' * (number % 7)} and ends" for number in range(200)]
@@ -143,7 +144,7 @@ def test_which_documents_are_asked_about_does_not_depend_on_their_length(count: 
         order = np.argsort(rng.random((199, len(bits))), axis=1)[:, : held_out.sum()]
         above = (bits[order].mean(axis=1) >= bits[held_out].mean() - 1e-12).sum()  # equivalent to the gap
         accused += (1 + above) / 200 <= 0.05
-    assert accused <= 60  # P(Binomial(600, .05) > 60) = 4e-7; a design that favours long documents reaches 75 to 119
+    assert accused <= most_of(600, 0.05)  # a design that favours long documents reaches 75 to 119
 
 
 def training_text(corpus: Corpus) -> str:

@@ -27,6 +27,7 @@ from memlib.stats.inference import (
     widened_interval,
 )
 from memlib.stats.probe import Rows, probe_accuracies
+from tests.chance import least_of
 
 
 def slow_top_share(confidences: np.ndarray, hits: np.ndarray, share: float, rng: np.random.Generator) -> float:
@@ -147,7 +148,7 @@ def test_the_widened_interval_covers_training() -> None:
         replicates = repeats.mean() + rng.normal(size=500) * 0.01
         low, high = widened_interval(replicates, repeats)
         covered += low <= 0.3 <= high
-    assert covered >= 370
+    assert covered >= least_of(400, 0.95)
 
 
 def test_the_probe_is_logistic_regression() -> None:
@@ -186,7 +187,7 @@ def test_the_mean_interval_covers_with_few_units(count: int) -> None:
         values = rng.normal(1.0, 1.0, count)
         low, high = mean_interval(values, replicates=400, seed=draw)
         held += low <= 1 <= high
-    assert held >= 300 * 0.95 - 4 * np.sqrt(300 * 0.95 * 0.05)
+    assert held >= least_of(300, 0.94)
 
 
 def test_few_units_are_exchanged_in_every_way() -> None:
