@@ -54,6 +54,7 @@ def carry_out_cells(runner: Runner, recipe: Recipe, cells: Cells) -> RunRecord:
     """
     assert isinstance(runner, StageRunner)
     context = runner.context
+    context.shared.look = _run_of(recipe)
     outcomes = _carry_out_cells(context, recipe, cells)
     run = _publish(context, recipe, [outcomes[name] for name in cells])
     broken = [outcome for outcome in outcomes.values() if outcome.run is None]
@@ -116,6 +117,12 @@ def _cell(context: Context, name: str, audit: Audit, spec: Spec, changes: dict[s
     return Outcome(name, kind, changes, run)
 
 
+def _run_of(recipe: Recipe) -> str:
+    """Return the id of a sweep's run."""
+    spec = recipe.model_dump(mode="json", exclude={"concurrent_cells"})
+    return content_key("sweep", version=1, spec=spec, inputs={})[:NAME_LENGTH]
+
+
 def _compared(store: Store, outcomes: list[Outcome]) -> dict[str, list[Row]]:
     """Return comparisons of each pair of comparable cells of one audit; cells with the same scores count once."""
     rows: dict[str, list[Row]] = {}
@@ -135,8 +142,7 @@ def _publish(context: Context, recipe: Recipe, outcomes: list[Outcome]) -> RunRe
     """Publish the comparison: a table below results/, a page and the sweep's manifest below runs/."""
     store = context.store
     done = [(outcome.cell, outcome.run) for outcome in outcomes if outcome.run is not None]
-    spec = recipe.model_dump(mode="json", exclude={"concurrent_cells"})
-    run = content_key("sweep", version=1, spec=spec, inputs={})[:NAME_LENGTH]
+    run = _run_of(recipe)
     pairs, trends_ = _compared(store, outcomes), trends(outcomes)
     columns = {audit.field: audit.columns for audit in AUDITS.values()}
     with scratch("sweep") as folder:

@@ -1,6 +1,6 @@
 """The déjà vu audit (Meehan 2023), from images to report."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from memlib.audits.deja_vu.backgrounds import Background, Backgrounds
 from memlib.audits.deja_vu.recipe import DIRECTIONS, Direction, Recipe
+from memlib.audits.deja_vu.sets import CompareSets
 from memlib.audits.deja_vu.stability import Compared, Stability, augment_of, blocks_of
 from memlib.audits.deja_vu.stages import (
     PROBED_VIEW,
@@ -37,10 +38,25 @@ from memlib.specs import CropSpec, ModelSpec, TrainingSpec
 from memlib.stage import AnyStage, Artifact, Runner
 from memlib.training.fit import Train, TrainedModel
 
-STAGES = (DecodeBlock, Decode, Split, Train, Embed, Search, Background, Probe, Stability, ScoreSetting, Score, Report)
+STAGES = (
+    DecodeBlock,
+    Decode,
+    Split,
+    Train,
+    Embed,
+    Search,
+    Background,
+    CompareSets,
+    Probe,
+    Stability,
+    ScoreSetting,
+    Score,
+    Report,
+)
 _ASKED_FOR: dict[type[AnyStage], Callable[[Recipe], Any]] = {
     Train: lambda recipe: recipe.training,
     Background: lambda recipe: recipe.reference,
+    CompareSets: lambda recipe: (recipe.split.drawn_at_random and recipe.reference) or None,
     Stability: lambda recipe: recipe.decode.stability,
 }
 LOOKED_ROWS = 1024  # rows per step of the search for an image with a crop
@@ -66,7 +82,8 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     observations = _Observations(runner, recipe, shard, splits, trained or _trained_elsewhere(recipe))
     searches, probes, views = observations.searches(), observations.probes(), observations.views()
     fine_tuned, by_chance = recipe.fine_tuned, recipe.split.by_chance
-    whole = Score(searches, probes, splits, class_names_of(splits), recipe.decode, views, fine_tuned, by_chance)
+    checks = _checks(runner, recipe, searches, shard, splits)
+    whole = Score(searches, probes, splits, class_names_of(splits), recipe.decode, views, fine_tuned, by_chance, checks)
     scores = _score(runner, whole)
 
     named = {stage.name: trained[side] for side, stage in training.items()}
@@ -79,6 +96,18 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
 def _score(runner: Runner, whole: Score) -> Artifact[Tables]:
     """Score all settings, in parallel if they are large."""
     return runner.run(replace(whole, parts=tuple(runner.run_all(whole.in_parts()))))
+
+
+def _checks(
+    runner: Runner, recipe: Recipe, searches: Sequence[Searches], shard: Artifact[Shard], splits: Artifact[pa.Table]
+) -> Artifact[pa.Table] | None:
+    """Compare given sets that were declared to be drawn at random, where a single model is judged by its held-out images."""
+    backgrounds = searches[0].backgrounds
+    if recipe.reference is None or backgrounds is None or not recipe.split.drawn_at_random:
+        return None
+    config = recipe.decode
+    view = _queries(recipe.crops[0])
+    return runner.run(CompareSets(recipe.reference, view, backgrounds, shard, splits, config.permutations, config.seed))
 
 
 def _refuse_the_impossible(recipe: Recipe, splits: Artifact[pa.Table], shard: Artifact[Shard]) -> None:

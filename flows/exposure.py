@@ -55,7 +55,7 @@ def _data(runner: Runner, recipe: Recipe) -> CorpusData:
     if isinstance(recipe.subject, TrainIt) and isinstance(recipe.subject.model, PretrainedSpec):
         base = runner.run(TakeOver(recipe.subject.model))
     stage = MakeCorpus(recipe.data, recipe.canaries, elsewhere=recipe.trained is not None, base=base)
-    if problem := stage.missing(level=recipe.score.alpha / (2 * len(recipe.cells))):
+    if problem := stage.missing(level=recipe.score.level / (2 * len(recipe.cells))):
         runner.warn(problem)
     data = CorpusData(runner.run(stage), recipe.data, recipe.canaries, recipe.trained, base)
     for cell in recipe.cells.values():

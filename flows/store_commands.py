@@ -537,6 +537,8 @@ def print_run(store: Store, run: RunRecord, *, whole: bool = False) -> None:
     _print_findings(rows)
     if verdict is not None:
         console.print(f"\n{verdict.sentence}\n{verdict.explanation}", soft_wrap=True)
+    if rows[0][0].role == "test" and (said := ledger.look_in_words(run.ledger, run.audit)):
+        console.print(f"\n{said}", soft_wrap=True)
     if earlier := run.ledger.earlier:
         console.print(f"\n{ledger.in_words(earlier)}", soft_wrap=True)
     totals = f"{len(run.computed)} stages computed, {len(run.reused)} reused, {run.seconds:.0f} s"

@@ -65,7 +65,7 @@ def _audit_external(runner: Runner, recipe: Recipe, trained: TrainedSpec) -> Run
         data=data, models=trained, epoch=0, nets=nets, feature=feature, feature_spec=recipe.canary.feature, canaries=(),
         labels=(), probe=recipe.probe, other=probe, config=config,
     )  # fmt: skip
-    check_nulls(len(stage.nulls), config.alpha)
+    check_nulls(len(stage.nulls), config.level)
     net_scores = runner.run(stage)
     scores = runner.run(ScoreOwn(net_scores, config, recipe.canary))
     cell = Scored("", 0, (), feature, data, (nets,), (), (net_scores,))

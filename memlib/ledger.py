@@ -1,30 +1,36 @@
 """Ledger of earlier audits of the same data: repeated testing finds something by chance sooner or later."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from memlib.identity import canonical_json
-from memlib.records import EarlierAudit, Ledger, RunEntry, RunRecord
+from memlib.records import EarlierAudit, Ledger, RunEntry
 from memlib.stage import AnyArtifact
 
 DATA_STAGES = ("decode", "secret/corpus")
+KEPT, LENGTH = 16, 12  # number of digests by which examples are recognized, and their length
+ALIKE = 2  # number of common digests from which on two audits are said to be of the same examples
 
 
-def entry(runs: Sequence[RunEntry], run: str, data: str, before: RunRecord | None) -> Ledger:
-    """Return the ledger that a run records when it is first published: its data digest and earlier audits of that data.
+def entry(runs: Sequence[RunEntry], run: str, now: Ledger) -> Ledger:
+    """Return the ledger that a run records when it is first published: its data, and earlier audits of that data.
+
+    Data are the same if their sources are, or if they share a considerable part of their examples.
 
     Args:
         runs: the finished runs of the store. Sweeps, and runs published before digests were recorded, have no data digest.
         run: id of this run.
-        data: digest of the run's data.
-        before: this run's manifest if it was published before; a ledger recorded there for the same data is kept.
+        now: the run's data, look and planned looks.
     """
-    if not data:
-        return Ledger()
-    if before is not None and before.ledger.data == data:
-        return before.ledger
-    earlier = [one for one in runs if one["ledger"]["data"] == data and one["run"] != run]
-    return Ledger(data=data, earlier=[_line(one) for one in sorted(earlier, key=lambda one: one["finished"])])
+    earlier = [one for one in runs if one["run"] != run and _is_same(one, now)]
+    lines = [_line(one) for one in sorted(earlier, key=lambda one: one["finished"])]
+    return now.model_copy(update={"earlier": lines})
+
+
+def _is_same(one: RunEntry, now: Ledger) -> bool:
+    recorded = one["ledger"]
+    return recorded["data"] == now.data or len(set(recorded.get("examples", [])) & set(now.examples)) >= ALIKE
 
 
 def _line(run: RunEntry) -> EarlierAudit:
@@ -36,6 +42,7 @@ def _line(run: RunEntry) -> EarlierAudit:
         headline=first["metric"],
         p_value=first["p_value"],
         verdict=None if run["verdict"] is None else run["verdict"]["word"],
+        look=run["ledger"].get("look", ""),
     )
 
 
@@ -49,6 +56,44 @@ def in_words(earlier: Sequence[EarlierAudit]) -> str:
         f"{audits} in this store: {len(tests)} with a test, {shown} with the verdict 'shown'. "
         "Their p-values are not adjusted jointly."
     )
+
+
+def look_in_words(ledger: Ledger, audit: str) -> str:
+    """Return which look at these data a run of an audit is, and how it is paid for; "" for the first one, if none is planned.
+
+    Args:
+        ledger: ledger of a run that tests something.
+        audit: name of its audit; other audits ask other questions.
+    """
+    looks = {one.look or one.run for one in ledger.earlier if one.audit == audit and one.p_value is not None} - {ledger.look}
+    number, planned = len(looks) + 1, ledger.planned
+    if number <= planned:
+        return (
+            "" if planned == 1 else f"Look {number} of {planned} planned at these data: each is tested at alpha / {planned}."
+        )
+    more = f", of which {planned} were planned" if planned > 1 else ""
+    return (
+        f"Look {number} at these data in this store{more}; unadjusted: whoever looks often enough finds something by chance. "
+        "Plan the number of looks in the recipe (looks)."
+    )
+
+
+def planned_looks(recipe: Mapping[str, Any]) -> int:
+    """Return the number of looks that a recipe plans, in the section that holds its level; 1 by default."""
+    return max((part["looks"] for part in recipe.values() if isinstance(part, Mapping) and "looks" in part), default=1)
+
+
+def examples_of(artifacts: Iterable[AnyArtifact]) -> list[str]:
+    """Return the smallest digests of the examples in a run's decoded sources; those of overlapping sources overlap.
+
+    Args:
+        artifacts: artifacts of the run.
+    """
+    found: set[str] = set()
+    for artifact in {artifact.ref: artifact for artifact in artifacts if artifact.ref.stage == DATA_STAGES[0]}.values():
+        for digest in artifact.content.index["digest"].drop_null().to_pylist():
+            found.add(hashlib.sha256(digest.encode()).hexdigest()[:LENGTH])
+    return sorted(found)[:KEPT]
 
 
 def data_digest(artifacts: Iterable[AnyArtifact]) -> str:

@@ -34,12 +34,14 @@ class Work:
         resources: machines and limits of the run.
         started: start time, in seconds since 1970.
         computed, reused: addresses of the artifacts that were computed, and of those that were already in the store.
+        look: id of the sweep whose cell the run is; "" for a run of its own.
     """
 
     resources: Resources = field(default_factory=Resources)
     started: float = field(default_factory=time.time)
     computed: list[str] = field(default_factory=list)
     reused: list[str] = field(default_factory=list)
+    look: str = ""
 
 
 def run_id(recipe: Any, scores: Artifact[Tables]) -> str:
@@ -80,11 +82,16 @@ def publish_audit(
                 path = results_path(name, recipe.audit, run, number)
                 place, published[path] = store.publish(path, part), file_digest(part)
                 results.setdefault(name, place)
-    for name, file in report.files.items():
-        path = f"runs/{run}/{name}"
-        pages[name] = store.publish(path, report.path(name), secret=True)
-        published[path] = file.sha256
     summary = scores.content["summary"].to_pylist()
+    looked = _ledger(store, work, run, recipe, named.values())
+    for name, file in report.files.items():
+        path, content = f"runs/{run}/{name}", None
+        if name == REPORT_FILE and summary[0]["role"] == "test":
+            from memlib.report.page import said_on_page
+
+            content = said_on_page(report.path(name).read_bytes(), ledger.look_in_words(looked, recipe.audit))
+        pages[name] = store.publish(path, report.path(name) if content is None else content, secret=True)
+        published[path] = file.sha256 if content is None else hashlib.sha256(content).hexdigest()
     record = RunRecord(
         run=run,
         audit=recipe.audit,
@@ -92,7 +99,7 @@ def publish_audit(
         finished=time.time(),
         recipe=recipe.model_dump(mode="json"),
         verdict=VerdictRecord(**asdict(verdict_of(summary))),
-        ledger=_ledger(store, run, named.values()),
+        ledger=looked,
         findings=[Finding(**row) for row in findings_of(summary)],
         results=results,
         report=pages[REPORT_FILE],
@@ -135,9 +142,20 @@ def _digest(store: Store, path: str) -> str:
     return hashlib.sha256(store.published(path) or b"").hexdigest()
 
 
-def _ledger(store: Store, run: str, artifacts: Iterable[AnyArtifact]) -> Ledger:
-    """Return the ledger of a run: the digest of its data, and the audits of the same data that were published before it."""
-    return ledger.entry(list_runs(store).entries, run, ledger.data_digest(artifacts), _published_before(store, run))
+def _ledger(store: Store, work: Work, run: str, recipe: Any, artifacts: Iterable[AnyArtifact]) -> Ledger:
+    """Return the ledger of a run: its data, and the audits of the same data that were published before it.
+
+    A ledger that was recorded for the same data by an earlier publication of the run is kept.
+    """
+    used, before = list(artifacts), _published_before(store, run)
+    data = ledger.data_digest(used)
+    if not data:
+        return Ledger()
+    if before is not None and before.ledger.data == data:
+        return before.ledger
+    planned = ledger.planned_looks(recipe.model_dump(mode="json"))
+    now = Ledger(data=data, examples=ledger.examples_of(used), look=work.look or run, planned=planned)
+    return ledger.entry(list_runs(store).entries, run, now)
 
 
 def _published_before(store: Store, run: str) -> RunRecord | None:

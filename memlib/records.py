@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
-from typing import Annotated, Any, TypeVar, final
+from typing import Annotated, Any, NotRequired, TypeVar, final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
@@ -155,12 +155,24 @@ class EarlierAudit(Record):
     headline: str = ""
     p_value: FiniteFloat | None = None
     verdict: str | None = None
+    look: str = ""
 
 
 class Ledger(Record):
-    """The data that a run audits, by digest, and the earlier audits of the same data."""
+    """The data that a run audits, and the earlier audits of the same data.
+
+    Attributes:
+        data: digest of the sources.
+        examples: the smallest digests of single examples, by which data in other files are recognized.
+        look: the sweep whose cell the run is, else the run; cells of one sweep are one look at the data.
+        planned: number of looks that the recipe plans.
+        earlier: audits that were published before.
+    """
 
     data: str = ""
+    examples: list[str] = Field(default_factory=list)
+    look: str = ""
+    planned: int = 1
     earlier: list[EarlierAudit] = Field(default_factory=list)
 
 
@@ -250,9 +262,11 @@ class VerdictEntry(TypedDict):
 
 
 class LedgerEntry(TypedDict):
-    """A run's data digest from the ledger, as stored in the index of runs."""
+    """A run's data from the ledger, as stored in the index of runs."""
 
     data: str
+    examples: NotRequired[list[str]]
+    look: NotRequired[str]
 
 
 @final

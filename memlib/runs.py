@@ -122,7 +122,7 @@ def _entry(content: bytes | None, name: str, mark: tuple[int, float]) -> RunEntr
                 "verdict": first.verdict,
             }
         ],
-        "ledger": {"data": run.ledger.data},
+        "ledger": {"data": run.ledger.data, "examples": run.ledger.examples, "look": run.ledger.look},
         "cells": run.cells,
         "scores": run.scores,
         "asks": run.asks,

@@ -30,6 +30,7 @@ class Shared:
     old_code: set[str] = field(default_factory=set)
     stages: dict[Ref, AnyStage] = field(default_factory=dict)  # stages whose files may be evicted
     passing: list[AnyArtifact] = field(default_factory=list)
+    look: str = ""  # id of the sweep
     spent: float = 0.0  # worker seconds
     spending: threading.Lock = field(default_factory=threading.Lock)
 
@@ -62,7 +63,7 @@ class Context:
     computed: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.work = Work(self.resources, computed=self.computed)
+        self.work = Work(self.resources, computed=self.computed, look=self.shared.look)
         self._console = Console(stderr=True, markup=False)
         self.live = self._console.is_terminal and not self.quiet
         self.journal = Journal(self.store, self.run, {"title": self.title, "started": self.work.started})

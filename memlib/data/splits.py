@@ -113,11 +113,7 @@ def split_examples(
 
 
 def _assign_given(found: _Candidates, usable: Places, given: Mapping[str, str], spec: SplitSpec) -> None:
-    """Assign the roles given in a user's file, with equally many images of each class in A and B.
-
-    If a class has more images in A or in B, the surplus is drawn at random and left out. Means over A and B can then differ
-    only because of what the models memorized, not because of different class frequencies.
-    """
+    """Assign the roles given in a user's file; audits compare A and B within classes, so that their sizes may differ."""
     unknown = sorted(set(given.values()) - GIVEN.keys())
     if unknown:
         raise UserError(f"split.sets puts examples in {unknown[0]!r}; sets are {', '.join(GIVEN)}")
@@ -141,7 +137,11 @@ def _assign_given(found: _Candidates, usable: Places, given: Mapping[str, str], 
     if len(both):
         one, other = (ids[usable[(named == name) & (found.group[usable] == both[0])][0]] for name in "AB")
         raise UserError(f"split.sets separates a group of split.group: {one!r} is in A, {other!r} in B")
-    _balance(found, ids, spec.seed)
+    sides = [set(found.label[(found.role == GIVEN[name]) & found.has_crop].tolist()) for name in "AB"]
+    if not sides[0] & sides[1]:
+        raise UserError(
+            "split.sets puts no class in both A and B; the held-out images must be of the same classes as the training images"
+        )
 
 
 def _drop_copies(found: _Candidates, places: Places, named: NDArray[Any]) -> None:
@@ -161,24 +161,6 @@ def _drop_copies(found: _Candidates, places: Places, named: NDArray[Any]) -> Non
             found.give(places[copies], LEFT_OUT, f"the same image in {' and '.join(sets)}")
         elif len(copies) > 1:
             found.give(places[copies[1:]], LEFT_OUT, f"duplicate of {ids[int(places[copies[0]])].as_py()}")
-
-
-def _balance(found: _Candidates, ids: Sequence[str], seed: int) -> None:
-    """Leave out the surplus of each class in A over B, or in B over A, in whole groups drawn at random."""
-    sides = [_blocks(found, np.flatnonzero((found.role == GIVEN[name]) & found.has_crop)) for name in "AB"]
-    for label in found.names:
-        room = min(sum(map(len, side.get(label, []))) for side in sides)
-        for side in sides:
-            left = room
-            for block in sorted(side.get(label, []), key=lambda block: derive_seed(seed, "given", ids[block[0]])):
-                if len(block) <= left:
-                    left -= len(block)
-                else:
-                    found.give(block, LEFT_OUT, "more of its class in one of A and B")
-    if not ((found.role == TARGET) & found.has_crop).any():
-        raise UserError(
-            "split.sets puts no class in both A and B; the held-out images must be of the same classes as the training images"
-        )
 
 
 def small_classes(index: pa.Table, spec: SplitSpec) -> list[str]:

@@ -424,7 +424,7 @@ class Split(SplitsStage):
     def spec(self) -> Mapping[str, Any]:
         """Return the roles and their sizes."""
         spec = self.split.model_dump(mode="json") | (self.split.crop.rule if self.split.crop.mode == "official" else {})
-        return spec if self.split.sets is None else spec | {"sets": "given, balanced"}  # independent of the file's location
+        return spec if self.split.sets is None else spec | {"sets": "given, whole"}  # independent of the file's location
 
     @property
     def inputs(self) -> Mapping[str, Any]:

@@ -161,3 +161,12 @@ def _columns(count: int) -> int:
     if count <= MOST_TILES:
         return max(1, count)
     return max(range(3, MOST_TILES + 1), key=lambda columns: ((count - 1) % columns, columns))
+
+
+def said_on_page(page: bytes, text: str) -> bytes:
+    """Return a rendered page with a line below its verdict, for what is known only when it is published; "" adds nothing.
+
+    The page itself is computed once and cached; which look at the data it is depends on the store.
+    """
+    line = f'<p class="looks">{escape(text)}</p>' if text else ""
+    return page.replace(b"<!-- looks -->", line.encode(), 1)

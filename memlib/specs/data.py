@@ -328,8 +328,8 @@ class SplitSpec(Spec):
     """Images per class that a model trains on: those in A (or B), topped up from C. Required unless `sets` is given."""
     sets: str | None = None
     """For existing models: a CSV or Parquet file with columns example_id and set. The set is A (the model trained on it), B
-    (held out, or the second model trained on it), C (both trained on it) or X (public: neither did). Equally many images of
-    each class in A and B are audited: a random sample of the larger set is used, and its other images are left out."""
+    (held out, or the second model trained on it), C (both trained on it) or X (public: neither did). A and B are compared
+    within classes, and may differ in size."""
     drawn_at_random: bool = False
     """With `sets`: true if the images of each class were assigned to A and B purely at random, as in a random hold-out.
     Otherwise nothing is tested, because the sets may differ in more than in which model trained on them."""

@@ -190,7 +190,7 @@ def percentile_interval(replicates: NDArray[np.float64], *, level: float = 0.95)
 
 
 def widened_interval(
-    replicates: NDArray[np.float64], repeats: NDArray[np.float64], *, level: float = 0.95
+    replicates: NDArray[np.float64], repeats: NDArray[np.float64], *, level: float = 0.95, freedom: float = math.inf
 ) -> tuple[float, float]:
     """Return a confidence interval that covers the variation over both examples and repeated training runs.
 
@@ -201,31 +201,33 @@ def widened_interval(
         replicates: (num_replicates,) bootstrap values of the mean over repeats.
         repeats: (num_repeats,) value of each repeat, at least 3.
         level: coverage.
+        freedom: degrees of freedom of the variation over examples; finite where few groups of examples were resampled.
     """
-    half, centre = _widened_half(replicates, repeats, 1 - level), float(repeats.mean())
+    half, centre = _widened_half(replicates, repeats, 1 - level, freedom), float(repeats.mean())
     return centre - half, centre + half
 
 
-def widened_p(replicates: NDArray[np.float64], repeats: NDArray[np.float64]) -> float:
+def widened_p(replicates: NDArray[np.float64], repeats: NDArray[np.float64], *, freedom: float = math.inf) -> float:
     """Return the two-sided p-value of a mean of 0: one minus the level at which `widened_interval` just excludes 0.
 
     Args:
-        replicates, repeats: as in `widened_interval`.
+        replicates, repeats, freedom: as in `widened_interval`.
     """
     centre, least = abs(float(repeats.mean())), 1e-300
 
     def excess(p: float) -> float:
-        return _widened_half(replicates, repeats, p) - centre
+        return _widened_half(replicates, repeats, p, freedom) - centre
 
     if excess(1.0) >= 0:  # the mean is 0
         return 1.0
     return least if excess(least) < 0 else float(scipy.optimize.brentq(excess, least, 1.0, xtol=1e-12))
 
 
-def _widened_half(replicates: NDArray[np.float64], repeats: NDArray[np.float64], p: float) -> float:
+def _widened_half(replicates: NDArray[np.float64], repeats: NDArray[np.float64], p: float, freedom: float) -> float:
     """Return half the width of the interval of level 1 - p."""
     assert len(repeats) >= 3
-    examples = float(scipy.stats.norm.isf(p / 2)) * math.sqrt(replicates.var(ddof=1))
+    quantile = scipy.stats.norm.isf(p / 2) if math.isinf(freedom) else scipy.stats.t.isf(p / 2, freedom)
+    examples = float(quantile) * math.sqrt(replicates.var(ddof=1))
     between = float(scipy.stats.t.isf(p / 2, len(repeats) - 1)) * math.sqrt(repeats.var(ddof=1) / len(repeats))
     return math.hypot(examples, between)
 

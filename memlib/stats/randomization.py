@@ -4,7 +4,9 @@ The null hypothesis is that a unit's side changes no answer. All draws of the de
 holds for any statistic and any model, however it was trained (Fisher 1935; Rosenbaum 2002, section 2.4).
 """
 
+import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,11 +15,16 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from memlib.stats.inference import permutation_p
+
 _CELLS = 2**23  # sides drawn at a time
 POWER = 0.8
 MOST_WORK = 3e8  # largest number of steps of an exact computation
 SIGNED_WORK = 10.0  # steps per pair (number of 1s, number of -1s) in `signed_distribution`
 MOST_REDRAWN = 2**28  # largest number of sides that are redrawn individually
+MANY = 5.0  # standard deviation of a sum of answers from which on the normal law is close enough for a simulation
+QUICK_DRAWS = 199
+POWER_DRAWS, FEW_UNITS = 60, 20_000  # draws of a simulated power, and units up to which all are used
 LEAST = 1e-300  # smaller probabilities are dropped
 
 
@@ -104,16 +111,88 @@ class Design:
     def _redrawn(self, by_group: NDArray[np.float64], count: int, *, seed: int) -> NDArray[np.float64]:
         return np.concatenate([sides.astype(np.float64) @ by_group for sides in self._group_redraws(count, seed=seed)])
 
-    def tail_p(self, values: NDArray[np.int64], *, permutations: int, seed: int) -> float:
-        """Return the exact share of all draws whose sum on the first side is at least the observed one.
+    @functools.cached_property
+    def is_even(self) -> bool:
+        """True if all groups of a stratum are equally large, so that no redraw changes the numbers of units on the sides."""
+        sizes = np.bincount(self._number)
+        return all(np.ptp(sizes[members]) == 0 for members, _ in self._strata)
 
-        If its computation would take more than a few seconds, return (1 + b) / (1 + permutations) from random draws instead.
+    @functools.cached_property
+    def balance(self) -> float:
+        """Sum over strata of n1 n2 / (n1 + n2), where n1 and n2 are the numbers of units on the two sides."""
+        return float(self._balances(self.first[self._start][None])[0])
+
+    def difference(self, values: NDArray[np.floating | np.integer]) -> float:
+        """Return the mean on the first side minus the mean on the second side, within strata.
+
+        A stratum counts by n1 n2 / (n1 + n2), where n1 and n2 are its numbers of units on the two sides (Mantel and Haenszel
+        1959), so that one with units on a single side does not count; 0 if all strata are such.
+
+        Args:
+            values: (num_units,).
+        """
+        return float(self._centred(values)[self.first[self._start]].sum() / self.balance) if self.balance else 0.0
+
+    def redrawn_differences(self, values: NDArray[np.floating | np.integer], count: int, *, seed: int) -> NDArray[np.float64]:
+        """Return `difference` under redraws, each with its own numbers of units on the sides: (count,).
+
+        Args:
+            values: (num_units,).
+            count: number of redraws.
+            seed: seed of the draws.
+        """
+        centred = self._centred(values)
+        return np.concatenate([self._differences(centred, sides) for sides in self._group_redraws(count, seed=seed)])
+
+    def _differences(self, centred: NDArray[np.float64], sides: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Return `difference` for the first sides (num_draws, num_groups) of several draws, (num_draws,)."""
+        weight = np.full(len(sides), self.balance) if self.is_even else self._balances(sides)
+        sums = sides.astype(np.float64) @ centred
+        return np.divide(sums, weight, out=np.zeros(len(sums)), where=weight > 0)
+
+    def _every_draw(self) -> NDArray[np.bool_]:
+        """Return the first side of every draw, (num_draws, num_groups)."""
+        draws = list(itertools.product(*(itertools.combinations(members, chosen) for members, chosen in self._strata)))
+        sides = np.zeros((len(draws), self.num_groups), dtype=bool)
+        for row, parts in zip(sides, draws, strict=True):
+            row[list(itertools.chain.from_iterable(parts))] = True
+        return sides
+
+    def _centred(self, values: NDArray[np.floating | np.integer]) -> NDArray[np.float64]:
+        """Return each group's sum of the values minus the mean of its stratum, (num_groups,)."""
+        sizes, sums = (np.bincount(self._number, weights=weights) for weights in (None, values))
+        strata = self.strata_of_groups
+        mean = np.bincount(strata, weights=sums) / np.bincount(strata, weights=sizes)
+        centred: NDArray[np.float64] = sums - sizes * mean[strata]
+        return centred
+
+    def _balances(self, sides: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Return `balance` for the first sides (num_draws, num_groups) of several draws, (num_draws,)."""
+        sizes = np.bincount(self._number)
+        entries = (sizes.astype(np.float64), (np.arange(self.num_groups), self.strata_of_groups))
+        by_stratum = scipy.sparse.csr_array(entries, shape=(self.num_groups, len(self._strata)))
+        ours = np.asarray((by_stratum.T @ sides.T.astype(np.float64)).T)
+        total = np.bincount(self.strata_of_groups, weights=sizes)
+        balances: NDArray[np.float64] = (ours * (1 - ours / total)).sum(axis=1)
+        return balances
+
+    def tail_p(self, values: NDArray[np.int64], *, permutations: int, seed: int) -> float:
+        """Return the share of all draws whose `difference` is at least the observed one.
+
+        It is exact where groups are equally large within strata, as the sum on the first side then decides, and where there
+        are few draws. Else, or if its computation would take more than a few seconds, return (1 + b) / (1 + permutations)
+        from random draws.
 
         Args:
             values: (num_units,) integers.
             permutations: number of random draws if the share is not computed exactly.
             seed: seed of the random draws.
         """
+        if not self.is_even:
+            if math.prod(math.comb(len(members), chosen) for members, chosen in self._strata) <= permutations:
+                every = self._differences(self._centred(values), self._every_draw())
+                return float((every >= self.difference(values) - 1e-12).mean())
+            return permutation_p(self.difference(values), self.redrawn_differences(values, permutations, seed=seed))
         observed = int(values[self.first].sum())
         by_group = np.rint(np.bincount(self._number, weights=values)).astype(np.int64)
         strata = [(by_group[members], chosen) for members, chosen in self._strata]
@@ -122,6 +201,14 @@ class Design:
             return (1 + int((null >= observed - 1e-9).sum())) / (1 + permutations)
         total, lowest = _convolved([_distribution(own, chosen) for own, chosen in strata])
         return float(min(1.0, total[max(0, observed - lowest) :].sum()))
+
+    def quick_p(self, values: NDArray[np.int64], *, seed: int) -> float:
+        """Approximate `tail_p` for simulations: by the normal law where many answers vary, else by few draws."""
+        deviation = self.null_deviation(values)
+        if not self.is_even or deviation < MANY:
+            return self.tail_p(values, permutations=QUICK_DRAWS, seed=seed)
+        centred = self._centred(values)
+        return float(scipy.stats.norm.sf((centred[self.first[self._start]].sum() - 0.5) / deviation))
 
     def _null_of(self, by_group: NDArray[np.int64], permutations: int, *, seed: int) -> NDArray[np.float64]:
         """Return sums of integers on the first side under redraws; for many groups, draw only the count of each integer."""
@@ -133,13 +220,15 @@ class Design:
             null += rng.multivariate_hypergeometric(counts, chosen, size=permutations, method="marginals") @ distinct
         return null
 
-    def smallest_p(self, values: NDArray[np.float64]) -> float:
-        """Return the share of all draws that maximize the sum on the first side, which is the smallest possible p-value.
+    def smallest_p(self, values: NDArray[np.floating | np.integer]) -> float:
+        """Return the share of all draws that maximize the sum of the centred values on the first side.
+
+        It is the smallest possible p-value. Values are centred by stratum.
 
         Args:
             values: (num_units,).
         """
-        by_group = np.bincount(self._number, weights=values)
+        by_group = self._centred(values)
         logs = 0.0
         for members, chosen in self._strata:
             ordered = np.sort(by_group[members])[::-1]
@@ -152,13 +241,13 @@ class Design:
             logs += _log_choose(free, taken) - _log_choose(len(ordered), chosen)
         return math.exp(logs)
 
-    def null_deviation(self, values: NDArray[np.float64]) -> float:
-        """Return the exact standard deviation of the sum on the first side under redraws.
+    def null_deviation(self, values: NDArray[np.floating | np.integer]) -> float:
+        """Return the exact standard deviation, under redraws, of the sum of the values, less their stratum's mean, on a side.
 
         Args:
             values: (num_units,).
         """
-        by_group = np.bincount(self._number, weights=values)
+        by_group = self._centred(values)
         variance = 0.0
         for members, chosen in self._strata:
             count = len(members)
@@ -347,6 +436,68 @@ def attributable_least(
     while low < high:
         middle = (low + high) // 2
         low, high = (middle + 1, high) if rejects(middle) else (low, middle)
+    return low
+
+
+def detectable_answers(
+    design: Design,
+    gains: NDArray[np.int64],
+    wrong: tuple[NDArray[np.int64], NDArray[np.int64]],
+    *,
+    alpha: float,
+    seed: int,
+) -> int | None:
+    """Return the number of right answers due to the sides that is detected with a power of 80 %; None if none is enough.
+
+    Simulated at this design: the sides are drawn anew, memory turns the wrong answers of random units into right ones, and
+    the test is carried out. (A normal approximation from the null alone promises too much, as memory widens the null, too.)
+
+    Args:
+        design: the design.
+        gains: (num_units,) right answers of the first side's models minus those of the second side's.
+        wrong: wrong answers of the first and of the second side's models on each unit, (num_units,) each; memory can turn
+            those of the models of the unit's own side into right ones.
+        alpha: level of the test.
+        seed: seed of the simulation.
+    """
+    count = len(gains)
+    draws = POWER_DRAWS if count <= FEW_UNITS else POWER_DRAWS // 3
+    rng, needed = np.random.default_rng(seed), []
+    for first in itertools.chain.from_iterable(design.redraws(draws, seed=seed)):
+        drawn = dataclasses.replace(design, first=first)
+        order = rng.permutation(count)
+        own, sign = np.where(first, *wrong)[order], np.where(first, 1, -1)[order]
+        total = np.cumsum(own)
+
+        planted = np.zeros(count, dtype=np.int64)
+        planted[order] = sign * own
+        units = _fewest_found(drawn, gains, planted, order, alpha=alpha, seed=seed)
+        needed.append(math.inf if units is None else float(total[units - 1]) if units else 0.0)
+    found = sorted(needed)[math.ceil(POWER * len(needed)) - 1]
+    return None if math.isinf(found) else max(1, int(found))
+
+
+def _fewest_found(
+    design: Design,
+    gains: NDArray[np.int64],
+    planted: NDArray[np.int64],
+    order: NDArray[np.int64],
+    *,
+    alpha: float,
+    seed: int,
+) -> int | None:
+    """Return how many units, in order, must gain what is planted for the test to reject; None if all are not enough."""
+
+    def is_found(units: int) -> bool:
+        chosen = np.isin(np.arange(len(gains)), order[:units])
+        return design.quick_p(gains + planted * chosen, seed=seed) <= alpha
+
+    low, high = 0, len(gains)  # fewer units are not enough, more are
+    if not is_found(high):
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_found(middle) else (middle + 1, high)
     return low
 
 

@@ -5,13 +5,14 @@ The summed columns are sparse, with one or two entries per unit; no array of wei
 of weights are drawn stratum by stratum with a faster method that has the same distribution.
 """
 
+import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from memlib.stats.inference import bootstrap_weights
+from memlib.stats.inference import FEW, bootstrap_weights, percentile_interval
 from memlib.stats.randomization import Design
 
 KEPT = 2**28
@@ -36,6 +37,94 @@ def resampled_totals(
         weights = bootstrap_weights(strata, replicates, seed=seed)
         return np.concatenate([np.asarray((columns.T @ part.T).T, dtype=np.float64) for part in weights])
     return _by_block(columns, strata, replicates, seed, lambda rng, rows, size: _resampled(rng, len(rows), size))
+
+
+def resampled_differences(values: NDArray[np.floating], design: Design, replicates: int, *, seed: int) -> NDArray[np.float64]:
+    """Return `Design.difference` in each replicate of a bootstrap over groups, stratified by stratum and side.
+
+    Args:
+        values: (num_units, num_columns).
+        design: the design.
+        replicates: number of replicates.
+        seed: seed of the draws.
+
+    Returns:
+        (replicates, num_columns).
+    """
+    cell = 2 * np.unique(design.stratum, return_inverse=True)[1] + ~design.first
+    shape = (len(cell), int(cell.max()) + 1 + int(cell.max() + 1) % 2)
+    place = np.arange(len(cell))
+    parts = [
+        scipy.sparse.csr_array((column.astype(np.float32), (place, cell)), shape=shape)
+        for column in (np.ones(len(cell)), *values.T)
+    ]
+    totals = resampled_by_group(scipy.sparse.hstack(parts, format="csr"), design, replicates, seed=seed)
+    sizes, *sums = (part.reshape(replicates, -1, 2) for part in np.split(totals, len(parts), axis=1))
+    total = np.maximum(sizes.sum(axis=2), 1e-9)
+    weight = (sizes.prod(axis=2) / total).sum(axis=1)
+    return np.stack(
+        [((s[..., 0] * sizes[..., 1] - s[..., 1] * sizes[..., 0]) / total).sum(axis=1) / weight for s in sums], axis=1
+    )
+
+
+def resampled_by_group(columns: scipy.sparse.csr_array, design: Design, replicates: int, *, seed: int) -> NDArray[np.float64]:
+    """Return weighted sums of columns in each replicate of a bootstrap over groups, stratified by stratum and side.
+
+    Strata with a single group are merged by side, as one group has no spread.
+
+    Args:
+        columns: (num_units, num_columns) float32, the columns to sum.
+        design: the design.
+        replicates: number of replicates.
+        seed: seed of the draws.
+
+    Returns:
+        (replicates, num_columns).
+    """
+    _, start, number = np.unique(design.group, return_index=True, return_inverse=True)
+    strata = 2 * design.strata_of_groups + ~design.first[start]
+    alone = np.bincount(strata)[strata] == 1
+    strata = np.where(alone, strata % 2 - 2, strata)
+    grouped = len(start) < len(number)
+    return resampled_totals(design.membership.T @ columns if grouped else columns, strata, replicates, seed=seed)
+
+
+def freedom_of(design: Design) -> float:
+    """Return the degrees of freedom of a mean over groups of unequal size; infinite where each unit is a group of its own.
+
+    It is the number of equally large groups whose mean would vary as much, less the number of strata, whose means are
+    estimated, on the side where this is smaller.
+    """
+    if design.num_groups == len(design.group):
+        return math.inf
+    number, start = np.unique(design.group, return_inverse=True)[1], np.unique(design.group, return_index=True)[1]
+    sizes, strata, first = np.bincount(number).astype(np.float64), design.strata_of_groups, design.first[start]
+    sides = [(sizes[side], len(np.unique(strata[side]))) for side in (first, ~first) if side.any()]
+    return max(1.0, min(float(own.sum() ** 2 / np.square(own).sum()) - count for own, count in sides))
+
+
+def grouped_interval(replicates: NDArray[np.float64], design: Design, *, level: float = 0.95) -> tuple[float, float]:
+    """Return the percentile interval of bootstrap replicates, with Student's quantiles where the groups of a design are few.
+
+    The percentiles are those at which a normal distribution reaches Student's quantile for `freedom_of` the design (Hesterberg
+    2015, section 5.1). Below 10 degrees of freedom, replicates have too few distinct values for such percentiles; their
+    deviation times Student's quantile is then used. Without groups, the percentiles are the usual ones.
+
+    Args:
+        replicates: (num_replicates,) from `resampled_by_group` or `resampled_differences`.
+        design: the design.
+        level: coverage.
+    """
+    freedom = freedom_of(design)
+    if math.isinf(freedom):
+        return percentile_interval(replicates, level=level)
+    quantile = float(scipy.stats.t.isf((1 - level) / 2, freedom))
+    if freedom < FEW:
+        centre, half = float(replicates.mean()), quantile * float(replicates.std())
+        return centre - half, centre + half
+    tail = scipy.stats.norm.sf(quantile)
+    low, high = np.quantile(replicates, [tail, 1 - tail])
+    return float(low), float(high)
 
 
 def redrawn_totals(columns: scipy.sparse.csr_array, design: Design, count: int, *, seed: int) -> NDArray[np.float64]:

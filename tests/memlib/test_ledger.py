@@ -1,26 +1,49 @@
-"""Earlier audits of the same data are recorded once."""
+"""Earlier audits of the same data are recorded once, and said with the number of the look."""
 
-from memlib.ledger import entry, in_words
-from memlib.records import Finding, Ledger, RunEntry, RunRecord
+from memlib.ledger import entry, in_words, look_in_words, planned_looks
+from memlib.records import Ledger, RunEntry
 
 
-def run(name: str, data: str, finished: float, p: float | None = 0.5, word: str = "inconclusive") -> RunEntry:
+def run(
+    name: str, data: str, finished: float, p: float | None = 0.5, word: str = "inconclusive", **recorded: object
+) -> RunEntry:
     return {
         "run": name, "audit": "a", "title": "t", "finished": finished, "verdict": {"word": word, "sentence": ""},
-        "findings": [{"metric": "m", "params": "{}", "value": 1.0, "p_value": p, "verdict": word}], "ledger": {"data": data},
+        "findings": [{"metric": "m", "params": "{}", "value": 1.0, "p_value": p, "verdict": word}],
+        "ledger": {"data": data, **recorded},
         "cells": {}, "scores": None, "asks": "", "memlib": "", "refs": [], "mark": (1, 1.0),
     }  # fmt: skip
 
 
 def test_what_came_before_is_recorded_at_first_publication() -> None:
     store = [run("b", "d", 2.0, p=0.01, word="shown"), run("a", "d", 1.0), run("c", "other", 3.0), run("e", "d", 4.0, p=None)]
-    made = entry(store, "new", "d", None)
+    made = entry(store, "new", Ledger(data="d", look="new"))
     assert [one.run for one in made.earlier] == ["a", "b", "e"]
     assert "3 earlier audits of the same data in this store: 2 with a test, 1 with the verdict 'shown'" in in_words(
         made.earlier
     )
-    findings = [Finding(metric="m", params="{}")]
-    before = RunRecord(run="new", audit="a", title="t", finished=5.0, findings=findings, ledger=made)
-    assert entry([*store, run("later", "d", 9.0)], "new", "d", before) == made
-    assert entry([], "new", "d", None) == Ledger(data="d")
-    assert entry([run("old", "", 1.0)], "new", "", None) == Ledger()
+    assert look_in_words(made, "a").startswith("Look 3 at these data in this store; unadjusted")
+    assert look_in_words(made, "another question") == ""
+
+
+def test_the_same_examples_in_another_file_are_the_same_data() -> None:
+    store = [run("copy", "other file", 1.0, examples=["1", "2", "9"]), run("others", "third file", 2.0, examples=["2", "7"])]
+    made = entry(store, "new", Ledger(data="d", look="new", examples=["1", "2", "3"]))
+    assert [one.run for one in made.earlier] == ["copy"]
+
+
+def test_cells_of_one_sweep_are_one_look() -> None:
+    cells = [run(name, "d", number, look="sweep") for number, name in enumerate("xyz")]
+    assert look_in_words(entry(cells, "w", Ledger(data="d", look="sweep")), "a") == ""
+    after = entry(cells, "new", Ledger(data="d", look="new"))
+    assert look_in_words(after, "a").startswith("Look 2 at these data")
+
+
+def test_planned_looks_are_paid_for_and_further_ones_are_not() -> None:
+    store = [run("first", "d", 1.0)]
+    made = entry(store, "new", Ledger(data="d", look="new", planned=2))
+    assert look_in_words(made, "a") == "Look 2 of 2 planned at these data: each is tested at alpha / 2."
+    third = entry([*store, run("second", "d", 2.0)], "new", Ledger(data="d", look="new", planned=2))
+    assert "Look 3 at these data in this store, of which 2 were planned; unadjusted" in look_in_words(third, "a")
+    assert planned_looks({"decode": {"looks": 3}, "title": "t"}) == 3
+    assert planned_looks({"decode": {"k": [3]}}) == 1

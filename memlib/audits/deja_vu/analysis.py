@@ -20,11 +20,10 @@ from memlib.identity import derive_seed
 from memlib.stats.inference import (
     CutOff,
     TopShare,
-    percentile_interval,
     widened_interval,
 )
 from memlib.stats.randomization import Design
-from memlib.stats.totals import redrawn_totals, resampled_totals
+from memlib.stats.totals import freedom_of, grouped_interval, redrawn_totals, resampled_by_group, resampled_differences
 
 Found = TypeVar("Found")
 
@@ -93,8 +92,14 @@ class Analysis:
         self.confidence = {side: shaped(f"{side}_confidence") for side in SIDES}
         self.config = config
         self.observed = self._statistics(lambda columns: columns.sum(axis=0, dtype=np.float64)[None])
-        strata, seed = _strata(self.label, self.of_a), derive_seed(config.seed, "bootstrap")
-        self.replicates = self._statistics(lambda columns: resampled_totals(columns, strata, config.replicates, seed=seed))
+        seed = derive_seed(config.seed, "bootstrap")
+        self.replicates = self._statistics(
+            lambda columns: resampled_by_group(columns, self.design, config.replicates, seed=seed)
+        )
+        if not self.is_balanced:
+            own = self.scale * self.num_pairs * self.own_gains
+            self.observed["share_excess/both"] = np.array([[self.design.difference(gains)] for gains in own])
+            self.replicates["share_excess/both"] = resampled_differences(own.T, self.design, config.replicates, seed=seed).T
 
     def units_of(self, direction: str) -> NDArray[np.bool_]:
         """Return a mask of the units of a direction, (num_units,)."""
@@ -122,7 +127,7 @@ class Analysis:
             side: TopShare(values[pair, members], right[side], self.config.p, weight=int(members.sum()), width=width)
             for side, values in self.confidence.items()
         }
-        return _Direction(members, right, top, self.config.p)
+        return _Direction(members, right, top, self.config.p, resized=self.is_grouped)
 
     @cached_property
     def design(self) -> Design:
@@ -130,21 +135,49 @@ class Analysis:
         return Design.of(self.of_a, self.label, self.groups)
 
     @property
-    def gains(self) -> NDArray[np.int64]:
-        """Number of pairs whose model trained on A is right, minus those whose model trained on B is right: (num_units,).
+    def is_grouped(self) -> bool:
+        """True if some images belong together."""
+        return bool(self.design.num_groups < self.num_units)
+
+    @cached_property
+    def is_balanced(self) -> bool:
+        """True if each class has equally many images on both sides, in every draw."""
+        halves = 2 * self.design.chosen_by_stratum == np.bincount(self.design.strata_of_groups)
+        halves = 2 * self.design.chosen_by_stratum == np.bincount(self.design.strata_of_groups)
+        even: bool = self.design.is_even
+        return even and bool(np.all(halves))
+
+    @property
+    def own_gains(self) -> NDArray[np.int64]:
+        """1 where only the model trained on A is right, -1 where only the one trained on B is, else 0.
 
         With a single model, the classifier that replaces the second model takes the place of the model trained on B. If
-        nothing is memorized, the gains do not depend on the side of the image.
+        nothing is memorized, the gains do not depend on the side of the image. (num_pairs, num_units).
         """
-        own = (self.right["target"].astype(np.int64) - self.right["reference"]).sum(axis=0)
+        own = self.right["target"].astype(np.int64) - self.right["reference"]
         gains: NDArray[np.int64] = np.where(self.of_a | self.alone, own, -own)
         return gains
 
-    def step(self, units: NDArray[np.int64] | slice = slice(None)) -> float:
-        """Return the increase of the share excess of some units when the sum of their gains on side A increases by one."""
-        of_a = self.of_a[units]
-        first, second = int(of_a.sum()), int((~of_a).sum())
-        return ((1 / first + 1 / second) if self.alone else 2 / len(of_a)) / self.num_pairs
+    @property
+    def gains(self) -> NDArray[np.int64]:
+        """Sum of `own_gains` over pairs, (num_units,)."""
+        return np.asarray(self.own_gains.sum(axis=0), dtype=np.int64)
+
+    @property
+    def wrong(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Number of pairs whose model trained on A, and whose model trained on B, is wrong on each image, (num_units,) each.
+
+        With a single model, there is none that was trained on B.
+        """
+        target, reference = (np.asarray((~self.right[side]).sum(axis=0), dtype=np.int64) for side in SIDES)
+        if self.alone:
+            return target, np.zeros_like(target)
+        return np.where(self.of_a, target, reference), np.where(self.of_a, reference, target)
+
+    @property
+    def scale(self) -> float:
+        """Share excess per unit of `Design.difference` of the gains."""
+        return (1.0 if self.alone else 0.5) / self.num_pairs
 
     @property
     def trained_on(self) -> NDArray[np.bool_]:
@@ -153,13 +186,12 @@ class Analysis:
 
     def redrawn_scores(self, count: int, *, seed: int) -> NDArray[np.float64]:
         """Return the déjà vu scores at p under redraws of the sides, (count,), averaged over pairs and directions."""
-        sizes = self.design.membership.sum(axis=0)  # of groups
 
         def weigh(columns: scipy.sparse.csr_array) -> NDArray[np.float64]:
             return redrawn_totals(columns, self.design, count, seed=seed)
 
         whole = scipy.sparse.csr_array(np.ones((self.num_units, 1), dtype=np.float32))
-        first = np.full(count, float(self.of_a.sum())) if (sizes == 1).all() else weigh(whole)[:, 0]
+        first = weigh(whole)[:, 0] if self.is_grouped else np.full(count, float(self.of_a.sum()))
 
         def within(width: float) -> NDArray[np.float64]:
             models = [model for pair in range(self.num_pairs) for model in self._by_model(pair, width)]
@@ -190,10 +222,17 @@ class Analysis:
         """
         mean = self.replicates[name].mean(axis=0)
         if self.speaks_of_training and name.endswith("/both"):
-            low, high = widened_interval(mean, self.observed[name][:, 0])
-            floor = -1.0 if name.startswith(("share_excess", "deja_vu_score")) else 0.0
-            return Interval(max(floor, low), min(1.0, high), "examples and trainings")
-        return Interval(*percentile_interval(mean), "examples")
+            ends = widened_interval(mean, self.observed[name][:, 0], freedom=freedom_of(self.design))
+            sampled = f"{self.sampled} and trainings"
+        else:
+            ends, sampled = grouped_interval(mean, self.design), self.sampled
+        floor = -1.0 if name.startswith(("share_excess", "deja_vu_score")) else 0.0
+        return Interval(max(floor, ends[0]), min(1.0, ends[1]), sampled)
+
+    @property
+    def sampled(self) -> str:
+        """The units over which intervals without training runs speak."""
+        return sampled_units(self.design)
 
     @property
     def speaks_of_training(self) -> bool:
@@ -209,21 +248,29 @@ class _Direction:
     """Columns to sum over the units of one direction of a pair, and the statistics computed from the sums."""
 
     def __init__(
-        self, mine: NDArray[np.bool_], right: Mapping[str, NDArray[np.bool_]], top: Mapping[str, TopShare], p: float
+        self,
+        mine: NDArray[np.bool_],
+        right: Mapping[str, NDArray[np.bool_]],
+        top: Mapping[str, TopShare],
+        p: float,
+        *,
+        resized: bool,
     ) -> None:
-        self._weight, self._p, self._top = float(mine.sum()), p, top
+        self._weight, self._p, self._top, self._resized = float(mine.sum()), p, top, resized
         target, reference = right["target"], right["reference"]
         category = np.where(target, np.where(reference, 2, 0), np.where(reference, 1, 3))
         known = np.flatnonzero(category < len(SHARES))
         ones = np.ones(len(known), dtype=np.float32)
         shares = scipy.sparse.csr_array((ones, (known, category[known])), shape=(len(target), len(SHARES)))
-        joint = scipy.sparse.hstack([shares, *(one.columns for one in top.values())], format="coo")
+        size = [scipy.sparse.csr_array(np.ones((len(target), 1), dtype=np.float32))] if resized else []
+        joint = scipy.sparse.hstack([shares, *(one.columns for one in top.values()), *size], format="coo")
         entries = (joint.data, (np.flatnonzero(mine)[joint.coords[0]], joint.coords[1]))
         self.columns = scipy.sparse.csr_array(entries, shape=(len(mine), joint.shape[1]))
 
     def statistics(self, totals: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
         """Return every statistic by name, (num_weightings,), from totals (num_weightings, num_columns)."""
-        shares = {name: totals[:, place] / self._weight for place, name in enumerate(SHARES)}
+        weight: NDArray[np.float64] | float = totals[:, -1] if self._resized else self._weight
+        shares = {name: totals[:, place] / weight for place, name in enumerate(SHARES)}
         values = {f"share_{name}": share for name, share in shares.items()}
         values["share_unassociated"] = 1 - np.sum(list(shares.values()), axis=0)
         values["share_excess"] = shares["memorized"] - shares["misrepresented"]
@@ -233,7 +280,7 @@ class _Direction:
         if self._p < 1:
             for side, top in self._top.items():
                 end = start + top.columns.shape[1]
-                values[f"accuracy_{side}@{self._p:g}"] = top.accuracy(totals[:, start:end], self._weight)
+                values[f"accuracy_{side}@{self._p:g}"] = top.accuracy(totals[:, start:end], weight)
                 start = end
         for p in {1.0, self._p}:
             values[f"deja_vu_score@{p:g}"] = values[f"accuracy_target@{p:g}"] - values[f"accuracy_reference@{p:g}"]
@@ -259,6 +306,11 @@ def _wide_enough(within: Callable[[float], Found]) -> Found:
     return within(WIDTHS[-1])
 
 
+def sampled_units(design: Design) -> str:
+    """Return the units that intervals sample: examples, or groups of them."""
+    return "examples" if design.num_groups == len(design.group) else "groups"
+
+
 def numbers_of_groups(names: pa.ChunkedArray | None, count: int) -> NDArray[np.int64]:
     """Number the groups by their names, (num_units,); a unit without a group is a group of its own.
 
@@ -270,12 +322,3 @@ def numbers_of_groups(names: pa.ChunkedArray | None, count: int) -> NDArray[np.i
         keys = np.where(named, np.char.add("group ", pc.fill_null(names, "").to_numpy().astype(str)), keys)
     numbers: NDArray[np.int64] = np.unique(keys, return_inverse=True)[1]
     return numbers
-
-
-def _strata(label: NDArray[np.int64], of_a: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return strata by class and direction; the single-unit strata of a direction are merged, as one unit has no spread."""
-    side = (~of_a).astype(np.int64)
-    strata = label * 2 + side
-    alone = np.bincount(strata)[strata] == 1
-    merged: NDArray[np.int64] = np.where(alone, -1 - side, strata)
-    return merged

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import scipy
 from numpy.typing import NDArray
 
-from memlib.audits.deja_vu.analysis import PAIRS_FOR_TRAINING
+from memlib.audits.deja_vu.analysis import PAIRS_FOR_TRAINING, numbers_of_groups, sampled_units
 from memlib.findings import Interval, Row, estimate, tested
 from memlib.identity import derive_seed
-from memlib.stats.inference import percentile_interval, widened_interval, widened_p
-from memlib.stats.totals import resampled_totals
+from memlib.stats.inference import widened_interval, widened_p
+from memlib.stats.randomization import Design
+from memlib.stats.totals import freedom_of, grouped_interval, resampled_differences
 
 REPLICATES = 2000
 CHANGE, CHANGES = "change in share_excess", "changes"
@@ -28,14 +28,14 @@ class Gains:
 
     Attributes:
         images: (num_images,) ids and sides (directions), sorted.
-        strata: (num_images,) class and side as one number.
-        gains: (num_pairs, num_images) 1 where only the target names the object, -1 where only the reference does, else 0.
-            With a single model, the gains on held-out images are negated, and those of each side are scaled by
-            num_images / (number of images on that side).
+        design: the draw of the sides.
+        gains: (num_pairs, num_images) 1/2 where only the model trained on A names the object, -1/2 where only the one trained
+            on B does, else 0, so that the difference of the sides' means is the share excess. With a single model, its
+            reference takes the place of the one trained on B, and gains are 1, -1 and 0.
     """
 
     images: pa.Table
-    strata: NDArray[np.int64]
+    design: Design
     gains: NDArray[np.float64]
 
     @classmethod
@@ -47,13 +47,12 @@ class Gains:
         count = units.num_rows // len(pc.unique(units["pair"]))
         first, label = units.slice(0, count), units["label"]
         right = [pc.equal(units[f"{side}_prediction"], label).to_numpy().astype(float) for side in ("target", "reference")]
-        strata = 2 * first["label"].to_numpy() + pc.equal(first["direction"], "B").to_numpy().astype(np.int64)
-        images = first.select(["direction", "example_id"]).combine_chunks()
+        of_a, labels = pc.equal(first["direction"], "A").to_numpy(), first["label"].to_numpy()
+        groups = numbers_of_groups(first["group"] if "group" in first.column_names else None, count)
         gains = (right[0] - right[1]).reshape(-1, count)
-        if alone:
-            held_out = strata % 2 == 1
-            gains *= np.where(held_out, -count / held_out.sum(), count / (~held_out).sum())
-        return cls(images, strata, gains)
+        gains = gains if alone else 0.5 * np.where(of_a, gains, -gains)
+        images = first.select(["direction", "example_id"]).combine_chunks()
+        return cls(images, Design.of(of_a, labels, groups), gains)
 
 
 def difference(
@@ -76,20 +75,21 @@ def difference(
         reasons: reasons not to test the difference; if there are too few pairs of models, this reason is added.
     """
     params = {**params, "pairs": [len(first.gains), len(second.gains)]}
-    apart = first.gains.mean(axis=0) - second.gains.mean(axis=0)
-    count, value = len(apart), float(apart.mean())
-    column = scipy.sparse.csr_array(apart[:, None].astype(np.float32))
-    replicates = resampled_totals(column, first.strata, REPLICATES, seed=seed)[:, 0] / count
+    design, apart = first.design, first.gains.mean(axis=0) - second.gains.mean(axis=0)
+    count, value = len(apart), design.difference(apart)
+    sampled = sampled_units(design)
+    replicates = resampled_differences(apart[:, None], design, REPLICATES, seed=seed)[:, 0]
     if len(first.gains) != len(second.gains) or len(first.gains) < PAIRS_FOR_TRAINING:
         reasons = [*reasons, f"each side needs the same number of pairs of models, {PAIRS_FOR_TRAINING} or more"]
     if reasons:
-        interval = Interval(*percentile_interval(replicates), "examples")
+        interval = Interval(*grouped_interval(replicates, design), sampled)
         return estimate(metric, {**params, "not_ranked": "; ".join(reasons)}, value, n=count, interval=interval)
-    repeats = first.gains.mean(axis=1) - second.gains.mean(axis=1)
-    low, high = widened_interval(replicates, repeats)
+    repeats = np.array([design.difference(one - other) for one, other in zip(first.gains, second.gains, strict=True)])
+    freedom = freedom_of(design)
+    low, high = widened_interval(replicates, repeats, freedom=freedom)
     return tested(
-        metric, params, value, n=count, interval=Interval(max(-2.0, low), min(2.0, high), "examples and trainings"),
-        p_value=widened_p(replicates, repeats), family=family, either_direction=True,
+        metric, params, value, n=count, interval=Interval(max(-2.0, low), min(2.0, high), f"{sampled} and trainings"),
+        p_value=widened_p(replicates, repeats, freedom=freedom), family=family, either_direction=True,
     )  # fmt: skip
 
 

@@ -20,12 +20,14 @@ from memlib.specs import (
 )
 from memlib.specs.backgrounds import BackgroundSpec
 from memlib.specs.encoders import EncoderPair
+from memlib.specs.level import LevelSpec
 from memlib.specs.limits import MOST_DRAWS, MOST_EXAMPLES, MOST_MODELS, MOST_SEED, MOST_STEPS
 
 Direction = Literal["A", "B"]
 DIRECTIONS: tuple[Direction, ...] = ("A", "B")
 HEADLINE, STABILITY = "headline", "stability"  # families of tests: naming objects, SSLMem
 HEADLINES = (HEADLINE, STABILITY)
+SETS = "sets_compared"  # metric of checks of given sets
 LAST = "last"
 LAYER = re.compile(r"[\w-][\w.-]*", re.ASCII)  # layer names become parts of file names
 
@@ -43,10 +45,10 @@ class StabilitySpec(Spec):
     """Seed of the views."""
 
 
-class Config(Spec):
+class Config(LevelSpec):
     """Decoding and scoring of the embeddings."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"alpha", "bound", "embeddings", "precision", "stability"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"looks", "alpha", "bound", "embeddings", "precision", "stability"})
 
     layers: tuple[str, ...] = ("last",)
     """Layers whose embeddings are decoded: last, backbone, projector_1, ..., classifier; the first is the headline. The
@@ -82,7 +84,7 @@ class Config(Spec):
     @property
     def headline_level(self) -> float:
         """Level at which a headline family is tested, regardless of the others."""
-        return self.alpha / (1 if self.stability is None else 2)
+        return self.level / (1 if self.stability is None else 2)
 
     @field_validator("k")
     @classmethod

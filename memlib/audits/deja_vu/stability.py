@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import scipy
 from numpy.typing import NDArray
 
 from memlib.audits.deja_vu.recipe import STABILITY, Config, StabilitySpec
@@ -27,9 +26,9 @@ from memlib.identity import derive_seed
 from memlib.provenance import Declared
 from memlib.specs import AugmentSpec
 from memlib.stage import Artifact, Place, Stage
-from memlib.stats.inference import mean_interval, percentile_interval, permutation_p
+from memlib.stats.inference import mean_interval, permutation_p
 from memlib.stats.randomization import Design, detectable
-from memlib.stats.totals import resampled_totals
+from memlib.stats.totals import grouped_interval, resampled_differences
 from memlib.store import Attempt, Ref
 from memlib.tables import read_table
 
@@ -192,7 +191,7 @@ def _rows_of(
     *,
     level: float,
 ) -> Iterator[Row]:
-    from memlib.audits.deja_vu.analysis import numbers_of_groups
+    from memlib.audits.deja_vu.analysis import numbers_of_groups, sampled_units
 
     members, values = who.filter(pa.array(audited)), gains[audited]
     scale = float(np.abs(values).max(initial=0.0)) or 1.0
@@ -200,21 +199,15 @@ def _rows_of(
     of_a, labels = pc.equal(members["role"], TARGET).to_numpy(), members["label"].to_numpy()
     groups = numbers_of_groups(members["group"] if "group" in members.column_names else None, len(values))
     design = Design.of(of_a, labels, groups)
-    sizes = np.array([of_a.sum(), (~of_a).sum()], dtype=np.float64)
-    columns = scipy.sparse.csr_array(np.stack([values * of_a, values * ~of_a], axis=1).astype(np.float32))
-
-    def statistic(totals: NDArray[np.float64]) -> NDArray[np.float64]:
-        means: NDArray[np.float64] = (totals[..., 0] / sizes[0] - totals[..., 1] / sizes[1]) / 2
-        return means
-
-    value = float(statistic(np.array([values[of_a].sum(), values[~of_a].sum()])))
-    strata, seed = 2 * labels + ~of_a, derive_seed(config.seed, "stability", layer)
-    replicates = statistic(resampled_totals(columns, strata, config.replicates, seed=derive_seed(seed, "bootstrap")))
-    null = design.redrawn_sums(values, config.permutations, seed=seed)
-    null = statistic(np.stack([null, values.sum() - null], axis=1))
+    value, seed = design.difference(values) / 2, derive_seed(config.seed, "stability", layer)
+    replicates = (
+        resampled_differences(values[:, None], design, config.replicates, seed=derive_seed(seed, "bootstrap"))[:, 0] / 2
+    )
+    null = design.redrawn_differences(values, config.permutations, seed=seed) / 2
     params = {"layer": layer, "pairs": pairs}
     yield tested(
-        "sslmem", params, value, n=len(values), interval=Interval(*percentile_interval(replicates), "examples"),
+        "sslmem", params, value, n=len(values),
+        interval=Interval(*grouped_interval(replicates, design), sampled_units(design)),
         p_value=permutation_p(value, null), family=STABILITY,
         detectable=detectable(float(null.std()), level),
         smallest_p=1 / (1 + len(null)) if np.ptp(null) else 1.0,

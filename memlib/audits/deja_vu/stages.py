@@ -523,7 +523,10 @@ class Searches:
 
 
 _SCORING = (
-    *(f"{_HERE}.{room}" for room in ("analysis", "curves", "gains", "recipe", "scores", "stability", "stages", "summary")),
+    *(
+        f"{_HERE}.{room}"
+        for room in ("analysis", "curves", "gains", "recipe", "scores", "sets", "stability", "stages", "summary")
+    ),
     f"{_HERE}.verdict",
     *FINDINGS,
 )
@@ -540,7 +543,7 @@ class ScoreSetting(ScoresStage):
         headline: whether this is the run's first setting.
     """
 
-    declared: ClassVar[Declared] = Declared("score_setting", 1, _SCORING)
+    declared: ClassVar[Declared] = Declared("score_setting", 2, _SCORING)
     title: ClassVar[str] = "score a setting of déjà vu"
     place: ClassVar[Place] = "cores"
 
@@ -587,11 +590,12 @@ class Score(ScoresStage):
 
     Attributes:
         by_chance: whether images were assigned to A and B at random.
+        checks: comparison of given sets that were declared to be drawn at random, for one model alone; see `sets`.
         fine_tuned: whether to report changes since the first epoch.
         parts: scores of the settings of a large audit, computed in parallel; not part of the key, as results are the same.
     """
 
-    declared: ClassVar[Declared] = Declared("score", 8, _SCORING)
+    declared: ClassVar[Declared] = Declared("score", 9, _SCORING)
     title: ClassVar[str] = "score déjà vu"
     place: ClassVar[Place] = "cores"
 
@@ -603,6 +607,7 @@ class Score(ScoresStage):
     stability: Sequence[Compared] = ()
     fine_tuned: bool = False
     by_chance: bool = True
+    checks: Artifact[pa.Table] | None = None
     parts: tuple[Artifact[Tables], ...] = ()
 
     def in_parts(self) -> list[ScoreSetting]:
@@ -634,7 +639,8 @@ class Score(ScoresStage):
     def inputs(self) -> Mapping[str, Any]:
         """Searches, probes, splits and distances between views."""
         stability = {"stability": [one.key for one in self.stability]} if self.stability else {}
-        return _read(self) | {"probes": [probe.key for probe in self.probes]} | stability
+        checks = {} if self.checks is None else {"checks": self.checks.key}
+        return _read(self) | {"probes": [probe.key for probe in self.probes]} | stability | checks
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write units, summary and curves; if `parts` were scored separately, write a list of them instead of units."""
@@ -662,6 +668,10 @@ class Score(ScoresStage):
 
             layers = dict.fromkeys(one.layer for one in self.searches)
             rows += stability_rows(self.stability, self.splits.content, list(layers), self.config)
+        if self.checks is not None:
+            from memlib.audits.deja_vu.sets import check_rows
+
+            rows += check_rows(self.checks.content)
         write_table(settled(rows, self.config, by_chance=self.by_chance), SUMMARY, attempt.path(SUMMARY_FILE))
         write_table(points, CURVES, attempt.path(CURVES_FILE))
 

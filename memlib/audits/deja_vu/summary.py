@@ -3,6 +3,7 @@
 The side of an image is the set, A or B, that it was drawn into.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -12,13 +13,14 @@ import scipy
 from numpy.typing import NDArray
 
 from memlib.audits.deja_vu.analysis import Analysis, settings
-from memlib.audits.deja_vu.recipe import DIRECTIONS, HEADLINE, HEADLINES, Config
+from memlib.audits.deja_vu.recipe import DIRECTIONS, HEADLINE, HEADLINES, SETS, Config
 from memlib.audits.deja_vu.scores import CATEGORIES
 from memlib.audits.deja_vu.verdict import verdict
 from memlib.findings import Interval, Row, diagnostic, estimate, settle, summary_table, tested, untested
 from memlib.identity import derive_seed
 from memlib.stats.inference import difference_interval, exact_interval, mcnemar_p, paired_interval, permutation_p
-from memlib.stats.randomization import Design, attributable_bound, detectable
+from memlib.stats.randomization import Design, attributable_bound, detectable, detectable_answers
+from memlib.stats.totals import grouped_interval, resampled_differences
 
 SETTINGS, CLASSES = "settings", "classes"
 
@@ -80,12 +82,14 @@ def settled(rows: Iterable[Row], config: Config, *, by_chance: bool = True) -> p
     Args:
         rows: rows from `rows_of`, `probe_rows` and similar functions, the headline first.
         config: level.
-        by_chance: whether images were assigned to the sides at random; otherwise tests become estimates.
+        by_chance: whether images were assigned to the sides at random; otherwise tests become estimates, as they do where
+            sets that were declared to be drawn at random differ.
     """
-    if not by_chance:
+    rows = list(rows)
+    if not by_chance or any(row["metric"] == SETS and json.loads(row["params"])["differs"] for row in rows):
         rows = [untested(row) for row in rows]
     adjust = {SETTINGS: "benjamini-hochberg", CLASSES: "benjamini-hochberg"}
-    findings = settle(rows, alpha=config.alpha, adjust=adjust, headlines=HEADLINES)
+    findings = settle(rows, alpha=config.level, adjust=adjust, headlines=HEADLINES)
     return summary_table(findings, verdict(findings))
 
 
@@ -124,16 +128,17 @@ def _excess_row(analysis: Analysis, params: Mapping[str, Any], config: Config, *
     design, gains = analysis.design, analysis.gains
     answers = int(analysis.trained_on.sum()) * analysis.num_pairs
     seed = derive_seed(config.seed, "sides")
-    deviation = analysis.step() * design.null_deviation(gains.astype(np.float64))
     right = analysis.right["target"].sum(axis=0) * analysis.trained_on
     bound = attributable_bound(design, gains, right, permutations=config.permutations, seed=seed)
+    level = config.headline_level if family == HEADLINE else config.level
+    enough = detectable_answers(design, gains, analysis.wrong, alpha=level, seed=seed)
     return tested(
         "share_excess", params, analysis.value("share_excess/both"), n=analysis.num_units,
         interval=analysis.interval("share_excess/both"), family=family,
         p_value=design.tail_p(gains, permutations=config.permutations, seed=seed),
         upper_bound=None if bound is None else bound / answers, bound=config.bound,
-        detectable=detectable(deviation, config.headline_level if family == HEADLINE else config.alpha),
-        smallest_p=design.smallest_p(gains.astype(np.float64)),
+        detectable=None if enough is None else enough / answers,
+        smallest_p=design.smallest_p(gains),
     )  # fmt: skip
 
 
@@ -144,7 +149,7 @@ def _score_row(analysis: Analysis, params: Mapping[str, Any], config: Config) ->
     value = analysis.value(name)
     return tested(
         "deja_vu_score", params, value, n=analysis.num_units, interval=analysis.interval(name), family=SETTINGS,
-        p_value=permutation_p(value, null), detectable=detectable(float(null.std()), config.alpha),
+        p_value=permutation_p(value, null), detectable=detectable(float(null.std()), config.level),
         smallest_p=1 / (1 + len(null)) if np.ptp(null) else 1.0,
     )  # fmt: skip
 
@@ -158,33 +163,41 @@ def _mcnemar_row(analysis: Analysis, params: Mapping[str, Any]) -> Row:
 
 def _class_rows(analysis: Analysis, setting: Mapping[str, Any], config: Config, *, headline: bool) -> Iterator[Row]:
     """Yield the share excess within each class; at the headline's setting, test it (one family over all classes)."""
-    own = (analysis.right["target"].astype(float) - analysis.right["reference"]).mean(axis=0)
     gains, design = analysis.gains, analysis.design
     order = np.argsort(analysis.label, kind="stable")
     members = np.split(order, np.cumsum(np.unique(analysis.label, return_counts=True)[1])[:-1])
     for units, (label, name) in zip(members, analysis.class_names.items(), strict=True):
-        if analysis.alone and len(np.unique(analysis.of_a[units])) < 2:
-            continue  # the class has no held-out images, or only held-out images
+        part = Design(design.first[units], design.stratum[units], design.group[units])
+        if not part.balance:
+            continue  # the class has images on one side only
         params = {**setting, "direction": "both", "pairs": analysis.num_pairs, "class": name, "label": label}
-        value, ends = _excess_of_class(own[units], analysis.of_a[units], alone=analysis.alone)
-        interval = Interval(*ends, "examples")
+        value = analysis.scale * part.difference(gains[units])
+        ends = _interval_of_class(analysis, units, part, config)
+        interval = Interval(*ends, analysis.sampled)
         if not headline:
             yield estimate("share_excess", params, value, n=len(units), interval=interval)
             continue
-        part = Design(design.first[units], design.stratum[units], design.group[units])
         p = part.tail_p(gains[units], permutations=config.permutations, seed=derive_seed(config.seed, "class", label))
-        deviation = analysis.step(units) * part.null_deviation(gains[units].astype(np.float64))
+        deviation = analysis.scale * part.null_deviation(gains[units]) / part.balance
         yield tested(
             "share_excess", params, value, n=len(units), interval=interval, family=CLASSES, p_value=p,
-            detectable=detectable(deviation, config.alpha), smallest_p=part.smallest_p(gains[units].astype(np.float64)),
+            detectable=detectable(deviation, config.level), smallest_p=part.smallest_p(gains[units]),
         )  # fmt: skip
 
 
-def _excess_of_class(own: NDArray[np.float64], of_a: NDArray[np.bool_], *, alone: bool) -> tuple[float, tuple[float, float]]:
-    """Return the share excess and its interval; with a single model, training images minus held-out images."""
-    if not alone:
-        return float(own.mean()), paired_interval(own)
-    return float(own[of_a].mean() - own[~of_a].mean()), difference_interval(own[of_a], own[~of_a])
+def _interval_of_class(analysis: Analysis, units: NDArray[np.int64], part: Design, config: Config) -> tuple[float, float]:
+    """Return the interval of a class's share excess; by group where images belong together."""
+    own = (analysis.right["target"][:, units].astype(float) - analysis.right["reference"][:, units]).mean(axis=0)
+    first = part.first
+    ends = difference_interval(own[first], own[~first]) if analysis.alone else paired_interval(own)
+    if part.num_groups == len(units):
+        return ends
+    gains = analysis.scale * analysis.gains[units][:, None]
+    replicates = resampled_differences(
+        gains, part, config.replicates, seed=derive_seed(config.seed, "class", int(analysis.label[units[0]]))
+    )
+    low, high = grouped_interval(replicates[:, 0], part)
+    return min(low, ends[0]), max(high, ends[1])
 
 
 def probe_rows(probes: pa.Table) -> Iterator[Row]:

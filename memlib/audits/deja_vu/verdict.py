@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from memlib.audits.deja_vu.recipe import HEADLINES, STABILITY, Recipe
+from memlib.audits.deja_vu.recipe import HEADLINES, SETS, STABILITY, Recipe
 from memlib.findings import (
     BOUNDED,
     DESCRIPTIVE,
@@ -35,7 +36,7 @@ def limits(recipe: Recipe) -> Iterator[str]:
         )
     if side is None:
         return
-    if smallest_two_class_p(side, side) > recipe.decode.alpha:
+    if smallest_two_class_p(side, side) > recipe.decode.level:
         yield (
             f"with {side} audited image{'s' if side > 1 else ''} per class in each of A and B, no test of two classes can be "
             "significant: raise split.train_per_class"
@@ -48,7 +49,7 @@ def verdict(rows: Sequence[Mapping[str, Any]]) -> Verdict:
     Args:
         rows: settled rows of the summary, the headline first.
     """
-    names = _of_names(rows[0], families_of(rows, HEADLINES))
+    names = _of_names(rows[0], families_of(rows, HEADLINES), [_checked(row) for row in rows if row["metric"] == SETS])
     measured = [row for row in rows if row["role"] == "test" and row["family"] == STABILITY]
     if not measured:
         return names
@@ -91,8 +92,58 @@ def _of_views(row: Mapping[str, Any]) -> str:
     return f"Augmented views of training images were not shown to lie closer together {numbers}{found}."
 
 
-def _of_names(excess: Mapping[str, Any], families: int) -> Verdict:
+@dataclass(frozen=True)
+class _Checked:
+    """How a comparison of the given sets without the model ended; see `sets.check_rows`."""
+
+    by: str
+    value: float
+    p: float
+    differs: bool
+    detectable: float | None
+
+
+def _checked(row: Mapping[str, Any]) -> _Checked:
+    params = json.loads(row["params"])
+    return _Checked(params["by"], row["value"], params["p"], params["differs"], params["detectable"])
+
+
+def _of_names(excess: Mapping[str, Any], families: int, checks: Sequence[_Checked]) -> Verdict:
+    found = _of_excess(excess, families, checks)
+    if found.word == DESCRIPTIVE or not checks:
+        return found
+    (missed,) = (check.detectable for check in checks if check.by == "backgrounds")
+    limit = (
+        ""
+        if missed is None
+        else f"; a difference of {_percent(missed)} in what their backgrounds reveal would have been found"
+    )
+    given = f"All this is given that the sets were drawn at random, as declared: without the model, they look so{limit}."
+    return Verdict(found.word, found.sentence, f"{found.explanation} {given}")
+
+
+def _differing(numbers: str, checks: Sequence[_Checked]) -> Verdict:
+    said = [
+        f"backgrounds reveal {'more' if check.value > 0 else 'fewer'} objects in A than in B, by {_percent(abs(check.value))}"
+        if check.by == "backgrounds"
+        else "small versions of the images tell A from B"
+        for check in checks
+        if check.differs
+    ]
+    p = min(check.p for check in checks)
+    text = (
+        f"{_sentence(numbers)}. Without the model, {' and '.join(said)} (p = {p:.2g}): sets drawn at random seldom differ "
+        "like this. Use held-out images that were drawn from the same images as the training images."
+    )
+    return Verdict(
+        DESCRIPTIVE, "Nothing was tested: the sets differ, although they were declared to be drawn at random.", text
+    )
+
+
+def _of_excess(excess: Mapping[str, Any], families: int, checks: Sequence[_Checked]) -> Verdict:
     numbers = _numbers(excess)
+    if any(check.differs for check in checks):
+        return _differing(numbers, checks)
     if excess["role"] != "test":
         text = (
             f"{_sentence(numbers)}. The images were not assigned to the sets at random, so any difference between the sets "
@@ -155,7 +206,7 @@ def _sentence(text: str) -> str:
 
 def _missed(row: Mapping[str, Any]) -> str:
     if row["detectable"] is None:
-        return "The model and its reference give the same answer for every image, so no test could have found anything."
+        return "On so few images, no amount of memory would be detected four times out of five."
     return f"A run of this size detects memory of {_percent(row['detectable'])} of the images four times out of five."
 
 

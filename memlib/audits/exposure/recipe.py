@@ -17,6 +17,7 @@ from memlib.specs import (
     TrainingSpec,
     changed,
 )
+from memlib.specs.level import LevelSpec
 from memlib.specs.limits import MOST_DRAWS, MOST_MODELS, MOST_NUMBER, MOST_PIXELS, MOST_SEED
 from memlib.specs.subject import TrainIt
 
@@ -25,10 +26,10 @@ HEADLINES = (HEADLINE, DOCUMENTS, PRIVACY)
 Method = Literal["auto", "pruned", "enumerated", "sampled", "extrapolated"]
 
 
-class Config(Spec):
+class Config(LevelSpec):
     """Scoring of candidates."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"cache_gb"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"looks", "cache_gb"})
 
     method: Method = "auto"
     """pruned: exact rank, by visiting only prefixes that cost no more than the canary; enumerated: exact rank, by visiting

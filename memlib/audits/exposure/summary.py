@@ -57,7 +57,7 @@ def summarize(
     frame = units.to_pandas()
     if not len(frame):
         raise RunError("no canary was scored")
-    last, alpha = at_last(frame), recipe.score.alpha
+    last, alpha = at_last(frame), recipe.score.level
     private = list(privacy_rows(models, size))
     how = recipe.discoverable if documents is not None and len(documents) else None
     level = alpha / (1 + (how is not None) + any(row["role"] == "test" for row in private))

@@ -147,14 +147,14 @@ def _missed(heads: Sequence[Row], singles: Sequence[Row], noun: str, recipe: Rec
     head = min(heads, key=lambda row: float(row["p_adjusted"]))
     total = len({row["params"]["canary"] for row in singles})
     parts = [f"{total} {_plural(noun, total)}{_in_nets(recipe)}: p = {_p(head['p_adjusted'])}{_of_family(heads)}."]
-    if head["smallest_p"] > recipe.score.alpha / len(heads):
+    if head["smallest_p"] > recipe.score.level / len(heads):
         parts.append(
             f"A test of this size cannot show anything: no rank gives a p below {_p(head['smallest_p'])}.{_more(noun)}"
         )
     alone = max((row["detectable"] for row in singles if row["detectable"] is not None), default=None)
     if alone is not None:
         parts.append(f"A single {noun} would have been found at {alone:.1f} bits{_unit(noun)} or more.")
-    elif head["smallest_p"] <= recipe.score.alpha / len(heads):
+    elif head["smallest_p"] <= recipe.score.level / len(heads):
         parts.append(f"No single {noun} could have been found in a test of this size.{_more(noun)}")
     if head["detectable"] is not None and len(singles) > len(heads):
         parts.append(f"All together would have been found at a mean of {head['detectable']:.1f} bits or more.")

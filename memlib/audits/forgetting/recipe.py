@@ -1,12 +1,13 @@
 """The recipe of a forgetting audit."""
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from memlib.specs import ClassifierSpec, DataSpec, GroupSpec, OutputsSpec, SetSpec, Spec, TrainedSpec, TrainingSpec
 from memlib.specs.data import CALIBRATION, KNOWN, POOL, PROVIDER, QUERY, WITHHELD
+from memlib.specs.level import LevelSpec
 from memlib.specs.limits import MOST_DRAWS, MOST_MODELS, MOST_NUMBER, MOST_SEED
 from memlib.specs.observing import WEIGHTLESS
 
@@ -40,8 +41,10 @@ class TargetSpec(Spec):
         return self
 
 
-class VerdictSpec(Spec):
+class VerdictSpec(LevelSpec):
     """Basis of the verdict: models that saw no examples of the pool U of D_Q, and redraws of D_Q."""
+
+    added_later: ClassVar[frozenset[str]] = frozenset({"looks"})
 
     null_mix: Mix | None = None
     """Training data of null models, which contain no examples of U. The default is {calibration: 1, provider: 1} if there is

@@ -128,7 +128,7 @@ def facts_of(recipe: Recipe, sizes: Mapping[str, int]) -> Mapping[str, str]:
         "null models train on": _mix(recipe.null_shares),
         "retained models train on": _mix(recipe.retained_shares),
         **{f"target {name}": _mix(mix) for name, mix in mixes.items()},
-        "verdict": f"level {recipe.verdict.alpha:g} over all targets, {recipe.score.permutations} redraws of D_Q",
+        "verdict": f"level {recipe.verdict.level:g} over all targets, {recipe.score.permutations} redraws of D_Q",
     }
 
 

@@ -61,7 +61,7 @@ def summarize(distances: Distances, recipe: Recipe) -> pa.Table:
     rows += found
     if recipe.compare is not None and not distances.problems:
         rows.append(_change_row(recipe.compare, distances))
-    settled = settle(rows, alpha=recipe.verdict.alpha, headlines=HEADLINES)
+    settled = settle(rows, alpha=recipe.verdict.level, headlines=HEADLINES)
     run_verdict = verdict([{**row, "params": json.loads(row["params"])} for row in settled], recipe)
     remark = " ".join(f"rho is not given: {problem}." for problem in distances.problems.values())
     return summary_table(settled, replace(run_verdict, explanation=f"{run_verdict.explanation} {remark}".strip()))
@@ -106,7 +106,7 @@ def _trace_rows(name: str, distances: Distances, recipe: Recipe, control: Contro
 
 def _level(recipe: Recipe) -> float:
     """Return the level at which one target is significant whatever the others show (Bonferroni)."""
-    return recipe.verdict.alpha / len(recipe.targets)
+    return recipe.verdict.level / len(recipe.targets)
 
 
 def _control(distances: Distances, recipe: Recipe, name: str, retained_found: float) -> Control:

@@ -73,7 +73,7 @@ def limits(recipe: Recipe) -> Iterator[str]:
             f"with {recipe.verdict.models} retained models nothing can be called forgotten: {FEWEST_RETAINED} show "
             "how strong the trace of training data can be (verdict.models)"
         )
-    smallest, level = 2 / (1 + recipe.score.permutations), recipe.verdict.alpha / len(recipe.targets)
+    smallest, level = 2 / (1 + recipe.score.permutations), recipe.verdict.level / len(recipe.targets)
     if smallest > level:
         yield (
             f"with {recipe.score.permutations} redraws no p-value lies below {smallest:.2g}, but each of "
@@ -177,7 +177,7 @@ def _explained(name: str, found: _Findings, recipe: Recipe) -> str:
         )
     tested = (
         f"The {at['examples']} examples of D_Q were compared with {at['withheld']} examples that were drawn at random with "
-        f"them and withheld from everyone (p = {row['p_adjusted']:.2g}, level {recipe.verdict.alpha:g} over all targets)."
+        f"them and withheld from everyone (p = {row['p_adjusted']:.2g}, level {recipe.verdict.level:g} over all targets)."
     )
     if which in (RETAINED, REVERSED):
         return (

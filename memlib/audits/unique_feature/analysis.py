@@ -53,7 +53,7 @@ class Analysis:
         self.one_seed = len({keys[i][0] for i in self.nets}) < 2
         ranked = units["metric"][0].as_py() in ("m_white", "m_w")
         self.one_label = not ranked or len(set(units["label"].to_pylist())) == 1
-        self.rank = threshold_rank(len(self.controls), config.alpha)
+        self.rank = threshold_rank(len(self.controls), config.level)
 
     @property
     def gains(self) -> NDArray[np.float64]:

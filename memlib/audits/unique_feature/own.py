@@ -98,10 +98,10 @@ def summarize_own(units: pa.Table, config: Config, *, null: str) -> pa.Table:
     rows = [
         row
         for key, bound in zip(keys, bounds, strict=True)
-        for row in _rows(units, *key, config.alpha, bound, null=null, num_scores=len(keys))
+        for row in _rows(units, *key, config.level, bound, null=null, num_scores=len(keys))
     ]
     rows.sort(key=lambda row: row["role"] != "test")
-    settled = settle(rows, alpha=config.alpha, headlines=HEADLINES)
+    settled = settle(rows, alpha=config.level, headlines=HEADLINES)
     return summary_table(settled, verdict_on_own(settled))
 
 

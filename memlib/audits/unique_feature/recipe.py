@@ -19,6 +19,7 @@ from memlib.specs import (
     TrainingSpec,
     changed,
 )
+from memlib.specs.level import LevelSpec
 from memlib.specs.limits import MOST_DRAWS, MOST_MODELS, MOST_NUMBER, MOST_PIXELS, MOST_SEED
 from memlib.specs.observing import WEIGHTLESS
 from memlib.specs.subject import TrainIt
@@ -31,10 +32,10 @@ RANGE = 2.0  # largest difference of two scores on probabilities, each in [-1, 1
 SETTING = {"m_white": "white", "m_grey": "grey", "m_black": "black", "m_w": "white", "m_kl": "black"}
 
 
-class Config(Spec):
+class Config(LevelSpec):
     """Settings for scoring nets and testing their scores."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"bound"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"looks", "bound"})
 
     outputs: tuple[Output, ...] = ("probability", "logit")
     """Outputs on which M is computed; the first gives the headline. Eq. 1 uses probabilities, the published results

@@ -62,8 +62,8 @@ def summarize(
     rest += _changes({variant: scores[0] for variant, scores in variants.items()})
     rest += _correlations(units, influence or {})
     rest += [row for variant, of_canaries in (pulls or {}).items() for row in _pull_rows(variant, of_canaries)]
-    rows = settle([*heads, *rest], alpha=config.alpha, headlines=HEADLINES)
-    return summary_table(rows, verdict(rows, alpha=config.alpha))
+    rows = settle([*heads, *rest], alpha=config.level, headlines=HEADLINES)
+    return summary_table(rows, verdict(rows, alpha=config.level))
 
 
 class _Scored:
@@ -111,7 +111,7 @@ def _rows_of_variant(
     variant: str, scores: Sequence[_Scored], cells: Sequence[ByLabel], config: Config, num_variants: int
 ) -> Iterator[Row]:
     """Yield the rows of one variant, the headline first."""
-    level = config.alpha / num_variants
+    level = config.level / num_variants
     exchanged = exchange([s.score for s in scores], cells, alpha=level, permutations=config.permutations, seed=config.seed)
     for place, scored in enumerate(scores):
         if not len(scored.gains):
@@ -122,7 +122,7 @@ def _rows_of_variant(
             yield _tested_difference(scored, exchanged, 0, family=HEADLINE, level=level, bound=config.bound)
         else:
             yield _tested_difference(
-                scored, exchanged, place, family=_family("scores", variant), level=config.alpha / len(scores)
+                scored, exchanged, place, family=_family("scores", variant), level=config.level / len(scores)
             )
     for scored in scores:
         yield from _group_rows(scored)
@@ -191,7 +191,7 @@ def _calibrated(scored: _Scored, beyond: Sequence[NDArray[np.bool_]], variant: s
     name, value = "proportion_memorized", float(means.mean())
     if len(scored.draws) > 1:
         return estimate(name, at, value, n=len(means), interval=_share(scored.interval(means, "data")))
-    draw, level = scored.draws[0], scored.config.alpha / num_scores
+    draw, level = scored.draws[0], scored.config.level / num_scores
     count, controls = len(draw.nets), len(draw.controls)
     hits = int(beyond[0][draw.nets].sum())
     p = [exceedance_p(h, count, rank=draw.rank, num_controls=controls) for h in (hits, count)]

@@ -26,7 +26,7 @@ def limits(recipe: Recipe) -> Iterator[str]:
         nets, canary, name = cell.recipe.nets, cell.recipe.canary, f"variant {cell.variant}: " if cell.variant else ""
         pairs = canary.count * nets.seeds
         pairs = min(pairs, nets.controls if nets.controls is not None else pairs)
-        needed = recipe.score.alpha / max(1, len(recipe.variants))
+        needed = recipe.score.level / max(1, len(recipe.variants))
         smallest = RANGE * (1 - 0.05 ** (1 / pairs))
         if recipe.score.bound is not None and smallest >= recipe.score.bound:
             yield (

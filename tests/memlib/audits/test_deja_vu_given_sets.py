@@ -1,5 +1,6 @@
 """User-defined sets: existing models are audited on the images that they were trained on."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from flows.audits import body_of
 from flows.cli import main
 from flows.recipes import load_recipe, validate
 from memlib.audits import AUDITS
+from memlib.audits.deja_vu.recipe import SETS
 from memlib.data.splits import split_examples
 from memlib.data.stages import Split, decode
 from memlib.errors import UserError
@@ -132,21 +134,15 @@ def test_contradictions_are_refused(settings: list[str], said: str, tmp_path: Pa
         roles(tmp_path / "store", *settings)
 
 
-def test_each_class_is_audited_as_often_in_a_as_in_b(drawn: dict[str, str], tmp_path: Path) -> None:
-    """Or a model that is better at one class would seem to remember the set that has more of it."""
+def test_sets_of_unequal_size_are_audited_whole(drawn: dict[str, str], tmp_path: Path) -> None:
     audited_ones = sorted(name for name, which in drawn.items() if which in "AB")
     sets = drawn | {name: "A" if place % 3 else "B" for place, name in enumerate(audited_ones)}
     store, file = tmp_path / "store", written(tmp_path / "sets.csv", sets)
     given = [*GIVEN, f"split.sets={file}", "split.drawn_at_random=true"]
     _, units = audited(store, *given)
-    counts = units.group_by(["direction", "label"]).aggregate([([], "count_all")]).to_pylist()
-    by_class = {(row["direction"], row["label"]): row["count_all"] for row in counts}
-    assert sum(by_class.values()) < len(audited_ones)
-    assert {label: count for (side, label), count in by_class.items() if side == "A"} == {
-        label: count for (side, label), count in by_class.items() if side == "B"
+    assert dict(zip(units["example_id"].to_pylist(), units["direction"].to_pylist(), strict=True)) == {
+        name: sets[name] for name in audited_ones
     }
-    found = roles(store, *given)
-    assert all(found[name] in ("left_out", "target" if sets[name] == "A" else "reference") for name in audited_ones)
 
 
 def test_an_image_that_lies_in_two_sets_is_held_out_of_neither() -> None:
@@ -174,3 +170,49 @@ def test_sets_without_a_common_class_are_refused(drawn: dict[str, str], tmp_path
     sets = {name: which for name, which in drawn.items() if which not in "AB" or (labels[name] < 5) == (which == "A")}
     with pytest.raises(UserError, match="puts no class in both A and B"):
         roles(tmp_path / "store", *GIVEN, f"split.sets={written(tmp_path / 'sets.csv', sets)}")
+
+
+ALONE = "reference={kind: visual_words, words: 8, folds: 2}"
+
+
+def test_one_model_alone_is_judged_given_that_its_sets_were_drawn_at_random(drawn: dict[str, str], tmp_path: Path) -> None:
+    file = written(tmp_path / "sets.csv", drawn)
+    run, _ = audited(tmp_path / "store", *GIVEN, f"split.sets={file}", "split.drawn_at_random=true", ALONE)
+    checks = {json.loads(row.params)["by"]: row for row in run.findings if row.metric == SETS}
+    assert set(checks) == {"backgrounds", "pixels"}
+    assert run.verdict is not None
+    if not any(json.loads(row.params)["differs"] for row in checks.values()):  # as in 95 of 100 draws
+        assert run.findings[0].role == "test"
+        assert "given that the sets were drawn at random, as declared" in run.verdict.explanation
+
+
+def test_sets_that_differ_without_the_model_are_not_tested(drawn: dict[str, str], tmp_path: Path) -> None:
+    """The brighter half of the images is given as held out, and declared to be drawn at random."""
+    store = tmp_path / "store"
+    spec = validate(AUDITS["deja-vu"].recipe, load_recipe("smoke", SETTINGS)[0])
+    shard = decode(PlainRunner(Store(str(store))), spec.data).content  # type: ignore[attr-defined]
+    rows = dict(zip(shard.index["example_id"].to_pylist(), shard.index["row"].to_pylist(), strict=True))
+    named = sorted(name for name, which in drawn.items() if which in "AB")
+    bright = sorted(named, key=lambda name: float(shard.images[rows[name]].mean()))
+    sets = drawn | {name: "A" if place < len(bright) // 2 else "B" for place, name in enumerate(bright)}
+    run, _ = audited(store, *GIVEN, f"split.sets={written(tmp_path / 'sets.csv', sets)}", "split.drawn_at_random=true", ALONE)
+    assert run.verdict is not None
+    assert run.verdict.word == "descriptive"
+    assert run.verdict.sentence.startswith("Nothing was tested: the sets differ")
+    assert "small versions of the images tell A from B" in run.verdict.explanation
+    assert all(row.p_value is None for row in run.findings)
+    assert "the sets differ, although they were declared" in Path(run.report).read_text()
+
+
+def test_a_second_look_at_the_same_images_is_said_and_a_planned_one_is_paid_for(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    first, _ = audited(store, *DRAWN)
+    second, _ = audited(store, *DRAWN, "split.seed=1")
+    assert "Look 2" not in Path(first.report).read_text()
+    assert "Look 2 at these data in this store; unadjusted" in Path(second.report).read_text()
+    again, _ = audited(store, *DRAWN)  # keeps the ledger of its first publication
+    assert "Look" not in Path(again.report).read_text().split("</header>")[1].split("<h2")[0]
+    planned, _ = audited(tmp_path / "other", *DRAWN, "decode.looks=2")
+    assert {row.alpha for row in planned.findings if row.role == "test"} == {0.025}
+    assert "Look 1 of 2 planned at these data: each is tested at alpha / 2." in Path(planned.report).read_text()
+    assert planned.artifacts["model A0"] == first.artifacts["model A0"]

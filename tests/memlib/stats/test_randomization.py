@@ -13,11 +13,13 @@ from memlib.stats.randomization import (
     Design,
     attributable_bound,
     detectable,
+    detectable_answers,
     home_labels,
     signed_distribution,
     sum_distribution,
     two_sided_p,
 )
+from tests.chance import least_of, most_of
 
 RNG = np.random.default_rng(0)
 
@@ -35,6 +37,27 @@ def every_draw(design: Design, values: np.ndarray) -> list[float]:
     return [sum(parts) for parts in itertools.product(*choices)]
 
 
+def every_difference(design: Design, values: np.ndarray) -> list[float]:
+    """Difference of means within strata for each draw, weighted by n1 n2 / (n1 + n2), written out."""
+    firsts = np.array(every_draw_of_sides(design))
+    found = []
+    for first in firsts:
+        parts = []
+        for stratum in np.unique(design.stratum):
+            inside = design.stratum == stratum
+            one, other = values[inside & first], values[inside & ~first]
+            if len(one) and len(other):
+                parts.append((len(one) * len(other) / (len(one) + len(other)), one.mean() - other.mean()))
+        found.append(sum(weight * value for weight, value in parts) / sum(weight for weight, _ in parts) if parts else 0.0)
+    return found
+
+
+def every_draw_of_sides(design: Design) -> list[np.ndarray]:
+    """First sides of all draws: bit g of the sum of 2^g over groups tells where group g is."""
+    powers = np.array([2.0**group / (design.group == group).sum() for group in design.group])
+    return [(round(total) >> design.group & 1).astype(bool) for total in every_draw(design, powers)]
+
+
 def a_design(seed: int, *, groups: bool = False) -> tuple[Design, np.ndarray]:
     rng = np.random.default_rng(seed)
     labels = np.repeat([0, 1], [6, 5])
@@ -49,10 +72,17 @@ def a_design(seed: int, *, groups: bool = False) -> tuple[Design, np.ndarray]:
 def test_tails_are_counted_exactly(seed: int, groups: bool) -> None:
     design, values = a_design(seed, groups=groups)
     sums = np.array(every_draw(design, values.astype(float)))
-    observed = values[design.first].sum()
-    assert design.tail_p(values, permutations=10, seed=0) == pytest.approx((sums >= observed).mean())
-    assert design.smallest_p(values.astype(float)) == pytest.approx((sums == sums.max()).mean())
-    assert design.null_deviation(values.astype(float)) == pytest.approx(sums.std())
+    differences = np.array(every_difference(design, values))
+    assert design.tail_p(values, permutations=1000, seed=0) == pytest.approx(
+        (differences >= design.difference(values) - 1e-9).mean()
+    )
+    redrawn = design.redrawn_differences(values, 4000, seed=1)
+    assert redrawn.mean() == pytest.approx(differences.mean(), abs=5 * max(0.01, differences.std()) / 60)
+    assert redrawn.std() == pytest.approx(differences.std(), rel=0.1)
+    centred = values - np.array([values[design.stratum == stratum].mean() for stratum in design.stratum])
+    about = np.array(every_draw(design, centred))
+    assert design.smallest_p(values) == pytest.approx((about >= about.max() - 1e-9).mean())
+    assert design.null_deviation(values) == pytest.approx(about.std())
     drawn = design.redrawn_sums(values.astype(float), 4000, seed=1)
     assert set(np.round(drawn)) <= set(np.round(sums))
     assert drawn.mean() == pytest.approx(sums.mean(), abs=5 * max(0.01, sums.std()) / 60)
@@ -144,3 +174,62 @@ def test_the_attributable_bound_by_hand() -> None:
     assert bound >= 4
     nothing = np.zeros(40, dtype=np.int64)
     assert attributable_bound(design, nothing, nothing, permutations=9, seed=0) is None
+
+
+# -- groups of unequal size -----------------------------------------------------------------------------
+
+
+def persons_of(seed: int, *, share: float = 0.5, count: int = 40) -> tuple[Design, np.ndarray]:
+    """Draw persons with 1 to 60 units, in two classes; return their design and an ease for each unit, alike in a person."""
+    rng = np.random.default_rng(seed)
+    persons = np.repeat(np.arange(count), rng.integers(1, 61, count))
+    labels, sides = np.arange(count) % 2, np.zeros(count, dtype=bool)
+    for label in (0, 1):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        sides[members[: round(share * len(members))]] = True
+    return Design.of(sides[persons], labels[persons], persons), rng.random(count)[persons]
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8])
+def test_persons_of_unequal_size_keep_the_level_and_no_rejection_points_away_from_memory(share: float) -> None:
+    rejected = 0
+    for seed in range(200):
+        design, ease = persons_of(seed, share=share)
+        rng = np.random.default_rng([seed, 1])
+        gains = (rng.random(len(ease)) < 0.4 + 0.5 * ease).astype(np.int64) - (rng.random(len(ease)) < 0.3 * ease)
+        shown = design.tail_p(gains, permutations=99, seed=seed) <= 0.05
+        rejected += shown
+        assert not shown or design.difference(gains) > 0
+    assert rejected <= most_of(200, 0.05)
+
+
+def test_a_model_that_is_better_everywhere_is_no_evidence_whatever_the_sizes() -> None:
+    design, ease = persons_of(0)
+    values = np.random.default_rng(0).integers(-1, 2, len(ease))
+    assert design.difference(values + 7) == pytest.approx(design.difference(values))
+    assert design.tail_p(values + 7, permutations=199, seed=0) == design.tail_p(values, permutations=199, seed=0)
+
+
+@pytest.mark.parametrize("pair", [True, False])
+def test_what_is_said_to_be_detected_is_found_four_times_out_of_five(pair: bool) -> None:
+    found = tries = 0
+    for draw in range(30):
+        rng = np.random.default_rng([draw, int(pair)])
+        right, labels = rng.random((2, 80)) < 0.15, np.arange(80) % 4
+        gains, wrong = right[0].astype(np.int64) - right[1], ((~right[0]).astype(int), (~right[1] & pair).astype(int))
+        sides = [np.isin(np.arange(80), np.concatenate([rng.permutation(np.flatnonzero(labels == c))[:10] for c in range(4)]))
+                 for _ in range(5)]  # fmt: skip
+        due = detectable_answers(Design.of(sides[0], labels), gains, wrong, alpha=0.05, seed=draw)
+        assert due is not None
+        for side in sides[1:]:
+            chosen = rng.permutation(np.flatnonzero(np.where(side, *wrong)))[:due]
+            memory = gains.copy()
+            memory[chosen] += np.where(side[chosen], 1, -1)
+            found, tries = found + (Design.of(side, labels).tail_p(memory, permutations=99, seed=0) <= 0.05), tries + 1
+    assert least_of(tries, 0.72) <= found <= most_of(tries, 0.92)
+
+
+def test_no_memory_is_detected_where_every_answer_is_right_or_nobody_differs_in_side() -> None:
+    labels, side, none = np.zeros(8, dtype=np.int64), np.arange(8) < 4, np.zeros(8, dtype=np.int64)
+    assert detectable_answers(Design.of(side, labels), none, (none, none), alpha=0.05, seed=0) is None
+    assert detectable_answers(Design.of(side, side.astype(np.int64)), none, (none + 1, none), alpha=0.05, seed=0) is None

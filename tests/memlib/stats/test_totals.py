@@ -9,7 +9,14 @@ import scipy
 from memlib.stats import totals
 from memlib.stats.inference import bootstrap_weights
 from memlib.stats.randomization import Design
-from memlib.stats.totals import redrawn_totals, resampled_totals
+from memlib.stats.totals import (
+    freedom_of,
+    grouped_interval,
+    redrawn_totals,
+    resampled_differences,
+    resampled_totals,
+)
+from tests.chance import least_of
 
 RNG = np.random.default_rng(0)
 LABELS = np.repeat(np.arange(12), 25)
@@ -59,3 +66,45 @@ def test_groups_are_redrawn_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     sides = redrawn_totals(own, design, 50, seed=0)
     assert (sides.reshape(50, 60, 5) == sides.reshape(50, 60, 5)[:, :, :1]).all()
     assert (sides.reshape(50, 12, 25).sum(axis=2) == 10).all()
+
+
+@pytest.mark.parametrize("law", ["alike", "unequal"])
+def test_intervals_by_group_cover_where_those_by_unit_do_not(law: str) -> None:
+    rng, covered, by_unit = np.random.default_rng(0), 0, 0
+    for draw in range(100):
+        sizes = np.full(24, 12) if law == "alike" else rng.integers(1, 61, 24)
+        persons = np.repeat(np.arange(24), sizes)
+        sides = rng.permutation(np.arange(24) % 2 == 0)[persons]
+        values = rng.choice([-1.0, 0.0, 1.0], 24)[persons][:, None]
+        for grouped in (True, False):
+            design = Design.of(sides, np.zeros(len(persons), dtype=np.int64), persons if grouped else None)
+            low, high = grouped_interval(resampled_differences(values, design, 200, seed=draw)[:, 0], design)
+            covered, by_unit = (covered + (low <= 0 <= high), by_unit) if grouped else (covered, by_unit + (low <= 0 <= high))
+    assert covered >= least_of(100, 0.9)
+    assert by_unit < 70
+
+
+def test_a_difference_is_resampled_as_its_definition_says() -> None:
+    rng = np.random.default_rng(1)
+    values, labels = rng.normal(size=(40, 2)), np.arange(40) % 3
+    design = Design.of(np.arange(40) < 25, labels)
+    replicates = resampled_differences(values, design, 2000, seed=0)
+    assert replicates.mean(axis=0) == pytest.approx([design.difference(column) for column in values.T], abs=0.06)
+    (part,) = bootstrap_weights(2 * labels + ~design.first, 1, seed=0)
+    one = resampled_differences(values, design, 1, seed=0)[0]
+    for place, column in enumerate(values.T):
+        sums = []
+        for label in range(3):
+            a, b = (part[0] * (labels == label) * side for side in (design.first, ~design.first))
+            sums.append((a.sum() * b.sum() / (a + b).sum(), (a @ column) / a.sum() - (b @ column) / b.sum()))
+        weights, means = zip(*sums, strict=True)
+        assert one[place] == pytest.approx(np.average(means, weights=weights), abs=1e-5)
+
+
+def test_freedom_counts_groups_of_equal_weight_less_strata() -> None:
+    persons = np.repeat(np.arange(8), [5, 5, 5, 5, 5, 5, 5, 5])
+    design = Design.of(persons < 4, np.zeros(40, dtype=np.int64), persons)
+    assert freedom_of(design) == pytest.approx(3)
+    uneven = np.repeat(np.arange(4), [10, 1, 5, 5])
+    assert freedom_of(Design.of(uneven < 2, np.zeros(21, dtype=np.int64), uneven)) == 1.0
+    assert freedom_of(Design.of(np.arange(4) < 2, np.zeros(4, dtype=np.int64))) == np.inf

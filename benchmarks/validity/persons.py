@@ -1,0 +1,252 @@
+"""Déjà vu where persons have unequally many images, and where others drew the sets: levels, intervals, power, checks."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.validity.deja_vu import BASE, CONFIG, crops, labels_of, neighbours
+from benchmarks.validity.deja_vu_alone import NETWORK, backgrounds, units_alone
+from benchmarks.validity.harness import Part, Row, crossed, level_lines, rate, table
+from benchmarks.validity.nets import images, train
+from memlib.audits.deja_vu.analysis import Analysis
+from memlib.audits.deja_vu.sets import LEVEL, thumbnails
+from memlib.identity import derive_seed
+from memlib.observe.backgrounds import folds_of
+from memlib.stats.blind import tell_sides
+from memlib.stats.inference import percentile_interval
+from memlib.stats.randomization import Design, detectable, detectable_answers, two_sided_p
+from memlib.stats.totals import grouped_interval, resampled_differences
+
+PERSONS, WORLDS, REDRAWS, CLASSES = 60, 6, 400, 3
+LAWS = {
+    "3 images each": lambda rng, count: np.full(count, 3),
+    "1 to 60 images": lambda rng, count: rng.integers(1, 61, count),
+    "geometric, up to 60": lambda rng, count: np.minimum(60, rng.geometric(0.15, count)),
+    "heavy-tailed, up to 60": lambda rng, count: np.minimum(60, np.ceil(rng.pareto(1.0, count)).astype(np.int64)),
+}
+
+
+def design_of(rng: np.random.Generator, labels: NDArray[np.int64], persons: NDArray[np.int64], share: float) -> Design:
+    """Draw a share of the persons of each class, by the class of most of their images, for side A."""
+    sides = np.zeros(int(persons.max()) + 1, dtype=bool)
+    homes = Design.of(np.zeros(len(labels), dtype=bool), labels, persons).stratum[np.unique(persons, return_index=True)[1]]
+    for label in np.unique(homes):
+        members = rng.permutation(np.flatnonzero(homes == label))
+        sides[members[: max(1, round(share * len(members)))]] = True
+    return Design.of(sides[persons], labels, persons)
+
+
+# -- one model alone that saw none of the images ---------------------------------------------------------
+
+
+def judge_alone(unit: str) -> Row:
+    name, number = unit.rsplit("/", 1)
+    rng = np.random.default_rng([int(number), derive_seed(2, name) % 2**31])
+    shuffled = rng.permutation(60_000)
+    persons = np.repeat(np.arange(PERSONS), LAWS[name](rng, PERSONS))
+    rows, public, rest = shuffled[:PERSONS][persons], shuffled[PERSONS : PERSONS + 2000], shuffled[PERSONS + 2000 :]
+    (x, y), queries = images("FashionMNIST"), crops(rows, rng)
+    known = backgrounds(NETWORK, queries, labels_of(rows), persons)
+    model = train(x, y, [rest[:400]], replace(BASE, epochs=60), seed=derive_seed(int(number), name) % 2**31)
+    votes = neighbours(model, queries, public)[0]
+    first = persons == 0  # gains of one model do not depend on the sides, by which they are sorted
+    units = units_alone([votes], known, first, rows, persons)
+    order = np.argsort(np.concatenate([np.flatnonzero(first), np.flatnonzero(~first)]))
+    gains = Analysis(units, CONFIG, alone=True).gains[order]
+    found: Row = {"kind": name, "count": REDRAWS}
+    for share in (0.5, 0.8):
+        now = before = upside_down = 0
+        for redraw in range(REDRAWS):
+            design = design_of(rng, labels_of(rows), persons, share)
+            p = design.tail_p(gains, permutations=199, seed=redraw)
+            now += p <= 0.05
+            upside_down += p <= 0.05 and design.difference(gains) <= 0
+            before += balanced_p(design, gains, rng) <= 0.05
+        found[f"{share:.0%} in A"] = [int(now), int(before), int(upside_down)]
+    return found
+
+
+def balanced_p(design: Design, gains: NDArray[np.int64], rng: np.random.Generator) -> float:
+    """Test as before: drop persons until each class has as many images in A as in B, then redraw the sum of gains on A."""
+    kept = np.zeros(len(gains), dtype=bool)
+    for stratum in np.unique(design.stratum):
+        inside = design.stratum == stratum
+        room = min(int((inside & design.first).sum()), int((inside & ~design.first).sum()))
+        for side in (design.first, ~design.first):
+            left = room
+            for person in rng.permutation(np.unique(design.group[inside & side])):
+                members = inside & (design.group == person)
+                if members.sum() <= left:
+                    left -= int(members.sum())
+                    kept |= members
+    part = Design(design.first[kept], design.stratum[kept], design.group[kept])
+    values = gains[kept].astype(np.float64)
+    null = part.redrawn_sums(values, 199, seed=0)
+    return float((1 + (null >= values[part.first].sum() - 1e-9).sum()) / 200)
+
+
+def report_alone(rows: Sequence[Row]) -> Iterator[str]:
+    yield f"{WORLDS} nets for each law, {REDRAWS} redraws of the held-out persons each; {PERSONS} persons. Before: persons dropped until A and B"
+    yield "are equally large, and the sum of gains on A redrawn."
+    yield ""
+    for place, heading in ((0, "today"), (1, "before")):
+        counts: dict[str, tuple[int, int]] = {}
+        for row in rows:
+            for share in ("50% in A", "80% in A"):
+                hits, count = counts.get(f"{row['kind']}, {share}: {heading}", (0, 0))
+                counts[f"{row['kind']}, {share}: {heading}"] = (hits + row[share][place], count + row["count"])
+        yield from level_lines("innocent model", counts, alpha=0.05)
+        yield ""
+    upside_down = sum(row[share][2] for row in rows for share in ("50% in A", "80% in A"))
+    yield f"Rejections with a difference of 0 or less: {upside_down}."
+
+
+# -- intervals ------------------------------------------------------------------------------------------
+
+
+def judge_intervals(unit: str) -> Row:
+    """Cover the mean of persons' gains, which differ among persons and, for a part, among their images."""
+    name, count = unit.rsplit("/", 1)
+    rng = np.random.default_rng(derive_seed(3, unit) % 2**31)
+    now = before = 0
+    for draw in range(400):
+        persons = np.repeat(np.arange(int(count)), LAWS[name](rng, int(count)))
+        labels = (np.arange(int(count)) % CLASSES)[persons]
+        design = design_of(rng, labels, persons, 0.5)
+        of_person, of_image = (rng.choice([-1.0, 0.0, 1.0], size, p=[0.2, 0.5, 0.3]) for size in (int(count), len(persons)))
+        values = np.where(rng.random(len(persons)) < 0.7, of_person[persons], of_image)[:, None]
+        low, high = grouped_interval(resampled_differences(values, design, 400, seed=draw)[:, 0], design)
+        now += low <= 0 <= high
+        alone = Design.of(design.first, labels)
+        low, high = percentile_interval(resampled_differences(values, alone, 400, seed=draw)[:, 0])
+        before += low <= 0 <= high
+    return {"kind": name, "persons": int(count), "now": int(now), "before": int(before), "count": 400}
+
+
+def report_intervals(rows: Sequence[Row]) -> Iterator[str]:
+    yield "95 % intervals of the difference between the sides, by persons and, before, by images; three classes."
+    yield ""
+    yield from table(
+        ("images of a person", "persons", "covered", "covered before"),
+        ((r["kind"], r["persons"], rate(r["now"], r["count"]), rate(r["before"], r["count"])) for r in rows),
+    )
+
+
+# -- power ----------------------------------------------------------------------------------------------
+
+POWERS = {
+    f"{count} images, {classes} classes, {rate_:.0%} right without memory, {'two models' if pair else 'one alone'}": (count, classes, rate_, pair)
+    for count, classes in ((60, 5), (400, 10))
+    for rate_ in (0.05, 0.5)
+    for pair in (True, False)
+}  # fmt: skip
+
+
+def judge_power(unit: str) -> Row:
+    """Plant as many answers as are said to be detected four times out of five, and test."""
+    count, classes, easy, pair = POWERS[unit]
+    rng, labels = np.random.default_rng(derive_seed(4, unit) % 2**31), np.arange(count) % classes
+    now = before = 0
+    said: list[float] = []
+    for draw in range(200):
+        right = rng.random((2, count)) < easy * 2 * rng.random(count)
+        gains = right[0].astype(np.int64) - right[1]
+        wrong = (~right[0]).astype(np.int64), (~right[1] & pair).astype(np.int64)
+        design = design_of(rng, labels, np.arange(count), 0.5)
+        due = detectable_answers(design, gains, wrong, alpha=0.05, seed=draw)
+        answers = count if pair else int(design.first.sum())
+        formerly = (detectable(design.null_deviation(gains), 0.05) or 0.0) * (0.5 if pair else 1.0) / design.balance * answers
+        said.append(np.nan if due is None else due / answers)
+        for planted in (due, round(formerly)):
+            again = design_of(rng, labels, np.arange(count), 0.5)
+            own = np.where(again.first, wrong[0], wrong[1])
+            chosen = rng.permutation(np.flatnonzero(own))[: planted or 0]
+            memory = gains.copy()
+            memory[chosen] += np.where(again.first[chosen], 1, -1)
+            shown = again.tail_p(memory, permutations=199, seed=draw) <= 0.05
+            now, before = (now + shown, before) if planted is due else (now, before + shown)
+    return {"kind": unit, "now": int(now), "before": int(before), "said": float(np.nanmedian(said)), "count": 200}
+
+
+def report_power(rows: Sequence[Row]) -> Iterator[str]:
+    yield "Shown, of audits in which exactly as many answers are due to memory as are said to be found four times out of five."
+    yield ""
+    yield from table(
+        ("audit", "share said (median)", "shown", "shown at what was said before"),
+        ((r["kind"], f"{r['said']:.3f}", rate(r["now"], r["count"]), rate(r["before"], r["count"])) for r in rows),
+    )
+
+
+# -- sets that others drew ------------------------------------------------------------------------------
+
+
+def judge_declared(unit: str) -> Row:
+    """Give sets as drawn at random: they were, or the held-out images are darker, or ten times out of a hundred harder."""
+    kind, size = unit.rsplit("/", 1)
+    count = int(size)
+    rng, (x, _) = np.random.default_rng(derive_seed(5, unit) % 2**31), images("FashionMNIST")
+    low, high = float(x.min()), float(x.max())
+    descriptive = accused = shown = 0
+    for draw in range(100):
+        rows = rng.choice(60_000, count, replace=False)
+        labels = labels_of(rows)
+        design = design_of(rng, labels, np.arange(count), 0.5)
+        grey = np.clip((x[rows] - low) / (high - low) * 255, 0, 255)
+        grey = (
+            (grey * np.where(design.first | (kind != "darker"), 1.0, 0.9)[:, None]).astype(np.uint8).reshape(count, 14, 14, 1)
+        )
+        ease = rng.random(count) - (0.1 if kind == "harder" else 0.0) * ~design.first
+        known, model = rng.random(count) < 0.6 * ease, rng.random(count) < 0.3 + 0.6 * ease
+        gains = model.astype(np.int64) - known
+        right = known.astype(np.float64)
+        first = two_sided_p(design.difference(right), design.redrawn_differences(right, 199, seed=draw))
+        folds = folds_of([f"{place:05d}" for place in range(count)], labels, np.arange(count), 5, 0)
+        second = tell_sides(thumbnails(grey, np.arange(count)), design, folds, redraws=99, seed=draw).p_value
+        differs = min(first, second) <= LEVEL
+        shown_here = design.tail_p(gains, permutations=199, seed=draw) <= 0.05
+        descriptive, accused, shown = descriptive + differs, accused + (shown_here and not differs), shown + shown_here
+    return {
+        "kind": f"{kind}, {size} images",
+        "descriptive": int(descriptive),
+        "accused": int(accused),
+        "shown": int(shown),
+        "count": 100,
+    }
+
+
+def report_declared(rows: Sequence[Row]) -> Iterator[str]:
+    yield "Innocent models (simulated answers; real images for the check of pixels). Before: every declaration was believed."
+    yield ""
+    yield from table(
+        ("held-out images", "descriptive: the sets differ", "accused", "accused before"),
+        (
+            (r["kind"], rate(r["descriptive"], r["count"]), rate(r["accused"], r["count"]), rate(r["shown"], r["count"]))
+            for r in rows
+        ),
+    )
+
+
+PARTS = (
+    Part(
+        "persons-alone",
+        "A single net that saw none of the audited images, of persons with unequally many: is it accused? (Fashion-MNIST, MLPs)",
+        lambda: crossed(LAWS, WORLDS), judge_alone, report_alone,
+    ),
+    Part(
+        "persons-intervals",
+        "Do intervals cover where persons have several images each?",
+        lambda: (f"{name}/{count}" for name in LAWS for count in (12, 24, 60)), judge_intervals, report_intervals,
+    ),
+    Part(
+        "deja-vu-power",
+        "Is what a run says that it would have found, found four times out of five?",
+        lambda: iter(POWERS), judge_power, report_power,
+    ),
+    Part(
+        "declared-sets",
+        "One model alone and sets that are declared to be drawn at random: what if they were not?",
+        lambda: (f"{kind}/{size}" for kind in ("drawn at random", "harder", "darker") for size in (400, 2000)), judge_declared, report_declared,
+    ),
+)  # fmt: skip

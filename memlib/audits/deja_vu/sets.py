@@ -1,0 +1,140 @@
+"""Do sets that somebody else drew look as if they were drawn at random? Checked without the model, for one model alone.
+
+With two models, each image is seen by one of them and missed by the other, so that sets of unequal difficulty do little harm.
+One model alone is judged by its held-out images: sets that differ in more than chance explains would be taken for memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from memlib.audits.deja_vu.analysis import numbers_of_groups
+from memlib.audits.deja_vu.backgrounds import Backgrounds
+from memlib.audits.deja_vu.recipe import SETS
+from memlib.audits.deja_vu.stages import ShownRows, View, shown_rows
+from memlib.data.splits import TARGET
+from memlib.data.stages import Shard
+from memlib.findings import Row, diagnostic
+from memlib.identity import derive_seed
+from memlib.provenance import Declared
+from memlib.specs.backgrounds import Folds
+from memlib.stage import Artifact, Place, Stage
+from memlib.stats.randomization import Design, detectable, two_sided_p
+from memlib.store import Attempt
+from memlib.tables import read_table
+
+if TYPE_CHECKING:
+    import torch
+
+CHECKS = "checks.parquet"
+LEVEL = 0.025  # of each of the two checks
+SIDE = 8  # of the thumbnails by which the images' sets are told
+ROWS = 4096  # images that are made smaller at a time
+MOST_CELLS = 2**26  # largest number of redrawn sides
+
+
+@dataclass(frozen=True)
+class CompareSets(Stage[pa.Table]):
+    """Compare the images of A with those of B, without the audited model: checks.parquet.
+
+    Attributes:
+        folds: number and seed of the folds.
+        view: the audited images and their crop.
+        backgrounds: answers of the classifiers that replace the second model.
+        permutations: number of redraws.
+        seed: seed of the redraws.
+    """
+
+    declared: ClassVar[Declared] = Declared(
+        "compare_sets", 1, ("memlib.stats.blind", "memlib.stats.randomization", "memlib.observe.backgrounds")
+    )
+    title: ClassVar[str] = "compare the given sets"
+    place: ClassVar[Place] = "cores"
+
+    folds: Folds
+    view: View
+    backgrounds: Backgrounds
+    shard: Artifact[Shard]
+    splits: Artifact[pa.Table]
+    permutations: int
+    seed: int
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """Folds, crop and redraws."""
+        folds = {"folds": self.folds.folds, "seed": self.folds.seed}
+        return {"folds": folds, "permutations": self.permutations, "seed": self.seed, **self.view.spec()}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The images, their sets, and the classifiers' answers."""
+        return {"shard": self.shard.key, "splits": self.splits.key, "backgrounds": self.backgrounds.key}
+
+    @property
+    def units(self) -> float:
+        """Number of images."""
+        return float(self._shown.members.num_rows)
+
+    @property
+    def _shown(self) -> ShownRows:
+        return shown_rows(self.splits, self.shard, self.view)
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write one row per check: by, value, n, p_value and the difference that would have been found."""
+        from memlib.observe.backgrounds import folds_of
+        from memlib.stats.blind import tell_sides
+
+        members = self._shown.members
+        ids, labels = members["example_id"], members["label"].to_numpy()
+        groups = numbers_of_groups(members["group"] if "group" in members.column_names else None, members.num_rows)
+        design = Design.of(pc.equal(members["role"], TARGET).to_numpy(), labels, groups)
+        seed = derive_seed(self.seed, "sets")
+        right = (self.backgrounds.answers(ids).prediction == labels).astype(np.float64)
+        null = design.redrawn_differences(right, self.permutations, seed=seed)
+        value = design.difference(right)
+        missed = detectable(float(null.std()), LEVEL, two_sided=True)
+        rows = [{"by": "backgrounds", "value": value, "p_value": two_sided_p(value, null), "detectable": missed}]
+        folds = folds_of(ids.to_pylist(), labels, groups, self.folds.folds, self.folds.seed)
+        redraws = max(99, min(self.permutations, MOST_CELLS // len(labels)))
+        blind = tell_sides(
+            thumbnails(self.shard.content.images, members["row"].to_numpy()), design, folds, redraws=redraws, seed=seed
+        )
+        rows.append({"by": "pixels", "value": blind.auc, "p_value": blind.p_value, "detectable": None})
+        table = pa.Table.from_pylist([{**row, "n": len(labels)} for row in rows])
+        pq.write_table(table, attempt.path(CHECKS), compression="zstd")
+
+    @classmethod
+    def open(cls, artifact: Artifact[pa.Table]) -> pa.Table:
+        """Return by, value, p_value, detectable and n."""
+        return read_table(artifact.path(CHECKS))
+
+
+def thumbnails(images: NDArray[np.uint8], rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return mean colours on a grid of 8 x 8 cells, and the deviation of each channel: (num_rows, num_features)."""
+    height, width = images.shape[1:3]
+    edges = [np.linspace(0, side, SIDE + 1).astype(int)[:-1] for side in (height, width)]
+    parts = []
+    for start in range(0, len(rows), ROWS):
+        some = images[rows[start : start + ROWS]].astype(np.float32)
+        cells = np.add.reduceat(np.add.reduceat(some, edges[0], axis=1), edges[1], axis=2)
+        parts.append(np.concatenate([cells.reshape(len(some), -1), some.std(axis=(1, 2))], axis=1))
+    return np.concatenate(parts)
+
+
+def check_rows(checks: pa.Table) -> Iterator[Row]:
+    """Yield a diagnostic per check; `differs` says whether the sets differ by more than chance at .05 over both checks.
+
+    By backgrounds, the value is the share of images whose background gives their object away, in A minus in B. By pixels, it
+    is the probability that a classifier of thumbnails ranks an image of A above one of B; .5 by chance.
+    """
+    for row in checks.to_pylist():
+        params = {"by": row["by"], "p": row["p_value"], "differs": row["p_value"] <= LEVEL, "detectable": row["detectable"]}
+        yield diagnostic(SETS, params, row["value"], n=row["n"])

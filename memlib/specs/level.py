@@ -1,0 +1,22 @@
+"""The level of an audit's tests, and how often the same data will be looked at."""
+
+from pydantic import Field
+
+from memlib.specs.base import Spec
+
+MOST_LOOKS = 1000
+
+
+class LevelSpec(Spec):
+    """A level that is shared by a planned number of looks at the same data (Bonferroni)."""
+
+    alpha: float
+    looks: int = Field(default=1, ge=1, le=MOST_LOOKS)
+    """Number of audits of these data that are planned in all, such as one pair now and three if in doubt, or five seeds of a
+    split. Each spends alpha / looks, so that the chance of a false finding over all of them stays below alpha. Fix it before
+    the first."""
+
+    @property
+    def level(self) -> float:
+        """The level that one look spends."""
+        return self.alpha / self.looks
