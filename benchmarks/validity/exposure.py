@@ -19,10 +19,12 @@ from numpy.typing import NDArray
 from benchmarks.validity.harness import Part, Row, level_lines, rate, table
 from memlib.audits.exposure import scores
 from memlib.audits.exposure.curves import empty_extractions
+from memlib.audits.exposure.evidence import evidence_of_given, held
 from memlib.audits.exposure.recipe import Config, Recipe
 from memlib.audits.exposure.scores import Scored, exposure_by_sampling, score
 from memlib.audits.exposure.summary import summarize
 from memlib.data.formats import Format, Space
+from memlib.data.single import single_secrets
 from memlib.data.splits import TRAIN, column, select
 from memlib.data.streams import Text, open_text
 from memlib.data.text import Corpus, build_corpus, role_of, text_candidates
@@ -179,6 +181,73 @@ def file_report(rows: Sequence[Row]) -> Iterator[str]:
             if chosen:
                 cells.append((f"{times}x", bits, rate(sum(chosen), len(chosen))))
     yield from table(("five secrets stood", "bits a digit", f"found ({UNSEEN} unseen secrets)"), cells)
+
+
+# -- given secrets whose null is the text's own held-out part -------------------------------------------
+
+HELD_OUT, SINGLE_NETS, SINGLE_REDRAWS, PEOPLE = (0.1, 0.3), 6, 100, 400
+
+
+def single_unit(unit: str) -> Row:
+    """Train a net on other numbers of the same kind; audit a text of its own, in which likely numbers are popular."""
+    share, number = float(unit.split("/")[0]), int(unit.split("/")[1])
+    rng = np.random.default_rng([int(100 * share), number])
+    known, drawn = numbers(1200, 2.86, rng), list(dict.fromkeys(numbers(PEOPLE, 2.86, rng)))
+    spec, secrets = TextSpec(source=TopicsSource(), window=40), SecretsSpec(format=FILE_FORMAT, insertions=(1,), never=0)
+    corpus = built(Text.of("\n".join(f"call me at {text}" for text in known)), spec, secrets, bytes(32))
+    how = {"epochs": 12, "batch_size": 16, "optimizer": optimizer(0.004), "seed": number}
+    net = trained(corpus, [TRAIN], LanguageSpec(architecture="gru", width=64, layers=1, embedding=16), how)
+    space, context = text_candidates(
+        Format(FILE_FORMAT, {}), secrets, spec, {symbol: place for place, symbol in enumerate(corpus.vocabulary)}
+    )
+    drawn = [text for text in drawn if text not in set(known)]
+    costs = candidate_costs(net, space, choices_of(drawn), context=context)
+    references = candidate_costs(net, space, space.sample(2_000, rng), context=context)
+    ease = scipy.stats.rankdata(-costs) / len(
+        costs
+    )  # likely numbers are popular: whoever chooses a number chooses a simple one
+    popular = np.where(rng.random(len(drawn)) < ease**2, 1 + rng.geometric(0.3, len(drawn)), 1)
+    documents = [(place, f"call me at {text}") for place, text in enumerate(np.repeat(drawn, popular))]
+    once = np.array(single_secrets(documents, [f"call me at {text}" for text in drawn]))
+    whose = np.repeat(np.arange(len(drawn)), popular)
+    before = now = audited = 0
+    for _ in range(SINGLE_REDRAWS):
+        held = rng.permutation(len(documents)) < round(share * len(documents))
+        trained_on = np.isin(np.arange(len(drawn)), whose[~held])
+        for is_now, chosen in ((False, np.ones(len(drawn), dtype=bool)), (True, once)):
+            given, unseen = costs[trained_on & chosen], costs[~trained_on & chosen]
+            shown = len(unseen) > 0 and joint_p(given, unseen, references) <= ALPHA
+            before, now = (before, now + shown) if is_now else (before + shown, now)
+        audited += 1
+    return {
+        "share": share,
+        "now": int(now),
+        "before": int(before),
+        "audits": audited,
+        "once": int(once.sum()),
+        "secrets": len(drawn),
+    }
+
+
+def joint_p(given: NDArray[np.int64], unseen: NDArray[np.int64], references: NDArray[np.int64]) -> float:
+    """Return the p-value of the audit's joint test of all given secrets."""
+    kinds, times = ("given",) * len(given) + ("unseen",) * len(unseen), (1,) * len(given) + (0,) * len(unseen)
+    model = Scored("", 0, 1, tuple(range(len(kinds))), kinds, times, np.concatenate([given, unseen]), references, 1.0, {})
+    return evidence_of_given(held([model], ""), alpha=ALPHA, seed=0).p_value
+
+
+def single_report(rows: Sequence[Row]) -> Iterator[str]:
+    """Report rejections for all given secrets, before, and for those that occur once, now."""
+    mean, once = (float(np.mean([row[name] for row in rows])) for name in ("secrets", "once"))
+    yield f"{SINGLE_NETS} nets, {SINGLE_REDRAWS} draws of the held-out documents each; {mean:.0f} secrets, of which {once:.0f} occur once."
+    yield ""
+    found = {
+        f"{share:.0%} held out: {name}": (sum(r[field] for r in chosen), sum(r["audits"] for r in chosen))
+        for share in HELD_OUT
+        for name, field in (("all given secrets, before", "before"), ("secrets that occur once, now", "now"))
+        if (chosen := [r for r in rows if r["share"] == share])
+    }
+    yield from level_lines("given secrets of a net that saw none", found, alpha=ALPHA, hit="given away")
 
 
 # -- variants and nets that saw nothing ---------------------------------------------------------------
@@ -350,6 +419,10 @@ PARTS = (
     Part(
         "exposure-file", "Are secrets from a file called given away although the model never saw them, but knows others of their kind?",
         lambda: [f"{bits}/{number}" for number in range(NETS) for bits in LAWS], file_unit, file_report,
+    ),
+    Part(
+        "exposure-recurring", "Are given secrets called given away, although the model never saw them, where popular ones recur and held-out ones are the null?",
+        lambda: [f"{share}/{number}" for number in range(SINGLE_NETS) for share in HELD_OUT], single_unit, single_report,
     ),
     Part(
         "exposure-variants", "Is any canary called given away in eight variants, or nets, that saw none of the canaries?",

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from memlib.data.formats import Choices, Format, Space
 from memlib.data.secret import keyed_seed
+from memlib.data.single import single_secrets
 from memlib.data.spelling import Tokenizer
 from memlib.data.streams import (
     Documents,
@@ -158,7 +159,10 @@ def build_documents(
                 trained = (text for text, number in zip(documents.read(), times, strict=False) for _ in range(number))
                 return count_occurrences(([text.encode()] for text in trained), [t.encode() for t in _texts(places, rows)])
 
-            drawn, insertions, kinds = known_canaries(space, known, unseen, canaries, secret, occurrences)
+            def single(rows: Sequence[Sequence[int]]) -> list[bool]:
+                return single_secrets(zip(firsts.tolist(), documents.read(), strict=False), _texts(places, rows))
+
+            drawn, insertions, kinds = known_canaries(space, known, unseen, canaries, secret, occurrences, single)
             inserted = []
         else:
             drawn, insertions = draw_canaries(space, canaries, secret)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from memlib.data.formats import Choices, Format, Space, render
 from memlib.data.secret import keyed_seed
+from memlib.data.single import blocks_of, single_secrets
 from memlib.data.splits import LEFT_OUT, TRAIN, VALIDATION
 from memlib.data.streams import (
     LINE_END,
@@ -31,12 +32,14 @@ from memlib.data.streams import (
 )
 from memlib.errors import UserError
 from memlib.specs import SecretsSpec, TextSpec
-from memlib.specs.text import GIVEN, INSERTED, NEVER, UNSEEN
+from memlib.specs.text import GIVEN, INSERTED, NEVER, RECURRING, UNSEEN
 from memlib.tables import CANARIES, ROW_GROUP, SPLITS
 
 UNKNOWN = "<unk>"
 MOST_CARRIERS = 0.5  # maximum share of the training windows that may carry canaries
 CODE_POINTS = 0x110000
+BLOCKS = 1000  # number of blocks of windows, some of which are held out
+NEITHER = 2  # side of symbols that fill no window
 
 
 @dataclass(frozen=True)
@@ -243,13 +246,18 @@ def build_corpus(
     number = {symbol: i for i, symbol in enumerate(vocabulary)}
     unknown = number.get(UNKNOWN, 0)
     count = counts.total() // spec.window
-    num_validation = max(1, round(count * spec.validation))
+    side = _sides(count, spec, canaries, secret)
+    num_validation = int((side == 1).sum())
     space = form.space(number, spec.unit)
     rng = np.random.default_rng(keyed_seed(secret, "places", canaries.seed))
     with WindowFile(windows, spec.window, smallest_type(len(vocabulary))) as file:
-        for symbols in numbered(symbols_of(text.beginning(spec.fraction), spec.unit), spec.unit, number, unknown):
-            file.add(symbols)
-        file.drop_rest()
+        for wanted in (0, 1) if spec.hold_out == "blocks" else (None,):
+            place = 0
+            for symbols in numbered(symbols_of(text.beginning(spec.fraction), spec.unit), spec.unit, number, unknown):
+                windows_of = np.minimum((place + np.arange(len(symbols))) // spec.window, count)
+                file.add(symbols if wanted is None else symbols[side[windows_of] == wanted])
+                place += len(symbols)
+            file.drop_rest()
         if known:
 
             def occurrences(rows: Sequence[Sequence[int]]) -> list[int]:
@@ -257,7 +265,14 @@ def build_corpus(
                 training = [file.pieces(count - num_validation)] if count_here else []
                 return count_occurrences(training, [row.tobytes() for row in wanted], size=file.dtype.itemsize)
 
-            drawn, insertions, kinds = known_canaries(space, known, unseen, canaries, secret, occurrences)
+            def single(rows: Sequence[Sequence[int]]) -> list[bool]:
+                size = _block(count) * spec.window
+                blocks = blocks_of(symbols_of(text.beginning(spec.fraction), spec.unit), size, spec.unit)
+                return single_secrets(blocks, rendered(space, np.array(rows, dtype=np.int32), vocabulary, spec.unit))
+
+            drawn, insertions, kinds = known_canaries(
+                space, known, unseen, canaries, secret, occurrences, single if spec.hold_out == "blocks" else None
+            )
             inserted = []
         else:
             drawn, insertions = draw_canaries(space, canaries, secret)
@@ -271,6 +286,23 @@ def build_corpus(
             file.add(window)
     table = canary_table(drawn, insertions, kinds, rendered(space, drawn, vocabulary, spec.unit))
     return Corpus(read_windows(windows), vocabulary, Rows("window", count, num_validation, placed), table)
+
+
+def _block(count: int) -> int:
+    """Return the number of windows in a block that is held out or not."""
+    return max(1, count // BLOCKS)
+
+
+def _sides(count: int, spec: TextSpec, canaries: SecretsSpec, secret: bytes) -> NDArray[np.int64]:
+    """Return 0 for windows of training text and 1 for held-out ones; then NEITHER, for symbols that fill no window."""
+    num_held = max(1, round(count * spec.validation))
+    sides = np.concatenate([np.arange(count) >= count - num_held, [NEITHER]]).astype(np.int64)
+    if spec.hold_out == "blocks":
+        block = np.arange(count) // _block(count)
+        rng = np.random.default_rng(keyed_seed(secret, "blocks", canaries.seed))
+        drawn = rng.permutation(int(block.max(initial=0)) + 1)[: max(1, round(num_held / _block(count)))]
+        sides[:count] = np.isin(block, drawn)
+    return sides
 
 
 def num_carriers(insertions: Sequence[int], canaries: SecretsSpec) -> int:
@@ -333,10 +365,12 @@ def known_canaries(
     canaries: SecretsSpec,
     secret: bytes,
     occurrences: Callable[[Sequence[Sequence[int]]], list[int]],
+    single: Callable[[Sequence[Sequence[int]]], list[bool]] | None = None,
 ) -> tuple[Choices, list[int], list[str]]:
     """Return known secrets, unseen secrets, and other drawn candidates, which do not occur in the text.
 
-    Known secrets that do not occur in the training text, for instance because they were held out, count as unseen.
+    Without unseen secrets, known secrets that occur once are compared with those that occur once in held-out text; the other
+    known secrets that are trained on are RECURRING, unless nothing is left to compare. Other held-out secrets are left out.
 
     Args:
         space: all candidates.
@@ -345,6 +379,8 @@ def known_canaries(
         canaries: format, and number of candidates to draw (`never`).
         secret: key of the draw.
         occurrences: function that counts candidates in the model's training text, as far as the text is known.
+        single: function that returns which candidates occur once in training and held-out text, see `single_secrets`; None if
+            the held-out text was not drawn at random.
 
     Returns:
         choices, numbers of insertions, and kinds, in the above order.
@@ -364,11 +400,16 @@ def known_canaries(
         )
     _check_unseen(known, unseen, [counts[given.choices] for given in unseen])
     seen = [(given, number) for given, number in zip(known, times, strict=True) if number]
-    absent = [given for given, number in zip(known, times, strict=True) if not number]
+    null, of_seen = list(unseen), [GIVEN] * len(seen)
+    if single is not None and not unseen:
+        alone = dict(zip((given.choices for given in known), single([given.choices for given in known]), strict=True))
+        null = [given for given, number in zip(known, times, strict=True) if not number and alone[given.choices]]
+        if null:
+            of_seen = [GIVEN if alone[given.choices] else RECURRING for given, _ in seen]
     excluded = set(taken)
     others = [row for row in others if tuple(row) not in excluded and not counts[tuple(row)]][: canaries.never]
-    rows = [*(list(given.choices) for given in (*(given for given, _ in seen), *unseen, *absent)), *others]
-    kinds = [GIVEN] * len(seen) + [UNSEEN] * (len(unseen) + len(absent)) + [NEVER] * len(others)
+    rows = [*(list(given.choices) for given in (*(given for given, _ in seen), *null)), *others]
+    kinds = [*of_seen, *[UNSEEN] * len(null), *[NEVER] * len(others)]
     insertions = [number for _, number in seen]
     return np.array(rows, dtype=np.int32), insertions + [0] * (len(rows) - len(insertions)), kinds
 

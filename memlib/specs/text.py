@@ -8,8 +8,9 @@ from pydantic import Field, model_validator
 from memlib.specs.base import Source, Spec
 from memlib.specs.limits import MOST_EXAMPLES, MOST_PIXELS, MOST_SEED
 
-INSERTED, GIVEN, NEVER, UNSEEN = "inserted", "given", "never", "unseen"
-"""Kinds of canaries: drawn and inserted; listed in a file; drawn but never inserted; in a file, seen by no model."""
+INSERTED, GIVEN, NEVER, UNSEEN, RECURRING = "inserted", "given", "never", "unseen", "recurring"
+"""Kinds of canaries: drawn and inserted; listed in a file; drawn but never inserted; in a file, seen by no model; listed in a
+file, but not comparable with unseen ones, as they recur or share a document."""
 
 
 class TopicsSource(Source):
@@ -64,6 +65,8 @@ TextSource = Annotated[
 class TextSpec(Spec):
     """A corpus, cut into windows that a model processes separately."""
 
+    added_later: ClassVar[frozenset[str]] = frozenset({"hold_out"})
+
     source: TextSource
     unit: Literal["character", "word", "token"] = "character"
     """Unit of text that a model predicts. word: words are separated by spaces, and the end of a line is a word. token: tokens
@@ -75,10 +78,20 @@ class TextSpec(Spec):
     fraction: float = Field(default=1.0, gt=0, le=1)
     """Share of the text to use, from its beginning."""
     validation: float = Field(default=0.1, gt=0, lt=1)
-    """Share of the windows (the last ones) that no model trains on; with unit token, share of the documents, drawn at
+    """Share of the windows that no model trains on (see hold_out); with unit token, share of the documents, drawn at
     random."""
+    hold_out: Literal["tail", "blocks"] = "tail"
+    """Windows that no model trains on. tail: the last ones; blocks: random blocks of consecutive windows, so that given
+    secrets that occur once can be compared with held-out ones (what comes last may differ, as numbers that grow with time
+    do). Not for unit token, whose documents are drawn at random, and not for pairs."""
     vocabulary: int | None = Field(default=None, ge=2, le=MOST_EXAMPLES)
     """Size of the vocabulary: less frequent units become <unk>. By default all are kept. Not for unit token."""
+
+    @model_validator(mode="after")
+    def _blocks_are_of_windows(self) -> "TextSpec":
+        if self.hold_out == "blocks" and (self.unit == "token" or self.paired):
+            raise ValueError("hold_out: blocks applies to texts of characters or words; leave it out")
+        return self
 
     @property
     def paired(self) -> bool:
@@ -103,9 +116,10 @@ class SecretsSpec(Spec):
     file: str | None = None
     """Instead of insertions: a text file of secrets that the text already contains, one per line, each matching the format.
     One model is trained on the unchanged text; `insertions`, `each` and `together` are ignored. Results report how often the
-    training part of the text contains a secret; secrets that it does not contain count as unseen. For an external model
-    (trained), a number after the secret and a tab states how often the model saw the secret; without a number, at least once
-    is assumed."""
+    training part of the text contains a secret. Without `unseen`, secrets that occur once are compared with those that
+    occur once in held-out text, if this was drawn at random (data.hold_out); others are listed, but not tested. For an
+    external model (trained), a number after the secret and a tab states how often the model saw the secret; without a
+    number, at least once is assumed."""
     unseen: str | None = None
     """With `file`: a text file of other secrets of the same kind, one per line, which the training text does not contain. The
     given secrets are ranked among these unseen secrets; otherwise their exposure is no evidence, as people's secrets are not

@@ -104,11 +104,11 @@ def freedom_of(design: Design) -> float:
 
 
 def grouped_interval(replicates: NDArray[np.float64], design: Design, *, level: float = 0.95) -> tuple[float, float]:
-    """Return the percentile interval of bootstrap replicates, with Student's quantiles where the groups of a design are few.
+    """Return the percentile interval of bootstrap replicates, with Student's quantiles for few groups.
 
-    The percentiles are those at which a normal distribution reaches Student's quantile for `freedom_of` the design (Hesterberg
-    2015, section 5.1). Below 10 degrees of freedom, replicates have too few distinct values for such percentiles; their
-    deviation times Student's quantile is then used. Without groups, the percentiles are the usual ones.
+    The percentiles are those at which a normal distribution reaches Student's quantile for `freedom_of` the design
+    (Hesterberg 2015, section 5.1). Below 10 degrees of freedom, replicates have too few distinct values for such percentiles;
+    their deviation times Student's quantile is then used. Without groups, the percentiles are the usual ones.
 
     Args:
         replicates: (num_replicates,) from `resampled_by_group` or `resampled_differences`.

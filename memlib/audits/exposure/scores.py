@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from memlib.audits.exposure.recipe import Config
 from memlib.audits.exposure.tables import UNITS
 from memlib.observe.likelihoods import UNITS_PER_BIT
-from memlib.specs.text import GIVEN, UNSEEN
+from memlib.specs.text import GIVEN, RECURRING, UNSEEN
 from memlib.stats.tails import fit_skew_normal
 
 ENOUGH_BELOW = 30  # references at or below a canary needed to sample its exposure to within a third of a bit
@@ -170,7 +170,7 @@ def _rows_of(model: Scored, size: int, config: Config) -> Iterator[dict[str, Any
         row |= _sampled(below, len(references), math.log2(size))
         if kind == GIVEN and len(unseen):
             row["p_value"] = _p_among(unseen, cost)
-        elif kind not in (GIVEN, UNSEEN):
+        elif kind not in (GIVEN, UNSEEN, RECURRING):
             row["p_value"] = canary_p(below, len(references), size=size, exact=exact)
         if extrapolated is not None:
             row |= {"exposure_extrapolated": float(extrapolated[place]), "fit_p": model.fit_p}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -33,7 +33,7 @@ from memlib.provenance import Declared
 from memlib.results import CURVES_FILE, FINDINGS, PAGES, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
 from memlib.specs import LanguageSpec, PretrainedSpec, SecretsSpec, TextSpec
 from memlib.specs.subject import TrainIt
-from memlib.specs.text import GIVEN, UNSEEN
+from memlib.specs.text import GIVEN, RECURRING, UNSEEN
 from memlib.stage import AnyArtifact, Artifact, Stage
 from memlib.store import Attempt
 from memlib.tables import CANARIES, CURVES, SPLITS, SUMMARY, write_table, write_tables
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 EXTRACTIONS_FILE, DOCUMENTS_FILE = "extractions.parquet", "documents.parquet"
 _HERE = "memlib.audits.exposure"
 DOCUMENTS_VERSION = 2  # of the part of the corpus stage that holds out and packs documents
+GIVEN_VERSION = 2  # of the choice of given secrets that are compared with held-out ones
 _SCORING = ("curves", "documents", "evidence", "privacy", "ranks", "recipe", "scores", "stages", "summary", "verdict")
 
 
@@ -117,7 +118,8 @@ class MakeCorpus(Stage[StoredCorpus]):
         left_out = {"known_prefix", "known_suffix", "file", "unseen"}
         documents = {} if self.base is None else {"documents": DOCUMENTS_VERSION}
         canaries = self.canaries.model_dump(mode="json", exclude=left_out)
-        return {"text": described_data(self.text), "canaries": canaries, **documents}
+        given = {} if self.canaries.file is None or self.elsewhere else {"given": GIVEN_VERSION}
+        return {"text": described_data(self.text), "canaries": canaries, **documents, **given}
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -148,12 +150,8 @@ class MakeCorpus(Stage[StoredCorpus]):
                 content, self.text, self.canaries, windows, secret=secret, known=given.known, unseen=given.unseen,
                 count_here=not self.elsewhere,
             )  # fmt: skip
-        absent = len(given.known) - corpus.canaries["kind"].to_pylist().count(GIVEN)
-        if absent:
-            attempt.warn(
-                f"{absent} of the {len(given.known)} secrets of canaries.file do not occur in the text that models train on; "
-                "they count as unseen"
-            )
+        for text in _said_of_given(given, Counter(corpus.canaries["kind"].to_pylist())):
+            attempt.warn(text)
         attempt.path(VOCABULARY).write_text(json.dumps(corpus.vocabulary))
         write_tables(corpus.rows.tables(), SPLITS, attempt.path(SPLITS_FILE))
         write_table(corpus.canaries, CANARIES, attempt.path(CANARIES_FILE))
@@ -186,14 +184,31 @@ class MakeCorpus(Stage[StoredCorpus]):
         needed = math.ceil(given / level) - 1
         if given and not unseen:
             return (
-                "canaries.file without canaries.unseen allows no test: list secrets of the same kind that the text does not "
-                "contain"
+                "canaries.file without canaries.unseen tests only secrets that occur once in a text whose held-out part is "
+                "drawn at random (documents, or data.hold_out: blocks), among held-out ones; else list secrets of the same "
+                "kind that the text does not contain"
             )
         if unseen < needed:
             return (
                 f"{unseen} unseen secrets are too few to detect any one of the {given} given secrets; that takes {needed:,}"
             )
         return ""
+
+
+def _said_of_given(given: Given, kinds: Mapping[str, int]) -> Iterator[str]:
+    """Yield what a user should know about which of the given secrets are compared with which."""
+    known, absent = len(given.known), len(given.known) - kinds[GIVEN] - kinds[RECURRING]
+    if absent:
+        compared = kinds[UNSEEN] if not given.unseen else 0
+        yield (
+            f"{absent} of the {known} secrets of canaries.file do not occur in the text that models train on; {compared} of "
+            "them occur once in held-out text that was drawn at random, and count as unseen"
+        )
+    if kinds[RECURRING]:
+        yield (
+            f"{kinds[RECURRING]} of the {known} secrets of canaries.file recur in the text, or share a document, "
+            "and are listed without a test; to test them, list secrets of the same kind in canaries.unseen"
+        )
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from memlib.audits.exposure.scores import TINY, Scored, exposure_by_sampling
 from memlib.audits.exposure.verdict import verdict
 from memlib.errors import RunError
 from memlib.findings import Interval, Row, diagnostic, estimate, judged, settle, summary_table, tested
-from memlib.specs.text import GIVEN, UNSEEN
+from memlib.specs.text import GIVEN, RECURRING, UNSEEN
 
 CANARIES, VARIANTS = "canaries", "variants"
 MEAN_BY_CHANCE = 1 / float(np.log(2))  # bits: mean of -log2 of a uniform number, whose median is 1
@@ -247,7 +247,7 @@ def _estimates(last: pd.DataFrame) -> Iterator[Row]:
             means = group.groupby("canary")["exposure"].mean().to_numpy()  # several seeds of one canary count as one canary
             interval = mean_interval(means, bits)
             yield estimate("exposure", {**at, "insertions": int(insertions)}, means.mean(), n=len(means), interval=interval)
-        for _, group in seen[seen["kind"] == GIVEN].groupby("canary"):
+        for _, group in seen[seen["kind"].isin((GIVEN, RECURRING))].groupby("canary"):
             interval = _unit_interval(group)
             params = {**at, **_canary_params(group)}
             yield estimate("exposure", params, group["exposure"].mean(), n=len(group), interval=interval)

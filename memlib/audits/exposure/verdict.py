@@ -13,7 +13,9 @@ NO_NULL = (
     "missing.",
     "Real secrets are not spread evenly over everything that fits the format: a model that only knows their kind finds even "
     "those likely that it never saw. The exposures below are therefore no evidence of memory. List other secrets of the "
-    "same kind, which the training text does not contain, in canaries.unseen; the given secrets are then ranked among them.",
+    "same kind, which the training text does not contain, in canaries.unseen; the given secrets are then ranked among "
+    "them. Secrets that occur once can also be ranked among those of text that was held out at random "
+    "(data.hold_out: blocks).",
 )
 
 

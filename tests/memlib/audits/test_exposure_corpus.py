@@ -19,7 +19,7 @@ from memlib.store import Store
     ("given", "unseen", "said"),
     [
         (0, 0, ""),
-        (5, 0, "allows no test"),
+        (5, 0, "tests only secrets that occur once"),
         (5, 198, "too few to detect any one of the 5 given secrets; that takes 199"),
         (5, 199, ""),
     ],
@@ -76,7 +76,8 @@ def test_given_secrets_that_are_not_trained_on_are_reported(tmp_path: Path, monk
     text = TextSpec.model_validate({"source": {"kind": "text", "path": str(tmp_path / "text")}})
     runner = PlainRunner(Store(str(tmp_path / "store")))
     made = runner.run(MakeCorpus(text, SecretsSpec(format="pin {d3}", file=str(tmp_path / "secrets"), never=4)))
-    assert made.content.canaries["kind"].to_pylist() == ["given", "unseen", "unseen"] + ["never"] * 4
+    assert made.content.canaries["kind"].to_pylist() == ["given"] + ["never"] * 4
     assert runner.warnings == [
-        "2 of the 3 secrets of canaries.file do not occur in the text that models train on; they count as unseen"
+        "2 of the 3 secrets of canaries.file do not occur in the text that models train on; 0 of them occur once in held-out "
+        "text that was drawn at random, and count as unseen"
     ]

@@ -162,7 +162,7 @@ def test_secrets_that_stand_there_are_counted_in_what_trains() -> None:
     rows = corpus.canaries.to_pylist()
     trained = training_text(corpus)
     copied = "pin 2222" in trained  # copies stay on one side
-    assert [row["kind"] for row in rows] == ["given", "given" if copied else "unseen", "unseen", "never", "never"]
+    assert [row["kind"] for row in rows] == ["given"] * (1 + copied) + ["unseen", "never", "never"]  # what recurs is no null
     assert abs(trained.count("pin 1111") - rows[0]["insertions"]) <= 1  # cut where the text repeats
     assert rows[1]["insertions"] == 9 * copied
 
@@ -210,3 +210,19 @@ def test_documents_of_every_source(tmp_path: Path) -> None:
     assert read(kind="text", path=str(tmp_path / "text.txt")) == ["one\ntwo", "three", "four"]
     assert read(kind="text_parquet", path=str(tmp_path / "text.parquet")) == ["one\n\ntwo", "three"]
     assert len(read(kind="topics")) > 50
+
+
+def test_given_secrets_that_recur_are_compared_with_nothing() -> None:
+    """Once-only secrets in documents of their own are given or unseen by chance; others are listed apart, or left out."""
+    form = Format("pin {d4}", {})
+    once, often = [f"pin {pin}" for pin in range(1000, 1060)], [f"pin {pin}" for pin in range(2000, 2020)]
+    documents = [f"{number}: my {pin} is kept" for number, pin in enumerate(once)]
+    documents += [f"{number} again: {pin[:4]} {pin[4:6]}-{pin[6:]} and {pin}" for number, pin in enumerate(often)]
+    known = [Secret(tuple(form.choices(pin, "token") or ()), None) for pin in (*once, *often)]
+    rows = build(documents, spec(), SecretsSpec(format="pin {d4}", file="secrets.txt", never=3), Characters(), known=known)
+    kinds: dict[str, set[str]] = {}
+    for row in rows.canaries.to_pylist():
+        kinds.setdefault(row["kind"], set()).add(row["text"])
+    assert kinds["given"] | kinds["unseen"] == set(once)
+    assert kinds["recurring"] < set(often)
+    assert len(kinds["recurring"]) >= 10
