@@ -1,5 +1,6 @@
 """The report page: sections of text, figures, tables and galleries, rendered to one file that needs no network."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
@@ -15,6 +16,7 @@ _DRAW_FIRST = (
     "To test next time, hold examples out at random before the model is trained. Do not use these numbers as evidence of "
     "memory or of its absence."
 )
+SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z])")
 MOST_TILES = 5  # maximum number of tiles per row
 
 
@@ -110,12 +112,13 @@ def meaning_of(word: str, *, shown: str, bounded: str) -> str:
             )
 
 
-def advice_of(word: str, *, shown: str, descriptive: str = _DRAW_FIRST) -> str:
+def advice_of(word: str, *, shown: str, descriptive: str = _DRAW_FIRST, given: bool = False) -> str:
     """Return the advice to the reader that goes with a verdict.
 
     Args:
         word: a key of KINDS.
         shown, descriptive: the texts for these two verdicts.
+        given: whether the model was trained elsewhere, so that no other one can be trained.
     """
     match word:
         case "shown":
@@ -126,11 +129,32 @@ def advice_of(word: str, *, shown: str, descriptive: str = _DRAW_FIRST) -> str:
             )
         case "descriptive":
             return descriptive
+        case _ if given:
+            return (
+                "Do not report this as a pass. The model is what it is, but more can be asked of it: more examples or "
+                "secrets, and more held-out or unseen ones of the same kind; memlib plan says beforehand what a recipe "
+                "cannot show."
+            )
         case _:
             return (
                 "Do not report this as a pass. Run a larger audit: more examples, models or repetitions; memlib plan says "
                 "beforehand what a recipe cannot show."
             )
+
+
+def first_words(text: str, most: int) -> tuple[str, str]:
+    """Split a text after the sentences of its first `most` words, but after the first sentence at the earliest.
+
+    Args:
+        text: sentences.
+        most: number of words.
+
+    Returns:
+        the first sentences, and the rest, "" if there is none.
+    """
+    sentences = SENTENCE_END.split(text)
+    count = max(1, sum(len(" ".join(sentences[: end + 1]).split()) <= most for end in range(len(sentences))))
+    return " ".join(sentences[:count]), " ".join(sentences[count:])
 
 
 def render(page: Page) -> str:

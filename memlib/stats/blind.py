@@ -13,7 +13,7 @@ RIDGE = 0.1  # penalty per unit, for standardized features
 
 @dataclass(frozen=True)
 class Blind:
-    """How well the side is told from features.
+    """Agreement of the sides with what a classifier predicts from features.
 
     Attributes:
         auc: probability that a unit of the first side is ranked above one of the second side by a classifier that was fitted
@@ -29,7 +29,7 @@ def tell_sides(features: NDArray[np.floating], design: Design, folds: NDArray[np
     """Fit ridge regressions of the side on the features, each to all folds but one, and test their predictions by redraws.
 
     The statistic is the sum over units of the predicted times the actual side, each less the mean of its stratum. For every
-    redraw the regressions are fitted anew, so that the test is exact whatever the features (Fisher 1935).
+    redraw the regressions are fitted again, so that the test is exact whatever the features (Fisher 1935).
 
     Args:
         features: (num_units, num_features).

@@ -449,7 +449,7 @@ def detectable_answers(
 ) -> int | None:
     """Return the number of right answers due to the sides that is detected with a power of 80 %; None if none is enough.
 
-    Simulated at this design: the sides are drawn anew, memory turns the wrong answers of random units into right ones, and
+    Simulated at this design: the sides are drawn again, memory turns the wrong answers of random units into right ones, and
     the test is carried out. (A normal approximation from the null alone promises too much, as memory widens the null, too.)
 
     Args:

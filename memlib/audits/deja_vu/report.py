@@ -156,6 +156,7 @@ def build_page(
             verdict.word,
             shown="Treat the model as confidentially as its training images. Fewer epochs, more images or differential "
             "privacy may reduce memory: change the training, and audit the new model again.",
+            given=bool(recipe.encoders),
         ),
         limits=_NOT_SHOWN,
         terms=_TERMS,

@@ -730,7 +730,7 @@ def _decodings(stage: Score | ScoreSetting) -> Iterator[Decoding]:
 class Report(PageStage):
     """Draw the page of a déjà vu audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 5, (*PAGES, f"{_HERE}.report", f"{_HERE}.stages"))
+    declared: ClassVar[Declared] = Declared("report", 6, (*PAGES, f"{_HERE}.report", f"{_HERE}.stages"))
     title: ClassVar[str] = "report déjà vu"
     place: ClassVar[Place] = "cores"
 

@@ -94,7 +94,7 @@ def _of_views(row: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class _Checked:
-    """How a comparison of the given sets without the model ended; see `sets.check_rows`."""
+    """Outcome of a comparison of the given sets without the model; see `sets.check_rows`."""
 
     by: str
     value: float

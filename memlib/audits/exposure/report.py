@@ -82,10 +82,12 @@ def build_page(recipe: Recipe, run: str, tables: Mapping[str, pa.Table], facts: 
             verdict.word,
             shown="Treat the model as confidentially as the secrets in its training text. Removing secrets, deduplication or "
             "differentially private training (training.privacy) may reduce exposure: change the training, and audit again.",
+            given=recipe.trained is not None,
         ),
         limits=_NOT_SHOWN, terms=_TERMS, model=facts.get("model", ""),
         title=recipe.title, audit="exposure", run=run, verdict=verdict.sentence, verdict_kind=KINDS[verdict.word],
-        lead=verdict.explanation, numbers=_numbers(rows), sections=[section for section in sections if section is not None],
+        lead=verdict.explanation, numbers=_numbers(rows, recipe),
+        sections=[section for section in sections if section is not None],
     )  # fmt: skip
 
 
@@ -113,20 +115,24 @@ def _gained(rows: Sequence[Mapping[str, Any]]) -> str:
     return " ".join(texts)
 
 
-def _numbers(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
+def _numbers(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> list[tuple[str, str, str]]:
     headlines = [row for row in rows if row["metric"] in NAMES and "canary" not in row["params"]][:4]
     return [
         (
             f"{row['value']:.1f}",
-            " ".join(filter(None, [NAMES[row["metric"]], row["params"].get("variant"), _how_often(row["params"])])),
+            " ".join(filter(None, [NAMES[row["metric"]], row["params"].get("variant"), _how_often(row["params"], recipe)])),
             _interval(row, " over "),
         )
         for row in headlines
     ]
 
 
-def _how_often(params: Mapping[str, Any]) -> str:
-    return f"seen {params['insertions']}x" if "insertions" in params else "mean"
+def _how_often(params: Mapping[str, Any], recipe: Recipe) -> str:
+    if "insertions" not in params:
+        return "mean"
+    if recipe.trained is None:
+        return f"seen {params['insertions']}x"
+    return "listed as seen" if params["insertions"] == 1 else f"listed as seen {params['insertions']}x"
 
 
 def _interval(row: Mapping[str, Any], over: str = "", digits: int = 1) -> str:

@@ -85,7 +85,7 @@ def _shown(heads: Sequence[Row], singles: Sequence[Row], noun: str, recipe: Reci
     every = f"{'given' if noun == 'secret' else 'inserted'} {_plural(noun, total)}"
     where = _where(heads, recipe)
     if not named:
-        return f"{where} gives away information about the {total} {every} together, but about no single one beyond doubt."
+        return f"{where} gives away information about the {total} {every} together; by rank, no single one stands out."
     return f"{where} gives away {named} of {total} {every}."
 
 

@@ -14,12 +14,13 @@ from memlib.audits.forgetting.verdict import outcome
 from memlib.findings import verdict_of, with_params
 from memlib.report.figures import INK, MUTED, REFERENCE, data_uri, new_figure, save_figure
 from memlib.report.figures import TARGET as TARGET_COLOUR
-from memlib.report.page import KINDS, Page, Section, TableView, advice_of, meaning_of
+from memlib.report.page import KINDS, Page, Section, TableView, advice_of, first_words, meaning_of
 from memlib.specs.data import CALIBRATION, QUERY
 from memlib.stats.divergence import ks_gap
 
 COLOURS = {QUERY: "#7a3b9a", CALIBRATION: REFERENCE, NULL: "#5f8f6b", RETAINED: "#b07d2b", TARGET: TARGET_COLOUR}
 SHOWN_TARGETS = 4
+LEAD_WORDS = 40  # of the box of the verdict; the rest follows below
 EDGE = 1e-7
 _FORGEABLE = (
     "The outputs of {} were supplied by the owner of the model. Outputs can be forged: an owner who can tell D_Q from the "
@@ -84,6 +85,9 @@ def build_page(
             table=TableView(("", ""), list(facts.items())),
         ),
     ]
+    lead, rest = first_words(verdict.explanation, LEAD_WORDS)
+    if rest:
+        sections.insert(0, Section(heading="How the verdict comes about", paragraphs=[rest]))
     return Page(
         meaning=meaning_of(
             verdict.word,
@@ -97,10 +101,11 @@ def build_page(
             verdict.word,
             shown="If D_Q had to be removed, the models listed as retained have not forgotten it: retrain them without D_Q, "
             "or continue unlearning, and audit the new models on the same withheld examples.",
+            given=any(target.mix is None for target in recipe.targets.values()),
         ),
         limits=_NOT_SHOWN, terms=_TERMS, model=facts.get("model", ""),
         title=recipe.title, audit="forgetting", run=run, verdict=verdict.sentence, verdict_kind=KINDS[verdict.word],
-        lead=verdict.explanation, numbers=_numbers(rows), sections=[section for section in sections if section is not None],
+        lead=lead, numbers=_numbers(rows), sections=[section for section in sections if section is not None],
     )  # fmt: skip
 
 

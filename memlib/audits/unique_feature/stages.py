@@ -277,7 +277,7 @@ def _history(cell: Scored) -> pa.Table:
 class Report(PageStage):
     """Draw the page of a unique-feature audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 7, (*PAGES, f"{_HERE}.report", f"{_HERE}.material", f"{_HERE}.stages"))
+    declared: ClassVar[Declared] = Declared("report", 8, (*PAGES, f"{_HERE}.report", f"{_HERE}.material", f"{_HERE}.stages"))
     title: ClassVar[str] = "report unique features"
 
     recipe: Recipe

@@ -362,7 +362,7 @@ def test_too_few_unseen_secrets_are_said() -> None:
     assert {row["smallest_p"] for row in alone} == {1 / 21}
     assert {row["detectable"] for row in alone} == {None}
     assert rows[0]["conclusion"] == "shown"  # all five lie below all others
-    assert rows[0]["sentence"].endswith("together, but about no single one beyond doubt.")
+    assert rows[0]["sentence"].endswith("together; by rank, no single one stands out.")
 
 
 @pytest.mark.long
@@ -411,7 +411,7 @@ def test_a_little_of_every_canary_is_shown_of_none_alone() -> None:
     rows = rows_of([seen([40.0] * 20, [4] * 20, exact=exact)], recipe())
     assert rows[0]["verdict"] == "shown"
     assert rows[0]["value"] == pytest.approx(math.log2(40))
-    assert rows[0]["sentence"].endswith("together, but about no single one beyond doubt.")
+    assert rows[0]["sentence"].endswith("together; by rank, no single one stands out.")
     assert not any(row["verdict"] == "shown" for row in rows if row["family"] == "canaries")
 
 

@@ -16,7 +16,7 @@ from memlib.audits.deja_vu.summary import summarize
 from memlib.findings import INCONCLUSIVE, verdict_of
 from memlib.report.figures import data_uri, outlined
 from memlib.report.glossary import defined, terms
-from memlib.report.page import GalleryItem, Page, Section, TableView, render
+from memlib.report.page import GalleryItem, Page, Section, TableView, advice_of, first_words, render, said_on_page
 from memlib.report.page import _columns as page_columns
 
 EVIL = "<script>alert('x')</script>"
@@ -173,3 +173,24 @@ def test_pictures() -> None:
     assert tuple(marked[0, 6]) == (255, 64, 160)
     assert marked[20, 20].sum() == 0
     assert data_uri(image).startswith("data:image/png;base64,")
+
+
+def test_first_words_end_with_a_sentence() -> None:
+    assert first_words("One two. Three four five. Six.", 5) == ("One two. Three four five.", "Six.")
+    assert first_words("One two three.", 1) == ("One two three.", "")
+    assert first_words("p = 0.05 of 3.2 x. Then more.", 5) == ("p = 0.05 of 3.2 x.", "Then more.")
+
+
+def test_advice_on_a_given_model_can_be_followed() -> None:
+    assert "Run a larger audit" in advice_of("inconclusive", shown="")
+    given = advice_of("inconclusive", shown="", given=True)
+    assert "Run a larger audit" not in given
+    assert "more can be asked of it" in given
+
+
+def test_a_line_is_added_below_the_verdict() -> None:
+    page = b"<div>verdict</div>\n<!-- looks -->\nrest"
+    assert (
+        said_on_page(page, "Look 2 <of> these") == b'<div>verdict</div>\n<p class="looks">Look 2 &lt;of&gt; these</p>\nrest'
+    )
+    assert said_on_page(page, "") == b"<div>verdict</div>\n\nrest"

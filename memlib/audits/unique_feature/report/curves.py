@@ -24,13 +24,20 @@ from memlib.report.figures import (
 from memlib.report.page import Section
 
 
-def picture_section(material: Material) -> Section | None:
-    """Return the section that shows the canaries and their clean twins, as the models saw them."""
+def picture_section(material: Material, *, own: bool) -> Section | None:
+    """Return the section that shows the canaries and their clean twins, as the models saw them.
+
+    Args:
+        material: the pictures.
+        own: whether the model was trained elsewhere, on examples that memlib has not seen.
+    """
     if not material.pictures:
         return None
+    trained = "The examples with the feature, as the models saw them, and without it, as the controls saw them."
+    asked = "Examples on which the model was asked, with the feature inserted and without it; it may have seen it on others."
     return Section(
         heading="The feature in its examples",
-        paragraphs=["The examples with the feature, as the models saw them, and without it, as the controls saw them."],
+        paragraphs=[asked if own else trained],
         pictures=[(data_uri(image, side=128), caption) for image, caption in material.pictures],
     )
 

@@ -73,7 +73,7 @@ def build_page(
         own_section(findings) if recipe.trained is not None else tests_section(findings),
         None if recipe.trained is not None else proportions_section(findings),
         changes_section(findings),
-        picture_section(material),
+        picture_section(material, own=recipe.trained is not None),
         draws_section(curves, findings, folder),
         epoch_section(curves, findings, folder),
         boundary_section(material, folder),
@@ -104,6 +104,7 @@ def build_page(
             shown="Remove identifying features such as names from the images before training, and treat models trained with "
             "them as confidentially as the images. Regularization does not prevent this memory (Hartley 2022, 2023): audit "
             "every changed training again.",
+            given=recipe.trained is not None,
         ),
         limits=_NOT_SHOWN, terms=_TERMS, model=material.facts.get("model", ""),
         title=recipe.title, audit="unique-feature", run=run, verdict=conclusion.sentence,
