@@ -38,7 +38,7 @@ class Interval:
     Attributes:
         low: lower end in the metric's unit.
         high: upper end; None where only a lower bound is known.
-        over: the sampled units: examples, trainings, nets, canaries, references, or data.
+        over: the sampled units: examples, groups, trainings, nets, canaries, references, or data.
     """
 
     low: float

@@ -15,8 +15,8 @@ UNITS = Table(
             "kind",
             TEXT,
             "",
-            "inserted (drawn and inserted), never (drawn, not inserted), given (canaries.file) or unseen (canaries.unseen, "
-            "or given but not trained on)",
+            "inserted (drawn and inserted), never (drawn, not inserted), given (canaries.file), unseen (canaries.unseen, or "
+            "held out), or recurring (given, but not comparable with unseen ones)",
         ),
         Column("insertions", INT, "count", "occurrences in this model's training data; 0: never"),
         Column(
