@@ -54,7 +54,7 @@ docs: .venv/docs
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 
 docs-test: .venv/$(FAISS)-test docs
-	$(BIN)/pytest -p commands -o testpaths= -m docs -rs tests/docs/test_notebooks.py
+	$(BIN)/pytest -p commands -o testpaths= -m docs -rs tests/docs/test_notebooks.py tests/docs/test_evidence.py
 	$(BIN)/pytest -p commands -rs README.md docs/quick-start.md docs/tutorials docs/how-to
 
 notebooks: .venv/$(FAISS)-test

@@ -164,7 +164,8 @@ SUMMARY = Table(
             "interval",
             TEXT,
             "",
-            "sampled units that the interval accounts for: examples, groups (persons), trainings, nets, canaries, references, data",
+            "sampled units that the interval accounts for: examples, groups (persons), trainings, nets, canaries, "
+            "references, data",
         ),
         Column("null_value", FLOAT, "metric's", "the value under the null hypothesis; null for rows without a test"),
         Column(
@@ -233,8 +234,8 @@ CANARIES = Table(
             "kind",
             TEXT,
             "",
-            "inserted, never (drawn, not inserted), given (from a file), unseen (from a file, trained on by no model), or recurring "
-            "(given, but not comparable with unseen ones)",
+            "inserted, never (drawn, not inserted), given (from a file), unseen (from a file, trained on by no model), or "
+            "recurring (given, but not comparable with unseen ones)",
         ),
         Column("insertions", INT, "count", "number of times that the canary occurs in the corpus; 0: never"),
         Column("choices", pa.list_(pa.int32()), "", "index of the chosen symbol at each position of the sequence"),

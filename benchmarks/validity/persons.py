@@ -15,7 +15,7 @@ from memlib.audits.deja_vu.sets import LEVEL, thumbnails
 from memlib.identity import derive_seed
 from memlib.observe.backgrounds import folds_of
 from memlib.stats.blind import tell_sides
-from memlib.stats.inference import percentile_interval
+from memlib.stats.inference import percentile_interval, permutation_p
 from memlib.stats.randomization import Design, detectable, detectable_answers, two_sided_p
 from memlib.stats.totals import grouped_interval, resampled_differences
 
@@ -134,6 +134,37 @@ def report_intervals(rows: Sequence[Row]) -> Iterator[str]:
     )
 
 
+# -- distances between views -----------------------------------------------------------------------------
+
+
+def judge_views(unit: str) -> Row:
+    """Measure persons' distances between views under two models, of which the one with more images is tighter throughout."""
+    name, number = unit.rsplit("/", 1)
+    rng = np.random.default_rng([int(number), derive_seed(6, name) % 2**31])
+    now = before = 0
+    for draw in range(400):
+        persons = np.repeat(np.arange(PERSONS), LAWS[name](rng, PERSONS))
+        design = design_of(rng, (np.arange(PERSONS) % CLASSES)[persons], persons, 0.5)
+        share = float(design.first.mean())
+        own = rng.gamma(8.0, 1 / 8, PERSONS)[persons] * rng.gamma(20.0, 1 / 20, len(persons))  # how an image's views differ
+        gains = own * (share - (1 - share)) + 0.1 * rng.normal(size=len(persons))  # the model of B minus that of A
+        null = design.redrawn_differences(gains, 199, seed=draw)
+        now += permutation_p(design.difference(gains), null) <= 0.05
+        sizes = design.first.sum(), (~design.first).sum()
+        sums = np.append(design.redrawn_sums(gains, 199, seed=draw), gains[design.first].sum())
+        means = sums / sizes[0] - (gains.sum() - sums) / sizes[1]
+        before += permutation_p(float(means[-1]), means[:-1]) <= 0.05
+    return {"kind": name, "now": int(now), "before": int(before), "count": 400}
+
+
+def report_views(rows: Sequence[Row]) -> Iterator[str]:
+    yield "Simulated: the model that saw more images places all views closer together. Before: redraws kept the numbers of images as observed."
+    yield ""
+    for field, heading in (("now", "today"), ("before", "before")):
+        yield from level_lines(f"persons: {heading}", {r["kind"]: (r[field], r["count"]) for r in rows}, alpha=0.05)
+        yield ""
+
+
 # -- power ----------------------------------------------------------------------------------------------
 
 POWERS = {
@@ -238,6 +269,11 @@ PARTS = (
         "persons-intervals",
         "Do intervals cover where persons have several images each?",
         lambda: (f"{name}/{count}" for name in LAWS for count in (12, 24, 60)), judge_intervals, report_intervals,
+    ),
+    Part(
+        "persons-views",
+        "Is SSLMem shown where no image is remembered, but one model is tighter than the other?",
+        lambda: (f"{name}/0" for name in LAWS), judge_views, report_views,
     ),
     Part(
         "deja-vu-power",

@@ -1,0 +1,65 @@
+"""Every benchmark command that the documents print beside numbers starts as it stands there, and does not fail at once.
+
+Most of them take minutes to hours; each is stopped after some seconds. Commands that need a file of the reader's are asked for their
+help, so that at least their arguments are still known.
+"""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COMMAND = re.compile(r"(?:^|`)(python (?:-m )?benchmarks[/.][^`\n]*|make (?:faults|fuzz))(?:$|`)", re.MULTILINE)
+READERS = ("BEFORE", "FOLDER", "my-model", "my-mailbox", "tiny-imagenet-50")  # files that the reader has
+SECONDS = float(os.environ.get("MEMLIB_EVIDENCE_SECONDS", "12"))
+
+
+def printed_commands() -> list[str]:
+    """Return the commands of all documents, each once."""
+    documents = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
+    found = [command.strip() for path in documents for command in COMMAND.findall(path.read_text())]
+    return [command for command in dict.fromkeys(found) if "PART" not in command]
+
+
+def test_the_documents_print_commands_of_each_benchmark() -> None:
+    named = {match[1] for command in printed_commands() if (match := re.search(r"benchmarks/(\w+)\.py", command))}
+    scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()}
+    assert named == scripts - {"imagenet"}  # which scale.py imagenet runs
+
+
+@pytest.mark.docs
+@pytest.mark.parametrize("command", printed_commands())
+def test_a_printed_command_starts(command: str, tmp_path: Path) -> None:
+    words = shlex.split(command)
+    if words[0] == "python":
+        words = [sys.executable, *(str(ROOT / word) if word.startswith("benchmarks/") else word for word in words[1:])]
+    if needs_reader := any(name in command for name in READERS):
+        words = [*words[:2], "--help"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    cwd = ROOT if words[0] == "make" else tmp_path
+    with subprocess.Popen(
+        words, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=60 if needs_reader else SECONDS)
+        except subprocess.TimeoutExpired:
+            assert not needs_reader, "help takes a minute"
+            end(process)
+            return
+        assert process.returncode == 0, output[-3000:]
+
+
+def end(process: "subprocess.Popen[str]") -> None:
+    """Interrupt a process and its children, and kill what is left after some seconds."""
+    os.killpg(process.pid, signal.SIGINT)
+    try:
+        process.communicate(timeout=15)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
