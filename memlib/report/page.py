@@ -112,13 +112,13 @@ def meaning_of(word: str, *, shown: str, bounded: str) -> str:
             )
 
 
-def advice_of(word: str, *, shown: str, descriptive: str = _DRAW_FIRST, given: bool = False) -> str:
+def advice_of(word: str, *, shown: str, descriptive: str = _DRAW_FIRST, more: str = "") -> str:
     """Return the advice to the reader that goes with a verdict.
 
     Args:
         word: a key of KINDS.
         shown, descriptive: the texts for these two verdicts.
-        given: whether the model was trained elsewhere, so that no other one can be trained.
+        more: what can still be added to an audit of a model that was trained elsewhere, so that no other one can be trained.
     """
     match word:
         case "shown":
@@ -129,11 +129,10 @@ def advice_of(word: str, *, shown: str, descriptive: str = _DRAW_FIRST, given: b
             )
         case "descriptive":
             return descriptive
-        case _ if given:
+        case _ if more:
             return (
-                "Do not report this as a pass. The model is what it is, but more can be asked of it: more examples or "
-                "secrets, and more held-out or unseen ones of the same kind; memlib plan says beforehand what a recipe "
-                "cannot show."
+                f"Do not report this as a pass. The model is what it is, but more can be asked of it: {more}. memlib plan "
+                "says beforehand what a recipe cannot show."
             )
         case _:
             return (

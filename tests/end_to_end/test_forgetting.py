@@ -123,7 +123,8 @@ def test_brought_weights_and_outputs_before_and_after(audited: tuple[Memlib, Pat
     assert same["before", 0, 0] == pytest.approx(0, abs=0.05)
     assert same["after", 0, 0] == pytest.approx(1)
     assert (traces["before"]["verdict"], traces["before"]["value"] > 0) == ("shown", True)
-    assert traces["after"]["verdict"] == "inconclusive"  # the known examples were not in it: no control
+    assert traces["after"]["verdict"] != "bounded"  # the known examples were not in it: no control
+    assert traces["after"]["value"] < traces["before"]["value"] / 2  # a chance finding of .05 would be no error
     assert next(row for row in rows_ if row["metric"] == "rho_change")["ci_low"] > 0
     assert "An owner who knows which examples were withheld can forge them" in manifest["verdict"]["explanation"]
     assert "From before to after" in Path(manifest["report"]).read_text()

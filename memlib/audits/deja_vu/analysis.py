@@ -20,6 +20,7 @@ from memlib.identity import derive_seed
 from memlib.stats.inference import (
     CutOff,
     TopShare,
+    exact_interval,
     widened_interval,
 )
 from memlib.stats.randomization import Design
@@ -226,8 +227,18 @@ class Analysis:
             sampled = f"{self.sampled} and trainings"
         else:
             ends, sampled = grouped_interval(mean, self.design), self.sampled
+        if ends[0] == ends[1]:  # all images alike, as at 0 or 1: no resample differs, though other images might
+            reach = exact_interval(0, self._counted(name))[1]
+            ends = ends[0] - reach, ends[1] + reach
         floor = -1.0 if name.startswith(("share_excess", "deja_vu_score")) else 0.0
         return Interval(max(floor, ends[0]), min(1.0, ends[1]), sampled)
+
+    def _counted(self, name: str) -> int:
+        """Return the number of images (or groups) behind a statistic: of its direction, and of its share if it has one."""
+        statistic, direction = name.rsplit("/", 1)
+        units = np.unique(self.groups[slice(None) if direction == "both" else self.units_of(direction)])
+        share = float(statistic.partition("@")[2] or 1)
+        return max(1, round(share * len(units)))
 
     @property
     def sampled(self) -> str:

@@ -15,6 +15,7 @@ from memlib.audits.deja_vu.curves import HELD_OUT, most_correlated, most_memoriz
 from memlib.audits.deja_vu.gains import CHANGE
 from memlib.audits.deja_vu.recipe import Recipe
 from memlib.audits.deja_vu.scores import CATEGORIES
+from memlib.audits.deja_vu.verdict import percent
 from memlib.findings import SHOWN, verdict_of, with_params
 from memlib.report.figures import (
     ACCENT,
@@ -156,7 +157,9 @@ def build_page(
             verdict.word,
             shown="Treat the model as confidentially as its training images. Fewer epochs, more images or differential "
             "privacy may reduce memory: change the training, and audit the new model again.",
-            given=bool(recipe.encoders),
+            more="audit more of its training images, and more held-out ones that were drawn like them"
+            if recipe.encoders
+            else "",
         ),
         limits=_NOT_SHOWN,
         terms=_TERMS,
@@ -170,7 +173,7 @@ def build_page(
         numbers=[
             _number(findings.get("share_excess"), "share of images memorized beyond chance"),
             _number(
-                findings.get("deja_vu_score", p=recipe.decode.p), f"déjà vu score, most confident {_percent(recipe.decode.p)}"
+                findings.get("deja_vu_score", p=recipe.decode.p), f"déjà vu score, most confident {percent(recipe.decode.p)}"
             ),
             *_accuracies(findings, recipe),
         ],
@@ -194,20 +197,16 @@ def _named_classes(units: pa.Table) -> dict[int, str]:
     return dict(zip(units["label"].to_pylist(), units["class_name"].to_pylist(), strict=True))
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f} %" if abs(100 * value - round(100 * value)) > 0.05 else f"{100 * value:.0f} %"
-
-
 def _points(value: float) -> str:
     return f"{100 * value:.1f} points"
 
 
 def _interval(row: Mapping[str, Any]) -> str:
-    return "" if row["ci_low"] is None else f"{_percent(row['ci_low'])} to {_percent(row['ci_high'])}"
+    return "" if row["ci_low"] is None else f"{percent(row['ci_low'])} to {percent(row['ci_high'])}"
 
 
 def _number(row: Mapping[str, Any], name: str) -> tuple[str, str, str]:
-    return _percent(row["value"]), name, f"95 % interval: {_interval(row)}"
+    return percent(row["value"]), name, f"95 % interval: {_interval(row)}"
 
 
 def _curve_section(
@@ -250,7 +249,7 @@ def _curve_section(
         heading="How well the hidden object is named",
         paragraphs=[one if alone else both],
         svg=save_figure(figure, folder, "accuracy_by_confidence"),
-        figure_caption=f"Whiskers: 95 % intervals at {_percent(recipe.decode.p)}, the share used for the déjà vu score.",
+        figure_caption=f"Whiskers: 95 % intervals at {percent(recipe.decode.p)}, the share used for the déjà vu score.",
     )
 
 
@@ -276,7 +275,7 @@ def _category_section(findings: Findings, recipe: Recipe, folder: Path) -> Secti
         left = 0.0
         for name in CATEGORIES:
             share = findings.get(f"share_{name}", direction=direction)["value"]
-            label = None if place else name if alone else f"{name} {_percent(share)}"
+            label = None if place else name if alone else f"{name} {percent(share)}"
             axes.barh([-place], [share], left=left, color=COLOURS[name], label=label, height=0.6)
             left += share
     axes.set_yticks([-place for place in range(len(bars))] if alone else [], list(bars) if alone else [])
@@ -287,10 +286,10 @@ def _category_section(findings: Findings, recipe: Recipe, folder: Path) -> Secti
     for name in (*CATEGORIES, "excess"):
         title = "memorized - misrepresented" if name == "excess" else name
         shares = [findings.get(f"share_{name}", direction=direction) for direction in bars.values()]
-        rows.append((title, *(cell for row in shares for cell in (_percent(row["value"]), _interval(row)))))
+        rows.append((title, *(cell for row in shares for cell in (percent(row["value"]), _interval(row)))))
     excess = findings.get("share_excess")
     if alone:
-        rows.append(("training minus held-out", _percent(excess["value"]), _interval(excess), "", ""))
+        rows.append(("training minus held-out", percent(excess["value"]), _interval(excess), "", ""))
     tested = "(not tested)"
     if excess["role"] == "test":
         tested = f"(p = {excess['p_value']:.2g}, exact test that redraws which of the {excess['n']} images {{}})"
@@ -370,7 +369,7 @@ def _class_section(findings: Findings) -> Section:
     rows = [
         (
             row["params"]["class"],
-            _percent(row["value"]),
+            percent(row["value"]),
             _interval(row),
             str(row["n"]),
             *_tested(row),
@@ -474,7 +473,7 @@ def _settings_section(findings: Findings, recipe: Recipe) -> Section:
             continue
         side = (_SIDES if recipe.reference is None else _SIDES_ALONE)[params["direction"]]
         setting = f"{params['layer']}, epoch {params['epoch']}, {params['crop']} crop, k = {params['k']}"
-        rows.append((row["metric"].replace("_", " "), setting, side, _percent(row["value"]), _interval(row), *_tested(row)))
+        rows.append((row["metric"].replace("_", " "), setting, side, percent(row["value"]), _interval(row), *_tested(row)))
     pairs = findings.headline["pairs"]
     models = "pairs of models" if recipe.reference is None else "models"
     scope = (
@@ -502,9 +501,9 @@ def _probe_section(findings: Findings) -> Section | None:
     rows = []
     for row in gaps:
         layer = row["params"]["probe_layer"]
-        accuracies = (_percent(row["params"][f"{part}_accuracy"]) for part in ("train", "test"))
+        accuracies = (percent(row["params"][f"{part}_accuracy"]) for part in ("train", "test"))
         gap = f"{_points(row['value'])} ({_points(row['ci_low'])} to {_points(row['ci_high'])})"
-        knn = f"{_percent(named[layer]['value'])} ({_interval(named[layer])})" if layer in named else ""
+        knn = f"{percent(named[layer]['value'])} ({_interval(named[layer])})" if layer in named else ""
         rows.append((layer, *accuracies, gap, knn))
     return Section(
         heading="What the models know about whole images",
@@ -585,7 +584,7 @@ def _run_section(recipe: Recipe, facts: Facts) -> Section:
         ("images", f"{recipe.data.image_size} px, {recipe.data.resize}"),
         ("split", ", ".join(f"{role} {count}" for role, count in facts.counts.items())),
         ("left out", ", ".join(f"{reason} ({count})" for reason, count in facts.left_out.items()) or "none"),
-        ("crop", ", ".join(f"{c.mode}, shorter side at least {_percent(c.min_side)}" for c in recipe.crops)),
+        ("crop", ", ".join(f"{c.mode}, shorter side at least {percent(c.min_side)}" for c in recipe.crops)),
         *_model_rows(recipe),
         *([] if recipe.reference is None else [("reference (instead of a second model)", _pairs(recipe.reference))]),
         ("vote", f"k = {', '.join(map(str, recipe.decode.k))}, L2 on raw embeddings, ties to {recipe.decode.tie}"),

@@ -69,7 +69,7 @@ def _together(names: Verdict, excess: Mapping[str, Any], stands_closer: bool) ->
         shown = f"The model places {closer}." if stands_closer else f"The model was not shown to place {closer}."
         return f"{shown} In naming their objects, the difference points in the opposite direction to memorization."
     if names.word == BOUNDED:
-        limit = f"names the objects of fewer than {_percent(excess['bound'])} of its training images from memory"
+        limit = f"names the objects of fewer than {percent(excess['bound'])} of its training images from memory"
         if stands_closer:
             return f"The model places {closer}, but {limit}."
         return f"The model {limit}; whether it places {closer} was neither shown nor ruled out."
@@ -116,15 +116,18 @@ def _of_names(excess: Mapping[str, Any], families: int, checks: Sequence[_Checke
     limit = (
         ""
         if missed is None
-        else f"; a difference of {_percent(missed)} in what their backgrounds reveal would have been found"
+        else f"; a difference of {percent(missed)} in what their backgrounds reveal would have been found"
     )
-    given = f"All this is given that the sets were drawn at random, as declared: without the model, they look so{limit}."
+    given = (
+        "All this is given that the sets were drawn at random, as declared. Compared without the model, they were not found "
+        f"to differ{limit}."
+    )
     return Verdict(found.word, found.sentence, f"{found.explanation} {given}")
 
 
 def _differing(numbers: str, checks: Sequence[_Checked]) -> Verdict:
     said = [
-        f"backgrounds reveal {'more' if check.value > 0 else 'fewer'} objects in A than in B, by {_percent(abs(check.value))}"
+        f"backgrounds reveal {'more' if check.value > 0 else 'fewer'} objects in A than in B, by {percent(abs(check.value))}"
         if check.by == "backgrounds"
         else "small versions of the images tell A from B"
         for check in checks
@@ -163,9 +166,9 @@ def _of_excess(excess: Mapping[str, Any], families: int, checks: Sequence[_Check
         )
         return Verdict(INCONCLUSIVE, UPSIDE_DOWN, text)
     if excess["verdict"] == BOUNDED:
-        sentence = f"Memory of individual training images is limited to fewer than {_percent(excess['bound'])} of the images."
+        sentence = f"Memory of individual training images is limited to fewer than {percent(excess['bound'])} of the images."
         text = (
-            f"{_sentence(numbers)}; with 95 % confidence, at most {_percent(excess['upper_bound'])} are memorized. "
+            f"{_sentence(numbers)}; with 95 % confidence, at most {percent(excess['upper_bound'])} are memorized. "
             f"{_missed(excess)}"
         )
         return Verdict(BOUNDED, sentence, text)
@@ -178,7 +181,7 @@ def _of_excess(excess: Mapping[str, Any], families: int, checks: Sequence[_Check
     limit = (
         ""
         if excess["upper_bound"] is None
-        else f"; memory of up to {_percent(excess['upper_bound'])} of the images cannot be ruled out"
+        else f"; memory of up to {percent(excess['upper_bound'])} of the images cannot be ruled out"
     )
     text = f"{_sentence(numbers)}{limit}. {_missed(excess)}"
     return Verdict(INCONCLUSIVE, "Memorization of individual training images was neither shown nor ruled out.", text)
@@ -190,13 +193,13 @@ def _numbers(row: Mapping[str, Any]) -> str:
     if "reference" in json.loads(row["params"]):
         return (
             f"the model names {more} objects in its training images than in held-out images, beyond what backgrounds reveal "
-            f"by themselves, by {_percent(abs(row['value']))} of the images (95 % interval {_percent(row['ci_low'])} to "
-            f"{_percent(row['ci_high'])} over {row['interval']}{p})"
+            f"by themselves, by {percent(abs(row['value']))} of the images (95 % interval {percent(row['ci_low'])} to "
+            f"{percent(row['ci_high'])} over {row['interval']}{p})"
         )
     return (
         f"the model names {more} objects in its training images than a model that never saw them, by "
-        f"{_percent(abs(row['value']))} of the images (95 % interval {_percent(row['ci_low'])} to "
-        f"{_percent(row['ci_high'])} over {row['interval']}{p})"
+        f"{percent(abs(row['value']))} of the images (95 % interval {percent(row['ci_low'])} to "
+        f"{percent(row['ci_high'])} over {row['interval']}{p})"
     )
 
 
@@ -207,8 +210,10 @@ def _sentence(text: str) -> str:
 def _missed(row: Mapping[str, Any]) -> str:
     if row["detectable"] is None:
         return "On so few images, no amount of memory would be detected four times out of five."
-    return f"A run of this size detects memory of {_percent(row['detectable'])} of the images four times out of five."
+    return f"A run of this size detects memory of {percent(row['detectable'])} of the images four times out of five."
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f} %" if abs(100 * value - round(100 * value)) > 0.05 else f"{100 * value:.0f} %"
+def percent(value: float) -> str:
+    """Return a share in per cent, with a decimal unless it is whole."""
+    whole = abs(100 * value - round(100 * value)) <= 0.05
+    return f"{100 * value:z.0f} %" if whole else f"{100 * value:z.1f} %"

@@ -77,12 +77,14 @@ def build_page(recipe: Recipe, run: str, tables: Mapping[str, pa.Table], facts: 
         ),
     ]
     return Page(
-        meaning=meaning_of(verdict.word, shown=_gained(rows), bounded=_BOUNDED[rows[0]["metric"] == "exposure_among_unseen"]),
+        meaning=_READ_OUT
+        if verdict.word != SHOWN and any(row["extracted"] for row in tables["extractions"].to_pylist())
+        else meaning_of(verdict.word, shown=_gained(rows), bounded=_BOUNDED[rows[0]["metric"] == "exposure_among_unseen"]),
         advice=advice_of(
             verdict.word,
             shown="Treat the model as confidentially as the secrets in its training text. Removing secrets, deduplication or "
             "differentially private training (training.privacy) may reduce exposure: change the training, and audit again.",
-            given=recipe.trained is not None,
+            more="" if recipe.trained is None else "add secrets of the same kind that it never saw (canaries.unseen)",
         ),
         limits=_NOT_SHOWN, terms=_TERMS, model=facts.get("model", ""),
         title=recipe.title, audit="exposure", run=run, verdict=verdict.sentence, verdict_kind=KINDS[verdict.word],
@@ -91,6 +93,10 @@ def build_page(recipe: Recipe, run: str, tables: Mapping[str, pa.Table], facts: 
     )  # fmt: skip
 
 
+_READ_OUT = (
+    "A search read secrets out of the model. Whether the model remembers them, or they are so common among secrets of their "
+    "kind that a model which never saw them would give them, too, was not shown."
+)
 _BOUNDED = {  # whether secrets were given
     False: "Whoever can ask the model how likely a text is gains at most the stated number of bits towards guessing a secret "
     "like the canaries.",
@@ -275,7 +281,7 @@ def _canary_cells(unit: Mapping[str, Any], test: Mapping[str, Any] | None) -> tu
         str(unit["canary"]),
         f"{unit['insertions']}x",
         f"{unit['log_perplexity']:.1f}",
-        f"{unit['exposure']:.2f}" + (f" ({interval})" if interval else ""),
+        f"{unit['exposure']:z.2f}" + (f" ({interval})" if interval else ""),
         unit["method"],
         "" if unit["rank"] is None else f"{unit['rank']:,}",
         "" if unit["p_value"] is None else f"{unit['p_value']:.2g}",

@@ -367,7 +367,8 @@ def _facts(recipe: Recipe, data: CorpusData) -> Mapping[str, str]:
                 "optimizer": ", ".join(f"{k} {v}" for k, v in training.optimizer.model_dump(mode="json").items()),
             }
         case trained:
-            how = {"model": ", ".join(f"{k} {v}" for k, v in trained.model_dump(mode="json", exclude={"options"}).items())}
+            said = trained.model_dump(mode="json", exclude={"options"}).items()
+            how = {"model": ", ".join(f"{name} {value}" for name, value in said if value not in (None, [], {}))}
     return {
         "text": f"{recipe.data.source.kind}, {windows} windows of {recipe.data.window} {recipe.data.unit}s, "
         f"{len(data.corpus.content.symbols):,} symbols",

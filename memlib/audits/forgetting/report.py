@@ -101,7 +101,10 @@ def build_page(
             verdict.word,
             shown="If D_Q had to be removed, the models listed as retained have not forgotten it: retrain them without D_Q, "
             "or continue unlearning, and audit the new models on the same withheld examples.",
-            given=any(target.mix is None for target in recipe.targets.values()),
+            more="audit more examples of D_Q, and more that were drawn with them and withheld; known examples (sets.known) "
+            "show what would be found"
+            if any(target.mix is None for target in recipe.targets.values())
+            else "",
         ),
         limits=_NOT_SHOWN, terms=_TERMS, model=facts.get("model", ""),
         title=recipe.title, audit="forgetting", run=run, verdict=verdict.sentence, verdict_kind=KINDS[verdict.word],

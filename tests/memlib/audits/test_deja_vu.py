@@ -12,6 +12,7 @@ from memlib.audits.deja_vu.recipe import Config, Recipe
 from memlib.audits.deja_vu.scores import Decoding, categorize, score
 from memlib.audits.deja_vu.summary import summarize
 from memlib.audits.deja_vu.tables import UNITS
+from memlib.findings import with_params
 from memlib.tables import CURVES, SUMMARY
 from tests.chance import least_of, most_of
 
@@ -426,3 +427,16 @@ def test_models_that_agree_on_many_images_are_bounded_and_say_so() -> None:
     same = np.repeat((rng.random(4000) < 0.5)[None], 2, axis=0)[None]
     row = excess_of(of_images(same, drawn(rng, labels), labels), bound=0.1)
     assert row["verdict"] == row["conclusion"] == "bounded"
+
+
+def test_no_interval_has_width_zero_where_all_images_are_alike() -> None:
+    labels = np.repeat(np.arange(5), 8)
+    right = np.zeros((1, 2, 40), dtype=bool)
+    units = of_images(right, drawn(np.random.default_rng(0), labels), labels)
+    rows = with_params(summarize(units, Config(k=(1,), replicates=100, permutations=100), num_classes=5))
+    ends = [(row["ci_low"], row["ci_high"]) for row in rows if row["ci_low"] is not None]
+    assert ends
+    assert all(low < high for low, high in ends)
+    accuracy = next(row for row in rows if row["metric"] == "accuracy_target" and row["params"]["p"] == 1)
+    assert accuracy["value"] == accuracy["ci_low"] == 0
+    assert accuracy["ci_high"] == pytest.approx(1 - 0.025 ** (1 / 40))

@@ -183,9 +183,9 @@ def test_first_words_end_with_a_sentence() -> None:
 
 def test_advice_on_a_given_model_can_be_followed() -> None:
     assert "Run a larger audit" in advice_of("inconclusive", shown="")
-    given = advice_of("inconclusive", shown="", given=True)
+    given = advice_of("inconclusive", shown="", more="more names")
     assert "Run a larger audit" not in given
-    assert "more can be asked of it" in given
+    assert "more can be asked of it: more names." in given
 
 
 def test_a_line_is_added_below_the_verdict() -> None:

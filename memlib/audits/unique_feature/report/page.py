@@ -104,7 +104,7 @@ def build_page(
             shown="Remove identifying features such as names from the images before training, and treat models trained with "
             "them as confidentially as the images. Regularization does not prevent this memory (Hartley 2022, 2023): audit "
             "every changed training again.",
-            given=recipe.trained is not None,
+            more="" if recipe.trained is None else "compare the feature with more others of its kind (nulls)",
         ),
         limits=_NOT_SHOWN, terms=_TERMS, model=material.facts.get("model", ""),
         title=recipe.title, audit="unique-feature", run=run, verdict=conclusion.sentence,
