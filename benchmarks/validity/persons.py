@@ -210,6 +210,40 @@ def report_power(rows: Sequence[Row]) -> Iterator[str]:
     )
 
 
+# -- looking again ---------------------------------------------------------------------------------------
+
+LOOKS = ("one pair of models, then three", "five seeds of the split")
+
+
+def judge_looks(unit: str) -> Row:
+    """Audit innocent models, and look again where nothing is shown; answers depend on the image and the training alone."""
+    rng, labels = np.random.default_rng(derive_seed(7, unit) % 2**31), np.arange(200) % 10
+    planned = 2 if unit == LOOKS[0] else 5
+    unpaid = paid = 0
+    for draw in range(1000):
+        ease = rng.random(200)
+        p_values = []
+        pairs = (rng.random((3, 2, 200)) < ease).astype(np.int64)
+        design = design_of(rng, labels, np.arange(200), 0.5)
+        for look in range(planned):
+            if unit == LOOKS[1]:
+                pairs = (rng.random((1, 2, 200)) < ease).astype(np.int64)
+                design = design_of(rng, labels, np.arange(200), 0.5)
+            used = pairs[: 1 if look == 0 else 3]
+            p_values.append(design.tail_p((used[:, 0] - used[:, 1]).sum(axis=0), permutations=199, seed=draw))
+        unpaid += min(p_values) <= 0.05
+        paid += min(p_values) <= 0.05 / planned
+    return {"kind": unit, "unpaid": int(unpaid), "paid": int(paid), "count": 1000}
+
+
+def report_looks(rows: Sequence[Row]) -> Iterator[str]:
+    yield "Shown in any of the looks. With `looks` in the recipe, each look spends alpha / looks."
+    yield ""
+    for field, heading in (("paid", "looks planned"), ("unpaid", "unadjusted, as the page then says")):
+        yield from level_lines(heading, {r["kind"]: (r[field], r["count"]) for r in rows}, alpha=0.05, hit="shown")
+        yield ""
+
+
 # -- sets that others drew ------------------------------------------------------------------------------
 
 
@@ -279,6 +313,11 @@ PARTS = (
         "deja-vu-power",
         "Is what a run says that it would have found, found four times out of five?",
         lambda: iter(POWERS), judge_power, report_power,
+    ),
+    Part(
+        "deja-vu-looks",
+        "What if an auditor looks again until something is shown?",
+        lambda: iter(LOOKS), judge_looks, report_looks,
     ),
     Part(
         "declared-sets",
