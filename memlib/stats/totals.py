@@ -92,15 +92,27 @@ def resampled_by_group(columns: scipy.sparse.csr_array, design: Design, replicat
 def freedom_of(design: Design) -> float:
     """Return the degrees of freedom of a mean over groups of unequal size; infinite where each unit is a group of its own.
 
-    It is the number of equally large groups whose mean would vary as much, less the number of strata, whose means are
-    estimated, on the side where this is smaller.
+    It is the number of equally large groups whose mean would vary as much (`effective_groups`), less the number of strata,
+    whose means are estimated, on the side where this is smaller.
     """
     if design.num_groups == len(design.group):
         return math.inf
-    number, start = np.unique(design.group, return_inverse=True)[1], np.unique(design.group, return_index=True)[1]
-    sizes, strata, first = np.bincount(number).astype(np.float64), design.strata_of_groups, design.first[start]
-    sides = [(sizes[side], len(np.unique(strata[side]))) for side in (first, ~first) if side.any()]
-    return max(1.0, min(float(own.sum() ** 2 / np.square(own).sum()) - count for own, count in sides))
+    start = np.unique(design.group, return_index=True)[1]
+    first, strata = design.first[start], design.strata_of_groups
+    sides = [(effective_groups(design, side), len(np.unique(strata[side]))) for side in (first, ~first) if side.any()]
+    return max(1.0, min(groups - count for groups, count in sides))
+
+
+def effective_groups(design: Design, chosen: NDArray[np.bool_] | None = None) -> float:
+    """Return the number of equally large groups whose mean would vary as much as that of the groups (Kish 1965).
+
+    Args:
+        design: the design.
+        chosen: (num_groups,) mask of the groups; all by default.
+    """
+    sizes = np.bincount(np.unique(design.group, return_inverse=True)[1]).astype(np.float64)
+    sizes = sizes if chosen is None else sizes[chosen]
+    return float(sizes.sum() ** 2 / np.square(sizes).sum())
 
 
 def grouped_interval(replicates: NDArray[np.float64], design: Design, *, level: float = 0.95) -> tuple[float, float]:

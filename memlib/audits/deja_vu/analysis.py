@@ -24,7 +24,14 @@ from memlib.stats.inference import (
     widened_interval,
 )
 from memlib.stats.randomization import Design
-from memlib.stats.totals import freedom_of, grouped_interval, redrawn_totals, resampled_by_group, resampled_differences
+from memlib.stats.totals import (
+    effective_groups,
+    freedom_of,
+    grouped_interval,
+    redrawn_totals,
+    resampled_by_group,
+    resampled_differences,
+)
 
 Found = TypeVar("Found")
 
@@ -139,6 +146,13 @@ class Analysis:
     def is_grouped(self) -> bool:
         """True if some images belong together."""
         return bool(self.design.num_groups < self.num_units)
+
+    @property
+    def groups_in_numbers(self) -> dict[str, Any]:
+        """Number of groups, and of equally large groups that would be as precise; empty without groups."""
+        if not self.is_grouped:
+            return {}
+        return {"groups": self.design.num_groups, "effective_groups": round(effective_groups(self.design), 1)}
 
     @cached_property
     def is_balanced(self) -> bool:

@@ -188,18 +188,21 @@ def _of_excess(excess: Mapping[str, Any], families: int, checks: Sequence[_Check
 
 
 def _numbers(row: Mapping[str, Any]) -> str:
-    more = "more" if row["value"] >= 0 else "fewer"
+    more, params = "more" if row["value"] >= 0 else "fewer", json.loads(row["params"])
+    over = row["interval"]
+    if "groups" in params:
+        over += f", of which there are {params['groups']}, as precise as {params['effective_groups']:.0f} of equal size"
     p = "" if row["p_adjusted"] is None else f"; p = {row['p_adjusted']:.2g}"
-    if "reference" in json.loads(row["params"]):
+    if "reference" in params:
         return (
             f"the model names {more} objects in its training images than in held-out images, beyond what backgrounds reveal "
             f"by themselves, by {percent(abs(row['value']))} of the images (95 % interval {percent(row['ci_low'])} to "
-            f"{percent(row['ci_high'])} over {row['interval']}{p})"
+            f"{percent(row['ci_high'])} over {over}{p})"
         )
     return (
         f"the model names {more} objects in its training images than a model that never saw them, by "
         f"{percent(abs(row['value']))} of the images (95 % interval {percent(row['ci_low'])} to "
-        f"{percent(row['ci_high'])} over {row['interval']}{p})"
+        f"{percent(row['ci_high'])} over {over}{p})"
     )
 
 

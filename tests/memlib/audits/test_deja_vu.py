@@ -440,3 +440,14 @@ def test_no_interval_has_width_zero_where_all_images_are_alike() -> None:
     accuracy = next(row for row in rows if row["metric"] == "accuracy_target" and row["params"]["p"] == 1)
     assert accuracy["value"] == accuracy["ci_low"] == 0
     assert accuracy["ci_high"] == pytest.approx(1 - 0.025 ** (1 / 40))
+
+
+def test_a_run_says_how_many_persons_of_equal_size_its_persons_are_worth() -> None:
+    labels, persons = np.zeros(60, dtype=np.int64), np.repeat(np.arange(12), [1, 9] * 6)
+    rng = np.random.default_rng(0)
+    sides = np.isin(persons, rng.permutation(12)[:6])
+    row = excess_of(of_images(rng.random((1, 2, 60)) < 0.5, sides, labels, [f"p{i}" for i in persons]))
+    params = json.loads(row["params"]) if isinstance(row["params"], str) else row["params"]
+    assert (params["groups"], params["effective_groups"]) == (12, pytest.approx(60**2 / (6 + 6 * 81), abs=0.05))
+    assert "over groups, of which there are 12, as precise as 7 of equal size" in row["explanation"]
+    assert row["interval"] == "groups"
