@@ -95,7 +95,7 @@ class Analysis:
         self.label: NDArray[np.int64] = first["label"].to_numpy()
         labels, places = np.unique(self.label, return_index=True)
         self.class_names = dict(zip(labels.tolist(), first["class_name"].take(places).to_pylist(), strict=True))
-        self.groups = numbers_of_groups(first["group"] if "group" in first.column_names else None, self.num_units)
+        self.groups = numbers_of_groups(first)
         self.right = {side: shaped(f"{side}_prediction") == shaped("label") for side in SIDES}
         self.confidence = {side: shaped(f"{side}_confidence") for side in SIDES}
         self.config = config
@@ -336,13 +336,14 @@ def sampled_units(design: Design) -> str:
     return "examples" if design.num_groups == len(design.group) else "groups"
 
 
-def numbers_of_groups(names: pa.ChunkedArray | None, count: int) -> NDArray[np.int64]:
-    """Number the groups by their names, (num_units,); a unit without a group is a group of its own.
+def numbers_of_groups(rows: pa.Table) -> NDArray[np.int64]:
+    """Number the groups of a table's rows by their names, (num_rows,); a row without a group is a group of its own.
 
-    The redraws depend on this numbering.
+    The redraws depend on this numbering. Older tables have no column of groups.
     """
-    keys = np.arange(count).astype(str)
-    if names is not None and names.null_count < count:
+    keys = np.arange(rows.num_rows).astype(str)
+    names = rows["group"] if "group" in rows.column_names else None
+    if names is not None and names.null_count < rows.num_rows:
         named = pc.is_valid(names).to_numpy()
         keys = np.where(named, np.char.add("group ", pc.fill_null(names, "").to_numpy().astype(str)), keys)
     numbers: NDArray[np.int64] = np.unique(keys, return_inverse=True)[1]

@@ -105,7 +105,7 @@ class Background(Stage[pa.Table]):
         classifier, members, boxes = self.classifier, self._shown.members, self._shown.crops
         assert boxes is not None, "a background is a crop"
         labels, ids = members["label"].to_numpy(), members["example_id"]
-        groups = numbers_of_groups(self._groups, members.num_rows)
+        groups = numbers_of_groups(members)
         in_fold = folds_of(ids.to_pylist(), labels, groups, classifier.folds, classifier.seed) == self.fold
         side = classifier.model.input_size if isinstance(classifier, CropNetwork) else classifier.side
         crops = cut_crops(self.shard.content.images, members["row"].to_numpy(), boxes, side=side)

@@ -48,7 +48,7 @@ class Gains:
         first, label = units.slice(0, count), units["label"]
         right = [pc.equal(units[f"{side}_prediction"], label).to_numpy().astype(float) for side in ("target", "reference")]
         of_a, labels = pc.equal(first["direction"], "A").to_numpy(), first["label"].to_numpy()
-        groups = numbers_of_groups(first["group"] if "group" in first.column_names else None, count)
+        groups = numbers_of_groups(first)
         gains = (right[0] - right[1]).reshape(-1, count)
         gains = gains if alone else 0.5 * np.where(of_a, gains, -gains)
         images = first.select(["direction", "example_id"]).combine_chunks()

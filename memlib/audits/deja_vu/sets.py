@@ -94,7 +94,7 @@ class CompareSets(Stage[pa.Table]):
 
         members = self._shown.members
         ids, labels = members["example_id"], members["label"].to_numpy()
-        groups = numbers_of_groups(members["group"] if "group" in members.column_names else None, members.num_rows)
+        groups = numbers_of_groups(members)
         design = Design.of(pc.equal(members["role"], TARGET).to_numpy(), labels, groups)
         seed = derive_seed(self.seed, "sets")
         right = (self.backgrounds.answers(ids).prediction == labels).astype(np.float64)

@@ -197,7 +197,7 @@ def _rows_of(
     scale = float(np.abs(values).max(initial=0.0)) or 1.0
     values = values / scale
     of_a, labels = pc.equal(members["role"], TARGET).to_numpy(), members["label"].to_numpy()
-    groups = numbers_of_groups(members["group"] if "group" in members.column_names else None, len(values))
+    groups = numbers_of_groups(members)
     design = Design.of(of_a, labels, groups)
     value, seed = design.difference(values) / 2, derive_seed(config.seed, "stability", layer)
     replicates = (
