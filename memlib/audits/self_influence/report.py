@@ -60,7 +60,7 @@ def build_page(
             *(
                 (
                     _percent(r["value"]),
-                    f"of self-influence in the top {100 * r['params']['top']:g} % examples",
+                    f"of self-influence in the top {100 * r['params']['top']:g} % of examples",
                     _interval(r),
                 )
                 for r in top

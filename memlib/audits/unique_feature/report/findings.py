@@ -90,7 +90,11 @@ def percent_text(value: float) -> str:
 
 
 def interval_text(row: Mapping[str, Any]) -> str:
-    """Format a row's 95 % interval and the units that it is over; return an empty string if there is none."""
+    """Format a row's 95 % interval and the units that it is over, proportions in per cent; empty if there is none."""
     if row["ci_low"] is None:
         return ""
-    return f"{row['ci_low']:.3g} to {row['ci_high']:.3g} (over {row['interval']})"
+    low, high = (
+        percent_text(row[end]) if row["metric"].startswith("proportion") else f"{row[end]:.3g}"
+        for end in ("ci_low", "ci_high")
+    )
+    return f"{low} to {high} (over {row['interval']})"
