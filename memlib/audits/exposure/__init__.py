@@ -48,6 +48,12 @@ def _limits(recipe: Recipe) -> Iterable[str]:
             "the test of documents (discoverable) has no bound, so this run cannot end as bounded, even if all canaries stay "
             "below score.bound: leave one of the two out"
         )
+    chosen = recipe.training is not None and recipe.training.patience is not None
+    if chosen and recipe.canaries.file is not None and recipe.canaries.unseen is None:
+        yield (
+            "the held-out text, whose secrets the given ones are compared with, also chooses the checkpoint (training.patience), "
+            "so that the model may fit it a little better than other text: leave patience out, or give canaries.unseen"
+        )
 
 
 def _revealed(store: Store, recipe: Mapping[str, Any], artifacts: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:

@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from memlib.audits import AUDITS
+from memlib.audits.exposure.recipe import Recipe
 from memlib.audits.exposure.stages import MakeCorpus
 from memlib.data.stages import Shard
 from memlib.errors import UserError
@@ -81,3 +83,15 @@ def test_given_secrets_that_are_not_trained_on_are_reported(tmp_path: Path, monk
         "2 of the 3 secrets of canaries.file do not occur in the text that models train on; 0 of them occur once in held-out "
         "text that was drawn at random, and count as unseen"
     ]
+
+
+@pytest.mark.parametrize(("patience", "unseen", "count"), [(3, None, 1), (None, None, 0), (3, "others.txt", 0)])
+def test_a_hold_out_that_chooses_the_checkpoint_is_said(patience: int | None, unseen: str | None, count: int) -> None:
+    training = {"objective": {"kind": "language"}, "epochs": 5, "augment": None, "patience": patience}
+    recipe = Recipe.model_validate(
+        {
+            "data": {"source": {"kind": "topics"}, "hold_out": "blocks"}, "training": training,
+            "canaries": {"format": "pin {d4}", "file": "secrets.txt", "unseen": unseen},
+        }
+    )  # fmt: skip
+    assert len([text for text in AUDITS["exposure"].limits(recipe) if "also chooses the checkpoint" in text]) == count
