@@ -70,7 +70,7 @@ def audit(number: int, epochs: int) -> list[dict[str, object]]:
             for rows, boxes in ((public, None), (np.concatenate(sets[:2]), crops[: 2 * NUM_AUDITED])):
                 embed(encoder, images, rows, input_size=32, folder=Path(folder), layers=["classifier"], rectangles=boxes)
                 embeddings.append(np.load(Path(folder) / "classifier.npy"))
-        neighbors.append(labels[public][search(embeddings[1], embeddings[0], CONFIG.k[0])[0]])
+        neighbors.append(labels[public][search(embeddings[1], [embeddings[0]], CONFIG.k[0])[0]])
     decodings = []
     for direction, rows in (("A", sets[0]), ("B", sets[1])):
         target, reference = neighbors if direction == "A" else neighbors[::-1]
