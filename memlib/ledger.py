@@ -43,6 +43,7 @@ def _line(run: RunEntry) -> EarlierAudit:
         p_value=first["p_value"],
         verdict=None if run["verdict"] is None else run["verdict"]["word"],
         look=run["ledger"].get("look", ""),
+        planned=run["ledger"].get("planned", 1),
     )
 
 
@@ -65,13 +66,14 @@ def look_in_words(ledger: Ledger, audit: str) -> str:
         ledger: ledger of a run that tests something.
         audit: name of its audit; other audits ask other questions.
     """
-    looks = {one.look or one.run for one in ledger.earlier if one.audit == audit and one.p_value is not None} - {ledger.look}
-    number, planned = len(looks) + 1, ledger.planned
-    if number <= planned:
+    before = {one.look or one.run: one.planned for one in ledger.earlier if one.audit == audit and one.p_value is not None}
+    before.pop(ledger.look, None)
+    number, planned = len(before) + 1, ledger.planned
+    if number <= planned and all(others >= planned for others in before.values()):
         return (
             "" if planned == 1 else f"Look {number} of {planned} planned at these data: each is tested at alpha / {planned}."
         )
-    more = f", of which {planned} were planned" if planned > 1 else ""
+    more = f", of which {planned} were planned now" if planned > 1 else ""
     return (
         f"Look {number} at these data in this store{more}; unadjusted: whoever looks often enough finds something by chance. "
         "Plan the number of looks in the recipe (looks)."

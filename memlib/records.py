@@ -156,6 +156,7 @@ class EarlierAudit(Record):
     p_value: FiniteFloat | None = None
     verdict: str | None = None
     look: str = ""
+    planned: int = 1
 
 
 class Ledger(Record):
@@ -267,6 +268,7 @@ class LedgerEntry(TypedDict):
     data: str
     examples: NotRequired[list[str]]
     look: NotRequired[str]
+    planned: NotRequired[int]
 
 
 @final

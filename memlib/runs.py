@@ -122,7 +122,12 @@ def _entry(content: bytes | None, name: str, mark: tuple[int, float]) -> RunEntr
                 "verdict": first.verdict,
             }
         ],
-        "ledger": {"data": run.ledger.data, "examples": run.ledger.examples, "look": run.ledger.look},
+        "ledger": {
+            "data": run.ledger.data,
+            "examples": run.ledger.examples,
+            "look": run.ledger.look,
+            "planned": run.ledger.planned,
+        },
         "cells": run.cells,
         "scores": run.scores,
         "asks": run.asks,

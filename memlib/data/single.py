@@ -21,7 +21,7 @@ def normalized(text: str) -> str:
 
 
 def single_secrets(documents: Iterable[tuple[int, str]], secrets: Sequence[str]) -> list[bool]:
-    """Return which secrets occur once in all documents together, and are the first such secret of their document.
+    """Return which secrets occur once in all documents together, as they are spelt, and first of such in their document.
 
     Documents are held out as wholes, so that two secrets of one document are one piece of evidence; the first one stands
     for it.
@@ -39,13 +39,16 @@ def single_secrets(documents: Iterable[tuple[int, str]], secrets: Sequence[str])
         return [False] * len(secrets)
     search = ahocorasick_rs.AhoCorasick(list(different))
     totals: Counter[int] = Counter()
+    raw = {different[text]: secret for text, secret in zip(spelt, secrets, strict=True) if text}
+    exact: set[int] = set()  # found in their own spelling, which is what is counted in training text
     order: dict[int, list[int]] = {}  # secrets of each document, in order of their first occurrence
     for number, text in documents:
         found = [match for match, _, _ in search.find_matches_as_indexes(normalized(text), overlapping=True)]
         totals.update(found)
         if found:
+            exact.update(match for match in found if raw[match] in text)
             order.setdefault(number, []).extend(found)
-    once = {match for match, count in totals.items() if count == 1}
+    once = {match for match, count in totals.items() if count == 1} & exact
     firsts = {next((match for match in matches if match in once), None) for matches in order.values()}
     twice = {text for text, count in Counter(spelt).items() if count > 1}
     return [bool(text) and text not in twice and different[text] in firsts for text in spelt]

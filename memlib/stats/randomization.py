@@ -117,6 +117,13 @@ class Design:
         sizes = np.bincount(self._number)
         return all(np.ptp(sizes[members]) == 0 for members, _ in self._strata)
 
+    @property
+    def is_drawn(self) -> NDArray[np.bool_]:
+        """Mask of the units whose stratum has groups on both sides, (num_units,); no draw changes the side of the others."""
+        chosen, sizes = self.chosen_by_stratum, np.bincount(self.strata_of_groups)
+        mask: NDArray[np.bool_] = ((chosen > 0) & (chosen < sizes))[self.strata_of_groups][self._number]
+        return mask
+
     @functools.cached_property
     def balance(self) -> float:
         """Sum over strata of n1 n2 / (n1 + n2), where n1 and n2 are the numbers of units on the two sides."""
@@ -202,11 +209,11 @@ class Design:
         total, lowest = _convolved([_distribution(own, chosen) for own, chosen in strata])
         return float(min(1.0, total[max(0, observed - lowest) :].sum()))
 
-    def quick_p(self, values: NDArray[np.int64], *, seed: int) -> float:
+    def quick_p(self, values: NDArray[np.int64], *, draws: int, seed: int) -> float:
         """Approximate `tail_p` for simulations: by the normal law where many answers vary, else by few draws."""
         deviation = self.null_deviation(values)
         if not self.is_even or deviation < MANY:
-            return self.tail_p(values, permutations=QUICK_DRAWS, seed=seed)
+            return self.tail_p(values, permutations=draws, seed=seed)
         centred = self._centred(values)
         return float(scipy.stats.norm.sf((centred[self.first[self._start]].sum() - 0.5) / deviation))
 
@@ -393,7 +400,8 @@ def attributable_bound(
     gives a wider null; with groups this one comes close.)
 
     Return None if no answer is right. Also return None if significantly fewer answers are right than random draws explain:
-    this contradicts the assumption that a side can only add right answers.
+    this contradicts the assumption that a side can only add right answers. Right answers in strata with a single side, which
+    no draw can test, all count as due to it.
 
     Args:
         design: the design.
@@ -402,18 +410,22 @@ def attributable_bound(
         permutations, seed: number and seed of the random draws for tails that are not computed exactly.
         level: one minus the confidence level.
     """
+    testable = design.is_drawn
+    untested, right = int(right[~testable].sum()), right * testable
     without = _without(design, gains, right)
 
     def rejects(removed: int) -> bool:
         return design.tail_p(-without(removed), permutations=permutations, seed=seed) <= level
 
     low, high = 0, int(right.sum())  # the tail falls as more answers are removed
-    if high == 0 or rejects(0):
+    if high == 0:
+        return untested or None
+    if rejects(0):
         return None
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (low, middle - 1) if rejects(middle) else (middle, high)
-    return low
+    return low + untested
 
 
 def attributable_least(
@@ -471,7 +483,7 @@ def detectable_answers(
 
         planted = np.zeros(count, dtype=np.int64)
         planted[order] = sign * own
-        units = _fewest_found(drawn, gains, planted, order, alpha=alpha, seed=seed)
+        units = _fewest_found(drawn, gains, planted, order, alpha=alpha, seed=seed + 1)
         needed.append(math.inf if units is None else float(total[units - 1]) if units else 0.0)
     found = sorted(needed)[math.ceil(POWER * len(needed)) - 1]
     return None if math.isinf(found) else max(1, int(found))
@@ -488,9 +500,11 @@ def _fewest_found(
 ) -> int | None:
     """Return how many units, in order, must gain what is planted for the test to reject; None if all are not enough."""
 
+    draws = max(QUICK_DRAWS, math.ceil(5 / alpha))
+
     def is_found(units: int) -> bool:
         chosen = np.isin(np.arange(len(gains)), order[:units])
-        return design.quick_p(gains + planted * chosen, seed=seed) <= alpha
+        return design.quick_p(gains + planted * chosen, draws=draws, seed=seed) <= alpha
 
     low, high = 0, len(gains)  # fewer units are not enough, more are
     if not is_found(high):

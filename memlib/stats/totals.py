@@ -49,7 +49,7 @@ def resampled_differences(values: NDArray[np.floating], design: Design, replicat
         seed: seed of the draws.
 
     Returns:
-        (replicates, num_columns).
+        (replicates, num_columns), less the replicates in which no stratum has both sides.
     """
     cell = 2 * np.unique(design.stratum, return_inverse=True)[1] + ~design.first
     shape = (len(cell), int(cell.max()) + 1 + int(cell.max() + 1) % 2)
@@ -62,9 +62,12 @@ def resampled_differences(values: NDArray[np.floating], design: Design, replicat
     sizes, *sums = (part.reshape(replicates, -1, 2) for part in np.split(totals, len(parts), axis=1))
     total = np.maximum(sizes.sum(axis=2), 1e-9)
     weight = (sizes.prod(axis=2) / total).sum(axis=1)
-    return np.stack(
-        [((s[..., 0] * sizes[..., 1] - s[..., 1] * sizes[..., 0]) / total).sum(axis=1) / weight for s in sums], axis=1
-    )
+    kept = weight > 1e-9  # a replicate without a stratum that has both sides has no difference
+    if not kept.any():
+        return np.array([[design.difference(column) for column in values.T]] * 2)
+    found = [((s[..., 0] * sizes[..., 1] - s[..., 1] * sizes[..., 0]) / total).sum(axis=1)[kept] for s in sums]
+    differences: NDArray[np.float64] = np.stack(found, axis=1) / weight[kept, None]
+    return differences
 
 
 def resampled_by_group(columns: scipy.sparse.csr_array, design: Design, replicates: int, *, seed: int) -> NDArray[np.float64]:
@@ -103,6 +106,12 @@ def freedom_of(design: Design) -> float:
     return max(1.0, min(groups - count for groups, count in sides))
 
 
+def groups_on_smaller_side(design: Design) -> int:
+    """Return the number of groups on the side that has fewer."""
+    first = design.first[np.unique(design.group, return_index=True)[1]]
+    return int(min(first.sum(), (~first).sum()))
+
+
 def effective_groups(design: Design, chosen: NDArray[np.bool_] | None = None) -> float:
     """Return the number of equally large groups whose mean would vary as much as that of the groups (Kish 1965).
 
@@ -120,7 +129,8 @@ def grouped_interval(replicates: NDArray[np.float64], design: Design, *, level: 
 
     The percentiles are those at which a normal distribution reaches Student's quantile for `freedom_of` the design
     (Hesterberg 2015, section 5.1). Below 10 degrees of freedom, replicates have too few distinct values for such percentiles;
-    their deviation times Student's quantile is then used. Without groups, the percentiles are the usual ones.
+    their deviation times Student's quantile is then used. A single group on a side has no known spread: the interval is then
+    infinite. Without groups, the percentiles are the usual ones.
 
     Args:
         replicates: (num_replicates,) from `resampled_by_group` or `resampled_differences`.
@@ -130,6 +140,8 @@ def grouped_interval(replicates: NDArray[np.float64], design: Design, *, level: 
     freedom = freedom_of(design)
     if math.isinf(freedom):
         return percentile_interval(replicates, level=level)
+    if groups_on_smaller_side(design) < 2:
+        return -math.inf, math.inf
     quantile = float(scipy.stats.t.isf((1 - level) / 2, freedom))
     if freedom < FEW:
         centre, half = float(replicates.mean()), quantile * float(replicates.std())

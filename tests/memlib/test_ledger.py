@@ -40,10 +40,12 @@ def test_cells_of_one_sweep_are_one_look() -> None:
 
 
 def test_planned_looks_are_paid_for_and_further_ones_are_not() -> None:
-    store = [run("first", "d", 1.0)]
+    store = [run("first", "d", 1.0, planned=2)]
     made = entry(store, "new", Ledger(data="d", look="new", planned=2))
     assert look_in_words(made, "a") == "Look 2 of 2 planned at these data: each is tested at alpha / 2."
     third = entry([*store, run("second", "d", 2.0)], "new", Ledger(data="d", look="new", planned=2))
-    assert "Look 3 at these data in this store, of which 2 were planned; unadjusted" in look_in_words(third, "a")
+    assert "Look 3 at these data in this store, of which 2 were planned now; unadjusted" in look_in_words(third, "a")
+    late = entry([run("first", "d", 1.0)], "new", Ledger(data="d", look="new", planned=2))
+    assert "unadjusted" in look_in_words(late, "a")  # the first look spent all of alpha
     assert planned_looks({"decode": {"looks": 3}, "title": "t"}) == 3
     assert planned_looks({"decode": {"k": [3]}}) == 1

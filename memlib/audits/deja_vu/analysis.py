@@ -241,7 +241,7 @@ class Analysis:
             sampled = f"{self.sampled} and trainings"
         else:
             ends, sampled = grouped_interval(mean, self.design), self.sampled
-        if ends[0] == ends[1]:  # all images alike, as at 0 or 1: no resample differs, though other images might
+        if ends[1] - ends[0] < 1e-9:  # all images alike, as at 0 or 1: no resample differs, though other images might
             reach = exact_interval(0, self._counted(name))[1]
             ends = ends[0] - reach, ends[1] + reach
         floor = -1.0 if name.startswith(("share_excess", "deja_vu_score")) else 0.0

@@ -82,7 +82,8 @@ def difference(
     if len(first.gains) != len(second.gains) or len(first.gains) < PAIRS_FOR_TRAINING:
         reasons = [*reasons, f"each side needs the same number of pairs of models, {PAIRS_FOR_TRAINING} or more"]
     if reasons:
-        interval = Interval(*grouped_interval(replicates, design), sampled)
+        low, high = grouped_interval(replicates, design)
+        interval = Interval(max(-2.0, low), min(2.0, high), sampled)
         return estimate(metric, {**params, "not_ranked": "; ".join(reasons)}, value, n=count, interval=interval)
     repeats = np.array([design.difference(one - other) for one, other in zip(first.gains, second.gains, strict=True)])
     freedom = freedom_of(design)

@@ -204,10 +204,10 @@ def _rows_of(
         resampled_differences(values[:, None], design, config.replicates, seed=derive_seed(seed, "bootstrap"))[:, 0] / 2
     )
     null = design.redrawn_differences(values, config.permutations, seed=seed) / 2
-    params = {"layer": layer, "pairs": pairs}
+    params, (low, high) = {"layer": layer, "pairs": pairs}, grouped_interval(replicates, design)
     yield tested(
         "sslmem", params, value, n=len(values),
-        interval=Interval(*grouped_interval(replicates, design), sampled_units(design)),
+        interval=Interval(max(-1.0, low), min(1.0, high), sampled_units(design)),
         p_value=permutation_p(value, null), family=STABILITY,
         detectable=detectable(float(null.std()), level),
         smallest_p=1 / (1 + len(null)) if np.ptp(null) else 1.0,

@@ -139,8 +139,8 @@ def _excess_row(analysis: Analysis, params: Mapping[str, Any], config: Config, *
         interval=analysis.interval("share_excess/both"), family=family,
         p_value=design.tail_p(gains, permutations=config.permutations, seed=seed),
         upper_bound=None if bound is None else bound / answers, bound=config.bound,
-        detectable=None if enough is None else enough / answers,
-        smallest_p=design.smallest_p(gains),
+        detectable=None if enough is None or enough > answers else enough / answers,
+        smallest_p=max(design.smallest_p(gains), 0.0 if design.is_even else 1 / (1 + config.permutations)),
     )  # fmt: skip
 
 
@@ -199,7 +199,7 @@ def _interval_of_class(analysis: Analysis, units: NDArray[np.int64], part: Desig
         gains, part, config.replicates, seed=derive_seed(config.seed, "class", int(analysis.label[units[0]]))
     )
     low, high = grouped_interval(replicates[:, 0], part)
-    return min(low, ends[0]), max(high, ends[1])
+    return max(-2.0, min(low, ends[0])), min(2.0, max(high, ends[1]))
 
 
 def probe_rows(probes: pa.Table) -> Iterator[Row]:

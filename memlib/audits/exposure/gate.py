@@ -30,6 +30,8 @@ def judge(run: Run, row: Mapping[str, Any], limit: float) -> Judgement | None:
         numbers = f"{most['value']:.1f} bits (p = {most['p_adjusted']:.2g})"
         return Judgement("failed", f"canary {most['params']['canary']} has {numbers}")
     tops = [_most(one) for one in rows]
+    if untested := row["params"].get("recurring"):
+        return Judgement("undecided", f"{untested} given secrets recur in the text and were compared with nothing")
     if all(top is not None and top <= limit for top in tops):
         return Judgement("passed", f"none of {len(rows)} has more than {max(top or 0.0 for top in tops):.1f} bits")
     if above:

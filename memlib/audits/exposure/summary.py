@@ -135,6 +135,11 @@ class _Run:
         """Bits at which a canary is found, regardless of the others: Holm's first step, in either part of the headline."""
         return math.log2(min(2, self.canaries) * self.canaries / self.alpha)
 
+    def recurring(self, at: Mapping[str, str]) -> int:
+        """Return the number of given secrets of a variant that are compared with nothing, so that no bound holds for all."""
+        units = self.of(at)
+        return int(units[units["kind"] == RECURRING]["canary"].nunique())
+
     def of(self, at: Mapping[str, str]) -> pd.DataFrame:
         """Return the units of the canaries that a variant's models saw."""
         return self.last[(self.last["variant"] == at.get("variant", "")) & (self.last["insertions"] > 0)]
@@ -183,11 +188,13 @@ def _drawn_row(at: Mapping[str, str], canary: Held, run: _Run) -> Row:
 def _given_head(at: Mapping[str, str], secrets: Sequence[Held], run: _Run) -> Row:
     values, unseen = np.array([-np.log2(secret.p_among_unseen()) for secret in secrets]), len(secrets[0].unseen)
     evidence = evidence_of_given(secrets, alpha=run.level, seed=run.recipe.score.seed)
+    recurring = run.recurring(at)
+    params = {**at, "unseen": unseen} | ({"recurring": recurring} if recurring else {})
     return tested(
-        "exposure_among_unseen", {**at, "unseen": unseen}, values.mean(), n=len(secrets), p_value=evidence.p_value,
+        "exposure_among_unseen", params, values.mean(), n=len(secrets), p_value=evidence.p_value,
         family=HEADLINE, null_value=MEAN_BY_CHANCE, interval=mean_interval(values, math.log2(1 + unseen)),
         upper_bound=largest([secret.upper_among_unseen(ERROR / run.canaries) for secret in secrets]),
-        bound=run.recipe.score.bound, detectable=evidence.detectable, smallest_p=evidence.smallest_p,
+        bound=None if recurring else run.recipe.score.bound, detectable=evidence.detectable, smallest_p=evidence.smallest_p,
         either_direction=True,
     )  # fmt: skip
 

@@ -59,18 +59,29 @@ def _of_canaries(rows: Sequence[Row], recipe: Recipe, size: int) -> Part:
     noun = "secret" if heads[0]["metric"] == "exposure_among_unseen" else "canary"
     word = word_of(heads, (HEADLINE,))
     if word == SHOWN:
-        return SHOWN, _shown(heads, singles, noun, recipe), _how_exposed(heads, singles, noun, recipe, size)
-    missed = " ".join(filter(None, [_missed(heads, singles, noun, recipe), _in_the_format(rows, heads, noun)]))
+        explained = f"{_how_exposed(heads, singles, noun, recipe, size)} {_untested(heads)}".strip()
+        return SHOWN, _shown(heads, singles, noun, recipe), explained
+    parts = [_missed(heads, singles, noun, recipe), _in_the_format(rows, heads, noun), _untested(heads)]
+    missed = " ".join(filter(None, parts))
     if word == BOUNDED and not _extracted(rows)[0]:
         return BOUNDED, _bounded(heads, noun), missed
     what = "the given secrets" if noun == "secret" else "its inserted canaries"
     return INCONCLUSIVE, f"This audit does not show that {_model(recipe)} gives away {what}.", missed
 
 
+def _untested(heads: Sequence[Row]) -> str:
+    count = max(int(row["params"].get("recurring", 0)) for row in heads)
+    if not count:
+        return ""
+    verb = "recurs" if count == 1 else "recur"
+    return f"{count} further given {_plural('secret', count)} {verb} in the text and could not be compared with unseen ones."
+
+
 def _in_the_format(rows: Sequence[Row], heads: Sequence[Row], noun: str) -> str:
     """State exposures in R that lie above the upper bound among unseen secrets; they measure something else."""
     bounds = [row["upper_bound"] for row in heads if row["upper_bound"] is not None]
-    among = [row["value"] for row in rows if row["metric"] == "exposure" and "canary" in row["params"]]
+    tested = {row["params"]["canary"] for row in rows if row["family"] == "canaries"}
+    among = [row["value"] for row in rows if row["metric"] == "exposure" and row["params"].get("canary") in tested]
     if noun != "secret" or not bounds or not among or max(among) <= max(bounds):
         return ""
     return (

@@ -558,3 +558,16 @@ def test_a_claim_of_privacy_that_a_canary_refutes_is_a_finding(tmp_path: Path) -
     rows = rows_of([honest], recipe())
     assert next(row for row in rows if row["metric"] == "privacy_claim")["verdict"] == "inconclusive"
     assert "private" not in rows[0]["sentence"]
+
+
+@pytest.mark.usefixtures("no_law")
+def test_no_bound_holds_for_given_secrets_that_were_compared_with_nothing() -> None:
+    rng = np.random.default_rng(0)
+    model = given(skewed_costs(rng, 5), [1] * 5, skewed_costs(rng, 400))
+    bounded = rows_of([model], recipe(**OF_A_FILE, score={"bound": 20.0}), method="sampled")
+    assert bounded[0]["bound"] == 20.0
+    recurs = replace(model, kinds=("recurring", *model.kinds[1:]))
+    rows = rows_of([recurs], recipe(**OF_A_FILE, score={"bound": 20.0}), method="sampled")
+    assert rows[0]["conclusion"] != "bounded"
+    assert (rows[0]["bound"], rows[0]["params"]["recurring"]) == (None, 1)
+    assert "1 further given secret" in rows[0]["explanation"]

@@ -233,3 +233,19 @@ def test_no_memory_is_detected_where_every_answer_is_right_or_nobody_differs_in_
     labels, side, none = np.zeros(8, dtype=np.int64), np.arange(8) < 4, np.zeros(8, dtype=np.int64)
     assert detectable_answers(Design.of(side, labels), none, (none, none), alpha=0.05, seed=0) is None
     assert detectable_answers(Design.of(side, side.astype(np.int64)), none, (none + 1, none), alpha=0.05, seed=0) is None
+
+
+def test_answers_that_no_draw_can_test_count_towards_the_bound() -> None:
+    """Classes on one side only: whatever the model remembers of them, redraws do not change."""
+    labels = np.concatenate([np.zeros(100, dtype=np.int64), 1 + np.arange(50)])
+    first = np.concatenate([np.arange(100) % 2 == 0, np.arange(50) % 2 == 0])
+    gains = np.where(labels > 0, np.where(first, 1, -1), 0)
+    bound = attributable_bound(Design.of(first, labels), gains, (labels > 0).astype(int), permutations=99, seed=0)
+    assert bound == 50
+    assert attributable_bound(Design.of(first, labels), gains, np.zeros(150, dtype=int), permutations=99, seed=0) is None
+
+
+def test_a_power_is_possible_at_a_level_that_many_looks_leave() -> None:
+    design, ease = persons_of(1, count=80)
+    none = np.zeros(len(ease), dtype=np.int64)
+    assert detectable_answers(design, none, (none + 1, none + 1), alpha=0.004, seed=0) is not None

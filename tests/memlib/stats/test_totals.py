@@ -108,3 +108,13 @@ def test_freedom_counts_groups_of_equal_weight_less_strata() -> None:
     uneven = np.repeat(np.arange(4), [10, 1, 5, 5])
     assert freedom_of(Design.of(uneven < 2, np.zeros(21, dtype=np.int64), uneven)) == 1.0
     assert freedom_of(Design.of(np.arange(4) < 2, np.zeros(4, dtype=np.int64))) == np.inf
+
+
+def test_one_person_on_a_side_gives_no_finite_interval_and_no_nan() -> None:
+    persons = np.repeat(np.arange(4), [3, 5, 2, 4])
+    labels, sides = np.array([0, 0, 1, 1])[persons], np.array([True, False, True, False])[persons]
+    values = np.arange(14.0)[:, None]
+    replicates = resampled_differences(values, Design.of(sides, labels, persons), 500, seed=0)
+    assert np.isfinite(replicates).all()
+    one = Design.of(persons < 1, np.zeros(14, dtype=np.int64), persons)
+    assert grouped_interval(resampled_differences(values, one, 200, seed=0)[:, 0], one) == (-np.inf, np.inf)
