@@ -254,9 +254,10 @@ def build_corpus(
         for wanted in (0, 1) if spec.hold_out == "blocks" else (None,):
             place = 0
             for symbols in numbered(symbols_of(text.beginning(spec.fraction), spec.unit), spec.unit, number, unknown):
-                windows_of = np.minimum((place + np.arange(len(symbols))) // spec.window, count)
-                file.add(symbols if wanted is None else symbols[side[windows_of] == wanted])
-                place += len(symbols)
+                if wanted is not None:
+                    windows_of = np.minimum((place + np.arange(len(symbols))) // spec.window, count)
+                    place, symbols = place + len(symbols), symbols[side[windows_of] == wanted]
+                file.add(symbols)
             file.drop_rest()
         if known:
 

@@ -66,6 +66,21 @@ class Design:
         """Number of groups."""
         return int(self._number.max(initial=-1)) + 1
 
+    @property
+    def has_groups(self) -> bool:
+        """True if some units belong together."""
+        return self.num_groups < len(self.group)
+
+    @functools.cached_property
+    def sizes(self) -> NDArray[np.int64]:
+        """Number of units of each group, (num_groups,)."""
+        return np.bincount(self._number)
+
+    @functools.cached_property
+    def first_of_groups(self) -> NDArray[np.bool_]:
+        """Mask of the groups on the first side, (num_groups,)."""
+        return self.first[self._start]
+
     @functools.cached_property
     def membership(self) -> scipy.sparse.csr_array:
         """Indicators of each unit's group: (num_units, num_groups) of ones."""
@@ -80,7 +95,7 @@ class Design:
     @functools.cached_property
     def chosen_by_stratum(self) -> NDArray[np.int64]:
         """Number of groups of each stratum on the first side, (num_strata,)."""
-        counts: NDArray[np.int64] = np.bincount(self.strata_of_groups, weights=self.first[self._start]).astype(np.int64)
+        counts: NDArray[np.int64] = np.bincount(self.strata_of_groups, weights=self.first_of_groups).astype(np.int64)
         return counts
 
     def redraws(self, count: int, *, seed: int) -> Iterator[NDArray[np.bool_]]:
@@ -114,8 +129,7 @@ class Design:
     @functools.cached_property
     def is_even(self) -> bool:
         """True if all groups of a stratum are equally large, so that no redraw changes the numbers of units on the sides."""
-        sizes = np.bincount(self._number)
-        return all(np.ptp(sizes[members]) == 0 for members, _ in self._strata)
+        return all(np.ptp(self.sizes[members]) == 0 for members, _ in self._strata)
 
     @property
     def is_drawn(self) -> NDArray[np.bool_]:
@@ -127,7 +141,7 @@ class Design:
     @functools.cached_property
     def balance(self) -> float:
         """Sum over strata of n1 n2 / (n1 + n2), where n1 and n2 are the numbers of units on the two sides."""
-        return float(self._balances(self.first[self._start][None])[0])
+        return float(self._balances(self.first_of_groups[None])[0])
 
     def difference(self, values: NDArray[np.floating | np.integer]) -> float:
         """Return the mean on the first side minus the mean on the second side, within strata.
@@ -138,7 +152,7 @@ class Design:
         Args:
             values: (num_units,).
         """
-        return float(self._centred(values)[self.first[self._start]].sum() / self.balance) if self.balance else 0.0
+        return float(self._centred(values)[self.first_of_groups].sum() / self.balance) if self.balance else 0.0
 
     def redrawn_differences(self, values: NDArray[np.floating | np.integer], count: int, *, seed: int) -> NDArray[np.float64]:
         """Return `difference` under redraws, each with its own numbers of units on the sides: (count,).
@@ -167,19 +181,17 @@ class Design:
 
     def _centred(self, values: NDArray[np.floating | np.integer]) -> NDArray[np.float64]:
         """Return each group's sum of the values minus the mean of its stratum, (num_groups,)."""
-        sizes, sums = (np.bincount(self._number, weights=weights) for weights in (None, values))
-        strata = self.strata_of_groups
-        mean = np.bincount(strata, weights=sums) / np.bincount(strata, weights=sizes)
-        centred: NDArray[np.float64] = sums - sizes * mean[strata]
+        sums, strata = np.bincount(self._number, weights=values), self.strata_of_groups
+        mean = np.bincount(strata, weights=sums) / np.bincount(strata, weights=self.sizes)
+        centred: NDArray[np.float64] = sums - self.sizes * mean[strata]
         return centred
 
     def _balances(self, sides: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Return `balance` for the first sides (num_draws, num_groups) of several draws, (num_draws,)."""
-        sizes = np.bincount(self._number)
-        entries = (sizes.astype(np.float64), (np.arange(self.num_groups), self.strata_of_groups))
+        entries = (self.sizes.astype(np.float64), (np.arange(self.num_groups), self.strata_of_groups))
         by_stratum = scipy.sparse.csr_array(entries, shape=(self.num_groups, len(self._strata)))
         ours = np.asarray((by_stratum.T @ sides.T.astype(np.float64)).T)
-        total = np.bincount(self.strata_of_groups, weights=sizes)
+        total = np.bincount(self.strata_of_groups, weights=self.sizes)
         balances: NDArray[np.float64] = (ours * (1 - ours / total)).sum(axis=1)
         return balances
 
@@ -215,7 +227,7 @@ class Design:
         if not self.is_even or deviation < MANY:
             return self.tail_p(values, permutations=draws, seed=seed)
         centred = self._centred(values)
-        return float(scipy.stats.norm.sf((centred[self.first[self._start]].sum() - 0.5) / deviation))
+        return float(scipy.stats.norm.sf((centred[self.first_of_groups].sum() - 0.5) / deviation))
 
     def _null_of(self, by_group: NDArray[np.int64], permutations: int, *, seed: int) -> NDArray[np.float64]:
         """Return sums of integers on the first side under redraws; for many groups, draw only the count of each integer."""

@@ -84,12 +84,10 @@ def resampled_by_group(columns: scipy.sparse.csr_array, design: Design, replicat
     Returns:
         (replicates, num_columns).
     """
-    _, start, number = np.unique(design.group, return_index=True, return_inverse=True)
-    strata = 2 * design.strata_of_groups + ~design.first[start]
+    strata = 2 * design.strata_of_groups + ~design.first_of_groups
     alone = np.bincount(strata)[strata] == 1
     strata = np.where(alone, strata % 2 - 2, strata)
-    grouped = len(start) < len(number)
-    return resampled_totals(design.membership.T @ columns if grouped else columns, strata, replicates, seed=seed)
+    return resampled_totals(design.membership.T @ columns if design.has_groups else columns, strata, replicates, seed=seed)
 
 
 def freedom_of(design: Design) -> float:
@@ -98,18 +96,17 @@ def freedom_of(design: Design) -> float:
     It is the number of equally large groups whose mean would vary as much (`effective_groups`), less the number of strata,
     whose means are estimated, on the side where this is smaller.
     """
-    if design.num_groups == len(design.group):
+    if not design.has_groups:
         return math.inf
-    start = np.unique(design.group, return_index=True)[1]
-    first, strata = design.first[start], design.strata_of_groups
+    first, strata = design.first_of_groups, design.strata_of_groups
     sides = [(effective_groups(design, side), len(np.unique(strata[side]))) for side in (first, ~first) if side.any()]
     return max(1.0, min(groups - count for groups, count in sides))
 
 
 def groups_on_smaller_side(design: Design) -> int:
     """Return the number of groups on the side that has fewer."""
-    first = design.first[np.unique(design.group, return_index=True)[1]]
-    return int(min(first.sum(), (~first).sum()))
+    on_first = int(design.first_of_groups.sum())
+    return min(on_first, design.num_groups - on_first)
 
 
 def effective_groups(design: Design, chosen: NDArray[np.bool_] | None = None) -> float:
@@ -119,8 +116,7 @@ def effective_groups(design: Design, chosen: NDArray[np.bool_] | None = None) ->
         design: the design.
         chosen: (num_groups,) mask of the groups; all by default.
     """
-    sizes = np.bincount(np.unique(design.group, return_inverse=True)[1]).astype(np.float64)
-    sizes = sizes if chosen is None else sizes[chosen]
+    sizes = design.sizes if chosen is None else design.sizes[chosen]
     return float(sizes.sum() ** 2 / np.square(sizes).sum())
 
 

@@ -135,7 +135,7 @@ class Analysis:
             side: TopShare(values[pair, members], right[side], self.config.p, weight=int(members.sum()), width=width)
             for side, values in self.confidence.items()
         }
-        return _Direction(members, right, top, self.config.p, resized=self.is_grouped)
+        return _Direction(members, right, top, self.config.p, resized=self.design.has_groups)
 
     @cached_property
     def design(self) -> Design:
@@ -143,21 +143,15 @@ class Analysis:
         return Design.of(self.of_a, self.label, self.groups)
 
     @property
-    def is_grouped(self) -> bool:
-        """True if some images belong together."""
-        return bool(self.design.num_groups < self.num_units)
-
-    @property
     def groups_in_numbers(self) -> dict[str, Any]:
         """Number of groups, and of equally large groups that would be as precise; empty without groups."""
-        if not self.is_grouped:
+        if not self.design.has_groups:
             return {}
         return {"groups": self.design.num_groups, "effective_groups": round(effective_groups(self.design), 1)}
 
     @cached_property
     def is_balanced(self) -> bool:
         """True if each class has equally many images on both sides, in every draw."""
-        halves = 2 * self.design.chosen_by_stratum == np.bincount(self.design.strata_of_groups)
         halves = 2 * self.design.chosen_by_stratum == np.bincount(self.design.strata_of_groups)
         even: bool = self.design.is_even
         return even and bool(np.all(halves))
@@ -206,7 +200,7 @@ class Analysis:
             return redrawn_totals(columns, self.design, count, seed=seed)
 
         whole = scipy.sparse.csr_array(np.ones((self.num_units, 1), dtype=np.float32))
-        first = weigh(whole)[:, 0] if self.is_grouped else np.full(count, float(self.of_a.sum()))
+        first = weigh(whole)[:, 0] if self.design.has_groups else np.full(count, float(self.of_a.sum()))
 
         def within(width: float) -> NDArray[np.float64]:
             models = [model for pair in range(self.num_pairs) for model in self._by_model(pair, width)]
@@ -333,7 +327,7 @@ def _wide_enough(within: Callable[[float], Found]) -> Found:
 
 def sampled_units(design: Design) -> str:
     """Return the units that intervals sample: examples, or groups of them."""
-    return "examples" if design.num_groups == len(design.group) else "groups"
+    return "groups" if design.has_groups else "examples"
 
 
 def numbers_of_groups(rows: pa.Table) -> NDArray[np.int64]:

@@ -192,7 +192,7 @@ def _interval_of_class(analysis: Analysis, units: NDArray[np.int64], part: Desig
     own = (analysis.right["target"][:, units].astype(float) - analysis.right["reference"][:, units]).mean(axis=0)
     first = part.first
     ends = difference_interval(own[first], own[~first]) if analysis.alone else paired_interval(own)
-    if part.num_groups == len(units):
+    if not part.has_groups:
         return ends
     gains = analysis.scale * analysis.gains[units][:, None]
     replicates = resampled_differences(
