@@ -58,13 +58,13 @@ class Design:
 
     def __post_init__(self) -> None:
         for name, values in (("side", self.first), ("stratum", self.stratum)):
-            if not (values[self._start][self._number] == values).all():
+            if not (values[self._start][self.number] == values).all():
                 raise ValueError(f"a group has more than one {name}")
 
     @functools.cached_property
     def num_groups(self) -> int:
         """Number of groups."""
-        return int(self._number.max(initial=-1)) + 1
+        return int(self.number.max(initial=-1)) + 1
 
     @property
     def has_groups(self) -> bool:
@@ -74,7 +74,7 @@ class Design:
     @functools.cached_property
     def sizes(self) -> NDArray[np.int64]:
         """Number of units of each group, (num_groups,)."""
-        return np.bincount(self._number)
+        return np.bincount(self.number)
 
     @functools.cached_property
     def first_of_groups(self) -> NDArray[np.bool_]:
@@ -84,7 +84,7 @@ class Design:
     @functools.cached_property
     def membership(self) -> scipy.sparse.csr_array:
         """Indicators of each unit's group: (num_units, num_groups) of ones."""
-        entries = (np.ones(len(self.group), dtype=np.float32), (np.arange(len(self.group)), self._number))
+        entries = (np.ones(len(self.group), dtype=np.float32), (np.arange(len(self.group)), self.number))
         return scipy.sparse.csr_array(entries, shape=(len(self.group), self.num_groups))
 
     @functools.cached_property
@@ -106,7 +106,7 @@ class Design:
             seed: seed of the draws.
         """
         for sides in self._group_redraws(count, seed=seed):
-            yield sides[:, self._number]
+            yield sides[:, self.number]
 
     def redrawn_sums(self, values: NDArray[np.float64], count: int, *, seed: int) -> NDArray[np.float64]:
         """Return the sums of the values on the first side under redraws of the design.
@@ -120,7 +120,7 @@ class Design:
             (count,) or (count, num_statistics).
         """
         table = values.reshape(len(values), -1)
-        by_group = np.stack([np.bincount(self._number, weights=column) for column in table.T], axis=1).astype(np.float64)
+        by_group = np.stack([np.bincount(self.number, weights=column) for column in table.T], axis=1).astype(np.float64)
         return self._redrawn(by_group, count, seed=seed).reshape(count, *values.shape[1:])
 
     def _redrawn(self, by_group: NDArray[np.float64], count: int, *, seed: int) -> NDArray[np.float64]:
@@ -135,7 +135,7 @@ class Design:
     def is_drawn(self) -> NDArray[np.bool_]:
         """Mask of the units whose stratum has groups on both sides, (num_units,); no draw changes the side of the others."""
         chosen, sizes = self.chosen_by_stratum, np.bincount(self.strata_of_groups)
-        mask: NDArray[np.bool_] = ((chosen > 0) & (chosen < sizes))[self.strata_of_groups][self._number]
+        mask: NDArray[np.bool_] = ((chosen > 0) & (chosen < sizes))[self.strata_of_groups][self.number]
         return mask
 
     @functools.cached_property
@@ -181,7 +181,7 @@ class Design:
 
     def _centred(self, values: NDArray[np.floating | np.integer]) -> NDArray[np.float64]:
         """Return each group's sum of the values minus the mean of its stratum, (num_groups,)."""
-        sums, strata = np.bincount(self._number, weights=values), self.strata_of_groups
+        sums, strata = np.bincount(self.number, weights=values), self.strata_of_groups
         mean = np.bincount(strata, weights=sums) / np.bincount(strata, weights=self.sizes)
         centred: NDArray[np.float64] = sums - self.sizes * mean[strata]
         return centred
@@ -213,7 +213,7 @@ class Design:
                 return float((every >= self.difference(values) - 1e-12).mean())
             return permutation_p(self.difference(values), self.redrawn_differences(values, permutations, seed=seed))
         observed = int(values[self.first].sum())
-        by_group = np.rint(np.bincount(self._number, weights=values)).astype(np.int64)
+        by_group = np.rint(np.bincount(self.number, weights=values)).astype(np.int64)
         strata = [(by_group[members], chosen) for members, chosen in self._strata]
         if sum(_work(own, chosen) for own, chosen in strata) > MOST_WORK:
             null = self._null_of(by_group, permutations, seed=seed)
@@ -275,7 +275,8 @@ class Design:
         return math.sqrt(variance)
 
     @functools.cached_property
-    def _number(self) -> NDArray[np.int64]:
+    def number(self) -> NDArray[np.int64]:
+        """Index of each unit's group, (num_units,) from 0; not in the order of the units."""
         return np.unique(self.group, return_inverse=True)[1]
 
     @functools.cached_property

@@ -87,7 +87,9 @@ def resampled_by_group(columns: scipy.sparse.csr_array, design: Design, replicat
     strata = 2 * design.strata_of_groups + ~design.first_of_groups
     alone = np.bincount(strata)[strata] == 1
     strata = np.where(alone, strata % 2 - 2, strata)
-    return resampled_totals(design.membership.T @ columns if design.has_groups else columns, strata, replicates, seed=seed)
+    if not design.has_groups:  # in the order of the units, which may differ from that of the groups' numbers
+        return resampled_totals(columns, strata[design.number], replicates, seed=seed)
+    return resampled_totals(design.membership.T @ columns, strata, replicates, seed=seed)
 
 
 def freedom_of(design: Design) -> float:

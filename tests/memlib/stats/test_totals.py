@@ -13,6 +13,7 @@ from memlib.stats.totals import (
     freedom_of,
     grouped_interval,
     redrawn_totals,
+    resampled_by_group,
     resampled_differences,
     resampled_totals,
 )
@@ -118,3 +119,13 @@ def test_one_person_on_a_side_gives_no_finite_interval_and_no_nan() -> None:
     assert np.isfinite(replicates).all()
     one = Design.of(persons < 1, np.zeros(14, dtype=np.int64), persons)
     assert grouped_interval(resampled_differences(values, one, 200, seed=0)[:, 0], one) == (-np.inf, np.inf)
+
+
+@pytest.mark.parametrize("numbered", ["in order", "by name"])
+def test_units_are_resampled_within_their_own_stratum_and_side(numbered: str) -> None:
+    by_name = np.unique(np.arange(40).astype(str), return_inverse=True)[1]  # 0, 1, 10, 11, ...
+    labels, first = np.arange(40) % 4, np.arange(40) < 20
+    cells = np.eye(8, dtype=np.float32)[2 * labels + ~first]
+    design = Design.of(first, labels, by_name if numbered == "by name" else np.arange(40))
+    totals = resampled_by_group(scipy.sparse.csr_array(cells), design, 50, seed=0)
+    assert np.allclose(totals, cells.sum(axis=0))
