@@ -7,7 +7,7 @@ distribution of each model's confidence in the true class over the examples of D
     rho = KS(query model, target) / KS(query model, calibration model)        (Eqs. 2 to 4)
 
 rho is near 0 if the target treats D_Q like a model that trained on it, and near 1 if it treats D_Q like a model that did not.
-"rho < 1: not forgotten" (Algorithm 1) is not a valid verdict: rho scatters around 1 for models that never saw D_Q, a target
+"rho < 1: not forgotten" (Algorithm 1) is not a valid verdict: rho lies below 1 for some models that never saw D_Q, a target
 that has learnt the domain of D_Q elsewhere treats D_Q as known, and likelihood ratios of query and calibration models move
 with the target's overall confidence. So rho is only an estimate, and the verdict rests on a random draw (see `trace`): D_Q
 and withheld examples H were drawn from one pool U, no model is trained on H, and the target is evaluated on both.

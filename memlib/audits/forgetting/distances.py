@@ -93,6 +93,10 @@ class Distances:
         floor = 1e-9  # avoids division by zero in replicates whose distance is 0
         return self.to_query(model)[:, None] / np.maximum(self.calibrations(model.decimals), floor)
 
+    def largest_rho(self, decimals: int | None) -> float:
+        """Return the rho of a model as far as possible (KS 1) from every query model."""
+        return float((1 / np.maximum(self.calibrations(decimals)[..., 0], 1e-9)).mean())
+
     def _problem(self, smallest: float, decimals: int | None) -> str:
         """Explain why D_C cannot calibrate; return an empty string if it can."""
         distance = self.calibrations(decimals)[..., 0].mean()

@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from memlib.audits.forgetting.recipe import NULL, RETAINED, TARGET, Recipe
-from memlib.audits.forgetting.verdict import outcome
+from memlib.audits.forgetting.recipe import NO_TRACE, NULL, RETAINED, REVERSED, TARGET, UNDECIDED, Recipe
+from memlib.audits.forgetting.verdict import outcome, outcomes_of, trained_on
+from memlib.audits.forgetting.trace import FEWEST_RETAINED, FOUND
 from memlib.findings import verdict_of, with_params
 from memlib.report.figures import INK, MUTED, REFERENCE, data_uri, new_figure, save_figure
 from memlib.report.figures import TARGET as TARGET_COLOUR
@@ -26,6 +27,12 @@ _FORGEABLE = (
     "The outputs of {} were supplied by the owner of the model. Outputs can be forged: an owner who can tell D_Q from the "
     "withheld examples can produce any result. The conclusions hold if the owner was asked for all examples of the pool at "
     "once, in mixed order and under uninformative names (memlib ids), or if the auditor ran the model."
+)
+_KNOWN = (
+    "Known examples (sets.known) are said to be in every target. 'Known examples found' is how often the same test finds them, "
+    "over redraws of as many withheld examples; where that is seldom, a missing trace of D_Q means nothing. The share of D_Q "
+    f"that was used is estimated only where known examples are found in at least {100 * FOUND:g} % of redraws, stand out no more "
+    f"than training data in at least {FEWEST_RETAINED} of the auditor's own models, and these models are found, too."
 )
 TICKS = (0.001, 0.1, 0.5, 0.9, 0.999, 0.99999)
 _TERMS = (
@@ -65,7 +72,7 @@ def build_page(
     rows = with_params(tables["summary"])
     verdict = verdict_of(rows)
     sections = [
-        _trace_section(rows, [name for name, target in recipe.targets.items() if target.outputs is not None]),
+        _trace_section(rows, recipe),
         _rho_section(rows),
         _distribution_section(recipe, confidences, folder),
         _mix_section(tables["curves"], recipe, folder),
@@ -97,19 +104,35 @@ def build_page(
             bounded="Anyone who queries the model on D_Q finds at most the stated share of the trace that training data "
             "leave.",
         ),
-        advice=advice_of(
-            verdict.word,
-            shown="If D_Q had to be removed, the models listed as retained have not forgotten it: retrain them without D_Q, "
-            "or continue unlearning, and audit the new models on the same withheld examples.",
-            more="audit more examples of D_Q, and more that were drawn with them and withheld; known examples (sets.known) "
-            "show what would be found"
-            if any(target.mix is None for target in recipe.targets.values())
-            else "",
-        ),
+        advice=_advice(verdict.word, rows, recipe),
         limits=_NOT_SHOWN, terms=_TERMS, model=facts.get("model", ""),
         title=recipe.title, audit="forgetting", run=run, verdict=verdict.sentence, verdict_kind=KINDS[verdict.word],
         lead=lead, numbers=_numbers(rows), sections=[section for section in sections if section is not None],
     )  # fmt: skip
+
+
+def _advice(word: str, rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> str:
+    """Return what to do next: about the models that were shown to have used D_Q, and about those that are still open."""
+    outcomes = outcomes_of(rows)
+    used = [name for name, which in outcomes.items() if which in (RETAINED, REVERSED)]
+    unsettled = [name for name, which in outcomes.items() if which in (NO_TRACE, UNDECIDED)] if used else []
+    shown = (
+        f"If D_Q had to be removed, {' and '.join(used)} {'have' if len(used) > 1 else 'has'} not forgotten it: retrain without "
+        "D_Q, or continue unlearning, and audit the new model on the same withheld examples."
+    )
+    if unsettled:
+        shown += (
+            f" Do not report a pass for {' and '.join(unsettled)}: nothing was concluded. A larger D_Q with as many withheld "
+            "examples would find a weaker trace."
+        )
+    return advice_of(
+        word,
+        shown=shown,
+        more="audit more examples of D_Q, and more that were drawn with them and withheld; known examples (sets.known) "
+        "show what would be found"
+        if any(target.mix is None for target in recipe.targets.values())
+        else "",
+    )
 
 
 def confidences_of(curves: pa.Table) -> dict[tuple[str, str], NDArray[np.float64]]:
@@ -155,7 +178,7 @@ def _interval(row: Mapping[str, Any]) -> str:
     return "" if row["ci_low"] is None else f"95 %: {row['ci_low']:.2f} to {row['ci_high']:.2f}"
 
 
-def _trace_section(rows: Sequence[Mapping[str, Any]], supplied: Sequence[str]) -> Section | None:
+def _trace_section(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> Section | None:
     traces = [row for row in rows if row["metric"] == "trace"]
     if not traces:
         return None
@@ -163,20 +186,23 @@ def _trace_section(rows: Sequence[Mapping[str, Any]], supplied: Sequence[str]) -
         {row["params"]["target"]: row for row in rows if row["metric"] == metric}
         for metric in ("share_used", "control_power")
     )
+    supplied = [name for name, target in recipe.targets.items() if target.outputs is not None]
     table = [
         (
             row["params"]["target"],
+            trained_on(recipe, row["params"]["target"]),
             outcome(row),
             f"{row['value']:+.2f}" + (f" ({row['ci_low']:.2f} to {row['ci_high']:.2f})" if row["ci_low"] is not None else ""),
             f"{row['p_adjusted']:.2g}",
             "none" if row["detectable"] is None else f"{row['detectable']:.2f}",
-            _power(powers.get(row["params"]["target"])), _share(shares.get(row["params"]["target"])),
+            *([_power(powers.get(row["params"]["target"]))] if powers else []),
+            *([_share(shares.get(row["params"]["target"]))] if shares else []),
         )
         for row in traces
     ]  # fmt: skip
     headings = (
-        "model", "outcome", "trace (95 %)", "adjusted p", "trace found with 80 % power", "known examples found",
-        "share of D_Q used",
+        "model", "trained on", "outcome", "trace (95 %)", "adjusted p", "trace found with 80 % power",
+        *(["known examples found"] if powers else []), *(["share of D_Q used"] if shares else []),
     )  # fmt: skip
     return Section(
         heading="Does D_Q stand out among examples like it?",
@@ -185,6 +211,7 @@ def _trace_section(rows: Sequence[Mapping[str, Any]], supplied: Sequence[str]) -
             "that saw neither would predict. It is measured in normal scores of ranks and weighted towards hard examples. If "
             "D_Q was not used, it makes no difference to the model which examples were drawn into D_Q, so the p-value is "
             "valid for any model, however it was trained. It is adjusted for all targets (Holm).",
+            *([_KNOWN] if powers else []),
             *([_FORGEABLE.format(", ".join(supplied))] if supplied else []),
         ],
         table=TableView(headings, table),
@@ -192,7 +219,7 @@ def _trace_section(rows: Sequence[Mapping[str, Any]], supplied: Sequence[str]) -
 
 
 def _power(row: Mapping[str, Any] | None) -> str:
-    return "none in the recipe" if row is None else f"in {100 * row['value']:.0f} % of redraws"
+    return "" if row is None else f"in {100 * row['value']:.0f} % of redraws"
 
 
 def _share(row: Mapping[str, Any] | None) -> str:
@@ -219,8 +246,9 @@ def _rho_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
             "on D_Q, and that of the model under audit. rho divides it by the same gap for a calibration model, which was "
             "not trained on D_Q. A rho of 0 means that the model behaves like one trained on D_Q, 1 like one that was not. "
             "Intervals are over the seeds of the models and the examples of D_Q together. The paper calls rho below 1 'not "
-            "forgotten', but for models that did not use D_Q rho scatters around 1, and models that are more confident "
-            "than the query models lie above 1 whether or not they used it. So no verdict rests on it here."
+            f"forgotten', but models that used none of D_Q lie below 1, too{_of_nulls(rows)}: rho also depends on how confident "
+            "a model is of all data, and models more confident than the query models lie above 1 whether or not they used D_Q. "
+            "So no verdict rests on it here."
         ],
         table=TableView(("models", "KS", "rho", "interval of rho"), cells),
     )
@@ -287,12 +315,19 @@ def _mix_section(curves: pa.Table, recipe: Recipe, folder: Path) -> Section | No
     return Section(
         heading="rho by share of D_Q",
         paragraphs=[
-            "Each dot is a model trained from a different seed. At share 0 rho scatters around 1, so a value below 1 is no "
-            "evidence by itself."
+            "Each dot is a model trained from a different seed. Dots at share 0 used none of D_Q; where they lie below 1, a "
+            "value below 1 is no evidence of use."
         ],
         svg=save_figure(figure, folder, "rho_by_share"),
         figure_caption="rho (vertical) by the share of D_Q in the training data (horizontal); lines connect the means.",
     )
+
+
+def _of_nulls(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the mean rho of models that saw nothing of the pool, in words."""
+    kind = f"{NULL} models"
+    found = [row["value"] for row in rows if row["metric"] == "rho" and row["params"]["target"] == kind]
+    return f" (here the null models average {found[0]:.2f})" if found else ""
 
 
 def _change_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
@@ -314,8 +349,7 @@ def _known_models_section(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> 
     shares = [row for row in rows if row["metric"] == "found_share"]
     if not shares:
         return None
-    query_share = f"{100 * recipe.verdict.retained_mix[QUERY]:g} %"
-    seen = {f"{NULL} models": "nothing of the pool", f"{RETAINED} models": f"{query_share} of D_Q"}
+    seen = {f"{NULL} models": _mix(recipe.null_shares), f"{RETAINED} models": _mix(recipe.retained_shares)}
     table = [
         (row["params"]["target"], seen[row["params"]["target"]], f"{round(row['value'] * row['n'])} of {row['n']}")
         for row in shares

@@ -170,25 +170,28 @@ def _share_rows(name: str, models: Sequence[Observed], distances: Distances, con
 
 
 def _rho_rows(params: Mapping[str, Any], models: Sequence[Observed], distances: Distances) -> Iterator[Row]:
-    """Yield rho, a descriptive estimate: a value below 1 is no evidence, as rho scatters around 1 without D_Q."""
+    """Yield rho, a descriptive estimate: a value below 1 is no evidence, as models without D_Q lie below 1 as well."""
     if models[0].decimals not in distances.problems:
         values = np.stack([distances.rho(model) for model in models])
-        yield _row("rho", params, values, (0, 1, 2) if len(models) > 1 else (1, 2))
+        seeds = (0, 1, 2) if len(models) > 1 else (1, 2)
+        yield _row("rho", params, values, seeds, most=distances.largest_rho(models[0].decimals))
 
 
-def _row(metric: str, params: Mapping[str, Any], values: NDArray[np.float64], seeds: Sequence[int]) -> Row:
+def _row(
+    metric: str, params: Mapping[str, Any], values: NDArray[np.float64], seeds: Sequence[int], *, most: float = 1.0
+) -> Row:
     """Return the row of a mean over all but the last axis (the sample, then bootstrap replicates of examples).
 
     Args:
         metric, params: metric and params of the row.
         values: (..., 1 + num_replicates).
         seeds: axes of `values` that correspond to model seeds; each adds the variance of its means.
+        most: the largest possible value; the smallest is 0.
     """
     centre, half = _centre_and_half(values, seeds)
     over = "seeds and examples" if seeds else "examples"
-    return estimate(
-        metric, params, centre, n=values[..., 0].size, interval=Interval(max(0.0, centre - half), centre + half, over)
-    )
+    interval = Interval(max(0.0, centre - half), min(most, centre + half), over)
+    return estimate(metric, params, centre, n=values[..., 0].size, interval=interval)
 
 
 def _centre_and_half(
@@ -214,17 +217,15 @@ def _centre_and_half(
 
 def _change_row(names: tuple[str, str], distances: Distances) -> Row:
     """Return the change of rho between two targets, on the same examples, query models and calibration models."""
-    sides = []
-    for name in names:
-        models = [m for m in distances.models.values() if m.group == TARGET and m.target == name]
-        sides.append(np.stack([distances.rho(model) for model in models]))
+    sides = [np.stack([distances.rho(model) for model in distances.of(TARGET, name)]) for name in names]
+    first, last = (distances.of(TARGET, name)[0] for name in names)
     centre, half = _centre_and_half(sides[1].mean(axis=0) - sides[0].mean(axis=0), (0, 1), apart=sides)
     params = {"from": names[0], "to": names[1]}
     single = min(len(side) for side in sides) == 1  # with a single model, the target's training seed is not varied
     over = "the auditor's seeds and examples" if single else "seeds and examples"
-    return estimate(
-        "rho_change", params, centre, n=sides[0][0][..., 0].size, interval=Interval(centre - half, centre + half, over)
-    )
+    least, most = -distances.largest_rho(first.decimals), distances.largest_rho(last.decimals)
+    interval = Interval(max(least, centre - half), min(most, centre + half), over)
+    return estimate("rho_change", params, centre, n=sides[0][0][..., 0].size, interval=interval)
 
 
 def curves(distances: Distances, recipe: Recipe) -> pa.Table:

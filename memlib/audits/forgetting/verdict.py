@@ -96,13 +96,26 @@ def outcome(row: Mapping[str, Any]) -> str:
     return FORGOTTEN if row["verdict"] == BOUNDED else NO_TRACE
 
 
+def outcomes_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the outcome of each target from settled rows with params as mappings."""
+    return {row["params"]["target"]: outcome(row) for row in rows if row["params"].get("kind") == TARGET}
+
+
+def trained_on(recipe: Recipe, name: str) -> str:
+    """Return how much of D_Q a target was trained on, as far as that is known."""
+    mix = recipe.targets[name].mix
+    if mix is None:
+        return "unknown"
+    return f"{_percent(mix[QUERY])} of D_Q" if QUERY in mix else "none of D_Q"
+
+
 class _Findings:
     """The rows of a summary, by target."""
 
     def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self._rows = rows
         self.heads = {row["params"]["target"]: row for row in rows if row["params"].get("kind") == TARGET}
-        self.outcomes = {name: outcome(row) for name, row in self.heads.items()}
+        self.outcomes = outcomes_of(rows)
 
     def number(self, metric: str, target: str) -> float | None:
         """Return the value of a metric for a target; None if there is no such row."""
@@ -136,7 +149,7 @@ def verdict(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> Verdict:
     if all(row["verdict"] == BOUNDED for row in heads.values()):
         word = BOUNDED
     chosen = next((name for name, row in heads.items() if row["verdict"] == SHOWN), next(iter(heads)))
-    explained = f"{_explained(chosen, findings, recipe)} {_caution(recipe)}".strip()
+    explained = " ".join(filter(None, [_explained(chosen, findings, recipe), _contradicted(outcomes, recipe), _caution(recipe)]))
     if len(heads) == 1:
         return Verdict(
             word, SENTENCES[outcomes[chosen]].format(left=_percent(findings.number("share_limit", chosen))), explained
@@ -177,7 +190,7 @@ def _explained(name: str, found: _Findings, recipe: Recipe) -> str:
         )
     tested = (
         f"The {at['examples']} examples of D_Q were compared with {at['withheld']} examples that were drawn at random with "
-        f"them and withheld from everyone (p = {row['p_adjusted']:.2g}, level {recipe.verdict.level:g} over all targets)."
+        f"them and withheld (p = {row['p_adjusted']:.2g}, level {recipe.verdict.level:g} over all targets)."
     )
     if which in (RETAINED, REVERSED):
         return (
@@ -211,8 +224,8 @@ def _missed(name: str, found: _Findings, recipe: Recipe) -> str:
     strongest = None if row is None else row["params"].get("strongest")
     if strongest is None:
         return (
-            f"Fewer than {FEWEST_RETAINED} of the auditor's own models were trained on examples of D_Q (verdict.models), so "
-            "nothing shows how strong the trace of training data can be, and absence is not shown."
+            f"Fewer than {FEWEST_RETAINED} of the auditor's own models were trained on examples of D_Q (verdict.models): too few "
+            "to know how strong the trace of training data can be at most. So absence is not shown."
         )
     if row is not None and row["value"] > strongest:
         return (
@@ -224,10 +237,25 @@ def _missed(name: str, found: _Findings, recipe: Recipe) -> str:
     return f"Examples that are known to be in the model are found, but {left}, so absence is not shown."
 
 
+def _contradicted(outcomes: Mapping[str, str], recipe: Recipe) -> str:
+    """State where the outcome contradicts what is known of a target that the auditor trained."""
+    said = []
+    for name, which in outcomes.items():
+        mix = recipe.targets[name].mix
+        used, found = mix is not None and QUERY in mix, which in (RETAINED, REVERSED)
+        if used and not found:
+            said.append(f"{name} is known to have been trained on {trained_on(recipe, name)}, and the test did not find it.")
+        if mix is not None and not used and found:
+            said.append(f"{name} is known to have been trained on {trained_on(recipe, name)}: a false alarm.")
+    return " ".join(said)
+
+
 def _caution(recipe: Recipe) -> str:
-    if any(target.outputs is not None for target in recipe.targets.values()):
-        return (
-            "The outputs were supplied by the owner of the model. An owner who knows which examples were withheld can forge "
-            "them, so all examples should be requested at once, in mixed order."
-        )
-    return ""
+    supplied = [name for name, target in recipe.targets.items() if target.outputs is not None]
+    if not supplied:
+        return ""
+    which = f" of {' and '.join(supplied)}" if len(recipe.targets) > 1 else ""
+    return (
+        f"The outputs{which} were supplied by the owner of the model. An owner who knows which examples were withheld can forge "
+        "them, so all examples should be requested at once, in mixed order."
+    )

@@ -1,4 +1,4 @@
-"""Unique-feature audit: does a classifier remember something that appeared in a single training image? (Hartley 2023, 2022)
+"""Unique-feature audit: does a classifier remember something that appeared in a single training example? (Hartley 2023, 2022)
 
 The feature (a name burnt into an X-ray, a patch, an odd coordinate) is inserted into clean examples. A model that has
 memorized it is more confident of the canary's label on examples with the feature (x_u) than on the same examples
@@ -39,7 +39,7 @@ def _limits(recipe: Recipe) -> Iterable[str]:
 
 AUDIT = Audit(
     name="unique-feature",
-    question="Does a classifier remember something that appeared in a single training image?",
+    question="Does a classifier remember something that appeared in a single training example?",
     recipe=Recipe,
     tables={"units": UNITS},
     in_brief=_in_brief,

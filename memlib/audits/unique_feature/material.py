@@ -137,6 +137,7 @@ def _facts(recipe: Recipe, cells: Sequence[Scored]) -> dict[str, str]:
     if isinstance(subject, TrainedSpec):
         return facts | {"model": subject.model, "weights": str(subject.weights)}
     training = subject.training
+    patience = "" if training.patience is None else f" at most, patience {training.patience}"
     models = list(dict.fromkeys(models for cell in cells for models in cell.models))
     seconds = sum(float(chunk.facts.get("training_seconds", 0)) for chunk in models)
     nets = [net for cell in cells for group in cell.nets for net in group]
@@ -144,7 +145,7 @@ def _facts(recipe: Recipe, cells: Sequence[Scored]) -> dict[str, str]:
         "training examples": f"{cells[0].data.members(TRAIN).num_rows}",
         "canaries": f"{canary.count}, chosen {canary.choice.replace('_', ' ')}, {canary.mode}, {canary.repeats} time(s)",
         "model": ", ".join(f"{k} {v}" for k, v in subject.model.model_dump(mode="json").items() if k != "kind"),
-        "training": f"{training.epochs} epochs at most, batch {training.batch_size or 'all'}, patience {training.patience}",
+        "training": f"{training.epochs} epochs{patience}, batch {training.batch_size or 'all'}",
         "optimizer": ", ".join(f"{k} {v}" for k, v in training.optimizer.model_dump(mode="json").items()),
         "nets": f"{sum(not n.control for n in nets)} with the feature, {sum(n.control for n in nets)} controls",
         "training time": f"{seconds:.0f} s, summed over {len(models)} artifacts",

@@ -1,6 +1,7 @@
 """Verdict of a run, in words, from its settled rows; the pages only display it."""
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -202,7 +203,8 @@ def verdict_on_own(rows: Sequence[Row]) -> Verdict:
     if tests[0]["smallest_p"] * len(tests) > tests[0]["alpha"]:
         missed_ = (
             f"With {at['nulls']} features for comparison no effect could have been shown: the smallest p-value, "
-            f"{tests[0]['smallest_p']:.2g}, times {len(tests)} scores is above {tests[0]['alpha']:g}."
+            f"{tests[0]['smallest_p']:.2g}, times {len(tests)} scores is above {tests[0]['alpha']:g}; "
+            f"{math.ceil(len(tests) / tests[0]['alpha'] - 1e-9) - 1} are needed (score.null_features)."
         )
         return Verdict(INCONCLUSIVE, "This comparison was too small to single the feature out.", f"{text} {missed_}")
     missed_ = f"Weaker memory could have been missed: {_reaches(tests)} with a power of 80 %."
@@ -211,8 +213,9 @@ def verdict_on_own(rows: Sequence[Row]) -> Verdict:
 
 def _reaction(row: Row) -> str:
     params = _params(row)
+    side = "above" if row["value"] >= 0 else "below"
     return (
-        f"{_upper(score_name(params))}: the feature's score is {_digits(row['value'])} above the mean of the others; "
+        f"{_upper(score_name(params))}: the feature's score is {_digits(abs(row['value']))} {side} the mean of the others; "
         f"p = {row['p_value']:.2g}, adjusted p = {row['p_adjusted']:.2g}."
     )
 

@@ -340,7 +340,7 @@ def test_forgotten_cannot_be_bought_by_training_harder_on_the_known_examples() -
     assert not [row for row in rows if row["metric"] == "share_used"]
     few = with_params(judged(plain, size=9))
     assert verdict_of(few).word == INCONCLUSIVE
-    assert "nothing shows how strong the trace of training data can be" in verdict_of(few).explanation
+    assert "too few to know how strong the trace of training data can be" in verdict_of(few).explanation
 
 
 def test_no_share_is_given_where_the_auditors_own_models_are_not_found() -> None:

@@ -53,13 +53,15 @@ def untested(*names: str) -> list[dict[str, Any]]:
 
 
 def said(rows: list[dict[str, Any]], **changes: Any) -> Any:
-    return verdict([{**row, "params": json.loads(row["params"])} for row in rows], recipe(**changes))
+    named = [{**row, "params": json.loads(row["params"])} for row in rows]
+    targets = {row["params"]["target"]: {"trained": {"model": "a:b", "version": "1"}} for row in named if row["params"].get("kind") == "target"}
+    return verdict(named, recipe(**{"targets": targets} | changes))
 
 
 @pytest.mark.parametrize(
     ("rows", "kind", "sentence", "because"),
     [
-        (findings(p=0.001), "found", "has used this data set", "withheld from everyone (p = 0.001"),
+        (findings(p=0.001), "found", "has used this data set", "withheld (p = 0.001"),
         (
             findings(p=0.001, value=-0.4),
             "found",
@@ -95,8 +97,52 @@ def test_several_models_are_listed() -> None:
 
 
 def test_supplied_outputs_come_with_a_caution() -> None:
-    found = said(findings(p=0.001), targets={"t": {"outputs": {"path": "x.parquet"}}})
+    found = said(findings(p=0.001), targets={"<b>t</b>": {"outputs": {"path": "x.parquet"}}})
     assert "An owner who knows which examples were withheld can forge them" in found.explanation
+
+
+def test_outcomes_that_contradict_known_training_are_named() -> None:
+    targets = {"half": {"mix": {"query": 0.5}}, "clean": {"mix": {"calibration": 1}}}
+    missed = said(findings("half", "clean"), targets=targets).explanation
+    assert "half is known to have been trained on 50 % of D_Q, and the test did not find it." in missed
+    assert "clean is known" not in missed
+    alarm = said(findings("half", "clean", p=0.001), targets=targets).explanation
+    assert "clean is known to have been trained on none of D_Q: a false alarm." in alarm
+    assert "half is known" not in alarm
+
+
+def test_a_caution_names_the_target_whose_outputs_were_supplied() -> None:
+    targets = {"own": {"mix": {"query": 1}}, "theirs": {"outputs": {"path": "x.parquet"}}}
+    assert "The outputs of theirs were supplied" in said(findings("own", "theirs"), targets=targets).explanation
+
+
+def page_of(rows: list[dict[str, Any]], folder: Path, **changes: Any) -> str:
+    """Return the rendered page of a run without curves and examples."""
+    tables = {
+        "summary": summary_table(rows, said(rows, **changes)), "curves": CURVES.arrow.empty_table(),
+        "units": UNITS.arrow.empty_table(), "examples": EXAMPLES.arrow.empty_table(),
+    }  # fmt: skip
+    confidences = {key: np.linspace(0, 1, 20) for key in (("query", ""), ("calibration", ""), ("null", ""))}
+    confidences |= {("target", name): np.linspace(0, 1, 20) for name in changes["targets"]}
+    return render(
+        build_page(recipe(**changes), "abc", tables, confidences, [], lambda _: np.zeros((8, 8, 1), np.uint8), {}, folder)
+    )
+
+
+def test_advice_is_about_each_target(tmp_path: Path) -> None:
+    targets = {"old": {"mix": {"query": 1}}, "new": {"trained": {"model": "a:b", "version": "1"}}}
+    rows = findings("old", p=0.001)[:1] + findings("new")
+    page = page_of(settle(rows, alpha=0.01), tmp_path, targets=targets)
+    assert "old has not forgotten it" in page
+    assert "Do not report a pass for new" in page
+    assert "share of D_Q used" not in page  # a column without values
+
+
+def test_rho_of_null_models_is_stated_where_rho_is_explained(tmp_path: Path) -> None:
+    rows = [*findings("t"), estimate("rho", {"target": "null models"}, 0.22, n=9, interval=Interval(0, 0.6, "examples"))]
+    assert "models that used none of D_Q lie below 1, too (here the null models average 0.22)" in page_of(
+        settle(rows, alpha=0.01), tmp_path, targets={"t": {"mix": {"query": 1}}}
+    )
 
 
 def test_a_page_is_whole_and_escaped(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def nets_section(frame: Any, findings: Findings, folder: Path) -> Section:
     return Section(
         heading="Each model and its control",
         paragraphs=[
-            "Each model trained with the feature in one example has a control: a model from the same seed that saw the same "
+            "Each model trained with the feature in an example has a control: a model from the same seed that saw the same "
             "example without the feature. What the two curves share is how any such model reacts to the feature; the gap "
             f"between them is memory. Score: {METRIC_NAMES[at['metric']]}, on {at['output'].replace('_', ' ')}."
         ],
@@ -201,7 +201,7 @@ def _found_at(row: Mapping[str, Any]) -> str:
     """Return the effect that the test would have found with a power of 80 %, as text."""
     if row["role"] != "test":
         return ""
-    return "no effect" if row["detectable"] is None else f"{row['detectable']:.3g}"
+    return "none, however large" if row["detectable"] is None else f"{row['detectable']:.3g}"
 
 
 def _with_variant(findings: Findings, params: Mapping[str, Any], cells: list[str]) -> list[str]:
@@ -250,7 +250,7 @@ def settings_section(frame: Any, findings: Findings, folder: Path) -> Section | 
     rows = [
         (
             row["params"].get("variant", "all models"),
-            row["params"]["of"],
+            " and ".join(METRIC_NAMES[name] for name in row["params"]["of"].split(" and ")),
             row["params"]["output"],
             f"{row['value']:.2f}",
             interval_text(row),
@@ -260,10 +260,10 @@ def settings_section(frame: Any, findings: Findings, folder: Path) -> Section | 
         if row["metric"] == "correlation" and row["params"]["output"] == output
     ]
     return Section(
-        heading="With less access to the model",
+        heading="With less knowledge of the training data",
         paragraphs=[
-            f"Each model's score in the white box against the scores available to outsiders, on {output} (2023, Figs. 6 and "
-            "7). Grey and black box take the maximum over labels, each centred by the controls, so that controls lie above "
+            f"Each model's score in the white box against the scores of those who know less of the training data, on {output} "
+            "(2023, Figs. 6 and 7). Grey and black box take the maximum over labels, each centred by the controls, so that controls lie above "
             "zero as well."
         ],
         svg=save_figure(figure, folder, "settings"),

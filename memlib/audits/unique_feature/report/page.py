@@ -36,18 +36,27 @@ _TERMS = (
     "unique feature", "M", "white box, grey box, black box", "self-influence", "null", "p-value", "95 % interval", "power",
     "external model", "model seed", "diagnostic",
 )  # fmt: skip
+_IF_NAMED = "If the feature tells who somebody is, such as a name on an X-ray, this reveals whose data the model was trained on."
 _MEANING_OF_ONE = (
     "Anyone who can show this model examples with and without the feature can tell from its answers that the feature was in "
-    "its training data. If the feature is a name on an X-ray, this reveals that the patient was in the training data."
+    f"its training data. {_IF_NAMED}"
 )
 _MEANING_OF_MANY = (
-    "A feature of a single training example changes what models trained like these compute. Anyone who has such a model in "
-    "full can test for it; a single model betrays it only as often as the shares of flagged models say, and with less access "
-    "only where the page says shown. If the feature is a name on an X-ray, finding it reveals that the patient was in the "
-    "training data."
+    "A feature of {} changes what models trained like these compute. Whoever knows the training data and the feature's label, "
+    "and can ask such a model, can test for it (white box); a single model betrays it only as often as the shares of flagged "
+    "models say, and to those who know less (grey and black box) only where the page says shown. "
+    f"{_IF_NAMED}"
+)
+_BOUNDED_OF_ONE = (
+    "Anyone who shows the model the feature sees its answers change by at most the stated amount more than with any feature of "
+    "the same kind."
+)
+_BOUNDED_OF_MANY = (
+    "Models trained like these change their answers to the feature by at most the stated amount more than models that never saw "
+    "it. This is a mean over trainings: a rare one may remember more."
 )
 _NOT_SHOWN = (
-    "Whether the model remembers other features: only this one was tested, in this place and typeface.",
+    "Whether the model remembers other features: only this one was tested, as it was inserted here.",
     "That somebody who does not know the feature could read it out of the model: the audit shows it to the model.",
     "That one particular model trained with the feature remembers it, unless that model was audited as an external model.",
 )
@@ -95,16 +104,15 @@ def build_page(
     return Page(
         meaning=meaning_of(
             conclusion.word,
-            shown=_MEANING_OF_ONE if recipe.trained is not None else _MEANING_OF_MANY,
-            bounded="Anyone who shows the model the feature sees its answers change by at most the stated amount more than "
-            "with any feature of the same kind.",
+            shown=_MEANING_OF_ONE if recipe.trained is not None else _MEANING_OF_MANY.format(_carriers(recipe)),
+            bounded=_BOUNDED_OF_ONE if recipe.trained is not None else _BOUNDED_OF_MANY,
         ),
         advice=advice_of(
             conclusion.word,
-            shown="Remove identifying features such as names from the images before training, and treat models trained with "
-            "them as confidentially as the images. Regularization does not prevent this memory (Hartley 2022, 2023): audit "
+            shown="Remove identifying features such as names from the data before training, and treat models trained with "
+            "them as confidentially as the data. Regularization does not prevent this memory (Hartley 2022, 2023): audit "
             "every changed training again.",
-            more="" if recipe.trained is None else "compare the feature with more others of its kind (nulls)",
+            more="" if recipe.trained is None else "compare the feature with more others of its kind (score.null_features)",
         ),
         limits=_NOT_SHOWN, terms=_TERMS, model=material.facts.get("model", ""),
         title=recipe.title, audit="unique-feature", run=run, verdict=conclusion.sentence,
@@ -112,6 +120,14 @@ def build_page(
         numbers=_numbers_of_own(findings) if recipe.trained is not None else _numbers(findings),
         sections=[section for section in sections if section is not None],
     )  # fmt: skip
+
+
+def _carriers(recipe: Recipe) -> str:
+    """Return how many training examples carry the feature, in words."""
+    copies = sorted({cell.recipe.canary.repeats for cell in recipe.cells if cell.recipe.canary is not None})
+    if copies == [1]:
+        return "a single training example"
+    return f"one training example, of which the training set holds {' or '.join(map(str, copies))} copies,"
 
 
 def _interval(row: Mapping[str, Any]) -> str:
@@ -133,6 +149,9 @@ def _numbers(findings: Findings) -> list[tuple[str, str, str]]:
         row = findings.find("proportion_memorized", **at, criterion=criterion)
         if row is not None:
             expected = _interval(row)
+            control = findings.find("proportion_control", **at, criterion=criterion)
+            if control is not None:
+                expected = f"{percent_text(control['value'])} of the controls as well"
             if row["null_value"] is not None:
                 expected = f"{percent_text(row['null_value'])} by chance, adjusted {p_text(row['p_adjusted'])}"
             shown.append(
@@ -143,6 +162,9 @@ def _numbers(findings: Findings) -> list[tuple[str, str, str]]:
 
 def _numbers_of_own(findings: Findings) -> list[tuple[str, str, str]]:
     return [
-        (f"{row['value']:.3g}", f"above other features, {score_name(row['params'])}", f"adjusted {p_text(row['p_adjusted'])}")
+        (
+            f"{row['value']:+.3g}", f"difference from the mean of other features, {score_name(row['params'])}",
+            f"adjusted {p_text(row['p_adjusted'])}",
+        )
         for row in findings.tests
-    ]
+    ]  # fmt: skip
