@@ -91,6 +91,12 @@ class Page:
     imprint: Sequence[tuple[str, str]] = ()
 
 
+def filled(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> TableView:
+    """Return a table without the columns that are empty in every row."""
+    kept = [place for place in range(len(headings)) if any(row[place] for row in rows)]
+    return TableView([headings[place] for place in kept], [[row[place] for place in kept] for row in rows])
+
+
 def meaning_of(word: str, *, shown: str, bounded: str) -> str:
     """Return a description of what an outsider could do with a finding.
 

@@ -5,6 +5,7 @@ from pydantic import Field
 from memlib.specs.base import Spec
 
 MOST_LOOKS = 1000
+ERROR = 0.05  # probability that an upper bound is wrong, over all looks together
 
 
 class LevelSpec(Spec):
@@ -13,10 +14,15 @@ class LevelSpec(Spec):
     alpha: float
     looks: int = Field(default=1, ge=1, le=MOST_LOOKS)
     """Number of audits of these data that are planned in all, such as one pair now and three if in doubt, or five seeds of a
-    split. Each spends alpha / looks, so that the chance of a false finding over all of them stays below alpha. Fix it before
-    the first."""
+    split. Each spends alpha / looks, so that the chance of a false finding over all of them stays below alpha; one-sided 95 %
+    bounds hold over all of them, too. Fix it before the first."""
 
     @property
     def level(self) -> float:
         """The level that one look spends."""
         return self.alpha / self.looks
+
+    @property
+    def error(self) -> float:
+        """The probability with which the upper bounds of one look may be wrong."""
+        return ERROR / self.looks

@@ -55,13 +55,13 @@ def shares(units: pa.Table, recipe: Recipe) -> tuple[float, float, int] | None:
     design, gains = analysis.design, analysis.gains
     right = analysis.right["target"].sum(axis=0) * analysis.trained_on
     seed = derive_seed(config.seed, "gate")
-    draws = config.permutations
-    most = attributable_bound(design, gains, right, permutations=draws, seed=seed, level=LEVEL) if right.sum() else 0
+    draws, level = config.permutations, LEVEL / config.looks
+    most = attributable_bound(design, gains, right, permutations=draws, seed=seed, level=level) if right.sum() else 0
     if most is None:
         return None
-    least = attributable_least(design, gains, right, permutations=draws, seed=seed, level=LEVEL)
+    least = attributable_least(design, gains, right, permutations=draws, seed=seed, level=level)
     answers = int(analysis.trained_on.sum()) * analysis.num_pairs
     count = len(np.unique(analysis.groups[analysis.trained_on]))
-    low, _ = exact_interval(math.floor(least / answers * count), count)
-    _, high = exact_interval(math.ceil(most / answers * count), count)
+    low, _ = exact_interval(math.floor(least / answers * count), count, level=1 - 2 * level)
+    _, high = exact_interval(math.ceil(most / answers * count), count, level=1 - 2 * level)
     return low, high, count

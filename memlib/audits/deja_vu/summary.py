@@ -131,7 +131,7 @@ def _excess_row(analysis: Analysis, params: Mapping[str, Any], config: Config, *
     answers = int(analysis.trained_on.sum()) * analysis.num_pairs
     seed = derive_seed(config.seed, "sides")
     right = analysis.right["target"].sum(axis=0) * analysis.trained_on
-    bound = attributable_bound(design, gains, right, permutations=config.permutations, seed=seed)
+    bound = attributable_bound(design, gains, right, permutations=config.permutations, seed=seed, level=config.error)
     level = config.headline_level if family == HEADLINE else config.level
     enough = detectable_answers(design, gains, analysis.wrong, alpha=level, seed=seed)
     return tested(
@@ -145,12 +145,18 @@ def _excess_row(analysis: Analysis, params: Mapping[str, Any], config: Config, *
 
 
 def _score_row(analysis: Analysis, params: Mapping[str, Any], config: Config) -> Row:
-    """Return the paper's score at p, tested by the same redraws; each model is scored on its own most confident crops."""
+    """Return the paper's score at p, tested by the same redraws; each model is scored on its own most confident crops.
+
+    Where the sides contain a class in unequal numbers, the score is the excess over the mean of the redraws: a side with more
+    images of a class that is easy for one of the models differs without memory.
+    """
     name = f"deja_vu_score@{config.p:g}/both"
     null = analysis.redrawn_scores(config.permutations, seed=derive_seed(config.seed, "sides of the score"))
-    value = analysis.value(name)
+    value, interval = analysis.value(name), analysis.interval(name)
+    expected = 0.0 if analysis.is_balanced else float(null.mean())  # what unequal shares of classes explain
+    interval = Interval(max(-2.0, interval.low - expected), min(2.0, (interval.high or 0.0) - expected), interval.over)
     return tested(
-        "deja_vu_score", params, value, n=analysis.num_units, interval=analysis.interval(name), family=SETTINGS,
+        "deja_vu_score", params, value - expected, n=analysis.num_units, interval=interval, family=SETTINGS,
         p_value=permutation_p(value, null), detectable=detectable(float(null.std()), config.level),
         smallest_p=1 / (1 + len(null)) if np.ptp(null) else 1.0,
     )  # fmt: skip

@@ -14,9 +14,9 @@ from typing import Any
 from memlib.audits.exposure.recipe import PRIVACY
 from memlib.audits.exposure.scores import Scored, canary_p
 from memlib.findings import Interval, Row, estimate, tested
+from memlib.specs.level import ERROR
 from memlib.specs.text import INSERTED
 
-ERROR = 0.05  # probability that the bound is wrong, over all looks together
 HALVINGS = 60  # number of halvings of an interval that contains the bound
 
 
@@ -47,26 +47,27 @@ class Look:
         return 0.0 if self.privacy is None else float(self.privacy["delta"])
 
 
-def epsilon_bound(p: float, *, looks: int, delta: float = 0.0, windows: int = 1) -> float | None:
-    """Compute a lower bound of epsilon, which is wrong with probability at most .05 over all looks.
+def epsilon_bound(p: float, *, looks: int, delta: float = 0.0, windows: int = 1, error: float = ERROR) -> float | None:
+    """Compute a lower bound of epsilon, which is wrong with probability at most `error` over all looks.
 
     Args:
         p: p-value of the canary's rank, r / |R|.
         looks: number of looks (at each canary, checkpoint and training run) among which the largest bound may be picked.
         delta: delta for which epsilon is bounded, for one window.
         windows: number of windows that contain the canary.
+        error: probability with which the bound may be wrong.
 
     Returns:
         the largest epsilon that is refuted (see `refuted_p`), or 0 if no epsilon is refuted; None if no rank could
         refute any epsilon.
     """
-    if looks * windows * delta >= ERROR:
+    if looks * windows * delta >= error:
         return None
 
     def is_refuted(epsilon: float) -> bool:
-        return looks * refuted_p(p, epsilon=epsilon, delta=delta, windows=windows) <= ERROR
+        return looks * refuted_p(p, epsilon=epsilon, delta=delta, windows=windows) <= error
 
-    low, high = 0.0, max(0.0, math.log(ERROR / looks / p) / windows)  # high: the bound for delta 0
+    low, high = 0.0, max(0.0, math.log(error / looks / p) / windows)  # high: the bound for delta 0
     if high == 0 or not is_refuted(low):
         return 0.0
     for _ in range(HALVINGS):
@@ -112,14 +113,20 @@ def looks_at(models: Sequence[Scored], size: int) -> list[Look]:
     return looks
 
 
-def privacy_rows(models: Sequence[Scored], size: int) -> Iterator[Row]:
-    """Yield for each variant the accountant's epsilon, the lower bound of epsilon, and the test of the claim."""
+def privacy_rows(models: Sequence[Scored], size: int, *, error: float = ERROR) -> Iterator[Row]:
+    """Yield for each variant the accountant's epsilon, the lower bound of epsilon, and the test of the claim.
+
+    Args:
+        models: the scored models.
+        size: |R|, the number of candidates.
+        error: probability with which the lower bounds may be wrong.
+    """
     looks = looks_at(models, size)
     for variant in dict.fromkeys(model.variant for model in models):
         at = {"variant": variant} if variant else {}
         of_variant = [look for look in looks if look.variant == variant]
         yield from _claimed(at, [model for model in models if model.variant == variant])
-        yield from _bound(at, of_variant, len(looks))
+        yield from _bound(at, of_variant, len(looks), error)
         yield from _tested(at, [look for look in of_variant if look.privacy is not None])
 
 
@@ -132,12 +139,13 @@ def _claimed(at: Mapping[str, Any], models: Sequence[Scored]) -> Iterator[Row]:
         yield estimate("epsilon", {**at, **most}, epsilon, n=len({model.seed for model in models}))
 
 
-def _bound(at: Mapping[str, Any], looks: Sequence[Look], total: int) -> Iterator[Row]:
+def _bound(at: Mapping[str, Any], looks: Sequence[Look], total: int, error: float) -> Iterator[Row]:
     """Yield the largest lower bound, with the largest bound that any rank could have given (ceiling)."""
     bounds = []
     for look in looks:
         bound, ceiling = (
-            epsilon_bound(p, looks=total, delta=look.delta, windows=look.windows) for p in (look.p, look.smallest)
+            epsilon_bound(p, looks=total, delta=look.delta, windows=look.windows, error=error)
+            for p in (look.p, look.smallest)
         )
         if bound is not None and ceiling is not None:
             bounds.append((bound, ceiling, look))

@@ -1,7 +1,7 @@
 """The page of an exposure audit. It contains no secrets: canaries are named by id."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,12 @@ from memlib.audits.exposure.recipe import DOCUMENTS, HEADLINE, PRIVACY, Recipe
 from memlib.audits.exposure.verdict import floored
 from memlib.findings import SHOWN, verdict_of
 from memlib.report.figures import INK, MUTED, REFERENCE, TARGET, new_figure, plain_ticks, save_figure
-from memlib.report.page import KINDS, Page, Section, TableView, advice_of, meaning_of
+from memlib.report.page import KINDS, Page, Section, TableView, advice_of, filled, meaning_of
+from memlib.specs.text import GIVEN, RECURRING
 from memlib.stats.tails import SkewNormal
 
 LOOSE = ", not tight: the pld accountant gives a smaller value"
 FIRST_ROWS = 30  # rows of a table that are always visible; the full table is folded
-ENDED = {"found": "likeliest found"}  # of a search, in words
 MARKERS = ("o", "s", "^", "D")
 NAMES = {"exposure": "bits of exposure,", "exposure_among_unseen": "bits of exposure among unseen secrets,"}
 COLOURS = (TARGET, REFERENCE, "#5f8f6b", "#b07d2b", "#7a3b9a", INK)
@@ -51,15 +51,16 @@ def build_page(recipe: Recipe, run: str, tables: Mapping[str, pa.Table], facts: 
     units = tables["units"].to_pylist()
     verdict = verdict_of(rows)
     points = [{**row, "params": json.loads(row["params"])} for row in tables["curves"].to_pylist()]
+    noun = "secret" if any(unit["kind"] in (GIVEN, RECURRING) for unit in units) else "canary"
     sections = [
         _variants_section(rows, points, folder),
-        _insertions_section(points, units[0]["space_bits"], folder),
+        _insertions_section(points, units[0]["space_bits"], folder, noun),
         _epochs_section(points, folder),
-        _histogram_section(points, folder),
-        _canaries_section(units, rows),
+        _histogram_section(points, folder, noun),
+        _canaries_section(units, rows, noun),
         _privacy_section(rows),
-        _null_section(rows),
-        _extraction_section(tables["extractions"].to_pylist(), points, folder),
+        _null_section(rows, noun),
+        _extraction_section(tables["extractions"].to_pylist(), points, folder, noun),
         _documents_section(rows, tables["documents"], recipe, folder),
         Section(
             heading="What was run",
@@ -78,7 +79,7 @@ def build_page(recipe: Recipe, run: str, tables: Mapping[str, pa.Table], facts: 
     ]
     return Page(
         meaning=_READ_OUT
-        if verdict.word != SHOWN and any(row["extracted"] for row in tables["extractions"].to_pylist())
+        if verdict.word != SHOWN and any(row["extracted"] and not row["known"] for row in tables["extractions"].to_pylist())
         else meaning_of(verdict.word, shown=_gained(rows), bounded=_BOUNDED[rows[0]["metric"] == "exposure_among_unseen"]),
         advice=advice_of(
             verdict.word,
@@ -151,7 +152,7 @@ def _interval(row: Mapping[str, Any], over: str = "", digits: int = 1) -> str:
     return f"95 %{of}: {row['ci_low']:.{digits}f} to {row['ci_high']:.{digits}f}"
 
 
-def _insertions_section(points: Sequence[Mapping[str, Any]], bits: float, folder: Path) -> Section:
+def _insertions_section(points: Sequence[Mapping[str, Any]], bits: float, folder: Path, noun: str) -> Section:
     dots = [p for p in points if p["curve"] == "exposure_by_insertions"]
     figure = new_figure()
     axes = figure.axes[0]
@@ -165,19 +166,23 @@ def _insertions_section(points: Sequence[Mapping[str, Any]], bits: float, folder
     ticks = sorted({p["x"] for p in dots})
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
-    axes.set_xlabel("number of insertions")
+    times = "occurrences" if noun == "secret" else "insertions"
+    axes.set_xlabel(f"number of {times}")
     axes.set_ylabel("exposure in bits")
     if len({p["series"] for p in dots}) > 1:
         figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     return Section(
-        heading="Exposure by number of insertions",
+        heading=f"Exposure by number of {times}",
         paragraphs=[
-            "Each dot is one canary under one model. At 0 insertions, chance alone puts half of all canaries above 1 bit "
-            "and one in 2^e above e bits."
+            "Each dot is one secret under one model. Common secrets are exposed without having been seen, so exposure alone "
+            "is no evidence of memory. Randomly drawn candidates that do not occur stand at 0."
+            if noun == "secret"
+            else "Each dot is one canary under one model. At 0 insertions, chance alone puts half of all canaries above 1 "
+            "bit and one in 2^e above e bits."
         ],
         svg=save_figure(figure, folder, "exposure_by_insertions"),
-        figure_caption="Exposure of each canary (vertical) by the number of its insertions (horizontal). Dashed line: all "
-        "bits of the secret.",
+        figure_caption=f"Exposure of each {noun} (vertical) by the number of its {times} (horizontal). Dashed line: all bits "
+        "of the secret.",
     )
 
 
@@ -216,7 +221,7 @@ def _epochs_section(points: Sequence[Mapping[str, Any]], folder: Path) -> Sectio
     )
 
 
-def _histogram_section(points: Sequence[Mapping[str, Any]], folder: Path) -> Section:
+def _histogram_section(points: Sequence[Mapping[str, Any]], folder: Path, noun: str) -> Section:
     bars = [p for p in points if p["curve"] == "perplexity_histogram"]
     marked = bars[0]["params"]
     x, y = np.array([p["x"] for p in bars]), np.array([p["y"] for p in bars])
@@ -227,20 +232,20 @@ def _histogram_section(points: Sequence[Mapping[str, Any]], folder: Path) -> Sec
         law = SkewNormal(marked["location"], marked["scale"], marked["shape"])
         grid = np.linspace(min(x.min(), marked["log_perplexity"]), x.max(), 300)
         axes.plot(grid, np.exp(law.log_density(grid)), color=REFERENCE, lw=1.4, label="fitted skew-normal distribution")
-    axes.axvline(marked["log_perplexity"], color=TARGET, lw=1.6, label=f"canary {marked['canary']}, {marked['insertions']}x")
+    axes.axvline(marked["log_perplexity"], color=TARGET, lw=1.6, label=f"{noun} {marked['canary']}, {marked['insertions']}x")
     axes.set_xlabel("log-perplexity in bits")
     axes.set_ylabel("density")
     axes.legend(frameon=False, fontsize=8)
     return Section(
         heading="How likely the model finds the candidates",
-        paragraphs=["Shown for the model that saw a canary most often, at its last checkpoint."],
+        paragraphs=[f"Shown for the model that saw a {noun} most often, at its last checkpoint."],
         svg=save_figure(figure, folder, "perplexity_histogram"),
-        figure_caption="Log-perplexities of random candidates (bars) and of the canary (red line): the further left the "
-        "canary lies, the more exposed it is.",
+        figure_caption=f"Log-perplexities of random candidates (bars) and of the {noun} (red line): the further left it "
+        "lies, the more exposed it is.",
     )
 
 
-def _canaries_section(units: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> Section:
+def _canaries_section(units: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], noun: str) -> Section:
     tests = {(row["params"].get("variant", ""), row["params"]["canary"]): row for row in rows if row["family"] == "canaries"}
     last: dict[Any, float] = {}
     for unit in units:
@@ -252,25 +257,37 @@ def _canaries_section(units: Sequence[Mapping[str, Any]], rows: Sequence[Mapping
         if unit["insertions"] and unit["epoch"] == last[unit["variant"], unit["seed"], unit["canary"], unit["insertions"]]
     ]
     headings = (
-        "model", "canary", "occurrences", "log-perplexity", "exposure (95 %)", "method", "rank", "p", "p over all seeds",
+        "model", noun, "occurrences", "log-perplexity", "exposure (95 %)", "method", "rank", "p", "p over all seeds",
         "adjusted p", "extrapolated",
     )  # fmt: skip
-    given = any(unit["kind"] == "given" for unit in units)
+    fitted = any(unit["fit_p"] is not None for unit in units)
     return Section(
-        heading="Secrets" if given else "Canaries",
+        heading=_plural(noun).capitalize(),
         paragraphs=[
             "Log-perplexity and exposure in bits, at the last checkpoint. p is the probability that a secret of the same "
             "kind which the model never saw ranks as low. Without such secrets there is no p, because exposure then also "
             "reflects how common a secret is."
-            if given
+            if noun == "secret"
             else "Log-perplexity and exposure in bits, at the last checkpoint. p is the probability that a canary which was "
-            "never inserted ranks as low. The extrapolated value is an estimate that holds only if the log-perplexities "
-            "are skew-normal (fit p: the p-value of that assumption); no interval is known for it."
+            "never inserted ranks as low. A star marks canaries that are shown to be remembered.",
+            "The extrapolated value is an estimate that holds only if the log-perplexities are skew-normal"
+            f"{' (fit p: the p-value of that assumption)' if fitted else ''}; no interval is known for it. It may exceed all "
+            "bits of the secret: then it does not hold.",
         ],
-        table=TableView(headings, cells[:FIRST_ROWS]),
-        details=TableView(headings, cells) if len(cells) > FIRST_ROWS else None,
-        details_title=f"All {len(cells)}",
+        **_folded(headings, cells),
     )
+
+
+def _folded(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """Return the fields of a section with a table: its first rows, and all of them folded; without empty columns."""
+    whole = filled(headings, cells)
+    more = len(cells) > FIRST_ROWS
+    first = TableView(whole.headings, whole.rows[:FIRST_ROWS])
+    return {"table": first, "details": whole if more else None, "details_title": f"All {len(cells)}"}
+
+
+def _plural(noun: str) -> str:
+    return "secrets" if noun == "secret" else "canaries"
 
 
 def _canary_cells(unit: Mapping[str, Any], test: Mapping[str, Any] | None) -> tuple[str, ...]:
@@ -287,7 +304,11 @@ def _canary_cells(unit: Mapping[str, Any], test: Mapping[str, Any] | None) -> tu
         "" if unit["p_value"] is None else f"{unit['p_value']:.2g}",
         "" if test is None else f"{test['p_value']:.2g}",
         "" if test is None else f"{test['p_adjusted']:.2g}" + (" *" if test["verdict"] == SHOWN else ""),
-        "" if law is None else f"{law:.1f}" + ("" if unit["fit_p"] is None else f" (fit p {unit['fit_p']:.2g})"),
+        ""
+        if law is None
+        else f"{law:.1f}"
+        + (" (above all bits)" if law > unit["space_bits"] else "")
+        + ("" if unit["fit_p"] is None else f" (fit p {unit['fit_p']:.2g})"),
     )
 
 
@@ -327,7 +348,7 @@ def _privacy_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
             "bound that could have been proved. If the claim is right, a canary in one window exceeds the implied exposure "
             "with probability at most 0.05; a canary in several windows may have more."
         ],
-        table=TableView(headings, cells),
+        table=filled(headings, cells),
     )
 
 
@@ -335,22 +356,38 @@ def _bits(most: float | None) -> str:
     return "no bound" if most is None else f"{most:.3g} bits"
 
 
-def _null_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
+def _null_section(rows: Sequence[Mapping[str, Any]], noun: str) -> Section | None:
     cells = [
         cell for prefix, kind in (("", "drawn"), ("unseen_", "unseen secrets")) for cell in _null_cells(rows, prefix, kind)
     ]
     if not cells:
         return None
     return Section(
-        heading="Canaries that were never inserted",
+        heading=f"{_plural(noun).capitalize()} that the model never saw",
         paragraphs=[
-            "Canaries under models that did not see them: those that were never inserted, and those that only other models "
-            "saw. This checks the method itself: for randomly drawn canaries, the mean of 2^-exposure should be 1/2 and the "
-            "median exposure 1 bit. For unseen secrets the mean may well be lower: that is what the model knows about their "
-            "kind without having seen them."
+            "Drawn: random candidates that were never inserted, or that only other models saw. They check the method itself: "
+            "the mean of 2^-exposure should be 1/2 and the median exposure 1 bit. For unseen secrets the mean may well be "
+            "lower: that is what the model knows about their kind without having seen them.",
+            *_of_check(rows),
         ],
-        table=TableView(("variant", "kind", "canaries", "mean of 2^-exposure (95 %)", "median exposure"), cells),
+        table=filled(("variant", "kind", "canaries", "mean of 2^-exposure (95 %)", "median exposure"), cells),
     )
+
+
+def _of_check(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield what a mean of 2^-exposure away from 1/2 says about candidates that were never inserted."""
+    checks = [row for row in rows if row["metric"] == "two_to_minus_exposure"]
+    ends = [(row["value"], row["value"]) if row["ci_low"] is None else (row["ci_low"], row["ci_high"]) for row in checks]
+    if any(low > (0.5 if low < high else 0.9) for low, high in ends):
+        yield (
+            "Here the mean is above 1/2: the model finds many candidates equally likely, and a rank counts all of them. "
+            "Exposures are then too small rather than too large."
+        )
+    if any(high < (0.5 if low < high else 0.1) for low, high in ends):
+        yield (
+            "Here the mean is below 1/2, although the model cannot remember what was never inserted: do not rely on the "
+            "exposures before the reason is known."
+        )
 
 
 def _null_cells(rows: Sequence[Mapping[str, Any]], prefix: str, kind: str) -> list[tuple[str, ...]]:
@@ -367,7 +404,7 @@ def _null_cells(rows: Sequence[Mapping[str, Any]], prefix: str, kind: str) -> li
 
 
 def _extraction_section(
-    extractions: Sequence[Mapping[str, Any]], points: Sequence[Mapping[str, Any]], folder: Path
+    extractions: Sequence[Mapping[str, Any]], points: Sequence[Mapping[str, Any]], folder: Path, noun: str
 ) -> Section | None:
     if not extractions:
         return None
@@ -376,25 +413,32 @@ def _extraction_section(
             " ".join(filter(None, [row["variant"], f"seed {row['seed']}"])), str(row["canary"]), str(row["insertions"]),
             str(row["known"]), row["search"].replace("_", " "), "yes" if row["extracted"] else "no",
             "" if row["position"] is None else str(row["position"]), f"{row['queries']:,}",
-            ENDED.get(row["ended"], row["ended"]),
+            _ended(row),
         )
         for row in extractions
     ]  # fmt: skip
-    headings = ("model", "canary", "occurrences", "known symbols", "search", "extracted", "position", "queries", "ended by")
+    headings = ("model", noun, "occurrences", "known symbols", "search", "extracted", "position", "queries", "ended by")
     return Section(
         heading="Extraction",
         paragraphs=[
-            "A canary counts as extracted if it is the model's likeliest candidate or, where k canaries share a search, one "
-            "of the k likeliest. Queries: the number of prefixes whose next symbols the search requested from the model. "
-            "Known symbols: how many symbols of the secret the search was given."
+            f"A {noun} counts as extracted if it is the likeliest candidate that the search finds or, where k "
+            f"{_plural(noun)} share a search, one of the k likeliest. The shortest path finds the model's likeliest "
+            "candidates for certain; greedy and beam search may miss them. Every search is given the text around the secret. "
+            "Queries: the number of prefixes whose next symbols the search requested from the model. Known symbols: how many "
+            "symbols of the secret the search was given."
         ],
         svg=_queries_figure([p for p in points if p["curve"] == "queries_by_exposure"], folder),
-        figure_caption="Prefixes that the search queried (vertical) by the canary's exposure (horizontal), one dot per "
-        "canary and model.",
-        table=TableView(headings, cells[:FIRST_ROWS]),
-        details=TableView(headings, cells) if len(cells) > FIRST_ROWS else None,
-        details_title=f"All {len(cells)}",
+        figure_caption=f"Prefixes that the search queried (vertical) by the {noun}'s exposure (horizontal), one dot per "
+        f"{noun} and model.",
+        **_folded(headings, cells),
     )
+
+
+def _ended(row: Mapping[str, Any]) -> str:
+    """Return why a search ended, in words; only an exact search knows that it found the likeliest candidates."""
+    if row["ended"] != "found":
+        return str(row["ended"])
+    return "likeliest found" if row["exact"] else "search complete"
 
 
 def _documents_section(
@@ -436,7 +480,7 @@ def _documents_section(
         svg=_documents_figure(documents, folder),
         figure_caption="Share of documents (vertical) whose suffix has at most the given number of bits (horizontal): "
         "trained on (solid) and held out (dotted), one colour per variant, all models at their last checkpoint.",
-        table=TableView(("variant", "", "trained on (95 %)", "held out (95 %)", "p"), cells),
+        table=filled(("variant", "", "trained on (95 %)", "held out (95 %)", "p"), cells),
     )
 
 

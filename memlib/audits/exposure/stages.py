@@ -206,8 +206,9 @@ def _said_of_given(given: Given, kinds: Mapping[str, int]) -> Iterator[str]:
         )
     if kinds[RECURRING]:
         yield (
-            f"{kinds[RECURRING]} of the {known} secrets of canaries.file recur in the text, or share a document, "
-            "and are listed without a test; to test them, list secrets of the same kind in canaries.unseen"
+            f"{kinds[RECURRING]} of the {known} secrets of canaries.file recur in the text, share a "
+            "document or lie across two blocks, and are listed without a test; to test them, list secrets of the same kind "
+            "in canaries.unseen"
         )
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from memlib.audits.exposure.documents import document_rows
 from memlib.audits.exposure.evidence import Held, evidence_of_drawn, evidence_of_given, held, largest
-from memlib.audits.exposure.privacy import ERROR, privacy_rows
+from memlib.audits.exposure.privacy import privacy_rows
 from memlib.audits.exposure.recipe import HEADLINE, HEADLINES, Recipe
 from memlib.audits.exposure.scores import TINY, Scored, exposure_by_sampling
 from memlib.audits.exposure.verdict import verdict
@@ -58,7 +58,7 @@ def summarize(
     if not len(frame):
         raise RunError("no canary was scored")
     last, alpha = at_last(frame), recipe.score.level
-    private = list(privacy_rows(models, size))
+    private = list(privacy_rows(models, size, error=recipe.score.error))
     how = recipe.discoverable if documents is not None and len(documents) else None
     level = alpha / (1 + (how is not None) + any(row["role"] == "test" for row in private))
     rows = settle(
@@ -168,7 +168,7 @@ def _drawn_head(at: Mapping[str, str], canaries: Sequence[Held], run: _Run) -> R
     return tested(
         "exposure", at, values.mean(), n=len(canaries), p_value=evidence.p_value, family=HEADLINE, null_value=MEAN_BY_CHANCE,
         interval=mean_interval(values, math.log2(run.size)), bound=run.recipe.score.bound,
-        upper_bound=largest([canary.upper(run.size, ERROR / run.canaries) for canary in canaries]),
+        upper_bound=largest([canary.upper(run.size, run.recipe.score.error / run.canaries) for canary in canaries]),
         detectable=evidence.detectable, smallest_p=evidence.smallest_p, either_direction=True,
     )  # fmt: skip
 
@@ -179,7 +179,7 @@ def _drawn_row(at: Mapping[str, str], canary: Held, run: _Run) -> Row:
     return tested(
         "exposure", {**at, **_canary_params(units)}, units["exposure"].mean(), n=len(canary.nets),
         p_value=canary.p(run.size), family=CANARIES, null_value=MEAN_BY_CHANCE, interval=_unit_interval(units),
-        upper_bound=canary.upper(run.size, ERROR), bound=run.recipe.score.bound,
+        upper_bound=canary.upper(run.size, run.recipe.score.error), bound=run.recipe.score.bound,
         detectable=run.needed if -math.log2(max(floor, TINY)) >= run.needed else None, smallest_p=floor,
         either_direction=True,
     )  # fmt: skip
@@ -193,7 +193,7 @@ def _given_head(at: Mapping[str, str], secrets: Sequence[Held], run: _Run) -> Ro
     return tested(
         "exposure_among_unseen", params, values.mean(), n=len(secrets), p_value=evidence.p_value,
         family=HEADLINE, null_value=MEAN_BY_CHANCE, interval=mean_interval(values, math.log2(1 + unseen)),
-        upper_bound=largest([secret.upper_among_unseen(ERROR / run.canaries) for secret in secrets]),
+        upper_bound=largest([secret.upper_among_unseen(run.recipe.score.error / run.canaries) for secret in secrets]),
         bound=None if recurring else run.recipe.score.bound, detectable=evidence.detectable, smallest_p=evidence.smallest_p,
         either_direction=True,
     )  # fmt: skip
@@ -205,7 +205,7 @@ def _given_row(at: Mapping[str, str], secret: Held, run: _Run) -> Row:
     return tested(
         "exposure_among_unseen", {**at, "canary": secret.canary, "insertions": secret.insertions}, value,
         n=len(secret.nets), p_value=secret.p_among_unseen(), family=CANARIES, null_value=MEAN_BY_CHANCE,
-        interval=Interval(low, high, "references"), upper_bound=secret.upper_among_unseen(ERROR),
+        interval=Interval(low, high, "references"), upper_bound=secret.upper_among_unseen(run.recipe.score.error),
         bound=run.recipe.score.bound, detectable=run.needed if math.log2(1 + unseen) >= run.needed else None,
         smallest_p=1 / (1 + unseen), either_direction=True,
     )  # fmt: skip

@@ -8,14 +8,9 @@ from memlib.audits.exposure.recipe import HEADLINE, HEADLINES, PRIVACY, Recipe
 from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Row, Verdict, Word, word_of
 
 READABLE_BITS = 50
-NO_NULL = (
-    "This audit cannot tell whether the model gives away these secrets: secrets of the same kind that it never saw are "
-    "missing.",
-    "Real secrets are not spread evenly over everything that fits the format: a model that only knows their kind finds even "
-    "those likely that it never saw. The exposures below are therefore no evidence of memory. List other secrets of the "
-    "same kind, which the training text does not contain, in canaries.unseen; the given secrets are then ranked among "
-    "them. Secrets that occur once can also be ranked among those of text that was held out at random "
-    "(data.hold_out: blocks).",
+LISTED = (
+    "List other secrets of the same kind, which the training text does not contain, in canaries.unseen; the given secrets "
+    "are then ranked among them."
 )
 
 
@@ -34,11 +29,11 @@ def verdict(rows: Sequence[Row], recipe: Recipe, *, size: int) -> Verdict:
     canaries = _of_canaries(rows, recipe, size)
     found = [canaries, _of_privacy(rows), said_of_documents(rows)]
     if hits:
-        text = f"A search that was given no symbol of the secrets extracted {hits} of {searched}."
+        text = f"Given the text around the secrets, but none of their symbols, a search extracted {hits} of {searched}."
         found.insert(1, (canaries[0], text, ""))
     said = sorted((part for part in found if part is not None), key=lambda part: part[0] != SHOWN)  # shown parts first
     if len(said) == 1 and not _heads(rows):
-        return Verdict(INCONCLUSIVE, *NO_NULL)
+        return Verdict(*_without_null(rows, recipe))
     sentence, explanation = (" ".join(filter(None, texts)) for texts in list(zip(*said, strict=True))[1:])
     return Verdict(word, sentence, explanation)
 
@@ -55,7 +50,7 @@ def _of_canaries(rows: Sequence[Row], recipe: Recipe, size: int) -> Part:
     """State what the tests of canaries, or of given secrets, show."""
     heads, singles = _heads(rows), [row for row in rows if row["family"] == "canaries"]
     if not heads:
-        return INCONCLUSIVE, *NO_NULL
+        return _without_null(rows, recipe)
     noun = "secret" if heads[0]["metric"] == "exposure_among_unseen" else "canary"
     word = word_of(heads, (HEADLINE,))
     if word == SHOWN:
@@ -67,6 +62,31 @@ def _of_canaries(rows: Sequence[Row], recipe: Recipe, size: int) -> Part:
         return BOUNDED, _bounded(heads, noun), missed
     what = "the given secrets" if noun == "secret" else "its inserted canaries"
     return INCONCLUSIVE, f"This audit does not show that {_model(recipe)} gives away {what}.", missed
+
+
+def _without_null(rows: Sequence[Row], recipe: Recipe) -> Part:
+    """State why given secrets could not be tested, and what to do."""
+    if any(row["metric"] == "unseen_two_to_minus_exposure" for row in rows):
+        return (
+            INCONCLUSIVE,
+            "This audit cannot tell whether the model gives away these secrets: none of them occurs just once in the text.",
+            "Secrets in held-out text stand in only for secrets that occur once: what recurs may be common everywhere. The "
+            f"exposures below are therefore no evidence of memory. {LISTED}",
+        )
+    text = recipe.data
+    by_hold_out = recipe.trained is None and text.hold_out != "blocks" and text.unit != "token" and not text.paired
+    once = (
+        " Secrets that occur once can also be ranked among those of text that was held out at random (data.hold_out: blocks)."
+        if by_hold_out
+        else ""
+    )
+    return (
+        INCONCLUSIVE,
+        "This audit cannot tell whether the model gives away these secrets: secrets of the same kind that it never saw are "
+        "missing.",
+        "Real secrets are not spread evenly over everything that fits the format: a model that only knows their kind finds "
+        f"even those likely that it never saw. The exposures below are therefore no evidence of memory. {LISTED}{once}",
+    )
 
 
 def _untested(heads: Sequence[Row]) -> str:

@@ -10,12 +10,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from memlib.audits.forgetting.recipe import NO_TRACE, NULL, RETAINED, REVERSED, TARGET, UNDECIDED, Recipe
-from memlib.audits.forgetting.verdict import outcome, outcomes_of, trained_on
 from memlib.audits.forgetting.trace import FEWEST_RETAINED, FOUND
+from memlib.audits.forgetting.verdict import outcome, outcomes_of, trained_on
 from memlib.findings import verdict_of, with_params
 from memlib.report.figures import INK, MUTED, REFERENCE, data_uri, new_figure, save_figure
 from memlib.report.figures import TARGET as TARGET_COLOUR
-from memlib.report.page import KINDS, Page, Section, TableView, advice_of, first_words, meaning_of
+from memlib.report.page import KINDS, Page, Section, TableView, advice_of, filled, first_words, meaning_of
 from memlib.specs.data import CALIBRATION, QUERY
 from memlib.stats.divergence import ks_gap
 
@@ -29,10 +29,11 @@ _FORGEABLE = (
     "once, in mixed order and under uninformative names (memlib ids), or if the auditor ran the model."
 )
 _KNOWN = (
-    "Known examples (sets.known) are said to be in every target. 'Known examples found' is how often the same test finds them, "
-    "over redraws of as many withheld examples; where that is seldom, a missing trace of D_Q means nothing. The share of D_Q "
-    f"that was used is estimated only where known examples are found in at least {100 * FOUND:g} % of redraws, stand out no more "
-    f"than training data in at least {FEWEST_RETAINED} of the auditor's own models, and these models are found, too."
+    "Known examples (sets.known) are said to be in every target. 'Known examples found' is how often the same test finds "
+    "them, over redraws of as many withheld examples; where that is seldom, a missing trace of D_Q means nothing. The share "
+    f"of D_Q that was used is estimated only where known examples are found in at least {100 * FOUND:g} % of redraws, stand "
+    f"out no more than training data in at least {FEWEST_RETAINED} of the auditor's own models, and these models are found, "
+    f"too."
 )
 TICKS = (0.001, 0.1, 0.5, 0.9, 0.999, 0.99999)
 _TERMS = (
@@ -117,8 +118,8 @@ def _advice(word: str, rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> str
     used = [name for name, which in outcomes.items() if which in (RETAINED, REVERSED)]
     unsettled = [name for name, which in outcomes.items() if which in (NO_TRACE, UNDECIDED)] if used else []
     shown = (
-        f"If D_Q had to be removed, {' and '.join(used)} {'have' if len(used) > 1 else 'has'} not forgotten it: retrain without "
-        "D_Q, or continue unlearning, and audit the new model on the same withheld examples."
+        f"If D_Q had to be removed, {' and '.join(used)} {'have' if len(used) > 1 else 'has'} not forgotten it: retrain "
+        "without D_Q, or continue unlearning, and audit the new model on the same withheld examples."
     )
     if unsettled:
         shown += (
@@ -195,14 +196,13 @@ def _trace_section(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> Section
             f"{row['value']:+.2f}" + (f" ({row['ci_low']:.2f} to {row['ci_high']:.2f})" if row["ci_low"] is not None else ""),
             f"{row['p_adjusted']:.2g}",
             "none" if row["detectable"] is None else f"{row['detectable']:.2f}",
-            *([_power(powers.get(row["params"]["target"]))] if powers else []),
-            *([_share(shares.get(row["params"]["target"]))] if shares else []),
+            _power(powers.get(row["params"]["target"])), _share(shares.get(row["params"]["target"])),
         )
         for row in traces
     ]  # fmt: skip
     headings = (
         "model", "trained on", "outcome", "trace (95 %)", "adjusted p", "trace found with 80 % power",
-        *(["known examples found"] if powers else []), *(["share of D_Q used"] if shares else []),
+        "known examples found", "share of D_Q used",
     )  # fmt: skip
     return Section(
         heading="Does D_Q stand out among examples like it?",
@@ -214,7 +214,7 @@ def _trace_section(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> Section
             *([_KNOWN] if powers else []),
             *([_FORGEABLE.format(", ".join(supplied))] if supplied else []),
         ],
-        table=TableView(headings, table),
+        table=filled(headings, table),
     )
 
 
@@ -246,9 +246,9 @@ def _rho_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
             "on D_Q, and that of the model under audit. rho divides it by the same gap for a calibration model, which was "
             "not trained on D_Q. A rho of 0 means that the model behaves like one trained on D_Q, 1 like one that was not. "
             "Intervals are over the seeds of the models and the examples of D_Q together. The paper calls rho below 1 'not "
-            f"forgotten', but models that used none of D_Q lie below 1, too{_of_nulls(rows)}: rho also depends on how confident "
-            "a model is of all data, and models more confident than the query models lie above 1 whether or not they used D_Q. "
-            "So no verdict rests on it here."
+            f"forgotten', but models that used none of D_Q lie below 1, too{_of_nulls(rows)}: rho also depends on how "
+            "confident a model is of all data, and models more confident than the query models lie above 1 whether or not "
+            "they used D_Q. So no verdict rests on it here."
         ],
         table=TableView(("models", "KS", "rho", "interval of rho"), cells),
     )

@@ -82,7 +82,14 @@ def _trace_rows(name: str, distances: Distances, recipe: Recipe, control: Contro
     """Yield the test of D_Q against withheld examples in all models of a target together, and its positive control."""
     models, pool, config = distances.of(TARGET, name), distances.pool, recipe.score
     values = mean_residuals([m.log_odds for m in models], _unseen(distances))
-    trace = find_trace(values, pool, QUERY, permutations=config.permutations, seed=derive_seed(config.seed, "redraws", name))
+    trace = find_trace(
+        values,
+        pool,
+        QUERY,
+        permutations=config.permutations,
+        seed=derive_seed(config.seed, "redraws", name),
+        error=recipe.verdict.error,
+    )
     params = {
         "target": name, "kind": TARGET, "models": len(models),
         "examples": pool.count(QUERY), "withheld": pool.count(WITHHELD),
@@ -116,7 +123,7 @@ def _control(distances: Distances, recipe: Recipe, name: str, retained_found: fl
     seed = derive_seed(config.seed, "control", name)
     known, _ = estimate_effects(values, pool).contrast({KNOWN: 1.0})
     power = power_by_redraws(values, pool, alpha=_level(recipe), redraws=config.resamples, seed=seed)
-    share, limit = share_left(values, pool, level=1 - 0.05 / len(recipe.targets))
+    share, limit = share_left(values, pool, level=1 - recipe.verdict.error / len(recipe.targets))
     retained = [model for model in distances.of(RETAINED) if model.members is not None]
     own = [model.members & pool.query for model in retained if model.members is not None]
     strongest = strongest_trace(_strengths(retained, distances, own))

@@ -21,6 +21,7 @@ import scipy
 from numpy.typing import NDArray
 
 from memlib.specs.data import KNOWN, QUERY, WITHHELD
+from memlib.specs.level import ERROR
 from memlib.stats.randomization import Design, detectable, two_sided_p
 
 DEGREE = 3  # degree of the polynomial that predicts the target's scores
@@ -116,7 +117,9 @@ class Trace:
         return detectable(self.deviation, alpha, two_sided=True)
 
 
-def find_trace(values: NDArray[np.float64], pool: Pool, role: str, *, permutations: int, seed: int) -> Trace:
+def find_trace(
+    values: NDArray[np.float64], pool: Pool, role: str, *, permutations: int, seed: int, error: float = ERROR
+) -> Trace:
     """Test whether the examples of a role leave a trace.
 
     Args:
@@ -125,6 +128,7 @@ def find_trace(values: NDArray[np.float64], pool: Pool, role: str, *, permutatio
         role: query, or known for the positive control.
         permutations: number of redraws.
         seed: seed of the redraws.
+        error: probability with which the upper bound may be wrong.
     """
     rows, design = pool.against_withheld(role)
     centred = _centred(values[rows], pool.labels[rows])
@@ -132,11 +136,13 @@ def find_trace(values: NDArray[np.float64], pool: Pool, role: str, *, permutatio
     observed = float(centred[design.first].sum())
     p = two_sided_p(observed, design.redrawn_sums(centred, permutations, seed=seed))
     effects = estimate_effects(values, pool)
-    effect, error = effects.contrast({role: 1.0})
-    half, upper = effects.quantile(0.975) * error, effect + effects.quantile(0.95) * error
+    effect, deviation = effects.contrast({role: 1.0})
+    half, upper = effects.quantile(0.975) * deviation, effect + effects.quantile(1 - error) * deviation
     smallest = 2 * min(design.smallest_p(centred), design.smallest_p(-centred))
-    deviation = design.null_deviation(centred) / scale
-    return Trace(effect, deviation, p, max(smallest, 2 / (1 + permutations)), effect - half, effect + half, upper)
+    return Trace(
+        effect, design.null_deviation(centred) / scale, p, max(smallest, 2 / (1 + permutations)), effect - half,
+        effect + half, upper,
+    )  # fmt: skip
 
 
 def _centred(values: NDArray[np.float64], labels: NDArray[np.int64]) -> NDArray[np.float64]:

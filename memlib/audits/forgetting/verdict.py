@@ -149,7 +149,9 @@ def verdict(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> Verdict:
     if all(row["verdict"] == BOUNDED for row in heads.values()):
         word = BOUNDED
     chosen = next((name for name, row in heads.items() if row["verdict"] == SHOWN), next(iter(heads)))
-    explained = " ".join(filter(None, [_explained(chosen, findings, recipe), _contradicted(outcomes, recipe), _caution(recipe)]))
+    explained = " ".join(
+        filter(None, [_explained(chosen, findings, recipe), _contradicted(outcomes, recipe), _caution(recipe)])
+    )
     if len(heads) == 1:
         return Verdict(
             word, SENTENCES[outcomes[chosen]].format(left=_percent(findings.number("share_limit", chosen))), explained
@@ -224,8 +226,8 @@ def _missed(name: str, found: _Findings, recipe: Recipe) -> str:
     strongest = None if row is None else row["params"].get("strongest")
     if strongest is None:
         return (
-            f"Fewer than {FEWEST_RETAINED} of the auditor's own models were trained on examples of D_Q (verdict.models): too few "
-            "to know how strong the trace of training data can be at most. So absence is not shown."
+            f"Fewer than {FEWEST_RETAINED} of the auditor's own models were trained on examples of D_Q (verdict.models): too "
+            "few to know how strong the trace of training data can be at most. So absence is not shown."
         )
     if row is not None and row["value"] > strongest:
         return (
@@ -256,6 +258,6 @@ def _caution(recipe: Recipe) -> str:
         return ""
     which = f" of {' and '.join(supplied)}" if len(recipe.targets) > 1 else ""
     return (
-        f"The outputs{which} were supplied by the owner of the model. An owner who knows which examples were withheld can forge "
-        "them, so all examples should be requested at once, in mixed order."
+        f"The outputs{which} were supplied by the owner of the model. An owner who knows which examples were withheld can "
+        "forge them, so all examples should be requested at once, in mixed order."
     )

@@ -98,7 +98,7 @@ def summarize_own(units: pa.Table, config: Config, *, null: str) -> pa.Table:
     rows = [
         row
         for key, bound in zip(keys, bounds, strict=True)
-        for row in _rows(units, *key, config.level, bound, null=null, num_scores=len(keys))
+        for row in _rows(units, *key, config, bound, null=null, num_scores=len(keys))
     ]
     rows.sort(key=lambda row: row["role"] != "test")
     settled = settle(rows, alpha=config.level, headlines=HEADLINES)
@@ -106,7 +106,7 @@ def summarize_own(units: pa.Table, config: Config, *, null: str) -> pa.Table:
 
 
 def _rows(
-    units: pa.Table, metric: str, output: str, alpha: float, bound: float | None, *, null: str, num_scores: int
+    units: pa.Table, metric: str, output: str, config: Config, bound: float | None, *, null: str, num_scores: int
 ) -> Iterator[Row]:
     """Yield the test of the feature's score minus the mean score of the null features, then each of these two values."""
     scores = [row for row in units.to_pylist() if row["metric"] == metric and row["output"] == output]
@@ -115,12 +115,13 @@ def _rows(
     params: dict[str, Any] = {"metric": metric, "setting": SETTING[metric], "output": output, "null": null}
     params["nulls"] = len(nulls)
     smallest, mean = 1 / (1 + len(nulls)), float(nulls.mean())
-    lowest = np.sort(nulls)[max(0, int(0.05 * (len(nulls) + 1)) - 1)]  # an exchangeable feature lies below it in 5 % of cases
+    below = int(config.error * (len(nulls) + 1) + 1e-9)  # an exchangeable feature has a lower rank with this error
+    lowest = float(np.sort(nulls)[below - 1]) if below else None
     yield tested(
         metric, params | {"group": "feature - others"}, known - mean, n=len(nulls), p_value=permutation_p(known, nulls),
-        family=OWN, upper_bound=float(known - lowest), bound=bound, smallest_p=smallest,
-        detectable=detectable(float(nulls.std(ddof=1)), alpha / num_scores)
-        if smallest * num_scores <= alpha
+        family=OWN, upper_bound=None if lowest is None else known - lowest, bound=bound, smallest_p=smallest,
+        detectable=detectable(float(nulls.std(ddof=1)), config.level / num_scores)
+        if smallest * num_scores <= config.level
         else None,
     )  # fmt: skip
     yield diagnostic(metric, params | {"group": "feature"}, known, n=1)

@@ -119,10 +119,17 @@ def _rows_of_variant(
         if exchanged is None:
             yield _difference(scored)
         elif place == 0:
-            yield _tested_difference(scored, exchanged, 0, family=HEADLINE, level=level, bound=config.bound)
+            yield _tested_difference(
+                scored, exchanged, 0, family=HEADLINE, level=level, error=config.error, bound=config.bound
+            )
         else:
             yield _tested_difference(
-                scored, exchanged, place, family=_family("scores", variant), level=config.level / len(scores)
+                scored,
+                exchanged,
+                place,
+                family=_family("scores", variant),
+                level=config.level / len(scores),
+                error=config.error,
             )
     for scored in scores:
         yield from _group_rows(scored)
@@ -140,7 +147,7 @@ def _difference(scored: _Scored) -> Row:
 
 
 def _tested_difference(
-    scored: _Scored, found: Exchanged, place: int, *, family: str, level: float, bound: float | None = None
+    scored: _Scored, found: Exchanged, place: int, *, family: str, level: float, error: float, bound: float | None = None
 ) -> Row:
     """Return the difference with its test; scores other than the headline carry their max-T p-value."""
     gains, over = scored.gains, scored.over(scored.paired)
@@ -151,7 +158,7 @@ def _tested_difference(
         scored.metric, at, float(gains.mean()), n=len(gains), interval=scored.interval(gains, over),
         p_value=float(found.p_values[place]), family=family,
         p_adjusted=None if family == HEADLINE else float(found.adjusted[place]),
-        upper_bound=RANGE * largest_mean(gains / RANGE) if is_bounded else None, bound=bound,
+        upper_bound=RANGE * largest_mean(gains / RANGE, level=error) if is_bounded else None, bound=bound,
         detectable=detectable(float(found.deviations[place]), level) if found.smallest_p <= level else None,
         smallest_p=found.smallest_p,
     )  # fmt: skip

@@ -28,7 +28,7 @@ def limits(recipe: Recipe) -> Iterator[str]:
         pairs = canary.count * nets.seeds
         pairs = min(pairs, nets.controls if nets.controls is not None else pairs)
         needed = recipe.score.level / max(1, len(recipe.variants))
-        smallest = RANGE * (1 - 0.05 ** (1 / pairs))
+        smallest = RANGE * (1 - recipe.score.error ** (1 / pairs))
         if recipe.score.bound is not None and smallest >= recipe.score.bound:
             yield (
                 f"{name}{pairs} nets bound the mean difference by {smallest:.2f} at best, as few trainings may remember "

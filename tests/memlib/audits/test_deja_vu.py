@@ -87,7 +87,8 @@ def test_an_example_by_hand() -> None:
     assert values["accuracy_reference", 1.0, "both"] == (0.5 + 0) / 2
     assert values["share_excess", None, "A"] == (2 - 1) / 4
     assert values["share_excess", None, "both"] == pytest.approx(((-1 + 1) / 2 + 1) / 2)  # class 1 alone is on both sides
-    assert values["deja_vu_score", 0.5, "both"] == 1.0
+    assert values["deja_vu_score", 0.5, "A"] == values["deja_vu_score", 0.5, "B"] == 1.0
+    assert 0.4 < values["deja_vu_score", 0.5, "both"] < 0.6  # B lacks class 0, which alone would give a positive score
 
 
 def test_the_four_categories() -> None:

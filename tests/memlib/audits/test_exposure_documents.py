@@ -11,7 +11,7 @@ from memlib.audits.exposure.asking import beginnings, chosen_documents, shared_b
 from memlib.audits.exposure.documents import GAP, SHARE, document_rows, said_of_documents
 from memlib.audits.exposure.recipe import DiscoverableSpec, Recipe
 from memlib.audits.exposure.tables import DOCUMENTS
-from memlib.audits.exposure.verdict import NO_NULL, verdict
+from memlib.audits.exposure.verdict import verdict
 from memlib.errors import UserError
 from memlib.findings import INCONCLUSIVE, SHOWN, settle
 from tests.chance import most_of
@@ -84,12 +84,17 @@ def test_what_is_shown_is_said_where_given_secrets_have_no_null() -> None:
     recipe, rng = Recipe.model_validate(content), np.random.default_rng(1)
     found = verdict(settled(documents_of(rng, gap=25.0)), recipe, size=10_000)
     remembers = "The model remembers documents that it was trained on."
-    assert (found.word, found.sentence) == (SHOWN, f"{remembers} {NO_NULL[0]}")
+    missing = (
+        "This audit cannot tell whether the model gives away these secrets: secrets of the same kind that it never saw are "
+        "missing."
+    )
+    assert (found.word, found.sentence) == (SHOWN, f"{remembers} {missing}")
     assert found.explanation.startswith("The continuation of a document costs the model ")
     assert "in canaries.unseen" in found.explanation
+    assert "data.hold_out" not in found.explanation  # documents are held out at random anyway
     nothing = verdict(settled(documents_of(rng)), recipe, size=10_000)
     assert nothing.word == INCONCLUSIVE
-    assert nothing.sentence == f"{NO_NULL[0]} It was not shown to remember documents that it was trained on."
+    assert nothing.sentence == f"{missing} It was not shown to remember documents that it was trained on."
 
 
 def test_as_many_documents_of_both_sides_are_drawn_and_short_ones_are_not() -> None:

@@ -54,7 +54,11 @@ def untested(*names: str) -> list[dict[str, Any]]:
 
 def said(rows: list[dict[str, Any]], **changes: Any) -> Any:
     named = [{**row, "params": json.loads(row["params"])} for row in rows]
-    targets = {row["params"]["target"]: {"trained": {"model": "a:b", "version": "1"}} for row in named if row["params"].get("kind") == "target"}
+    targets = {
+        row["params"]["target"]: {"trained": {"model": "a:b", "version": "1"}}
+        for row in named
+        if row["params"].get("kind") == "target"
+    }
     return verdict(named, recipe(**{"targets": targets} | changes))
 
 

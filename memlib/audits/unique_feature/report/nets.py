@@ -262,9 +262,9 @@ def settings_section(frame: Any, findings: Findings, folder: Path) -> Section | 
     return Section(
         heading="With less knowledge of the training data",
         paragraphs=[
-            f"Each model's score in the white box against the scores of those who know less of the training data, on {output} "
-            "(2023, Figs. 6 and 7). Grey and black box take the maximum over labels, each centred by the controls, so that controls lie above "
-            "zero as well."
+            f"Each model's score in the white box against the scores of those who know less of the training data, on "
+            f"{output} (2023, Figs. 6 and 7). Grey and black box take the maximum over labels, each centred by the controls, "
+            "so that controls lie above zero as well."
         ],
         svg=save_figure(figure, folder, "settings"),
         figure_caption="Each model's score in the grey or black box (vertical) by its score in the white box (horizontal).",

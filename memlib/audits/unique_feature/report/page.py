@@ -36,24 +36,26 @@ _TERMS = (
     "unique feature", "M", "white box, grey box, black box", "self-influence", "null", "p-value", "95 % interval", "power",
     "external model", "model seed", "diagnostic",
 )  # fmt: skip
-_IF_NAMED = "If the feature tells who somebody is, such as a name on an X-ray, this reveals whose data the model was trained on."
+_IF_NAMED = (
+    "If the feature tells who somebody is, such as a name on an X-ray, this reveals whose data the model was trained on."
+)
 _MEANING_OF_ONE = (
     "Anyone who can show this model examples with and without the feature can tell from its answers that the feature was in "
     f"its training data. {_IF_NAMED}"
 )
 _MEANING_OF_MANY = (
-    "A feature of {} changes what models trained like these compute. Whoever knows the training data and the feature's label, "
-    "and can ask such a model, can test for it (white box); a single model betrays it only as often as the shares of flagged "
-    "models say, and to those who know less (grey and black box) only where the page says shown. "
+    "A feature of {} changes what models trained like these compute. Whoever knows the training data and the feature's "
+    "label, and can ask such a model, can test for it (white box); a single model betrays it only as often as the shares of "
+    "flagged models say, and to those who know less (grey and black box) only where the page says shown. "
     f"{_IF_NAMED}"
 )
 _BOUNDED_OF_ONE = (
-    "Anyone who shows the model the feature sees its answers change by at most the stated amount more than with any feature of "
-    "the same kind."
+    "Anyone who shows the model the feature sees its answers change by at most the stated amount more than with any feature "
+    "of the same kind."
 )
 _BOUNDED_OF_MANY = (
-    "Models trained like these change their answers to the feature by at most the stated amount more than models that never saw "
-    "it. This is a mean over trainings: a rare one may remember more."
+    "Models trained like these change their answers to the feature by at most the stated amount more than models that never "
+    "saw it. This is a mean over trainings: a rare one may remember more."
 )
 _NOT_SHOWN = (
     "Whether the model remembers other features: only this one was tested, as it was inserted here.",
