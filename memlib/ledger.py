@@ -75,8 +75,8 @@ def look_in_words(ledger: Ledger, audit: str) -> str:
         )
     more = f", of which {planned} were planned now" if planned > 1 else ""
     return (
-        f"Look {number} at these data in this store{more}; unadjusted: whoever looks often enough finds something by chance. "
-        "Plan the number of looks in the recipe (looks)."
+        f"Look {number} at these data in this store{more}; unadjusted for earlier looks: whoever looks often enough finds "
+        "something by chance. Looks count as planned only if the recipe of the first states their number (looks)."
     )
 
 

@@ -21,7 +21,7 @@ from memlib.data.crops import periphery_crops
 from memlib.errors import UserError
 from memlib.identity import canonical_json, derive_seed
 from memlib.specs import CropSpec, HoldOutSpec, SplitSpec
-from memlib.stats.randomization import home_labels
+from memlib.stats.randomization import Design, home_labels
 from memlib.tables import SPLITS, read_groups
 
 SPLITS_FILE = "splits.parquet"
@@ -137,10 +137,16 @@ def _assign_given(found: _Candidates, usable: Places, given: Mapping[str, str], 
     if len(both):
         one, other = (ids[usable[(named == name) & (found.group[usable] == both[0])][0]] for name in "AB")
         raise UserError(f"split.sets separates a group of split.group: {one!r} is in A, {other!r} in B")
-    sides = [set(found.label[(found.role == GIVEN[name]) & found.has_crop].tolist()) for name in "AB"]
-    if not sides[0] & sides[1]:
+    of_a, of_b = ((found.role == GIVEN[name]) & found.has_crop for name in "AB")
+    audited = of_a | of_b
+    if not set(found.label[of_a].tolist()) & set(found.label[of_b].tolist()):
         raise UserError(
             "split.sets puts no class in both A and B; the held-out images must be of the same classes as the training images"
+        )
+    if not Design.of(of_a[audited], found.label[audited], found.group[audited]).balance:
+        raise UserError(
+            "split.sets puts no two groups of split.group with the same most frequent class in A and B; the groups of the "
+            "held-out images must be like those of the training images"
         )
 
 

@@ -16,7 +16,7 @@ from memlib.audits.deja_vu.gains import CHANGE
 from memlib.audits.deja_vu.recipe import Recipe
 from memlib.audits.deja_vu.scores import CATEGORIES
 from memlib.audits.deja_vu.verdict import percent
-from memlib.findings import SHOWN, verdict_of, with_params
+from memlib.findings import DESCRIPTIVE, SHOWN, verdict_of, with_params
 from memlib.report.figures import (
     ACCENT,
     MUTED,
@@ -127,7 +127,7 @@ def build_page(
             "Most memorized" if verdict.word == SHOWN else "Named by the target model only",
             most_memorized(units, recipe.report.gallery),
             show,
-            _MEMORIZED if verdict.word == SHOWN else _BY_CHANCE + _MEMORIZED,
+            _BY_CHANCE.get(verdict.word, _NOT_SHOWN_HERE) + _MEMORIZED,
             named=_named_classes(units),
         ),
         _gallery_section(
@@ -137,7 +137,7 @@ def build_page(
             _CORRELATED,
             named=_named_classes(units),
         ),
-        _class_section(findings),
+        _class_section(findings, recipe),
         *_along_sections(findings, recipe, folder),
         _change_section(findings),
         _settings_section(findings, recipe),
@@ -171,7 +171,9 @@ def build_page(
         verdict_kind=KINDS[verdict.word],
         lead=verdict.explanation,
         numbers=[
-            _number(findings.get("share_excess"), "share of images memorized beyond chance"),
+            _number(
+                findings.get("share_excess"), _EXCESS.get(verdict.word, "images named beyond chance, not shown to be memory")
+            ),
             _number(
                 findings.get("deja_vu_score", p=recipe.decode.p), f"déjà vu score, most confident {percent(recipe.decode.p)}"
             ),
@@ -189,7 +191,8 @@ def _accuracies(findings: Findings, recipe: Recipe) -> list[tuple[str, str, str]
     else:
         names = {"objects named correctly in training images": ("accuracy_target", "A")}
         names["objects named correctly in held-out images"] = ("accuracy_target", "B")
-    return [_number(findings.get(metric, p=1.0, direction=side), name) for name, (metric, side) in names.items()]
+    rows = {name: findings.get(metric, p=1.0, direction=side) for name, (metric, side) in names.items()}
+    return [_number(row, f"{name} (guessing: {percent(row['params']['chance'])})") for name, row in rows.items()]
 
 
 def _named_classes(units: pa.Table) -> dict[int, str]:
@@ -266,16 +269,25 @@ _ALONE = {
 """For each series of the curves: label, side of the accuracy metric, direction, colour and line style."""
 
 
+def _kinds(reference: str) -> dict[str, str]:
+    """Return the kinds of images in words, by the paper's name."""
+    return {
+        "memorized": "only the target model names the object", "misrepresented": f"only the {reference} names it",
+        "correlated": "both name it", "unassociated": "neither names it",
+    }  # fmt: skip
+
+
 def _category_section(findings: Findings, recipe: Recipe, folder: Path) -> Section:
     alone = recipe.reference is not None
     bars = {"training images": "A", "held-out images": "B"} if alone else {"": "both"}
+    names = _kinds("background classifier" if alone else "reference model")
     figure = new_figure(6.4, 2.0)
     axes = figure.axes[0]
     for place, direction in enumerate(bars.values()):
         left = 0.0
         for name in CATEGORIES:
             share = findings.get(f"share_{name}", direction=direction)["value"]
-            label = None if place else name if alone else f"{name} {percent(share)}"
+            label = None if place else names[name] if alone else f"{names[name]}: {percent(share)}"
             axes.barh([-place], [share], left=left, color=COLOURS[name], label=label, height=0.6)
             left += share
     axes.set_yticks([-place for place in range(len(bars))] if alone else [], list(bars) if alone else [])
@@ -284,7 +296,7 @@ def _category_section(findings: Findings, recipe: Recipe, folder: Path) -> Secti
     axes.legend(frameon=False, ncol=2, loc="upper center", bbox_to_anchor=(0.5, -0.25))
     rows = []
     for name in (*CATEGORIES, "excess"):
-        title = "memorized - misrepresented" if name == "excess" else name
+        title = names.get(name, "difference of the first two")
         shares = [findings.get(f"share_{name}", direction=direction) for direction in bars.values()]
         rows.append((title, *(cell for row in shares for cell in (percent(row["value"]), _interval(row)))))
     excess = findings.get("share_excess")
@@ -294,15 +306,15 @@ def _category_section(findings: Findings, recipe: Recipe, folder: Path) -> Secti
     if excess["role"] == "test":
         tested = f"(p = {excess['p_value']:.2g}, exact test that redraws which of the {excess['n']} images {{}})"
     two = (
-        "Memorized: only the model trained on the image names its object. Misrepresented: only the other model does. "
-        "Correlated: both do. Unassociated: neither does. Chance alone produces memorized and misrepresented images equally "
-        f"often, so the share memorized beyond chance is their difference {tested.format('each model was trained on')}."
+        "The target model is the one that was trained on the image. Chance alone lets either model alone name an object "
+        f"equally often, so memory is the difference of the first two rows {tested.format('each model was trained on')}. "
+        "Meehan 2023 calls the four kinds memorized, misrepresented, correlated and unassociated."
     )
     one = (
-        "Memorized: only the model names the object. Misrepresented: only the background classifier does. Correlated: both "
-        "do. Unassociated: neither does. Two such different predictors also differ on held-out images, where memory cannot "
-        "be the cause; the share memorized beyond chance is therefore the difference on training images minus that on "
-        f"held-out images {tested.format('were held out')}."
+        "Two such different predictors also differ on held-out images, where memory cannot be the cause. Memory is therefore "
+        "the difference of the first two rows on training images minus that on held-out images, compared within classes "
+        f"{tested.format('were held out')}. Where the sets contain a class in unequal numbers, it is not the difference of "
+        "the two columns. Meehan 2023 calls the four kinds memorized, misrepresented, correlated and unassociated."
     )
     columns = ("kind", *(heading for bar in bars for heading in (f"share of {bar}" if bar else "share", "95 % interval")))
     return Section(
@@ -314,19 +326,21 @@ def _category_section(findings: Findings, recipe: Recipe, folder: Path) -> Secti
     )
 
 
-_BY_CHANCE = (
+_NOT_SHOWN_HERE = (
     "This run did not show memorization, so these examples may be due to chance alone: there are always some images whose "
     "object only one of the models names. "
 )
+_BY_CHANCE = {SHOWN: "", DESCRIPTIVE: "Nothing was tested, so these examples are no evidence of memory. "}
 _MEMORIZED = (
-    "Only the target model names the objects in these images; shown are those where its confidence most exceeds that of the "
-    "reference. The models saw nothing but the outlined background; a gold frame marks public images of the hidden object's "
-    "class."
+    "Only the target model names the objects in these images, which are in the order of its confidence less that of the "
+    "reference (minus the entropy of the votes, in nats: 0 if all agree). The models saw nothing but the outlined "
+    "background; a gold frame marks public images of the hidden object's class."
 )
 _CORRELATED = (
-    "Both the target and the reference name the objects in these images, those of which both are most confident first: the "
-    "background alone reveals them."
+    "Both the target and the reference name the objects in these images, those of which both are most confident first: what "
+    "both can name counts as revealed by the background."
 )
+_EXCESS = {SHOWN: "share of images memorized beyond chance", DESCRIPTIVE: "images named beyond the reference, not tested"}
 
 
 def _gallery_section(
@@ -363,7 +377,7 @@ def _gallery_section(
     return Section(heading=heading, paragraphs=[text], gallery=items)
 
 
-def _class_section(findings: Findings) -> Section:
+def _class_section(findings: Findings, recipe: Recipe) -> Section:
     classes = [r for r in findings.rows if "class" in r["params"] and _same(r, findings)]
     classes.sort(key=lambda row: -row["value"])
     rows = [
@@ -376,7 +390,8 @@ def _class_section(findings: Findings) -> Section:
         )
         for row in classes
     ]
-    view = TableView(("class", "memorized - misrepresented", "95 % interval", "images", *TESTED), rows)
+    compared = "target alone less reference alone" if recipe.reference is None else "training minus held-out"
+    view = TableView(("class", compared, "95 % interval", "images", *TESTED), rows)
     return Section(
         heading="By class",
         paragraphs=[
@@ -428,13 +443,13 @@ def _along_sections(findings: Findings, recipe: Recipe, folder: Path) -> Iterato
         axes.axhline(0, color=MUTED, ls=":")
         axes.set_xticks(places, [str(value) for value in ordered])
         axes.set_xlabel(axis)
-        axes.set_ylabel("memorized beyond chance")
+        axes.set_ylabel("named beyond chance")
         percent_axis(axes.yaxis)
         yield Section(
             heading=heading,
             paragraphs=[f"{text}. All other settings are those of the headline, the only result that was fixed in advance."],
             svg=save_figure(figure, folder, f"share_excess_by_{name}"),
-            figure_caption="Share of images memorized beyond chance, with 95 % intervals; all points use the same images.",
+            figure_caption="Share of images named beyond chance, with 95 % intervals; all points use the same images.",
         )
 
 
@@ -452,7 +467,7 @@ def _change_section(findings: Findings) -> Section | None:
     return Section(
         heading="What fine-tuning changed",
         paragraphs=[
-            "The share of images memorized beyond chance after the given number of epochs of fine-tuning, minus the share "
+            "The share of images named beyond chance after the given number of epochs of fine-tuning, minus the share "
             "before fine-tuning, for the same images and crops. A model that is fine-tuned on the audited images also learns "
             "their labels; compare it with a model that is fine-tuned on other images (training.on: [extra]), or with "
             f"a model of which only the head is trained.{few}"
@@ -511,7 +526,7 @@ def _probe_section(findings: Findings) -> Section | None:
             "The usual check for overfitting: the accuracy of a linear classifier of whole images, on training images and on "
             "other images. It does not measure déjà vu; a small gap is no reassurance. In the last column, the 20 nearest "
             "public images name whole images that the model was not trained on. A model with a low value there has learnt "
-            "little about these classes, and what it does not know it cannot give away."
+            "little about these classes."
         ],
         table=TableView(("layer", "training images", "other images", "gap", "named by neighbours"), rows),
     )

@@ -543,7 +543,7 @@ class ScoreSetting(ScoresStage):
         headline: whether this is the run's first setting.
     """
 
-    declared: ClassVar[Declared] = Declared("score_setting", 2, _SCORING)
+    declared: ClassVar[Declared] = Declared("score_setting", 3, _SCORING)
     title: ClassVar[str] = "score a setting of déjà vu"
     place: ClassVar[Place] = "cores"
 
@@ -595,7 +595,7 @@ class Score(ScoresStage):
         parts: scores of the settings of a large audit, computed in parallel; not part of the key, as results are the same.
     """
 
-    declared: ClassVar[Declared] = Declared("score", 9, _SCORING)
+    declared: ClassVar[Declared] = Declared("score", 10, _SCORING)
     title: ClassVar[str] = "score déjà vu"
     place: ClassVar[Place] = "cores"
 
@@ -730,7 +730,7 @@ def _decodings(stage: Score | ScoreSetting) -> Iterator[Decoding]:
 class Report(PageStage):
     """Draw the page of a déjà vu audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 6, (*PAGES, f"{_HERE}.report", f"{_HERE}.stages"))
+    declared: ClassVar[Declared] = Declared("report", 7, (*PAGES, f"{_HERE}.report", f"{_HERE}.stages"))
     title: ClassVar[str] = "report déjà vu"
     place: ClassVar[Place] = "cores"
 

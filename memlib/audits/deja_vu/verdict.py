@@ -127,9 +127,10 @@ def _of_names(excess: Mapping[str, Any], families: int, checks: Sequence[_Checke
 
 def _differing(numbers: str, checks: Sequence[_Checked]) -> Verdict:
     said = [
-        f"backgrounds reveal {'more' if check.value > 0 else 'fewer'} objects in A than in B, by {percent(abs(check.value))}"
+        f"backgrounds reveal {'more' if check.value > 0 else 'fewer'} objects in training than in held-out images, by "
+        f"{percent(abs(check.value))}"
         if check.by == "backgrounds"
-        else "small versions of the images tell A from B"
+        else "small versions of the images tell training from held-out images"
         for check in checks
         if check.differs
     ]
@@ -179,11 +180,11 @@ def _of_excess(excess: Mapping[str, Any], families: int, checks: Sequence[_Check
         sentence = f"{_sentence(what)} on too few images to tell whether training images are memorized."
         return Verdict(INCONCLUSIVE, sentence, text)
     limit = (
-        ""
+        "No limit can be given, as fewer answers are right than chance explains."
         if excess["upper_bound"] is None
-        else f"; memory of up to {percent(excess['upper_bound'])} of the images cannot be ruled out"
+        else f"With 95 % confidence, at most {percent(excess['upper_bound'])} of the images are memorized."
     )
-    text = f"{_sentence(numbers)}{limit}. {_missed(excess)}"
+    text = f"{_sentence(numbers)}. {limit} {_missed(excess)}"
     return Verdict(INCONCLUSIVE, "Memorization of individual training images was neither shown nor ruled out.", text)
 
 
@@ -213,7 +214,7 @@ def _sentence(text: str) -> str:
 def _missed(row: Mapping[str, Any]) -> str:
     if row["detectable"] is None:
         return "On so few images, no amount of memory would be detected four times out of five."
-    return f"A run of this size detects memory of {percent(row['detectable'])} of the images four times out of five."
+    return f"Had {percent(row['detectable'])} been memorized, a run of this size would have shown it four times out of five."
 
 
 def percent(value: float) -> str:

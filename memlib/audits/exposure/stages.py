@@ -228,7 +228,7 @@ class Score(ScoresStage):
 
     declared: ClassVar[Declared] = Declared(
         "score_exposure",
-        8,
+        9,
         (*(f"{_HERE}.{room}" for room in _SCORING), *FINDINGS),
     )
     title: ClassVar[str] = "score exposure"
@@ -323,7 +323,7 @@ def _privacy(at: AskedModel) -> dict[str, Any] | None:
 class Report(PageStage):
     """Draw the page of an exposure audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 9, (*PAGES, f"{_HERE}.report", f"{_HERE}.stages"))
+    declared: ClassVar[Declared] = Declared("report", 10, (*PAGES, f"{_HERE}.report", f"{_HERE}.stages"))
     title: ClassVar[str] = "report exposure"
 
     recipe: Recipe

@@ -147,7 +147,7 @@ class Score(ScoresStage):
 
     declared: ClassVar[Declared] = Declared(
         "score_forgetting",
-        4,
+        5,
         (
             *(f"{_HERE}.{room}" for room in ("distances", "recipe", "stages", "summary", "trace", "verdict")),
             *FINDINGS,
@@ -201,7 +201,7 @@ class Score(ScoresStage):
 class Report(PageStage):
     """Draw the page of a forgetting audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 6, (*PAGES, f"{_HERE}.report", f"{_HERE}.stages"))
+    declared: ClassVar[Declared] = Declared("report", 7, (*PAGES, f"{_HERE}.report", f"{_HERE}.stages"))
     title: ClassVar[str] = "report forgetting"
 
     recipe: Recipe

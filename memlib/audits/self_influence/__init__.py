@@ -4,7 +4,7 @@ Pruthi 2020; Hartley 2022, A.5:
 
     TracInCP(x) = sum over checkpoints i of  learning_rate_i * |gradient of loss(w_i, x)|^2
 
-An example with high self-influence changes the model strongly by itself: it is mislabelled, atypical, or carries something
+An example with high self-influence changes the model strongly by itself: it may be mislabelled, atypical, or carry something
 that no other example has. Self-influence shows which examples could be memorized and should be inspected first, not that
 they were memorized.
 """

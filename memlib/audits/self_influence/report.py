@@ -45,9 +45,9 @@ def build_page(
     count = recipe.report.gallery
     return Page(
         meaning="The predictions for the examples at the top of the list depend most on the examples themselves. They are "
-        "the first candidates for being memorized or mislabelled; an outsider gains nothing from this list alone.",
+        "the first candidates for being memorized or mislabelled; what an outsider could gain from them was not examined.",
         advice="Inspect the examples at the top of the list before the model is released: correct wrong labels, leave out "
-        "what should not be remembered, and run an audit with a test on those that stay.",
+        "what should not be remembered, train again, and run an audit with a test on the examples that stay.",
         limits=_NOT_SHOWN,
         terms=("self-influence", "checkpoint", "descriptive", "95 % interval"),
         title=recipe.title,

@@ -42,7 +42,7 @@ class Score(ScoresStage):
     """
 
     declared: ClassVar[Declared] = Declared(
-        "self_influence", 3, (*(f"{_HERE}.{room}" for room in ("recipe", "scores", "stages", "summary")), *FINDINGS)
+        "self_influence", 4, (*(f"{_HERE}.{room}" for room in ("recipe", "scores", "stages", "summary")), *FINDINGS)
     )
     title: ClassVar[str] = "self-influence"
 
@@ -75,7 +75,7 @@ class Score(ScoresStage):
 class Report(PageStage):
     """Draw the page of a self-influence audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 7, (*PAGES, f"{_HERE}.report", f"{_HERE}.stages"))
+    declared: ClassVar[Declared] = Declared("report", 8, (*PAGES, f"{_HERE}.report", f"{_HERE}.stages"))
     title: ClassVar[str] = "report self-influence"
 
     recipe: Recipe

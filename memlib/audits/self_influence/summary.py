@@ -55,7 +55,7 @@ def verdict(rows: Sequence[Row]) -> Verdict:
         f"{which} of {head['n']:,} training examples {accounts} for {_percent(head['value'])} of all "
         f"self-influence{interval}.",
         "The interval is over examples, for this one training run. The model's predictions for these examples depend most on "
-        "having been trained on them: they are mislabelled, atypical, or carry something that no other example has. Look "
+        "having been trained on them: they may be mislabelled, atypical, or carry something that no other example has. Look "
         "for memory there first; high self-influence alone does not prove it.",
     )  # fmt: skip
 

@@ -127,7 +127,7 @@ class Score(ScoresStage):
         config: outputs, significance level, intervals.
     """
 
-    declared: ClassVar[Declared] = Declared("score", 7, _SCORING)
+    declared: ClassVar[Declared] = Declared("score", 8, _SCORING)
     title: ClassVar[str] = "score unique features"
 
     cells: Sequence[Scored]
@@ -228,7 +228,7 @@ class ScoreOwn(ScoresStage):
         canary: the feature, and its label if known.
     """
 
-    declared: ClassVar[Declared] = Declared("score_own", 3, _SCORING)
+    declared: ClassVar[Declared] = Declared("score_own", 4, _SCORING)
     title: ClassVar[str] = "score an external model"
 
     scores: Artifact[NetTables]
@@ -277,7 +277,7 @@ def _history(cell: Scored) -> pa.Table:
 class Report(PageStage):
     """Draw the page of a unique-feature audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 8, (*PAGES, f"{_HERE}.report", f"{_HERE}.material", f"{_HERE}.stages"))
+    declared: ClassVar[Declared] = Declared("report", 9, (*PAGES, f"{_HERE}.report", f"{_HERE}.material", f"{_HERE}.stages"))
     title: ClassVar[str] = "report unique features"
 
     recipe: Recipe

@@ -252,3 +252,17 @@ def test_what_cannot_be_is_refused_in_a_line(tmp_path: Path, settings: list[str]
 def test_patches_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="patch_size 9 is larger than the side of 8"):
         audited(tmp_path, "reference={kind: visual_words, side: 8, patch_size: 9}")
+
+
+def test_a_side_with_more_images_of_an_easy_class_has_no_score() -> None:
+    """Without memory the score of unequal sets scatters around 0, although one class is named always and a second never."""
+    rng, values = np.random.default_rng(0), []
+    for _ in range(40):
+        labels, of_a = np.arange(160) % CLASSES, np.zeros(160, dtype=bool)
+        for label, share in enumerate((0.8, 0.2, 0.5, 0.5)):
+            mine = rng.permutation(np.flatnonzero(labels == label))
+            of_a[mine[: round(share * len(mine))]] = True
+        model = np.where(labels == 0, True, np.where(labels == 1, False, rng.random(160) < 0.3))
+        rows = rows_of(units_of(model, rng.random(160) < 0.2, of_a), p=0.5)
+        values.append(next(row["value"] for row in rows if row["metric"] == "deja_vu_score"))
+    assert abs(np.mean(values)) < 5 * np.std(values) / np.sqrt(40)  # 5 standard errors: 6e-7

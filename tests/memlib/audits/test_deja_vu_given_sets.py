@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,7 +19,7 @@ from memlib.data.stages import Split, decode
 from memlib.errors import UserError
 from memlib.records import RunRecord
 from memlib.running import PlainRunner
-from memlib.specs import SplitSpec
+from memlib.specs import GroupSpec, SplitSpec
 from memlib.store import Store
 from memlib.tables import INDEX
 
@@ -162,6 +163,23 @@ def test_an_image_that_lies_in_two_sets_is_held_out_of_neither() -> None:
     assert {name for name, (role, _) in found.items() if role != "left_out"} == {"1", "2", "3", "5", "6"}
 
 
+def test_groups_that_share_no_most_frequent_class_are_refused() -> None:
+    """Persons of A are mostly of one class and those of B mostly of the other, so no draw could exchange them."""
+    labels, people = [0, 0, 1, 1, 1, 0, 0, 0, 1, 1, 1, 0], np.repeat(np.arange(4), 3)
+    index = pa.table(
+        {
+            "example_id": [f"{number:02d}" for number in range(13)], "row": range(13), "label": [*labels, 0],
+            "class_name": [*("ab"[label] for label in labels), "a"], "boxes": [[1, 1, 2, 2]] * 13,
+            "content": [[0, 0, 64, 64]] * 13, "original_width": [64] * 13, "original_height": [64] * 13,
+            "digest": [f"{number}" for number in range(13)], "unreadable": [None] * 13,
+        }
+    ).cast(INDEX.arrow)  # fmt: skip
+    sets = {f"{number:02d}": "A" if people[number] in (0, 2) else "B" for number in range(12)} | {"12": "X"}
+    spec = SplitSpec(sets="sets.csv", crop={"mode": "corner"}, group=GroupSpec(pattern="(.)"))
+    with pytest.raises(UserError, match="no two groups of split.group with the same most frequent class"):
+        split_examples(index, spec, np.append(people, 9), given=sets)
+
+
 def test_sets_without_a_common_class_are_refused(drawn: dict[str, str], tmp_path: Path) -> None:
     data = decode(PlainRunner(Store(str(tmp_path / "store"))), validate(
         AUDITS["deja-vu"].recipe, load_recipe("smoke", SETTINGS)[0]
@@ -199,7 +217,7 @@ def test_sets_that_differ_without_the_model_are_not_tested(drawn: dict[str, str]
     assert run.verdict is not None
     assert run.verdict.word == "descriptive"
     assert run.verdict.sentence.startswith("Nothing was tested: the sets differ")
-    assert "small versions of the images tell A from B" in run.verdict.explanation
+    assert "small versions of the images tell training from held-out images" in run.verdict.explanation
     assert all(row.p_value is None for row in run.findings)
     assert "the sets differ, although they were declared" in Path(run.report).read_text()
 

@@ -571,3 +571,25 @@ def test_no_bound_holds_for_given_secrets_that_were_compared_with_nothing() -> N
     assert rows[0]["conclusion"] != "bounded"
     assert (rows[0]["bound"], rows[0]["params"]["recurring"]) == (None, 1)
     assert "1 further given secret" in rows[0]["explanation"]
+    alone = rows_of([replace(model, kinds=("recurring",) * 5 + model.kinds[5:])], recipe(**OF_A_FILE), method="sampled")
+    assert "none of them occurs just once in the text" in alone[0]["sentence"]
+    assert "canaries.unseen" in alone[0]["explanation"]
+    assert "data.hold_out" not in alone[0]["explanation"]
+
+
+@pytest.mark.usefixtures("no_law")
+def test_advice_on_held_out_text_is_given_where_it_can_be_followed() -> None:
+    rng = np.random.default_rng(0)
+    alone = replace(given(skewed_costs(rng, 5), [1] * 5, np.zeros(0, dtype=np.int64)))
+    said = rows_of([alone], recipe(**OF_A_FILE), method="sampled")[0]["explanation"]
+    assert said.endswith("held out at random (data.hold_out: blocks).")
+    blocks = OF_A_FILE | {"data": {"source": {"kind": "topics"}, "hold_out": "blocks"}}
+    assert "data.hold_out" not in rows_of([alone], recipe(**blocks), method="sampled")[0]["explanation"]
+
+
+@pytest.mark.usefixtures("no_law")
+def test_planned_looks_share_the_error_of_a_bound() -> None:
+    rng = np.random.default_rng(0)
+    model = given(skewed_costs(rng, 5), [1] * 5, skewed_costs(rng, 400))
+    one, five = (rows_of([model], recipe(**OF_A_FILE, score={"looks": looks}), method="sampled")[0] for looks in (1, 5))
+    assert five["upper_bound"] > one["upper_bound"]

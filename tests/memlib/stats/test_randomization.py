@@ -249,3 +249,18 @@ def test_a_power_is_possible_at_a_level_that_many_looks_leave() -> None:
     design, ease = persons_of(1, count=80)
     none = np.zeros(len(ease), dtype=np.int64)
     assert detectable_answers(design, none, (none + 1, none + 1), alpha=0.004, seed=0) is not None
+
+
+@pytest.mark.parametrize("planted", [0.0, 0.05, 0.1])
+def test_the_quick_p_of_many_unequal_groups_is_close(planted: float) -> None:
+    rng = np.random.default_rng(0)
+    sizes, homes, first = rng.integers(1, 9, 300), rng.integers(0, 4, 300), np.zeros(300, dtype=bool)
+    for home in range(4):
+        mine = rng.permutation(np.flatnonzero(homes == home))
+        first[mine[: len(mine) // 3]] = True
+    groups = np.repeat(np.arange(300), sizes)
+    design = Design.of(first[groups], homes[groups], groups)
+    gains = rng.integers(-1, 2, len(groups)) + design.first * (rng.random(len(groups)) < planted)
+    quick, slow = design.quick_p(gains, draws=199, seed=0), design.tail_p(gains, permutations=9_999, seed=1)
+    assert not design.is_even
+    assert abs(quick - slow) < 0.02 + 5 * math.sqrt(slow * (1 - slow) / 9_999)
