@@ -44,7 +44,7 @@ class TargetSpec(Spec):
 class VerdictSpec(LevelSpec):
     """Basis of the verdict: models that saw no examples of the pool U of D_Q, and redraws of D_Q."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"looks"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"looks", "known_drawn_afterwards"})
 
     null_mix: Mix | None = None
     """Training data of null models, which contain no examples of U. The default is {calibration: 1, provider: 1} if there is
@@ -64,6 +64,9 @@ class VerdictSpec(LevelSpec):
     drawn_elsewhere: bool = False
     """Declares that D_Q, the known and the withheld examples, which come from different parts of the source, were drawn at
     random within each class from one pool before the target was trained."""
+    known_drawn_afterwards: bool = False
+    """Declares that the known examples were drawn at random from the training data of external targets after their training
+    had ended. Otherwise an owner may have trained harder on them, and no external target is called forgotten."""
 
     @model_validator(mode="after")
     def _null_and_retained(self) -> "VerdictSpec":
@@ -175,6 +178,10 @@ class Recipe(Spec):
                 raise ValueError(f"{place} contains withheld examples, which no model may train on; leave them out")
             if KNOWN in self.sets and mix.get(KNOWN) != 1:
                 raise ValueError(f"{place} lacks known: 1; every target must be trained on the known examples")
+
+    def is_controlled(self, target: str) -> bool:
+        """Return whether the known examples were trained on like others: by the auditor, or drawn after the training."""
+        return self.targets[target].mix is not None or self.verdict.known_drawn_afterwards
 
     @property
     def null_shares(self) -> Mix:

@@ -54,7 +54,7 @@ def summarize(distances: Distances, recipe: Recipe) -> pa.Table:
         models = distances.of(TARGET, name)
         rows += _rho_rows(_of_target(name, models, rows), models, distances)
         rows += _distance_rows(name, models, distances)
-        rows += _share_rows(name, models, distances, controls.get(name))
+        rows += _share_rows(name, models, distances, controls.get(name) if recipe.is_controlled(name) else None)
     for group in (NULL, RETAINED):
         params = {"target": f"{group} models", "kind": group}
         rows += _rho_rows(params, distances.of(group), distances)
@@ -95,7 +95,13 @@ def _trace_rows(name: str, distances: Distances, recipe: Recipe, control: Contro
         "examples": pool.count(QUERY), "withheld": pool.count(WITHHELD),
     }  # fmt: skip
     bounds: dict[str, float] = {"upper_bound": trace.upper} if np.isfinite(trace.upper) else {}
-    if control is not None and control.holds and control.comparable and np.isfinite(control.limit):
+    if (
+        control is not None
+        and control.holds
+        and control.comparable
+        and np.isfinite(control.limit)
+        and recipe.is_controlled(name)
+    ):
         bounds = {"upper_bound": control.limit * control.effect, "bound": recipe.verdict.share_bound * control.effect}
     yield tested(
         "trace", params, trace.effect, n=pool.count(QUERY) + pool.count(WITHHELD), p_value=trace.p_value,

@@ -28,6 +28,9 @@ SENTENCES = {
 }
 
 
+_GIVEN = " All this is given that these examples were drawn from the training data after the training, as declared."
+
+
 @dataclass(frozen=True)
 class Control:
     """The positive control of a target.
@@ -72,6 +75,11 @@ def limits(recipe: Recipe) -> Iterator[str]:
         yield (
             f"with {recipe.verdict.models} retained models nothing can be called forgotten: {FEWEST_RETAINED} show "
             "how strong the trace of training data can be (verdict.models)"
+        )
+    elif not all(recipe.is_controlled(name) for name in recipe.targets):
+        yield (
+            "nothing can be called forgotten in targets that were trained elsewhere: their owner may have trained harder on "
+            "the known examples; draw these from the training data afterwards (verdict.known_drawn_afterwards)"
         )
     smallest, level = 2 / (1 + recipe.score.permutations), recipe.verdict.level / len(recipe.targets)
     if smallest > level:
@@ -205,6 +213,7 @@ def _explained(name: str, found: _Findings, recipe: Recipe) -> str:
             f"{_percent(found.number('control_power', name))} of redraws. The trace of D_Q is at most "
             f"{_percent(found.number('share_limit', name))} of their trace (95 % limit over all targets): up to that share "
             "of D_Q could remain if D_Q was used like these examples, or all of D_Q if it was used far less."
+            + ("" if recipe.targets[name].mix is not None else _GIVEN)
         )
     if cannot_reject(row):
         return f"{tested} With so few examples, no result could have been significant."
@@ -221,6 +230,12 @@ def _missed(name: str, found: _Findings, recipe: Recipe) -> str:
         return (
             f"Examples that are known to be in the model are found in only {_percent(power)} of redraws, so absence is not "
             "shown."
+        )
+    if not recipe.is_controlled(name):
+        return (
+            "Examples that are known to be in the model are found, but its owner may have trained harder on them than on "
+            "D_Q, so absence is not shown. Draw them from the training data after the training "
+            "(verdict.known_drawn_afterwards)."
         )
     row = found.row("control_strength", name)
     strongest = None if row is None else row["params"].get("strongest")

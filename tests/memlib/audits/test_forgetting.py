@@ -25,6 +25,7 @@ from memlib.audits.forgetting.trace import (
     share_interval,
     share_left,
 )
+from memlib.audits.forgetting.verdict import limits
 from memlib.audits.forgetting.verdict import outcome as outcome_of
 from memlib.errors import RunError
 from memlib.findings import BOUNDED, INCONCLUSIVE, SHOWN, verdict_of, with_params
@@ -341,6 +342,21 @@ def test_forgotten_cannot_be_bought_by_training_harder_on_the_known_examples() -
     few = with_params(judged(plain, size=9))
     assert verdict_of(few).word == INCONCLUSIVE
     assert "too few to know how strong the trace of training data can be" in verdict_of(few).explanation
+
+
+def test_an_owner_who_chose_the_known_examples_buys_nothing() -> None:
+    """An owner may train on D_Q once and on the known examples often; neither looks unlike training data."""
+    forgetters = (model(TARGET, seed, 0.0, known=True, target="t") for seed in range(20))
+    plain = next(one for one in forgetters if verdict_of(with_params(judged(one))).word == BOUNDED)
+    distances, theirs = Distances(models(plain), POOL, CONFIG), {"t": {"trained": {"model": "a:b", "version": "1"}}}
+    rows = with_params(summarize(distances, recipe(theirs)))
+    assert verdict_of(rows).word == INCONCLUSIVE
+    assert rows[0]["bound"] is None
+    assert not [row for row in rows if row["metric"] == "share_used"]
+    declared = recipe(theirs, verdict={"models": 10, "known_drawn_afterwards": True})
+    assert verdict_of(with_params(summarize(distances, declared))).word == BOUNDED
+    assert [text for text in limits(recipe(theirs)) if "verdict.known_drawn_afterwards" in text]
+    assert not [text for text in limits(declared) if "verdict.known_drawn_afterwards" in text]
 
 
 def test_no_share_is_given_where_the_auditors_own_models_are_not_found() -> None:

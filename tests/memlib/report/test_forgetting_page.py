@@ -59,7 +59,7 @@ def said(rows: list[dict[str, Any]], **changes: Any) -> Any:
         for row in named
         if row["params"].get("kind") == "target"
     }
-    return verdict(named, recipe(**{"targets": targets} | changes))
+    return verdict(named, recipe(**{"targets": targets, "verdict": {"known_drawn_afterwards": True}} | changes))
 
 
 @pytest.mark.parametrize(
@@ -113,6 +113,13 @@ def test_outcomes_that_contradict_known_training_are_named() -> None:
     alarm = said(findings("half", "clean", p=0.001), targets=targets).explanation
     assert "clean is known to have been trained on none of D_Q: a false alarm." in alarm
     assert "half is known" not in alarm
+
+
+def test_an_owner_who_chose_the_known_examples_is_not_cleared() -> None:
+    missed = said(findings(), verdict={})
+    assert missed.word == "inconclusive"
+    assert "its owner may have trained harder on them than on D_Q" in missed.explanation
+    assert said(findings(limit=0.1)).explanation.endswith("drawn from the training data after the training, as declared.")
 
 
 def test_a_caution_names_the_target_whose_outputs_were_supplied() -> None:
