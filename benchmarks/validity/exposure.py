@@ -66,11 +66,14 @@ def built(text: Text, spec: TextSpec, canaries: SecretsSpec, secret: bytes) -> C
         return build_corpus(text, spec, canaries, Path(folder) / "windows.npy", secret=secret)
 
 
-def trained(corpus: Corpus, roles: Sequence[str], model: LanguageSpec, training: dict[str, Any]) -> LanguageModel:
-    """Train a language model on the windows of some roles, in the same way as the product."""
+def trained(
+    corpus: Corpus, roles: Sequence[str], model: LanguageSpec, training: dict[str, Any], *, start: LanguageModel | None = None
+) -> LanguageModel:
+    """Train a language model, or continue its training, on the windows of some roles, in the same way as the product."""
     rows = column(select(corpus.splits, *roles), "row")
     spec = TrainingSpec.model_validate({"objective": {"kind": "language"}, "augment": None, **training})
-    net = build_language_model(model, len(corpus.vocabulary), corpus.windows.shape[1], seed=spec.seed)
+    net = start or build_language_model(model, len(corpus.vocabulary), corpus.windows.shape[1], seed=spec.seed)
+    net = net.float().train()
     data = TrainingSet(corpus.windows, rows, np.zeros(len(rows), dtype=np.int64))
     Training(net, build_objective(spec.objective), data, spec, input_size=corpus.windows.shape[1]).run()
     return net.double().eval()
@@ -87,6 +90,10 @@ LAWS = (3.31, 3.2, 3.0, 2.86)  # bits a digit
 NETS, REDRAWS, GIVEN, UNSEEN = 4, 25, 5, 800
 TIMES = (1, 4, 16)
 FILE_FORMAT = "call me at {d8}"
+FILE_MODELS = {
+    "GRU": LanguageSpec(architecture="gru", width=64, layers=1, embedding=16),
+    "fine-tuned transformer": LanguageSpec(architecture="transformer", width=32, layers=2, heads=2),
+}
 
 
 @cache
@@ -113,8 +120,12 @@ def choices_of(texts: Sequence[str]) -> NDArray[np.int32]:
 
 
 def file_unit(unit: str) -> Row:
-    """Train a net on a text full of numbers; audit secrets that it never saw, and planted ones."""
-    bits, number = float(unit.split("/")[0]), int(unit.split("/")[1])
+    """Train a net on a text full of numbers; audit secrets that it never saw, and planted ones.
+
+    The transformer is first trained on other numbers, whose digits are uniform.
+    """
+    kind, law, place_ = unit.split("/")
+    bits, number = float(law), int(place_)
     rng = np.random.default_rng([int(100 * bits), number])
     filler, planted = numbers(1200, bits, rng), numbers(GIVEN * len(TIMES), bits, rng)
     inserted = [*filler, *(text for place, text in enumerate(planted) for _ in range(TIMES[place // GIVEN]))]
@@ -123,7 +134,13 @@ def file_unit(unit: str) -> Row:
     secrets = SecretsSpec(format=FILE_FORMAT, insertions=(1,), never=0)
     corpus = built(Text.of(text), spec, secrets, bytes(32))
     how = {"epochs": 12, "batch_size": 16, "optimizer": optimizer(0.004), "seed": number}
-    net = trained(corpus, [TRAIN], LanguageSpec(architecture="gru", width=64, layers=1, embedding=16), how)
+    start = None
+    if kind != "GRU":
+        others = "\n".join(f"call me at {one}" for one in numbers(1200, LAWS[0], rng))
+        first = built(Text.of(others), spec, secrets, bytes(32))
+        assert first.vocabulary == corpus.vocabulary
+        start = trained(first, [TRAIN], FILE_MODELS[kind], how)
+    net = trained(corpus, [TRAIN], FILE_MODELS[kind], how, start=start)
     space, context = text_candidates(
         Format(FILE_FORMAT, {}), secrets, spec, {symbol: place for place, symbol in enumerate(corpus.vocabulary)}
     )
@@ -144,7 +161,7 @@ def file_unit(unit: str) -> Row:
     for place, times in enumerate(TIMES):
         given = cost(planted[place * GIVEN : (place + 1) * GIVEN])
         power[str(times)] = file_audit(given, rng.choice(fresh_costs, UNSEEN, replace=False), references, space)
-    return {"bits": bits, "wrong": wrong, "before": before, "audits": REDRAWS, "power": power}
+    return {"kind": kind, "bits": bits, "wrong": wrong, "before": before, "audits": REDRAWS, "power": power}
 
 
 def file_audit(given: NDArray[np.int64], unseen: NDArray[np.int64], references: NDArray[np.int64], space: Space) -> bool:
@@ -168,19 +185,20 @@ def file_report(rows: Sequence[Row]) -> Iterator[str]:
     """Report rejections of five unseen secrets by entropy, before and now, and how often planted ones are found."""
     for name, field in (("rank / |R|, before", "before"), ("among unseen secrets, now", "wrong")):
         rejections = {
-            f"{bits} bits a digit": (sum(r[field] for r in chosen), sum(r["audits"] for r in chosen))
+            f"{kind}, {bits} bits a digit": (sum(r[field] for r in chosen), sum(r["audits"] for r in chosen))
+            for kind in FILE_MODELS
             for bits in LAWS
-            if (chosen := [r for r in rows if r["bits"] == bits])
+            if (chosen := [r for r in rows if (r["kind"], r["bits"]) == (kind, bits)])
         }
         yield from level_lines(f"five secrets never seen: {name}", rejections, alpha=ALPHA)
         yield ""
     cells = []
-    for times in TIMES:
-        for bits in LAWS:
-            chosen = [bool(row["power"][str(times)]) for row in rows if row["bits"] == bits]
+    for kind in FILE_MODELS:
+        for times in TIMES:
+            chosen = [bool(row["power"][str(times)]) for row in rows if row["kind"] == kind]
             if chosen:
-                cells.append((f"{times}x", bits, rate(sum(chosen), len(chosen))))
-    yield from table(("five secrets stood", "bits a digit", f"found ({UNSEEN} unseen secrets)"), cells)
+                cells.append((f"{times}x", kind, rate(sum(chosen), len(chosen))))
+    yield from table(("five secrets stood", "model", f"found ({UNSEEN} unseen secrets)"), cells)
 
 
 # -- given secrets whose null is the text's own held-out part -------------------------------------------
@@ -418,7 +436,8 @@ def epsilon_report(rows: Sequence[Row]) -> Iterator[str]:
 PARTS = (
     Part(
         "exposure-file", "Are secrets from a file called given away although the model never saw them, but knows others of their kind?",
-        lambda: [f"{bits}/{number}" for number in range(NETS) for bits in LAWS], file_unit, file_report,
+        lambda: [f"{kind}/{bits}/{number}" for number in range(NETS) for bits in LAWS for kind in FILE_MODELS],
+        file_unit, file_report,
     ),
     Part(
         "exposure-recurring", "Are given secrets called given away, although the model never saw them, where popular ones recur and held-out ones are the null?",

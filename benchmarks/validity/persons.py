@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import softmax
 
-from benchmarks.validity.deja_vu import BASE, CONFIG, crops, labels_of, neighbours
+from benchmarks.validity.deja_vu import BASE, CONFIG, NOISE, crops, labels_of, neighbours
 from benchmarks.validity.deja_vu_alone import NETWORK, backgrounds, units_alone
 from benchmarks.validity.harness import Part, Row, crossed, level_lines, rate, table
-from benchmarks.validity.nets import images, train
+from benchmarks.validity.nets import How, images, train
 from memlib.audits.deja_vu.analysis import Analysis
 from memlib.audits.deja_vu.sets import LEVEL, thumbnails
 from memlib.identity import derive_seed
@@ -165,6 +166,57 @@ def report_views(rows: Sequence[Row]) -> Iterator[str]:
         yield ""
 
 
+VIEWS, SPREAD = 8, 0.3  # views of an image, and the noise of a view
+TRAINED_WORLDS = 10
+
+
+def judge_trained_views(unit: str) -> Row:
+    """Train pairs of nets on other images, one far better than the other, and pairs that each trained on their own side."""
+    name, number = unit.rsplit("/", 1)
+    rng, seed = np.random.default_rng([int(number), derive_seed(7, name) % 2**31]), derive_seed(int(number), name) % 2**31
+    (x, y), shuffled = images("FashionMNIST"), rng.permutation(60_000)
+    persons = np.repeat(np.arange(PERSONS), LAWS[name](rng, PERSONS))
+    base, rest = shuffled[:PERSONS][persons], shuffled[PERSONS:]
+    shown = (x[base] + NOISE * rng.normal(size=x[base].shape)).astype(np.float32)  # a person's images differ by noise
+    everything, labels = np.concatenate([x, shown]), np.concatenate([y, labels_of(base)])
+    own = 60_000 + np.arange(len(persons))
+
+    def gains_of(first: NDArray[np.int64], second: NDArray[np.int64], how: How) -> NDArray[np.float64]:
+        nets = [train(everything, labels, [rows], how, seed=seed + place) for place, rows in enumerate((first, second))]
+        views = shown[None] + SPREAD * np.random.default_rng(seed).normal(size=(VIEWS, *shown.shape)).astype(np.float32)
+        under_a, under_b = (
+            np.stack([softmax(net.logits(view)[0], axis=-1) for view in views]).std(axis=0).mean(axis=1) for net in nets
+        )  # fmt: skip
+        gains: NDArray[np.float64] = (under_b - under_a) / np.mean([under_a, under_b])
+        return gains
+
+    innocent, hits = gains_of(rest[:2400], rest[:400], replace(BASE, epochs=60)), 0
+    for redraw in range(REDRAWS):
+        design = design_of(rng, labels_of(base), persons, 0.5)
+        null = design.redrawn_differences(innocent, 199, seed=redraw)
+        hits += permutation_p(design.difference(innocent), null) <= 0.05
+    design = design_of(rng, labels_of(base), persons, 0.5)
+    guilty = gains_of(
+        *(np.concatenate([own[side], rest[:400]]) for side in (design.first, ~design.first)), replace(BASE, epochs=60)
+    )
+    found = permutation_p(design.difference(guilty), design.redrawn_differences(guilty, 999, seed=0)) <= 0.05
+    return {"kind": name, "hits": int(hits), "count": REDRAWS, "found": int(found)}
+
+
+def report_trained_views(rows: Sequence[Row]) -> Iterator[str]:
+    yield f"{TRAINED_WORLDS} pairs of nets for each law (Fashion-MNIST, MLPs; {PERSONS} persons, {VIEWS} views with noise; embeddings: the nets' outputs). Innocent: neither net saw"
+    yield f"a person; one trained on six times as many images as the other; {REDRAWS} redraws of the sides each. Planted: each net trained on its own side."
+    yield ""
+    kinds = {kind: [row for row in rows if row["kind"] == kind] for kind in dict.fromkeys(row["kind"] for row in rows)}
+    levels = {kind: (sum(r["hits"] for r in mine), sum(r["count"] for r in mine)) for kind, mine in kinds.items()}
+    yield from level_lines("innocent nets", levels, alpha=0.05)
+    yield ""
+    yield from table(
+        ("nets that trained on their side", "shown"),
+        ((k, rate(sum(r["found"] for r in mine), len(mine))) for k, mine in kinds.items()),
+    )
+
+
 # -- power ----------------------------------------------------------------------------------------------
 
 POWERS = {
@@ -308,6 +360,11 @@ PARTS = (
         "persons-views",
         "Is SSLMem shown where no image is remembered, but one model is tighter than the other?",
         lambda: (f"{name}/0" for name in LAWS), judge_views, report_views,
+    ),
+    Part(
+        "persons-trained-views",
+        "SSLMem with trained nets and unequal persons: is it shown where no net saw them, and found where each saw its own?",
+        lambda: crossed(LAWS, TRAINED_WORLDS), judge_trained_views, report_trained_views,
     ),
     Part(
         "deja-vu-power",

@@ -68,8 +68,8 @@ def test_a_secret_inserted_often_is_exposed_and_extracted(audited: tuple[Memlib,
     assert best["queries"] < 11_111
     page = Path(manifest["report"]).read_text()
     assert (
-        "The model gives away 1 of 1 inserted canary. A search that was given no symbol of the secrets extracted 1 of 1."
-        in page
+        "The model gives away 1 of 1 inserted canary. Given the text around the secrets, "
+        "but none of their symbols, a search extracted 1 of 1." in page
     )
     assert page.count("<svg") == 3
 

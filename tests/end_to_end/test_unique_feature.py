@@ -88,7 +88,7 @@ def test_a_planted_feature_is_found_and_everything_is_published(moons: tuple[Mem
         "Each model and its control",
         "Through training",
         "Decision boundaries",
-        "With less access to the model",
+        "With less knowledge of the training data",
     ):
         assert heading in page
     assert "The models remember the feature." in page
