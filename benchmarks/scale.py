@@ -74,7 +74,7 @@ def spin(seconds: float = 1.0) -> None:
 class Shard(Stage[None]):
     """A part that takes one second of one core."""
 
-    declared: ClassVar[Declared] = Declared("shards", 1, ("memlib.identity",))
+    declared: ClassVar[Declared] = Declared("shards", 1)
     title: ClassVar[str] = "shards"
     place: ClassVar[Place] = "anywhere"
 

@@ -19,7 +19,7 @@ from memlib.results import Tables
 from memlib.running import FinishedRunner
 from memlib.runs import asks_digest, list_runs, read_run
 from memlib.specs import Resources, Spec
-from memlib.stage import AnyArtifact, Artifact, Out, Stage, in_words
+from memlib.stage import AnyArtifact, Artifact, Out, Stage
 from memlib.store import Ref, Store
 from memlib.upkeep import let_go
 
@@ -58,7 +58,7 @@ def finished(
     except RunError:
         return None
     let_go(store, runner.passing, resources, say=say)
-    for line in (*audit.limits(recipe), *runner.warnings, *([in_words(runner.old_code)] if runner.old_code else [])):
+    for line in (*audit.limits(recipe), *runner.warnings, *runner.old_code.lines):
         say(line)
     return run
 
@@ -97,7 +97,7 @@ def finished_cells(
                     passing += runner.passing
                 runs[name] = run.model_copy(update={"computed": [], "reused": sorted({*run.computed, *run.reused})})
     limits = [line for name in runs for line in candidates[name][0].limits(candidates[name][1])]
-    for line in dict.fromkeys([*limits, *([in_words(runner.plan.old_code)] if runs and runner.plan.old_code else [])]):
+    for line in dict.fromkeys([*limits, *(runner.plan.old_code.lines if runs else [])]):
         say(line)
     return runs
 

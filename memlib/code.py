@@ -7,7 +7,10 @@ dotted prefixes, separated by commas. See docs/security.md.
 
 import ast
 import contextlib
+import functools
+import hashlib
 import importlib
+import importlib.metadata
 import os
 import re
 import sys
@@ -88,6 +91,50 @@ def source_file(named: str) -> Path | None:
     A function that is decorated, or imported from another module, is known only once its module is imported.
     """
     module, name = named.split(":")
+    origin = _origin(module)
+    if origin is None:
+        return None
+    try:
+        body = ast.parse(origin.read_text(encoding="utf-8")).body
+    except (OSError, ValueError, SyntaxError):
+        return None
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    defined = [node for node in body if isinstance(node, kinds) and node.name == name and not node.decorator_list]
+    return origin if len(defined) == 1 else None
+
+
+@functools.cache
+def identity_of(module: str) -> str:
+    """Return what identifies the code of a module that a recipe names, without running it.
+
+    Of an installed package: its version. Of other code: a digest (from sha256) of the module's file and of the files of its
+    own top-level package that it imports, directly or not. "unknown" if its file cannot be found.
+    """
+    top = module.partition(".")[0]
+    files: dict[str, Path] = {}
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        origin = None if name in files else _origin(name)
+        if origin is None:
+            continue
+        if {"site-packages", "dist-packages"} & set(origin.parts):
+            found = importlib.metadata.packages_distributions().get(top)
+            return f"{found[0]} {importlib.metadata.version(found[0])}" if found else "unknown"
+        files[name] = origin
+        with contextlib.suppress(OSError, ValueError, SyntaxError):
+            waiting += [other for other in _imported(name, origin) if other.partition(".")[0] == top]
+    if module not in files:
+        return "unknown"
+    try:
+        digests = sorted(hashlib.sha256(file.read_bytes()).hexdigest() for file in files.values())
+    except OSError:
+        return "unknown"
+    return hashlib.sha256("".join(digests).encode()).hexdigest()[:32]
+
+
+def _origin(module: str) -> Path | None:
+    """Return the source file of a module without importing its packages; None if there is none."""
     path: list[str] | None = sys.path
     origin = None
     parts = module.split(".")
@@ -96,12 +143,20 @@ def source_file(named: str) -> Path | None:
         if spec is None:
             return None
         path, origin = list(spec.submodule_search_locations or []), spec.origin
-    if origin is None or not origin.endswith(".py"):
-        return None
-    try:
-        body = ast.parse(Path(origin).read_text(encoding="utf-8")).body
-    except (OSError, ValueError, SyntaxError):
-        return None
-    kinds = (ast.FunctionDef, ast.ClassDef)
-    defined = [node for node in body if isinstance(node, kinds) and node.name == name and not node.decorator_list]
-    return Path(origin) if len(defined) == 1 else None
+    return None if origin is None or not origin.endswith(".py") else Path(origin)
+
+
+def _imported(module: str, file: Path) -> Iterator[str]:
+    """Yield the modules that a file may import, with the packages that contain them."""
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *filter(None, [node.module])])
+            names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
+        for name in names:
+            parts = name.split(".")
+            yield from (".".join(parts[:count]) for count in range(1, len(parts) + 1))

@@ -11,7 +11,7 @@ from memlib.comparison import flat
 from memlib.errors import CorruptArtifact, MissingArtifact, UnknownUntilRun
 from memlib.results import Tables
 from memlib.specs import Resources, Spec
-from memlib.stage import AnyArtifact, AnyStage, Artifact, Known, Out, Stage, has_changed_code, in_words
+from memlib.stage import AnyArtifact, AnyStage, Artifact, Known, OldCode, Out, Stage
 from memlib.store import Ref, Store
 
 SAMPLE, NEIGHBORS = 50, 5
@@ -77,7 +77,7 @@ class Plan:
         problems: cells of a sweep that cannot run, with the reasons.
         limits: limitations of the recipe, including values that are unknown before the run.
         read: lines that describe the content of the data, or its likely content before decoding, by stage.
-        old_code: stages whose artifacts are reused although their code has changed without a new version.
+        old_code: stages whose artifacts are reused although their code has changed.
     """
 
     store: Store
@@ -86,7 +86,7 @@ class Plan:
     problems: dict[str, str] = field(default_factory=dict)
     limits: list[str] = field(default_factory=list)
     read: dict[str, list[str]] = field(default_factory=dict)
-    old_code: list[str] = field(default_factory=list)
+    old_code: OldCode = field(default_factory=OldCode)
 
     def __str__(self) -> str:
         lines = [
@@ -158,8 +158,8 @@ class Plan:
 
     @property
     def all_limits(self) -> list[str]:
-        """The limits of the recipe, and a line about stages that are reused although their code has changed."""
-        return [*self.limits, in_words(self.old_code)] if self.old_code else self.limits
+        """The limits of the recipe, and lines about stages that are reused although their code has changed."""
+        return [*self.limits, *self.old_code.lines]
 
     def cascade(self) -> dict[str, list[str]]:
         """Return the earlier stages whose new outputs may invalidate a committed stage, by name of the committed stage."""
@@ -261,5 +261,5 @@ class PlanRunner:
         with contextlib.suppress(CorruptArtifact):
             committed = self._artifact(stage) if plan.parts[ref].hit else None
             plan.read.setdefault(stage.title, []).extend(stage.preview() if committed is None else stage.described(committed))
-        if not stale and ref.stage_name not in plan.old_code and has_changed_code(self.store, ref, stage.declared):
-            plan.old_code.append(ref.stage_name)
+        if not stale:
+            plan.old_code.note(self.store, ref, stage)

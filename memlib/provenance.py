@@ -5,18 +5,16 @@ its stage's version, or because the machines round differently. `content_digest`
 second.
 """
 
-import ast
 import functools
 import getpass
 import hashlib
 import importlib.metadata
-import importlib.util
 import json
 import platform
 import socket
 import struct
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,110 +30,38 @@ from memlib.records import FileRecord
 LIBRARIES = ("torch", "torchvision", "numpy", "scipy", "pyarrow", "faiss-cpu", "faiss-gpu", "ray", "prefect")
 SHOWN = (".html", ".png", ".svg", ".pdf")  # files for human readers, which no stage reads
 DIGEST_LENGTH = 32
-NO_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True)
 class Declared:
-    """A stage's declaration of its name, version and code.
+    """A stage's declaration of its name and version.
 
     Attributes:
         name: the stage's name in the store.
         version: version of the code, raised whenever the stage's results change.
-        modules: the modules whose code determines the results; a package stands for all modules in it.
     """
 
     name: str
     version: int
-    modules: tuple[str, ...]
-
-    @property
-    def code(self) -> str:
-        """The digest of the code of `modules`."""
-        return code_digest(self.modules)
-
-    def provenance(self, reads: Mapping[str, str]) -> dict[str, Any]:
-        """Return the provenance that an artifact's manifest records.
-
-        Args:
-            reads: content digests of the artifacts that the stage reads, by key.
-        """
-        return {
-            "version": self.version,
-            "code": self.code,
-            "reads": dict(reads),
-            "software": dict(software()),
-            "source": dict(source_state()),
-        }
 
 
-@functools.cache
-def code_digest(modules: tuple[str, ...]) -> str:
-    """Return a digest (from sha256) of the syntax trees of modules; comments, docstrings and layout do not affect it."""
-    digest = hashlib.sha256()
-    for name in sorted({inner for module in modules for inner in _modules(module)}):
-        digest.update(f"{name} {_module_digest(name)}\n".encode())
-    return digest.hexdigest()[:DIGEST_LENGTH]
+def provenance_of(version: int, definitions: str, reads: Mapping[str, str], named: Mapping[str, str]) -> dict[str, Any]:
+    """Return the provenance that an artifact's manifest records.
 
-
-@functools.cache
-def _module_digest(name: str) -> str:
-    return hashlib.sha256(
-        json.dumps(_plain(ast.parse(_file(name).read_text(encoding="utf-8"))), sort_keys=True).encode()
-    ).hexdigest()
-
-
-def _modules(name: str) -> Iterator[str]:
-    yield name
-    file = _file(name)
-    if file.name == "__init__.py":
-        for path in sorted(file.parent.glob("*.py")):
-            if path.stem != "__init__":
-                yield f"{name}.{path.stem}"
-        for path in sorted(file.parent.glob("*/__init__.py")):
-            yield from _modules(f"{name}.{path.parent.name}")
-
-
-def _file(name: str) -> Path:
-    """Return the source file of a module without importing the packages that contain it."""
-    root, *inner = name.split(".")
-    spec = importlib.util.find_spec(root)
-    if spec is not None and spec.submodule_search_locations is None and not inner:
-        assert spec.origin is not None
-        return Path(spec.origin)
-    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-        base = Path(folder, *inner)
-        for path in (base / "__init__.py", base.with_suffix(".py")):
-            if path.is_file():
-                return path
-    raise ValueError(f"there is no module {name}")
-
-
-def _plain(node: Any) -> Any:
-    """Return a syntax tree as plain data that is the same in all versions of Python: empty fields are omitted."""
-    if not isinstance(node, ast.AST):
-        return node if isinstance(node, str | int | bool) else repr(node)
-    kept = {}
-    for name in node._fields:
-        value = getattr(node, name, None)
-        if isinstance(value, list):
-            inner = _without_texts(node, value) if name == "body" else value
-            if inner:
-                kept[name] = [_plain(item) for item in inner]
-        elif value is not None and name not in ("kind", "type_comment"):
-            kept[name] = _plain(value)
-    return [type(node).__name__, kept]
-
-
-def _without_texts(node: ast.AST, body: list[ast.stmt]) -> list[ast.stmt]:
-    """Return a body without its docstring and without attribute docstrings."""
-    if isinstance(node, NO_DOCSTRING) and ast.get_docstring(node, clean=False) is not None:
-        body = body[1:]
-    return [inner for inner in body if not _is_text(inner)] if isinstance(node, ast.Module | ast.ClassDef) else body
-
-
-def _is_text(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    Args:
+        version: version of the stage.
+        definitions: digest of the stage's code, see `memlib.definitions`.
+        reads: content digests of the artifacts that the stage reads, by key.
+        named: identities of the code that the recipe names, see `memlib.code.identity_of`.
+    """
+    return {
+        "version": version,
+        "definitions": definitions,
+        "reads": dict(reads),
+        **({"named": dict(named)} if named else {}),
+        "software": dict(software()),
+        "source": dict(source_state()),
+    }
 
 
 @functools.cache
@@ -181,8 +107,9 @@ def _git(folder: Path, *arguments: str) -> str:
 def content_digest(folder: Path, files: Mapping[str, FileRecord], provenance: Mapping[str, Any]) -> str:
     """Return a digest of an artifact's content that stays equal when the same code recomputes it with other rounding.
 
-    Ids, labels and everything else that is not a float enter exactly. Floats enter by shape and type only, together with
-    the version and code digest of the stage. Pictures and pages, which no stage reads, are ignored.
+    Ids, labels and everything else that is not a float enter exactly. Floats enter by shape and type only, together with the
+    version and code digest of the stage, in the field that its manifest has. Pictures and pages, which no stage reads, are
+    ignored.
 
     Args:
         folder: folder of the files.
@@ -190,7 +117,8 @@ def content_digest(folder: Path, files: Mapping[str, FileRecord], provenance: Ma
         provenance: provenance of the artifact, with the version and code digest of its stage.
     """
     contents = {name: _content(folder / name, file.sha256) for name, file in files.items() if not name.endswith(SHOWN)}
-    rounded = [provenance.get("version"), provenance.get("code")] if any(floats for _, floats in contents.values()) else []
+    code = provenance.get("definitions", provenance.get("code"))
+    rounded = [provenance.get("version"), code] if any(floats for _, floats in contents.values()) else []
     parts = [sorted((name, digest) for name, (digest, _) in contents.items()), rounded]
     return hashlib.sha256(canonical_json(parts).encode()).hexdigest()[:DIGEST_LENGTH]
 

@@ -91,7 +91,9 @@ class ArtifactRecord(Record):
         attempt: name of the attempt whose files form the artifact.
         files: size and digest of each file, by path.
         version: version of the stage's code; None for artifacts from before versions were recorded.
-        code: digest of the stage's code.
+        definitions: digest of the definitions that the stage's code reaches, see memlib.definitions.
+        code: digest of whole modules, in artifacts from before `definitions`.
+        named: identities of the code that the recipe names.
         spec: configuration of the stage.
         inputs: keys of the artifacts that the stage read, by role.
         facts: facts that the stage recorded.
@@ -104,7 +106,9 @@ class ArtifactRecord(Record):
     attempt: Name
     files: Annotated[dict[Inside, FileRecord], Field(min_length=1)]
     version: int | None = None
+    definitions: str | None = None
     code: str | None = None
+    named: dict[str, str] = Field(default_factory=dict)
     spec: Any = None
     inputs: dict[str, Any] = Field(default_factory=dict)
     facts: dict[str, Any] = Field(default_factory=dict)

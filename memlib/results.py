@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 
 PARTS_FILE = "parts.json"  # lists, for each table, the artifacts that hold its parts
 UNITS_FILE, SUMMARY_FILE, CURVES_FILE, REPORT_FILE = "units.parquet", "summary.parquet", "curves.parquet", "report.html"
-FINDINGS = ("memlib.findings", "memlib.stats")  # modules whose code determines every audit's scores
-PAGES = (  # modules whose code determines every audit's page
-    "memlib.report.page", "memlib.report.glossary", "memlib.report.imprint", "memlib.report.figures", "memlib.report.read",
-    "memlib.data.understood",
-)  # fmt: skip
 
 
 class Tables:

@@ -12,7 +12,7 @@ from memlib.publishing import Work, publish_again, publish_audit
 from memlib.records import RunRecord
 from memlib.results import Tables
 from memlib.specs import Resources, Spec
-from memlib.stage import AnyArtifact, AnyStage, Artifact, Known, Out, Stage, has_changed_code
+from memlib.stage import AnyArtifact, AnyStage, Artifact, Known, OldCode, Out, Stage
 from memlib.store import Ref, Store
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class PlainRunner:
     Attributes:
         warnings: warnings for the user.
         passing: artifacts with files that may be evicted, see `memlib.upkeep.let_go`.
-        old_code: stages whose artifacts were reused although their code has changed without a new version.
+        old_code: stages whose artifacts were reused although their code has changed.
     """
 
     def __init__(self, store: Store, device: torch.device | None = None, resources: Resources = Resources()) -> None:
@@ -38,7 +38,7 @@ class PlainRunner:
         self._known, self._work = Known(), Work(resources)
         self._stages: dict[Ref, AnyStage] = {}
         self.warnings: list[str] = []
-        self.old_code: list[str] = []
+        self.old_code = OldCode()
         self.passing: list[AnyArtifact] = []
 
     @property
@@ -98,8 +98,7 @@ class PlainRunner:
 
     def _reuse(self, stage: AnyStage, ref: Ref) -> None:
         self._work.reused.append(str(ref))
-        if ref.stage_name not in self.old_code and has_changed_code(self._store, ref, stage.declared):
-            self.old_code.append(ref.stage_name)
+        self.old_code.note(self._store, ref, stage)
 
     def run_all(self, stages: Sequence[Stage[Out]]) -> list[Artifact[Out]]:
         """Run the parts of a step in the given order."""

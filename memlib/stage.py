@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar
 
+from memlib.code import identity_of as code_of_user
+from memlib.code import modules_in
+from memlib.definitions import code_of
 from memlib.errors import CorruptArtifact
 from memlib.identity import content_key
-from memlib.provenance import Declared
+from memlib.provenance import Declared, provenance_of
 from memlib.records import ArtifactRecord, FileRecord, RunRecord
 from memlib.store import Attempt, Facts, Making, RangeFile, Ref, Store
 
@@ -150,7 +153,7 @@ class Stage(ABC, Generic[Out]):
     """A step of an audit, or a part of one, that fills one artifact. Subclasses are frozen dataclasses.
 
     Attributes:
-        declared: name in keys, version, and the modules whose code determines the results.
+        declared: name in keys, and version.
         title: name shown to users, unique among the stages of all audits.
         place: where the stage is computed: "driver"; "anywhere", with the parts of a step in parallel; "cores", the same but
             on CPU cores only, for work that a GPU would not speed up; or "fleet", a group of workers that train together.
@@ -228,6 +231,16 @@ class Stage(ABC, Generic[Out]):
         """The identity from which the artifact's key is derived."""
         return Identity(self.declared.name, self.declared.version, self.spec, self.inputs)
 
+    @classmethod
+    def code(cls) -> str:
+        """Return a digest of the definitions that determine the results, see `memlib.definitions`."""
+        return code_of(cls.__module__, cls.__qualname__)
+
+    @property
+    def named_code(self) -> dict[str, str]:
+        """The identities of the code that the recipe names and this stage may run, by module."""
+        return {module: code_of_user(module) for module in sorted(set(modules_in(self.identity.spec)))}
+
     def record(self, reads: Mapping[str, str]) -> Making:
         """Return the description of the work for the artifact's manifest, as arguments of Artifacts.write.
 
@@ -235,7 +248,7 @@ class Stage(ABC, Generic[Out]):
             reads: content digests of the artifacts that the stage reads, by key.
         """
         identity = self.identity
-        provenance = self.declared.provenance(reads)
+        provenance = provenance_of(identity.version, self.code(), reads, self.named_code)
         return {"spec": identity.spec, "inputs": identity.inputs, "units": self.units, "provenance": provenance}
 
 
@@ -334,22 +347,40 @@ class Known:
         return self._contents[ref.key]
 
 
-def has_changed_code(store: Store, ref: Ref, declared: Declared) -> bool:
-    """Return whether a committed artifact was made by code that differs from the current code."""
-    with contextlib.suppress(CorruptArtifact):
-        code = store.artifacts.manifest(ref).code
-        return code is not None and code != declared.code
-    return False
+UNTRACED = "some artifacts were made before memlib traced code by definition, so whether their code has changed is unknown"
 
 
-def in_words(changed: Collection[str]) -> str:
-    """Return a line about stages whose artifacts are reused although their code has changed.
+class OldCode:
+    """The stages of a run whose artifacts are reused although their code has changed within the same version.
 
-    Args:
+    Attributes:
         changed: names of the stages, as accepted by --force-stage.
+        untraced: whether an artifact is reused whose code cannot be compared.
     """
-    first, *others = changed
-    problem = "its code has changed since its artifact was made, but its version has not"
-    if others:
-        problem = "their code has changed since their artifacts were made, but their versions have not"
-    return f"{', '.join(changed)}: {problem}; old artifacts are reused (--force-stage {first} recomputes them)"
+
+    def __init__(self) -> None:
+        self.changed: list[str] = []
+        self.untraced = False
+
+    def note(self, store: Store, ref: Ref, stage: AnyStage) -> list[str]:
+        """Compare the code that made a committed artifact with the current code; return lines that were not said before."""
+        before = self.lines
+        with contextlib.suppress(CorruptArtifact):
+            manifest = store.artifacts.manifest(ref)
+            self.untraced |= manifest.definitions is None
+            traced = manifest.definitions is not None
+            if traced and (manifest.definitions, manifest.named) != (stage.code(), stage.named_code):
+                self.changed += [ref.stage_name] if ref.stage_name not in self.changed else []
+        return [line for line in self.lines if line not in before]
+
+    @property
+    def lines(self) -> list[str]:
+        """Lines for the user."""
+        lines = [UNTRACED] if self.untraced else []
+        if not self.changed:
+            return lines
+        problem = "its code has changed since its artifact was made, but its version has not"
+        if len(self.changed) > 1:
+            problem = "their code has changed since their artifacts were made, but their versions have not"
+        remedy = f"old artifacts are reused (--force-stage {self.changed[0]} recomputes them)"
+        return [*lines, f"{', '.join(self.changed)}: {problem}; {remedy}"]

@@ -14,7 +14,7 @@ from memlib.errors import RunError
 from memlib.journal import LOG_VARIABLE, Journal
 from memlib.publishing import Work
 from memlib.specs import Resources
-from memlib.stage import AnyArtifact, AnyStage, Known
+from memlib.stage import AnyArtifact, AnyStage, Known, OldCode
 from memlib.store import Ref, Store
 from tasks.progress import Bars, Mover, bars
 
@@ -27,7 +27,7 @@ class Shared:
     turns: dict[str, threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
     stopped: threading.Event = field(default_factory=threading.Event)
     renewed: set[Ref] = field(default_factory=set)
-    old_code: set[str] = field(default_factory=set)
+    old_code: OldCode = field(default_factory=OldCode)
     stages: dict[Ref, AnyStage] = field(default_factory=dict)  # stages whose files may be evicted
     passing: list[AnyArtifact] = field(default_factory=list)
     look: str = ""  # id of the sweep

@@ -21,7 +21,7 @@ from memlib.publishing import publish_audit
 from memlib.records import RunRecord
 from memlib.results import REPORT_FILE, Tables
 from memlib.specs import Resources, Spec
-from memlib.stage import AnyArtifact, AnyStage, Artifact, Out, Stage, has_changed_code, in_words
+from memlib.stage import AnyArtifact, AnyStage, Artifact, Out, Stage
 from memlib.store import Making, Ref, Store
 from tasks.cluster import map_on_ray
 from tasks.display import quietly, shown
@@ -146,7 +146,10 @@ def _run_all(context: Context, stages: Sequence[AnyStage]) -> Refs | State[Refs]
         missing = {ref: stage for ref, stage in zip(refs, stages, strict=True) if not committed(context, ref, kind)}
         reused = [ref for ref in dict.fromkeys(refs) if ref not in missing]
         if reused:
-            _note_code(context, reused[0], kind)
+            for line in context.shared.old_code.note(
+                context.store, reused[0], dict(zip(refs, stages, strict=True))[reused[0]]
+            ):
+                context.warn(line)
         if missing:
             _make_again(context, list(missing.values()))
             amount = f"{len(missing)} of {len(set(refs))}" if len(set(refs)) > 1 else refs[0].key[:8]
@@ -241,14 +244,6 @@ def _make_again(context: Context, readers: Sequence[AnyStage]) -> None:
 def record_of(context: Context, stage: AnyStage) -> Making:
     """Return the provenance that an artifact's manifest records, as arguments of Artifacts.write."""
     return stage.record(context.shared.known.contents_of(context.store, stage.identity.inputs))
-
-
-def _note_code(context: Context, ref: Ref, kind: type[AnyStage]) -> None:
-    """Warn, once per stage, that an artifact is reused although its code has changed within the same version."""
-    name = kind.declared.name
-    if name not in context.shared.old_code and has_changed_code(context.store, ref, kind.declared):
-        context.shared.old_code.add(name)
-        context.warn(in_words([ref.stage_name]))
 
 
 @contextlib.contextmanager

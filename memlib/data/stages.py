@@ -151,23 +151,6 @@ class Shard:
         return labels
 
 
-_READING = (
-    "memlib.data.datasets",
-    "memlib.data.examples",
-    "memlib.data.shards",
-    "memlib.data.stored",
-    "memlib.data.formats",
-    "memlib.data.arrays",
-    "memlib.data.csv_images",
-    "memlib.data.dicom",
-    "memlib.data.image_folder",
-    "memlib.data.intensities",
-    "memlib.data.joined",
-    "memlib.data.parquet",
-    "memlib.data.pictures",
-    "memlib.data.scenes",
-    "memlib.data.two_moons",
-)
 LOOKED_BLOCKS = 4  # number of blocks that are searched for near copies
 BLOCK_BYTES, BLOCK_IMAGES = 2**30, 2**16  # limits of a block; a larger source is decoded in several
 
@@ -195,7 +178,7 @@ class DecodeBlock(Stage[Shard]):
         first, last: first row of the block in the source, and the row after its last.
     """
 
-    declared: ClassVar[Declared] = Declared("decode_block", 1, _READING)
+    declared: ClassVar[Declared] = Declared("decode_block", 1)
     title: ClassVar[str] = "decode a block of images"
     place: ClassVar[Place] = "cores"
 
@@ -240,7 +223,7 @@ class Decode(Stage[Shard]):
         blocks: the decoded blocks of a large source; they are not part of any key.
     """
 
-    declared: ClassVar[Declared] = Declared("decode", 1, _READING)
+    declared: ClassVar[Declared] = Declared("decode", 1)
     title: ClassVar[str] = "decode images"
 
     data: DataSpec
@@ -411,9 +394,7 @@ def _of_copies(facts: Mapping[str, Any]) -> list[str]:
 class Split(SplitsStage):
     """Assign a role to every example."""
 
-    declared: ClassVar[Declared] = Declared(
-        "split", 1, ("memlib.data.splits", "memlib.data.groups", "memlib.data.named", "memlib.data.crops")
-    )
+    declared: ClassVar[Declared] = Declared("split", 1)
     title: ClassVar[str] = "split examples"
     place: ClassVar[Place] = "cores"
 
@@ -453,7 +434,7 @@ class Split(SplitsStage):
 class HoldOut(SplitsStage):
     """Choose training examples, validation examples for early stopping, and held-out examples that no model sees."""
 
-    declared: ClassVar[Declared] = Declared("hold_out", 1, ("memlib.data.splits", "memlib.data.groups", "memlib.data.named"))
+    declared: ClassVar[Declared] = Declared("hold_out", 1)
     title: ClassVar[str] = "hold out examples"
     place: ClassVar[Place] = "cores"
 

@@ -39,9 +39,7 @@ class ModelOutputs(Stage[NDArray[np.float32]]):
         num_classes: number of classes of the data.
     """
 
-    declared: ClassVar[Declared] = Declared(
-        "outputs", 1, ("memlib.observe.outputs", "memlib.models", "memlib.observe.models", "memlib.observe.stages")
-    )
+    declared: ClassVar[Declared] = Declared("outputs", 1)
     title: ClassVar[str] = "outputs"
     place: ClassVar[Place] = "anywhere"
 
@@ -103,9 +101,7 @@ class CheckpointNorms(Stage[NDArray[np.float64]]):
         label_smoothing: label smoothing of the training loss.
     """
 
-    declared: ClassVar[Declared] = Declared(
-        "gradient_norms", 1, ("memlib.observe.gradients", "memlib.models", "memlib.observe.stages")
-    )
+    declared: ClassVar[Declared] = Declared("gradient_norms", 1)
     title: ClassVar[str] = "gradient norms"
     place: ClassVar[Place] = "anywhere"
 

@@ -87,18 +87,7 @@ class Train(Stage[TrainedModel]):
         base: the external model to be fine-tuned, if any.
     """
 
-    declared: ClassVar[Declared] = Declared(
-        "train",
-        2,
-        (
-            "memlib.training",
-            "memlib.objectives",
-            "memlib.models",
-            "memlib.data.shards",
-            "memlib.data.stored",
-            "memlib.data.canaries",
-        ),
-    )
+    declared: ClassVar[Declared] = Declared("train", 2)
     title: ClassVar[str] = "train models"
     place: ClassVar[Place] = "fleet"
 

@@ -79,7 +79,7 @@ class TakeOver(Stage[Pretrained]):
         model: spec with the path of the model's folder.
     """
 
-    declared: ClassVar[Declared] = Declared("pretrained", 2, ("memlib.training.pretrained",))
+    declared: ClassVar[Declared] = Declared("pretrained", 2)
     title: ClassVar[str] = "copy pretrained model"
 
     model: PretrainedSpec

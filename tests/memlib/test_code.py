@@ -115,3 +115,43 @@ def test_what_a_store_asks_for_is_not_run(mark: Path, tmp_path: Path, capsys: py
     assert "planted:make, which this machine does not allow" in said
     assert "Traceback" not in said
     assert not mark.exists()
+
+
+def package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write a package whose module imports another one of it, and one that is not of it."""
+    inner = folder / "acme_models"
+    inner.mkdir()
+    (inner / "__init__.py").write_text("")
+    (inner / "nets.py").write_text(
+        "from . import parts\nimport acme_other\ndef make():\n    from acme_models.late import more\n"
+    )
+    (inner / "parts.py").write_text("A = 1\n")
+    (inner / "late.py").write_text("more = 1\n")
+    (inner / "apart.py").write_text("A = 1\n")
+    (folder / "acme_other.py").write_text("A = 1\n")
+    monkeypatch.syspath_prepend(str(folder))
+    return inner
+
+
+@pytest.mark.parametrize(
+    ("file", "same"),
+    [("acme_models/nets.py", False), ("acme_models/parts.py", False), ("acme_models/late.py", False),
+     ("acme_models/__init__.py", False), ("acme_models/apart.py", True), ("acme_other.py", True)],
+)  # fmt: skip
+def test_the_identity_of_code_covers_what_it_imports_of_its_own_package(
+    file: str, same: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package(tmp_path, monkeypatch)
+    code.identity_of.cache_clear()
+    before = code.identity_of("acme_models.nets")
+    assert before != "unknown"
+    with (tmp_path / file).open("a") as text:
+        text.write("B = 2\n")
+    code.identity_of.cache_clear()
+    assert (code.identity_of("acme_models.nets") == before) is same
+    assert "acme_models" not in __import__("sys").modules
+
+
+def test_installed_packages_are_identified_by_their_version() -> None:
+    assert code.identity_of("scipy.stats").startswith("scipy 1.")
+    assert code.identity_of("no_such_package.module") == "unknown"

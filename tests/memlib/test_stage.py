@@ -26,7 +26,7 @@ computed: list[str] = []
 
 @dataclass(frozen=True)
 class Word(Stage[str]):
-    declared: ClassVar[Declared] = Declared("word", 3, ("memlib.identity",))
+    declared: ClassVar[Declared] = Declared("word", 3)
     title: ClassVar[str] = "word"
 
     text: str
@@ -51,7 +51,7 @@ class Word(Stage[str]):
 
 @dataclass(frozen=True)
 class Sentence(Stage[str]):
-    declared: ClassVar[Declared] = Declared("sentence", 1, ("memlib.identity",))
+    declared: ClassVar[Declared] = Declared("sentence", 1)
     title: ClassVar[str] = "sentence"
 
     words: tuple[Artifact[str], ...]

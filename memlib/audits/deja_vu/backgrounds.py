@@ -42,17 +42,7 @@ class Background(Stage[pa.Table]):
         view: the audited images and their crop.
     """
 
-    declared: ClassVar[Declared] = Declared(
-        "background",
-        1,
-        (
-            "memlib.observe.backgrounds",
-            "memlib.observe.embeddings",
-            "memlib.models",
-            "memlib.data.crops",
-            "memlib.training.optim",
-        ),
-    )
+    declared: ClassVar[Declared] = Declared("background", 1)
     title: ClassVar[str] = "learn backgrounds"
     place: ClassVar[Place] = "anywhere"
 

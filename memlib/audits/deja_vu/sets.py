@@ -53,9 +53,7 @@ class CompareSets(Stage[pa.Table]):
         seed: seed of the redraws.
     """
 
-    declared: ClassVar[Declared] = Declared(
-        "compare_sets", 1, ("memlib.stats.blind", "memlib.stats.randomization", "memlib.observe.backgrounds")
-    )
+    declared: ClassVar[Declared] = Declared("compare_sets", 1)
     title: ClassVar[str] = "compare the given sets"
     place: ClassVar[Place] = "cores"
 

@@ -53,9 +53,7 @@ class Stability(Stage[pa.Table]):
         augment: augmentations that produce the views.
     """
 
-    declared: ClassVar[Declared] = Declared(
-        "stability", 1, ("memlib.observe.stability", "memlib.models", "memlib.training.augment")
-    )
+    declared: ClassVar[Declared] = Declared("stability", 1)
     title: ClassVar[str] = "compare views"
     place: ClassVar[Place] = "anywhere"
 

@@ -30,8 +30,6 @@ from memlib.observe.encoders import OutsideEncoder, given_layers, name_of
 from memlib.provenance import Declared
 from memlib.results import (
     CURVES_FILE,
-    FINDINGS,
-    PAGES,
     PARTS_FILE,
     SUMMARY_FILE,
     UNITS_FILE,
@@ -60,7 +58,6 @@ IDS, NEIGHBORS, DISTANCES, PROBE = "ids.parquet", "neighbors.npy", "distances.np
 CROP = ("crop_x0", "crop_y0", "crop_x1", "crop_y1")
 ROLE_OF: dict[str, str] = {"A": TARGET, "B": REFERENCE}
 SET_OF = {TARGET: "A", REFERENCE: "B", SHARED: "C", PUBLIC: "X"}  # the paper's names of the sets
-_HERE = "memlib.audits.deja_vu"
 
 
 BLOCK_ROWS = 2**16  # maximum number of images per part of an embedding
@@ -136,9 +133,7 @@ def joint_key(parts: Sequence[AnyArtifact]) -> Any:
 class Embed(Stage[Embeddings]):
     """Embed a view with a model: <layer>.npy for every layer in one pass, and ids.parquet."""
 
-    declared: ClassVar[Declared] = Declared(
-        "embed", 2, ("memlib.observe.embeddings", "memlib.observe.encoders", "memlib.models", "memlib.data.crops")
-    )
+    declared: ClassVar[Declared] = Declared("embed", 2)
     title: ClassVar[str] = "embed images"
     place: ClassVar[Place] = "anywhere"
     passing: ClassVar[str] = "*.npy"  # ids are kept: scores and pages read them
@@ -332,7 +327,7 @@ class Search(Stage[Neighbors]):
     distances.npy (num_queries, k) float32 squared L2.
     """
 
-    declared: ClassVar[Declared] = Declared("search", 1, ("memlib.observe.search", "memlib.stats.neighbors"))
+    declared: ClassVar[Declared] = Declared("search", 1)
     title: ClassVar[str] = "search neighbours"
     place: ClassVar[Place] = "anywhere"
 
@@ -400,9 +395,7 @@ class Probe(Stage[pa.Table]):
         searched: the layers at which neighbours vote.
     """
 
-    declared: ClassVar[Declared] = Declared(
-        "probe", 3, ("memlib.stats.probe", "memlib.observe.search", "memlib.stats.neighbors", f"{_HERE}.stages")
-    )
+    declared: ClassVar[Declared] = Declared("probe", 3)
     title: ClassVar[str] = "probe whole images"
     place: ClassVar[Place] = "anywhere"
 
@@ -522,14 +515,6 @@ class Searches:
     backgrounds: Backgrounds | None = None
 
 
-_SCORING = (
-    *(
-        f"{_HERE}.{room}"
-        for room in ("analysis", "curves", "gains", "recipe", "scores", "sets", "stability", "stages", "summary")
-    ),
-    f"{_HERE}.verdict",
-    *FINDINGS,
-)
 MOST_UNITS = 2**20  # rows of units up to which all settings are scored by one stage
 
 
@@ -543,7 +528,7 @@ class ScoreSetting(ScoresStage):
         headline: whether this is the run's first setting.
     """
 
-    declared: ClassVar[Declared] = Declared("score_setting", 3, _SCORING)
+    declared: ClassVar[Declared] = Declared("score_setting", 3)
     title: ClassVar[str] = "score a setting of déjà vu"
     place: ClassVar[Place] = "cores"
 
@@ -595,7 +580,7 @@ class Score(ScoresStage):
         parts: scores of the settings of a large audit, computed in parallel; not part of the key, as results are the same.
     """
 
-    declared: ClassVar[Declared] = Declared("score", 10, _SCORING)
+    declared: ClassVar[Declared] = Declared("score", 10)
     title: ClassVar[str] = "score déjà vu"
     place: ClassVar[Place] = "cores"
 
@@ -730,7 +715,7 @@ def _decodings(stage: Score | ScoreSetting) -> Iterator[Decoding]:
 class Report(PageStage):
     """Draw the page of a déjà vu audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 7, (*PAGES, f"{_HERE}.report", f"{_HERE}.stages"))
+    declared: ClassVar[Declared] = Declared("report", 7)
     title: ClassVar[str] = "report déjà vu"
     place: ClassVar[Place] = "cores"
 

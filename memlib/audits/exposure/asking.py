@@ -29,12 +29,6 @@ if TYPE_CHECKING:
 
     from memlib.observe.likelihoods import Predictor
 
-_ASKING = (
-    "memlib.observe.likelihoods",
-    "memlib.models",
-    "memlib.audits.exposure.asking",
-    "memlib.audits.exposure.models",
-)
 COSTS, COUNTS, FOUND, FRONTIER = "costs.npz", "counts.npy", "found.parquet", "frontier.npz"
 DISCOVERED = "discovered.parquet"
 SAVED_SECONDS = 60.0  # seconds between two saves of a search's frontier
@@ -66,7 +60,7 @@ class Perplexities(Stage[Costs]):
         seed: seed of the random candidates, which are the same for all models.
     """
 
-    declared: ClassVar[Declared] = Declared("perplexities", 1, _ASKING)
+    declared: ClassVar[Declared] = Declared("perplexities", 1)
     title: ClassVar[str] = "perplexities"
     place: ClassVar[Place] = "anywhere"
 
@@ -132,7 +126,7 @@ class Ranks(Stage[NDArray[np.int64]]):
         max_evaluations: number of evaluations after which the walk is abandoned; the artifact's facts record this.
     """
 
-    declared: ClassVar[Declared] = Declared("ranks", 1, _ASKING)
+    declared: ClassVar[Declared] = Declared("ranks", 1)
     title: ClassVar[str] = "ranks"
     place: ClassVar[Place] = "anywhere"
 
@@ -203,7 +197,7 @@ class Search(Stage[pa.Table]):
         how: limits, beam width, number of candidates to find.
     """
 
-    declared: ClassVar[Declared] = Declared("secret/extract", 2, (*_ASKING, "memlib.observe.extraction"))
+    declared: ClassVar[Declared] = Declared("secret/extract", 2)
     title: ClassVar[str] = "extract canaries"
     place: ClassVar[Place] = "anywhere"
 
@@ -311,7 +305,7 @@ class Discover(Stage[pa.Table]):
         how: numbers of documents and tokens, sampling scheme.
     """
 
-    declared: ClassVar[Declared] = Declared("discover", 2, (*_ASKING, "memlib.observe.discovery"))
+    declared: ClassVar[Declared] = Declared("discover", 2)
     title: ClassVar[str] = "ask for documents"
     place: ClassVar[Place] = "anywhere"
 

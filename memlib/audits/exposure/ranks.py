@@ -128,7 +128,7 @@ class FitLaw(Stage[float]):
         seed: seed of the bootstrap.
     """
 
-    declared: ClassVar[Declared] = Declared("fit_law", 1, ("memlib.stats.tails", "memlib.audits.exposure.ranks"))
+    declared: ClassVar[Declared] = Declared("fit_law", 1)
     title: ClassVar[str] = "fit skew-normal law"
     place: ClassVar[Place] = "cores"
 

@@ -30,7 +30,7 @@ from memlib.data.streams import Documents, Text, open_text
 from memlib.data.text import Secret, build_corpus, read_secrets
 from memlib.errors import UserError
 from memlib.provenance import Declared
-from memlib.results import CURVES_FILE, FINDINGS, PAGES, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
+from memlib.results import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
 from memlib.specs import LanguageSpec, PretrainedSpec, SecretsSpec, TextSpec
 from memlib.specs.subject import TrainIt
 from memlib.specs.text import GIVEN, RECURRING, UNSEEN
@@ -45,10 +45,8 @@ if TYPE_CHECKING:
     from memlib.report.page import Page
 
 EXTRACTIONS_FILE, DOCUMENTS_FILE = "extractions.parquet", "documents.parquet"
-_HERE = "memlib.audits.exposure"
 DOCUMENTS_VERSION = 2  # of the part of the corpus stage that holds out and packs documents
 GIVEN_VERSION = 2  # of the choice of given secrets that are compared with held-out ones
-_SCORING = ("curves", "documents", "evidence", "privacy", "ranks", "recipe", "scores", "stages", "summary", "verdict")
 
 
 class Given(NamedTuple):
@@ -70,18 +68,7 @@ class MakeCorpus(Stage[StoredCorpus]):
         base: the pretrained model to fine-tune, whose tokenizer spells the text.
     """
 
-    declared: ClassVar[Declared] = Declared(
-        "secret/corpus",
-        4,
-        (
-            "memlib.data.text",
-            "memlib.data.streams",
-            "memlib.data.documents",
-            "memlib.data.pairs",
-            "memlib.data.spelling",
-            "memlib.data.formats",
-        ),
-    )
+    declared: ClassVar[Declared] = Declared("secret/corpus", 4)
     title: ClassVar[str] = "build corpus"
 
     text: TextSpec
@@ -226,11 +213,7 @@ class Score(ScoresStage):
         documents: results of the extraction of documents.
     """
 
-    declared: ClassVar[Declared] = Declared(
-        "score_exposure",
-        9,
-        (*(f"{_HERE}.{room}" for room in _SCORING), *FINDINGS),
-    )
+    declared: ClassVar[Declared] = Declared("score_exposure", 9)
     title: ClassVar[str] = "score exposure"
 
     recipe: Recipe
@@ -323,7 +306,7 @@ def _privacy(at: AskedModel) -> dict[str, Any] | None:
 class Report(PageStage):
     """Draw the page of an exposure audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 10, (*PAGES, f"{_HERE}.report", f"{_HERE}.stages"))
+    declared: ClassVar[Declared] = Declared("report", 10)
     title: ClassVar[str] = "report exposure"
 
     recipe: Recipe

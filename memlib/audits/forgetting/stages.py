@@ -25,7 +25,7 @@ from memlib.errors import UserError
 from memlib.identity import canonical_json
 from memlib.observe.given import GivenOutputs
 from memlib.provenance import Declared
-from memlib.results import CURVES_FILE, FINDINGS, PAGES, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
+from memlib.results import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
 from memlib.specs.data import POOL, QUERY
 from memlib.stage import AnyArtifact, Artifact
 from memlib.stats.likelihood import decimals_of, log_odds, odds_of
@@ -40,14 +40,13 @@ if TYPE_CHECKING:
 EXAMPLES_FILE = "examples.parquet"
 NAMED = 3  # first examples of D_Q that the description of the sets names
 STRANGERS = 0.01  # supplied outputs are refused if the p-value of "unrelated to the examples" exceeds this
-_HERE = "memlib.audits.forgetting"
 
 
 @dataclass(frozen=True)
 class DrawSets(SplitsStage):
     """Assign every example to a set, and remove copies of D_Q's pool from the other sets."""
 
-    declared: ClassVar[Declared] = Declared("sets", 2, ("memlib.data.sets", "memlib.data.groups"))
+    declared: ClassVar[Declared] = Declared("sets", 2)
     title: ClassVar[str] = "draw sets"
 
     recipe: Recipe
@@ -91,7 +90,7 @@ class DrawMixes(SplitsStage):
         wanted: share of each set and seed of the draw, by model name.
     """
 
-    declared: ClassVar[Declared] = Declared("mixes", 1, ("memlib.data.sets",))
+    declared: ClassVar[Declared] = Declared("mixes", 1)
     title: ClassVar[str] = "draw mixes"
 
     data: TrainingData
@@ -145,15 +144,7 @@ class Score(ScoresStage):
         models: all models.
     """
 
-    declared: ClassVar[Declared] = Declared(
-        "score_forgetting",
-        5,
-        (
-            *(f"{_HERE}.{room}" for room in ("distances", "recipe", "stages", "summary", "trace", "verdict")),
-            *FINDINGS,
-            "memlib.observe.given",
-        ),
-    )
+    declared: ClassVar[Declared] = Declared("score_forgetting", 5)
     title: ClassVar[str] = "score forgetting"
 
     recipe: Recipe
@@ -201,7 +192,7 @@ class Score(ScoresStage):
 class Report(PageStage):
     """Draw the page of a forgetting audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 7, (*PAGES, f"{_HERE}.report", f"{_HERE}.stages"))
+    declared: ClassVar[Declared] = Declared("report", 7)
     title: ClassVar[str] = "report forgetting"
 
     recipe: Recipe

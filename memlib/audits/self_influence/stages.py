@@ -16,7 +16,7 @@ from memlib.audits.self_influence.tables import UNITS
 from memlib.data.splits import TRAIN
 from memlib.data.stages import TrainingData
 from memlib.provenance import Declared
-from memlib.results import CURVES_FILE, FINDINGS, PAGES, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
+from memlib.results import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
 from memlib.specs.subject import TrainIt
 from memlib.stage import AnyArtifact, Artifact
 from memlib.store import Attempt
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     import torch
 
     from memlib.report.page import Page
-
-_HERE = "memlib.audits.self_influence"
 
 
 @dataclass(frozen=True)
@@ -41,9 +39,7 @@ class Score(ScoresStage):
         epochs: epoch of each checkpoint.
     """
 
-    declared: ClassVar[Declared] = Declared(
-        "self_influence", 4, (*(f"{_HERE}.{room}" for room in ("recipe", "scores", "stages", "summary")), *FINDINGS)
-    )
+    declared: ClassVar[Declared] = Declared("self_influence", 4)
     title: ClassVar[str] = "self-influence"
 
     data: TrainingData
@@ -75,7 +71,7 @@ class Score(ScoresStage):
 class Report(PageStage):
     """Draw the page of a self-influence audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 8, (*PAGES, f"{_HERE}.report", f"{_HERE}.stages"))
+    declared: ClassVar[Declared] = Declared("report", 8)
     title: ClassVar[str] = "report self-influence"
 
     recipe: Recipe

@@ -46,19 +46,7 @@ class TrainNets(Stage[Nets]):
         all_canaries: stored rows of all canaries of the cell, which are excluded from scoring.
     """
 
-    declared: ClassVar[Declared] = Declared(
-        "train_nets",
-        1,
-        (
-            "memlib.models",
-            "memlib.objectives",
-            "memlib.training",
-            "memlib.data.shards",
-            "memlib.data.stored",
-            "memlib.data.canaries",
-            "memlib.audits.unique_feature.nets",
-        ),
-    )
+    declared: ClassVar[Declared] = Declared("train_nets", 1)
     title: ClassVar[str] = "train nets"
     place: ClassVar[Place] = "anywhere"
 

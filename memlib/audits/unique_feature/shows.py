@@ -76,18 +76,7 @@ class ScoreNets(Stage[NetTables]):
         config: scoring settings.
     """
 
-    declared: ClassVar[Declared] = Declared(
-        "score_nets",
-        2,
-        (
-            "memlib.observe.outputs",
-            "memlib.observe.models",
-            "memlib.audits.unique_feature.scoring",
-            "memlib.audits.unique_feature.shows",
-            "memlib.data.canaries",
-            "memlib.models",
-        ),
-    )
+    declared: ClassVar[Declared] = Declared("score_nets", 2)
     title: ClassVar[str] = "score nets"
     place: ClassVar[Place] = "anywhere"
 

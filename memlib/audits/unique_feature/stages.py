@@ -23,7 +23,7 @@ from memlib.data.splits import TRAIN
 from memlib.data.stages import TrainingData
 from memlib.observe.models import Nets, Trained
 from memlib.provenance import Declared
-from memlib.results import CURVES_FILE, FINDINGS, PAGES, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
+from memlib.results import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
 from memlib.specs import CanarySpec
 from memlib.stage import AnyArtifact, Artifact, Stage
 from memlib.store import Attempt
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["ChooseCanaries", "Report", "Score", "ScoreNets", "ScoreOwn", "Scored", "TrainNets"]
 
 CANARIES = "canaries.parquet"
-_HERE = "memlib.audits.unique_feature"
-_ROOMS = ("analysis", "curves", "exchange", "maxima", "measures", "own", "recipe", "scoring", "stages", "summary", "verdict")
-_SCORING = (*(f"{_HERE}.{room}" for room in _ROOMS), *FINDINGS)
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,7 @@ class ChooseCanaries(Stage[list[dict[str, Any]]]):
         influence: self-influence of each example, if the choice depends on it.
     """
 
-    declared: ClassVar[Declared] = Declared("canaries", 1, ("memlib.data.canaries",))
+    declared: ClassVar[Declared] = Declared("canaries", 1)
     title: ClassVar[str] = "choose canaries"
 
     canary: CanarySpec
@@ -127,7 +124,7 @@ class Score(ScoresStage):
         config: outputs, significance level, intervals.
     """
 
-    declared: ClassVar[Declared] = Declared("score", 8, _SCORING)
+    declared: ClassVar[Declared] = Declared("score", 8)
     title: ClassVar[str] = "score unique features"
 
     cells: Sequence[Scored]
@@ -228,7 +225,7 @@ class ScoreOwn(ScoresStage):
         canary: the feature, and its label if known.
     """
 
-    declared: ClassVar[Declared] = Declared("score_own", 4, _SCORING)
+    declared: ClassVar[Declared] = Declared("score_own", 4)
     title: ClassVar[str] = "score an external model"
 
     scores: Artifact[NetTables]
@@ -277,7 +274,7 @@ def _history(cell: Scored) -> pa.Table:
 class Report(PageStage):
     """Draw the page of a unique-feature audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 9, (*PAGES, f"{_HERE}.report", f"{_HERE}.material", f"{_HERE}.stages"))
+    declared: ClassVar[Declared] = Declared("report", 9)
     title: ClassVar[str] = "report unique features"
 
     recipe: Recipe

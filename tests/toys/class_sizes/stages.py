@@ -13,7 +13,7 @@ from memlib.audits.class_sizes.tables import UNITS
 from memlib.data.stages import Shard
 from memlib.findings import DESCRIPTIVE, Verdict, diagnostic, summary_table
 from memlib.provenance import Declared
-from memlib.results import CURVES_FILE, FINDINGS, PAGES, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
+from memlib.results import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
 from memlib.stage import Artifact
 from memlib.store import Attempt
 from memlib.tables import CURVES, SUMMARY, write_table
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Count(ScoresStage):
     """Count the examples of each class."""
 
-    declared: ClassVar[Declared] = Declared("class_sizes", 1, ("memlib.audits.class_sizes.stages", *FINDINGS))
+    declared: ClassVar[Declared] = Declared("class_sizes", 1)
     title: ClassVar[str] = "count classes"
 
     shard: Artifact[Shard]
@@ -59,7 +59,7 @@ class Count(ScoresStage):
 class Report(PageStage):
     """Draw the page of the toy audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 1, (*PAGES, "memlib.audits.class_sizes.report"))
+    declared: ClassVar[Declared] = Declared("report", 1)
     title: ClassVar[str] = "report class sizes"
 
     recipe: Recipe

@@ -1,0 +1,87 @@
+"""Everything of memlib that runs while a stage is written is among the definitions that its code covers."""
+
+import sys
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+import yaml
+
+import memlib
+from memlib import definitions
+from memlib.running import PlainRunner
+from memlib.stage import AnyStage
+from memlib.store import Ref
+
+ROOT = str(definitions.ROOT)
+SKIPPED = tuple(f"{ROOT}/memlib/{name}" for name in ("store/", "runs.py", "running.py"))
+STARTERS = Path(ROOT) / "deployments/starters"
+SMOKE = {
+    "data.source.num_examples": 700, "training.epochs": 2, "training.batch_size": 20, "model.projector": [16, 16],
+    "decode.k": [10], "split.train_per_class": 8, "split.public_per_class": 20,
+}  # fmt: skip
+AUDITS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "pair": ("smoke", SMOKE | {"decode.stability": {"views": 2}}),
+    "alone": ("smoke", SMOKE | {"reference": {"kind": "visual_words", "words": 8, "folds": 2}}),
+    "exposure": (STARTERS / "exposure.yaml", {"data.fraction": 0.1, "score.references": 200}),
+    "unique feature": (STARTERS / "unique_feature.yaml", {"training.epochs": 1, "nets.seeds": 2}),
+    "forgetting": (STARTERS / "forgetting.yaml", {"training.epochs": 2, "seeds": 2, "verdict.models": 3, "score.permutations": 999}),
+    "self-influence": (STARTERS / "self_influence.yaml", {"training.epochs": 12, "data.source.num_examples": 100, "split.validation_per_class": 10}),
+}  # fmt: skip
+
+Ran = dict[type[AnyStage], set[CodeType]]
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> Ran:
+    """The code of memlib that ran below each stage's write, except what the store and imports call."""
+    found: Ran = {}
+    original = PlainRunner._make
+
+    def make(runner: PlainRunner, stage: AnyStage, ref: Ref) -> None:
+        kind, write = type(stage), type(stage).write
+        seen = found.setdefault(kind, set())
+
+        def note(frame: FrameType, event: str, _: Any) -> None:
+            if event != "call" or frame.f_code in seen or not frame.f_code.co_filename.startswith(f"{ROOT}/memlib/"):
+                return
+            above = frame.f_back
+            while above is not None and above.f_code is not write.__code__:
+                name = above.f_code.co_filename
+                if name.startswith("<frozen importlib") or name.startswith(SKIPPED):
+                    return
+                above = above.f_back
+            seen.add(frame.f_code)
+
+        def traced(self: AnyStage, *arguments: Any) -> None:
+            sys.setprofile(note)
+            try:
+                write(self, *arguments)
+            finally:
+                sys.setprofile(None)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kind, "write", traced)
+            original(runner, stage, ref)
+
+    monkeypatch.setattr(PlainRunner, "_make", make)
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", AUDITS)
+def test_what_runs_while_a_stage_is_written_is_covered(name: str, ran: Ran, tmp_path: Path) -> None:
+    recipe, changes = AUDITS[name]
+    given = recipe if isinstance(recipe, str) else yaml.safe_load(recipe.read_text())
+    memlib.run(given, store=str(tmp_path), changes=changes)
+    modules = {str(path): module for module, path in definitions._paths().items()}
+    assert len(ran) >= 4
+    for kind, codes in ran.items():
+        covered = definitions.reached(kind.__module__, kind.__name__)
+        for code in codes:
+            module, parts = modules[code.co_filename], code.co_qualname.split(".")
+            if parts[0].startswith("<") or module.startswith(definitions.LEFT_OUT):
+                continue
+            places = {(module, parts[0]), (module, ".".join(parts[:2]))}
+            assert places & covered, f"{kind.__name__} runs {module}.{code.co_qualname}, which its code does not cover"
