@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -26,9 +26,10 @@ from flows.store_commands import JsonOption, StoreOption, find_asked, opened_sto
 from flows.supervised import TRY_AGAIN
 from memlib import code
 from memlib.audits import AUDITS, PACKAGES, audit_of, published_tables
+from memlib.cores import cores
 from memlib.errors import EngineLost, RunError, StoreUnreachable, UserError
 from memlib.journal import log_as_asked
-from memlib.plain import brief
+from memlib.plain import brief, plain
 from memlib.specs import Resources, Spec
 from memlib.store import DEFAULT_STORE, Store
 
@@ -230,10 +231,34 @@ def resume(
         )
     opened = opened_store(store)
     record = find_asked(opened, run_id)
-    machines = overridden({"resources": record.resources}, set_)["resources"]
+    machines = overridden({"resources": _taken_over(record.resources)}, set_)["resources"]
     audit = audit_of(record.audit)
     spec, resources = validate(AUDITS[audit].recipe, record.recipe), validate(Resources, machines)
     _carry_out(audit, spec, resources, store, quiet=quiet or json_, force=force_stage, cascade=cascade, as_json=json_)
+
+
+def _taken_over(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the resources that a store records for a run, as far as a store may choose them.
+
+    It chooses no cluster: whoever controls a Ray cluster runs code as the user who connects to it. Numbers of workers and
+    threads are limited to this machine's cores.
+    """
+    kept = {name: value for name, value in recorded.items() if name != "ray_address"}
+    if recorded.get("ray_address"):
+        address = plain(str(recorded["ray_address"]))
+        print(
+            f"the run used the Ray cluster at {address}; a store does not choose a cluster. If you trust it, add --set "
+            f"resources.ray_address={address}",
+            file=sys.stderr,
+        )
+    for name in ("workers_per_model", "threads_per_worker"):
+        if isinstance(kept.get(name), int):
+            kept[name] = max(1, min(kept[name], cores()))
+    defaults = Resources().model_dump(mode="json")
+    changed = {name: value for name, value in kept.items() if name in defaults and value != defaults[name]}
+    if changed:
+        print(f"resources of the run: {', '.join(f'{k} {plain(str(v))}' for k, v in changed.items())}", file=sys.stderr)
+    return kept
 
 
 @app.command

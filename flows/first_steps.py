@@ -23,6 +23,7 @@ from flows.recipes import load_recipe, origin_of
 from flows.recipes import validate as validated
 from flows.store_commands import JsonOption, StoreOption
 from memlib.audits import AUDITS, PACKAGES, audit_of
+from memlib.cores import cores
 from memlib.errors import RunError, UserError
 from memlib.specs import Resources
 from memlib.store import DEFAULT_STORE, Store
@@ -155,7 +156,7 @@ def doctor(*, store: StoreOption = DEFAULT_STORE, json_: JsonOption = False) -> 
 
 def _looked_at(store: str) -> Iterator[tuple[str, str, str]]:
     """Yield each item that is checked, its state, and the problem with it, or an empty string if there is none."""
-    yield "memlib", f"{memlib.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores", ""
+    yield "memlib", f"{memlib.__version__}, Python {platform.python_version()}, {cores()} cores", ""
     for name in LIBRARIES:
         version = _version(name)
         yield name, version or "not installed", "" if version else f"pip install {name}"

@@ -1,6 +1,7 @@
 """The commands that operate on a store: list and show runs, compare, verify and sign them, and delete what is unused."""
 
 import json
+import math
 import sys
 import time
 import webbrowser
@@ -20,6 +21,7 @@ from flows.requests import unfinished
 from memlib import comparison, ledger, upkeep
 from memlib.audits import AUDITS, audit_of
 from memlib.errors import RunError, UserError
+from memlib.identity import file_digest
 from memlib.opened import Run
 from memlib.planning import Plan
 from memlib.records import Finding, RequestRecord, RunRecord, StatusRecord
@@ -152,7 +154,11 @@ def open_page(run_id: str, /, *, store: StoreOption = DEFAULT_STORE) -> None:
         Folder or s3:// prefix that the run was written to.
     """
     opened = opened_store(store)
-    page = Run(opened, find_run(opened, run_id)).report
+    run = find_run(opened, run_id)
+    page = Run(opened, run).report
+    expected = run.published.get(page_path(run))
+    if expected is not None and file_digest(page) != expected:
+        raise RunError(f"the page of run {run.run} has been changed since it was published; see memlib verify {run.run}")
     console.print(str(page), soft_wrap=True)
     if not webbrowser.open(page.as_uri()):
         console.print("no browser found; open the file yourself")
@@ -383,7 +389,8 @@ def verify(
     """Check that a store, or one run in it, is unchanged since it was committed: every byte, digest and number.
 
     The artifacts, tables, report, findings, verdict, recipe and name of a run are checked against each other. Damaged
-    artifacts are recomputed by the next run that needs them. Exits with status 2 if anything has changed.
+    artifacts are recomputed by the next run that needs them. Files that belong to no run are named, too. Exits with status
+    2 if anything has changed.
 
     Parameters
     ----------
@@ -411,35 +418,38 @@ def verify(
     else:
         runs = [find_run(opened, run_id)]
         refs = sorted(refs_of(runs[0]), key=str)
+    if trust is not None and not runs:
+        raise UserError(f"there is no finished run in {store} that could be signed with the key of {trust}")
+    whole = upkeep.committed(opened)
+    if run_id is None:
+        started = min(upkeep.under_way(opened, days=1).values(), default=math.inf)
+        problems += verification.check_layout(opened, runs, since=started)
     problems += verification.check_artifacts(opened, refs)
-    rows = rows_of(listed.entries)
+    rows, by_key = rows_of(listed.entries), {ref.key: ref for ref in whole}
     for run in runs:
-        problems += verification.check_run(opened, run, rows)
+        problems += verification.check_run(opened, run, rows, by_key=by_key, made=trust is not None)
         problems += verification.check_signature(opened, run, trust) if trust is not None else ()
-    older = [run.run for run in runs if not verification.is_checkable(run)]
+    unused = len(set(refs) - refs_of(*runs)) if run_id is None else 0
     if json_:
         named = [asdict(problem) for problem in problems]
-        print(json.dumps({"artifacts": len(refs), "runs": len(runs), "older": older, "problems": named}, indent=1))
+        print(json.dumps({"artifacts": len(refs), "runs": len(runs), "of_no_run": unused, "problems": named}, indent=1))
     for problem in problems if not json_ else ():
         console.print(f"{problem.what}: {problem.problem}", soft_wrap=True)
-    if older and not json_:
-        said = f"{older[0]}{f' and {len(older) - 1} more' if len(older) > 1 else ''}"
-        console.print(
-            f"of runs of an older version, only the artifacts can be checked: {said} (run these audits again)", soft_wrap=True
-        )
     if problems:
         count = len({found.what for found in problems})
-        raise RunError(f"{count} of {len(refs)} artifacts and {len(runs)} runs in {store} failed verification")
+        checked = f"{len(refs)} artifacts and {len(runs)} runs were checked"
+        raise RunError(f"{count} items in {store} failed verification ({checked})")
     if not json_:
         signed = f", and signed with the key of {trust}" if trust is not None else ""
-        said = f"{len(refs)} artifacts and {len(runs)} runs in {store} are unchanged since they were committed{signed}"
+        aside = f" ({unused} of the artifacts belong to no run)" if unused else ""
+        said = f"{len(refs)} artifacts{aside} and {len(runs)} runs in {store} are unchanged since they were committed{signed}"
         console.print(said, soft_wrap=True)
 
 
 def sign(run_id: str, /, *, key: Path, store: StoreOption = DEFAULT_STORE) -> None:
     """Sign a run, so that others can check with memlib verify --trust that it is yours and unchanged.
 
-    If the run is published again, for example by running its audit once more, it needs a new signature.
+    Requesting the same audit again changes nothing that is signed, as long as nothing has to be computed again.
 
     Parameters
     ----------
@@ -457,7 +467,7 @@ def sign(run_id: str, /, *, key: Path, store: StoreOption = DEFAULT_STORE) -> No
     run = find_run(opened, run_id)
     rows = rows_of(list_runs(opened, indexed=False).entries)
     problems = [*verification.check_artifacts(opened, sorted(refs_of(run), key=str))]
-    problems += verification.check_run(opened, run, rows)
+    problems += verification.check_run(opened, run, rows, made=True)
     if problems:
         raise RunError(f"{problems[0].what}: {problems[0].problem}; nothing was signed, see memlib verify {run.run}")
     console.print(f"signed: {verification.sign(opened, run, key)}", soft_wrap=True)
@@ -467,6 +477,7 @@ def gc(
     *,
     keep: Annotated[Sequence[str], Parameter(negative="")] = (),
     days: float = 7.0,
+    lost: Annotated[Sequence[str], Parameter(negative="")] = (),
     delete: Annotated[bool, Parameter(negative="")] = False,
     store: StoreOption = DEFAULT_STORE,
     json_: JsonOption = False,
@@ -481,6 +492,9 @@ def gc(
     days
         List only items that have not been written to for this number of days. No artifacts are listed while a run that
         has not ended was active within this time, or within a day, as it may use any of them.
+    lost
+        A run whose manifest is gone while its page or tables remain, by its whole id; may be given several times. Its files
+        are listed. Without this, gc stops at such a run: its artifacts are unknown, and its audit run again restores it.
     delete
         Delete the listed items.
     store
@@ -492,7 +506,7 @@ def gc(
         raise UserError(f"--days {days:g} is negative; use 0 or more")
     opened = opened_store(store)
     kept = {find_run(opened, run_id).run for run_id in keep} if keep else None
-    items = (upkeep.clear if delete else upkeep.garbage)(opened, keep=kept, days=days)
+    items = (upkeep.clear if delete else upkeep.garbage)(opened, keep=kept, days=days, lost=lost)
     if json_:
         print(json.dumps({"deleted": delete, "found": [asdict(item) for item in items]}, indent=1))
         return

@@ -82,7 +82,21 @@ def load(named: str) -> Any:
         raise UserError(f"cannot import {module!r} ({problem}); is its folder on PYTHONPATH?") from error
     if not callable(function):
         raise UserError(f"{module} has no function {name!r}")
+    _check_origin(named, function)
     return function
+
+
+def _check_origin(named: str, function: Any) -> None:
+    """Refuse a function that an allowed module merely imported from one that is not allowed, such as os.system."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    origin = getattr(function, "__module__", None) or ""
+    top = named.partition(":")[0].partition(".")[0]
+    if origin and origin.partition(".")[0] != top and not is_allowed(origin):
+        raise UserError(
+            f"the recipe names {named}, which is defined in {origin}, and this machine does not allow that; if you trust "
+            f"that code, add {origin} to {VARIABLE}; see docs/security.md"
+        )
 
 
 def source_file(named: str) -> Path | None:

@@ -17,9 +17,31 @@ from memlib.findings import verdict_of
 from memlib.identity import file_digest
 from memlib.private import scratch
 from memlib.provenance import software, source_state, who
-from memlib.records import DIGEST, Finding, Ledger, Publication, RunRecord, VerdictRecord, sealed
+from memlib.records import (
+    DIGEST,
+    Finding,
+    HistoryRecord,
+    Ledger,
+    Publication,
+    RunRecord,
+    Unreadable,
+    VerdictRecord,
+    parse,
+    sealed,
+)
 from memlib.results import REPORT_FILE, Tables
-from memlib.runs import asks_digest, findings_of, list_runs, pins_of, publish_rows, read_run, refs_of, results_path, run_name
+from memlib.runs import (
+    HISTORY,
+    asks_digest,
+    findings_of,
+    list_runs,
+    pins_of,
+    publish_rows,
+    read_run,
+    refs_of,
+    results_path,
+    run_name,
+)
 from memlib.specs import Resources
 from memlib.stage import AnyArtifact, Artifact
 from memlib.store import MANIFEST, Store
@@ -115,7 +137,8 @@ def publish_audit(
 def publish_again(store: Store, work: Work, recipe: Any, scores: Artifact[Tables]) -> RunRecord | None:
     """Record that a run was already finished; return None if it must be republished because it has changed or lacks files.
 
-    In a local store the published files are compared by digest; in a remote store only their presence is checked.
+    The record is a file of its own: the run's manifest, which may be signed, stays as it is. In a local store the published
+    files are compared by digest; in a remote store only their presence is checked.
 
     Args:
         store: the store to publish in.
@@ -135,7 +158,10 @@ def publish_again(store: Store, work: Work, recipe: Any, scores: Artifact[Tables
         return None
     if store.is_local and any(_digest(store, path) != digest for path, digest in run.published.items()):
         return None
-    return publish_run(store, work, run.model_copy(update={"computed": [], "reused": work.reused}))
+    later = [*_later(store, run.run), _publication(work)]
+    store.publish(f"runs/{run.run}/{HISTORY}", json.dumps({"publications": [one.model_dump() for one in later]}).encode())
+    history, seconds = [*run.history, *later], later[-1].seconds
+    return run.model_copy(update={"computed": [], "reused": work.reused, "history": history, "seconds": seconds})
 
 
 def _digest(store: Store, path: str) -> str:
@@ -181,6 +207,7 @@ def publish_run(store: Store, work: Work, run: RunRecord) -> RunRecord:
     )
     written = sealed(whole.model_dump())
     store.publish(f"runs/{run.run}/{MANIFEST}", json.dumps(written, indent=1).encode())
+    store.drop(f"runs/{run.run}/{HISTORY}")  # the manifest holds it all
     publish_rows(store, [entry for entry in list_runs(store).entries if entry["run"] == run.run])
     return whole.model_copy(update={DIGEST: written[DIGEST]})
 
@@ -188,11 +215,21 @@ def publish_run(store: Store, work: Work, run: RunRecord) -> RunRecord:
 def _history(store: Store, work: Work, run: str) -> list[Publication]:
     """Return all publications of the run, oldest first, including this one even if it computed nothing."""
     before = _published_before(store, run)
-    now = Publication(
+    return [*([] if before is None else [*before.history, *_later(store, run)]), _publication(work)]
+
+
+def _publication(work: Work) -> Publication:
+    return Publication(
         who=who(),
         started=work.started,
         seconds=round(time.time() - work.started, 1),
         computed=len(work.computed),
         reused=len(work.reused),
     )
-    return [*([] if before is None else before.history), now]
+
+
+def _later(store: Store, run: str) -> list[Publication]:
+    """Return the publications of a run after its manifest was written; none if their file is missing or damaged."""
+    with contextlib.suppress(Unreadable):
+        return parse(HistoryRecord, store.published(f"runs/{run}/{HISTORY}") or b"{}").publications
+    return []

@@ -182,11 +182,15 @@ class Ledger(Record):
 
 
 class Pin(Record):
-    """The exact content of an artifact on which a run is based: its attempt, and digests of its files and facts."""
+    """The exact content of an artifact on which a run is based: its attempt, and digests of its files and facts.
+
+    `made` is a digest of how it was made: spec, inputs, what it read, code, commit and libraries; None in older pins.
+    """
 
     attempt: Name
     files: Sha256
     facts: Sha256 | None = None
+    made: Sha256 | None = None
 
 
 class Publication(Record):
@@ -197,6 +201,12 @@ class Publication(Record):
     seconds: Seconds = 0.0
     computed: int = 0
     reused: int = 0
+
+
+class HistoryRecord(Record):
+    """The publications of a run since its manifest was written."""
+
+    publications: list[Publication] = Field(default_factory=list)
 
 
 class RunRecord(Record):
@@ -418,7 +428,9 @@ def parse_index(content: bytes) -> IndexRecord:
 
 def _validated(validate: Callable[[Any], Valid], content: bytes) -> Valid:
     try:
-        value = json.loads(content)
+        value = json.loads(content, object_pairs_hook=_once)
+    except Unreadable:
+        raise
     except (ValueError, RecursionError) as error:  # includes UnicodeDecodeError
         raise Unreadable("it is not JSON") from error
     if not isinstance(value, dict):
@@ -433,6 +445,14 @@ def _validated(validate: Callable[[Any], Valid], content: bytes) -> Valid:
         raise Unreadable(f"{where or 'it'}: {first['msg'].removeprefix('Value error, ')}") from error
     except RecursionError as error:
         raise Unreadable("it is nested too deeply") from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object whose keys occur once: of equal keys, readers keep the first or the last."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise Unreadable("it names a key twice")
+    return value
 
 
 def digest_of(value: Mapping[str, Any]) -> str:

@@ -34,6 +34,7 @@ from memlib.store import MANIFEST, Ref, Store
 from memlib.tables import RUNS, write_table
 
 INDEX = "index/runs.json"
+HISTORY = "history.json"  # of the publications of a run after its first one; its manifest is not rewritten
 FORMAT = 1
 SETTLING_SECONDS = 2.0  # a store's clock may tick once a second: manifests written just before the index are read again
 BATCH = 500
@@ -243,14 +244,19 @@ def pins_of(store: Store, refs: Iterable[Ref]) -> dict[str, Pin]:
 
 
 def pin_of(manifest: ArtifactRecord) -> Pin:
-    """Return the pin of an artifact: its attempt, and digests of its files and of its facts except the worker's name."""
+    """Return the pin of an artifact: its attempt, and digests of its files, its facts except the worker, and its making."""
     files = {name: file.sha256 for name, file in manifest.files.items()}
     facts = {name: value for name, value in manifest.facts.items() if name != "worker"}
+    made = {name: value for name, value in manifest.model_dump().items() if name in _MADE}
     return Pin(
         attempt=manifest.attempt,
         files=hashlib.sha256(canonical_json(files).encode()).hexdigest(),
         facts=hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest(),
+        made=hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest(),
     )
+
+
+_MADE = frozenset({"version", "definitions", "code", "named", "spec", "inputs", "reads", "content", "software", "source"})
 
 
 def findings_of(summary: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

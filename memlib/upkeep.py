@@ -36,7 +36,7 @@ PATTERNS = {
     "logs": re.compile(r"logs/(\w+/)+[0-9a-f]{32}/(failed-)?[0-9a-f]{12}\.log"),
     "requests": re.compile(r"requests/[0-9a-f]{12}(-[0-9a-f]{8})?\.json"),
     "status": re.compile(r"status/[0-9a-f]{12}\.json"),
-    "runs": re.compile(r"runs/[0-9a-f]{12}/[^/]+"),
+    "runs": re.compile(r"runs/[0-9a-f]{12}/(figures/)?[^/]+"),
     "results": re.compile(r"results/table=\w+/audit=\w+/run=[0-9a-f]{12}/part-\d+\.parquet"),
     "tmp": re.compile(r"tmp/[0-9a-f]{32}\.part"),
 }
@@ -109,7 +109,7 @@ def committed(store: Store) -> list[Ref]:
     return sorted((ref for ref, files in _by_artifact(store).items() if MANIFEST in files), key=str)
 
 
-def garbage(store: Store, *, keep: Collection[str] | None = None, days: float) -> list[Garbage]:
+def garbage(store: Store, *, keep: Collection[str] | None = None, days: float, lost: Collection[str] = ()) -> list[Garbage]:
     """Return the items that no kept run refers to and that are too old for a run to be working on them.
 
     Times are those of the store's own clock. Only files with names that memlib creates are listed, and links are not
@@ -120,10 +120,18 @@ def garbage(store: Store, *, keep: Collection[str] | None = None, days: float) -
         store: the store to search.
         keep: ids of the runs to keep; by default all.
         days: minimum age, in days of 86,400 seconds.
+        lost: ids of runs without a manifest whose remaining files are garbage.
 
     Raises:
-        RunError: when a run's manifest cannot be read, so that the artifacts it refers to are unknown.
+        RunError: when a run's manifest cannot be read or is gone, or part of the store is a link, so that the artifacts that
+            are needed are unknown.
     """
+    for folder in ("artifacts", "runs", "results"):
+        if links := store.links(folder):
+            raise RunError(
+                f"{links[0]} in {store.uri} is a link, so what it holds is unknown and nothing is deleted; put the file or "
+                "folder itself in its place"
+            )
     artifacts = _by_artifact(store)  # slowest, so listed first; runs that start in the meantime appear in the requests below
     requests, statuses = store.listing("requests"), store.listing("status")
     now = store.clock()
@@ -138,6 +146,16 @@ def garbage(store: Store, *, keep: Collection[str] | None = None, days: float) -
             f"from {store.uri}/runs"
         )
     kept = [run for run in runs.entries if keep is None or run["run"] in keep]
+    results = store.listing("results")
+    if (
+        gone := sorted(_named_runs(listed["runs"], results) - {run["run"] for run in runs.entries} - set(lost))
+        if not alive
+        else []
+    ):
+        raise RunError(
+            f"run {gone[0]} has files in {store.uri} but no manifest, so the artifacts that it needs are unknown; run its "
+            f"audit again, or give it up with memlib gc --lost {gone[0]}"
+        )
     before = min([now - days * DAY, *alive.values()])  # protects attempts and logs of runs in progress
     whole_before = float("-inf") if alive else before
     wanted = refs_of(*kept)
@@ -145,7 +163,7 @@ def garbage(store: Store, *, keep: Collection[str] | None = None, days: float) -
     for ref, files in artifacts.items():
         items += _of_artifact(store, ref, files, wanted, before=before, whole_before=whole_before)
     items += [*_folders(store, "resume", whole_before), *_folders(store, "ray", before)]
-    listed |= {folder: store.listing(folder) for folder in ("tmp", "logs", "results")}
+    listed |= {folder: store.listing(folder) for folder in ("tmp", "logs")} | {"results": results}
     old = {folder: _old(files, before) for folder, files in listed.items()}
     kinds: tuple[tuple[Kind, str], ...] = (("request", "requests"), ("status", "status"), ("part", "tmp"))
     for kind, folder in kinds:
@@ -168,6 +186,12 @@ def garbage(store: Store, *, keep: Collection[str] | None = None, days: float) -
     ):  # folders where earlier versions wrote files before renaming them
         items += [Garbage("part", path, size) for path, size in old[folder] if PART.fullmatch(path)]
     return items
+
+
+def _named_runs(runs: Mapping[str, Facts], results: Mapping[str, Facts]) -> set[str]:
+    """Return the ids of all runs that have files below runs/ or results/."""
+    named = {path.split("/")[1] for path in runs if PATTERNS["runs"].fullmatch(path)}
+    return named | {path.split("/")[3].removeprefix("run=") for path in results if PATTERNS["results"].fullmatch(path)}
 
 
 def _old(files: Mapping[str, Facts], before: float) -> list[tuple[str, int]]:
@@ -217,7 +241,7 @@ def _has_ended(status: bytes | None) -> bool:
     return False
 
 
-def clear(store: Store, *, keep: Collection[str] | None = None, days: float) -> list[Garbage]:
+def clear(store: Store, *, keep: Collection[str] | None = None, days: float, lost: Collection[str] = ()) -> list[Garbage]:
     """Delete the items that `garbage` finds, and return those that were deleted.
 
     Runs that start in the meantime wait (see `wait_for_clearing`). Each item is checked again just before it is deleted, and
@@ -232,15 +256,15 @@ def clear(store: Store, *, keep: Collection[str] | None = None, days: float) -> 
     path = f"{CLEARING}/{uuid.uuid4().hex[:12]}.json"
     with beating(store, path, json.dumps({"started": time.time()}).encode()):
         try:
-            return list(_clear(store, keep, days))
+            return list(_clear(store, keep, days, lost))
         finally:
             store.drop(path)
 
 
-def _clear(store: Store, keep: Collection[str] | None, days: float) -> Iterator[Garbage]:
+def _clear(store: Store, keep: Collection[str] | None, days: float, lost: Collection[str]) -> Iterator[Garbage]:
     alive, looked = set(store.listing("requests")), time.monotonic()
     before, deleted = store.clock() - days * DAY, set()
-    items = garbage(store, keep=keep, days=days)
+    items = garbage(store, keep=keep, days=days, lost=lost)
     runs = list_runs(store).entries if any(item.kind == "run" for item in items) else ()
     for item in items:
         if time.monotonic() - looked > LOOK_SECONDS:

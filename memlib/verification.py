@@ -5,9 +5,10 @@ with a key that is kept outside the store reveals such changes.
 """
 
 import base64
+import contextlib
 import hashlib
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from memlib.audits import published_tables
+from memlib import ledger
+from memlib.audits import published_tables, tables_of
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError, UserError
 from memlib.findings import verdict_of
 from memlib.identity import canonical_json
 from memlib.records import ArtifactRecord, RunRecord, SignatureRecord, Unreadable, parse
-from memlib.results import Tables
-from memlib.runs import asks_digest, findings_of, pin_of, results_path, run_name
+from memlib.results import REPORT_FILE, Tables
+from memlib.runs import HISTORY, asks_digest, findings_of, pin_of, results_path, run_name
 from memlib.stage import Identity
-from memlib.store import Ref, Store
+from memlib.store import MANIFEST, Ref, Store
 from memlib.tables import RUNS, read_table
+from memlib.upkeep import committed
 
 SIGNATURE = "signature.json"
 SUMMARY_FILE = "summary.parquet"
@@ -67,17 +70,54 @@ def _unlike_its_key(ref: Ref, manifest: ArtifactRecord) -> Iterator[str]:
         yield "its spec, inputs or version do not match its key"
 
 
-def check_run(store: Store, run: RunRecord, rows: Mapping[str, Mapping[str, Any]]) -> Iterator[Problem]:
+def check_layout(store: Store, runs: Iterable[RunRecord], *, since: float) -> Iterator[Problem]:
+    """Check that runs/ and results/ hold the files of finished runs and no others, and that nothing is a link.
+
+    Readers of the tables count every part that they find, so a part of no run is as bad as a changed one.
+
+    Args:
+        store: the store.
+        runs: all runs whose manifests can be read.
+        since: files written after this time are left out: a run under way may be publishing them.
+    """
+    for folder in ("artifacts", "runs", "results"):
+        for path in store.links(folder):
+            yield Problem(path, "is a link, and memlib follows none: put the file or folder itself in its place")
+    named = set()
+    for run in runs:
+        named |= {*run.published, results_path(RUNS.name, run.audit, run.run)}
+        named |= {f"runs/{run.run}/{name}" for name in (MANIFEST, SIGNATURE, HISTORY)}
+    for folder in ("runs", "results"):
+        for path, (_, written) in sorted(store.listing(folder).items()):
+            if path not in named and written < since and not path.endswith(f"/{MANIFEST}"):  # damaged ones are reported
+                yield Problem(
+                    path, "belongs to no run whose manifest can be read; run its audit again, or memlib gc --lost RUN"
+                )
+
+
+def check_run(
+    store: Store,
+    run: RunRecord,
+    rows: Mapping[str, Mapping[str, Any]],
+    *,
+    by_key: Mapping[str, Ref] | None = None,
+    made: bool = False,
+) -> Iterator[Problem]:
     """Check a run's manifest against its sources: artifacts, tables, page, findings, verdict, and its own id.
 
     Args:
         store: store of the run.
         run: manifest of the run.
         rows: rows of all runs of the store, see `runs.rows_of`.
+        by_key: all committed artifacts of the store, by key; listed if not given.
+        made: whether to check as well how the artifacts were made.
     """
     name = f"run {run.run}"
-    if not run.pins and run.digest is None:
-        return  # published before memlib 0.2; see is_checkable
+    if not run.pins or run.digest is None:
+        yield Problem(name, "has a manifest without pins or digest, so nothing of it can be checked; run its audit again")
+        return
+    known = {ref.key: ref for ref in committed(store)} if by_key is None else by_key
+    yield from (Problem(name, problem) for problem in _incomplete(store, run, known))
     yield from _check_row(store, run, rows.get(run.run))
     yield from (Problem(name, problem) for problem in _unlike_itself(store, run))
     for ref_name, pin in run.pins.items():
@@ -91,6 +131,8 @@ def check_run(store: Store, run: RunRecord, rows: Mapping[str, Mapping[str, Any]
         current = pin_of(manifest)
         if current.facts != (pin.facts or current.facts) and current.files == pin.files:
             yield Problem(ref_name, f"has a manifest that has been changed since {name} was published; run its audit again")
+        elif made and pin.made is not None and current.made != pin.made:
+            yield Problem(ref_name, f"records another code, commit, software, spec or reads than when {name} was published")
         if current.files != pin.files:
             yield Problem(
                 ref_name, f"has been recomputed with different content since {name} was published; run its audit again"
@@ -103,17 +145,53 @@ def check_run(store: Store, run: RunRecord, rows: Mapping[str, Mapping[str, Any]
             yield Problem(path, "has been changed since it was published")
 
 
-def is_checkable(run: RunRecord) -> bool:
-    """Return whether a run's manifest records its artifacts; manifests from before memlib 0.2 do not."""
-    return bool(run.pins) and run.digest is not None
+def _incomplete(store: Store, run: RunRecord, by_key: Mapping[str, Ref]) -> Iterator[str]:
+    """Yield what a run's manifest should name and does not: artifacts that it rests on, its tables, its page."""
+    if run.scores is None:  # a sweep, whose cells are checked as runs
+        return
+    ends = [Ref.parse(run.artifacts[name]) for name in ("scores", "report") if name in run.artifacts]
+    if len(ends) < 2 or str(ends[0]) != run.scores:
+        yield "names no scores or no report among its artifacts"
+        return
+    waiting, closure = list(ends), set()
+    while waiting:
+        ref = waiting.pop()
+        if ref in closure:
+            continue
+        closure.add(ref)
+        with contextlib.suppress(CorruptArtifact):  # reported elsewhere
+            inputs = store.artifacts.manifest(ref).inputs
+            waiting += [by_key[key] for key in _keys_in(inputs) if key in by_key]
+    if unpinned := sorted(str(ref) for ref in closure if str(ref) not in run.pins):
+        yield f"does not pin {unpinned[0]}, on which it rests{_and_more(unpinned)}"
+    with contextlib.suppress(CorruptArtifact):
+        page = {f"runs/{run.run}/{name}" for name in store.artifacts.manifest(ends[1]).files}
+        expected = page | {results_path(table, run.audit, run.run) for table in tables_of(run.audit)}
+        if absent := sorted(expected - run.published.keys()):
+            yield f"does not name {absent[0]} among its published files{_and_more(absent)}"
+
+
+def _and_more(names: Sequence[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+
+
+def _keys_in(inputs: Any) -> Iterator[str]:
+    if isinstance(inputs, str):
+        yield inputs
+    elif isinstance(inputs, Mapping | list | tuple):
+        for inner in inputs.values() if isinstance(inputs, Mapping) else inputs:
+            yield from _keys_in(inner)
 
 
 def _unlike_itself(store: Store, run: RunRecord) -> Iterator[str]:
     """Yield the contradictions between a run's manifest, its recipe and its scores."""
     if run.asks != asks_digest(run.recipe):
         yield "its recipe differs from the recipe with which it was published"
+    if run.title != run.recipe.get("title", run.title):
+        yield "its title differs from its recipe's"
     if run.scores is None:  # a sweep
         return
+    yield from _unlike_its_page(store, run)
     scores = Ref.parse(run.scores)
     if run_name(run.recipe, scores.key) != run.run:
         yield "its name does not match its recipe and scores"
@@ -139,6 +217,27 @@ def _unlike_itself(store: Store, run: RunRecord) -> Iterator[str]:
             path = results_path(table, run.audit, run.run, number)
             if path in run.published and not _same_table(store, path, part):
                 yield f"{path} differs from its scores"
+
+
+def _unlike_its_page(store: Store, run: RunRecord) -> Iterator[str]:
+    """Yield the published files of a page that differ from the report artifact, with the line about looks at the data."""
+    from memlib.report.page import said_on_page
+
+    report = Ref.parse(run.artifacts.get("report", run.scores or ""))
+    try:
+        manifest = store.artifacts.manifest(report)
+        if isinstance(manifest.spec, Mapping) and manifest.spec.get("recipe", run.recipe) != run.recipe:
+            yield "its recipe differs from that of its report"
+        for name, file in manifest.files.items():
+            expected = {file.sha256}
+            if name == REPORT_FILE:
+                page = store.artifacts.local_path(report, name).read_bytes()
+                text = ledger.look_in_words(run.ledger, run.audit)
+                expected.add(hashlib.sha256(said_on_page(page, text)).hexdigest())
+            if run.published.get(f"runs/{run.run}/{name}", file.sha256) not in expected:
+                yield f"runs/{run.run}/{name} differs from its report"
+    except CorruptArtifact:  # reported by check_artifacts
+        return
 
 
 def _alike(said: Any, expected: Any) -> bool:
@@ -200,14 +299,14 @@ def sign(store: Store, run: RunRecord, key: Path) -> str:
 
     Raises:
         UserError: when the file does not hold such a key, or others can read it.
-        RunError: for a run published before memlib 0.2, whose manifest records too little to be signed.
+        RunError: for a run whose manifest records too little to be signed.
     """
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    if not is_checkable(run):
-        raise RunError(f"run {run.run} was published before memlib 0.2 and cannot be signed; run its audit again")
+    if not run.pins or run.digest is None:
+        raise RunError(f"run {run.run} has a manifest without pins or digest and cannot be signed; run its audit again")
     try:
         mode, content = key.stat().st_mode, key.read_bytes()
     except OSError as error:
@@ -235,12 +334,14 @@ def check_signature(store: Store, run: RunRecord, trusted: Path) -> Iterator[Pro
         trusted: file with the Ed25519 public key (PEM), from outside the store.
 
     Raises:
-        UserError: when the file does not hold such a key.
+        UserError: when the file does not hold such a key, or lies in the store.
     """
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
+    if store.is_local and trusted.resolve().is_relative_to(Path(store.root).resolve()):
+        raise UserError(f"{trusted} lies in the store that it is to vouch for; keep the public key elsewhere")
     try:
         public = load_pem_public_key(trusted.read_bytes())
     except OSError as error:

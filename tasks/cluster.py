@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from memlib import code
+from memlib.cores import cores
 from memlib.errors import CorruptArtifact, EngineLost, ResourcesError, RunError, UserError
 from memlib.journal import LOG_VARIABLE
 from memlib.private import scratch
@@ -67,7 +68,7 @@ def _connect(ray: Any, context: Context) -> None:
             "_node_ip_address": "127.0.0.1",
             "include_dashboard": False,
             "object_store_memory": OBJECT_STORE_BYTES,
-            "num_cpus": os.cpu_count(),
+            "num_cpus": cores(),
             "_temp_dir": _own_folder(),
         }
     else:

@@ -16,6 +16,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from PIL import Image
 
+from memlib.cores import cores
+
 Storage = Literal["raw", "png", "jpeg"]
 IMAGES, ENCODED = "images.npy", "images.arrow"
 QUALITY = 95  # of JPEG files; colours are kept at full resolution
@@ -190,7 +192,7 @@ class Encoded(ReadRows):
 
     @cached_property
     def _threads(self) -> int:
-        return int(os.environ.get("OMP_NUM_THREADS") or 0) or os.cpu_count() or 1  # set by Ray to the cores of a part
+        return int(os.environ.get("OMP_NUM_THREADS") or 0) or cores()  # set by Ray to the cores of a part
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -83,6 +83,10 @@ class Backend(ABC):
         """Return the facts of all files below a folder by path; links are not followed."""
 
     @abstractmethod
+    def links(self, folder: str) -> list[str]:
+        """Return the paths of links, and of anything else that is neither file nor folder, at or below a folder."""
+
+    @abstractmethod
     def create(self, path: str, data: bytes, bits: int) -> bool:
         """Write a file atomically unless it exists; return whether the file now has this content.
 

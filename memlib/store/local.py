@@ -5,6 +5,7 @@ import errno
 import os
 import shutil
 import stat
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from memlib.private import PRIVATE, Mode, Permissions, copy_file, make_folder, m
 from memlib.records import MOST_BYTES, FileRecord, Unreadable
 from memlib.store.backend import HALF_WRITTEN_SECONDS, TMP, Backend, Damaged, Facts
 
+READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT)  # of a store that can only be read
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # file systems without hard links
 
 
@@ -83,6 +85,13 @@ class Local(Backend):
             facts = base.stat()
             return {folder: (facts.st_size, facts.st_mtime)}
         return dict(_files_below(str(base), folder))
+
+    @override
+    def links(self, folder: str) -> list[str]:
+        at = Path(self.root, folder)
+        if at.is_symlink():
+            return [folder]
+        return sorted(_links_below(str(at), folder)) if at.is_dir() else []
 
     def _plain(self, path: str) -> Path | None:
         """Return a path below the root, or None if a part of it is a link."""
@@ -158,7 +167,12 @@ class Local(Backend):
     @override
     def clock(self) -> float:
         part = self._part()
-        write_file(part, b"memlib", PRIVATE.file)
+        try:
+            write_file(part, b"memlib", PRIVATE.file)
+        except OSError as error:
+            if error.errno not in READ_ONLY:
+                raise
+            return time.time()  # nothing is written here, so nothing here is younger than this
         try:
             return part.stat().st_mtime
         finally:
@@ -205,6 +219,16 @@ class Local(Backend):
     @override
     def forget(self, expected: FileRecord) -> None:
         """Do nothing: there are no copies."""
+
+
+def _links_below(base: str, name: str) -> Iterator[str]:
+    """Yield what is neither a regular file nor a folder below a folder, by name."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        for entry in list(os.scandir(base)):
+            if entry.is_dir(follow_symlinks=False):
+                yield from _links_below(entry.path, f"{name}/{entry.name}")
+            elif not entry.is_file(follow_symlinks=False):
+                yield f"{name}/{entry.name}"
 
 
 def _files_below(base: str, name: str) -> Iterator[tuple[str, Facts]]:

@@ -15,8 +15,8 @@ PASSING = {
     errno.ENETUNREACH, errno.EPIPE, errno.EREMOTEIO, errno.ETIMEDOUT,
 }  # fmt: skip
 PASSING_KINDS = {  # exceptions of botocore and aiohttp, by name, since other protocols do not need these libraries
-    "ClientConnectionError", "ClientPayloadError", "ConnectionError", "EndpointConnectionError", "HTTPClientError",
-    "IncompleteRead", "ResponseParserError", "ServerTimeoutError",
+    "ClientConnectionError", "ClientPayloadError", "ConnectionError", "EndpointConnectionError", "FlexibleChecksumError",
+    "HTTPClientError",    "IncompleteRead", "ResponseParserError", "ServerTimeoutError",
 }  # fmt: skip
 REFUSING_KINDS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "TokenRetrievalError"}
 BUSY_CODES = {

@@ -174,6 +174,10 @@ class Place:
         """
         return self.backend.listing(folder)
 
+    def links(self, folder: str) -> list[str]:
+        """Return the paths of links (and of pipes and the like) at or below a folder of the store, which `listing` omits."""
+        return self.backend.links(folder)
+
     def names(self, folder: str) -> list[str]:
         """Return the names directly below a folder of the store."""
         return self.backend.entries(folder) or []

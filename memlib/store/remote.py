@@ -80,6 +80,10 @@ class Remote(Backend):
         return [str(path).rstrip("/").rpartition("/")[2] for path in paths]
 
     @override
+    def links(self, folder: str) -> list[str]:
+        return []
+
+    @override
     def listing(self, folder: str) -> dict[str, Facts]:
         prefix = len(self.at("")) if self.root else 0
         if self._is_s3:

@@ -150,6 +150,11 @@ class Store(Place):
 def _backend(uri: str, cache: str | None, cache_bytes: int | None, patience: float) -> Backend:
     if not uri.strip():
         raise UserError("the address of the store is empty; give a folder or an s3:// prefix")
+    if "@" in uri.partition("://")[2].partition("/")[0]:  # not repeated: it holds a secret
+        raise UserError(
+            "the address of the store contains credentials (before @); leave them out, and set AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+        )
     if uri.partition("://")[0].lower() in UNWRITABLE:
         raise UserError(f"{uri} cannot be written to, so it cannot be a store; use a folder or an s3:// prefix")
     try:

@@ -262,7 +262,7 @@ def test_two_drivers_of_one_audit_end_well_with_one_set_of_artifacts(
     cleared = memlib.call("gc", "--store", uri, "--days", "0", "--delete", **swift.environment)
     assert cleared.returncode == 0, cleared.stderr
     verified = memlib.call("verify", "--store", uri, "--json", **swift.environment)
-    assert json.loads(verified.stdout) == {"artifacts": len(keys), "runs": 1, "older": [], "problems": []}
+    assert json.loads(verified.stdout) == {"artifacts": len(keys), "runs": 1, "of_no_run": 0, "problems": []}
 
 
 def test_what_cannot_work_ends_in_a_line(memlib: Memlib, bucket: str, swift: SwiftServer) -> None:

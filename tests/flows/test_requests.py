@@ -84,7 +84,7 @@ def test_a_finished_run_is_made_anew_on_the_machines_it_had(
     asked: list[Any] = []
     monkeypatch.setattr(flows.cli, "_carry_out", lambda *given, **more: asked.append(given))
     assert main(["resume", "abc", "--store", store.uri]) == 0
-    assert asked[0][2] == Resources(ray_address="auto", max_failures=7)
+    assert asked[0][2] == Resources(max_failures=7)  # a store chooses no cluster
 
 
 def test_a_damaged_record_of_a_run_is_written_anew(store: Store, tmp_path: Path) -> None:
@@ -114,3 +114,25 @@ def test_a_run_that_failed_is_listed_and_resumed_as_it_was(
     assert "changes the recipe; resume can change only resources" in capsys.readouterr().err
     assert main(["resume", "zzz", *where]) == 2
     assert "no run" in capsys.readouterr().err
+
+
+def test_a_store_chooses_no_cluster_and_no_more_workers_than_there_are_cores(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever controls a Ray cluster runs code as the user who connects to it."""
+    planted = Resources(ray_address="10.0.0.1:6379", workers_per_model=500, max_failures=7)
+    with pytest.raises(RunError), announced(store, "exposure", recipe(), planted, []):
+        raise RunError("lost")
+    (note,) = unfinished(store)
+    asked: list[Any] = []
+    monkeypatch.setattr(flows.cli, "_carry_out", lambda *given, **more: asked.append(given))
+    monkeypatch.setattr(flows.cli, "cores", lambda: 4)
+    where = ["--store", store.uri]
+    assert main(["resume", note.run, *where]) == 0
+    said = capsys.readouterr().err
+    assert "a store does not choose a cluster" in said
+    assert "--set resources.ray_address=10.0.0.1:6379" in said
+    assert "resources of the run: workers_per_model 4, max_failures 7" in said
+    assert main(["resume", note.run, "--set", "resources.ray_address=10.0.0.1:6379", *where]) == 0
+    assert [given[2].ray_address for given in asked] == [None, "10.0.0.1:6379"]
+    assert asked[0][2].workers_per_model == 4

@@ -155,3 +155,22 @@ def test_the_identity_of_code_covers_what_it_imports_of_its_own_package(
 def test_installed_packages_are_identified_by_their_version() -> None:
     assert code.identity_of("scipy.stats").startswith("scipy 1.")
     assert code.identity_of("no_such_package.module") == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("from subprocess import check_output", "check_output"),
+        ("import functools, os\nrun = functools.partial(os.system)", "run"),
+    ],
+)
+def test_a_function_that_an_allowed_module_only_imported_is_refused(
+    line: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "acme_borrowing.py").write_text(f"{line}\ndef own(): return 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv(code.VARIABLE, "acme_borrowing")
+    assert code.load("acme_borrowing:own")() == 1
+    with pytest.raises(UserError, match="which is defined in"):
+        code.load(f"acme_borrowing:{name}")
+    __import__("sys").modules.pop("acme_borrowing")

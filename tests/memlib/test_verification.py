@@ -1,5 +1,6 @@
 """A changed run is distinguished from an intact one, each change by name; a signature from one that anybody could write."""
 
+import hashlib
 import json
 import shutil
 from dataclasses import asdict
@@ -15,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from flows.cli import main
 from memlib import runs
+from memlib.audits import tables_of
 from memlib.findings import verdict_of
 from memlib.identity import content_key, file_digest
 from memlib.records import RunRecord, sealed
@@ -39,6 +41,10 @@ SCORES = Ref("score", content_key("score", version=4, spec=SPEC, inputs=INPUTS))
 RECIPE = {"audit": "deja_vu", "title": "t", "data": {"source": {"kind": "scenes", "path": "/here"}}, "report": {"gallery": 3}}
 
 
+OF_PAGE = {"recipe": RECIPE}
+REPORT = Ref("report", content_key("report", version=1, spec=OF_PAGE, inputs={"scores": SCORES.key}))
+
+
 def row(metric: str, value: float) -> dict[str, Any]:
     names = {column.name: None for column in SUMMARY.columns}
     return names | {
@@ -53,21 +59,22 @@ def store(tmp_path: Path) -> Store:
     found = Store(str(tmp_path / "store"))
     summary = pa.Table.from_pylist([row("share_excess", 0.2), row("share_memorized", float("nan"))], schema=SUMMARY.arrow)
     with found.artifacts.write(SCORES, spec=SPEC, inputs=INPUTS, provenance={"version": 4}) as attempt:
-        write_table(summary, SUMMARY, attempt.path("summary.parquet"))
+        for name, schema in tables_of("deja_vu").items():
+            write_table(summary if name == "summary" else schema.arrow.empty_table(), schema, attempt.path(f"{name}.parquet"))
+    page = {"version": 1, "reads": {}}
+    with found.artifacts.write(REPORT, spec=OF_PAGE, inputs={"scores": SCORES.key}, provenance=page) as attempt:
         attempt.path("report.html").write_text("<p>a page</p>")
     run = run_name(RECIPE, SCORES.key)
     published, results = {}, {}
-    for path, name in (
-        (results_path("summary", "deja_vu", run), "summary.parquet"),
-        (f"runs/{run}/report.html", "report.html"),
-    ):
-        results["summary" if "summary" in name else "page"] = found.publish(path, found.artifacts.local_path(SCORES, name))
-        published[path] = file_digest(found.artifacts.local_path(SCORES, name))
+    files = [(results_path(name, "deja_vu", run), SCORES, f"{name}.parquet") for name in tables_of("deja_vu")]
+    for path, ref, name in [*files, (f"runs/{run}/report.html", REPORT, "report.html")]:
+        results[name.partition(".")[0]] = found.publish(path, found.artifacts.local_path(ref, name))
+        published[path] = file_digest(found.artifacts.local_path(ref, name))
     rows = summary.to_pylist()
     manifest = {
         "run": run, "audit": "deja_vu", "title": "t", "recipe": RECIPE, "finished": 1.0, "findings": findings_of(rows),
-        "verdict": asdict(verdict_of(rows)), "results": {"summary": results["summary"]}, "artifacts": {"scores": str(SCORES)},
-        "scores": str(SCORES), "asks": asks_digest(RECIPE), "pins": {ref: pin.model_dump() for ref, pin in pins_of(found, [SCORES]).items()}, "published": published,
+        "verdict": asdict(verdict_of(rows)), "results": {"summary": results["summary"]}, "report": results["report"], "artifacts": {"scores": str(SCORES), "report": str(REPORT)},
+        "scores": str(SCORES), "asks": asks_digest(RECIPE), "pins": {ref: pin.model_dump() for ref, pin in pins_of(found, [SCORES, REPORT]).items()}, "published": published,
     }  # fmt: skip
     found.publish(f"runs/{run}/manifest.json", json.dumps(sealed(manifest)).encode())
     write_row(found)
@@ -87,7 +94,7 @@ def only_run(store: Store) -> RunRecord:
 
 def problems(store: Store) -> str:
     run = only_run(store)
-    found = [*check_artifacts(store, [SCORES]), *check_run(store, run, rows_of(list_runs(store).entries))]
+    found = [*check_artifacts(store, [SCORES, REPORT]), *check_run(store, run, rows_of(list_runs(store).entries))]
     return "; ".join(f"{problem.what}: {problem.problem}" for problem in found)
 
 
@@ -100,7 +107,7 @@ def reseal(store: Store, **changes: Any) -> None:
 def test_a_whole_run_has_no_problems(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     assert problems(store) == ""
     assert main(["verify", "--store", store.uri]) == 0
-    assert "1 artifacts and 1 runs" in capsys.readouterr().out
+    assert "2 artifacts and 1 runs" in capsys.readouterr().out
 
 
 def test_every_change_of_a_run_is_named(store: Store) -> None:
@@ -135,7 +142,9 @@ def test_every_change_of_a_run_is_named(store: Store) -> None:
     reseal(store, recipe=RECIPE | {"pairs": 7}, asks=asks_digest(RECIPE | {"pairs": 7}))
     assert "its name does not match its recipe" in problems(store)
     reseal(store, recipe=RECIPE | {"title": "another"}, asks=run.asks)
-    assert "recipe" not in problems(store)  # a title is no promise
+    assert "its title differs from its recipe's" in problems(store)
+    reseal(store, recipe=RECIPE | {"title": "another"}, title="another", asks=run.asks)
+    assert "its recipe differs from that of its report" in problems(store)
 
 
 def test_every_change_of_a_row_of_the_table_of_runs_is_named(store: Store) -> None:
@@ -199,7 +208,7 @@ def test_artifacts_that_are_gone_made_again_or_not_what_their_key_says(store: St
     assert f"{SCORES}: no longer exists" in problems(store)
     with store.artifacts.write(SCORES, spec=SPEC, inputs=INPUTS, provenance={"version": 4}) as attempt:
         attempt.path("summary.parquet").write_bytes(summary)
-        attempt.path("report.html").write_text("<p>another page</p>")
+        attempt.path("more.txt").write_text("another file")
     assert "recomputed with different content" in problems(store)
     with pytest.raises(ValueError, match="substring"):
         problems(store).index("findings")  # its numbers are the same
@@ -224,12 +233,16 @@ def test_empty_and_missing_stores_are_not_whole(tmp_path: Path, capsys: pytest.C
     assert "is empty" in capsys.readouterr().err
 
 
-def test_an_older_run_is_named_as_such_and_no_failure(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_whose_manifest_vouches_for_nothing_is_a_finding(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     run = only_run(store)
     older = {key: run.model_dump()[key] for key in ("run", "audit", "title", "recipe", "finished", "findings", "artifacts")}
     store.publish(f"runs/{run.run}/manifest.json", json.dumps(older).encode())
-    assert main(["verify", "--store", store.uri]) == 0
-    assert "of runs of an older version, only the artifacts can be checked" in capsys.readouterr().out
+    assert main(["verify", "--store", store.uri]) == 2
+    assert "without pins or digest, so nothing of it can be checked" in capsys.readouterr().out
+    forged = run.model_dump() | {"verdict": {"word": "bounded", "sentence": "All is well.", "explanation": ""}, "pins": {}}
+    forged.pop("digest")
+    store.publish(f"runs/{run.run}/manifest.json", json.dumps(forged).encode())
+    assert main(["verify", "--store", store.uri]) == 2
 
 
 @pytest.fixture
@@ -295,3 +308,139 @@ def test_a_damaged_run_is_not_signed(store: Store, keys: dict[str, Path], capsys
     assert main(["sign", run.run, "--key", str(keys["mine"]), "--store", store.uri]) == 2
     assert "nothing was signed" in capsys.readouterr().err
     assert store.published(f"runs/{run.run}/signature.json") is None
+
+
+def said_by(capsys: pytest.CaptureFixture[str], *command: str) -> str:
+    assert main(list(command)) == 2
+    caught = capsys.readouterr()
+    return caught.out + caught.err
+
+
+def test_a_manifest_must_name_what_the_run_rests_on_and_publishes(
+    store: Store, keys: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = only_run(store)
+    pins = {name: pin.model_dump() for name, pin in run.pins.items()}
+    page = f"runs/{run.run}/report.html"
+    reseal(store, published={})
+    store.publish(page, b"<p>innocent</p>")
+    assert "does not name" in problems(store)
+    signing = ("sign", run.run, "--key", str(keys["mine"]), "--store", store.uri)
+    assert "nothing was signed" in said_by(capsys, *signing)
+    reseal(store, published={**run.published, page: hashlib.sha256(b"<p>innocent</p>").hexdigest()})
+    assert f"{page} differs from its report" in problems(store)
+    assert "nothing was signed" in said_by(capsys, *signing)
+    store.publish(page, b"<p>a page</p>")
+    reseal(store, published=run.published, pins={str(SCORES): pins[str(SCORES)]})
+    assert f"does not pin {REPORT}" in problems(store)
+    reseal(store, pins={str(REPORT): pins[str(REPORT)]})
+    assert f"does not pin {SCORES}" in problems(store)
+    reseal(store, pins=pins)
+    assert problems(store) == ""
+
+
+def test_how_an_artifact_was_made_is_signed_with_it(
+    store: Store, keys: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = only_run(store).run
+    assert main(["sign", run, "--key", str(keys["mine"]), "--store", store.uri]) == 0
+    path = f"artifacts/{SCORES}/manifest.json"
+    manifest = json.loads(store.published(path) or b"")
+    manifest.pop("digest", None)
+    store.publish(path, json.dumps(sealed(manifest | {"source": {"commit": "of somebody else", "dirty": False}})).encode())
+    assert main(["verify", "--store", store.uri]) == 0
+    trusted = ("verify", "--store", store.uri, "--trust", str(keys["mine.pub"]))
+    assert f"{SCORES}: records another code, commit, software, spec or reads" in said_by(capsys, *trusted)
+
+
+def test_a_key_inside_the_store_vouches_for_nothing(
+    store: Store, keys: dict[str, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run = only_run(store).run
+    assert main(["sign", run, "--key", str(keys["mine"]), "--store", store.uri]) == 0
+    inside = Path(store.uri) / "public.pem"
+    shutil.copy(keys["mine.pub"], inside)
+    assert "lies in the store" in said_by(capsys, "verify", "--store", store.uri, "--trust", str(inside))
+    shutil.rmtree(Path(store.uri) / "runs")
+    trusted = ("verify", "--store", store.uri, "--trust", str(keys["mine.pub"]))
+    assert "no finished run" in said_by(capsys, *trusted)
+
+
+def test_files_of_no_run_are_named(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    """A reader of the tables counts every part that it finds."""
+    run = only_run(store)
+    table = results_path("summary", "deja_vu", run.run)
+    more = (
+        results_path("summary", "deja_vu", run.run, 1),
+        results_path("summary", "deja_vu", "0" * 12),
+        f"runs/{run.run}/x.html",
+    )
+    for path in more:
+        store.publish(path, store.published(table) or b"")
+        assert f"{path}: belongs to no run" in said_by(capsys, "verify", "--store", store.uri)
+        store.drop(path)
+    assert main(["verify", "--store", store.uri]) == 0
+    shutil.rmtree(Path(store.uri) / "runs")
+    assert f"{table}: belongs to no run" in said_by(capsys, "verify", "--store", store.uri)
+
+
+@pytest.mark.parametrize(
+    "what", ["artifacts", "runs", "results", "runs/RUN", "runs/RUN/manifest.json", f"artifacts/{SCORES}"]
+)
+def test_nothing_hides_behind_a_link(store: Store, what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """verify names the link, and gc deletes nothing."""
+    path = what.replace("RUN", only_run(store).run)
+    place, away = Path(store.uri) / path, tmp_path / "away"
+    place.rename(away)
+    place.symlink_to(away)
+    assert f"{path}: is a link" in said_by(capsys, "verify", "--store", store.uri)
+    before = sorted(file for file in tmp_path.rglob("*") if file.is_file())
+    assert "is a link" in said_by(capsys, "gc", "--days", "0", "--delete", "--store", store.uri)
+    assert sorted(file for file in tmp_path.rglob("*") if file.is_file()) == before
+
+
+def test_gc_gives_up_a_run_without_a_manifest_only_if_told(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    run = only_run(store).run
+    store.drop(f"runs/{run}/manifest.json")
+    collecting = ("gc", "--days", "0", "--delete", "--store", store.uri)
+    assert f"give it up with memlib gc --lost {run}" in said_by(capsys, *collecting)
+    assert store.published(results_path("summary", "deja_vu", run)) is not None
+    assert main([*collecting, "--lost", run]) == 0
+    assert store.published(results_path("summary", "deja_vu", run)) is None
+
+
+def test_a_key_that_occurs_twice_is_no_json(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    run = only_run(store)
+    path = f"runs/{run.run}/manifest.json"
+    text = (store.published(path) or b"").decode()
+    store.publish(path, ('{"verdict": {"word": "bounded", "sentence": "All is well."}, ' + text[1:]).encode())
+    assert "it names a key twice" in said_by(capsys, "verify", "--store", store.uri)
+
+
+def test_a_page_that_was_changed_is_not_opened(
+    store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda uri: opened.append(uri) or True)
+    run = only_run(store).run
+    assert main(["open", run, "--store", store.uri]) == 0
+    store.publish(f"runs/{run}/report.html", b"<p>innocent</p>")
+    assert "has been changed since it was published" in said_by(capsys, "open", run, "--store", store.uri)
+    assert len(opened) == 1
+
+
+def test_the_figures_of_a_run_go_with_it(store: Store) -> None:
+    run = only_run(store).run
+    store.publish(f"runs/{run}/figures/a.svg", b"<svg/>")
+    assert main(["gc", "--days", "0", "--delete", "--keep", run, "--store", store.uri]) == 0
+    assert store.published(f"runs/{run}/figures/a.svg") is not None
+    store.drop(f"runs/{run}/manifest.json")
+    assert main(["gc", "--days", "0", "--delete", "--lost", run, "--store", store.uri]) == 0
+    assert store.published(f"runs/{run}/figures/a.svg") is None
+
+
+def test_the_address_of_a_store_with_a_secret_is_refused_and_not_repeated(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("runs", "verify", "gc"):
+        said = said_by(capsys, command, "--store", "s3://AKIAKEY:hush-hush@bucket/prefix")
+        assert "contains credentials" in said
+        assert "hush" not in said
