@@ -4,6 +4,7 @@ Source: DICOM PS3.3, C.7.6.3.1.2 (photometric interpretation), C.11.1 (modality 
 """
 
 import io
+import zlib
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ def read_dicom(data: bytes) -> tuple[NDArray[Any], tuple[float, float] | None, i
         from pydicom.pixels.utils import pixel_array
     except ImportError as error:
         raise UserError("DICOM files need pydicom: pip install 'memlib[dicom]'") from error
+    _check_inflated(data)
     file: Any = pydicom.dcmread(io.BytesIO(data))
     if int(file.Rows) * int(file.Columns) > most_pixels():
         raise ValueError(
@@ -61,6 +63,25 @@ def read_dicom(data: bytes) -> tuple[NDArray[Any], tuple[float, float] | None, i
         values, window = total - values, None if window is None else (total - window[1], total - window[0])
     whole = np.array_equal(values, np.round(values))
     return values.astype(np.int32 if whole else np.float32), window, bits, count
+
+
+DEFLATED = b"1.2.840.10008.1.2.1.99"  # transfer syntax
+PIECE = 2**20
+
+
+def _check_inflated(data: bytes) -> None:
+    """Inflate a deflated file piece by piece, and refuse one that is larger than any picture; pydicom would inflate it "
+    "whole."""
+    length = AT + len(MAGIC)
+    end = length + 12 + int.from_bytes(data[length + 8 : length + 12], "little")  # (0002,0000): length of the group
+    if DEFLATED not in data[:end]:
+        return
+    most, size, inflating, rest = 6 * most_pixels() + PIECE, 0, zlib.decompressobj(-zlib.MAX_WBITS), data[end:]
+    while rest and not inflating.eof:
+        size += len(inflating.decompress(rest, PIECE))
+        rest = inflating.unconsumed_tail
+        if size > most:
+            raise ValueError(f"it inflates to more than {most:,} bytes; if the size is right, raise MEMLIB_MAX_PIXELS")
 
 
 LUT_TOP = 65535.0  # white of images with a VOI lookup table

@@ -82,6 +82,12 @@ def given_layers(
     return {layer: _vectors(wanted[column], f"{spec.path}: {column}", dtype) for layer, column in columns.items()}
 
 
+def _most_equal(vectors: NDArray[np.floating]) -> int:
+    """Return how many vectors are equal to the most frequent one if these are more than half, else a smaller number."""
+    likely = vectors[vectors[:, 0] == np.median(vectors[:, 0])]
+    return 0 if len(likely) <= len(vectors) / 2 else int(np.unique(likely, axis=0, return_counts=True)[1].max())
+
+
 def _holds_vectors(kind: pa.DataType) -> bool:
     lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     return bool(lists and (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)))
@@ -101,6 +107,9 @@ def _vectors(column: pa.ChunkedArray, where: str, dtype: str) -> NDArray[np.floa
         vectors: NDArray[np.floating] = values.to_numpy().astype(dtype).reshape(len(column), lengths[0])
     if not np.isfinite(vectors).all():
         raise UserError(f"{where} has numbers that are not finite or too large for {dtype} (decode.embeddings)")
-    if len(vectors) > 1 and (vectors == vectors[0]).all():
-        raise UserError(f"{where} is the same for all images and carries no information")
+    if (equal := _most_equal(vectors)) > max(1, len(vectors) / 2):
+        raise UserError(
+            f"{where} holds the same vector for {equal:,} of {len(vectors):,} images, which says nothing about them; check "
+            "the encoder, and embed the images again"
+        )
     return vectors

@@ -246,7 +246,7 @@ def test_given_embeddings_are_taken_by_id_and_the_last_column_is_the_deepest(tmp
         ({"id": ["a", "b"], "v": [[1.0], [float("nan")]]}, ["v"], "not finite"),
         ({"id": ["a", "b"], "v": [[1.0], [None]]}, ["v"], "has vectors with missing numbers"),
         ({"id": ["a", "b"], "v": [[1.0], None]}, ["v"], "vectors of 2 lengths"),
-        ({"id": ["a", "b"], "v": [[1.0], [1.0]]}, ["v"], "the same for all images"),
+        ({"id": ["a", "b"], "v": [[1.0], [1.0]]}, ["v"], "the same vector for 2 of 2 images"),
         ({"id": ["a", "b"], "v": [[1.0], [1e9]]}, ["v"], "too large for float16"),
     ],
 )
@@ -256,6 +256,16 @@ def test_embeddings_that_cannot_be_right_are_refused(
     dtype = "float16" if "too large" in message else "float32"
     with pytest.raises(UserError, match=message):
         given_layers(given(tmp_path, **columns), ["a", "b"], layers, dtype=dtype)
+
+
+def test_vectors_of_which_most_are_equal_are_refused(tmp_path: Path) -> None:
+    """An owner who returns zeros for all images but one would otherwise be cleared."""
+    names = [f"{number}" for number in range(200)]
+    zeros = [[0.0, 0.0]] * 199 + [[1.0, 2.0]]
+    with pytest.raises(UserError, match="the same vector for 199 of 200 images"):
+        given_layers(given(tmp_path, id=names, v=zeros), names, ["v"])
+    halves = [[0.0, float(number % 2)] for number in range(200)]  # e.g. a feature that is seldom active
+    assert len(given_layers(given(tmp_path, id=names, v=halves), names, ["v"])["v"]) == 200
 
 
 def test_what_is_no_parquet_or_not_there_is_refused(tmp_path: Path) -> None:

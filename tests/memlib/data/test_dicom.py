@@ -122,3 +122,28 @@ def test_damaged_files_are_named_and_others_are_left_alone(tmp_path: Path) -> No
     (tmp_path / "a" / "2.png").write_bytes(b"")
     Image.new("RGB", (8, 8)).save(tmp_path / "a" / "2.png")
     assert read(tmp_path)[2].image.shape == (8, 8, 3)
+
+
+def test_a_deflated_file_that_inflates_beyond_any_picture_is_refused_before_it_is_inflated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tracemalloc
+
+    from memlib.data.dicom import read_dicom
+
+    plain = dicom(VALUES)
+    file = pydicom.dcmread(io.BytesIO(plain))
+    file.file_meta.TransferSyntaxUID = pydicom.uid.DeflatedExplicitVRLittleEndian
+    written = io.BytesIO()
+    file.save_as(written, enforce_file_format=True)
+    assert np.array_equal(read_dicom(written.getvalue())[0], read_dicom(plain)[0])
+    file.add_new(0x00091010, "UT", " " * 50_000_000)
+    bomb = io.BytesIO()
+    file.save_as(bomb, enforce_file_format=True)
+    assert len(bomb.getvalue()) < 1_000_000
+    monkeypatch.setenv("MEMLIB_MAX_PIXELS", "1000000")
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="inflates to more than"):
+        read_dicom(bomb.getvalue())
+    assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    tracemalloc.stop()
