@@ -17,6 +17,9 @@ STOPPED = 130
 
 def command() -> int:
     """Run the command line and return its exit status."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller, as in `memlib runs >&-`
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     os.environ |= waiting()  # before PyTorch is loaded, for this process and those that it starts
     if len(sys.argv) > 1 and sys.argv[1] in LONG:
         return supervised(_work)

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,7 @@ def _connect(ray: Any, context: Context) -> None:
         }
     else:
         options["address"] = address
+    options["job_config"] = _job_config(ray)
     try:
         ray.init(**options)
     except Exception as error:  # Ray raises plain Exceptions if one of its processes dies during start-up
@@ -82,6 +83,19 @@ def _connect(ray: Any, context: Context) -> None:
             raise EngineLost(f"cannot start {where} ({cause}); run the same command again") from error
         hint = "resources.ray_address, and RAY_AUTH_MODE=token and RAY_AUTH_TOKEN if the cluster requires a token"
         raise RunError(f"cannot reach {where} ({cause}); check {hint}") from error
+
+
+class _PathsWithoutFolder(list[str]):
+    """The folders that Ray puts on its workers' module path, without the current folder, whose `tasks/` may be the user's."""
+
+    def extend(self, paths: Iterable[str]) -> None:
+        super().extend(path for path in paths if path != str(Path.cwd()) or path in sys.path)
+
+
+def _job_config(ray: Any) -> Any:
+    config = ray.job_config.JobConfig()
+    config._py_driver_sys_path = _PathsWithoutFolder()
+    return config
 
 
 def _own_folder() -> str:

@@ -159,6 +159,10 @@ SequenceModelSpec = Annotated[HuggingFaceSpec | ProtocolSpec, Field(discriminato
 AnyModelSpec = Annotated[ModelSpec | ClassifierSpec | LanguageSpec | PretrainedSpec, Field(discriminator="kind")]
 AnyLanguageSpec = Annotated[
     Annotated[LanguageSpec, Tag("language")] | Annotated[PretrainedSpec, Tag("huggingface")],
-    Discriminator(lambda given: given.get("kind", "language") if isinstance(given, Mapping) else given.kind),
+    Discriminator(
+        lambda given: given.get("kind", "language") if isinstance(given, Mapping) else getattr(given, "kind", None),
+        custom_error_type="model",
+        custom_error_message="a model is a mapping, such as {architecture: gru}, or {kind: huggingface, path: ...}",
+    ),
 ]
 """Language models that memlib trains; a recipe without a kind specifies a LanguageSpec."""

@@ -176,6 +176,9 @@ class Artifacts:
                 if name not in self.let_go_of(ref):
                     problems.append(f"file {name} is missing")
                 continue
+            except IsADirectoryError:
+                problems.append(f"file {name} is a folder")
+                continue
             if digest != expected.sha256:
                 problems.append(f"file {name} is damaged (its sha256 differs from the manifest)")
                 self._backend.forget(expected)

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from memlib.identity import file_digest
@@ -171,6 +172,8 @@ class Backend(ABC):
             stat = path.stat()
         except FileNotFoundError:
             return size_problem(None, expected)
+        if not S_ISREG(stat.st_mode):
+            return "damaged (it is not a file)"
         mark = f"{expected.sha256}:{stat.st_size}:{stat.st_mtime_ns}"
         if self._sound.get(str(path)) == mark:
             return ""

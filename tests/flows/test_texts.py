@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from flows.cli import main
-from flows.recipes import load_recipe
+from flows.recipes import load_recipe, validate
 from memlib import private
+from memlib.audits import AUDITS
 from memlib.data.secret import read_secret
 from memlib.errors import RunError, UserError
 from memlib.plain import brief, plain
@@ -137,3 +138,19 @@ def test_temporary_folders_of_killed_processes_are_swept(tmp_path: Path, monkeyp
         private.sweep(tmp_path)
         assert not left.exists()
         assert alive.exists()
+
+
+def test_a_command_whose_output_is_closed_ends_well(tmp_path: Path) -> None:
+    Store(str(tmp_path)).check_writable()
+    command = f"{sys.executable} -m flows.entry runs --store {tmp_path} >&-"
+    assert subprocess.run(["/bin/sh", "-c", command], capture_output=True, timeout=60).returncode == 0
+
+
+def test_a_variant_whose_model_is_a_word_is_refused_in_words() -> None:
+    content = {
+        "audit": "exposure", "data": {"source": {"kind": "topics"}}, "model": {"architecture": "gru"},
+        "training": {"objective": {"kind": "language"}, "epochs": 2, "augment": None},
+        "variants": {"a": {}, "big": {"model": "transformer"}},
+    }  # fmt: skip
+    with pytest.raises(UserError, match="model: a model is a mapping"):
+        validate(AUDITS["exposure"].recipe, content)

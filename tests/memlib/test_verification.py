@@ -417,6 +417,14 @@ def test_a_key_that_occurs_twice_is_no_json(store: Store, capsys: pytest.Capture
     assert "it names a key twice" in said_by(capsys, "verify", "--store", store.uri)
 
 
+def test_a_folder_in_place_of_a_file_is_named(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    place = Path(store.uri) / f"artifacts/{SCORES}"
+    (file,) = place.glob("*/summary.parquet")
+    file.unlink()
+    file.mkdir()
+    assert "file summary.parquet is a folder" in said_by(capsys, "verify", "--store", store.uri)
+
+
 def test_a_page_that_was_changed_is_not_opened(
     store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
