@@ -3,11 +3,15 @@
 torch.distributed's own differentiable collectives are deprecated in favour of a private module.
 """
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+PIECE = 2**26  # bytes that are broadcast at once
 
 
 def sum_over_workers(values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
@@ -23,6 +27,39 @@ def gather_rows(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
     """
     gathered: Tensor = _Gather.apply(rows, group)
     return gathered
+
+
+def share(value: Any, group: dist.ProcessGroup | None, device: torch.device) -> Any:
+    """Return the first worker's value, plain JSON, on every worker.
+
+    It travels as bytes in tensors: torch.distributed's own functions for objects exchange pickles, which run code.
+    """
+    first = dist.get_rank(group) == 0
+    content = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(device) if first else None
+    length = torch.tensor([0 if content is None else len(content)], device=device)
+    dist.broadcast(length, group=group, group_src=0)
+    if content is None:
+        content = torch.empty(int(length), dtype=torch.uint8, device=device)
+    dist.broadcast(content, group=group, group_src=0)
+    return json.loads(bytes(content.cpu().numpy()))
+
+
+def share_files(folder: Path, group: dist.ProcessGroup | None, device: torch.device) -> None:
+    """Copy the files of the first worker's folder into the folder of every other worker, which holds none."""
+    first = dist.get_rank(group) == 0
+    files = sorted(path for path in folder.rglob("*") if path.is_file()) if first else []
+    for name, size in share([[str(path.relative_to(folder)), path.stat().st_size] for path in files], group, device):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("rb" if first else "wb") as file:
+            for start in range(0, size, PIECE):
+                piece = torch.empty(min(PIECE, size - start), dtype=torch.uint8)
+                if first:
+                    piece = torch.frombuffer(bytearray(file.read(len(piece))), dtype=torch.uint8)
+                piece = piece.to(device)
+                dist.broadcast(piece, group=group, group_src=0)
+                if not first:
+                    file.write(piece.cpu().numpy().tobytes())
 
 
 class _Sum(torch.autograd.Function):

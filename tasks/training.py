@@ -1,6 +1,7 @@
 """Training on Ray: in one fit, groups of workers train many models side by side; each model is committed when it is done."""
 
 import contextvars
+import sys
 import threading
 import time
 import uuid
@@ -215,7 +216,7 @@ def _fit(
         torch_config=TorchConfig(backend="nccl" if use_gpu and size > 1 else "gloo", timeout_s=LONGEST_SECONDS),
         run_config=RunConfig(
             name=name,
-            worker_runtime_env={"env_vars": worker_environment()},
+            worker_runtime_env={"env_vars": worker_environment() | _meeting(resources)},
             failure_config=FailureConfig(
                 max_failures=MOST_STARTS * (resources.max_failures + 1) * len(jobs),  # the board counts failures per model
                 controller_failure_limit=5,  # type: ignore[call-arg]
@@ -232,6 +233,11 @@ def _fit(
     finally:
         store.drop(f"ray/{name}")
     return None
+
+
+def _meeting(resources: Resources) -> dict[str, str]:
+    """Return the variable that keeps gradients on loopback where all workers are on this machine."""
+    return {"GLOO_SOCKET_IFNAME": "lo"} if resources.ray_address is None and sys.platform == "linux" else {}
 
 
 def _ray_storage(store: Store) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import ray.train.torch
 import torch
 import torch.distributed as dist
 
+from memlib.collectives import share
 from memlib.errors import CorruptArtifact, RunError, StoreRefused, StoreUnreachable, UserError
 from memlib.exact import be_exact
 from memlib.specs import Resources
@@ -39,10 +40,9 @@ def train_worker(config: dict[str, Any]) -> None:
     ranks = [list(range(group * size, (group + 1) * size)) for group in range(groups)] if size > 1 else []
     members = [dist.new_group(group, timeout=timedelta(seconds=LONGEST_SECONDS)) for group in ranks]
     worker = Worker(rank, size, device, members[number] if number < len(members) else None)
-    board, start = config["board"], [uuid.uuid4().hex]
+    board = config["board"]
     meeting = device if dist.get_backend() == "nccl" else torch.device("cpu")
-    dist.broadcast_object_list(start, src=0, device=meeting)  # all workers use the id of the first one
-    ray.get(board.begin.remote(start[0]))
+    ray.get(board.begin.remote(share(uuid.uuid4().hex, None, meeting)))  # all workers use the id of the first one
     while number < groups and (taken := _take(board, number, worker, config)) is not None:
         if taken >= 0:
             _train_one(config["jobs"][taken], worker, config)

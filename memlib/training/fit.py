@@ -404,7 +404,9 @@ class _Run:
                 state = load_resume_state(self.folder)
             except CorruptArtifact:  # intact, but not written by memlib
                 self.store.resume.drop(self.ref.key)
-        state = self.worker.share(state)  # the first worker decides, so that all start from the same step
+        if self.worker.share(state is not None):  # the first worker decides, so that all start from the same step
+            self.worker.share_files(self.folder)
+            state = load_resume_state(self.folder) if state is None else state
         if state is not None:
             self.training.load_state(state["training"])
             self.history = state["history"]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from memlib.collectives import share, share_files
 from memlib.data.canaries import Feature
 from memlib.errors import RunError, UserError
 from memlib.identity import derive_seed
@@ -48,12 +50,13 @@ class Worker:
     group: dist.ProcessGroup | None = None  # the workers that share this model's batches
 
     def share(self, value: Any) -> Any:
-        """Return the first worker's value on every worker."""
-        if self.world_size == 1:
-            return value
-        values = [value]
-        dist.broadcast_object_list(values, group=self.group, group_src=0, device=self.device)
-        return values[0]
+        """Return the first worker's value, plain JSON, on every worker."""
+        return value if self.world_size == 1 else share(value, self.group, self.device)
+
+    def share_files(self, folder: Path) -> None:
+        """Copy the files of the first worker's folder into the empty folders of the others."""
+        if self.world_size > 1:
+            share_files(folder, self.group, self.device)
 
     def mean(self, values: Tensor) -> Tensor:
         """Return the mean of the workers' values on every worker."""
