@@ -73,7 +73,7 @@ def _connect(ray: Any, context: Context) -> None:
         }
     else:
         options["address"] = address
-    options["job_config"] = _job_config(ray)
+    options["job_config"] = _job_config()
     try:
         ray.init(**options)
     except Exception as error:  # Ray raises plain Exceptions if one of its processes dies during start-up
@@ -92,8 +92,10 @@ class _PathsWithoutFolder(list[str]):
         super().extend(path for path in paths if path != str(Path.cwd()) or path in sys.path)
 
 
-def _job_config(ray: Any) -> Any:
-    config = ray.job_config.JobConfig()
+def _job_config() -> Any:
+    from ray.job_config import JobConfig
+
+    config = JobConfig()
     config._py_driver_sys_path = _PathsWithoutFolder()
     return config
 

@@ -110,20 +110,23 @@ def meaning_of(word: str, *, shown: str, bounded: str) -> str:
         case "bounded":
             return bounded
         case "descriptive":
-            return "Nothing was tested. The numbers describe this model and do not show what an outsider could gain from it."
+            return (
+                "Nothing was tested. The numbers describe this model on these data, not what an outsider could gain from it."
+            )
         case _:
             return (
-                "Nothing was shown, but that does not prove that nothing was memorized. See below how large an effect this "
-                "audit would have found."
+                "Nothing was shown, and that proves no absence. The verdict says how large an effect this audit would have "
+                "found, if any."
             )
 
 
-def advice_of(word: str, *, shown: str, descriptive: str = _DRAW_FIRST, more: str = "") -> str:
+def advice_of(word: str, *, shown: str, descriptive: str = _DRAW_FIRST, more: str = "", before: str = "") -> str:
     """Return the advice to the reader that goes with a verdict.
 
     Args:
         word: a key of KINDS.
         shown, descriptive: the texts for these two verdicts.
+        before: what comes first, where nothing was shown.
         more: what can still be added to an audit of a model that was trained elsewhere, so that no other one can be trained.
     """
     match word:
@@ -137,13 +140,13 @@ def advice_of(word: str, *, shown: str, descriptive: str = _DRAW_FIRST, more: st
             return descriptive
         case _ if more:
             return (
-                f"Do not report this as a pass. The model is what it is, but more can be asked of it: {more}. memlib plan "
-                "says beforehand what a recipe cannot show."
+                f"{before}Do not report this as a pass. The model is what it is, but more can be asked of it: {more}. memlib "
+                "plan says beforehand what a recipe cannot show."
             )
         case _:
             return (
-                "Do not report this as a pass. Run a larger audit: more examples, models or repetitions; memlib plan says "
-                "beforehand what a recipe cannot show."
+                f"{before}Do not report this as a pass. Run a larger audit: more examples, models or repetitions; memlib "
+                "plan says beforehand what a recipe cannot show."
             )
 
 

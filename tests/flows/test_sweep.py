@@ -98,7 +98,7 @@ def test_headlines_are_adjusted_over_the_cells_and_equal_scores_count_once() -> 
     )
     assert {row["verdict"] for row in table.values()} == {"shown"}  # taken alone; their own pages stay as they are
     said = verdict(cells)
-    assert said.sentence == "1 of 3 audits show memorization, adjusted for their number."
+    assert said.sentence == "1 of 3 audits show memorization, or use of data, adjusted for their number."
     assert "Without the adjustment: 3" in said.explanation
     assert ("This does not rule out memorization" in said.explanation) is said.sentence.startswith("0 of")
     broken = Outcome("d", "deja_vu", {}, None, "no data")
@@ -117,5 +117,5 @@ def test_a_run_with_several_targets_is_known_by_the_one_that_stands_out() -> Non
     assert [(json.loads(row["params"])["target"], row["p_adjusted_sweep"]) for row in table] == [("a", None), ("b", 0.002)]
     assert [row["verdict"] for row in table] == ["inconclusive", "shown"]
     said = verdict([Outcome("c", "forgetting", {}, run)])
-    assert said.sentence == "1 of 1 audits show memorization, adjusted for their number."
+    assert said.sentence == "1 of 1 audits show memorization, or use of data, adjusted for their number."
     assert "Without the adjustment: 1" in said.explanation

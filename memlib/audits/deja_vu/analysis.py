@@ -144,10 +144,11 @@ class Analysis:
 
     @property
     def groups_in_numbers(self) -> dict[str, Any]:
-        """Number of groups, and of equally large groups that would be as precise; empty without groups."""
+        """How sides are compared if their classes differ in size; number of groups, and of equal ones that are as precise."""
+        within = {} if self.is_balanced else {"within": "classes"}
         if not self.design.has_groups:
-            return {}
-        return {"groups": self.design.num_groups, "effective_groups": round(effective_groups(self.design), 1)}
+            return within
+        return within | {"groups": self.design.num_groups, "effective_groups": round(effective_groups(self.design), 1)}
 
     @cached_property
     def is_balanced(self) -> bool:

@@ -124,7 +124,7 @@ def build_page(
         _curve_section(findings, curves, headline, recipe, folder),
         _category_section(findings, recipe, folder),
         _gallery_section(
-            "Most memorized" if verdict.word == SHOWN else "Named by the target model only",
+            "Named by the target model only",
             most_memorized(units, recipe.report.gallery),
             show,
             _BY_CHANCE.get(verdict.word, _NOT_SHOWN_HERE) + _MEMORIZED,
@@ -171,15 +171,20 @@ def build_page(
         verdict_kind=KINDS[verdict.word],
         lead=verdict.explanation,
         numbers=[
-            _number(
-                findings.get("share_excess"), _EXCESS.get(verdict.word, "images named beyond chance, not shown to be memory")
-            ),
+            _number(findings.get("share_excess"), _excess_in_words(verdict.word, alone=recipe.reference is not None)),
             _number(
                 findings.get("deja_vu_score", p=recipe.decode.p), f"déjà vu score, most confident {percent(recipe.decode.p)}"
             ),
             *_accuracies(findings, recipe),
         ],
         sections=[section for section in sections if section is not None],
+    )
+
+
+def _excess_in_words(word: str, *, alone: bool) -> str:
+    """Return the name of the first tile; with one model alone, it is a difference of training and held-out images."""
+    return _EXCESS.get(word, "images named beyond chance, not shown to be memory") + (
+        " (training minus held-out)" if alone else ""
     )
 
 
@@ -245,8 +250,8 @@ def _curve_section(
     one = (
         "The model sees only backgrounds: those of its training images and those of similar held-out images. A classifier "
         "trained on the backgrounds of other images, without knowing which images the model was trained on, shows how much a "
-        "background reveals by itself. What the model achieves beyond this classifier on training images, but not on "
-        "held-out images, is memory."
+        "background reveals by itself. Where the sets were drawn at random, what the model achieves beyond this classifier "
+        "on training images, but not on held-out images, is memory."
     )
     return Section(
         heading="How well the hidden object is named",
@@ -281,6 +286,7 @@ def _category_section(findings: Findings, recipe: Recipe, folder: Path) -> Secti
     alone = recipe.reference is not None
     bars = {"training images": "A", "held-out images": "B"} if alone else {"": "both"}
     names = _kinds("background classifier" if alone else "reference model")
+    within = not alone and "within" in findings.headline
     figure = new_figure(6.4, 2.0)
     axes = figure.axes[0]
     for place, direction in enumerate(bars.values()):
@@ -296,7 +302,7 @@ def _category_section(findings: Findings, recipe: Recipe, folder: Path) -> Secti
     axes.legend(frameon=False, ncol=2, loc="upper center", bbox_to_anchor=(0.5, -0.25))
     rows = []
     for name in (*CATEGORIES, "excess"):
-        title = names.get(name, "difference of the first two")
+        title = names.get(name, "difference within classes" if within else "difference of the first two")
         shares = [findings.get(f"share_{name}", direction=direction) for direction in bars.values()]
         rows.append((title, *(cell for row in shares for cell in (percent(row["value"]), _interval(row)))))
     excess = findings.get("share_excess")
@@ -309,6 +315,12 @@ def _category_section(findings: Findings, recipe: Recipe, folder: Path) -> Secti
         "The target model is the one that was trained on the image. Chance alone lets either model alone name an object "
         f"equally often, so memory is the difference of the first two rows {tested.format('each model was trained on')}. "
         "Meehan 2023 calls the four kinds memorized, misrepresented, correlated and unassociated."
+        + (
+            " The two sets contain classes in unequal numbers and are compared within classes: the headline is not the "
+            "difference of the first two rows."
+            if within
+            else ""
+        )
     )
     one = (
         "Two such different predictors also differ on held-out images, where memory cannot be the cause. Memory is therefore "
@@ -330,7 +342,11 @@ _NOT_SHOWN_HERE = (
     "This run did not show memorization, so these examples may be due to chance alone: there are always some images whose "
     "object only one of the models names. "
 )
-_BY_CHANCE = {SHOWN: "", DESCRIPTIVE: "Nothing was tested, so these examples are no evidence of memory. "}
+_BY_CHANCE: Mapping[str, str] = {
+    SHOWN: "Some of these are memorized and others are chance, as the reference alone names images, too (see the table "
+    "above). No single image is shown to be memorized. ",
+    DESCRIPTIVE: "Nothing was tested, so these examples are no evidence of memory. ",
+}
 _MEMORIZED = (
     "Only the target model names the objects in these images, which are in the order of its confidence less that of the "
     "reference (minus the entropy of the votes, in nats: 0 if all agree). The models saw nothing but the outlined "
@@ -340,7 +356,10 @@ _CORRELATED = (
     "Both the target and the reference name the objects in these images, those of which both are most confident first: what "
     "both can name counts as revealed by the background."
 )
-_EXCESS = {SHOWN: "share of images memorized beyond chance", DESCRIPTIVE: "images named beyond the reference, not tested"}
+_EXCESS: Mapping[str, str] = {
+    SHOWN: "share of images memorized beyond chance",
+    DESCRIPTIVE: "images named beyond the reference, not tested",
+}
 
 
 def _gallery_section(
@@ -504,7 +523,9 @@ def _settings_section(findings: Findings, recipe: Recipe) -> Section:
     return Section(
         heading="All settings, and single directions" if recipe.reference is None else "All settings, and single sets",
         paragraphs=[
-            f"{why} The first row is the headline; all other tests are adjusted together (Benjamini and Hochberg). {scope}"
+            f"{why} The first row is the headline; all other tests are adjusted together (Benjamini and Hochberg). p-values "
+            "are one-sided: only naming more counts as memory. Where the headline is not shown, the others have no verdict. "
+            f"{scope}"
         ],
         table=TableView(("metric", "decoded from", "compared", "value", "95 % interval", *TESTED), rows),
     )

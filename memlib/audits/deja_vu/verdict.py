@@ -156,8 +156,8 @@ def _of_excess(excess: Mapping[str, Any], families: int, checks: Sequence[_Check
         return Verdict(DESCRIPTIVE, "Nothing was tested: the sets were not drawn at random.", text)
     if excess["verdict"] == SHOWN:
         text = (
-            f"Shown nothing but the background, {numbers}. Anyone who has the model and the background of a photo can do the "
-            "same."
+            f"Shown nothing but the background, {numbers}. Anyone who has the model, labelled public images and the "
+            "background of a training image can do the same."
         )
         return Verdict(SHOWN, "The model has memorized individual training images.", text)
     if excess["value"] < 0 and (excess["ci_high"] or 0) < 0:
@@ -169,7 +169,7 @@ def _of_excess(excess: Mapping[str, Any], families: int, checks: Sequence[_Check
     if excess["verdict"] == BOUNDED:
         sentence = f"Memory of individual training images is limited to fewer than {percent(excess['bound'])} of the images."
         text = (
-            f"{_sentence(numbers)}; with 95 % confidence, at most {percent(excess['upper_bound'])} are memorized. "
+            f"{_sentence(numbers)}; with 95 % confidence (one-sided), at most {percent(excess['upper_bound'])} are. "
             f"{_missed(excess)}"
         )
         return Verdict(BOUNDED, sentence, text)
@@ -182,7 +182,8 @@ def _of_excess(excess: Mapping[str, Any], families: int, checks: Sequence[_Check
     limit = (
         "No limit can be given, as fewer answers are right than chance explains."
         if excess["upper_bound"] is None
-        else f"With 95 % confidence, at most {percent(excess['upper_bound'])} of the images are memorized."
+        else f"With 95 % confidence (one-sided), this attack names at most {percent(excess['upper_bound'])} of the objects "
+        "because of training; others may find more."
     )
     text = f"{_sentence(numbers)}. {limit} {_missed(excess)}"
     return Verdict(INCONCLUSIVE, "Memorization of individual training images was neither shown nor ruled out.", text)
@@ -190,18 +191,19 @@ def _of_excess(excess: Mapping[str, Any], families: int, checks: Sequence[_Check
 
 def _numbers(row: Mapping[str, Any]) -> str:
     more, params = "more" if row["value"] >= 0 else "fewer", json.loads(row["params"])
+    within = ", compared within classes," if params.get("within") else ""
     over = row["interval"]
     if "groups" in params:
         over += f", of which there are {params['groups']}, as precise as {params['effective_groups']:.0f} of equal size"
     p = "" if row["p_adjusted"] is None else f"; p = {row['p_adjusted']:.2g}"
     if "reference" in params:
         return (
-            f"the model names {more} objects in its training images than in held-out images, beyond what backgrounds reveal "
-            f"by themselves, by {percent(abs(row['value']))} of the images (95 % interval {percent(row['ci_low'])} to "
+            f"the model names {more} objects in its training images than in held-out images{within} beyond what backgrounds "
+            f"reveal by themselves, by {percent(abs(row['value']))} of the images (95 % interval {percent(row['ci_low'])} to "
             f"{percent(row['ci_high'])} over {over}{p})"
         )
     return (
-        f"the model names {more} objects in its training images than a model that never saw them, by "
+        f"the model names {more} objects in its training images than a model that never saw them{within or ','} by "
         f"{percent(abs(row['value']))} of the images (95 % interval {percent(row['ci_low'])} to "
         f"{percent(row['ci_high'])} over {over}{p})"
     )

@@ -29,9 +29,10 @@ _TERMS = (
     "95 % interval", "checkpoint", "diagnostic",
 )  # fmt: skip
 _NOT_SHOWN = (
-    "How exposed secrets of another format are, or the same secrets in another place or inserted more often.",
+    "How exposed secrets of another format are, or the same secrets in another place or inserted more or less often.",
     "That a secret is safe because a search did not find it: another search, or a longer one, may find it.",
-    "What people can learn from generated text alone: the audit uses the likelihoods of texts, which reveal more.",
+    "What people can learn from generated text alone: the audit uses the likelihoods of texts. Where a greedy search "
+    "extracted a secret, generated text may reveal it, too.",
     "Other models: the verdict is about these trained models. Other canaries, another seed or another text give other "
     "results.",
 )
@@ -77,14 +78,17 @@ def build_page(recipe: Recipe, run: str, tables: Mapping[str, pa.Table], facts: 
             table=TableView(("", ""), list(facts.items())),
         ),
     ]
+    extracted = any(row["extracted"] and not row["known"] for row in tables["extractions"].to_pylist())
+    read_out = verdict.word != SHOWN and extracted
     return Page(
         meaning=_READ_OUT
-        if verdict.word != SHOWN and any(row["extracted"] and not row["known"] for row in tables["extractions"].to_pylist())
+        if read_out
         else meaning_of(verdict.word, shown=_gained(rows), bounded=_BOUNDED[rows[0]["metric"] == "exposure_among_unseen"]),
         advice=advice_of(
             verdict.word,
             shown="Treat the model as confidentially as the secrets in its training text. Removing secrets, deduplication or "
             "differentially private training (training.privacy) may reduce exposure: change the training, and audit again.",
+            before=_CAREFUL if read_out else "",
             more="" if recipe.trained is None else "add secrets of the same kind that it never saw (canaries.unseen)",
         ),
         limits=_NOT_SHOWN, terms=_TERMS, model=facts.get("model", ""),
@@ -94,9 +98,13 @@ def build_page(recipe: Recipe, run: str, tables: Mapping[str, pa.Table], facts: 
     )  # fmt: skip
 
 
+_CAREFUL = (
+    "Until this is settled, treat the model as confidentially as the secrets that the search read out, and change them where "
+    "that is possible. "
+)
 _READ_OUT = (
-    "A search read secrets out of the model. Whether the model remembers them, or they are so common among secrets of their "
-    "kind that a model which never saw them would give them, too, was not shown."
+    "A search read secrets out of the model, and so can others. Whether the model remembers them, or they are so common "
+    "among secrets of their kind that a model which never saw them would give them, too, was not shown."
 )
 _BOUNDED = {  # whether secrets were given
     False: "Whoever can ask the model how likely a text is gains at most the stated number of bits towards guessing a secret "
@@ -118,7 +126,7 @@ def _gained(rows: Sequence[Mapping[str, Any]]) -> str:
     shown = [row["family"] for row in rows if row["role"] == "test" and row["verdict"] == SHOWN]
     texts = [text for family, text in _GAINED.items() if family in shown]
     if any(row["metric"] == "extracted" and not row["params"]["known"] and row["value"] for row in rows):
-        texts.append("Secrets that a search extracted can be read out without guessing.")
+        texts.append("Whoever knows the text around a secret that a search extracted can read it out without guessing.")
     return " ".join(texts)
 
 

@@ -99,9 +99,9 @@ def build_page(
     return Page(
         meaning=meaning_of(
             verdict.word,
-            shown="Anyone who can query the model on D_Q and on similar examples that were withheld, such as the owner of "
-            "the data or a regulator, can show that the model was trained on D_Q. The verdict is about D_Q as a whole, "
-            "not about single examples.",
+            shown="Whoever can query the model on D_Q and on examples that were drawn at random with it and withheld, and "
+            "can train models for comparison, can show that the model was trained on at least part of D_Q. The verdict is "
+            "about D_Q as a whole, not about single examples.",
             bounded="Anyone who queries the model on D_Q finds at most the stated share of the trace that training data "
             "leave.",
         ),
@@ -118,13 +118,13 @@ def _advice(word: str, rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> str
     used = [name for name, which in outcomes.items() if which in (RETAINED, REVERSED)]
     unsettled = [name for name, which in outcomes.items() if which in (NO_TRACE, UNDECIDED)] if used else []
     shown = (
-        f"If D_Q had to be removed, {' and '.join(used)} {'have' if len(used) > 1 else 'has'} not forgotten it: retrain "
+        f"If D_Q had to be removed, {_quoted(used)} {'have' if len(used) > 1 else 'has'} not forgotten it: retrain "
         "without D_Q, or continue unlearning, and audit the new model on the same withheld examples."
     )
     if unsettled:
         shown += (
-            f" Do not report a pass for {' and '.join(unsettled)}: nothing was concluded. A larger D_Q with as many withheld "
-            "examples would find a weaker trace."
+            f" Do not report a pass for {_quoted(unsettled)}: nothing was concluded. For a model still to be "
+            "trained, a larger D_Q, with as many examples withheld beforehand, would find a weaker trace."
         )
     return advice_of(
         word,
@@ -134,6 +134,10 @@ def _advice(word: str, rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> str
         if any(target.mix is None for target in recipe.targets.values())
         else "",
     )
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return " and ".join(f"'{name}'" for name in names)
 
 
 def confidences_of(curves: pa.Table) -> dict[tuple[str, str], NDArray[np.float64]]:
@@ -212,10 +216,23 @@ def _trace_section(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> Section
             "D_Q was not used, it makes no difference to the model which examples were drawn into D_Q, so the p-value is "
             "valid for any model, however it was trained. It is adjusted for all targets (Holm).",
             *([_KNOWN] if powers else []),
+            *_not_found(powers),
             *([_FORGEABLE.format(", ".join(supplied))] if supplied else []),
         ],
         table=filled(headings, table),
     )
+
+
+def _not_found(powers: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return a warning about targets in which the known examples are not found."""
+    seldom = {name: row["value"] for name, row in powers.items() if row["value"] < FOUND / 2}
+    if not seldom:
+        return []
+    named = ", ".join(f"'{name}' ({100 * value:.0f} %)" for name, value in seldom.items())
+    return [
+        f"Known examples are seldom found in {named}: either they were not in its training data, or its outputs are unusual. "
+        "Clarify this before relying on either outcome."
+    ]
 
 
 def _power(row: Mapping[str, Any] | None) -> str:
@@ -244,11 +261,10 @@ def _rho_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
         paragraphs=[
             "KS is the largest gap between two distributions of confidence on D_Q: that of a query model, which was trained "
             "on D_Q, and that of the model under audit. rho divides it by the same gap for a calibration model, which was "
-            "not trained on D_Q. A rho of 0 means that the model behaves like one trained on D_Q, 1 like one that was not. "
-            "Intervals are over the seeds of the models and the examples of D_Q together. The paper calls rho below 1 'not "
-            f"forgotten', but models that used none of D_Q lie below 1, too{_of_nulls(rows)}: rho also depends on how "
-            "confident a model is of all data, and models more confident than the query models lie above 1 whether or not "
-            "they used D_Q. So no verdict rests on it here."
+            "not trained on D_Q. By design, 0 should mean that the model behaves like one trained on D_Q, and 1 like one "
+            f"that was not; in practice it depends on how confident a model is of all data{_of_known(rows)}. Intervals are "
+            "over the seeds of the models and the examples of D_Q together. The paper calls rho below 1 'not forgotten'; no "
+            "verdict rests on it here."
         ],
         table=TableView(("models", "KS", "rho", "interval of rho"), cells),
     )
@@ -323,11 +339,11 @@ def _mix_section(curves: pa.Table, recipe: Recipe, folder: Path) -> Section | No
     )
 
 
-def _of_nulls(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the mean rho of models that saw nothing of the pool, in words."""
-    kind = f"{NULL} models"
-    found = [row["value"] for row in rows if row["metric"] == "rho" and row["params"]["target"] == kind]
-    return f" (here the null models average {found[0]:.2f})" if found else ""
+def _of_known(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the mean rho of the auditor's own models, whose training data are known, in words."""
+    means = {row["params"]["target"]: row["value"] for row in rows if row["metric"] == "rho"}
+    found = [f"{group} models {means[f'{group} models']:.2f}" for group in (NULL, RETAINED) if f"{group} models" in means]
+    return f" (here {' and '.join(found)} on average)" if found else ""
 
 
 def _change_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:

@@ -19,7 +19,7 @@ from memlib.specs.data import KNOWN, QUERY, WITHHELD
 from memlib.stats.randomization import smallest_two_class_p
 
 SENTENCES = {
-    RETAINED: "The model has used this data set.",
+    RETAINED: "The model has used this data set, at least in part.",
     REVERSED: "The model does worse on this data set than on data it never saw: a trace of having used it.",
     FORGOTTEN: "No trace of this data set was found in the model: at most {left} of the trace that known training data "
     "leave.",
@@ -204,8 +204,8 @@ def _explained(name: str, found: _Findings, recipe: Recipe) -> str:
     )
     if which in (RETAINED, REVERSED):
         return (
-            f"{tested} This is how rarely a model that used none of D_Q would show such a difference by chance, however it "
-            "was trained."
+            f"{tested} The p-value says how rarely a model that used none of D_Q would show such a difference by chance, "
+            "however it was trained."
         )
     if which == FORGOTTEN:
         return (

@@ -47,7 +47,8 @@ def build_page(
         meaning="The predictions for the examples at the top of the list depend most on the examples themselves. They are "
         "the first candidates for being memorized or mislabelled; what an outsider could gain from them was not examined.",
         advice="Inspect the examples at the top of the list before the model is released: correct wrong labels, leave out "
-        "what should not be remembered, train again, and run an audit with a test on the examples that stay.",
+        "what should not be remembered, train again, and run an audit with a test, such as unique-feature or deja-vu, on "
+        "those that stay.",
         limits=_NOT_SHOWN,
         terms=("self-influence", "checkpoint", "descriptive", "95 % interval"),
         title=recipe.title,
@@ -66,7 +67,11 @@ def build_page(
                 for r in top
             ),
             *(
-                (f"{r['value']:.2f}", "rank correlation of odd and even checkpoints (1: the same order)", "")
+                (
+                    f"{r['value']:.2f}",
+                    "rank correlation of odd and even checkpoints of this one training (1: the same order)",
+                    "",
+                )
                 for r in rows
                 if r["metric"] == "checkpoint_agreement"
             ),

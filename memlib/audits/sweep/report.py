@@ -56,17 +56,18 @@ def build_page(
     return Page(
         meaning=meaning_of(
             result.word,
-            shown="Anyone with the access that a cell's audit assumes can do with these models what that cell's page says.",
+            shown="Of the cells that are listed as shown: anyone with the access that the audit assumes can do with these "
+            "models what the cell's page says.",
             bounded="Anyone with the access that a cell's audit assumes gains at most the bound on that cell's page.",
         ),
         advice=advice_of(
             result.word,
-            shown="Read the page of each cell that shows memorization. Prefer one cell to another only where a difference is "
-            "tested below.",
+            shown="Read the page of each cell that is listed as shown. Prefer one cell to another only where a difference "
+            "between them is shown below.",
         ),
         limits=(
             "A difference between cells: that one cell shows memorization and another does not is not enough to tell them "
-            "apart. Differences are tested in the sections above, where that was possible.",
+            "apart. Where no difference is tested above, the cells give no reason to prefer one.",
         ),
         terms=("shown", "bounded", "inconclusive", "descriptive", "p-value", "95 % interval"),
         title=recipe.title,

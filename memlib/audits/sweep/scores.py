@@ -130,11 +130,14 @@ def verdict(outcomes: Sequence[Outcome]) -> Verdict:
     audits = list({_scores(o.run): o.cell for o in reversed(outcomes) if o.run is not None and o.cell in adjusted}.values())
     alone = [cell for cell in audits if words.get(cell) == SHOWN]
     shown = [cell for cell in alone if adjusted[cell] <= (heads[cell].alpha or 0.0)]
-    text = f"Shown: {', '.join(shown) or 'none'}. Without the adjustment: {len(alone)}, as stated on the cells' own pages."
+    text = (
+        f"Shown: {', '.join(shown) or 'none'}. Without the adjustment: {len(alone)}, as stated on the cells' own pages, "
+        "which also say how often the same data were looked at."
+    )
     if not shown and not broken and all(words.get(cell) == BOUNDED for cell in audits):
         sentence = f"Each of {len(audits)} audits bounds memorization; none shows it."
         return Verdict(BOUNDED, sentence, f"{text} The bounds are stated on the cells' own pages.")
-    sentence = f"{len(shown)} of {len(audits)} audits show memorization, adjusted for their number."
+    sentence = f"{len(shown)} of {len(audits)} audits show memorization, or use of data, adjusted for their number."
     unsaid = "" if shown else " This does not rule out memorization: each cell's page states what its audit could have found."
     untested = sorted(set(heads) - set(adjusted))
     without = f" Without a test: {', '.join(untested)}." if untested else ""

@@ -144,16 +144,23 @@ def test_advice_is_about_each_target(tmp_path: Path) -> None:
     targets = {"old": {"mix": {"query": 1}}, "new": {"trained": {"model": "a:b", "version": "1"}}}
     rows = findings("old", p=0.001)[:1] + findings("new")
     page = page_of(settle(rows, alpha=0.01), tmp_path, targets=targets)
-    assert "old has not forgotten it" in page
-    assert "Do not report a pass for new" in page
+    assert "&#39;old&#39; has not forgotten it" in page
+    assert "Do not report a pass for &#39;new&#39;" in page
     assert "share of D_Q used" not in page  # a column without values
 
 
 def test_rho_of_null_models_is_stated_where_rho_is_explained(tmp_path: Path) -> None:
     rows = [*findings("t"), estimate("rho", {"target": "null models"}, 0.22, n=9, interval=Interval(0, 0.6, "examples"))]
-    assert "models that used none of D_Q lie below 1, too (here the null models average 0.22)" in page_of(
+    assert "how confident a model is of all data (here null models 0.22 on average)" in page_of(
         settle(rows, alpha=0.01), tmp_path, targets={"t": {"mix": {"query": 1}}}
     )
+
+
+def test_known_examples_that_are_not_found_are_pointed_out(tmp_path: Path) -> None:
+    targets = {"t": {"mix": {"query": 1}}}
+    said = "Known examples are seldom found in &#39;t&#39; (2 %)"
+    assert said in page_of(findings("t", power=0.02), tmp_path, targets=targets)
+    assert "seldom found" not in page_of(findings("t"), tmp_path, targets=targets)
 
 
 def test_a_page_is_whole_and_escaped(tmp_path: Path) -> None:

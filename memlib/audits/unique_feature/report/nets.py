@@ -83,10 +83,10 @@ def nulls_section(frame: Any, findings: Findings, folder: Path) -> Section:
     return Section(
         heading="The feature among others of its kind",
         paragraphs=[
-            f"The model was also shown {others} in the same typeface and place. A feature that it does not remember is just "
-            "one of them; a feature that it remembers stands out. The comparison is only as good as the choice of the other "
-            "features: a model that knows names reacts more to any name than to random letters. Each label's score is "
-            "centred by its mean over all features."
+            f"The model was also shown {others} in the same typeface and place. A feature that it remembers tends to "
+            "stand out; not standing out is no proof that it is not remembered. The comparison is only as good as the choice "
+            "of the other features: a model that knows names reacts more to any name than to random letters. Each label's "
+            "score is centred by its mean over all features."
         ],
         svg=save_figure(figure, folder, "null_features"),
         figure_caption="Number of other features with each score (bars), and the score of the tested feature (line).",
