@@ -76,7 +76,7 @@ def test_a_finished_audit_trains_nothing_and_does_not_start_ray(memlib: Memlib, 
     assert memlib.audit(store, **NO_RAY)["title"] == first["title"]
     verified = memlib.call("verify", "--store", str(store))
     assert verified.returncode == 0, verified.stdout
-    assert {"version", "code", "reads", "software", "content"} <= set(
+    assert {"version", "definitions", "reads", "software", "content"} <= set(
         json.loads(next(store.glob("artifacts/search/*/manifest.json")).read_text())
     )
 

@@ -144,7 +144,7 @@ class Analysis:
 
     @property
     def groups_in_numbers(self) -> dict[str, Any]:
-        """How sides are compared if their classes differ in size; number of groups, and of equal ones that are as precise."""
+        """Comparison within classes, if their sizes differ; number of groups, and of equal ones that would be as precise."""
         within = {} if self.is_balanced else {"within": "classes"}
         if not self.design.has_groups:
             return within

@@ -48,7 +48,7 @@ def factory(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TrainedSpec]:
         module = ModuleType("mine")
         module.build = build  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "mine", module)
-        monkeypatch.setenv("MEMLIB_CODE", "mine")
+        monkeypatch.setenv("MEMLIB_CODE", f"mine,{__name__}")
         return TrainedSpec.model_validate({"model": "mine:build", **spec})
 
     return made
