@@ -150,7 +150,7 @@ def publish_again(store: Store, work: Work, recipe: Any, scores: Artifact[Tables
         the manifest, or None.
     """
     run = _published_before(store, run_id(recipe, scores))
-    if run is None or run.recipe != recipe.model_dump(mode="json") or run.pins != pins_of(store, refs_of(run)):
+    if run is None or run.recipe != recipe.model_dump(mode="json") or not _are_pinned(store, run):
         return None
     folders = {path.rpartition("/")[0] for path in run.published}
     existing = {path for folder in folders for path in store.listing(folder)}
@@ -162,6 +162,13 @@ def publish_again(store: Store, work: Work, recipe: Any, scores: Artifact[Tables
     store.publish(f"runs/{run.run}/{HISTORY}", json.dumps({"publications": [one.model_dump() for one in later]}).encode())
     history, seconds = [*run.history, *later], later[-1].seconds
     return run.model_copy(update={"computed": [], "reused": work.reused, "history": history, "seconds": seconds})
+
+
+def _are_pinned(store: Store, run: RunRecord) -> bool:
+    """Return whether a run's artifacts are those that it pins; older pins do not record how they were made."""
+    now = pins_of(store, refs_of(run))
+    older = {name: pin.model_copy(update={"made": None}) for name, pin in now.items()}
+    return now.keys() == run.pins.keys() and all(pin in (now[name], older[name]) for name, pin in run.pins.items())
 
 
 def _digest(store: Store, path: str) -> str:

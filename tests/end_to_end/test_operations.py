@@ -142,7 +142,9 @@ def test_a_sweep_finishes_what_it_can_and_names_the_rest(memlib: Memlib, plan: P
     third = memlib.call("run", "sweep", *options, "--json")
     assert json.loads(third.stdout)["computed"] == []
     sentence = says_one_thing(memlib, copy, json.loads(third.stdout))
-    assert "of 3 audits show memorization, or use of data, adjusted for their number" in sentence  # the fourth cell is the base's own run
+    assert (
+        "of 3 audits show memorization, or use of data, adjusted for their number" in sentence
+    )  # the fourth cell is the base's own run
     cell = next(
         run
         for run in json.loads(memlib.call("runs", "--store", str(copy), "--json").stdout)

@@ -72,6 +72,21 @@ def in_a_process(*arguments: str, folder: Path) -> tuple[str, str]:
     return done.stdout, done.stderr.splitlines()[-1]
 
 
+def test_a_finished_run_that_is_requested_again_changes_nothing_that_may_be_signed(again: tuple[Path, Store]) -> None:
+    recipe, store = again
+    run = list_runs(store).entries[0]["run"]
+    path = f"runs/{run}/manifest.json"
+    older = json.loads(store.published(path) or b"")
+    older["pins"] = {name: {**pin, "made": None} for name, pin in older["pins"].items()}  # as of an earlier version
+    store.publish(path, json.dumps(sealed({key: value for key, value in older.items() if key != "digest"})).encode())
+    before = store.published(path)
+    lengths = [
+        len(found.history) for found in (publish_again(recipe, store), publish_again(recipe, store)) if found is not None
+    ]
+    assert lengths[1] == lengths[0] + 1
+    assert store.published(path) == before
+
+
 def test_a_finished_run_is_published_again_and_noted(again: tuple[Path, Store]) -> None:
     recipe, store = again
     before = list_runs(store).entries[0]["run"]
