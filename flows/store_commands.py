@@ -420,14 +420,14 @@ def verify(
         refs = sorted(refs_of(runs[0]), key=str)
     if trust is not None and not runs:
         raise UserError(f"there is no finished run in {store} that could be signed with the key of {trust}")
-    whole = upkeep.committed(opened)
+    whole = refs if run_id is None else upkeep.committed(opened)
     if run_id is None:
         started = min(upkeep.under_way(opened, days=1).values(), default=math.inf)
         problems += verification.check_layout(opened, runs, since=started)
     problems += verification.check_artifacts(opened, refs)
-    rows, by_key = rows_of(listed.entries), {ref.key: ref for ref in whole}
+    rows, known = rows_of(listed.entries), verification.known_of(whole)
     for run in runs:
-        problems += verification.check_run(opened, run, rows, by_key=by_key, made=trust is not None)
+        problems += verification.check_run(opened, run, rows, known=known, made=trust is not None)
         problems += verification.check_signature(opened, run, trust) if trust is not None else ()
     unused = len(set(refs) - refs_of(*runs)) if run_id is None else 0
     if json_:

@@ -160,6 +160,13 @@ def _origin(module: str) -> Path | None:
     return None if origin is None or not origin.endswith(".py") else Path(origin)
 
 
+def imported_from(node: ast.ImportFrom, package: str) -> str:
+    """Return the module that a `from` statement in a package's module imports from."""
+    parts = package.split(".")
+    above = parts[: len(parts) - node.level + 1] if node.level else []
+    return ".".join([*above, *filter(None, [node.module])])
+
+
 def _imported(module: str, file: Path) -> Iterator[str]:
     """Yield the modules that a file may import, with the packages that contain them."""
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
@@ -168,8 +175,7 @@ def _imported(module: str, file: Path) -> Iterator[str]:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-            base = ".".join([*above, *filter(None, [node.module])])
+            base = imported_from(node, package)
             names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
         for name in names:
             parts = name.split(".")

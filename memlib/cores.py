@@ -21,7 +21,7 @@ def cores(cgroups: Path = CGROUPS, own: Path = OWN) -> int:
         affinity = os.cpu_count() or 1
     granted = os.environ.get("SLURM_CPUS_ON_NODE", "")
     slurm = [int(granted)] if granted.isdigit() else []
-    return max(1, min(affinity, *slurm, *(math.floor(quota) for quota in _quotas(cgroups, own)), affinity))
+    return max(1, min([affinity, *slurm, *(math.floor(quota) for quota in _quotas(cgroups, own))]))
 
 
 def _quotas(cgroups: Path, own: Path) -> Iterator[float]:

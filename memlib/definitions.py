@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from memlib.code import imported_from
+
 ROOT = Path(__file__).parents[1]
 LEFT_OUT = ("memlib.store", "memlib.runs", "memlib.running", "memlib.definitions", "memlib.provenance")
 PAGES = "memlib.report"
@@ -64,14 +66,14 @@ def code_of(module: str, name: str) -> str:
     """
     if module not in _paths():
         return hashlib.sha256(Path(sys.modules[module].__file__ or "").read_bytes()).hexdigest()[:DIGEST_LENGTH]
-    saved, place = _saved(), f"{module}.{name}"
-    if place not in saved:
+    saved, stage = _saved(), f"{module}.{name}"
+    if stage not in saved:
         places = reached(module, name)
         texts = {_text(node) for place in places for node in _nodes(place)}
         texts |= {hashlib.sha256(file.read_bytes()).hexdigest() for file in _files(places)}
-        saved[place] = hashlib.sha256("\n".join(sorted(texts)).encode()).hexdigest()[:DIGEST_LENGTH]
+        saved[stage] = hashlib.sha256("\n".join(sorted(texts)).encode()).hexdigest()[:DIGEST_LENGTH]
         _save(saved)
-    return saved[place]
+    return saved[stage]
 
 
 @functools.cache
@@ -134,9 +136,10 @@ def _steps(place: Name) -> tuple[Name, ...]:
     """Return the definitions that one definition names, and the statements of its module that define nothing."""
     steps: dict[Name, None] = {(place[0], EFFECTS): None}
     for node in _nodes(place):
-        for other, as_base in _references(node, place[0]):
+        inner = list(_walk(node))
+        for other, as_base in _references(inner, place[0]):
             steps |= dict.fromkeys(_followed(other, as_base))
-        for kind in _opened_types(node, place[0]):
+        for kind in _opened_types(inner, place[0]):
             steps |= dict.fromkeys(_openings().get(kind, ()))
     return tuple(steps)
 
@@ -214,10 +217,8 @@ def _imports(node: ast.Import | ast.ImportFrom, inside: str) -> dict[str, Name]:
             alias.asname or alias.name.partition(".")[0]: (alias.name if alias.asname else alias.name.partition(".")[0], "")
             for alias in node.names
         }
-    base = node.module or ""
-    if node.level:
-        package = inside.split(".") if _paths()[inside].name == "__init__.py" else inside.split(".")[:-1]
-        base = ".".join([*package[: len(package) - node.level + 1], *filter(None, [node.module])])
+    package = inside if _paths()[inside].name == "__init__.py" else inside.rpartition(".")[0]
+    base = imported_from(node, package)
     return {alias.asname or alias.name: (base, alias.name) for alias in node.names}
 
 
@@ -240,14 +241,14 @@ def _is_named(node: ast.stmt, name: str) -> bool:
 # -- names -----------------------------------------------------------------------------------------------
 
 
-def _references(node: ast.AST, inside: str) -> Iterator[tuple[Name, bool]]:
-    """Yield the definitions of memlib that a statement names, and whether each is named as the base of a class alone."""
+def _references(nodes: list[ast.AST], inside: str) -> Iterator[tuple[Name, bool]]:
+    """Yield the definitions of memlib that nodes name, and whether each is named as the base of a class alone."""
     local: dict[str, Name] = {}
-    for inner in ast.walk(node):
+    for inner in nodes:
         if isinstance(inner, ast.Import | ast.ImportFrom):
             local |= _imports(inner, inside)
-    bases = {id(base) for inner in ast.walk(node) if isinstance(inner, ast.ClassDef) for base in inner.bases}
-    for inner in _walk(node):
+    bases = {id(base) for inner in nodes if isinstance(inner, ast.ClassDef) for base in inner.bases}
+    for inner in nodes:
         if isinstance(inner, ast.Name | ast.Attribute):
             place = _resolved(inner, inside, local)
             if place is not None:
@@ -378,7 +379,7 @@ def _openings() -> dict[str, tuple[Name, ...]]:
     for place in subclasses(STAGE):
         for opening in _opening(place):
             for node in _nodes(opening):
-                for kind in _opened_types(node, opening[0]):
+                for kind in _opened_types(list(_walk(node)), opening[0]):
                     found.setdefault(kind, []).append(opening)
     return {kind: tuple(dict.fromkeys(places)) for kind, places in found.items()}
 
@@ -394,9 +395,9 @@ def _opening(place: Name) -> Iterator[Name]:
                 yield from _opening(base)
 
 
-def _opened_types(node: ast.AST, inside: str) -> Iterator[str]:
-    """Yield the types T for which a statement names Artifact[T]."""
-    for inner in _walk(node):
+def _opened_types(nodes: list[ast.AST], inside: str) -> Iterator[str]:
+    """Yield the types T for which nodes name Artifact[T]."""
+    for inner in nodes:
         if isinstance(inner, ast.Subscript) and _resolved(inner.value, inside, {}) == ARTIFACT:
             yield ast.unparse(inner.slice)
 

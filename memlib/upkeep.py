@@ -126,12 +126,11 @@ def garbage(store: Store, *, keep: Collection[str] | None = None, days: float, l
         RunError: when a run's manifest cannot be read or is gone, or part of the store is a link, so that the artifacts that
             are needed are unknown.
     """
-    for folder in ("artifacts", "runs", "results"):
-        if links := store.links(folder):
-            raise RunError(
-                f"{links[0]} in {store.uri} is a link, so what it holds is unknown and nothing is deleted; put the file or "
-                "folder itself in its place"
-            )
+    if links := store.links():
+        raise RunError(
+            f"{links[0]} in {store.uri} is a link, so what it holds is unknown and nothing is deleted; put the file or "
+            "folder itself in its place"
+        )
     artifacts = _by_artifact(store)  # slowest, so listed first; runs that start in the meantime appear in the requests below
     requests, statuses = store.listing("requests"), store.listing("status")
     now = store.clock()
@@ -147,11 +146,8 @@ def garbage(store: Store, *, keep: Collection[str] | None = None, days: float, l
         )
     kept = [run for run in runs.entries if keep is None or run["run"] in keep]
     results = store.listing("results")
-    if (
-        gone := sorted(_named_runs(listed["runs"], results) - {run["run"] for run in runs.entries} - set(lost))
-        if not alive
-        else []
-    ):
+    gone = sorted(_named_runs(listed["runs"], results) - {run["run"] for run in runs.entries} - set(lost))
+    if gone and not alive:  # a run under way publishes its manifest last
         raise RunError(
             f"run {gone[0]} has files in {store.uri} but no manifest, so the artifacts that it needs are unknown; run its "
             f"audit again, or give it up with memlib gc --lost {gone[0]}"

@@ -24,7 +24,7 @@ from memlib.identity import canonical_json
 from memlib.records import ArtifactRecord, RunRecord, SignatureRecord, Unreadable, parse
 from memlib.results import REPORT_FILE, Tables
 from memlib.runs import HISTORY, asks_digest, findings_of, pin_of, results_path, run_name
-from memlib.stage import Identity
+from memlib.stage import Identity, Known
 from memlib.store import MANIFEST, Ref, Store
 from memlib.tables import RUNS, read_table
 from memlib.upkeep import committed
@@ -80,9 +80,8 @@ def check_layout(store: Store, runs: Iterable[RunRecord], *, since: float) -> It
         runs: all runs whose manifests can be read.
         since: files written after this time are left out: a run under way may be publishing them.
     """
-    for folder in ("artifacts", "runs", "results"):
-        for path in store.links(folder):
-            yield Problem(path, "is a link, and memlib follows none: put the file or folder itself in its place")
+    for path in store.links():
+        yield Problem(path, "is a link, and memlib follows none: put the file or folder itself in its place")
     named = set()
     for run in runs:
         named |= {*run.published, results_path(RUNS.name, run.audit, run.run)}
@@ -100,7 +99,7 @@ def check_run(
     run: RunRecord,
     rows: Mapping[str, Mapping[str, Any]],
     *,
-    by_key: Mapping[str, Ref] | None = None,
+    known: Known | None = None,
     made: bool = False,
 ) -> Iterator[Problem]:
     """Check a run's manifest against its sources: artifacts, tables, page, findings, verdict, and its own id.
@@ -109,14 +108,14 @@ def check_run(
         store: store of the run.
         run: manifest of the run.
         rows: rows of all runs of the store, see `runs.rows_of`.
-        by_key: all committed artifacts of the store, by key; listed if not given.
+        known: all committed artifacts of the store; listed if not given.
         made: whether to check as well how the artifacts were made.
     """
     name = f"run {run.run}"
-    if not run.pins or run.digest is None:
+    if not is_checkable(run):
         yield Problem(name, "has a manifest without pins or digest, so nothing of it can be checked; run its audit again")
         return
-    known = {ref.key: ref for ref in committed(store)} if by_key is None else by_key
+    known = known_of(committed(store)) if known is None else known
     yield from (Problem(name, problem) for problem in _incomplete(store, run, known))
     yield from _check_row(store, run, rows.get(run.run))
     yield from (Problem(name, problem) for problem in _unlike_itself(store, run))
@@ -145,7 +144,20 @@ def check_run(
             yield Problem(path, "has been changed since it was published")
 
 
-def _incomplete(store: Store, run: RunRecord, by_key: Mapping[str, Ref]) -> Iterator[str]:
+def is_checkable(run: RunRecord) -> bool:
+    """Return whether a run's manifest records its artifacts and its own digest."""
+    return bool(run.pins) and run.digest is not None
+
+
+def known_of(refs: Iterable[Ref]) -> Known:
+    """Return artifacts as they can be looked up by the keys in a stage's inputs."""
+    known = Known()
+    for ref in refs:
+        known.add(ref)
+    return known
+
+
+def _incomplete(store: Store, run: RunRecord, known: Known) -> Iterator[str]:
     """Yield what a run's manifest should name and does not: artifacts that it rests on, its tables, its page."""
     if run.scores is None:  # a sweep, whose cells are checked as runs
         return
@@ -160,8 +172,7 @@ def _incomplete(store: Store, run: RunRecord, by_key: Mapping[str, Ref]) -> Iter
             continue
         closure.add(ref)
         with contextlib.suppress(CorruptArtifact):  # reported elsewhere
-            inputs = store.artifacts.manifest(ref).inputs
-            waiting += [by_key[key] for key in _keys_in(inputs) if key in by_key]
+            waiting += known.named_in(store.artifacts.manifest(ref).inputs)
     if unpinned := sorted(str(ref) for ref in closure if str(ref) not in run.pins):
         yield f"does not pin {unpinned[0]}, on which it rests{_and_more(unpinned)}"
     with contextlib.suppress(CorruptArtifact):
@@ -173,14 +184,6 @@ def _incomplete(store: Store, run: RunRecord, by_key: Mapping[str, Ref]) -> Iter
 
 def _and_more(names: Sequence[str]) -> str:
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-
-
-def _keys_in(inputs: Any) -> Iterator[str]:
-    if isinstance(inputs, str):
-        yield inputs
-    elif isinstance(inputs, Mapping | list | tuple):
-        for inner in inputs.values() if isinstance(inputs, Mapping) else inputs:
-            yield from _keys_in(inner)
 
 
 def _unlike_itself(store: Store, run: RunRecord) -> Iterator[str]:
@@ -305,7 +308,7 @@ def sign(store: Store, run: RunRecord, key: Path) -> str:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    if not run.pins or run.digest is None:
+    if not is_checkable(run):
         raise RunError(f"run {run.run} has a manifest without pins or digest and cannot be signed; run its audit again")
     try:
         mode, content = key.stat().st_mode, key.read_bytes()

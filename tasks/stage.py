@@ -146,9 +146,7 @@ def _run_all(context: Context, stages: Sequence[AnyStage]) -> Refs | State[Refs]
         missing = {ref: stage for ref, stage in zip(refs, stages, strict=True) if not committed(context, ref, kind)}
         reused = [ref for ref in dict.fromkeys(refs) if ref not in missing]
         if reused:
-            for line in context.shared.old_code.note(
-                context.store, reused[0], dict(zip(refs, stages, strict=True))[reused[0]]
-            ):
+            for line in context.shared.old_code.note(context.store, reused[0], stages[refs.index(reused[0])]):
                 context.warn(line)
         if missing:
             _make_again(context, list(missing.values()))

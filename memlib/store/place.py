@@ -174,9 +174,9 @@ class Place:
         """
         return self.backend.listing(folder)
 
-    def links(self, folder: str) -> list[str]:
-        """Return the paths of links (and of pipes and the like) at or below a folder of the store, which `listing` omits."""
-        return self.backend.links(folder)
+    def links(self) -> list[str]:
+        """Return the paths of links (and of pipes and the like) to or among artifacts and runs, which `listing` omits."""
+        return [path for folder in ("artifacts", "runs", "results") for path in self.backend.links(folder)]
 
     def names(self, folder: str) -> list[str]:
         """Return the names directly below a folder of the store."""

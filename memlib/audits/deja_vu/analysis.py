@@ -143,7 +143,7 @@ class Analysis:
         return Design.of(self.of_a, self.label, self.groups)
 
     @property
-    def groups_in_numbers(self) -> dict[str, Any]:
+    def comparison(self) -> dict[str, Any]:
         """Comparison within classes, if their sizes differ; number of groups, and of equal ones that would be as precise."""
         within = {} if self.is_balanced else {"within": "classes"}
         if not self.design.has_groups:

@@ -106,9 +106,7 @@ def _rows_of_setting(
         params = at(name, direction, p) | more
         return estimate(name, params, analysis.value(key), n=n, interval=analysis.interval(key))
 
-    yield _excess_row(
-        analysis, at("share_excess") | analysis.groups_in_numbers, config, family=HEADLINE if headline else SETTINGS
-    )
+    yield _excess_row(analysis, at("share_excess") | analysis.comparison, config, family=HEADLINE if headline else SETTINGS)
     yield _score_row(analysis, at("deja_vu_score", p=config.p), config)
     for which in DIRECTIONS if analysis.alone else ("both",):
         for share in sorted({config.p, 1.0}):
