@@ -15,26 +15,22 @@ from flows.audits import stage_names
 from flows.planned import finished_cells
 from flows.running import flow_of, sharing, through_prefect
 from flows.sweep import Cells
-from memlib.audit import Audit, Cell
-from memlib.audits import AUDITS
+from memlib.audit import Audit
+from memlib.audits.sweep.compared import compare, run_of
 from memlib.audits.sweep.recipe import Recipe
-from memlib.audits.sweep.report import build_page
-from memlib.audits.sweep.scores import Outcome, score, summarize, verdict
+from memlib.audits.sweep.scores import Outcome
 from memlib.audits.sweep.tables import SWEEP
-from memlib.audits.sweep.trends import trends
 from memlib.errors import RunError, UserError
-from memlib.findings import Row
-from memlib.identity import content_key, file_digest
+from memlib.identity import file_digest
 from memlib.private import scratch
-from memlib.publishing import publish_run
+from memlib.publishing import publish_again, publish_run
 from memlib.records import Finding, RunRecord, VerdictRecord
 from memlib.report.imprint import signed
 from memlib.report.page import render
-from memlib.results import REPORT_FILE, Tables
-from memlib.runs import NAME_LENGTH, results_path
+from memlib.results import REPORT_FILE
+from memlib.runs import results_path
 from memlib.specs import Spec
 from memlib.stage import Runner
-from memlib.store import Ref, Store
 from memlib.tables import write_table
 from tasks.cluster import stop_ray
 from tasks.display import quietly
@@ -42,7 +38,6 @@ from tasks.reporting import ARTIFACT_ROWS
 from tasks.runtime import Context
 from tasks.stage import StageRunner
 
-MOST_COMPARED = 24  # cells of one audit whose pairs are compared
 log = logging.getLogger("memlib")
 
 
@@ -54,7 +49,7 @@ def carry_out_cells(runner: Runner, recipe: Recipe, cells: Cells) -> RunRecord:
     """
     assert isinstance(runner, StageRunner)
     context = runner.context
-    context.shared.look = _run_of(recipe)
+    context.shared.look = run_of(recipe)
     outcomes = _carry_out_cells(context, recipe, cells)
     run = _publish(context, recipe, [outcomes[name] for name in cells])
     broken = [outcome for outcome in outcomes.values() if outcome.run is None]
@@ -117,70 +112,49 @@ def _cell(context: Context, name: str, audit: Audit, spec: Spec, changes: dict[s
     return Outcome(name, kind, changes, run)
 
 
-def _run_of(recipe: Recipe) -> str:
-    """Return the id of a sweep's run."""
-    spec = recipe.model_dump(mode="json", exclude={"concurrent_cells"})
-    return content_key("sweep", version=1, spec=spec, inputs={})[:NAME_LENGTH]
-
-
-def _compared(store: Store, outcomes: list[Outcome]) -> dict[str, list[Row]]:
-    """Return comparisons of each pair of comparable cells of one audit; cells with the same scores count once."""
-    rows: dict[str, list[Row]] = {}
-    for audit in AUDITS.values():
-        if audit.compare is None:
-            continue
-        named_runs = [(o.cell, o.run) for o in outcomes if o.run is not None and o.audit == audit.field]
-        runs = {run.artifacts["scores"]: (name, run) for name, run in reversed(named_runs)}
-        if 1 < len(runs) <= MOST_COMPARED:
-            tables = {scores: next(Tables(store, Ref.parse(scores)).parts("units")) for scores in runs}
-            cells = [Cell(name, run, tables[scores]) for scores, (name, run) in reversed(runs.items())]
-            rows[audit.field] = audit.compare(cells)
-    return rows
-
-
 def _publish(context: Context, recipe: Recipe, outcomes: list[Outcome]) -> RunRecord:
     """Publish the comparison: a table below results/, a page and the sweep's manifest below runs/."""
-    store = context.store
+    store, run = context.store, run_of(recipe)
     done = [(outcome.cell, outcome.run) for outcome in outcomes if outcome.run is not None]
-    run = _run_of(recipe)
-    pairs, trends_ = _compared(store, outcomes), trends(outcomes)
-    columns = {audit.field: audit.columns for audit in AUDITS.values()}
+    digests = {one.run: one.digest for _, one in done if one.digest is not None}
+    before = publish_again(store, context.work, run, recipe, digests)
+    if before is not None:
+        return before.model_copy(update={"reused": sorted({ref for _, one in done for ref in one.reused})})
+    compared = compare(store, outcomes)
     with scratch("sweep") as folder:
-        judgement = verdict(outcomes)
-        metadata = {"memlib.run": run, "memlib.software": memlib.__version__, "memlib.sentence": judgement.sentence}
-        write_table(
-            score(outcomes, pairs, [trend.row for trend in trends_]), SWEEP, folder / "sweep.parquet", metadata=metadata
-        )
+        sentence = compared.verdict.sentence
+        metadata = {"memlib.run": run, "memlib.software": memlib.__version__, "memlib.sentence": sentence}
+        write_table(compared.table, SWEEP, folder / "sweep.parquet", metadata=metadata)
         path = results_path(SWEEP.name, "sweep", run)
         results = {"sweep": store.publish(path, folder / "sweep.parquet")}
         (folder / "page").mkdir()
-        (folder / "page" / REPORT_FILE).write_text(
-            render(signed(build_page(recipe, run, outcomes, folder / "page", pairs, trends_, columns), recipe, store, ()))
-        )
+        page = signed(compared.page(recipe, run, folder / "page"), recipe, store, ())
+        (folder / "page" / REPORT_FILE).write_text(render(page))
         pages = {
             file.name: store.publish(f"runs/{run}/{file.name}", file, secret=True)
             for file in sorted((folder / "page").iterdir())
         }
         published = {f"runs/{run}/{file.name}": file_digest(file) for file in (folder / "page").iterdir()}
         published[path] = file_digest(folder / "sweep.parquet")
-    compared = RunRecord(
+    record = RunRecord(
         run=run,
         audit="sweep",
         title=recipe.title,
         finished=time.time(),
         recipe=recipe.model_dump(mode="json"),
-        verdict=VerdictRecord(**asdict(judgement)),
-        findings=[Finding(**row) for row in summarize(outcomes)],
+        verdict=VerdictRecord(**asdict(compared.verdict)),
+        findings=[Finding(**row) for row in compared.findings],
         results=results,
         report=pages[REPORT_FILE],
         cells={o.cell: None if o.run is None else o.run.run for o in outcomes},
+        cell_digests=digests,
         problems={o.cell: o.problem for o in outcomes if o.run is None},
         artifacts={f"{cell}: {name}": ref for cell, one in done for name, ref in one.artifacts.items()},
         published=published,
         computed=sorted({ref for _, one in done for ref in one.computed}),
         reused=sorted({ref for _, one in done for ref in one.reused}),
     )
-    manifest = publish_run(context.store, context.work, compared)
+    manifest = publish_run(context.store, context.work, record)
     if FlowRunContext.get() is not None:
         rows = [{"cell": o.cell, "run": None if o.run is None else o.run.run, "problem": o.problem} for o in outcomes]
         quietly(create_table_artifact, table=rows[:ARTIFACT_ROWS], key=f"sweep-{run}-cells", description=recipe.title)

@@ -1,5 +1,6 @@
 """The `memlib` command."""
 
+import _thread
 import contextlib
 import json
 import os
@@ -23,7 +24,7 @@ from flows.gate import check
 from flows.owner import export, ids
 from flows.recipes import load_recipe, origin_of, overridden, printed_recipe, shipped_recipes, validate
 from flows.store_commands import JsonOption, StoreOption, find_asked, opened_store, print_run
-from flows.supervised import TRY_AGAIN
+from flows.supervised import STOPPED, STOPPED_LINE, TRY_AGAIN
 from memlib import code
 from memlib.audits import AUDITS, PACKAGES, audit_of, published_tables
 from memlib.cores import cores
@@ -345,11 +346,24 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
 def _interrupt(*_: object) -> None:
     """Handle SIGTERM and SIGHUP like Ctrl-C, so that Ray and the Prefect server that this run started end with it.
 
-    Later signals are ignored: timeout(1) sends two, and the second would interrupt the shutdown.
+    Later signals are ignored: timeout(1) sends two, and the second would interrupt the shutdown. If Ray's servers were sent
+    the same signal, Ray's library prints its backtrace to descriptor 2, from which Python's own stderr is separated here.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.flush()
+        sys.stderr = open(os.dup(2), "w", buffering=1)  # noqa: SIM115
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     raise KeyboardInterrupt
+
+
+def _raise_again(lost: "sys.UnraisableHookArgs") -> None:
+    """Raise an interrupt again that arrived in a callback or destructor, where Python would print and drop it."""
+    if lost.exc_type is KeyboardInterrupt:
+        _thread.interrupt_main()
+    else:
+        sys.__unraisablehook__(lost)
 
 
 def _say(text: str) -> None:
@@ -364,6 +378,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     User errors and expected failures print one or two lines and return 2, or 75 if running the same command again resumes the
     work. Signals return 130.
     """
+    sys.unraisablehook = _raise_again
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # ignored under nohup
         signal.signal(signal.SIGHUP, _interrupt)
@@ -391,8 +406,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, SystemExit) as error:
         if isinstance(error, SystemExit) and not (isinstance(error.code, int) and error.code > 128):  # no signal of Ray
             raise
-        _say("memlib: stopped; to continue, run the same command again, or memlib resume")
-        return 130
+        _say(STOPPED_LINE)
+        return STOPPED
     return status if isinstance(status, int) else 0
 
 

@@ -7,12 +7,11 @@ import sys
 import time
 import traceback
 
-from flows.supervised import ended, supervised
+from flows.supervised import STOPPED, STOPPED_LINE, ended, supervised
 from memlib.settings import waiting
 
 LONG = ("run", "resume")
 DEFECT = 70  # EX_SOFTWARE: a bug in memlib
-STOPPED = 130
 
 
 def command() -> int:
@@ -35,7 +34,7 @@ def _work() -> int:
     except SystemExit as error:  # from --help, or invalid arguments
         status = error.code if isinstance(error.code, int) else int(error.code is not None)
     except KeyboardInterrupt:  # before main handles it
-        _say("memlib: stopped; to continue, run the same command again, or memlib resume")
+        _say(STOPPED_LINE)
         status = STOPPED
     except Exception as error:
         _say(f"memlib: this is a bug in memlib ({type(error).__name__}); please report it with {_logged(error)}")

@@ -63,6 +63,7 @@ StoreOption = Annotated[str, Parameter(name="--store", env_var=STORE_VARIABLE)]
 JsonOption = Annotated[bool, Parameter(name="--json", negative="")]
 
 QUIET_SECONDS = 60  # time without an update after which a run under way is reported as silent
+NOT_CHECKABLE = 3  # status of verify: nothing has changed, but something cannot be checked
 WIDE = 100  # columns; narrower terminals show adjusted p-values only
 
 console = Console(highlight=False, markup=False)
@@ -385,12 +386,12 @@ def verify(
     trust: Path | None = None,
     store: StoreOption = DEFAULT_STORE,
     json_: JsonOption = False,
-) -> None:
+) -> int:
     """Check that a store, or one run in it, is unchanged since it was committed: every byte, digest and number.
 
     The artifacts, tables, report, findings, verdict, recipe and name of a run are checked against each other. Damaged
     artifacts are recomputed by the next run that needs them. Files that belong to no run are named, too. Exits with status
-    2 if anything has changed.
+    2 if anything has changed, with 3 if nothing has but something cannot be checked.
 
     Parameters
     ----------
@@ -435,15 +436,19 @@ def verify(
         print(json.dumps({"artifacts": len(refs), "runs": len(runs), "of_no_run": unused, "problems": named}, indent=1))
     for problem in problems if not json_ else ():
         console.print(f"{problem.what}: {problem.problem}", soft_wrap=True)
+    checked = f"{len(refs)} artifacts and {len(runs)} runs were checked"
+    if changed := {found.what for found in problems if not found.is_unchecked}:
+        raise RunError(f"{len(changed)} items in {store} failed verification ({checked})")
     if problems:
-        count = len({found.what for found in problems})
-        checked = f"{len(refs)} artifacts and {len(runs)} runs were checked"
-        raise RunError(f"{count} items in {store} failed verification ({checked})")
+        text = f"{len(problems)} items in {store} cannot be checked; the others are unchanged ({checked})"
+        console.print(text, soft_wrap=True)
+        return NOT_CHECKABLE
     if not json_:
         signed = f", and signed with the key of {trust}" if trust is not None else ""
         aside = f" ({unused} of the artifacts belong to no run)" if unused else ""
         said = f"{len(refs)} artifacts{aside} and {len(runs)} runs in {store} are unchanged since they were committed{signed}"
         console.print(said, soft_wrap=True)
+    return 0
 
 
 def sign(run_id: str, /, *, key: Path, store: StoreOption = DEFAULT_STORE) -> None:

@@ -1,8 +1,9 @@
-"""Supervision of a run in a child process, so that the loss of that process is reported in one line.
+"""Supervision of a run in a child process, so that the loss of a process is reported in one line and leaves none behind.
 
-When their servers die, Ray and Prefect kill the process that they run in, or print kilobytes first. The parent process
-survives, prints what happened and what to do, marks the run as failed, and ends the remaining processes. It loads no
-large libraries.
+When their servers die, Ray and Prefect kill the process that they run in, or print kilobytes first. The command that the
+user sees (1) forks a guard (2), which forks the process that computes (3). The command prints what happened to that process
+and what to do, marks the run, and ends the remaining processes; if the command itself is killed, the guard does so. Both
+load no large libraries.
 """
 
 import contextlib
@@ -12,19 +13,27 @@ import os
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 TRY_AGAIN = 75  # EX_TEMPFAIL: running the same command again resumes the work
+STOPPED = 130
+STOPPED_LINE = "memlib: stopped; to continue, run the same command again, or memlib resume"
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGCONT)
+ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+ORPHANED = signal.SIGUSR1  # from the kernel to the guard: the command is gone
+INSISTING = ((3.0, signal.SIGINT), (10.0, signal.SIGKILL))
+"""Seconds after a signal that ends a run, and what the guard sends then: a library may have swallowed the interrupt."""
 ENDING_SECONDS = 10.0
+LONGEST_WAIT = 3600.0
 END = "ended "
-_told: int | None = None  # in the child: descriptor of the pipe to the parent
+_told: int | None = None  # in the computing process: descriptor of the pipe to the command and the guard
 
 
 def supervised(work: Callable[[], int]) -> int:
-    """Run a function in a child process and return its exit status.
+    """Run a function in a guarded process and return its exit status.
 
     Supervision needs Linux; on other systems, the function runs in this process.
 
@@ -36,63 +45,114 @@ def supervised(work: Callable[[], int]) -> int:
     reading, writing = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
-    parent = os.getpid()
-    watched = {number for number in FORWARDED if signal.getsignal(number) != signal.SIG_IGN}  # ignored under nohup
-    watched |= {signal.SIGTSTP, signal.SIGCHLD}
+    watched = {number for number in ENDING if signal.getsignal(number) != signal.SIG_IGN}  # ignored under nohup
+    watched |= {signal.SIGCONT, signal.SIGTSTP, signal.SIGCHLD, ORPHANED}
     signal.pthread_sigmask(signal.SIG_BLOCK, watched)  # until sigwait takes them, so that none is lost
+    command = os.getpid()
+    guard = os.fork()
+    if guard != 0:
+        os.close(writing)
+        return _command(guard, reading, watched)
+    os.setpgid(0, 0)  # signals from the terminal reach only the command, which passes them on once
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    _prctl(PR_SET_PDEATHSIG, ORPHANED)
+    own = os.getpid()
     child = os.fork()
-    if child == 0:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, watched)
-        os.close(reading)
-        return _in_child(work, parent, writing)
-    os.close(writing)
-    return _watch(child, reading, watched)
+    if child != 0:
+        os.close(writing)
+        os._exit(_guard(command, child, reading, watched))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, watched)
+    os.close(reading)
+    return _in_child(work, own, writing)
 
 
 def tell(store: str, run: str) -> None:
-    """Tell the parent, from the child, which run is under way, so that the parent can record how the run ends."""
+    """Tell the command, from the computing process, which run is under way, so that the command can record how it ends."""
     if _told is not None:
         with contextlib.suppress(OSError):
             os.write(_told, json.dumps([store, run]).encode() + b"\n")
 
 
-def _in_child(work: Callable[[], int], parent: int, writing: int) -> int:
+def _in_child(work: Callable[[], int], guard: int, writing: int) -> int:
     global _told
     _told = writing
     os.set_inheritable(writing, False)
-    os.setpgid(0, 0)  # signals from the terminal reach only the parent, which forwards them once
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # killing the command also kills the child
-    if os.getppid() != parent:
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != guard:
         os._exit(TRY_AGAIN)
     return work()
 
 
-def _watch(child: int, reading: int, watched: set[signal.Signals]) -> int:
-    status = None
+def _command(guard: int, reading: int, watched: set[signal.Signals]) -> int:
+    """Pass signals on until the guard ends; then end what is left, and say what happened to the computing process."""
+    status, was_stopped = None, False
     while status is None:
         number = signal.sigwait(watched)
         if number == signal.SIGCHLD:
-            status = _reaped(child)
-        else:
-            os.kill(child, signal.SIGSTOP if number == signal.SIGTSTP else number)
+            status = _reaped(guard)
+        elif number != ORPHANED:
+            was_stopped |= number in ENDING
+            os.kill(guard, number)
             if number == signal.SIGTSTP:
                 os.kill(os.getpid(), signal.SIGSTOP)
     _end_leftovers()
     messages = _read(reading)
     last = messages.splitlines()[-1].decode() if messages else ""
-    if last.startswith(END):
-        return int(last.removeprefix(END))
-    cause = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"status {os.WEXITSTATUS(status)}"
+    ended = int(last.removeprefix(END)) if last.startswith(END) else None
+    if was_stopped and ended != 0:
+        _mark(messages, "stopped", "KeyboardInterrupt")
+        if ended != STOPPED:  # Ray, which the same signal has ended, may take the computing process with it
+            _say(STOPPED_LINE)
+        return STOPPED
+    if ended is not None:
+        return ended
+    code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+    cause = signal.Signals(code - 128).name if code > 128 else f"status {code}"
     problem = f"the computing process was lost ({cause}): Ray's or its own server died, or memory ran out"
-    _mark(messages, problem)
-    with contextlib.suppress(OSError):
-        print(f"memlib: {problem}; run the same command again", file=sys.stderr)
+    _mark(messages, "failed", problem)
+    _say(f"memlib: {problem}; run the same command again")
     return TRY_AGAIN
 
 
+def _guard(command: int, child: int, reading: int, watched: set[signal.Signals]) -> int:
+    """Pass signals on until the child ends; return its status as a shell would. If the command is gone, end everything."""
+    status, later = None, deque[tuple[float, signal.Signals]]()
+    while status is None and os.getppid() == command:
+        remaining = max(0.0, later[0][0] - time.monotonic()) if later else LONGEST_WAIT
+        received = signal.sigtimedwait(watched, remaining)
+        if received is None:
+            if later:
+                os.kill(child, later.popleft()[1])
+            continue
+        number = signal.Signals(received.si_signo)
+        if number == signal.SIGCHLD:
+            status = _reaped(child)
+        elif number == signal.SIGTSTP:
+            os.kill(child, signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif number != ORPHANED:
+            os.kill(child, number)
+            if number in ENDING and not later:
+                later.extend((time.monotonic() + seconds, again) for seconds, again in INSISTING)
+    if os.getppid() != command:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        _end_leftovers()
+        _mark(_read(reading), "failed", "the memlib command was killed")
+    return TRY_AGAIN if status is None else 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError):  # the terminal may have been closed
+        print(line, file=sys.stderr, flush=True)
+
+
 def ended(status: int) -> int:
-    """Tell the parent, from the child, that the work has ended with this status; later crashes are then not reported."""
+    """Tell the command, from the computing process, the status of its work; later crashes are then not reported."""
     if _told is not None:
+        for number in ENDING:  # another interrupt would only disturb the end, and print where it did
+            with contextlib.suppress(ValueError):
+                signal.signal(number, signal.SIG_IGN)
         with contextlib.suppress(OSError):
             os.write(_told, f"{END}{status}\n".encode())
     return status
@@ -117,8 +177,8 @@ def _read(reading: int) -> bytes:
     return content
 
 
-def _mark(said: bytes, problem: str) -> None:
-    """Mark the runs under way as failed in the store."""
+def _mark(said: bytes, state: Literal["failed", "stopped"], problem: str) -> None:
+    """Record in the store how the runs under way have ended."""
     from memlib.errors import RunError, UserError
     from memlib.records import StatusRecord, Unreadable, parse
     from memlib.store import Store
@@ -129,7 +189,7 @@ def _mark(said: bytes, problem: str) -> None:
             store, path = Store(uri).waiting(ENDING_SECONDS), f"status/{run}.json"
             before = parse(StatusRecord, store.published(path) or b"")
             if before.state == "running":
-                status = before.model_copy(update={"state": "failed", "problem": problem, "updated": time.time()})
+                status = before.model_copy(update={"state": state, "problem": problem, "updated": time.time()})
                 store.publish(path, json.dumps(status.model_dump(), indent=1).encode(), secret=True)
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import memlib
@@ -134,7 +135,9 @@ def publish_audit(
     return publish_run(store, work, record)
 
 
-def publish_again(store: Store, work: Work, recipe: Any, scores: Artifact[Tables]) -> RunRecord | None:
+def publish_again(
+    store: Store, work: Work, name: str, recipe: Any, cells: Mapping[str, str] = MappingProxyType({})
+) -> RunRecord | None:
     """Record that a run was already finished; return None if it must be republished because it has changed or lacks files.
 
     The record is a file of its own: the run's manifest, which may be signed, stays as it is. In a local store the published
@@ -143,14 +146,17 @@ def publish_again(store: Store, work: Work, recipe: Any, scores: Artifact[Tables
     Args:
         store: the store to publish in.
         work: resources and artifacts that the run has used; none of the artifacts was computed.
+        name: id of the run.
         recipe: the recipe of the run.
-        scores: the artifact of the run's tables.
+        cells: for a sweep: digests of its cells' manifests, by run.
 
     Returns:
         the manifest, or None.
     """
-    run = _published_before(store, run_id(recipe, scores))
+    run = _published_before(store, name)
     if run is None or run.recipe != recipe.model_dump(mode="json") or not _are_pinned(store, run):
+        return None
+    if run.problems or run.cell_digests != cells:
         return None
     folders = {path.rpartition("/")[0] for path in run.published}
     existing = {path for folder in folders for path in store.listing(folder)}

@@ -224,6 +224,7 @@ class RunRecord(Record):
         scores: address of its scores; None for a sweep.
         computed, reused: addresses of the artifacts that were computed for the run, and of those already committed.
         cells, problems: for a sweep: the run of each cell, or None if the cell failed; and the reasons for failures.
+        cell_digests: for a sweep: digest of each cell's manifest, by run.
         history: its publications, oldest first.
         asks: digest of its recipe without data locations and presentation, see memlib.runs.asks_digest.
         software, source: versions of libraries, and the commit that memlib ran from.
@@ -248,6 +249,7 @@ class RunRecord(Record):
     computed: list[Address] = Field(default_factory=list)
     reused: list[Address] = Field(default_factory=list)
     cells: dict[str, Name | None] = Field(default_factory=dict)
+    cell_digests: dict[Name, Sha256] = Field(default_factory=dict)
     problems: dict[str, str] = Field(default_factory=dict)
     history: list[Publication] = Field(default_factory=list)
     scores: Address | None = None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from memlib.errors import RunError
 from memlib.exact import be_exact
-from memlib.publishing import Work, publish_again, publish_audit
+from memlib.publishing import Work, publish_again, publish_audit, run_id
 from memlib.records import RunRecord
 from memlib.results import Tables
 from memlib.specs import Resources, Spec
@@ -130,7 +130,7 @@ class FinishedRunner(PlainRunner):
         self, recipe: Spec, scores: Artifact[Tables], report: Artifact[Path], artifacts: Mapping[str, AnyArtifact]
     ) -> RunRecord:
         """Record that the run was already finished; publish it in full if it has changed or lacks files."""
-        manifest = publish_again(self._store, self._work, recipe, scores)
+        manifest = publish_again(self._store, self._work, run_id(recipe, scores), recipe)
         return super().publish(recipe, scores, report, artifacts) if manifest is None else manifest
 
     def _make(self, stage: AnyStage, ref: Ref) -> None:

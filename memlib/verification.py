@@ -16,17 +16,26 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+import memlib
 from memlib import ledger
 from memlib.audits import published_tables, tables_of
+from memlib.audits.sweep.compared import compare, run_of, text_of
+from memlib.audits.sweep.recipe import Recipe
+from memlib.audits.sweep.scores import Outcome
+from memlib.audits.sweep.tables import SWEEP
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError, UserError
 from memlib.findings import verdict_of
 from memlib.identity import canonical_json
+from memlib.private import scratch
+from memlib.provenance import source_state
 from memlib.records import ArtifactRecord, RunRecord, SignatureRecord, Unreadable, parse
+from memlib.report.imprint import signed
+from memlib.report.page import render, said_on_page
 from memlib.results import REPORT_FILE, Tables
-from memlib.runs import HISTORY, asks_digest, findings_of, pin_of, results_path, run_name
+from memlib.runs import HISTORY, asks_digest, findings_of, pin_of, read_run, results_path, run_name
 from memlib.stage import Identity, Known
 from memlib.store import MANIFEST, Ref, Store
-from memlib.tables import RUNS, read_table
+from memlib.tables import RUNS, read_table, write_table
 from memlib.upkeep import committed
 
 SIGNATURE = "signature.json"
@@ -41,10 +50,12 @@ class Problem:
     Attributes:
         what: the artifact, file below the store's root, or run.
         problem: description of the problem.
+        is_unchecked: whether nothing was found, as the item cannot be checked with what is here.
     """
 
     what: str
     problem: str
+    is_unchecked: bool = False
 
 
 def check_artifacts(store: Store, refs: Iterable[Ref]) -> Iterator[Problem]:
@@ -119,6 +130,8 @@ def check_run(
     yield from (Problem(name, problem) for problem in _incomplete(store, run, known))
     yield from _check_row(store, run, rows.get(run.run))
     yield from (Problem(name, problem) for problem in _unlike_itself(store, run))
+    if run.audit == "sweep":
+        yield from _unlike_its_cells(store, run)
     for ref_name, pin in run.pins.items():
         try:
             manifest = store.artifacts.manifest(Ref.parse(ref_name))
@@ -224,8 +237,6 @@ def _unlike_itself(store: Store, run: RunRecord) -> Iterator[str]:
 
 def _unlike_its_page(store: Store, run: RunRecord) -> Iterator[str]:
     """Yield the published files of a page that differ from the report artifact, with the line about looks at the data."""
-    from memlib.report.page import said_on_page
-
     report = Ref.parse(run.artifacts.get("report", run.scores or ""))
     try:
         manifest = store.artifacts.manifest(report)
@@ -241,6 +252,69 @@ def _unlike_its_page(store: Store, run: RunRecord) -> Iterator[str]:
                 yield f"runs/{run.run}/{name} differs from its report"
     except CorruptArtifact:  # reported by check_artifacts
         return
+
+
+def _unlike_its_cells(store: Store, run: RunRecord) -> Iterator[Problem]:
+    """Yield where a sweep differs from the manifests and scores of its cells; for its figures, only the digest vouches."""
+    name = f"run {run.run}"
+    if not run.cell_digests and any(run.cells.values()):
+        problem = "was published before sweeps recorded their cells' manifests; run it again, or verify its cells themselves"
+        yield Problem(name, problem, is_unchecked=True)
+        return
+    try:
+        recipe = Recipe.model_validate(run.recipe)
+        changes = {cell: change for cell, _, change in recipe.changes()}
+    except ValueError as error:
+        yield Problem(name, f"has a recipe that cannot be read ({str(error).splitlines()[0]})")
+        return
+    if run_of(recipe) != run.run or changes.keys() != run.cells.keys():
+        yield Problem(name, "its name or its cells do not match its recipe")
+        return
+    table_path = results_path(SWEEP.name, run.audit, run.run)
+    audits = _audits_of_cells(store, table_path)
+    outcomes = []
+    for cell, one in run.cells.items():
+        try:
+            found = None if one is None else read_run(store, one)
+        except RunError as error:
+            yield Problem(name, f"{error} (cell {cell})")
+            return
+        if found is not None and found.digest != run.cell_digests.get(found.run):
+            yield Problem(name, f"its cell {cell}, run {one}, has been published again since; run the sweep again")
+            return
+        audit = audits.get(cell, "") if found is None else found.audit
+        outcomes.append(Outcome(cell, audit, changes[cell], found, run.problems.get(cell, "")))
+    try:
+        compared = compare(store, outcomes)
+        if not _alike([finding.model_dump() for finding in run.findings], compared.findings):
+            yield Problem(name, "its findings differ from its cells'")
+        said = run.verdict
+        if said is None or (said.word, said.sentence, said.explanation) != astuple(compared.verdict):
+            yield Problem(name, "its verdict differs from its cells'")
+        with scratch("verify") as folder:
+            write_table(compared.table, SWEEP, folder / "sweep.parquet")
+            if table_path in run.published and not _same_table(store, table_path, folder / "sweep.parquet"):
+                yield Problem(name, f"{table_path} differs from its cells' findings")
+            page = render(signed(compared.page(recipe, run.run, folder), recipe, store, ())).encode()
+    except CorruptArtifact:  # reported by check_artifacts
+        return
+    path = f"runs/{run.run}/{REPORT_FILE}"
+    if path in run.published and text_of(store.published(path) or b"") != text_of(page):
+        here = dict(source_state())
+        other = run.source != here or here.get("dirty") or run.software.get("memlib") != memlib.__version__
+        problem = "was drawn by another version of memlib, which can compare its text" if other else "differs from its cells"
+        yield Problem(path, problem, is_unchecked=bool(other))
+    if unnamed := {table_path, path} - run.published.keys():
+        yield Problem(name, f"does not name {min(unnamed)} among its published files")
+
+
+def _audits_of_cells(store: Store, path: str) -> dict[str, str]:
+    """Return the audit of each cell as the published table names it: a cell that failed has no other record of it."""
+    try:
+        rows = pq.read_table(pa.BufferReader(store.published(path) or b""), columns=["cell", "cell_audit"]).to_pylist()
+    except (pa.ArrowException, OSError, ValueError):
+        return {}
+    return {row["cell"]: row["cell_audit"] for row in rows}
 
 
 def _alike(said: Any, expected: Any) -> bool:

@@ -1,8 +1,10 @@
 """Ray on demand: connect, call a function once per part of a stage, and give up when no node can run it."""
 
 import contextlib
+import ctypes
 import os
 import secrets
+import signal
 import socket
 import sys
 import tempfile
@@ -75,7 +77,8 @@ def _connect(ray: Any, context: Context) -> None:
         options["address"] = address
     options["job_config"] = _job_config()
     try:
-        ray.init(**options)
+        with _unchanged_handler(signal.SIGTERM):
+            ray.init(**options)
     except Exception as error:  # Ray raises plain Exceptions if one of its processes dies during start-up
         where = f"the Ray cluster at {address}" if address else "Ray on this machine"
         cause = (str(error).strip(" .\n") or type(error).__name__).splitlines()[0]
@@ -83,6 +86,20 @@ def _connect(ray: Any, context: Context) -> None:
             raise EngineLost(f"cannot start {where} ({cause}); run the same command again") from error
         hint = "resources.ray_address, and RAY_AUTH_MODE=token and RAY_AUTH_TOKEN if the cluster requires a token"
         raise RunError(f"cannot reach {where} ({cause}); check {hint}") from error
+
+
+@contextlib.contextmanager
+def _unchanged_handler(number: signal.Signals) -> Iterator[None]:
+    """Restore a signal's handlers at the end of the block: Ray replaces Python's, and prints a backtrace from one in C."""
+    here, outer = signal.getsignal(number), ctypes.pythonapi.PyOS_getsig
+    outer.restype, ctypes.pythonapi.PyOS_setsig.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p]
+    in_c = outer(int(number))
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(number, here)
+        ctypes.pythonapi.PyOS_setsig(int(number), in_c)
 
 
 class _PathsWithoutFolder(list[str]):

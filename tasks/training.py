@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from memlib.errors import CorruptArtifact, ResourcesError, RunError
+from memlib.private import scratch
 from memlib.specs import Resources
 from memlib.stage import AnyStage
 from memlib.store import Ref, Store
@@ -191,53 +192,52 @@ def _fit(
     from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
     from ray.train.torch import TorchConfig, TorchTrainer
 
+    from tasks.meeting import MeetInFile
     from tasks.workers import train_worker  # loads Ray, which is not needed if all models are in the store
 
     name = f"memlib-{uuid.uuid4().hex[:12]}"  # unique per attempt, so that Ray does not restore a finished run
-    use_gpu, size = needs.get("GPU", 0) > 0, resources.workers_per_model
-    trainer = TorchTrainer(
-        train_worker,
-        train_loop_config={
-            "store": store,
-            "jobs": jobs,
-            "resources": resources,
-            "board": board,
-            "use_gpu": use_gpu,
-            "threads": int(needs["CPU"]),
-        },
-        scaling_config=ScalingConfig(
-            # Ray's type hints describe an earlier version than the one that RAY_TRAIN_V2_ENABLED selects
-            num_workers=(size, _most(resources, len(jobs)) * size) if resources.elastic else groups * size,  # type: ignore[arg-type]
-            use_gpu=use_gpu,
-            resources_per_worker=dict(needs),
-        ),
-        # long timeout: finished groups wait for the last one, and Ray itself detects dead workers. NCCL requires whole GPUs,
-        # but models with one worker each may need only a fraction
-        torch_config=TorchConfig(backend="nccl" if use_gpu and size > 1 else "gloo", timeout_s=LONGEST_SECONDS),
-        run_config=RunConfig(
-            name=name,
-            worker_runtime_env={"env_vars": worker_environment() | _meeting(resources)},
-            failure_config=FailureConfig(
-                max_failures=MOST_STARTS * (resources.max_failures + 1) * len(jobs),  # the board counts failures per model
-                controller_failure_limit=5,  # type: ignore[call-arg]
+    use_gpu, size, is_local = needs.get("GPU", 0) > 0, resources.workers_per_model, resources.ray_address is None
+    # long timeout: finished groups wait for the last one, and Ray itself detects dead workers. NCCL requires whole GPUs, but
+    # models with one worker each may need only a fraction
+    group: dict[str, Any] = {"backend": "nccl" if use_gpu and size > 1 else "gloo", "timeout_s": LONGEST_SECONDS}
+    loopback = {"GLOO_SOCKET_IFNAME": "lo"} if is_local and sys.platform == "linux" else {}  # for gradients
+    with scratch("meeting") as folder:
+        trainer = TorchTrainer(
+            train_worker,
+            train_loop_config={
+                "store": store,
+                "jobs": jobs,
+                "resources": resources,
+                "board": board,
+                "use_gpu": use_gpu,
+                "threads": int(needs["CPU"]),
+            },
+            scaling_config=ScalingConfig(
+                # Ray's type hints describe an earlier version than the one that RAY_TRAIN_V2_ENABLED selects
+                num_workers=(size, _most(resources, len(jobs)) * size) if resources.elastic else groups * size,  # type: ignore[arg-type]
+                use_gpu=use_gpu,
+                resources_per_worker=dict(needs),
             ),
-            **_ray_storage(store),
-        ),
-    )
-    try:
-        trainer.fit()
-    except TrainingFailedError as error:
-        cause = next(iter(getattr(error, "worker_failures", {}).values()), error)
-        last = str(cause).strip().splitlines()[-1]
-        return f"training failed ({type(cause).__name__}: {last}); run the same command again to resume"
-    finally:
-        store.drop(f"ray/{name}")
+            torch_config=MeetInFile(**group, folder=str(folder)) if is_local else TorchConfig(**group),
+            run_config=RunConfig(
+                name=name,
+                worker_runtime_env={"env_vars": worker_environment() | loopback},
+                failure_config=FailureConfig(
+                    max_failures=MOST_STARTS * (resources.max_failures + 1) * len(jobs),  # the board counts those per model
+                    controller_failure_limit=5,  # type: ignore[call-arg]
+                ),
+                **_ray_storage(store),
+            ),
+        )
+        try:
+            trainer.fit()
+        except TrainingFailedError as error:
+            cause = next(iter(getattr(error, "worker_failures", {}).values()), error)
+            last = str(cause).strip().splitlines()[-1]
+            return f"training failed ({type(cause).__name__}: {last}); run the same command again to resume"
+        finally:
+            store.drop(f"ray/{name}")
     return None
-
-
-def _meeting(resources: Resources) -> dict[str, str]:
-    """Return the variable that keeps gradients on loopback where all workers are on this machine."""
-    return {"GLOO_SOCKET_IFNAME": "lo"} if resources.ray_address is None and sys.platform == "linux" else {}
 
 
 def _ray_storage(store: Store) -> dict[str, Any]:

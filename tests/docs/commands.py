@@ -11,7 +11,7 @@ says what is special about it:
     <!-- docs-test: status 0, 1 -->             exit statuses other than 0 that the commands may have
     <!-- docs-test: replace OLD -> NEW -->      a text of the block is replaced
 
-RUN stands for the run that was published last.
+RUN stands for the run that a command named last: one that is requested again is not published again.
 """
 
 import json
@@ -80,8 +80,10 @@ def shrunk(command: str, settings: list[str]) -> str:
     return " ".join([command, *(f"--set {shlex.quote(setting)}" for setting in settings)])
 
 
-def newest_run(folder: Path) -> str:
-    """Return the name of the run that was published last."""
+def last_run(folder: Path) -> str:
+    """Return the name of the run that a command named last, or of the newest one."""
+    if _named:
+        return _named[-1]
     listed = subprocess.run(
         ["memlib", "runs", "--json"], cwd=folder, env=_environment(), capture_output=True, text=True, check=True
     )
@@ -122,12 +124,13 @@ def evaluate(example: Example, language: str) -> None:
 
 def _run(command: str, folder: Path, statuses: set[int], *, python: bool) -> None:
     if not python and re.search(r"\bRUN\b", command):
-        command = re.sub(r"\bRUN\b", newest_run(folder), command)
+        command = re.sub(r"\bRUN\b", last_run(folder), command)
     arguments = [sys.executable, "-c", command] if python else ["bash", "-c", command]
     ended = subprocess.run(arguments, cwd=folder, env=_environment(), capture_output=True, text=True, timeout=SECONDS)
     assert ended.returncode in statuses, (
         f"{command}\nended with {ended.returncode}\n{ended.stdout[-2000:]}\n{ended.stderr[-3000:]}"
     )
+    _named.extend(re.findall(r"^run ([0-9a-f]{12}):", ended.stdout, re.MULTILINE))
 
 
 def _environment() -> dict[str, str]:
@@ -145,6 +148,7 @@ def _shared() -> Path:
 
 
 _made: list[Path] = []
+_named: list[str] = []
 
 
 def _folder(example: Example) -> Path:

@@ -141,6 +141,8 @@ def test_a_sweep_finishes_what_it_can_and_names_the_rest(memlib: Memlib, plan: P
     assert sorted(ref.split("/")[0] for ref in computed) == ["report", "score", "search", "search"]
     third = memlib.call("run", "sweep", *options, "--json")
     assert json.loads(third.stdout)["computed"] == []
+    assert Path(json.loads(third.stdout)["report"]).with_name("history.json").exists()  # its manifest may be signed
+    assert memlib.call("verify", "--store", str(copy)).returncode == 0
     sentence = says_one_thing(memlib, copy, json.loads(third.stdout))
     assert (
         "of 3 audits show memorization, or use of data, adjusted for their number" in sentence

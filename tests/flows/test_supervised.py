@@ -159,6 +159,21 @@ def test_no_process_is_left_over(tmp_path: Path) -> None:
         assert [p for p in left if p.status() != psutil.STATUS_ZOMBIE] == []
 
 
+def test_work_that_swallows_an_interrupt_is_ended(tmp_path: Path) -> None:
+    body = (
+        "[signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)]; "
+        f"{SLEEPER}; print('ready', flush=True); time.sleep(600)"
+    )
+    done = start(tmp_path, body)
+    assert done.stdout is not None
+    assert done.stdout.readline() == "ready\n"
+    done.send_signal(signal.SIGTERM)
+    _, errors = done.communicate(timeout=60)
+    assert (done.returncode, errors) == (130, "memlib: stopped; to continue, run the same command again, or memlib resume\n")
+    assert state(tmp_path)["state"] == "stopped"
+    assert of_session(done.pid) == []
+
+
 def test_signals_reach_the_work_and_who_kills_the_command_kills_it(tmp_path: Path) -> None:
     body = (
         "[signal.signal(number, lambda *_: os._exit(ended(130))) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)]; "
@@ -174,3 +189,4 @@ def test_signals_reach_the_work_and_who_kills_the_command_kills_it(tmp_path: Pat
         while of_session(done.pid) and time.monotonic() < end:
             time.sleep(0.05)
         assert of_session(done.pid) == []
+        assert state(tmp_path)["state"] == ("failed" if number == signal.SIGKILL else "stopped")

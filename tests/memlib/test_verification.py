@@ -3,8 +3,10 @@
 import hashlib
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -15,11 +17,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from flows.cli import main
-from memlib import runs
+from memlib import __version__, runs, verification
 from memlib.audits import tables_of
+from memlib.audits.sweep.compared import compare, run_of
+from memlib.audits.sweep.recipe import Recipe
+from memlib.audits.sweep.scores import Outcome
+from memlib.audits.sweep.tables import SWEEP
 from memlib.findings import verdict_of
 from memlib.identity import content_key, file_digest
-from memlib.records import RunRecord, sealed
+from memlib.provenance import source_state
+from memlib.records import Finding, RunRecord, VerdictRecord, sealed
+from memlib.report.imprint import signed
+from memlib.report.page import render
 from memlib.runs import (
     INDEX,
     asks_digest,
@@ -79,6 +88,109 @@ def store(tmp_path: Path) -> Store:
     found.publish(f"runs/{run}/manifest.json", json.dumps(sealed(manifest)).encode())
     write_row(found)
     return found
+
+
+SWEEP_RECIPE = {"audit": "sweep", "title": "s", "recipe": "base", "cells": [{"name": "one"}, {"name": "two"}]}
+
+
+@pytest.fixture
+def swept(store: Store, tmp_path: Path) -> Store:
+    """A store with a sweep of two cells, one of which failed, made as publish makes it."""
+    cell = only_run(store)
+    recipe = Recipe.model_validate(SWEEP_RECIPE)
+    run = run_of(recipe)
+    compared = compare(store, [Outcome("one", "deja_vu", {}, cell), Outcome("two", "exposure", {}, None, "it failed")])
+    folder = tmp_path / "sweep"
+    folder.mkdir()
+    write_table(compared.table, SWEEP, folder / "sweep.parquet")
+    (folder / "report.html").write_text(render(signed(compared.page(recipe, run, folder), recipe, store, ())))
+    table, page = results_path("sweep", "sweep", run), f"runs/{run}/report.html"
+    published = {}
+    for path, file in ((table, folder / "sweep.parquet"), (page, folder / "report.html")):
+        store.publish(path, file)
+        published[path] = file_digest(file)
+    assert cell.digest is not None
+    record = RunRecord(
+        run=run, audit="sweep", title="s", finished=2.0, recipe=recipe.model_dump(mode="json"),
+        findings=[Finding(**row) for row in compared.findings], verdict=VerdictRecord(**asdict(compared.verdict)),
+        report=page, cells={"one": cell.run, "two": None}, cell_digests={cell.run: cell.digest}, problems={"two": "it failed"},
+        artifacts={f"one: {name}": ref for name, ref in cell.artifacts.items()}, published=published, pins=cell.pins,
+        asks=asks_digest(recipe.model_dump(mode="json")), source=dict(source_state()), software={"memlib": __version__},
+    )  # fmt: skip
+    store.publish(f"runs/{run}/manifest.json", json.dumps(sealed(record.model_dump())).encode())
+    write_row(store)
+    return store
+
+
+def sweep_of(store: Store) -> RunRecord:
+    return next(run for run in (read_run(store, entry["run"]) for entry in list_runs(store).entries) if run.audit == "sweep")
+
+
+def reseal_sweep(store: Store, replaced: Mapping[str, bytes] = MappingProxyType({}), **changes: Any) -> None:
+    run = sweep_of(store)
+    for path, content in replaced.items():
+        store.publish(path, content)
+    published = run.published | {path: hashlib.sha256(content).hexdigest() for path, content in replaced.items()}
+    content = run.model_dump() | {"published": published} | changes
+    store.publish(f"runs/{run.run}/manifest.json", json.dumps(sealed(content)).encode())
+
+
+def test_a_sweep_is_checked_against_its_cells(
+    swept: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verification, "source_state", lambda: sweep_of(swept).source | {"dirty": False})
+    reseal_sweep(swept, source=sweep_of(swept).source | {"dirty": False})
+    assert main(["verify", "--store", swept.uri]) == 0, capsys.readouterr()
+    run = sweep_of(swept)
+    page, table = f"runs/{run.run}/report.html", results_path("sweep", "sweep", run.run)
+    cell = next(one for one in run.cells.values() if one is not None)
+    manifest = swept.published(f"runs/{cell}/manifest.json") or b""
+    other = pq.read_table(pa.BufferReader(swept.published(table) or b"")).slice(1)
+    written = pa.BufferOutputStream()
+    pq.write_table(other, written)
+    calm = (swept.published(page) or b"").replace(b"it failed", b"it was fine")
+    findings = [finding.model_dump() for finding in run.findings]
+    says = run.verdict.model_dump() if run.verdict is not None else {}
+    attacks: dict[str, tuple[dict[str, bytes], dict[str, Any]]] = {
+        "its verdict differs from its cells'": ({}, {"verdict": says | {"word": "bounded"}}),
+        "its findings differ from its cells'": ({}, {"findings": [findings[0] | {"value": 2.0}, *findings[1:]]}),
+        "differs from its cells' findings": ({table: written.getvalue().to_pybytes()}, {}),
+        f"{page}: differs from its cells": ({page: calm}, {}),
+        "its name or its cells do not match its recipe": ({}, {"cells": {"one": cell, "three": None}}),
+        "has been published again since": ({}, {"cell_digests": {cell: "0" * 64}}),
+        "among its published files": ({}, {"published": {table: run.published[table]}}),
+    }
+    for expected, (replaced, changes) in attacks.items():
+        before = {path: swept.published(path) or b"" for path in (*replaced, f"runs/{run.run}/manifest.json")}
+        reseal_sweep(swept, replaced, **changes)
+        assert main(["verify", run.run, "--store", swept.uri]) == 2
+        assert expected in capsys.readouterr().out
+        for path, content in before.items():
+            swept.publish(path, content)
+    assert main(["verify", run.run, "--store", swept.uri]) == 0
+    swept.publish(f"runs/{cell}/manifest.json", json.dumps(sealed(json.loads(manifest) | {"seconds": 9.0})).encode())
+    assert main(["verify", run.run, "--store", swept.uri]) == 2
+    assert "its cell one" in capsys.readouterr().out
+
+
+def test_what_cannot_be_checked_is_neither_whole_nor_changed(swept: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    run = sweep_of(swept)
+    page = f"runs/{run.run}/report.html"
+    reseal_sweep(swept, cell_digests={})  # as sweeps of an earlier version have none
+    assert main(["verify", run.run, "--store", swept.uri]) == 3
+    assert "was published before sweeps recorded" in capsys.readouterr().out
+    reseal_sweep(
+        swept, {page: (swept.published(page) or b"").replace(b"it failed", b"a failure")}, cell_digests=run.cell_digests,
+        source={"commit": "another", "dirty": False},
+    )  # fmt: skip
+    assert main(["verify", run.run, "--store", swept.uri]) == 3
+    said = capsys.readouterr().out
+    assert f"{page}: was drawn by another version of memlib" in said
+    assert "1 items" in said
+    reseal_sweep(
+        swept, source={"commit": "another", "dirty": False}, cell_digests=run.cell_digests, title="t"
+    )  # a finding wins
+    assert main(["verify", run.run, "--store", swept.uri]) == 2
 
 
 def write_row(store: Store) -> None:
