@@ -11,7 +11,9 @@ from flows.supervised import STOPPED, STOPPED_LINE, ended, supervised
 from memlib.settings import waiting
 
 LONG = ("run", "resume")
+FAILED = 2
 DEFECT = 70  # EX_SOFTWARE: a bug in memlib
+NO_MEMORY = ("allocate memory", "enough memory", "out of memory", "map segment", "memory protection", "start new thread")
 
 
 def command() -> int:
@@ -37,8 +39,7 @@ def _work() -> int:
         _say(STOPPED_LINE)
         status = STOPPED
     except Exception as error:
-        _say(f"memlib: this is a bug in memlib ({type(error).__name__}); please report it with {_logged(error)}")
-        status = DEFECT
+        status = _explained(error)
     ended(status)
     display = sys.modules.get("tasks.display")
     if display is not None and display.gone():
@@ -46,6 +47,16 @@ def _work() -> int:
         sys.stderr.flush()
         os._exit(status)  # Prefect's threads still try to reach its server
     return status
+
+
+def _explained(error: Exception) -> int:
+    """Say what an error that no command expects means, and return the status."""
+    if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
+        cause = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        _say(f"memlib: there is not enough memory ({cause}); raise the limit (ulimit -v), or use a larger machine")
+        return FAILED
+    _say(f"memlib: this is a bug in memlib ({type(error).__name__}); please report it with {_logged(error)}")
+    return DEFECT
 
 
 def _say(line: str) -> None:

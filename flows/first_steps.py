@@ -185,14 +185,21 @@ def _prefect() -> tuple[str, str]:
     try:
         check_prefect()
     except UserError as error:
-        return url, str(error)
+        return url or "no server", str(error)
     return (f"{url} answers" if url else "each run starts its own server (PREFECT_API_URL is not set)"), ""
 
 
 def check_prefect() -> None:
-    """Check that the Prefect server answers, if one is configured."""
+    """Check that the Prefect server answers, if one is configured, and else that Prefect may start one."""
     url = os.environ.get("PREFECT_API_URL")
     if not url:
+        from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_ENABLED
+
+        if not (PREFECT_API_URL.value() or PREFECT_SERVER_EPHEMERAL_ENABLED.value()):
+            raise UserError(
+                "PREFECT_API_URL names no server, and Prefect may start none (PREFECT_SERVER_ALLOW_EPHEMERAL_MODE is off); "
+                "set one of them"
+            )
         return
     try:
         with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=10):

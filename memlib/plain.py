@@ -21,3 +21,12 @@ def brief(text: str) -> str:
 def is_plain(text: str) -> bool:
     """Return whether a text has no character that `plain` would replace."""
     return CONTROL.search(text) is None
+
+
+def is_text(name: str) -> bool:
+    """Return whether a name has no lone surrogates, which stand for bytes that are not UTF-8."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -20,6 +20,7 @@ from memlib.data.bounds import check_links
 from memlib.data.pictures import READ_OTHERWISE, READING, Picture, Undecodable, oddities_of, read_picture
 from memlib.errors import UserError
 from memlib.identity import canonical_json, file_digest
+from memlib.plain import is_text
 from memlib.private import PRIVATE, make_folder, user_folder
 
 REHASH = "MEMLIB_REHASH"
@@ -147,7 +148,7 @@ def find_files(fs: Any, root: str) -> dict[str, dict[str, Any]]:
     """Return the file system's details of every file below `root`, by full path; an empty dict if there are no files.
 
     Raises:
-        UserError: when the file system cannot be listed (no network, no permission).
+        UserError: when the file system cannot be listed (no network, no permission), or the name of a file is not UTF-8.
     """
     try:
         files: dict[str, dict[str, Any]] = fs.find(root, detail=True)
@@ -155,6 +156,10 @@ def find_files(fs: Any, root: str) -> dict[str, dict[str, Any]]:
         return {}
     except Exception as error:  # each file system raises different errors
         raise UserError(f"cannot list {root}: {type(error).__name__}: {error}") from error
+    for name in files:
+        if not is_text(name):
+            how = "convmv -r -f latin1 -t utf8 --notest FOLDER renames files from Latin-1"
+            raise UserError(f"the name of the file {name!a} is not UTF-8, so nothing can record it; {how}")
     return files
 
 

@@ -7,6 +7,7 @@ import io
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from memlib.data.columns import check_ids, check_once, ids_of
 from memlib.data.examples import open_location
 from memlib.errors import UserError
 
@@ -24,22 +25,22 @@ def said_of_examples(path: str, column: str, *, setting: str) -> dict[str, str]:
     """
     content = _content(path, setting)
     try:
-        rows = (
-            pq.read_table(io.BytesIO(content)).to_pylist()
-            if path.endswith(".parquet")
-            else list(csv.DictReader(io.StringIO(content.decode("utf-8"))))
-        )
+        if path.endswith(".parquet"):
+            table = pq.read_table(io.BytesIO(content))
+            table.validate(full=True)
+        else:
+            reader = csv.DictReader(io.StringIO(content.decode("utf-8-sig")))
+            rows, names = list(reader), list(reader.fieldnames or ())
+            table = pa.table([pa.array([row[name] for row in rows], pa.string()) for name in names], names=names)
     except (ValueError, csv.Error, pa.ArrowException) as error:
         raise UserError(f"cannot read {setting} {path} ({str(error).splitlines()[0]})") from error
-    missing = [name for name in ("example_id", column) if not rows or name not in rows[0]]
-    if missing:
-        raise UserError(f"{path} has no column {missing[0]!r}; {setting} needs example_id and {column}")
+    check_once(table.column_names, ["example_id", column], path)
+    ids = check_ids(ids_of(table["example_id"], f"{path}: example_id"), f"{path}: example_id")
     values: dict[str, str] = {}
-    for row in rows:
-        name, value = str(row["example_id"]), row[column]
-        if value in (None, ""):
+    for name, value in zip(ids, ids_of(table[column], f"{path}: {column}"), strict=True):
+        if not value:
             continue
-        if values.setdefault(name, str(value)) != str(value):
+        if values.setdefault(name, value) != value:
             raise UserError(f"{path} gives example {name!r} two values: {values[name]} and {value}")
     return values
 

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from memlib.data.bounds import MOST_PIXELS
+from memlib.data.columns import check_ids, check_once, ids_of
 from memlib.data.examples import (
     NO_BOXES,
     Example,
@@ -70,10 +71,7 @@ class ParquetImages:
         with self._fs.open(file) as handle:
             parquet = pq.ParquetFile(handle)
             names = parquet.schema_arrow.names
-            for column in wanted:
-                if names.count(column) != 1:
-                    seen = f"{names.count(column)} columns" if column in names else "no column"
-                    raise UserError(f"{file} has {seen} {column!r}; it has {', '.join(names)}")
+            check_once(names, wanted, file)
             short = os.path.relpath(file, self._folder)
             row = 0
             for index in range(parquet.num_row_groups):
@@ -83,7 +81,8 @@ class ParquetImages:
                 table.validate(full=True)
                 labels += table[spec.label_column].to_pylist()
                 if spec.id_column:
-                    self._ids += [str(value) for value in table[spec.id_column].to_pylist()]
+                    where = f"{file}: {spec.id_column}"
+                    self._ids += check_ids(ids_of(table[spec.id_column], where), where)
                 else:
                     self._ids += [f"{short}:{row + i:07d}" for i in range(table.num_rows)]
                 row += table.num_rows
@@ -164,7 +163,10 @@ def _classes(labels: list[Any], stated: list[str] | None, where: str) -> tuple[l
     if odd is not None:
         raise UserError(f"{where} has the label {str(odd)[:60]} ({type(odd).__name__}); labels are class indices or names")
     if all(isinstance(label, int) for label in labels):
-        names = stated or numbered_classes(max(labels, default=-1), where)
+        largest = max(labels, default=-1)
+        names = stated or numbered_classes(largest, where)
+        if largest >= len(names):
+            raise UserError(f"{where} has the label {largest}, but its metadata name {len(names)} classes")
         return names, [int(label) for label in labels]
     names = sorted({str(label) for label in labels})
     index = {name: number for number, name in enumerate(names)}

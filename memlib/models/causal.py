@@ -4,7 +4,6 @@ import importlib
 import warnings
 from collections.abc import Iterable, Sequence
 from inspect import signature
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -12,12 +11,15 @@ from torch import Tensor, nn
 
 from memlib.errors import UserError
 from memlib.identity import derive_seed
+from memlib.models.hugging import first_line, loading, transformers_for, within
 from memlib.models.sequence import MOST_ROWS, LanguageModel
 from memlib.specs import LoraSpec
 
 SAME = {torch.float64: 1e-6}  # relative tolerance for scores that differ by rounding alone
 SAME_COARSE = 1e-3  # the same in float32 and below
 MOST_SCORES = 2**26  # maximum number of scores in memory: 256 MiB in float32, and as much again for their logarithms
+MODEL = "Hugging Face model"
+SECONDS, CHARACTERS_A_SECOND = 60.0, 10_000  # time limit of a tokenizer: a hundredth of the usual speed
 ADAPTER = "lora_"  # part of the names of adapters' weights
 RESIZE = "enlarge the model with model.resize_token_embeddings(len(tokenizer)) and save it again"
 
@@ -33,17 +35,13 @@ class FolderTokenizer:
     """
 
     def __init__(self, folder: str) -> None:
-        transformers = _transformers(folder)
-        try:
+        transformers, self._folder = transformers_for(folder, MODEL), folder
+        with loading(folder, MODEL):
             options = {"local_files_only": True, "trust_remote_code": False}
             self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
             self.num_symbols = int(transformers.AutoConfig.from_pretrained(folder, **options).vocab_size)
             self._check_sizes()
             self.pieces = self._pieces()
-        except UserError:
-            raise
-        except Exception as error:  # transformers passes on errors of any type
-            raise _unloadable(folder, error) from error
         start, end = self._tokenizer.bos_token_id, self._tokenizer.eos_token_id
         if start is None and end is None:
             raise UserError(f"the tokenizer in {folder} has no token for the beginning or end of a text")
@@ -90,7 +88,14 @@ class FolderTokenizer:
         """See `Tokenizer.encode`."""
         if not texts:
             return []  # tokenizers refuse an empty list
-        rows = [list(row) for row in self._tokenizer(list(texts), add_special_tokens=False, verbose=False).input_ids]
+        seconds = SECONDS + sum(map(len, texts)) / CHARACTERS_A_SECOND
+        with loading(self._folder, "tokenizer"):
+            encoded = within(
+                seconds,
+                f"the tokenizer in {self._folder}",
+                lambda: self._tokenizer(list(texts), add_special_tokens=False, verbose=False).input_ids,
+            )
+        rows = [list(row) for row in encoded]
         self._check_ids((max(row) for row in rows if row), "encodes text with token")
         return rows
 
@@ -139,7 +144,7 @@ class Causal(LanguageModel):
                 self._ask_anew(seen)
         except Exception as error:  # transformers passes on errors of any type
             precision = str(next(self.parameters()).dtype).removeprefix("torch.")
-            reason = f"the model cannot be evaluated in {precision} ({_first_line(error)})"
+            reason = f"the model cannot be evaluated in {precision} ({first_line(error)})"
             raise UserError(reason + ("; set score.precision: float32" if precision == "float64" else "")) from error
 
     def look_up_each_row(self) -> None:
@@ -250,15 +255,13 @@ def load_model(folder: str) -> nn.Module:
     Raises:
         UserError: when the model cannot be loaded, or weights are missing.
     """
-    transformers = _transformers(folder)
-    try:
-        model, loading = transformers.AutoModelForCausalLM.from_pretrained(
+    transformers = transformers_for(folder, MODEL)
+    with loading(folder, MODEL):
+        model, found = transformers.AutoModelForCausalLM.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, output_loading_info=True
         )
-    except Exception as error:  # transformers passes on errors of any type
-        raise _unloadable(folder, error) from error
-    if loading["missing_keys"]:
-        first = sorted(loading["missing_keys"])[0]
+    if found["missing_keys"]:
+        first = sorted(found["missing_keys"])[0]
         raise UserError(
             f"the Hugging Face model in {folder} lacks weights ({first}); it is not a complete causal language model"
         )
@@ -293,23 +296,3 @@ def with_adapters(model: nn.Module, lora: LoraSpec, *, seed: int) -> nn.Module:
         except ValueError as error:
             reason = str(error).splitlines()[0][:200]
             raise UserError(f"model.lora.targets names no layers that support adapters ({reason})") from error
-
-
-def _unloadable(folder: str, error: Exception) -> UserError:
-    return UserError(f"cannot load the Hugging Face model in {folder} ({_first_line(error)})")
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:300]
-
-
-def _transformers(folder: str) -> Any:
-    try:
-        transformers = importlib.import_module("transformers")
-    except ImportError as error:
-        raise UserError("a Hugging Face model needs transformers: pip install 'memlib[huggingface]'") from error
-    transformers.utils.logging.disable_progress_bar()
-    if not (Path(folder) / "config.json").is_file():
-        raise UserError(f"there is no Hugging Face model in {folder} (no config.json)")
-    return transformers

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from memlib.errors import UserError
 from memlib.models.external import made
+from memlib.models.hugging import loading, transformers_for
 from memlib.models.own import read_weights, with_weights
 from memlib.models.vision import MEAN, STD
 from memlib.specs.encoders import FactoryEncoder, TimmEncoder, TorchvisionEncoder, TransformersEncoder
@@ -166,20 +167,13 @@ def _timm(spec: TimmEncoder) -> OwnEncoder:
 
 
 def _transformers(spec: TransformersEncoder) -> OwnEncoder:
-    try:
-        transformers = importlib.import_module("transformers")
-    except ImportError as error:
-        raise UserError("a Hugging Face encoder needs transformers: pip install 'memlib[huggingface]'") from error
-    folder = Path(spec.path)
-    try:
+    transformers, folder = transformers_for(spec.path, "Hugging Face encoder"), Path(spec.path)
+    with loading(spec.path, "Hugging Face encoder"):
         prepared = json.loads((folder / "preprocessor_config.json").read_text(encoding="utf-8"))
-        model, loading = transformers.AutoModel.from_pretrained(
+        model, found = transformers.AutoModel.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, output_loading_info=True
         )
-    except Exception as error:  # transformers passes on errors of any type
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-        raise UserError(f"cannot load the Hugging Face encoder in {spec.path} ({reason})") from error
-    missing = sorted(loading["missing_keys"])
+    missing = sorted(found["missing_keys"])
     unpooled = bool(missing) and all(name.startswith("pooler.") for name in missing)
     if missing and not unpooled:
         raise UserError(f"the Hugging Face encoder in {spec.path} lacks weights ({missing[0]})")

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from memlib.data.columns import check_once, ids_of
 from memlib.errors import UserError
 from memlib.models.external import encoder_digest
 from memlib.specs.encoders import EncoderSpec, GivenEmbeddings
@@ -56,18 +57,19 @@ def given_layers(
     try:
         file = pq.ParquetFile(spec.path)
         available = [field.name for field in file.schema_arrow if _holds_vectors(field.type)]
-        if spec.id_column not in file.schema_arrow.names:
-            raise UserError(f"{spec.path} has no column {spec.id_column!r}; it has {', '.join(file.schema_arrow.names)}")
+        check_once(file.schema_arrow.names, [spec.id_column], spec.path)
         if not available:
             raise UserError(f"{spec.path} has no column with embeddings, that is, lists of numbers")
         columns = {layer: available[-1] if layer == LAST else layer for layer in layers}
         unknown = [column for column in columns.values() if column not in available]
         if unknown:
             raise UserError(f"{spec.path} has no layer {unknown[0]!r}; it has {', '.join(available)}")
+        check_once(file.schema_arrow.names, list(columns.values()), spec.path)
         table = file.read(columns=list(dict.fromkeys([spec.id_column, *columns.values()])))
+        table.validate(full=True)
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"cannot read embeddings from {spec.path} ({str(error).splitlines()[0]})") from error
-    ids = table[spec.id_column].cast(pa.string()).combine_chunks()
+    ids = pa.array(ids_of(table[spec.id_column], f"{spec.path}: {spec.id_column}"), type=pa.string())
     if len(pc.unique(ids)) < len(ids):
         raise UserError(f"{spec.path} has {len(ids) - len(pc.unique(ids))} repeated ids in column {spec.id_column}")
     places = pc.index_in(pa.array(names, type=pa.string()), value_set=ids)

@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from memlib.data.columns import check_ids, check_once, ids_of
 from memlib.data.examples import open_location
 from memlib.data.secret import read_secret
 from memlib.errors import UserError
@@ -48,7 +49,8 @@ def read_outputs(spec: OutputsSpec, members: pa.Table, num_classes: int) -> Give
             numbers that are not finite or contradict `kind`, or decisions in place of scores.
     """
     table = _read(spec)
-    ids = [str(name) for name in table[spec.id_column].to_pylist()]
+    where = f"{spec.path}: {spec.id_column}"
+    ids = check_ids(ids_of(table[spec.id_column], where), where)
     place = {name: row for row, name in enumerate(ids)}
     if len(place) < len(ids):
         raise UserError(f"{spec.path} has {len(ids) - len(place)} repeated ids in column {spec.id_column}")
@@ -93,9 +95,8 @@ def _read(spec: OutputsSpec) -> pa.Table:
         table.validate(full=True)
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"cannot read outputs from {spec.path} ({str(error).splitlines()[0]})") from error
-    for name in (spec.id_column, spec.scores_column, *([spec.label_column] if spec.label_column else [])):
-        if name not in table.column_names:
-            raise UserError(f"{spec.path} has no column {name!r}; it has {', '.join(table.column_names)}")
+    wanted = [spec.id_column, spec.scores_column, *([spec.label_column] if spec.label_column else [])]
+    check_once(table.column_names, wanted, spec.path)
     kind = table.schema.field(spec.scores_column).type
     if not _is_list(kind) or not (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)):
         raise UserError(f"{spec.path}: {spec.scores_column} must hold a list of numbers, one per class; it holds {kind}")

@@ -23,6 +23,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from memlib.errors import CorruptArtifact, RunError, UserError
+from memlib.plain import is_text
 from memlib.private import Mode, user_folder
 from memlib.records import MANIFEST, RunRecord, Unreadable, parse
 from memlib.settings import number
@@ -155,6 +156,8 @@ def _backend(uri: str, cache: str | None, cache_bytes: int | None, patience: flo
             "the address of the store contains credentials (before @); leave them out, and set AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
         )
+    if not is_text(uri):
+        raise UserError(f"the address of the store, {uri!a}, is not UTF-8; rename the folder")
     if uri.partition("://")[0].lower() in UNWRITABLE:
         raise UserError(f"{uri} cannot be written to, so it cannot be a store; use a folder or an s3:// prefix")
     try:

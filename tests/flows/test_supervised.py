@@ -123,6 +123,25 @@ sys.exit(command())
         assert "KeyError: 'inner'" in done.stderr
 
 
+@pytest.mark.parametrize("kibibytes", [400_000, 900_000])
+def test_too_little_memory_is_a_line_and_no_bug(kibibytes: int, tmp_path: Path) -> None:
+    """Python's own allocations fail, or the loader's of PyTorch's libraries, which is an ImportError."""
+    command = f"ulimit -v {kibibytes}; {sys.executable} -m flows.entry run deja-vu --recipe smoke --store {tmp_path}/store"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert [line for line in done.stderr.splitlines() if line.startswith("memlib: there is not enough memory (")]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_prefect_that_may_start_no_server_is_a_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "flows.entry", "run", "deja-vu", "--recipe", "smoke", "--store", str(tmp_path / "store")]
+    environment = os.environ | {"PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false", "PREFECT_HOME": str(tmp_path / "prefect")}
+    environment.pop("PREFECT_API_URL", None)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("memlib: PREFECT_API_URL names no server, and Prefect may start none")
+
+
 @pytest.mark.parametrize("command", ["run", "runs"])
 def test_an_interrupt_while_libraries_are_loaded_is_a_line(command: str) -> None:
     script = f"""

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import safetensors.torch
 import torch
 from PIL import Image
+from small_models import save_model
 
 from flows.cli import main
 from flows.requests import FOLDER, unfinished
@@ -24,11 +25,14 @@ from memlib.data.canaries import build_feature
 from memlib.data.datasets import open_source
 from memlib.data.formats import Format
 from memlib.data.groups import groups_digest, groups_of
+from memlib.data.named import said_of_examples
 from memlib.data.shards import write_shard
 from memlib.data.streams import open_text
 from memlib.data.text import build_corpus, read_secrets
 from memlib.errors import CorruptArtifact, UserError
+from memlib.models.causal import FolderTokenizer, load_model
 from memlib.models.own import load_own
+from memlib.observe.encoders import given_layers
 from memlib.observe.given import read_outputs
 from memlib.runs import run_names
 from memlib.specs import (
@@ -47,6 +51,7 @@ from memlib.specs import (
     TextSpec,
     TrainedSpec,
 )
+from memlib.specs.encoders import GivenEmbeddings
 from memlib.store import Ref, Store
 from memlib.upkeep import committed
 
@@ -230,6 +235,26 @@ def of_data(folder: Path) -> Iterator[Reader]:
     answers = parquet(example_id=list("abcd"), scores=scores, label=[0, 1, 0, 1])
     yield Reader("a model's outputs, Parquet", "parquet", [answers], outputs)
 
+    shown = GivenEmbeddings(kind="embeddings", path=str(folder / "embeddings.parquet"), id_column="id")
+
+    def embeddings(_: int, content: bytes) -> None:
+        (folder / "embeddings.parquet").write_bytes(content)
+        given_layers(shown, ["whole/0000000", "whole/0000002"], ["v"])
+
+    names = [f"whole/{row:07d}" for row in range(4)]
+    lists = parquet(id=names, v=scores)
+    fixed = parquet(id=pa.array(names).dictionary_encode(), v=pa.array(scores, pa.list_(pa.float32(), 2)), w=scores)
+    yield Reader("an encoder's embeddings, Parquet", "parquet", [lists, fixed], embeddings)
+
+    numbered = parquet(example_id=[1, 2, 3, 4], set=["A", "B", "A", None])
+    sets = folder / "sets.parquet"
+
+    def of_examples(_: int, content: bytes) -> None:
+        sets.write_bytes(content)
+        said_of_examples(str(sets), "set", setting="split.sets.path")
+
+    yield Reader("ids, Parquet", "parquet", [numbered, parquet(example_id=names, set=list("AABB"))], of_examples, 0.5)
+
     feature = PictureFeature(kind="picture", path=str(folder / "f.png"), mask=str(folder / "m.png"))
 
     def picture(place: int, content: bytes) -> None:
@@ -301,6 +326,22 @@ def of_models(folder: Path) -> Iterator[Reader]:
 
     yield Reader("weights, safetensors", "safetensors", [safetensors.torch.save(state)], weights("w.safetensors"), 0.5)
     yield Reader("weights, .pt", "pt", [pickled.getvalue()], weights("w.pt"), 0.5)
+    whole = save_model(folder / "hugging")
+    changed = folder / "changed"
+
+    def model(name: str) -> Callable[[int, bytes], object]:
+        def read(_: int, content: bytes) -> None:
+            shutil.rmtree(changed, ignore_errors=True)
+            shutil.copytree(whole, changed)
+            (changed / name).write_bytes(content)
+            FolderTokenizer(str(changed)).encode(["my pin is 1123", "\u00e9\U0001f600 " * 20])
+            load_model(str(changed))
+
+        return read
+
+    for name, kind, share in (("config.json", "json", 0.5), ("tokenizer.json", "json", 0.5), ("tokenizer_config.json", "json", 0.3),
+                              ("generation_config.json", "json", 0.2), ("model.safetensors", "safetensors", 0.3)):  # fmt: skip
+        yield Reader(f"a Hugging Face folder, {name}", kind, [(whole / name).read_bytes()], model(name), share)
 
 
 def of_recipes(folder: Path, recipes: Sequence[Path]) -> Iterator[Reader]:

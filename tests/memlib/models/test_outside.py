@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import shutil
+import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from small_models import TEXT, save_mixtral, save_model
 from memlib.data.formats import Format
 from memlib.data.spelling import Spelled, spell
 from memlib.errors import RunError, UserError
+from memlib.models import causal
 from memlib.models.causal import FolderTokenizer
 from memlib.models.external import outside_digest
 from memlib.models.outside import Answering, HuggingFace, bytes_of, load_outside
@@ -96,8 +99,6 @@ def test_a_first_context_that_fills_the_window_does_not_end_the_keeping(folder: 
 
 def test_a_model_that_does_not_keep_all_is_computed_anew(folder: Path, tmp_path: Path) -> None:
     """Mistral's attention sees a window of some tokens, and so does what it keeps."""
-    import shutil
-
     import transformers
 
     shutil.copytree(folder, tmp_path / "sliding")
@@ -364,6 +365,40 @@ def test_a_token_with_a_high_number_is_refused_where_it_is_used(tmp_path: Path, 
         FolderTokenizer(str(folder)).encode(["a z"])
 
 
+def changed(folder: Path, name: str, **values: object) -> None:
+    import json
+
+    content = json.loads((folder / name).read_text())
+    (folder / name).write_text(json.dumps(content | values))
+
+
+@pytest.mark.parametrize("values", [{"n_layer": 10**6}, {"n_embd": 10**12}, {"vocab_size": 10**13}])
+def test_a_config_that_declares_more_than_the_weights_hold_is_refused_at_once(
+    folder: Path, tmp_path: Path, values: dict[str, int]
+) -> None:
+    copied = Path(shutil.copytree(folder, tmp_path / "copied"))
+    changed(copied, "config.json", **values)
+    with pytest.raises(UserError, match=rf"declares {next(iter(values))} 1[0,]+, but its weights are \d+ tensors"):
+        HuggingFace(str(copied))
+
+
+def test_a_tokenizer_that_panics_or_never_ends_is_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = Path(shutil.copytree(folder, tmp_path / "copied"))
+    exploding = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    changed(copied, "tokenizer.json", pre_tokenizer=exploding)
+    with pytest.raises(UserError, match=r"cannot load the tokenizer in .*copied \("):  # a panic in Rust is no Exception
+        FolderTokenizer(str(copied)).encode(["a" * 5000 + "!"])
+    tokenizer = FolderTokenizer(str(folder))
+    waiting = threading.Event()
+    monkeypatch.setattr(causal, "SECONDS", 0.2)
+    monkeypatch.setattr(tokenizer, "_tokenizer", lambda *_, **__: waiting.wait(30))
+    with pytest.raises(UserError, match="the tokenizer in .* has taken more than 0 s for a text"):
+        tokenizer.encode(["a"])
+    waiting.set()
+
+
 def test_a_precision_that_the_model_cannot_compute_in_is_named(folder: Path, tmp_path: Path) -> None:
     """Mixtral's experts multiply in groups, which PyTorch does not in double precision."""
     model = HuggingFace(str(save_mixtral(folder, tmp_path / "mixtral")))
@@ -375,8 +410,6 @@ def test_a_precision_that_the_model_cannot_compute_in_is_named(folder: Path, tmp
 
 def test_positions_are_the_models_own_in_training_and_after(folder: Path, tmp_path: Path) -> None:
     """RoBERTa's positions begin after the number of its padding token."""
-    import shutil
-
     import transformers
 
     shutil.copytree(folder, tmp_path / "roberta")

@@ -1,0 +1,98 @@
+"""Ids in tables that users supply: text and whole numbers, each id in one spelling; everything else is refused in a line."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from memlib.data.columns import check_ids, check_once, ids_of
+from memlib.data.datasets import open_source
+from memlib.data.examples import find_files, open_location
+from memlib.data.named import said_of_examples
+from memlib.errors import UserError
+from memlib.observe.encoders import given_layers
+from memlib.observe.given import read_outputs
+from memlib.specs import OutputsSpec, ParquetSource
+from memlib.specs.encoders import GivenEmbeddings
+from memlib.store import Store
+
+VECTORS = [[float(i), 1.0, 2.0] for i in range(4)]
+NOT_UTF8 = pa.Array.from_buffers(
+    pa.string(), 4, [None, pa.array([0, 1, 2, 3, 4], pa.int32()).buffers()[1], pa.py_buffer(b"a\xe9bc")]
+)
+ODD_IDS = {
+    "struct": pa.array([{"a": i} for i in range(4)]),
+    "list": pa.array([["a"], ["b"], ["c"], ["d"]]),
+    "binary": pa.array([b"a", b"b", b"c", b"d"]),
+    "double": pa.array([1.0, 2.0, 3.0, 4.0]),
+    "bool": pa.array([True, False, True, False]),
+    "UTF": NOT_UTF8,
+}
+
+
+def test_ids_are_text_or_whole_numbers() -> None:
+    for column, expected in (
+        (pa.array(["a", None]), ["a", None]),
+        (pa.array([7, 8], pa.uint8()), ["7", "8"]),
+        (pa.array(["a", "b", "a"]).dictionary_encode(), ["a", "b", "a"]),
+        (pa.array(["x"], pa.large_string()), ["x"]),
+    ):
+        assert ids_of(pa.chunked_array([column]), "here") == expected
+    with pytest.raises(UserError, match="here has no id in row 2"):
+        check_ids(["a", None], "here")
+    with pytest.raises(UserError, match="here has 2 columns 'a'"):
+        check_once(["a", "a"], ["a"], "here")
+
+
+@pytest.mark.parametrize("kind", ODD_IDS)
+def test_tables_with_other_ids_are_refused(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    ids = ODD_IDS[kind]
+    vectors, images = pa.array(VECTORS), pa.array([b"x"] * 4)
+    names = ["example_id", "v", "image", "label", "group"]
+    pq.write_table(pa.table([ids, vectors, images, pa.array([0, 1, 0, 1]), pa.array(list("aabb"))], names=names), path)
+    members = pa.table({"example_id": list("abcd"), "label": [0, 1, 0, 1], "class_name": list("abab")})
+    for read in (
+        lambda: given_layers(GivenEmbeddings(kind="embeddings", path=str(path), id_column="example_id"), ["a"], ["v"]),
+        lambda: read_outputs(OutputsSpec(path=str(path), id_column="example_id", scores_column="v"), members, 3),
+        lambda: open_source(ParquetSource(kind="parquet", path=str(path), id_column="example_id")),
+        lambda: said_of_examples(str(path), "group", setting="split.group"),
+    ):
+        with pytest.raises(UserError, match=kind) as caught:
+            read()
+        assert "\n" not in str(caught.value)
+
+
+def test_a_column_that_occurs_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table([pa.array(list("abcd")), pa.array(VECTORS), pa.array(VECTORS)], names=["id", "v", "v"]), path)
+    with pytest.raises(UserError, match="2 columns 'v'"):
+        given_layers(GivenEmbeddings(kind="embeddings", path=str(path), id_column="id"), ["a"], ["v"])
+    with pytest.raises(UserError, match="Multiple matches for"):
+        read_outputs(OutputsSpec(path=str(path), id_column="id", scores_column="v"), pa.table({"example_id": ["a"]}), 3)
+    (tmp_path / "t.csv").write_text("example_id,group,group\na,1,2\n")
+    with pytest.raises(UserError, match="2 columns 'group'"):
+        said_of_examples(str(tmp_path / "t.csv"), "group", setting="split.group")
+
+
+def test_a_label_beyond_the_stated_names_is_refused(tmp_path: Path) -> None:
+    features = {"info": {"features": {"image": {"_type": "Image"}, "label": {"names": ["a", "b"], "_type": "ClassLabel"}}}}
+    table = pa.table({"image": [{"bytes": b"x", "path": "x"}], "label": [2]})
+    pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(features)}), tmp_path / "t.parquet")
+    with pytest.raises(UserError, match="has the label 2, but its metadata name 2 classes"):
+        open_source(ParquetSource(kind="parquet", path=str(tmp_path / "t.parquet")))
+
+
+def test_names_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
+    folder = bytes(tmp_path) + b"/caf\xe9"
+    try:
+        Path(folder.decode("utf-8", "surrogateescape")).mkdir()
+    except OSError:
+        pytest.skip("this file system takes UTF-8 names alone")
+    Path((folder + b"/1.png").decode("utf-8", "surrogateescape")).write_bytes(b"x")
+    with pytest.raises(UserError, match=r"caf\\udce9/1.png' is not UTF-8"):
+        find_files(*open_location(str(tmp_path)))
+    with pytest.raises(UserError, match="is not UTF-8; rename the folder"):
+        Store(folder.decode("utf-8", "surrogateescape"))
